@@ -1,0 +1,57 @@
+//! The shape of a block's bytes.
+
+use crate::{Error, Result};
+
+/// Most layers a layout may have.
+pub const MAX_LAYERS: u32 = 1024;
+/// Largest slice, in bytes.
+pub const MAX_SLICE_BYTES: u32 = 1 << 28;
+
+/// The shape of every block of a namespace: `layers` slices of `slice_bytes` bytes each.
+///
+/// In the caller's memory a block is its slices one after the other, layer 0 first. An engine that hands over opaque
+/// rows uses one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvLayout {
+    layers: u32,
+    slice_bytes: u32,
+}
+
+impl KvLayout {
+    /// Checks the shape.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if a dimension is zero or above [`MAX_LAYERS`] / [`MAX_SLICE_BYTES`].
+    pub fn new(layers: u32, slice_bytes: u32) -> Result<Self> {
+        if layers == 0 || layers > MAX_LAYERS {
+            return Err(Error::invalid(format!(
+                "a layout has 1 to {MAX_LAYERS} layers, not {layers}"
+            )));
+        }
+        if slice_bytes == 0 || slice_bytes > MAX_SLICE_BYTES {
+            return Err(Error::invalid(format!(
+                "a slice (one layer of one block) has 1 to {MAX_SLICE_BYTES} bytes, not {slice_bytes}"
+            )));
+        }
+        Ok(Self { layers, slice_bytes })
+    }
+
+    /// Layers per block.
+    #[must_use]
+    pub fn layers(self) -> u32 {
+        self.layers
+    }
+
+    /// Bytes of one layer of one block.
+    #[must_use]
+    pub fn slice_bytes(self) -> u32 {
+        self.slice_bytes
+    }
+
+    /// Bytes of one block, all layers.
+    #[must_use]
+    pub fn block_bytes(self) -> u64 {
+        u64::from(self.layers) * u64::from(self.slice_bytes)
+    }
+}

@@ -1,0 +1,42 @@
+//! The vocabulary of Dalsegno: names, shapes, limits and errors that every other room speaks.
+//!
+//! Nothing here does I/O, starts a thread or reads a clock, so everything can be tested by value.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod config;
+mod error;
+mod extent;
+mod hash;
+mod layout;
+mod namespace;
+mod units;
+
+pub use clock::{Clock, Deadline, ManualClock, Nanos};
+pub use config::{Admission, Config, DramAdmission, Durability, EngineChoice, Limits, SpaceFacts};
+pub use error::{Error, ErrorKind, Result};
+pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
+pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId};
+pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};
+pub use namespace::{Namespace, NamespaceBuilder};
+pub use units::{format_bytes, parse_bytes};
+
+/// Alignment of everything on a device, in bytes: offsets, lengths and buffers of direct I/O.
+pub const SECTOR_BYTES: u64 = 4096;
+
+/// Rounds `bytes` up to the next multiple of [`SECTOR_BYTES`].
+///
+/// # Panics
+///
+/// If the result does not fit into 64 bits; no size of ours comes near.
+#[must_use]
+pub const fn sector_up(bytes: u64) -> u64 {
+    bytes.next_multiple_of(SECTOR_BYTES)
+}
+
+/// Rounds `bytes` down to a multiple of [`SECTOR_BYTES`].
+#[must_use]
+pub const fn sector_down(bytes: u64) -> u64 {
+    bytes - bytes % SECTOR_BYTES
+}
