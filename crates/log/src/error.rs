@@ -1,0 +1,119 @@
+//! Why a log call did not do its work, and why a block is a miss.
+
+use dalsegno_io::IoError;
+use thiserror::Error;
+
+use crate::format::FormatError;
+
+/// Why a call failed as a whole.
+#[derive(Debug, Error)]
+pub enum LogError {
+    /// No free segment: give one up first.
+    #[error("the log has no free segment")]
+    Full,
+    /// The extent is larger than a segment can hold.
+    #[error("an extent of {bytes} bytes does not fit into a segment of {segment_bytes} bytes")]
+    TooLarge {
+        /// Header and payload of the extent.
+        bytes: u64,
+        /// Size of a segment.
+        segment_bytes: u64,
+    },
+    /// An earlier sync failed.
+    #[error("an earlier sync failed, so nothing more is written until the store is opened again")]
+    Poisoned,
+    /// The deadline came first.
+    #[error("the deadline passed")]
+    Deadline,
+    /// The caller called it off.
+    #[error("the call was cancelled")]
+    Cancelled,
+    /// The device failed.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// A header on disk is not what it should be.
+    #[error("{file}: {source}")]
+    Format {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+}
+
+/// Why bytes that should be there are a miss; each has a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    /// A slice's checksum does not match.
+    SliceChecksum,
+    /// The extent's header is damaged.
+    Header,
+    /// The bytes belong to another place or another extent.
+    WrongPlace,
+    /// The file ends before the bytes.
+    Truncated,
+    /// The device failed.
+    Device,
+    /// The deadline came first.
+    Deadline,
+    /// The call was cancelled.
+    Cancelled,
+    /// The queue or the staging pool was exhausted.
+    Throttled,
+    /// The segment was recycled meanwhile.
+    Recycled,
+}
+
+impl Cause {
+    /// All causes, in the order of their counters.
+    pub const ALL: [Self; 9] = [
+        Self::SliceChecksum,
+        Self::Header,
+        Self::WrongPlace,
+        Self::Truncated,
+        Self::Device,
+        Self::Deadline,
+        Self::Cancelled,
+        Self::Throttled,
+        Self::Recycled,
+    ];
+
+    /// The counter's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SliceChecksum => "slice_checksum",
+            Self::Header => "header",
+            Self::WrongPlace => "wrong_place",
+            Self::Truncated => "truncated",
+            Self::Device => "device",
+            Self::Deadline => "deadline",
+            Self::Cancelled => "cancelled",
+            Self::Throttled => "throttled",
+            Self::Recycled => "recycled",
+        }
+    }
+
+    /// Whether the stored bytes are bad, so that the extent must not be read again.
+    #[must_use]
+    pub fn is_damage(self) -> bool {
+        matches!(self, Self::SliceChecksum | Self::Header | Self::WrongPlace | Self::Truncated)
+    }
+
+    pub(crate) fn of_io(error: &IoError) -> Self {
+        match error {
+            IoError::Short { .. } => Self::Truncated,
+            IoError::Deadline => Self::Deadline,
+            IoError::Busy => Self::Throttled,
+            IoError::Os { .. } | IoError::Closed => Self::Device,
+        }
+    }
+
+    pub(crate) fn of_format(error: FormatError) -> Self {
+        match error {
+            FormatError::Place(_) => Self::WrongPlace,
+            FormatError::Truncated => Self::Truncated,
+            _ => Self::Header,
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The bytes of docs/formats/log.md, encoded and decoded; no I/O.
+//!
+//! 1. Decoders never panic and never trust a length before it was checked against what is allowed.
+//! 2. Whatever decodes encodes to the same bytes again: reserved bytes must be zero.
+
+mod record;
+mod sector;
+
+pub use record::{RecordHeader, RecordKind, record_header_bytes};
+pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};
+
+use thiserror::Error;
+
+/// The format that this build writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Name of the store's header file.
+pub const STORE_FILE: &str = "store.meta";
+
+/// Largest record header, in bytes.
+pub const MAX_RECORD_HEADER_BYTES: u32 = 262_144;
+
+pub(crate) const SECTOR: usize = 4096;
+
+/// Why bytes are not what they should be.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FormatError {
+    /// The magic number is another one.
+    #[error("the magic number is not Dalsegno's")]
+    Magic,
+    /// A newer Dalsegno wrote it.
+    #[error("format version {0} is newer than this build reads")]
+    Newer(u32),
+    /// The checksum does not match.
+    #[error("the header's checksum does not match")]
+    Checksum,
+    /// A field has a value that is not allowed.
+    #[error("field {0} has a value that is not allowed")]
+    Field(&'static str),
+    /// The bytes name another place: copied, swapped or left over from an earlier epoch.
+    #[error("the header belongs to another place ({0} differs)")]
+    Place(&'static str),
+    /// There are fewer bytes than the header says.
+    #[error("the bytes end too early")]
+    Truncated,
+}
+
+/// Name of a segment's file.
+#[must_use]
+pub fn segment_file(number: u64) -> String {
+    format!("segment-{number:016x}.log")
+}
+
+/// The number in a segment file's name.
+#[must_use]
+pub fn segment_number(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("segment-")?.strip_suffix(".log")?;
+    let number = u64::from_str_radix(digits, 16).ok()?;
+    (segment_file(number) == name).then_some(number)
+}
+
+/// Name of a namespace descriptor's file.
+#[must_use]
+pub fn namespace_file(id: dalsegno_core::NamespaceId) -> String {
+    format!("namespace-{id}.meta")
+}
+
+/// The id in a namespace descriptor's name.
+#[must_use]
+pub fn namespace_of_file(name: &str) -> Option<dalsegno_core::NamespaceId> {
+    let digits = name.strip_prefix("namespace-")?.strip_suffix(".meta")?;
+    dalsegno_core::NamespaceId::from_hex(digits).ok().filter(|id| namespace_file(*id) == name)
+}
+
+/// Reads fields one after the other; running out of bytes is an error, never a panic.
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+
+impl Reader<'_> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
+        let (head, tail) = self.0.split_first_chunk::<N>().ok_or(FormatError::Truncated)?;
+        self.0 = tail;
+        Ok(*head)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, FormatError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, FormatError> {
+        self.array().map(u64::from_le_bytes)
+    }
+}
+
+/// Writes fields one after the other into a buffer that is large enough.
+pub(crate) struct Writer<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> Writer<'a> {
+    /// Zeroes the buffer, so that reserved bytes and padding are zero.
+    pub(crate) fn new(bytes: &'a mut [u8]) -> Self {
+        bytes.fill(0);
+        Self { bytes, at: 0 }
+    }
+
+    pub(crate) fn put(&mut self, field: &[u8]) {
+        self.bytes[self.at..self.at + field.len()].copy_from_slice(field);
+        self.at += field.len();
+    }
+
+    pub(crate) fn skip_to(&mut self, offset: usize) {
+        assert!(self.at <= offset, "fields overlap at {offset}");
+        self.at = offset;
+    }
+}
+
+pub(crate) fn all_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}

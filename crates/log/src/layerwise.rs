@@ -1,0 +1,133 @@
+//! Writing an extent layer by layer, as the layers of a forward pass finish.
+//!
+//! 1. Room for the whole extent is reserved first; each layer is one contiguous range of it.
+//! 2. The header goes in last: until then no reader and no recovery can see the extent.
+//! 3. An extent that is not committed becomes a void.
+
+use std::sync::Arc;
+
+use dalsegno_io::Memory;
+
+use crate::append::{Appended, NewExtent, crc_of, pieces_of};
+use crate::call::Call;
+use crate::error::LogError;
+use crate::format::RecordKind;
+use crate::log::{Core, Log};
+use crate::plan::{Piece, cut};
+use crate::reserve::Reservation;
+
+/// An extent that is being written one layer at a time.
+#[derive(Debug)]
+pub struct LayerAppend {
+    core: Arc<Core>,
+    extent: NewExtent,
+    place: Option<Reservation>,
+    crcs: Vec<Vec<u32>>,
+}
+
+impl Log {
+    /// Reserves room for an extent whose layers follow with [`LayerAppend::store_layer`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::append`].
+    pub fn begin_layers(&self, extent: NewExtent) -> Result<LayerAppend, LogError> {
+        let place = self.core.reserve(extent.total_bytes(), false)?;
+        let crcs = vec![Vec::new(); extent.layout.layers() as usize];
+        Ok(LayerAppend { core: Arc::clone(&self.core), extent, place: Some(place), crcs })
+    }
+}
+
+impl LayerAppend {
+    /// Writes one layer: `blocks[b]` holds the layer's slice of block `b`. Layers may come in any order, each once.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the device says; the extent can then only be dropped.
+    ///
+    /// # Panics
+    ///
+    /// If the layer is out of range, comes twice, or a slice has the wrong size; the store checks before it calls.
+    pub fn store_layer(
+        &mut self,
+        layer: u32,
+        blocks: Vec<Vec<Memory>>,
+        call: &Call,
+    ) -> Result<(), LogError> {
+        assert_eq!(blocks.len(), self.extent.hashes.len(), "one slice per block");
+        assert!(self.crcs[layer as usize].is_empty(), "a layer is stored once");
+        let place = self.place.as_ref().expect("not committed");
+        let slice_bytes = u64::from(self.extent.layout.slice_bytes());
+        let crcs = blocks.iter().map(|slice| crc_of(slice)).collect();
+        // The places do not depend on the checksums, so a header without them tells where the row lies.
+        let row = self.row_offset(place, layer);
+        let pieces = blocks.into_iter().enumerate().flat_map(|(block, memory)| {
+            let index = u32::try_from(block).expect("block count is bounded");
+            pieces_of(row + block as u64 * slice_bytes, index, memory)
+        });
+        let chunks = cut(pieces, self.core.rules(!call.must_stage()));
+        self.core.write_chunks(chunks, &[], &place.pin, call)?;
+        self.crcs[layer as usize] = crcs;
+        Ok(())
+    }
+
+    /// Layers that are still missing.
+    #[must_use]
+    pub fn missing_layers(&self) -> Vec<u32> {
+        (0_u32..)
+            .zip(&self.crcs)
+            .filter(|(_, crcs)| crcs.is_empty())
+            .map(|(layer, _)| layer)
+            .collect()
+    }
+
+    /// Writes the header: the extent exists.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the device says; nothing is visible then.
+    ///
+    /// # Panics
+    ///
+    /// If a layer is missing.
+    pub fn commit(mut self, call: &Call) -> Result<Appended, LogError> {
+        assert!(self.missing_layers().is_empty(), "all layers are stored before commit");
+        let place = self.place.take().expect("not committed");
+        let crcs = std::mem::take(&mut self.crcs).concat();
+        let header = self.extent.header(&self.core, &place, crcs);
+        let mut bytes = vec![0; header.header_bytes() as usize];
+        header.encode(&mut bytes);
+        let piece = Piece {
+            offset: place.offset,
+            len: bytes.len(),
+            memory: None,
+            slice: 0,
+            slice_offset: 0,
+        };
+        let chunks = cut([piece], self.core.rules(false));
+        let result = self.core.write_chunks(chunks, &bytes, &place.pin, call);
+        self.core.finish_append(&header, place, result)
+    }
+
+    fn row_offset(&self, place: &Reservation, layer: u32) -> u64 {
+        let layers = u64::from(self.extent.layout.layers());
+        let stride = (self.extent.total_bytes() - u64::from(self.extent.header_bytes())) / layers;
+        place.offset + u64::from(self.extent.header_bytes()) + u64::from(layer) * stride
+    }
+}
+
+impl Drop for LayerAppend {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take()
+            && self.core.check_writable().is_ok()
+        {
+            let header = dalsegno_core::SECTOR_BYTES;
+            let payload_bytes = self.extent.total_bytes() - header;
+            self.core.write_marker(
+                &place.pin.segment,
+                place.offset,
+                RecordKind::Void { payload_bytes },
+            );
+        }
+    }
+}

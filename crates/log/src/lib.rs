@@ -1,0 +1,43 @@
+//! The tensor log: extents in recycled segments, with a checksum for every slice.
+//!
+//! The format is docs/formats/log.md. The log knows nothing of chains, hits or eviction: the store decides what to
+//! write, what to keep and which segment to give up.
+//!
+//! 1. A record is visible to nobody before all its bytes are written; with durability `batch`, before they are synced.
+//! 2. A segment is recycled only when nobody reads or writes it: every reader and writer holds a pin.
+//! 3. Every byte handed out was checked against the crc in a header that names this store, segment, epoch and offset.
+//! 4. After the first failed sync nothing is written any more.
+
+#![forbid(unsafe_code)]
+
+mod append;
+mod call;
+mod error;
+pub mod format;
+mod headers;
+mod layerwise;
+mod log;
+mod meta;
+mod plan;
+mod pump;
+mod read;
+mod recover;
+mod recycle;
+mod reserve;
+mod scan;
+mod segment;
+mod stats;
+mod sync;
+mod verify;
+
+pub use append::{Appended, NewExtent};
+pub use call::{Call, Cancel};
+pub use error::{Cause, LogError};
+pub use layerwise::LayerAppend;
+pub use log::{Log, LogOptions};
+pub use meta::{read_first_sector, read_namespaces, write_namespace};
+pub use read::{BlockOutcome, BlockRead, ExtentRead, Target};
+pub use recover::{Recovered, SegmentFault};
+pub use segment::{Pin, SegmentState, SegmentView};
+pub use stats::{LogStats, LogStatsView};
+pub use verify::{Finding, VerifyReport, verify};

@@ -1,0 +1,216 @@
+//! The log as a whole: what it is made of, and how it is opened.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dalsegno_core::{Clock, Durability, ExtentId, Limits, Location, StoreId};
+use dalsegno_io::{BufferPool, Device};
+use parking_lot::Mutex;
+
+use crate::error::LogError;
+use crate::headers::HeaderCache;
+use crate::plan::Rules;
+use crate::recover::{self, Recovered};
+use crate::segment::{Pin, SegmentView, Segments};
+use crate::stats::LogStats;
+
+/// The bounds of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Size of a segment file.
+    pub segment_bytes: u64,
+    /// Most segment files.
+    pub segment_count: u32,
+    /// Whether an append waits for a sync.
+    pub durability: Durability,
+    /// Requests that one call keeps in flight.
+    pub io_depth: u32,
+    /// Largest request.
+    pub io_request_bytes: u64,
+    /// Bytes of verified headers kept in memory.
+    pub header_cache_bytes: u64,
+    /// Nothing is written; for looking at a store.
+    pub read_only: bool,
+}
+
+impl From<&Limits> for LogOptions {
+    fn from(limits: &Limits) -> Self {
+        Self {
+            segment_bytes: limits.segment_bytes,
+            segment_count: limits.segment_count,
+            durability: limits.durability,
+            io_depth: limits.io_depth,
+            io_request_bytes: limits.io_request_bytes,
+            header_cache_bytes: limits.header_cache_bytes,
+            read_only: false,
+        }
+    }
+}
+
+/// What every part of the log shares.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) pool: BufferPool,
+    pub(crate) options: LogOptions,
+    pub(crate) store: StoreId,
+    pub(crate) segments: Mutex<Segments>,
+    /// Held while a segment file is created, so that only one is.
+    pub(crate) creating: Mutex<()>,
+    pub(crate) headers: HeaderCache,
+    pub(crate) stats: LogStats,
+    poisoned: AtomicBool,
+}
+
+/// A tensor log over one device. Cheap to share: clones speak to the same log.
+#[derive(Clone, Debug)]
+pub struct Log {
+    pub(crate) core: Arc<Core>,
+}
+
+impl Log {
+    /// Opens the log of `device`, reading the headers of all records.
+    ///
+    /// `new_store` is the id to use if the device holds no store yet.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Format`] if a newer Dalsegno wrote the store; [`LogError::Io`] if the device fails as a whole. Damage
+    /// of single files is no error: it is told in [`Recovered`].
+    pub fn open(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        pool: BufferPool,
+        options: LogOptions,
+        new_store: StoreId,
+    ) -> Result<(Self, Recovered), LogError> {
+        let mut core = Core::new(device, clock, pool, options);
+        core.store = crate::meta::open_store(&core, new_store)?;
+        let recovered = recover::recover(&core)?;
+        Ok((Self { core: Arc::new(core) }, recovered))
+    }
+
+    /// The store's id.
+    #[must_use]
+    pub fn store(&self) -> StoreId {
+        self.core.store
+    }
+
+    /// The bounds it was opened with.
+    #[must_use]
+    pub fn options(&self) -> LogOptions {
+        self.core.options
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn stats(&self) -> &LogStats {
+        &self.core.stats
+    }
+
+    /// All segments, by number.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentView> {
+        self.core.segments.lock().slots.values().map(crate::segment::Slot::view).collect()
+    }
+
+    /// Bytes of disk that the segment files take.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.core.segments.lock().slots.len() as u64 * self.core.options.segment_bytes
+    }
+
+    /// Whether writing has stopped because a sync failed.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.core.poisoned.load(Ordering::Acquire)
+    }
+
+    /// Forgets what was remembered of an extent that is gone.
+    pub fn forget(&self, id: ExtentId) {
+        self.core.headers.remove(id);
+    }
+
+    /// Keeps the segment of `location` from being recycled; `None` if that happened already.
+    #[must_use]
+    pub fn pin(&self, location: Location) -> Option<Pin> {
+        self.core.pin(location)
+    }
+
+    /// Whether a plain append of `bytes` would find room without recycling.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let segments = self.core.segments.lock();
+        let options = &self.core.options;
+        segments.fits_open(bytes, options.segment_bytes)
+            || segments.may_open(options.segment_count, false)
+    }
+
+    /// The newest sequence number: grows with every record, so it measures time in writes.
+    #[must_use]
+    pub fn newest_sequence(&self) -> u64 {
+        self.core.segments.lock().next_sequence
+    }
+
+    /// Fails if writing has stopped.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Poisoned`].
+    pub fn check_writable(&self) -> Result<(), LogError> {
+        self.core.check_writable()
+    }
+}
+
+impl Core {
+    /// A core without a store yet.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        pool: BufferPool,
+        options: LogOptions,
+    ) -> Self {
+        Self {
+            device,
+            clock,
+            pool,
+            options,
+            store: StoreId::default(),
+            segments: Mutex::default(),
+            creating: Mutex::default(),
+            headers: HeaderCache::new(options.header_cache_bytes),
+            stats: LogStats::default(),
+            poisoned: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn pin(&self, location: Location) -> Option<Pin> {
+        let segment = {
+            let segments = self.segments.lock();
+            Arc::clone(&segments.slots.get(&location.segment)?.segment)
+        };
+        segment.pin(location.epoch)
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<(), LogError> {
+        assert!(!self.options.read_only, "a log opened for looking is never written");
+        if self.poisoned.load(Ordering::Acquire) { Err(LogError::Poisoned) } else { Ok(()) }
+    }
+
+    pub(crate) fn poison(&self, why: &dyn std::fmt::Display) {
+        if !self.poisoned.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "writing stops: a sync failed ({why}); reads go on, reopen the store to recover"
+            );
+        }
+    }
+
+    pub(crate) fn rules(&self, allow_direct: bool) -> Rules {
+        Rules {
+            limit: usize::try_from(self.options.io_request_bytes).expect("64-bit addresses"),
+            memory_align: self.device.geometry().memory_align,
+            allow_direct,
+        }
+    }
+}

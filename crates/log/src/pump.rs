@@ -1,0 +1,187 @@
+//! Keeps a bounded number of a call's requests with the device.
+//!
+//! 1. At most `depth` requests of one call are in flight.
+//! 2. A call that waits for a staging buffer has nothing in flight and holds no other buffer, so calls cannot
+//!    starve each other.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use dalsegno_core::Deadline;
+use dalsegno_io::{Completion, FileId, IoError, Memory, Operation, Request};
+
+use crate::call::Call;
+use crate::log::Core;
+
+/// How long a wait goes on before it looks whether the call was cancelled.
+const CANCEL_POLL: Duration = Duration::from_millis(10);
+
+/// Why a call stops before its work is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Deadline,
+    Cancelled,
+}
+
+pub(crate) struct Pump<'a> {
+    core: &'a Core,
+    call: &'a Call,
+    in_flight: u32,
+    sender: Sender<Completion>,
+    // Unbounded as a type, bounded by `depth` in fact.
+    receiver: Receiver<Completion>,
+}
+
+/// A request without what the pump adds.
+pub(crate) struct Work {
+    pub(crate) operation: Operation,
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+    pub(crate) memory: Vec<Memory>,
+    pub(crate) tag: u64,
+    pub(crate) guard: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl<'a> Pump<'a> {
+    pub(crate) fn new(core: &'a Core, call: &'a Call) -> Self {
+        let (sender, receiver) = unbounded();
+        Self { core, call, in_flight: 0, sender, receiver }
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.in_flight < self.core.options.io_depth
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    pub(crate) fn submit(&mut self, work: Work) {
+        assert!(self.has_room(), "more requests than the depth");
+        let request = Request {
+            operation: work.operation,
+            class: self.call.class,
+            file: work.file,
+            offset: work.offset,
+            memory: work.memory,
+            tag: work.tag,
+            deadline: self.call.deadline,
+            guard: work.guard,
+            reply: self.sender.clone(),
+        };
+        request.check();
+        self.in_flight += 1;
+        self.core.device.submit(vec![request]);
+    }
+
+    /// Waits for the next completion.
+    pub(crate) fn next(&mut self) -> Result<Completion, Stop> {
+        assert!(self.in_flight > 0, "nothing to wait for");
+        loop {
+            if self.call.is_cancelled() {
+                return Err(Stop::Cancelled);
+            }
+            let left = self.call.deadline.remaining(self.core.clock.now());
+            let wait = match (left, &self.call.cancel) {
+                (None, None) => None,
+                (left, Some(_)) => Some(left.unwrap_or(CANCEL_POLL).min(CANCEL_POLL)),
+                (left, None) => left,
+            };
+            let received = match wait {
+                None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(wait) => self.receiver.recv_timeout(wait),
+            };
+            match received {
+                Ok(completion) => {
+                    self.in_flight -= 1;
+                    return Ok(completion);
+                }
+                Err(RecvTimeoutError::Timeout)
+                    if self.call.deadline.expired(self.core.clock.now()) =>
+                {
+                    return Err(Stop::Deadline);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the pump holds a sender"),
+            }
+        }
+    }
+
+    /// A staging buffer, or `None` if the caller should wait for a completion first.
+    pub(crate) fn staging(&self, len: usize) -> Result<Option<Memory>, Stop> {
+        if let Some(memory) = self.core.pool.try_take(len) {
+            return Ok(Some(memory));
+        }
+        if !self.is_idle() {
+            return Ok(None);
+        }
+        match self.core.pool.take(len, self.call.deadline, self.core.clock.as_ref()) {
+            Ok(memory) => Ok(Some(memory)),
+            Err(_) => Err(Stop::Deadline),
+        }
+    }
+
+    /// Waits until the device has given back everything, whatever it is: before lent memory returns to its owner.
+    pub(crate) fn drain(&mut self) {
+        while self.in_flight > 0 {
+            if self.receiver.recv().is_err() {
+                unreachable!("the pump holds a sender");
+            }
+            self.in_flight -= 1;
+        }
+    }
+}
+
+impl Core {
+    /// Sends one request through a staging buffer and waits for it. `bytes` are written, or filled by a read.
+    pub(crate) fn transfer(
+        &self,
+        operation: Operation,
+        file: FileId,
+        offset: u64,
+        bytes: &mut [u8],
+        call: &Call,
+    ) -> Result<(), IoError> {
+        let mut memory = self.pool.take(bytes.len(), call.deadline, self.clock.as_ref())?;
+        if operation == Operation::Write {
+            memory.as_mut_slice().copy_from_slice(bytes);
+        }
+        let work = Work { operation, file, offset, memory: vec![memory], tag: 0, guard: None };
+        let completion = self.one(work, call)?;
+        if operation == Operation::Read {
+            bytes.copy_from_slice(completion.memory[0].as_slice());
+        }
+        Ok(())
+    }
+
+    /// Makes completed writes of a file durable.
+    pub(crate) fn sync_file(&self, file: FileId, call: &Call) -> Result<(), IoError> {
+        crate::stats::LogStats::add(&self.stats.syncs, 1);
+        let operation = Operation::Sync;
+        let work = Work { operation, file, offset: 0, memory: Vec::new(), tag: 0, guard: None };
+        self.one(work, call).map(drop)
+    }
+
+    fn one(&self, work: Work, call: &Call) -> Result<Completion, IoError> {
+        // Cancelling in the middle of a header's write would leave its segment in doubt.
+        let call = Call { cancel: None, ..call.clone() };
+        let mut pump = Pump::new(self, &call);
+        pump.submit(work);
+        let completion = pump.next().map_err(|_| IoError::Deadline)?;
+        match completion.result {
+            Ok(()) => Ok(completion),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The call's deadline, `seconds` from now at the latest: for work that nobody gave a limit to.
+    pub(crate) fn at_most(&self, call: &Call, limit: Duration) -> Deadline {
+        let ours = self.clock.now().after(limit);
+        match call.deadline {
+            Deadline::At(theirs) => Deadline::At(theirs.min(ours)),
+            Deadline::Never => Deadline::At(ours),
+        }
+    }
+}

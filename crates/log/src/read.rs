@@ -1,0 +1,348 @@
+//! Reading blocks, or layers of blocks, and verifying every slice before it is handed over.
+//!
+//! 1. A block is a hit only when the extent's header names this store, segment, epoch, offset, namespace and hash, and
+//!    the crc of every slice that was asked for matches.
+//! 2. Requests of all extents of one call share one pump, so small extents are read as fast as one large.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use dalsegno_core::Extent;
+use dalsegno_io::{Completion, Memory, Operation};
+
+use crate::append::{pieces_of, take_front};
+use crate::call::Call;
+use crate::error::Cause;
+use crate::format::{RecordHeader, RecordKind};
+use crate::headers::SliceCrcs;
+use crate::log::{Core, Log};
+use crate::plan::{Chunk, Piece, cut};
+use crate::pump::{Pump, Stop, Work};
+use crate::segment::Pin;
+use crate::stats::LogStats;
+
+/// One wanted block of an extent.
+#[derive(Debug)]
+pub struct Target {
+    /// Which block of the extent.
+    pub block: u32,
+    /// Where its wanted layers go, lowest layer first, in as many pieces as the caller has.
+    pub memory: Vec<Memory>,
+}
+
+/// What to read of one extent.
+#[derive(Debug)]
+pub struct ExtentRead {
+    /// The extent.
+    pub extent: Extent,
+    /// Which layers.
+    pub layers: Range<u32>,
+    /// Which blocks, in ascending order.
+    pub targets: Vec<Target>,
+}
+
+/// How a wanted block ended.
+pub type BlockOutcome = Result<(), Cause>;
+
+/// A wanted block after the read.
+#[derive(Debug)]
+pub struct BlockRead {
+    /// Whether the bytes are there and verified.
+    pub outcome: BlockOutcome,
+    /// Of a hit, the target's memory with its bytes, in order; else whatever came back.
+    pub memory: Vec<Memory>,
+}
+
+/// Part of a slice that has arrived.
+struct Part {
+    offset: usize,
+    len: usize,
+    crc: u32,
+    memory: Memory,
+}
+
+/// An extent while it is read.
+struct Reading {
+    extent: Extent,
+    first_layer: u32,
+    blocks: Vec<u32>,
+    crcs: Option<SliceCrcs>,
+    parts: Vec<Vec<Part>>,
+    outcomes: Vec<BlockOutcome>,
+    pin: Arc<Pin>,
+}
+
+/// A chunk on its way: what it was for.
+struct InFlight {
+    reading: usize,
+    chunk: Chunk,
+}
+
+impl Log {
+    /// Reads blocks of several extents; returns one outcome per target, in the order given.
+    ///
+    /// Without a deadline aligned memory is read into directly; the contents of a block that is no hit are then
+    /// undefined. With a deadline blocks are copied from staging buffers and nothing touches the caller's memory after
+    /// the call.
+    #[must_use]
+    pub fn read(&self, reads: Vec<ExtentRead>, call: &Call) -> Vec<Vec<BlockRead>> {
+        let core = &self.core;
+        let mut readings = Vec::with_capacity(reads.len());
+        let mut chunks = VecDeque::new();
+        let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
+        for (index, read) in reads.into_iter().enumerate() {
+            results.push(read.targets.iter().map(|_| BlockRead::lost(Cause::Recycled)).collect());
+            if let Some((reading, planned)) = core.plan_read(read, call) {
+                let number = readings.len();
+                chunks.extend(planned.into_iter().map(|chunk| InFlight { reading: number, chunk }));
+                readings.push((index, reading));
+            }
+        }
+        let mut pump = Pump::new(core, call);
+        let stop = core.pump_reads(&mut pump, chunks, &mut readings);
+        if stop.is_err() && !call.must_stage() {
+            pump.drain();
+        }
+        for (index, reading) in readings {
+            results[index] = reading.verdict(stop.err());
+        }
+        for cause in results.iter().flatten().filter_map(|read| read.outcome.err()) {
+            core.stats.count_miss(cause, 1);
+        }
+        results
+    }
+}
+
+impl Core {
+    fn plan_read(&self, read: ExtentRead, call: &Call) -> Option<(Reading, Vec<Chunk>)> {
+        let ExtentRead { extent, layers, targets } = read;
+        let pin = Arc::new(self.pin(extent.location)?);
+        let crcs = self.headers.get(extent.id);
+        let layer_count = layers.end - layers.start;
+        let blocks: Vec<u32> = targets.iter().map(|target| target.block).collect();
+        let slice_bytes = extent.layout.slice_bytes() as usize;
+        // Slices of the plan are numbered layer-major over the wanted grid: the order in which they lie on the device.
+        let mut slices: Vec<Vec<Memory>> = Vec::new();
+        slices.resize_with(targets.len() * layer_count as usize, Vec::new);
+        for (target, Target { memory, .. }) in targets.into_iter().enumerate() {
+            let mut memory = VecDeque::from(memory);
+            for layer in 0..layer_count as usize {
+                slices[layer * blocks.len() + target] = take_front(&mut memory, slice_bytes);
+            }
+        }
+        let header = crcs.is_none().then(|| Piece {
+            offset: extent.location.offset,
+            len: extent.location.header_bytes as usize,
+            memory: None,
+            slice: 0,
+            slice_offset: 0,
+        });
+        let payload = slices.into_iter().enumerate().flat_map(|(index, memory)| {
+            let (layer, target) = (index / blocks.len(), index % blocks.len());
+            let layer = layers.start + u32::try_from(layer).expect("layer count is bounded");
+            let offset = extent.slice_offset(layer, blocks[target]);
+            pieces_of(offset, u32::try_from(index).expect("slice count is bounded"), memory)
+        });
+        let chunks = cut(header.into_iter().chain(payload), self.rules(!call.must_stage()));
+        let mut parts = Vec::new();
+        parts.resize_with(blocks.len() * layer_count as usize, Vec::new);
+        let outcomes = vec![Ok(()); blocks.len()];
+        let first_layer = layers.start;
+        Some((Reading { extent, first_layer, blocks, crcs, parts, outcomes, pin }, chunks))
+    }
+
+    fn pump_reads(
+        &self,
+        pump: &mut Pump<'_>,
+        mut waiting: VecDeque<InFlight>,
+        readings: &mut [(usize, Reading)],
+    ) -> Result<(), Stop> {
+        let mut slots: Vec<Option<InFlight>> = Vec::new();
+        while !waiting.is_empty() || !pump.is_idle() {
+            if let Some(next) = waiting.front().filter(|_| pump.has_room()) {
+                let header =
+                    next.chunk.pieces[0].memory.is_none().then(|| next.chunk.pieces[0].len);
+                let len = if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes };
+                let staging = if len == 0 { Some(None) } else { pump.staging(len)?.map(Some) };
+                if let Some(staging) = staging {
+                    let next = waiting.pop_front().expect("looked at above");
+                    let slot = slots.iter().position(Option::is_none).unwrap_or(slots.len());
+                    if slot == slots.len() {
+                        slots.push(None);
+                    }
+                    let pin = Arc::clone(&readings[next.reading].1.pin);
+                    slots[slot] = Some(self.submit_read(pump, next, staging, slot as u64, pin));
+                    continue;
+                }
+            }
+            let completion = pump.next()?;
+            let slot = usize::try_from(completion.tag).expect("a small number");
+            let done = slots[slot].take().expect("each tag completes once");
+            let reading = &mut readings[done.reading].1;
+            self.arrive(reading, done.chunk, completion);
+        }
+        Ok(())
+    }
+
+    fn submit_read(
+        &self,
+        pump: &mut Pump<'_>,
+        mut work: InFlight,
+        staging: Option<Memory>,
+        tag: u64,
+        pin: Arc<Pin>,
+    ) -> InFlight {
+        LogStats::add(&self.stats.read_bytes, work.chunk.bytes as u64);
+        LogStats::add(&self.stats.read_requests, 1);
+        let memory = if work.chunk.direct {
+            let mut staging = staging;
+            let pieces = work.chunk.pieces.iter_mut();
+            pieces
+                .map(|piece| {
+                    piece.memory.take().unwrap_or_else(|| staging.take().expect("for the header"))
+                })
+                .collect()
+        } else {
+            LogStats::add(&self.stats.staged_read_bytes, work.chunk.bytes as u64);
+            vec![staging.expect("taken for the chunk")]
+        };
+        let (operation, file, offset) = (Operation::Read, pin.segment.file, work.chunk.offset);
+        pump.submit(Work { operation, file, offset, memory, tag, guard: Some(pin) });
+        work
+    }
+
+    /// Takes in a completed chunk: checksums its pieces and, if it was staged, copies them to the caller.
+    fn arrive(&self, reading: &mut Reading, chunk: Chunk, completion: Completion) {
+        if let Err(error) = &completion.result {
+            tracing::debug!("a read failed: {error}");
+            reading.fail_pieces(&chunk.pieces, Cause::of_io(error));
+            return;
+        }
+        if chunk.direct {
+            for (piece, memory) in chunk.pieces.iter().zip(completion.memory) {
+                if reading.starts_with_header(piece) {
+                    reading.take_header(memory.as_slice(), self);
+                } else {
+                    let crc = crc32c::crc32c(memory.as_slice());
+                    reading.parts[piece.slice as usize].push(Part::new(piece, crc, memory));
+                }
+            }
+            return;
+        }
+        let staged = completion.memory[0].as_slice();
+        for mut piece in chunk.pieces {
+            let at = usize::try_from(piece.offset - chunk.offset).expect("within the chunk");
+            let bytes = &staged[at..at + piece.len];
+            let Some(mut memory) = piece.memory.take() else {
+                reading.take_header(bytes, self);
+                continue;
+            };
+            let crc = crc32c::crc32c(bytes);
+            memory.as_mut_slice().copy_from_slice(bytes);
+            reading.parts[piece.slice as usize].push(Part::new(&piece, crc, memory));
+        }
+    }
+}
+
+impl Part {
+    fn new(piece: &Piece, crc: u32, memory: Memory) -> Self {
+        Self { offset: piece.slice_offset, len: piece.len, crc, memory }
+    }
+}
+
+impl BlockRead {
+    fn lost(cause: Cause) -> Self {
+        Self { outcome: Err(cause), memory: Vec::new() }
+    }
+}
+
+impl Reading {
+    /// A direct chunk gave its memory away, so a header is told by its place.
+    fn starts_with_header(&self, piece: &Piece) -> bool {
+        piece.offset == self.extent.location.offset
+    }
+
+    fn fail_pieces(&mut self, pieces: &[Piece], cause: Cause) {
+        for piece in pieces {
+            if self.starts_with_header(piece) {
+                self.outcomes.fill(Err(cause));
+            } else {
+                let target = piece.slice as usize % self.blocks.len();
+                self.outcomes[target] = Err(cause);
+            }
+        }
+    }
+
+    /// Takes in the extent's header; without a good one nothing of it is a hit.
+    fn take_header(&mut self, bytes: &[u8], core: &Core) {
+        match self.check_header(bytes, core) {
+            Ok(crcs) => {
+                core.headers.insert(self.extent.id, Arc::clone(&crcs));
+                self.crcs = Some(crcs);
+            }
+            Err(cause) => self.outcomes.fill(Err(cause)),
+        }
+    }
+
+    /// Verifies that the bytes are the header of this very extent.
+    fn check_header(&self, bytes: &[u8], core: &Core) -> Result<SliceCrcs, Cause> {
+        let header = RecordHeader::decode(bytes).map_err(Cause::of_format)?;
+        let found = header.extent().ok_or(Cause::WrongPlace)?;
+        if header.store != core.store || found != self.extent {
+            return Err(Cause::WrongPlace);
+        }
+        match header.kind {
+            RecordKind::Extent { slice_crcs, .. } => Ok(Arc::from(slice_crcs)),
+            _ => Err(Cause::WrongPlace),
+        }
+    }
+
+    /// Compares what arrived with what the header says.
+    fn verdict(self, stop: Option<Stop>) -> Vec<BlockRead> {
+        let stopped = stop.map(|stop| match stop {
+            Stop::Deadline => Cause::Deadline,
+            Stop::Cancelled => Cause::Cancelled,
+        });
+        let Self { extent, first_layer, blocks, crcs, parts, outcomes, .. } = self;
+        let Some(crcs) = crcs else {
+            let cause = stopped.unwrap_or(Cause::Header);
+            return outcomes
+                .into_iter()
+                .map(|o| BlockRead::lost(o.err().unwrap_or(cause)))
+                .collect();
+        };
+        let slice_bytes = extent.layout.slice_bytes() as usize;
+        let mut reads: Vec<_> =
+            outcomes.into_iter().map(|outcome| BlockRead { outcome, memory: Vec::new() }).collect();
+        // Layer-major, so each block gets its layers lowest first.
+        for (index, mut parts) in parts.into_iter().enumerate() {
+            let (layer, target) = (index / blocks.len(), index % blocks.len());
+            let row = (first_layer as usize + layer) * extent.hashes.len();
+            let crc = crcs[row + blocks[target] as usize];
+            let verdict = match combine(&mut parts, slice_bytes) {
+                None => Err(stopped.unwrap_or(Cause::Device)),
+                Some(found) if found == crc => Ok(()),
+                Some(_) => Err(Cause::SliceChecksum),
+            };
+            reads[target].outcome = reads[target].outcome.and(verdict);
+            reads[target].memory.extend(parts.into_iter().map(|part| part.memory));
+        }
+        reads
+    }
+}
+
+/// The crc of a slice from the crcs of its parts, which it sorts; `None` if some are missing.
+fn combine(parts: &mut [Part], slice_bytes: usize) -> Option<u32> {
+    parts.sort_unstable_by_key(|part| part.offset);
+    let mut end = 0;
+    let mut crc = 0;
+    for part in parts {
+        if part.offset != end {
+            return None;
+        }
+        crc = if end == 0 { part.crc } else { crc32c::crc32c_combine(crc, part.crc, part.len) };
+        end += part.len;
+    }
+    (end == slice_bytes).then_some(crc)
+}

@@ -1,0 +1,186 @@
+//! Opening: what the headers on disk say.
+//!
+//! 1. Nothing is trusted because of its name: a segment counts only with a valid header of this store, a record only
+//!    with a valid header that names its own place and the segment's epoch.
+//! 2. Damage never stops the opening; it costs the bytes it hit and is told.
+//! 3. Nothing is written but what a later append writes anyway.
+
+use dalsegno_core::{ChainHash, Extent, NamespaceId, SECTOR_BYTES};
+use dalsegno_io::{DirEntry, FileId, OpenMode};
+use parking_lot::Mutex;
+
+use crate::call::Call;
+use crate::error::LogError;
+use crate::format::{FormatError, RecordHeader, RecordKind, SegmentHeader, segment_number};
+use crate::log::Core;
+use crate::scan::{Scan, ScanEnd, scan_records};
+use crate::segment::{Segment, SegmentState, Slot, Tombstone};
+
+/// Threads that read headers at open.
+const SCAN_THREADS: usize = 4;
+
+/// What the log holds when it is opened.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// All extents, in the order they were written.
+    pub extents: Vec<Extent>,
+    /// Removals: extents of the namespace with `born` below the number lose these hashes (all, if there are none).
+    pub removals: Vec<(NamespaceId, Vec<ChainHash>, u64)>,
+    /// What was found damaged.
+    pub faults: Vec<SegmentFault>,
+}
+
+/// Damage found at open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentFault {
+    /// The file.
+    pub file: String,
+    /// Byte offset in it.
+    pub offset: u64,
+    /// What is wrong there.
+    pub what: String,
+}
+
+struct Found {
+    slot: Option<Slot>,
+    number: u64,
+    records: Vec<RecordHeader>,
+    faults: Vec<SegmentFault>,
+}
+
+pub(crate) fn recover(core: &Core) -> Result<Recovered, LogError> {
+    let files: Vec<(u64, DirEntry)> = core
+        .device
+        .list()?
+        .into_iter()
+        .filter_map(|entry| Some((segment_number(&entry.name)?, entry)))
+        .collect();
+    let queue = Mutex::new(files.into_iter());
+    let found = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..SCAN_THREADS {
+            scope.spawn(|| {
+                loop {
+                    let Some((number, entry)) = queue.lock().next() else { return };
+                    let segment = open_segment(core, number, &entry);
+                    found.lock().push(segment);
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().into_iter().collect::<Result<Vec<_>, _>>()?;
+    found.sort_unstable_by_key(|segment| segment.number);
+    Ok(install(core, found))
+}
+
+/// Puts what was found into the log's tables.
+fn install(core: &Core, found: Vec<Found>) -> Recovered {
+    let mut recovered = Recovered::default();
+    let mut segments = core.segments.lock();
+    for Found { slot, number, records, faults } in found {
+        segments.next_number = segments.next_number.max(number);
+        recovered.faults.extend(faults);
+        if let Some(slot) = slot {
+            segments.slots.insert(number, slot);
+        }
+        for record in records {
+            segments.next_sequence = segments.next_sequence.max(record.sequence);
+            match &record.kind {
+                RecordKind::Extent { .. } => {
+                    segments.note_record(number, record.sequence, record.born);
+                    recovered.extents.extend(record.extent());
+                }
+                RecordKind::Tombstone { kills_before } => {
+                    let (namespace, hashes) = (record.namespace, record.hashes);
+                    recovered.removals.push((namespace, hashes.clone(), *kills_before));
+                    let kills_before = *kills_before;
+                    segments.tombstones.push(Tombstone {
+                        segment: number,
+                        namespace,
+                        hashes,
+                        kills_before,
+                    });
+                }
+                RecordKind::Void { .. } | RecordKind::Seal => {}
+            }
+        }
+    }
+    let newest = segments
+        .slots
+        .values()
+        .filter(|slot| slot.state == SegmentState::Open)
+        .max_by_key(|slot| slot.newest_sequence)
+        .map(|slot| slot.segment.number);
+    for (number, slot) in &mut segments.slots {
+        if slot.state == SegmentState::Open && Some(*number) != newest {
+            slot.state = SegmentState::Sealed;
+        }
+    }
+    segments.open = newest;
+    recovered.extents.sort_unstable_by_key(|extent| extent.id);
+    recovered
+}
+
+fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, LogError> {
+    let mode = if core.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
+    let opened = core.device.open(&entry.name, mode)?;
+    let fault = |offset, what: String| SegmentFault { file: entry.name.clone(), offset, what };
+    let header = match read_segment_header(core, number, opened.file) {
+        Ok(header) => header,
+        Err(FormatError::Newer(version)) => {
+            let source = FormatError::Newer(version);
+            return Err(LogError::Format { file: entry.name.clone(), source });
+        }
+        Err(FormatError::Magic | FormatError::Place("store")) => {
+            // Not ours: whoever put it there keeps it.
+            core.device.close(opened.file);
+            let faults = vec![fault(0, "not a segment of this store; left alone".to_owned())];
+            return Ok(Found { slot: None, number, records: Vec::new(), faults });
+        }
+        Err(damage) => {
+            let segment = Segment::new(number, opened.file, 0);
+            let slot = Slot { state: SegmentState::Damaged, ..Slot::free(segment) };
+            let faults = vec![fault(0, damage.to_string())];
+            return Ok(Found { slot: Some(slot), number, records: Vec::new(), faults });
+        }
+    };
+    let bytes = opened.bytes.min(core.options.segment_bytes);
+    let Scan { records, damage, end, cursor } =
+        scan_records(core, opened.file, &header, bytes, &Call::background());
+    let mut faults: Vec<_> =
+        damage.into_iter().map(|(offset, error)| fault(offset, error.to_string())).collect();
+    let cut = opened.bytes != core.options.segment_bytes;
+    if cut {
+        faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
+    }
+    let state = match end {
+        _ if cut => SegmentState::Damaged,
+        ScanEnd::Sealed => SegmentState::Sealed,
+        ScanEnd::Open if records.is_empty() && cursor == SECTOR_BYTES => SegmentState::Free,
+        ScanEnd::Open => SegmentState::Open,
+    };
+    let segment = Segment::new(number, opened.file, header.epoch);
+    let slot =
+        Slot { state, cursor, newest_sequence: header.first_sequence, ..Slot::free(segment) };
+    Ok(Found { slot: Some(slot), number, records, faults })
+}
+
+pub(crate) fn read_segment_header(
+    core: &Core,
+    number: u64,
+    file: FileId,
+) -> Result<SegmentHeader, FormatError> {
+    let mut sector = [0; crate::format::SECTOR];
+    core.transfer(dalsegno_io::Operation::Read, file, 0, &mut sector, &Call::background())
+        .map_err(|_| FormatError::Truncated)?;
+    let header = SegmentHeader::decode(&sector)?;
+    let differs = [
+        ("store", header.store != core.store),
+        ("segment", header.segment != number),
+        ("segment_bytes", header.segment_bytes != core.options.segment_bytes),
+    ];
+    match differs.into_iter().find(|(_, differs)| *differs) {
+        Some((field, _)) => Err(FormatError::Place(field)),
+        None => Ok(header),
+    }
+}

@@ -1,0 +1,206 @@
+//! Giving up a segment, and removing blocks for good.
+//!
+//! 1. A segment is recycled only when nobody reads or writes it; its next epoch is durable before it is free.
+//! 2. A tombstone outlives every segment that may hold what it removed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
+
+use crate::call::Call;
+use crate::error::LogError;
+use crate::format::{RecordHeader, RecordKind, record_header_bytes, segment_file};
+use crate::log::{Core, Log};
+use crate::plan::{Piece, cut};
+use crate::reserve::Reservation;
+use crate::segment::{Segment, SegmentState, Tombstone};
+use crate::stats::LogStats;
+
+impl Log {
+    /// Makes room: everything in the segment is gone afterwards, and it is free. The caller has moved what it keeps and
+    /// made sure that no index entry leads into it once this returns `true`.
+    ///
+    /// Returns `false` if readers or writers stayed longer than `patience`.
+    ///
+    /// `before` runs when nobody is in the segment any more and nobody can enter: the place to drop index entries.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails; the segment is then set aside as damaged.
+    pub fn recycle(
+        &self,
+        number: u64,
+        patience: Duration,
+        before: impl FnOnce(),
+    ) -> Result<bool, LogError> {
+        let core = &self.core;
+        core.check_writable()?;
+        let (segment, state) = {
+            let segments = core.segments.lock();
+            let Some(slot) = segments.slots.get(&number) else { return Ok(false) };
+            (Arc::clone(&slot.segment), slot.state)
+        };
+        if !matches!(state, SegmentState::Sealed | SegmentState::Damaged)
+            || !segment.close(patience)
+        {
+            return Ok(false);
+        }
+        before();
+        let done = core.carry_tombstones(number).and_then(|()| match state {
+            SegmentState::Damaged => core.discard(&segment),
+            _ => core.renew(&segment),
+        });
+        if let Err(error) = done {
+            segment.reopen(segment.epoch());
+            core.set_state(number, SegmentState::Damaged);
+            return Err(error);
+        }
+        LogStats::add(&core.stats.segments_recycled, 1);
+        Ok(true)
+    }
+
+    /// Seals the open segment, so that it can be recycled; `false` if there is none. For a store that has no other.
+    #[must_use]
+    pub fn seal_open(&self) -> bool {
+        let mut segments = self.core.segments.lock();
+        if segments.open.is_none() {
+            return false;
+        }
+        let seal = segments.seal_open(self.core.options.segment_bytes);
+        drop(segments);
+        if let Some((segment, offset)) = seal {
+            self.core.write_marker(&segment, offset, RecordKind::Seal);
+        }
+        true
+    }
+
+    /// Removes blocks of a namespace for good (all of them if `hashes` is empty): they do not come back at the next
+    /// open. Durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::append`]; then the removal holds only until the store is closed.
+    pub fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<(), LogError> {
+        let kills_before = self.core.segments.lock().take_sequence();
+        let whole: [&[ChainHash]; 1] = [&[]];
+        let parts: Vec<&[ChainHash]> = if hashes.is_empty() {
+            whole.to_vec()
+        } else {
+            hashes.chunks(MAX_EXTENT_BLOCKS as usize).collect()
+        };
+        for part in parts {
+            self.core.write_tombstone(namespace, part.to_vec(), kills_before)?;
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    fn set_state(&self, number: u64, state: SegmentState) {
+        if let Some(slot) = self.segments.lock().slots.get_mut(&number) {
+            slot.state = state;
+        }
+    }
+
+    /// The segment's next life: durable header, empty, free.
+    fn renew(&self, segment: &Segment) -> Result<(), LogError> {
+        let epoch = segment.epoch() + 1;
+        let first_sequence = self.segments.lock().next_sequence + 1;
+        self.write_segment_header(segment, epoch, first_sequence)?;
+        let mut segments = self.segments.lock();
+        segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
+        let slot = segments.slots.get_mut(&segment.number).expect("a closed segment stays");
+        slot.state = SegmentState::Free;
+        slot.cursor = dalsegno_core::SECTOR_BYTES;
+        slot.oldest_born = u64::MAX;
+        slot.newest_sequence = first_sequence;
+        segment.reopen(epoch);
+        Ok(())
+    }
+
+    /// A damaged file is removed; a new one with a new number can take its room.
+    fn discard(&self, segment: &Segment) -> Result<(), LogError> {
+        self.device.remove(&segment_file(segment.number))?;
+        self.device.sync_names()?;
+        let mut segments = self.segments.lock();
+        segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
+        segments.slots.remove(&segment.number);
+        self.device.close(segment.file);
+        Ok(())
+    }
+
+    /// Writes the segment's tombstones again if older data may exist elsewhere.
+    fn carry_tombstones(&self, number: u64) -> Result<(), LogError> {
+        let carried: Vec<Tombstone> = {
+            let segments = self.segments.lock();
+            let oldest_elsewhere = segments
+                .slots
+                .values()
+                .filter(|slot| slot.segment.number != number)
+                .map(|slot| slot.oldest_born)
+                .min()
+                .unwrap_or(u64::MAX);
+            let here = segments.tombstones.iter().filter(|tombstone| tombstone.segment == number);
+            here.filter(|tombstone| oldest_elsewhere < tombstone.kills_before).cloned().collect()
+        };
+        for tombstone in carried {
+            self.write_tombstone(tombstone.namespace, tombstone.hashes, tombstone.kills_before)?;
+        }
+        Ok(())
+    }
+
+    fn write_tombstone(
+        &self,
+        namespace: NamespaceId,
+        hashes: Vec<ChainHash>,
+        kills_before: u64,
+    ) -> Result<(), LogError> {
+        let count = u32::try_from(hashes.len()).expect("cut to MAX_EXTENT_BLOCKS");
+        let place = self.reserve(u64::from(record_header_bytes(count, 0)), true)?;
+        let header = self.tombstone_header(&place, namespace, hashes.clone(), kills_before);
+        let mut bytes = vec![0; header.header_bytes() as usize];
+        header.encode(&mut bytes);
+        let piece = Piece {
+            offset: place.offset,
+            len: bytes.len(),
+            memory: None,
+            slice: 0,
+            slice_offset: 0,
+        };
+        let chunks = cut([piece], self.rules(false));
+        self.write_chunks(chunks, &bytes, &place.pin, &Call::background())?;
+        self.sync_segment(&place.pin.segment)?;
+        let segment = place.pin.segment.number;
+        self.segments.lock().tombstones.push(Tombstone {
+            segment,
+            namespace,
+            hashes,
+            kills_before,
+        });
+        Ok(())
+    }
+
+    fn tombstone_header(
+        &self,
+        place: &Reservation,
+        namespace: NamespaceId,
+        hashes: Vec<ChainHash>,
+        kills_before: u64,
+    ) -> RecordHeader {
+        RecordHeader {
+            store: self.store,
+            segment: place.pin.segment.number,
+            epoch: place.epoch,
+            offset: place.offset,
+            sequence: place.sequence,
+            born: place.sequence,
+            namespace,
+            lineage: ChainHash::default(),
+            parent: ChainHash::default(),
+            first_block_index: 0,
+            hashes,
+            kind: RecordKind::Tombstone { kills_before },
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Room in segments: reserving it, getting new segments, marking what was given up.
+//!
+//! 1. Plain reservations leave one segment free, so that recycling always has room to move what it keeps.
+//! 2. A segment takes records only after its file, its header and its name are durable.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, NamespaceId};
+use dalsegno_io::{IoError, Operation};
+
+use crate::call::Call;
+use crate::error::LogError;
+use crate::format::{RecordHeader, RecordKind, SegmentHeader, record_header_bytes, segment_file};
+use crate::log::Core;
+use crate::segment::{Pin, Segment, SegmentState, Slot};
+use crate::stats::LogStats;
+use crate::sync::Synced;
+
+/// A sync that takes longer than this has failed: nobody may wait for it for ever.
+const SYNC_LIMIT: Duration = Duration::from_secs(60);
+/// After the file system refused a segment, this many switches pass before it is asked again.
+const CREATION_PAUSE: u32 = 16;
+
+/// Room in a segment.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) pin: Arc<Pin>,
+    pub(crate) epoch: u64,
+    pub(crate) offset: u64,
+    pub(crate) sequence: u64,
+}
+
+impl Core {
+    /// Finds room for `bytes`, switching to another segment or creating one as needed.
+    pub(crate) fn reserve(&self, bytes: u64, relocating: bool) -> Result<Reservation, LogError> {
+        self.check_writable()?;
+        let segment_bytes = self.options.segment_bytes;
+        if bytes > segment_bytes - dalsegno_core::SECTOR_BYTES {
+            return Err(LogError::TooLarge { bytes, segment_bytes });
+        }
+        loop {
+            let mut segments = self.segments.lock();
+            if let Some((segment, offset)) = segments.reserve_open(bytes, segment_bytes) {
+                let sequence = segments.take_sequence();
+                let epoch = segment.epoch();
+                let pin = Arc::new(segment.pin(epoch).expect("an open segment is not closed"));
+                return Ok(Reservation { pin, epoch, offset, sequence });
+            }
+            if !segments.may_open(self.options.segment_count, relocating) {
+                segments.creation_blocked = segments.creation_blocked.saturating_sub(1);
+                return Err(LogError::Full);
+            }
+            if segments.count(SegmentState::Free) == 0 {
+                drop(segments);
+                self.create_segment()?;
+                continue;
+            }
+            let seal = segments.seal_open(segment_bytes);
+            assert!(segments.open_free(), "a free segment was counted");
+            drop(segments);
+            if let Some((segment, offset)) = seal {
+                self.write_marker(&segment, offset, RecordKind::Seal);
+            }
+        }
+    }
+
+    /// Creates one segment file, durable with its name, unless another thread just did.
+    fn create_segment(&self) -> Result<(), LogError> {
+        let _one_at_a_time = self.creating.lock();
+        let (number, first_sequence) = {
+            let mut segments = self.segments.lock();
+            if segments.count(SegmentState::Free) > 0 {
+                return Ok(());
+            }
+            segments.next_number += 1;
+            (segments.next_number, segments.next_sequence + 1)
+        };
+        let name = segment_file(number);
+        match self.create_file(&name, number, first_sequence) {
+            Ok(segment) => {
+                LogStats::add(&self.stats.segments_created, 1);
+                self.segments.lock().slots.insert(number, Slot::free(segment));
+                Ok(())
+            }
+            Err(error) => {
+                // Half a segment helps nobody; if it cannot be removed either, opening will find it damaged.
+                drop(self.device.remove(&name));
+                if error.is_no_space() {
+                    LogStats::add(&self.stats.creations_refused, 1);
+                    self.segments.lock().creation_blocked = CREATION_PAUSE;
+                    tracing::warn!(
+                        "the file system has no room for another segment; recycling earlier ones"
+                    );
+                    return Ok(());
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn create_file(
+        &self,
+        name: &str,
+        number: u64,
+        first_sequence: u64,
+    ) -> Result<Arc<Segment>, IoError> {
+        let bytes = self.options.segment_bytes;
+        let opened = self.device.open(name, dalsegno_io::OpenMode::Create { bytes })?;
+        let segment = Segment::new(number, opened.file, 1);
+        let ready = self
+            .write_segment_header(&segment, 1, first_sequence)
+            .and_then(|()| self.device.sync_names());
+        match ready {
+            Ok(()) => Ok(segment),
+            Err(error) => {
+                self.device.close(opened.file);
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes and syncs a segment's header: from now on only records of `epoch` count.
+    pub(crate) fn write_segment_header(
+        &self,
+        segment: &Segment,
+        epoch: u64,
+        first_sequence: u64,
+    ) -> Result<(), IoError> {
+        let header = SegmentHeader {
+            store: self.store,
+            segment: segment.number,
+            epoch,
+            segment_bytes: self.options.segment_bytes,
+            first_sequence,
+        };
+        let mut sector = [0; crate::format::SECTOR];
+        header.encode(&mut sector);
+        let call = Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT));
+        self.transfer(Operation::Write, segment.file, 0, &mut sector, &call)?;
+        self.sync_file(segment.file, &call)
+    }
+
+    /// Writes a void or a seal. Best effort: without it, opening the store searches a little longer.
+    pub(crate) fn write_marker(&self, segment: &Segment, offset: u64, kind: RecordKind) {
+        let sequence = self.segments.lock().take_sequence();
+        let header = RecordHeader {
+            store: self.store,
+            segment: segment.number,
+            epoch: segment.epoch(),
+            offset,
+            sequence,
+            born: sequence,
+            namespace: NamespaceId::default(),
+            lineage: ChainHash::default(),
+            parent: ChainHash::default(),
+            first_block_index: 0,
+            hashes: Vec::new(),
+            kind,
+        };
+        let mut bytes = vec![0; header.header_bytes() as usize];
+        header.encode(&mut bytes);
+        let call = Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT));
+        if let Err(error) = self.transfer(Operation::Write, segment.file, offset, &mut bytes, &call)
+        {
+            tracing::debug!("a marker was not written: {error}");
+        }
+    }
+
+    /// Marks reserved room as dead.
+    pub(crate) fn give_up(&self, place: &Reservation, total_bytes: u64) {
+        let payload_bytes = total_bytes - u64::from(record_header_bytes(0, 0));
+        if self.check_writable().is_ok() {
+            self.write_marker(&place.pin.segment, place.offset, RecordKind::Void { payload_bytes });
+        }
+    }
+
+    /// Makes everything written to the segment so far durable, together with whoever else waits for that.
+    pub(crate) fn sync_segment(&self, segment: &Segment) -> Result<(), LogError> {
+        let call = Call::foreground().until(self.at_most(&Call::foreground(), SYNC_LIMIT));
+        match segment.gate.pass(|| self.sync_file(segment.file, &call)) {
+            Synced::Durable => Ok(()),
+            Synced::Failed(error) => {
+                let why = error.map_or_else(|| "an earlier one".to_owned(), |e| e.to_string());
+                self.poison(&why);
+                Err(LogError::Poisoned)
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Walks the records of a segment, reading headers only.
+//!
+//! 1. A record is taken only if its header is valid and names this store, segment, epoch and offset.
+//! 2. Where none is found, the next one is looked for sector by sector, so a hole costs only itself.
+
+use dalsegno_core::SECTOR_BYTES;
+use dalsegno_io::{FileId, Operation};
+
+use crate::call::Call;
+use crate::format::{FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader};
+use crate::log::Core;
+
+/// Read ahead while headers follow each other closely.
+const NEAR_WINDOW_BYTES: u64 = 64 << 10;
+
+/// What a walk over a segment found.
+pub(crate) struct Scan {
+    pub(crate) records: Vec<RecordHeader>,
+    /// Places that look like headers of this epoch but are not valid.
+    pub(crate) damage: Vec<(u64, FormatError)>,
+    pub(crate) end: ScanEnd,
+    /// Behind the last record.
+    pub(crate) cursor: u64,
+}
+
+/// How the records of a segment end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScanEnd {
+    /// With a seal, or with the segment.
+    Sealed,
+    /// With unused room.
+    Open,
+}
+
+/// A part of the file in memory.
+struct Window<'a> {
+    core: &'a Core,
+    file: FileId,
+    end: u64,
+    call: &'a Call,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Window<'_> {
+    /// `len` bytes at `offset`, reading at least `ahead` if they are not at hand; `None` past the end or on an error.
+    fn get(&mut self, offset: u64, len: u64, ahead: u64) -> Option<&[u8]> {
+        if offset + len > self.end {
+            return None;
+        }
+        let held = self.start..self.start + self.bytes.len() as u64;
+        if !(held.contains(&offset) && offset + len <= held.end) {
+            let largest = self.core.pool.largest() as u64;
+            let want = len.max(ahead).min(self.end - offset).min(largest);
+            self.bytes.resize(usize::try_from(want).expect("64-bit addresses"), 0);
+            self.start = offset;
+            let read =
+                self.core.transfer(Operation::Read, self.file, offset, &mut self.bytes, self.call);
+            if let Err(error) = read {
+                tracing::warn!("headers at {offset} cannot be read: {error}");
+                self.bytes.clear();
+                return None;
+            }
+        }
+        let at = usize::try_from(offset - self.start).expect("within the window");
+        self.bytes.get(at..at + usize::try_from(len).expect("64-bit addresses"))
+    }
+}
+
+/// Reads the headers of all records of a segment whose file has `file_bytes` bytes.
+pub(crate) fn scan_records(
+    core: &Core,
+    file: FileId,
+    segment: &SegmentHeader,
+    file_bytes: u64,
+    call: &Call,
+) -> Scan {
+    let end = file_bytes - file_bytes % SECTOR_BYTES;
+    let mut window = Window { core, file, end, call, start: 0, bytes: Vec::new() };
+    let mut scan =
+        Scan { records: Vec::new(), damage: Vec::new(), end: ScanEnd::Open, cursor: SECTOR_BYTES };
+    let mut offset = SECTOR_BYTES;
+    let mut searching = false;
+    while offset < segment.segment_bytes {
+        let ahead = if searching { core.options.io_request_bytes } else { NEAR_WINDOW_BYTES };
+        match record_at(&mut window, segment, offset, ahead) {
+            Ok(record) => {
+                searching = false;
+                offset += u64::from(record.header_bytes()) + record.payload_bytes();
+                scan.cursor = offset;
+                if record.kind == RecordKind::Seal {
+                    scan.end = ScanEnd::Sealed;
+                    scan.records.push(record);
+                    return scan;
+                }
+                scan.records.push(record);
+            }
+            Err(None) => break,
+            Err(Some(error)) => {
+                if looks_damaged(window.get(offset, SECTOR_BYTES, ahead), segment, offset) {
+                    scan.damage.push((offset, error));
+                }
+                searching = true;
+                offset += SECTOR_BYTES;
+            }
+        }
+    }
+    if scan.cursor >= segment.segment_bytes {
+        scan.end = ScanEnd::Sealed;
+    }
+    scan
+}
+
+/// The record at `offset`; `Err(None)` if the file ends or fails there.
+fn record_at(
+    window: &mut Window<'_>,
+    segment: &SegmentHeader,
+    offset: u64,
+    ahead: u64,
+) -> Result<RecordHeader, Option<FormatError>> {
+    let sector = window.get(offset, SECTOR_BYTES, ahead).ok_or(None)?;
+    let header_bytes = u64::from(RecordHeader::peek_bytes(sector)?);
+    let bytes = window.get(offset, header_bytes, ahead).ok_or(Some(FormatError::Truncated))?;
+    let record = RecordHeader::decode(bytes)?;
+    let place = [
+        ("store", record.store != segment.store),
+        ("segment", record.segment != segment.segment),
+        ("epoch", record.epoch != segment.epoch),
+        ("offset", record.offset != offset),
+    ];
+    if let Some((field, _)) = place.into_iter().find(|(_, differs)| *differs) {
+        return Err(Some(FormatError::Place(field)));
+    }
+    let end = u64::from(record.header_bytes()).checked_add(record.payload_bytes());
+    match end.and_then(|bytes| bytes.checked_add(offset)) {
+        Some(end) if end <= segment.segment_bytes => Ok(record),
+        _ => Err(Some(FormatError::Field("payload_bytes"))),
+    }
+}
+
+/// Whether a sector that is no valid record was one of this epoch once: all but one of the five fields that every header
+/// repeats are right. What an earlier epoch left over has its own valid checksum or differs in the epoch as well.
+fn looks_damaged(sector: Option<&[u8]>, segment: &SegmentHeader, offset: u64) -> bool {
+    let Some(sector) = sector.filter(|sector| sector.len() >= SECTOR) else { return false };
+    if matches!(RecordHeader::decode(sector), Ok(_) | Err(FormatError::Place(_))) {
+        return false;
+    }
+    let fields: [(usize, &[u8]); 5] = [
+        (0, b"DSGNRECD"),
+        (16, &segment.store.0),
+        (32, &segment.segment.to_le_bytes()),
+        (40, &segment.epoch.to_le_bytes()),
+        (48, &offset.to_le_bytes()),
+    ];
+    let right =
+        fields.iter().filter(|(at, value)| sector[*at..*at + value.len()] == **value).count();
+    right >= 4
+}

@@ -1,0 +1,279 @@
+//! The segments of a log, their states, and the pins that keep a segment from being recycled.
+//!
+//! 1. `SECTOR <= cursor <= segment_bytes`; space below the cursor is reserved for good until the segment is recycled.
+//! 2. At most one segment is open.
+//! 3. A closed segment gives out no pins; it is recycled only when the last pin is gone.
+//! 4. A segment number is never used for a second file.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
+use dalsegno_io::FileId;
+use parking_lot::{Condvar, Mutex};
+
+use crate::sync::SyncGate;
+
+/// What a segment is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentState {
+    /// Recycled or new: takes records next.
+    Free,
+    /// Takes records now.
+    Open,
+    /// Full; its records are read.
+    Sealed,
+    /// Its header is damaged or its file was cut: it takes no records and goes first when space is needed.
+    Damaged,
+}
+
+/// A segment as the outside sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentView {
+    /// Its number.
+    pub number: u64,
+    /// How often it was recycled, plus one.
+    pub epoch: u64,
+    /// What it is doing.
+    pub state: SegmentState,
+    /// Bytes reserved, its header included.
+    pub cursor: u64,
+    /// Smallest `born` of its records; `u64::MAX` if it has none.
+    pub oldest_born: u64,
+    /// Largest sequence of its records.
+    pub newest_sequence: u64,
+    /// Readers and writers at work in it.
+    pub pins: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub(crate) number: u64,
+    pub(crate) file: FileId,
+    pub(crate) gate: SyncGate,
+    access: Mutex<Access>,
+    unpinned: Condvar,
+}
+
+#[derive(Debug)]
+struct Access {
+    epoch: u64,
+    pins: u32,
+    closed: bool,
+}
+
+/// Keeps a segment from being recycled while it is alive.
+#[derive(Debug)]
+pub struct Pin {
+    pub(crate) segment: Arc<Segment>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut access = self.segment.access.lock();
+        access.pins -= 1;
+        if access.pins == 0 {
+            self.segment.unpinned.notify_all();
+        }
+    }
+}
+
+impl Segment {
+    pub(crate) fn new(number: u64, file: FileId, epoch: u64) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            file,
+            gate: SyncGate::default(),
+            access: Mutex::new(Access { epoch, pins: 0, closed: false }),
+            unpinned: Condvar::new(),
+        })
+    }
+
+    /// Pins the segment if it still is in `epoch` and not about to be recycled.
+    pub(crate) fn pin(self: &Arc<Self>, epoch: u64) -> Option<Pin> {
+        let mut access = self.access.lock();
+        if access.closed || access.epoch != epoch {
+            return None;
+        }
+        access.pins += 1;
+        Some(Pin { segment: Arc::clone(self) })
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.access.lock().epoch
+    }
+
+    pub(crate) fn pins(&self) -> u32 {
+        self.access.lock().pins
+    }
+
+    /// Gives out no more pins; `false` (and open again) if readers stay longer than `patience`.
+    pub(crate) fn close(&self, patience: Duration) -> bool {
+        let mut access = self.access.lock();
+        access.closed = true;
+        while access.pins > 0 {
+            if self.unpinned.wait_for(&mut access, patience).timed_out() && access.pins > 0 {
+                access.closed = false;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Opens a closed segment, in its old epoch or the next.
+    pub(crate) fn reopen(&self, epoch: u64) {
+        let mut access = self.access.lock();
+        assert!(
+            access.closed && access.pins == 0 && epoch >= access.epoch,
+            "reopen of a live segment"
+        );
+        access.epoch = epoch;
+        access.closed = false;
+    }
+}
+
+/// A removal that may still have something to hide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tombstone {
+    pub(crate) segment: u64,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) hashes: Vec<ChainHash>,
+    pub(crate) kills_before: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) state: SegmentState,
+    pub(crate) cursor: u64,
+    pub(crate) oldest_born: u64,
+    pub(crate) newest_sequence: u64,
+}
+
+impl Slot {
+    pub(crate) fn free(segment: Arc<Segment>) -> Self {
+        Self {
+            segment,
+            state: SegmentState::Free,
+            cursor: SECTOR_BYTES,
+            oldest_born: u64::MAX,
+            newest_sequence: 0,
+        }
+    }
+
+    pub(crate) fn view(&self) -> SegmentView {
+        SegmentView {
+            number: self.segment.number,
+            epoch: self.segment.epoch(),
+            state: self.state,
+            cursor: self.cursor,
+            oldest_born: self.oldest_born,
+            newest_sequence: self.newest_sequence,
+            pins: self.segment.pins(),
+        }
+    }
+}
+
+/// All segments of a log; lives under one lock.
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    pub(crate) slots: BTreeMap<u64, Slot>,
+    pub(crate) open: Option<u64>,
+    pub(crate) next_number: u64,
+    pub(crate) next_sequence: u64,
+    pub(crate) tombstones: Vec<Tombstone>,
+    /// The file system refused a new segment; how many switches to wait before asking again.
+    pub(crate) creation_blocked: u32,
+}
+
+impl Segments {
+    pub(crate) fn count(&self, state: SegmentState) -> usize {
+        self.slots.values().filter(|slot| slot.state == state).count()
+    }
+
+    pub(crate) fn take_sequence(&mut self) -> u64 {
+        self.next_sequence += 1;
+        self.next_sequence
+    }
+
+    /// Whether the open segment has room for `bytes`.
+    pub(crate) fn fits_open(&self, bytes: u64, segment_bytes: u64) -> bool {
+        let open = self.open.and_then(|number| self.slots.get(&number));
+        open.is_some_and(|slot| slot.cursor + bytes <= segment_bytes)
+    }
+
+    /// Whether another segment may be opened. Plain appends leave one in reserve, unless there are too few to move
+    /// anything between.
+    pub(crate) fn may_open(&self, most: u32, relocating: bool) -> bool {
+        let free = self.count(SegmentState::Free);
+        let creatable = if self.creation_blocked > 0 {
+            0
+        } else {
+            (most as usize).saturating_sub(self.slots.len())
+        };
+        let reserve = usize::from(!relocating && self.slots.len() + creatable >= 3);
+        free + creatable > reserve
+    }
+
+    /// Reserves `bytes` in the open segment.
+    pub(crate) fn reserve_open(
+        &mut self,
+        bytes: u64,
+        segment_bytes: u64,
+    ) -> Option<(Arc<Segment>, u64)> {
+        let slot = self.slots.get_mut(&self.open?).expect("the open segment exists");
+        assert!(slot.state == SegmentState::Open && slot.cursor <= segment_bytes);
+        if slot.cursor + bytes > segment_bytes {
+            return None;
+        }
+        let offset = slot.cursor;
+        slot.cursor += bytes;
+        Some((Arc::clone(&slot.segment), offset))
+    }
+
+    /// Notes a record's numbers for its segment.
+    pub(crate) fn note_record(&mut self, segment: u64, sequence: u64, born: u64) {
+        if let Some(slot) = self.slots.get_mut(&segment) {
+            slot.newest_sequence = slot.newest_sequence.max(sequence);
+            slot.oldest_born = slot.oldest_born.min(born);
+        }
+    }
+
+    /// Seals the open segment; returns where a seal record belongs, if there is room for one.
+    pub(crate) fn seal_open(&mut self, segment_bytes: u64) -> Option<(Arc<Segment>, u64)> {
+        let slot = self.slots.get_mut(&self.open.take()?).expect("the open segment exists");
+        slot.state = SegmentState::Sealed;
+        let offset = slot.cursor;
+        slot.cursor = segment_bytes;
+        (offset < segment_bytes).then(|| (Arc::clone(&slot.segment), offset))
+    }
+
+    /// Makes a free segment the open one.
+    pub(crate) fn open_free(&mut self) -> bool {
+        assert!(self.open.is_none(), "one open segment at a time");
+        let free = self.slots.values_mut().find(|slot| slot.state == SegmentState::Free);
+        let Some(slot) = free else { return false };
+        slot.state = SegmentState::Open;
+        self.open = Some(slot.segment.number);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_segment_is_not_closed_and_an_old_epoch_is_not_pinned() {
+        let segment = Segment::new(1, FileId(0), 5);
+        assert!(segment.pin(4).is_none());
+        let pin = segment.pin(5).unwrap();
+        assert!(!segment.close(Duration::from_millis(1)));
+        drop(pin);
+        assert!(segment.close(Duration::from_millis(1)));
+        assert!(segment.pin(5).is_none());
+        segment.reopen(6);
+        assert!(segment.pin(5).is_none() && segment.pin(6).is_some());
+    }
+}
