@@ -1,0 +1,80 @@
+//! The index in memory: one lock around [`Table`].
+
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
+use parking_lot::RwLock;
+
+use crate::table::Table;
+use crate::{Index, Indexed, Placement, Removed, Run, Scope, SegmentUse};
+
+/// An index that lives in memory and is rebuilt at open.
+#[derive(Debug, Default)]
+pub struct MemoryIndex {
+    table: RwLock<Table>,
+}
+
+impl Index for MemoryIndex {
+    fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+        self.table.write().insert(extent, wanted)
+    }
+
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
+        let runs = self.table.read().resolve(namespace, chain, Scope::Prefix);
+        runs.iter().map(|run| run.count as usize).sum()
+    }
+
+    fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
+        self.table.read().resolve(namespace, hashes, scope)
+    }
+
+    fn place(
+        &self,
+        namespace: NamespaceId,
+        parent: Option<ChainHash>,
+        first: ChainHash,
+        first_index: u32,
+    ) -> Placement {
+        self.table.read().place(namespace, parent, first, first_index)
+    }
+
+    fn replace(&self, old: ExtentId, new: Vec<Extent>) -> u32 {
+        self.table.write().replace(old, new)
+    }
+
+    fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed {
+        self.table.write().remove_blocks(namespace, hashes)
+    }
+
+    fn remove_namespace(&self, namespace: NamespaceId) -> Removed {
+        self.table.write().remove_namespace(namespace)
+    }
+
+    fn remove_extent(&self, id: ExtentId) -> Removed {
+        self.table.write().remove_extent(id)
+    }
+
+    fn extents_in(&self, segment: u64) -> Vec<Arc<Indexed>> {
+        self.table.read().extents_in(segment)
+    }
+
+    fn live_blocks(&self, extent: &Extent) -> Vec<bool> {
+        self.table.read().live_blocks(extent)
+    }
+
+    fn descendants(&self, id: ExtentId, limit: usize) -> Vec<Arc<Indexed>> {
+        self.table.read().descendants(id, limit)
+    }
+
+    fn segment_use(&self, segment: u64) -> SegmentUse {
+        self.table.read().segment_use(segment)
+    }
+
+    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Indexed>> {
+        self.table.read().scan(from, limit)
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        self.table.read().counts()
+    }
+}

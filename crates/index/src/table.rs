@@ -1,0 +1,280 @@
+//! The tables of the index in memory.
+//!
+//! 1. `blocks[h] = (id, b)` implies `entries[id].extent.hashes[b] == h`.
+//! 2. `entries[id].live` is the number of blocks that lead to `id`, and never zero.
+//! 3. `order`, `by_segment` and `children` list exactly the extents of `entries`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
+
+use crate::{Indexed, Placement, Removed, Run, Scope, SegmentUse};
+
+type Name = (NamespaceId, ChainHash);
+type Place = (NamespaceId, ChainHash, u32, ExtentId);
+
+#[derive(Debug)]
+struct Entry {
+    indexed: Arc<Indexed>,
+    live: u32,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    blocks: HashMap<Name, (ExtentId, u32)>,
+    entries: HashMap<ExtentId, Entry>,
+    order: BTreeSet<Place>,
+    by_segment: BTreeMap<u64, BTreeSet<ExtentId>>,
+    children: HashMap<Name, BTreeSet<ExtentId>>,
+}
+
+fn place_of(extent: &Extent) -> Place {
+    (extent.namespace, extent.lineage, extent.first_block_index, extent.id)
+}
+
+impl Table {
+    pub(crate) fn insert(&mut self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+        let blocks = &self.blocks;
+        let taken: Vec<u32> = (0_u32..)
+            .zip(&extent.hashes)
+            .filter(|(_, hash)| wanted(hash) && !blocks.contains_key(&(extent.namespace, **hash)))
+            .map(|(block, _)| block)
+            .collect();
+        self.adopt(extent, &taken)
+    }
+
+    /// Adds an extent and lets these of its blocks lead to it.
+    fn adopt(&mut self, extent: Extent, taken: &[u32]) -> u32 {
+        let id = extent.id;
+        assert!(!self.entries.contains_key(&id), "sequence numbers are unique");
+        let mut live = 0;
+        for block in taken {
+            let name = (extent.namespace, extent.hashes[*block as usize]);
+            // A hash that comes twice in one extent leads to its last place.
+            if self.blocks.insert(name, (id, *block)).is_none() {
+                live += 1;
+            }
+        }
+        if live == 0 {
+            return 0;
+        }
+        self.order.insert(place_of(&extent));
+        self.by_segment.entry(extent.location.segment).or_default().insert(id);
+        self.children.entry((extent.namespace, extent.parent)).or_default().insert(id);
+        self.entries.insert(id, Entry { indexed: Arc::new(Indexed::new(extent)), live });
+        live
+    }
+
+    pub(crate) fn resolve(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        scope: Scope,
+    ) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut at = 0;
+        while at < hashes.len() {
+            let Some((id, first_block)) = self.blocks.get(&(namespace, hashes[at])).copied() else {
+                match scope {
+                    Scope::Prefix => break,
+                    Scope::Each => at += 1,
+                }
+                continue;
+            };
+            let entry = Arc::clone(&self.entries[&id].indexed);
+            let rest = &entry.extent.hashes[first_block as usize..];
+            // Neighbours are found by comparing lists; only an extent that lost blocks needs a look-up for each.
+            let whole = self.entries[&id].live == entry.extent.block_count();
+            let count = (0_u32..)
+                .zip(hashes[at..].iter().zip(rest))
+                .take_while(|(offset, (wanted, found))| {
+                    let leads = || {
+                        self.blocks.get(&(namespace, **wanted)) == Some(&(id, first_block + offset))
+                    };
+                    wanted == found && (whole || leads())
+                })
+                .count();
+            // The look-up above found the first block, so the run is never empty.
+            let count = u32::try_from(count).expect("bounded by the extent").max(1);
+            runs.push(Run { at, entry, first_block, count });
+            at += count as usize;
+        }
+        runs
+    }
+
+    pub(crate) fn place(
+        &self,
+        namespace: NamespaceId,
+        parent: Option<ChainHash>,
+        first: ChainHash,
+        first_index: u32,
+    ) -> Placement {
+        let own = Placement { lineage: first, first_block_index: first_index };
+        let Some((id, block)) = parent.and_then(|hash| self.blocks.get(&(namespace, hash))) else {
+            return own;
+        };
+        let extent = &self.entries[id].indexed.extent;
+        let Some(index) = extent.first_block_index.checked_add(block + 1) else { return own };
+        let slot = (namespace, extent.lineage, index, ExtentId(0));
+        let end = (namespace, extent.lineage, index, ExtentId(u64::MAX));
+        let is_last = block + 1 == extent.block_count();
+        if is_last && self.order.range(slot..=end).next().is_none() {
+            return Placement { lineage: extent.lineage, first_block_index: index };
+        }
+        Placement { lineage: first, first_block_index: index }
+    }
+
+    pub(crate) fn replace(&mut self, old: ExtentId, new: Vec<Extent>) -> u32 {
+        let mut moved = 0;
+        for extent in new {
+            let mut taken = Vec::new();
+            for (block, hash) in (0_u32..).zip(&extent.hashes) {
+                let name = (extent.namespace, *hash);
+                if self.blocks.get(&name).is_some_and(|(id, _)| *id == old) {
+                    self.unlink_block(name);
+                    taken.push(block);
+                }
+            }
+            moved += self.adopt(extent, &taken);
+        }
+        moved
+    }
+
+    pub(crate) fn remove_blocks(
+        &mut self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+    ) -> Removed {
+        let mut removed = Removed::default();
+        for hash in hashes {
+            if let Some((_, emptied)) = self.unlink_block((namespace, *hash)) {
+                removed.blocks += 1;
+                removed.extents.extend(emptied);
+            }
+        }
+        removed
+    }
+
+    pub(crate) fn remove_namespace(&mut self, namespace: NamespaceId) -> Removed {
+        let from = (namespace, ChainHash([0; 32]), 0, ExtentId(0));
+        let to = (namespace, ChainHash([0xff; 32]), u32::MAX, ExtentId(u64::MAX));
+        let ids: Vec<_> = self.order.range(from..=to).map(|place| place.3).collect();
+        let mut removed = Removed::default();
+        for id in ids {
+            let part = self.remove_extent(id);
+            removed.blocks += part.blocks;
+            removed.extents.extend(part.extents);
+        }
+        removed
+    }
+
+    pub(crate) fn remove_extent(&mut self, id: ExtentId) -> Removed {
+        let Some(entry) = self.entries.get(&id) else { return Removed::default() };
+        let extent = Arc::clone(&entry.indexed);
+        let mut removed = Removed::default();
+        for hash in &extent.extent.hashes {
+            let name = (extent.extent.namespace, *hash);
+            if self.blocks.get(&name).is_some_and(|(holder, _)| *holder == id) {
+                removed.blocks += 1;
+                removed.extents.extend(self.unlink_block(name).and_then(|(_, emptied)| emptied));
+            }
+        }
+        removed
+    }
+
+    /// Takes one block out; also its extent, if that was the last one: its id is the second part of the answer.
+    fn unlink_block(&mut self, name: Name) -> Option<(ExtentId, Option<ExtentId>)> {
+        let (id, _) = self.blocks.remove(&name)?;
+        let entry = self.entries.get_mut(&id).expect("invariant 1");
+        entry.live -= 1;
+        if entry.live > 0 {
+            return Some((id, None));
+        }
+        let entry = self.entries.remove(&id).expect("just seen");
+        let extent = &entry.indexed.extent;
+        self.order.remove(&place_of(extent));
+        remove_from(&mut self.by_segment, extent.location.segment, id);
+        let parent = (extent.namespace, extent.parent);
+        if let Some(siblings) = self.children.get_mut(&parent) {
+            siblings.remove(&id);
+            if siblings.is_empty() {
+                self.children.remove(&parent);
+            }
+        }
+        Some((id, Some(id)))
+    }
+
+    pub(crate) fn extents_in(&self, segment: u64) -> Vec<Arc<Indexed>> {
+        let ids = self.by_segment.get(&segment).into_iter().flatten();
+        ids.map(|id| Arc::clone(&self.entries[id].indexed)).collect()
+    }
+
+    pub(crate) fn live_blocks(&self, extent: &Extent) -> Vec<bool> {
+        let leads = |hash: &ChainHash| {
+            self.blocks.get(&(extent.namespace, *hash)).is_some_and(|(id, _)| *id == extent.id)
+        };
+        extent.hashes.iter().map(leads).collect()
+    }
+
+    pub(crate) fn descendants(&self, id: ExtentId, limit: usize) -> Vec<Arc<Indexed>> {
+        let mut found: Vec<Arc<Indexed>> = Vec::new();
+        let mut seen = BTreeSet::from([id]);
+        let mut open: Vec<Arc<Indexed>> =
+            self.entries.get(&id).map(|entry| Arc::clone(&entry.indexed)).into_iter().collect();
+        while let Some(entry) = open.pop() {
+            for hash in &entry.extent.hashes {
+                for child in
+                    self.children.get(&(entry.extent.namespace, *hash)).into_iter().flatten()
+                {
+                    if found.len() == limit {
+                        return found;
+                    }
+                    if seen.insert(*child) {
+                        let child = Arc::clone(&self.entries[child].indexed);
+                        found.push(Arc::clone(&child));
+                        open.push(child);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    pub(crate) fn segment_use(&self, segment: u64) -> SegmentUse {
+        let mut sum = SegmentUse::default();
+        let mut weighted = 0_u128;
+        for id in self.by_segment.get(&segment).into_iter().flatten() {
+            let indexed = &self.entries[id].indexed;
+            let bytes = indexed.extent.total_bytes();
+            sum.live_bytes += bytes;
+            sum.hit_bytes += if indexed.hits() > 0 { bytes } else { 0 };
+            weighted += u128::from(bytes) * u128::from(indexed.last_hit().max(id.0));
+        }
+        let mean = weighted / u128::from(sum.live_bytes.max(1));
+        sum.mean_use_sequence = u64::try_from(mean).expect("a mean of 64-bit numbers");
+        sum
+    }
+
+    pub(crate) fn scan(
+        &self,
+        (namespace, lineage, first): (NamespaceId, ChainHash, u32),
+        limit: usize,
+    ) -> Vec<Arc<Indexed>> {
+        let places = self.order.range((namespace, lineage, first, ExtentId(0))..).take(limit);
+        places.map(|place| Arc::clone(&self.entries[&place.3].indexed)).collect()
+    }
+
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.entries.len() as u64, self.blocks.len() as u64)
+    }
+}
+
+fn remove_from(map: &mut BTreeMap<u64, BTreeSet<ExtentId>>, segment: u64, id: ExtentId) {
+    if let Some(ids) = map.get_mut(&segment) {
+        ids.remove(&id);
+        if ids.is_empty() {
+            map.remove(&segment);
+        }
+    }
+}
