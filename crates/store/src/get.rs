@@ -1,0 +1,322 @@
+//! Getting blocks, whole or by layer.
+//!
+//! 1. DRAM first, then the log; a block counts as a hit only after every slice was verified.
+//! 2. A bad slice is a miss; its extent leaves the index at once, so nobody reads it again.
+//! 3. A block whose segment was recycled between look-up and read is looked up once more.
+
+use std::ops::Range;
+
+use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
+use dalsegno_index::{Run, Scope};
+use dalsegno_io::Memory;
+use dalsegno_log::{Call, Cause, ExtentRead, Target};
+
+use crate::put::check_blocks;
+use crate::stats::add;
+use crate::store::{Inner, Store};
+use crate::terms::Terms;
+
+/// How often a block is looked up before a segment that is recycled under our hands makes it a miss.
+const LOOKUPS: u32 = 2;
+
+/// How a wanted block ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Served from DRAM.
+    Dram,
+    /// Served from the log.
+    Log,
+    /// Not stored, or behind the first miss of a prefix.
+    Absent,
+    /// Stored, but it could not be had; the counter of the same name says how often.
+    Lost(&'static str),
+}
+
+impl Outcome {
+    /// Whether the bytes are in the caller's memory.
+    #[must_use]
+    pub fn is_hit(self) -> bool {
+        matches!(self, Self::Dram | Self::Log)
+    }
+}
+
+/// What became of the blocks of a get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GetReport {
+    /// One per block, in order.
+    pub outcomes: Vec<Outcome>,
+}
+
+impl GetReport {
+    /// How many leading blocks are hits.
+    #[must_use]
+    pub fn leading_blocks(&self) -> usize {
+        self.outcomes.iter().take_while(|outcome| outcome.is_hit()).count()
+    }
+
+    /// How many blocks are hits.
+    #[must_use]
+    pub fn hit_blocks(&self) -> usize {
+        self.outcomes.iter().filter(|outcome| outcome.is_hit()).count()
+    }
+}
+
+impl Store {
+    /// Fills `out[i]` with block `chain[i]`: with [`Scope::Prefix`] up to the first miss, with [`Scope::Each`] whatever
+    /// is there. Contents of memory whose block is no hit are undefined.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if a size disagrees with the namespace (nothing is read); `Closed`.
+    pub fn get_batch(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        out: Vec<Vec<Memory>>,
+        scope: Scope,
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        let layers = 0..self.inner.namespace(namespace)?.layout().layers();
+        self.get(namespace, (chain, out), layers, scope, terms)
+    }
+
+    /// Fills `out[i]` with one layer of block `chain[i]`, up to the first miss.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the layer does not exist or a size is not the layout's slice size; `Closed`.
+    pub fn retrieve_layer(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        layer: u32,
+        out: Vec<Vec<Memory>>,
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        let layers = self.inner.namespace(namespace)?.layout().layers();
+        if layer >= layers {
+            return Err(dalsegno_core::Error::invalid(format!(
+                "layer {layer} does not exist; the namespace has layers 0 to {}",
+                layers - 1
+            )));
+        }
+        self.get(namespace, (chain, out), layer..layer + 1, Scope::Prefix, terms)
+    }
+
+    fn get(
+        &self,
+        namespace: NamespaceId,
+        (chain, out): (&[ChainHash], Vec<Vec<Memory>>),
+        layers: Range<u32>,
+        scope: Scope,
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        let inner = &self.inner;
+        inner.check_open()?;
+        let namespace = inner.namespace(namespace)?;
+        if chain.len() != out.len() {
+            return Err(dalsegno_core::Error::invalid(format!(
+                "{} hashes but {} buffers; give one buffer per block",
+                chain.len(),
+                out.len()
+            )));
+        }
+        let layer_count = u64::from(layers.end - layers.start);
+        let bytes = layer_count * u64::from(namespace.layout().slice_bytes());
+        check_blocks(&out, bytes)?;
+        let call = terms.call(inner.clock.as_ref());
+        let mut get = Get::new(inner, &namespace, chain, layers, &call);
+        get.run(out, scope);
+        let report = GetReport { outcomes: get.outcomes };
+        inner.count_get(&report, bytes);
+        Ok(report)
+    }
+}
+
+impl Inner {
+    fn count_get(&self, report: &GetReport, bytes: u64) {
+        let count = |wanted: &dyn Fn(&Outcome) -> bool| {
+            report.outcomes.iter().filter(|outcome| wanted(outcome)).count() as u64
+        };
+        let (dram, log) = (count(&|o| *o == Outcome::Dram), count(&|o| *o == Outcome::Log));
+        let counters = &self.counters;
+        add(&counters.get_calls, 1);
+        add(&counters.get_dram_blocks, dram);
+        add(&counters.get_log_blocks, log);
+        add(&counters.get_missed_blocks, report.outcomes.len() as u64 - dram - log);
+        add(&counters.get_bytes, (dram + log) * bytes);
+    }
+}
+
+/// One get under way.
+struct Get<'a> {
+    inner: &'a Inner,
+    namespace: &'a Namespace,
+    chain: &'a [ChainHash],
+    layers: Range<u32>,
+    call: &'a Call,
+    sequence: u64,
+    outcomes: Vec<Outcome>,
+}
+
+impl<'a> Get<'a> {
+    fn new(
+        inner: &'a Inner,
+        namespace: &'a Namespace,
+        chain: &'a [ChainHash],
+        layers: Range<u32>,
+        call: &'a Call,
+    ) -> Self {
+        let sequence = inner.log.newest_sequence();
+        let outcomes = vec![Outcome::Absent; chain.len()];
+        Self { inner, namespace, chain, layers, call, sequence, outcomes }
+    }
+
+    fn run(&mut self, out: Vec<Vec<Memory>>, scope: Scope) {
+        let mut out: Vec<Option<Vec<Memory>>> = out.into_iter().map(Some).collect();
+        let in_dram = self.take_dram(&mut out, scope);
+        let wanted = match scope {
+            Scope::Each => self.chain.len(),
+            Scope::Prefix => {
+                // What DRAM has counts for the prefix, so the log is asked only for the gaps up to its end.
+                let present = self.present_in_log();
+                (0..self.chain.len()).take_while(|at| in_dram[*at] || present[*at]).count()
+            }
+        };
+        let positions: Vec<usize> = (0..wanted).filter(|at| out[*at].is_some()).collect();
+        self.take_log(&positions, &mut out);
+    }
+
+    fn present_in_log(&self) -> Vec<bool> {
+        let mut present = vec![false; self.chain.len()];
+        for run in self.inner.index.resolve(self.namespace.id(), self.chain, Scope::Each) {
+            present[run.at..run.at + run.count as usize].fill(true);
+        }
+        present
+    }
+
+    /// Serves what DRAM holds; returns which blocks that were.
+    fn take_dram(&mut self, out: &mut [Option<Vec<Memory>>], scope: Scope) -> Vec<bool> {
+        let mut found = vec![false; self.chain.len()];
+        if self.inner.dram.is_off() {
+            return found;
+        }
+        let slice = self.namespace.layout().slice_bytes() as usize;
+        let wanted = self.layers.start as usize * slice..self.layers.end as usize * slice;
+        let present = match scope {
+            Scope::Each => Vec::new(),
+            Scope::Prefix => self.present_in_log(),
+        };
+        for (at, hash) in self.chain.iter().enumerate() {
+            let block = self.inner.dram.get(&(self.namespace.id(), *hash));
+            let Some(block) = block else {
+                // Behind the first miss nothing is wanted.
+                if scope == Scope::Prefix && !present[at] {
+                    break;
+                }
+                continue;
+            };
+            let mut bytes = &block[wanted.clone()];
+            for piece in out[at].take().into_iter().flatten() {
+                let mut piece = piece;
+                let (head, tail) = bytes.split_at(piece.len());
+                piece.as_mut_slice().copy_from_slice(head);
+                bytes = tail;
+            }
+            self.outcomes[at] = Outcome::Dram;
+            found[at] = true;
+        }
+        found
+    }
+
+    /// Reads blocks from the log, looking up once more what was moved meanwhile.
+    fn take_log(&mut self, positions: &[usize], out: &mut [Option<Vec<Memory>>]) {
+        let mut positions = positions.to_vec();
+        for _ in 0..LOOKUPS {
+            let hashes: Vec<ChainHash> = positions.iter().map(|at| self.chain[*at]).collect();
+            let runs = self.inner.index.resolve(self.namespace.id(), &hashes, Scope::Each);
+            let mut moved = Vec::new();
+            let mut reads = Vec::new();
+            let mut read_runs = Vec::new();
+            for run in runs {
+                // Memory is given away only once the segment is pinned down by the read, so check first.
+                if self.inner.log.pin(run.entry.extent.location).is_none() {
+                    moved.extend((run.at..run.at + run.count as usize).map(|i| positions[i]));
+                    continue;
+                }
+                reads.push(self.extent_read(&run, &positions, out));
+                read_runs.push(run);
+            }
+            let results = self.inner.log.read(reads, self.call);
+            for (run, blocks) in read_runs.iter().zip(results) {
+                self.settle(run, &positions, blocks);
+            }
+            if moved.is_empty() {
+                return;
+            }
+            positions = moved;
+        }
+        for at in positions {
+            self.outcomes[at] = Outcome::Lost(Cause::Recycled.name());
+        }
+    }
+
+    fn extent_read(
+        &self,
+        run: &Run,
+        positions: &[usize],
+        out: &mut [Option<Vec<Memory>>],
+    ) -> ExtentRead {
+        let targets = (0..run.count).map(|offset| Target {
+            block: run.first_block + offset,
+            memory: out[positions[run.at + offset as usize]].take().expect("asked for once"),
+        });
+        let targets = targets.collect();
+        ExtentRead { extent: run.entry.extent.clone(), layers: self.layers.clone(), targets }
+    }
+
+    /// Takes in what became of a run: outcomes, hits, DRAM, quarantine.
+    fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<dalsegno_log::BlockRead>) {
+        let mut damaged = None;
+        let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
+        for (offset, block) in blocks.into_iter().enumerate() {
+            let at = positions[run.at + offset];
+            match block.outcome {
+                Ok(()) => {
+                    self.outcomes[at] = Outcome::Log;
+                    if whole && self.inner.limits.dram_admission == DramAdmission::Get {
+                        self.inner
+                            .dram
+                            .insert((self.namespace.id(), self.chain[at]), &block.memory);
+                    }
+                }
+                Err(cause) => {
+                    self.outcomes[at] = Outcome::Lost(cause.name());
+                    damaged = damaged.or(Some(cause).filter(|cause| cause.is_damage()));
+                }
+            }
+        }
+        run.entry.touch(self.sequence);
+        if let Some(cause) = damaged {
+            self.inner.quarantine(&run.entry.extent, cause);
+        }
+    }
+}
+
+impl Inner {
+    /// Takes an extent with bad bytes out of the index; its blocks can be put again.
+    pub(crate) fn quarantine(&self, extent: &dalsegno_core::Extent, cause: Cause) {
+        let removed = self.index.remove_extent(extent.id);
+        self.log.forget(extent.id);
+        if removed.blocks > 0 {
+            add(&self.counters.quarantined_extents, 1);
+            tracing::warn!(
+                segment = extent.location.segment,
+                offset = extent.location.offset,
+                blocks = removed.blocks,
+                cause = cause.name(),
+                "stored bytes are bad; the extent is set aside and its blocks are misses"
+            );
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The store: composes log, index, DRAM tier and policies into the one public Rust API of Dalsegno.
+//!
+//! 1. A get returns exactly the bytes that were put under the same namespace and chain hash, or a miss.
+//! 2. A block becomes visible only after its bytes are in the log (with durability `batch`: durable in it).
+//! 3. Damage, a full disk, a slow or failing device are misses with a counted cause; only a wrong call is an error.
+//! 4. Everything is bounded by [`Limits`](dalsegno_core::Limits): disk, DRAM, files, queues, threads, waits with a timeout.
+
+#![forbid(unsafe_code)]
+
+mod dram;
+mod get;
+mod layers;
+mod offline;
+mod open;
+mod pending;
+mod put;
+mod reclaim;
+mod stats;
+mod store;
+mod terms;
+mod transfer;
+
+pub use dalsegno_core::{
+    Admission, ChainHash, Config, DramAdmission, Durability, EngineChoice, Error, ErrorKind,
+    KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result, StoreId, format_bytes,
+    parse_bytes,
+};
+pub use dalsegno_index::Scope;
+pub use dalsegno_io::{Lender, Memory, lend};
+pub use get::{GetReport, Outcome};
+pub use layers::LayerWriter;
+pub use offline::{ExtentRow, Finding, NamespaceRow, StoreInfo, VerifyReport, info, list, verify};
+pub use open::{DirectoryFacts, Parts, directory_facts};
+pub use put::{Put, PutOutcome, PutReport};
+pub use stats::Stats;
+pub use store::Store;
+pub use terms::{Cancel, Terms};
+pub use transfer::{Transfer, TransferState};

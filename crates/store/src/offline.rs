@@ -1,0 +1,284 @@
+//! Looking at a store that nobody has open: facts, contents, the full check. Nothing is written.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use dalsegno_core::{
+    ChainHash, Clock, Config, EngineChoice, Error, NamespaceId, Result, SpaceFacts, StoreId,
+};
+use dalsegno_index::{Index, MemoryIndex};
+use dalsegno_io::{
+    BufferPool, Device, DirectoryLock, DirectoryOptions, LocalDirectory, OpenMode, SystemClock,
+};
+use dalsegno_log::format::{STORE_FILE, StoreHeader};
+use dalsegno_log::{Log, LogOptions, SegmentState};
+use serde::Serialize;
+
+use crate::open::{directory_facts, lock_error, rebuild, unavailable};
+use crate::store::to_error;
+
+pub use dalsegno_log::{Finding, VerifyReport};
+
+const STAGING_BYTES: u64 = 16 << 20;
+const REQUEST_BYTES: u64 = 1 << 20;
+
+/// Facts about a store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StoreInfo {
+    /// Its random name.
+    pub id: String,
+    /// Size of its segment files.
+    pub segment_bytes: u64,
+    /// Segment files, by state.
+    pub segments_free: u64,
+    /// The one that takes records, if any.
+    pub segments_open: u64,
+    /// Full ones.
+    pub segments_sealed: u64,
+    /// Damaged ones.
+    pub segments_damaged: u64,
+    /// Bytes of disk taken by segment files.
+    pub disk_bytes: u64,
+    /// Extents that can be found.
+    pub extents: u64,
+    /// Blocks that can be found.
+    pub blocks: u64,
+    /// Bytes of these blocks.
+    pub block_bytes: u64,
+    /// Namespaces.
+    pub namespaces: Vec<NamespaceRow>,
+    /// Damage found in headers.
+    pub faults: Vec<FaultRow>,
+}
+
+/// A namespace of a store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NamespaceRow {
+    /// Its id.
+    pub id: String,
+    /// What it stands for; empty if its description is lost.
+    pub fields: std::collections::BTreeMap<String, String>,
+    /// Layers per block.
+    pub layers: u32,
+    /// Bytes of one layer of one block.
+    pub slice_bytes: u32,
+    /// Runs of the prefix tree.
+    pub lineages: u64,
+    /// Extents.
+    pub extents: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of the blocks.
+    pub bytes: u64,
+}
+
+/// Damage found in a header.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FaultRow {
+    /// The file.
+    pub file: String,
+    /// Byte offset in it.
+    pub offset: u64,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// An extent of a store.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExtentRow {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its run of the prefix tree.
+    pub lineage: String,
+    /// Position of its first block there.
+    pub first_block_index: u32,
+    /// Blocks in it.
+    pub blocks: u32,
+    /// Hash of its first block.
+    pub first_hash: String,
+    /// Segment that holds it.
+    pub segment: u64,
+    /// Offset in the segment.
+    pub offset: u64,
+    /// Header and payload.
+    pub bytes: u64,
+    /// Order of writing.
+    pub sequence: u64,
+}
+
+/// A store opened for looking only.
+struct Offline {
+    log: Log,
+    index: MemoryIndex,
+    faults: Vec<FaultRow>,
+    _lock: DirectoryLock,
+}
+
+/// Reads a directory; one thread, no lock.
+pub(crate) struct Reader {
+    pub(crate) device: Arc<dyn Device>,
+    clock: Arc<dyn Clock>,
+    pool: BufferPool,
+}
+
+impl Reader {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let pool = BufferPool::new(STAGING_BYTES, REQUEST_BYTES)
+            .map_err(|error| unavailable(path, error))?;
+        let options = DirectoryOptions {
+            engine: EngineChoice::Psync,
+            depth: 4,
+            read_only: true,
+            ..DirectoryOptions::default()
+        };
+        let device = LocalDirectory::open(path, options, &pool, Arc::clone(&clock))
+            .map_err(|error| unavailable(path, error))?;
+        Ok(Self { device: Arc::new(device), clock, pool })
+    }
+
+    /// The store's own header, if it can be read.
+    pub(crate) fn store_header(&self) -> Option<StoreHeader> {
+        let opened = self.device.open(STORE_FILE, OpenMode::Read).ok()?;
+        let sector = dalsegno_log::read_first_sector(
+            self.device.as_ref(),
+            opened.file,
+            &self.pool,
+            self.clock.as_ref(),
+        )?;
+        StoreHeader::decode(&sector).ok()
+    }
+}
+
+fn lock(path: &Path) -> Result<DirectoryLock> {
+    let facts = directory_facts(path)?;
+    if !facts.is_store {
+        let message = format!("{} holds no Dalsegno store", path.display());
+        return Err(Error::invalid(message));
+    }
+    DirectoryLock::acquire_shared(path).map_err(|error| lock_error(path, error))
+}
+
+fn open(path: &Path) -> Result<Offline> {
+    let lock = lock(path)?;
+    let Reader { device, clock, pool } = Reader::open(path)?;
+    let facts = directory_facts(path)?;
+    // The bounds do not matter for looking; a large disk satisfies every check.
+    let space = SpaceFacts { free_bytes: 1 << 50, ..facts.space };
+    let limits = Config::default().validate(space)?;
+    let options = LogOptions { read_only: true, ..LogOptions::from(&limits) };
+    let (log, recovered) =
+        Log::open(device, clock, pool, options, StoreId::default()).map_err(to_error)?;
+    let faults = recovered.faults.iter().map(|fault| FaultRow {
+        file: fault.file.clone(),
+        offset: fault.offset,
+        what: fault.what.clone(),
+    });
+    let faults = faults.collect();
+    let index = MemoryIndex::default();
+    rebuild(&index, recovered);
+    Ok(Offline { log, index, faults, _lock: lock })
+}
+
+/// Tells about a store.
+///
+/// # Errors
+///
+/// `Invalid` if there is none, `Unavailable` if a process has it open, `Incompatible` if it is newer.
+pub fn info(path: &Path) -> Result<StoreInfo> {
+    let offline = open(path)?;
+    let segments = offline.log.segments();
+    let count = |state| segments.iter().filter(|view| view.state == state).count() as u64;
+    let namespaces = offline.namespaces()?;
+    let (extents, blocks) = offline.index.counts();
+    Ok(StoreInfo {
+        id: offline.log.store().to_hex(),
+        segment_bytes: offline.log.options().segment_bytes,
+        segments_free: count(SegmentState::Free),
+        segments_open: count(SegmentState::Open),
+        segments_sealed: count(SegmentState::Sealed),
+        segments_damaged: count(SegmentState::Damaged),
+        disk_bytes: offline.log.disk_bytes(),
+        extents,
+        blocks,
+        block_bytes: namespaces.iter().map(|row| row.bytes).sum(),
+        namespaces,
+        faults: offline.faults,
+    })
+}
+
+/// Lists namespaces and extents, in the order of the index.
+///
+/// # Errors
+///
+/// As [`info`].
+pub fn list(path: &Path) -> Result<(Vec<NamespaceRow>, Vec<ExtentRow>)> {
+    let offline = open(path)?;
+    let entries = offline.extents();
+    let rows = entries.iter().map(|entry| {
+        let extent = &entry.extent;
+        ExtentRow {
+            namespace: extent.namespace.to_hex(),
+            lineage: extent.lineage.to_hex(),
+            first_block_index: extent.first_block_index,
+            blocks: extent.block_count(),
+            first_hash: extent.hashes[0].to_hex(),
+            segment: extent.location.segment,
+            offset: extent.location.offset,
+            bytes: extent.total_bytes(),
+            sequence: extent.id.0,
+        }
+    });
+    let rows = rows.collect();
+    Ok((offline.namespaces()?, rows))
+}
+
+impl Offline {
+    fn extents(&self) -> Vec<Arc<dalsegno_index::Indexed>> {
+        self.index.scan((NamespaceId::default(), ChainHash::default(), 0), usize::MAX)
+    }
+
+    fn namespaces(&self) -> Result<Vec<NamespaceRow>> {
+        let described = dalsegno_log::read_namespaces(&self.log).map_err(to_error)?;
+        let mut rows: Vec<NamespaceRow> = Vec::new();
+        let mut lineage = None;
+        for entry in self.extents() {
+            let extent = &entry.extent;
+            let id = extent.namespace.to_hex();
+            if rows.last().is_none_or(|row| row.id != id) {
+                let fields = described.iter().find(|n| n.id() == extent.namespace);
+                rows.push(NamespaceRow {
+                    id,
+                    fields: fields.map(|n| n.fields().clone()).unwrap_or_default(),
+                    layers: extent.layout.layers(),
+                    slice_bytes: extent.layout.slice_bytes(),
+                    lineages: 0,
+                    extents: 0,
+                    blocks: 0,
+                    bytes: 0,
+                });
+            }
+            let live = self.index.live_blocks(extent).iter().filter(|live| **live).count() as u64;
+            let row = rows.last_mut().expect("just pushed");
+            row.lineages += u64::from(
+                lineage.replace((extent.namespace, extent.lineage))
+                    != Some((extent.namespace, extent.lineage)),
+            );
+            row.extents += 1;
+            row.blocks += live;
+            row.bytes += live * extent.layout.block_bytes();
+        }
+        Ok(rows)
+    }
+}
+
+/// Reads and checks every byte of a store. `progress` hears the bytes done so far and in all.
+///
+/// # Errors
+///
+/// As [`info`]. Damage is no error: it is in the report.
+pub fn verify(path: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<VerifyReport> {
+    let _lock = lock(path)?;
+    let Reader { device, clock, pool } = Reader::open(path)?;
+    dalsegno_log::verify(device, clock, pool, progress).map_err(to_error)
+}

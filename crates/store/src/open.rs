@@ -1,0 +1,244 @@
+//! Opening a store.
+//!
+//! 1. One process owns a directory; the lock is taken before anything is read and kept until close.
+//! 2. A directory that holds something else is refused; nothing in it is touched.
+//! 3. The index is rebuilt from the log's headers, in the order they were written.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use dalsegno_core::{
+    ChainHash, Clock, Config, Error, ErrorKind, Limits, NamespaceId, Result, SpaceFacts, StoreId,
+    format_bytes,
+};
+use dalsegno_index::{Index, MemoryIndex};
+use dalsegno_io::{
+    BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
+    SystemClock,
+};
+use dalsegno_log::format::{STORE_FILE, namespace_of_file, segment_number};
+use dalsegno_log::{Log, LogOptions, Recovered};
+use dalsegno_policy::AdmissionFilter;
+use parking_lot::{Mutex, RwLock};
+
+use crate::dram::Dram;
+use crate::offline::Reader;
+use crate::pending::Pending;
+use crate::stats::{Counters, add};
+use crate::store::{Inner, Store, to_error};
+use crate::transfer::Workers;
+
+/// Memory of the filter that remembers blocks put once, with admission `second-put`.
+const ADMISSION_BYTES: usize = 8 << 20;
+
+/// What a store is made of; [`Store::open`] makes the real ones, a simulation brings its own.
+#[derive(Debug)]
+pub struct Parts {
+    /// The files.
+    pub device: Arc<dyn Device>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Staging memory.
+    pub pool: BufferPool,
+    /// The bounds.
+    pub limits: Limits,
+    /// Kept until close.
+    pub lock: Option<DirectoryLock>,
+    /// The id if the store is new.
+    pub new_store: StoreId,
+}
+
+/// What a directory says before it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryFacts {
+    /// Whether a store lives there.
+    pub is_store: bool,
+    /// Room, for [`Config::validate`].
+    pub space: SpaceFacts,
+}
+
+impl Store {
+    /// Opens the store in `path`, creating both if they do not exist.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if another process owns it, it is read-only, or the system refuses; `Incompatible` if a newer
+    /// Dalsegno wrote it; `Invalid` for settings that do not fit or a directory that holds something else.
+    pub fn open(path: &Path, config: &Config) -> Result<Self> {
+        LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+        let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let facts = directory_facts(path)?;
+        let limits = config.validate(facts.space)?;
+        let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)
+            .map_err(|error| unavailable(path, error))?;
+        let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
+        let device = LocalDirectory::open(path, options, &pool, Arc::clone(&clock))
+            .map_err(|error| unavailable(path, error))?;
+        let store = Self::open_parts(Parts {
+            device: Arc::new(device),
+            clock,
+            pool,
+            limits,
+            lock: Some(lock),
+            new_store: random_id(path)?,
+        })?;
+        tracing::info!(
+            "store {} in {} uses at most {}{}",
+            store.id(),
+            path.display(),
+            format_bytes(store.limits().capacity_bytes),
+            if store.limits().capacity_is_default {
+                " (80% of what the disk can give)"
+            } else {
+                ""
+            }
+        );
+        Ok(store)
+    }
+
+    /// Opens a store from its parts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::open`].
+    pub fn open_parts(parts: Parts) -> Result<Self> {
+        let Parts { device, clock, pool, limits, lock, new_store } = parts;
+        let options = LogOptions::from(&limits);
+        let (log, recovered) =
+            Log::open(Arc::clone(&device), Arc::clone(&clock), pool, options, new_store)
+                .map_err(to_error)?;
+        let index: Arc<dyn Index> = Arc::new(MemoryIndex::default());
+        let counters = Counters::default();
+        add(&counters.open_faults, recovered.faults.len() as u64);
+        for fault in &recovered.faults {
+            tracing::warn!(
+                "{} at {}: {}; what it held is a miss",
+                fault.file,
+                fault.offset,
+                fault.what
+            );
+        }
+        rebuild(index.as_ref(), recovered);
+        let namespaces = dalsegno_log::read_namespaces(&log).map_err(to_error)?;
+        let workers =
+            Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|e| {
+                Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(e)
+            })?;
+        let inner = Inner {
+            dram: Dram::new(limits.dram_bytes),
+            admission: Mutex::new(AdmissionFilter::new(limits.admission, ADMISSION_BYTES)),
+            limits,
+            device,
+            clock,
+            log,
+            index,
+            pending: Pending::default(),
+            namespaces: RwLock::new(namespaces.into_iter().map(|n| (n.id(), n)).collect()),
+            counters,
+            reclaiming: Mutex::new(()),
+            closed: AtomicBool::new(false),
+            lock: Mutex::new(lock),
+        };
+        Ok(Self { inner: Arc::new(inner), workers: Arc::new(workers) })
+    }
+}
+
+/// Fills the index from what the log holds, leaving out what was removed.
+pub(crate) fn rebuild(index: &dyn Index, recovered: Recovered) {
+    let mut blocks: HashMap<(NamespaceId, ChainHash), u64> = HashMap::new();
+    let mut namespaces: HashMap<NamespaceId, u64> = HashMap::new();
+    for (namespace, hashes, kills_before) in recovered.removals {
+        if hashes.is_empty() {
+            let entry = namespaces.entry(namespace).or_default();
+            *entry = kills_before.max(*entry);
+        }
+        for hash in hashes {
+            let entry = blocks.entry((namespace, hash)).or_default();
+            *entry = kills_before.max(*entry);
+        }
+    }
+    for extent in recovered.extents {
+        let (namespace, born) = (extent.namespace, extent.born);
+        if namespaces.get(&namespace).is_some_and(|kills_before| born < *kills_before) {
+            continue;
+        }
+        let is_alive = |hash: &ChainHash| {
+            blocks.get(&(namespace, *hash)).is_none_or(|kills_before| born >= *kills_before)
+        };
+        index.insert(extent, &is_alive);
+    }
+}
+
+/// Looks at a directory without changing it.
+///
+/// # Errors
+///
+/// `Unavailable` if it cannot be read; `Invalid` if it holds something else than a store.
+pub fn directory_facts(path: &Path) -> Result<DirectoryFacts> {
+    let reader = Reader::open(path)?;
+    let entries = reader.device.list().map_err(|error| unavailable(path, error))?;
+    let space = reader.device.space().map_err(|error| unavailable(path, error))?;
+    let segments: Vec<_> = entries.iter().filter(|e| segment_number(&e.name).is_some()).collect();
+    let is_ours = |name: &str| {
+        name == STORE_FILE || segment_number(name).is_some() || namespace_of_file(name).is_some()
+    };
+    let is_store = entries.iter().any(|entry| is_ours(&entry.name));
+    if let Some(foreign) = entries.iter().find(|e| e.name != "LOCK").filter(|_| !is_store) {
+        return Err(Error::invalid(format!(
+            "{} holds {:?} but no Dalsegno store; give an empty or a new directory",
+            path.display(),
+            foreign.name
+        )));
+    }
+    Ok(DirectoryFacts {
+        is_store,
+        space: SpaceFacts {
+            free_bytes: space.free_bytes,
+            own_bytes: segments.iter().map(|e| e.allocated_bytes).sum(),
+            existing_segment_bytes: reader.segment_bytes(&segments),
+        },
+    })
+}
+
+impl Reader {
+    /// The segment size of the store's header, else the size that most segment files have: one that was cut must not
+    /// decide.
+    fn segment_bytes(&self, segments: &[&dalsegno_io::DirEntry]) -> Option<u64> {
+        if let Some(header) = self.store_header() {
+            return Some(header.segment_bytes);
+        }
+        let mut sizes: Vec<u64> =
+            segments.iter().map(|e| e.bytes).filter(|bytes| bytes.is_power_of_two()).collect();
+        sizes.sort_unstable();
+        sizes.get(sizes.len() / 2).copied()
+    }
+}
+
+pub(crate) fn unavailable(path: &Path, error: IoError) -> Error {
+    let message = format!("{} cannot be used", path.display());
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
+pub(crate) fn lock_error(path: &Path, error: LockError) -> Error {
+    let message = match &error {
+        LockError::Held { owner } => format!(
+            "{} is in use by {owner}; one process owns a store, so close it there or use another directory",
+            path.display()
+        ),
+        LockError::ReadOnly => {
+            format!(
+                "{} is on a read-only file system; mount it writable or use another directory",
+                path.display()
+            )
+        }
+        LockError::Os { .. } => format!("{} cannot be locked", path.display()),
+    };
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
+fn random_id(path: &Path) -> Result<StoreId> {
+    dalsegno_io::random_bytes().map(StoreId).map_err(|error| unavailable(path, error))
+}

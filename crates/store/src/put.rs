@@ -1,0 +1,250 @@
+//! Putting blocks.
+//!
+//! 1. Phase one writes the extent, phase two inserts it into the index; a crash between them loses the put, nothing else.
+//! 2. A block that is present, or that another put is writing, is not written again.
+
+use dalsegno_core::{
+    ChainHash, DramAdmission, Error, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES, Namespace,
+    NamespaceId, Result,
+};
+use dalsegno_io::Memory;
+use dalsegno_log::{Appended, Call, LogError, NewExtent};
+
+use crate::stats::add;
+use crate::store::{Inner, Store, to_error};
+use crate::terms::Terms;
+
+/// How often a put makes room before it gives up.
+const RECLAIM_ATTEMPTS: u32 = 3;
+
+/// Blocks to be put.
+#[derive(Debug)]
+pub struct Put<'a> {
+    /// Hashes of consecutive blocks of a prompt, as far as the caller knows them.
+    pub chain: &'a [ChainHash],
+    /// Position in `chain` of the first block that is given.
+    pub first: usize,
+    /// The blocks' bytes: for each block its layers, lowest first, in as many pieces as the caller has.
+    pub blocks: Vec<Vec<Memory>>,
+}
+
+/// What became of one block of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// Written, and visible; with durability `batch`, durable.
+    Stored,
+    /// There already.
+    Present,
+    /// Being written by another put.
+    Pending,
+    /// Declined by the admission policy.
+    Declined,
+    /// Not written: no room, deadline, cancelled, or the device failed.
+    Failed,
+}
+
+/// What became of the blocks of a put.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PutReport {
+    /// One per block, in order.
+    pub outcomes: Vec<PutOutcome>,
+}
+
+impl PutReport {
+    /// How many blocks ended like this.
+    #[must_use]
+    pub fn count(&self, outcome: PutOutcome) -> u64 {
+        self.outcomes.iter().filter(|other| **other == outcome).count() as u64
+    }
+
+    /// Whether each block is in the store now, as far as this put knows.
+    #[must_use]
+    pub fn kept(&self) -> Vec<bool> {
+        let is_kept = |o: &PutOutcome| matches!(o, PutOutcome::Stored | PutOutcome::Present);
+        self.outcomes.iter().map(is_kept).collect()
+    }
+}
+
+/// A run of neighbouring blocks to be written as one extent.
+pub(crate) struct Stretch {
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
+
+impl Store {
+    /// Puts consecutive blocks of a chain.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if sizes disagree with the namespace (nothing is written), `Poisoned` after a failed sync, `Closed`. A
+    /// full disk, a deadline and a failing device are counted in the report.
+    pub fn put_batch(
+        &self,
+        namespace: NamespaceId,
+        put: Put<'_>,
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        let inner = &self.inner;
+        inner.check_open()?;
+        let namespace = inner.namespace(namespace)?;
+        check_sizes(&namespace, &put)?;
+        let call = terms.call(inner.clock.as_ref());
+        let report = inner.put(&namespace, put, &call)?;
+        let counters = &inner.counters;
+        let stored = report.count(PutOutcome::Stored);
+        add(&counters.put_calls, 1);
+        add(&counters.put_stored_blocks, stored);
+        add(&counters.put_present_blocks, report.count(PutOutcome::Present));
+        add(&counters.put_pending_blocks, report.count(PutOutcome::Pending));
+        add(&counters.put_declined_blocks, report.count(PutOutcome::Declined));
+        add(&counters.put_failed_blocks, report.count(PutOutcome::Failed));
+        add(&counters.put_bytes, stored * namespace.layout().block_bytes());
+        Ok(report)
+    }
+}
+
+fn check_sizes(namespace: &Namespace, put: &Put<'_>) -> Result<()> {
+    let given = put.first.checked_add(put.blocks.len());
+    if given.is_none_or(|end| end > put.chain.len()) {
+        return Err(Error::invalid(format!(
+            "{} blocks from position {} do not fit a chain of {} hashes",
+            put.blocks.len(),
+            put.first,
+            put.chain.len()
+        )));
+    }
+    check_blocks(&put.blocks, namespace.layout().block_bytes())
+}
+
+/// Checks that every block has exactly `bytes` bytes of memory.
+pub(crate) fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
+    for (index, pieces) in blocks.iter().enumerate() {
+        let given: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
+        if given != bytes {
+            return Err(Error::invalid(format!(
+                "buffer {index} has {given} bytes; the namespace's layout needs {bytes}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Inner {
+    fn put(&self, namespace: &Namespace, put: Put<'_>, call: &Call) -> Result<PutReport> {
+        self.log.check_writable().map_err(to_error)?;
+        let id = namespace.id();
+        let hashes = &put.chain[put.first..put.first + put.blocks.len()];
+        let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
+        let mut claim = self.pending.claim();
+        for run in self.index.resolve(id, hashes, dalsegno_index::Scope::Each) {
+            outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
+        }
+        let mut wanted = vec![false; hashes.len()];
+        for (at, hash) in hashes.iter().enumerate() {
+            if outcomes[at] == PutOutcome::Present {
+                continue;
+            }
+            if !self.admission.lock().admit(hash) {
+                outcomes[at] = PutOutcome::Declined;
+            } else if claim.take((id, *hash)) {
+                wanted[at] = true;
+            } else {
+                outcomes[at] = PutOutcome::Pending;
+            }
+        }
+        let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
+        for Stretch { first, count } in stretches(&wanted, namespace, &self.limits) {
+            let memory = blocks[first..first + count].iter_mut();
+            let memory =
+                memory.map(|block| block.take().expect("each block is in one stretch")).collect();
+            match self.put_extent(namespace, put.chain, put.first + first, memory, call) {
+                Ok(()) => outcomes[first..first + count].fill(PutOutcome::Stored),
+                Err(LogError::Poisoned) => return Err(to_error(LogError::Poisoned)),
+                Err(error) => tracing::debug!("{count} blocks were not put: {error}"),
+            }
+        }
+        Ok(PutReport { outcomes })
+    }
+
+    /// Writes one extent and makes it visible, making room first if needed.
+    fn put_extent(
+        &self,
+        namespace: &Namespace,
+        chain: &[ChainHash],
+        first: usize,
+        blocks: Vec<Vec<Memory>>,
+        call: &Call,
+    ) -> std::result::Result<(), LogError> {
+        let hashes = chain[first..first + blocks.len()].to_vec();
+        let extent = self.new_extent(namespace, chain, first, hashes);
+        if self.limits.dram_admission == DramAdmission::Put {
+            for (hash, block) in extent.hashes.iter().zip(&blocks) {
+                self.dram.insert((extent.namespace, *hash), block);
+            }
+        }
+        self.make_room(extent.total_bytes())?;
+        let appended = self.log.append(&extent, blocks, false, call)?;
+        self.publish(appended);
+        Ok(())
+    }
+
+    /// Names an extent's place in the order of the index.
+    pub(crate) fn new_extent(
+        &self,
+        namespace: &Namespace,
+        chain: &[ChainHash],
+        first: usize,
+        hashes: Vec<ChainHash>,
+    ) -> NewExtent {
+        let parent = first.checked_sub(1).map(|before| chain[before]);
+        let number = u32::try_from(first).unwrap_or(u32::MAX);
+        let place = self.index.place(namespace.id(), parent, chain[first], number);
+        NewExtent {
+            namespace: namespace.id(),
+            lineage: place.lineage,
+            first_block_index: place.first_block_index,
+            parent: parent.unwrap_or_default(),
+            layout: namespace.layout(),
+            hashes,
+            born: None,
+        }
+    }
+
+    /// Makes sure that an append of `bytes` finds room, if it can be made.
+    pub(crate) fn make_room(&self, bytes: u64) -> std::result::Result<(), LogError> {
+        for _ in 0..RECLAIM_ATTEMPTS {
+            if self.log.has_room(bytes) {
+                return Ok(());
+            }
+            self.reclaim(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Phase two: from here on the blocks are visible.
+    pub(crate) fn publish(&self, appended: Appended) {
+        let Appended { extent, pin } = appended;
+        let id = extent.id;
+        if self.index.insert(extent, &|_| true) == 0 {
+            self.log.forget(id);
+        }
+        drop(pin);
+    }
+}
+
+/// Cuts the wanted blocks into runs that fit an extent.
+pub(crate) fn stretches(wanted: &[bool], namespace: &Namespace, limits: &Limits) -> Vec<Stretch> {
+    let layout = namespace.layout();
+    let by_bytes = limits.extent_bytes / layout.block_bytes().max(1);
+    let by_slices = u64::from(MAX_EXTENT_SLICES / layout.layers());
+    let most = by_bytes.min(by_slices).min(u64::from(MAX_EXTENT_BLOCKS)).max(1);
+    let most = usize::try_from(most).expect("at most MAX_EXTENT_BLOCKS");
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for (at, _) in wanted.iter().enumerate().filter(|(_, wanted)| **wanted) {
+        match stretches.last_mut() {
+            Some(last) if last.first + last.count == at && last.count < most => last.count += 1,
+            _ => stretches.push(Stretch { first: at, count: 1 }),
+        }
+    }
+    stretches
+}

@@ -1,0 +1,238 @@
+//! Making room: which segment goes, what moves on, what is dropped.
+//!
+//! 1. One thread makes room at a time; the others wait for it and look again.
+//! 2. What is kept is readable at every moment: it is copied first, then the index swings, then the segment goes.
+//! 3. When an extent is dropped, what continues it and was not hit either goes with it: a suffix without its prefix
+//!    would only take room.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Extent, ExtentId};
+use dalsegno_index::Indexed;
+use dalsegno_io::lend;
+use dalsegno_log::{Call, ExtentRead, LogError, NewExtent, SegmentState, SegmentView, Target};
+use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
+
+use crate::stats::add;
+use crate::store::Inner;
+
+/// How long readers and writers of a segment are waited for before another one is chosen.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How far behind an extent it is looked for something that depends on it.
+const MAX_DESCENDANTS: usize = 4096;
+
+impl Inner {
+    /// Frees one segment, unless another thread just did and an append of `bytes` finds room.
+    pub(crate) fn reclaim(&self, bytes: u64) -> Result<(), LogError> {
+        let _one_at_a_time = self.reclaiming.lock();
+        if self.log.has_room(bytes) {
+            return Ok(());
+        }
+        let mut passed_over = BTreeSet::new();
+        loop {
+            let Some(victim) = self.choose(&passed_over) else {
+                // Nothing but the open segment: with so little room it is given up whole.
+                if !passed_over.is_empty() || !self.log.seal_open() {
+                    return Err(LogError::Full);
+                }
+                continue;
+            };
+            self.relocate(&victim)?;
+            if self.log.recycle(victim.number, PATIENCE, || self.drop_rest(victim.number))? {
+                return Ok(());
+            }
+            passed_over.insert(victim.number);
+        }
+    }
+
+    fn choose(&self, passed_over: &BTreeSet<u64>) -> Option<SegmentView> {
+        let views = self.log.segments();
+        let may_go = |view: &&SegmentView| {
+            matches!(view.state, SegmentState::Sealed | SegmentState::Damaged)
+                && !passed_over.contains(&view.number)
+        };
+        // A damaged segment takes no writes: it goes first, so that its room is of use again.
+        let damaged = |view: &&SegmentView| view.state == SegmentState::Damaged && view.pins == 0;
+        if let Some(damaged) = views.iter().filter(may_go).find(damaged) {
+            return Some(*damaged);
+        }
+        let facts: Vec<SegmentFacts> = views
+            .iter()
+            .filter(|view| view.state != SegmentState::Free)
+            .map(|view| self.facts_of(view, passed_over))
+            .collect();
+        let chosen = choose_victim(&facts)
+            // All are in use: wait for one of them rather than fail.
+            .or_else(|| {
+                views.iter().filter(may_go).min_by_key(|v| v.newest_sequence).map(|v| v.number)
+            })?;
+        views.into_iter().find(|view| view.number == chosen)
+    }
+
+    fn facts_of(&self, view: &SegmentView, passed_over: &BTreeSet<u64>) -> SegmentFacts {
+        let used = self.index.segment_use(view.number);
+        SegmentFacts {
+            segment: view.number,
+            written_bytes: view.cursor,
+            live_bytes: used.live_bytes,
+            hit_bytes: used.hit_bytes,
+            newest_sequence: view.newest_sequence,
+            mean_use_sequence: used.mean_use_sequence,
+            pinned: view.pins > 0
+                || view.state == SegmentState::Open
+                || passed_over.contains(&view.number),
+        }
+    }
+
+    /// Moves what deserves it out of a segment.
+    fn relocate(&self, victim: &SegmentView) -> Result<(), LogError> {
+        let entries = self.index.extents_in(victim.number);
+        let facts: Vec<ExtentFacts> =
+            entries.iter().map(|entry| self.extent_facts(entry)).collect();
+        let kept: BTreeSet<ExtentId> =
+            keep(&facts, self.limits.segment_bytes / 2).into_iter().collect();
+        for entry in &entries {
+            if !kept.contains(&entry.extent.id) {
+                continue;
+            }
+            match self.move_extent(&entry.extent) {
+                Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
+                // What cannot be moved is dropped: a cache may forget.
+                Err(error @ (LogError::Poisoned | LogError::Io(_))) => return Err(error),
+                Err(error) => tracing::debug!("an extent is dropped instead of moved: {error}"),
+            }
+        }
+        Ok(())
+    }
+
+    fn extent_facts(&self, entry: &Arc<Indexed>) -> ExtentFacts {
+        let extent = &entry.extent;
+        let elsewhere = |other: &Arc<Indexed>| {
+            other.hits() > 0
+                && (other.extent.lineage != extent.lineage
+                    || other.extent.location.segment != extent.location.segment)
+        };
+        ExtentFacts {
+            id: extent.id,
+            lineage: extent.lineage,
+            depth: extent.first_block_index,
+            bytes: extent.total_bytes(),
+            hits: entry.hits(),
+            last_hit_sequence: entry.last_hit(),
+            has_hit_descendant: self
+                .index
+                .descendants(extent.id, MAX_DESCENDANTS)
+                .iter()
+                .any(elsewhere),
+        }
+    }
+
+    /// Copies the visible blocks of an extent to the open segment and swings the index. Returns the bytes written.
+    fn move_extent(&self, extent: &Extent) -> Result<u64, LogError> {
+        let live = self.index.live_blocks(extent);
+        let wanted: Vec<u32> =
+            (0_u32..).zip(&live).filter(|(_, live)| **live).map(|(block, _)| block).collect();
+        let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
+        let mut bytes = vec![0_u8; wanted.len() * block_bytes];
+        let good = self.read_whole(extent, &wanted, &mut bytes, block_bytes);
+        let mut new = Vec::new();
+        let mut pins = Vec::new();
+        let mut written = 0;
+        for run in runs_of(&wanted, &good) {
+            let part = part_of(extent, &wanted[run.clone()]);
+            written += part.total_bytes();
+            let source = &bytes[run.start * block_bytes..run.end * block_bytes];
+            let appended = lend(|lender| {
+                let blocks =
+                    source.chunks_exact(block_bytes).map(|b| vec![lender.shared(b)]).collect();
+                self.log.append(&part, blocks, true, &Call::background())
+            })?;
+            new.push(appended.extent);
+            pins.push(appended.pin);
+        }
+        self.index.replace(extent.id, new);
+        drop(pins);
+        Ok(written)
+    }
+
+    /// Reads these blocks; returns which of them are good.
+    fn read_whole(
+        &self,
+        extent: &Extent,
+        wanted: &[u32],
+        bytes: &mut [u8],
+        block_bytes: usize,
+    ) -> Vec<bool> {
+        lend(|lender| {
+            let targets = wanted.iter().zip(bytes.chunks_exact_mut(block_bytes));
+            let targets = targets
+                .map(|(block, b)| Target { block: *block, memory: vec![lender.exclusive(b)] })
+                .collect();
+            let layers = 0..extent.layout.layers();
+            let read = ExtentRead { extent: extent.clone(), layers, targets };
+            let results = self.log.read(vec![read], &Call::background());
+            results.into_iter().flatten().map(|block| block.outcome.is_ok()).collect()
+        })
+    }
+
+    /// Drops what is still left in a segment that nobody can enter any more.
+    fn drop_rest(&self, segment: u64) {
+        for entry in self.index.extents_in(segment) {
+            for next in self.index.descendants(entry.extent.id, MAX_DESCENDANTS) {
+                if next.hits() == 0 {
+                    self.drop_extent(next.extent.id);
+                }
+            }
+            self.drop_extent(entry.extent.id);
+        }
+    }
+
+    fn drop_extent(&self, id: ExtentId) {
+        let removed = self.index.remove_extent(id);
+        self.log.forget(id);
+        add(&self.counters.evicted_blocks, removed.blocks);
+    }
+}
+
+/// Runs of wanted blocks that are neighbours in the extent and good, as ranges of `wanted`.
+fn runs_of(wanted: &[u32], good: &[bool]) -> Vec<std::ops::Range<usize>> {
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for at in (0..wanted.len()).filter(|at| good[*at]) {
+        match runs.last_mut() {
+            Some(run) if run.end == at && wanted[at] == wanted[at - 1] + 1 => run.end += 1,
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
+}
+
+/// A part of an extent as an extent of its own, in the same place of the order.
+fn part_of(extent: &Extent, blocks: &[u32]) -> NewExtent {
+    let first = blocks[0];
+    let parent = match first.checked_sub(1) {
+        Some(before) => extent.hashes[before as usize],
+        None => extent.parent,
+    };
+    NewExtent {
+        namespace: extent.namespace,
+        lineage: extent.lineage,
+        first_block_index: extent.first_block_index.saturating_add(first),
+        parent,
+        layout: extent.layout,
+        hashes: blocks.iter().map(|block| extent.hashes[*block as usize]).collect(),
+        born: Some(extent.born),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_break_at_gaps_and_at_bad_blocks() {
+        let runs = runs_of(&[0, 1, 3, 4, 5], &[true, true, true, false, true]);
+        assert_eq!(runs, vec![0..2, 2..3, 4..5]);
+    }
+}

@@ -1,0 +1,152 @@
+//! Every counter of a store, under one name each.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dalsegno_log::LogStatsView;
+use serde::Serialize;
+
+use crate::store::Inner;
+
+/// Counters that the store itself keeps. All grow only.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) put_calls: AtomicU64,
+    pub(crate) put_stored_blocks: AtomicU64,
+    pub(crate) put_present_blocks: AtomicU64,
+    pub(crate) put_pending_blocks: AtomicU64,
+    pub(crate) put_declined_blocks: AtomicU64,
+    pub(crate) put_failed_blocks: AtomicU64,
+    pub(crate) put_bytes: AtomicU64,
+    pub(crate) get_calls: AtomicU64,
+    pub(crate) get_dram_blocks: AtomicU64,
+    pub(crate) get_log_blocks: AtomicU64,
+    pub(crate) get_missed_blocks: AtomicU64,
+    pub(crate) get_bytes: AtomicU64,
+    pub(crate) probe_calls: AtomicU64,
+    pub(crate) probe_asked_blocks: AtomicU64,
+    pub(crate) probe_present_blocks: AtomicU64,
+    pub(crate) evicted_blocks: AtomicU64,
+    pub(crate) relocated_bytes: AtomicU64,
+    pub(crate) quarantined_extents: AtomicU64,
+    pub(crate) removed_blocks: AtomicU64,
+    pub(crate) throttled_transfers: AtomicU64,
+    pub(crate) open_faults: AtomicU64,
+}
+
+/// A copy of all counters and gauges at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stats {
+    /// Calls of put.
+    pub put_calls: u64,
+    /// Blocks that puts wrote.
+    pub put_stored_blocks: u64,
+    /// Blocks that were there already.
+    pub put_present_blocks: u64,
+    /// Blocks that another put was writing.
+    pub put_pending_blocks: u64,
+    /// Blocks that admission declined.
+    pub put_declined_blocks: u64,
+    /// Blocks that could not be written: no room, deadline, device.
+    pub put_failed_blocks: u64,
+    /// Bytes of blocks written.
+    pub put_bytes: u64,
+    /// Calls of get.
+    pub get_calls: u64,
+    /// Blocks served from DRAM.
+    pub get_dram_blocks: u64,
+    /// Blocks served from the log.
+    pub get_log_blocks: u64,
+    /// Blocks that were a miss, whatever the cause.
+    pub get_missed_blocks: u64,
+    /// Bytes served.
+    pub get_bytes: u64,
+    /// Calls of probe.
+    pub probe_calls: u64,
+    /// Blocks that probes asked for.
+    pub probe_asked_blocks: u64,
+    /// Leading blocks that probes found.
+    pub probe_present_blocks: u64,
+    /// Blocks dropped to make room.
+    pub evicted_blocks: u64,
+    /// Bytes moved to make room.
+    pub relocated_bytes: u64,
+    /// Extents set aside because their bytes were bad.
+    pub quarantined_extents: u64,
+    /// Blocks removed by callers.
+    pub removed_blocks: u64,
+    /// Transfers refused because the queue was full.
+    pub throttled_transfers: u64,
+    /// Damaged places found at open.
+    pub open_faults: u64,
+    /// Extents in the index.
+    pub extents: u64,
+    /// Blocks in the index.
+    pub blocks: u64,
+    /// Blocks in DRAM.
+    pub dram_blocks: u64,
+    /// Bytes in DRAM.
+    pub dram_bytes: u64,
+    /// Blocks that entered DRAM.
+    pub dram_admitted_blocks: u64,
+    /// Blocks that left DRAM to make room.
+    pub dram_evicted_blocks: u64,
+    /// Bytes of disk taken.
+    pub disk_bytes: u64,
+    /// Most bytes of disk.
+    pub capacity_bytes: u64,
+    /// Whether writing has stopped because a sync failed.
+    pub poisoned: bool,
+    /// Which I/O engine serves the files.
+    pub io_engine: &'static str,
+    /// Whether requests bypass the page cache.
+    pub io_direct: bool,
+    /// The log's counters; `misses` holds the blocks lost on the way from the log, by cause.
+    pub log: LogStatsView,
+}
+
+pub(crate) fn add(counter: &AtomicU64, value: u64) {
+    counter.fetch_add(value, Ordering::Relaxed);
+}
+
+pub(crate) fn view(inner: &Inner) -> Stats {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let counters = &inner.counters;
+    let (extents, blocks) = inner.index.counts();
+    let dram = inner.dram.view();
+    let geometry = inner.device.geometry();
+    Stats {
+        put_calls: get(&counters.put_calls),
+        put_stored_blocks: get(&counters.put_stored_blocks),
+        put_present_blocks: get(&counters.put_present_blocks),
+        put_pending_blocks: get(&counters.put_pending_blocks),
+        put_declined_blocks: get(&counters.put_declined_blocks),
+        put_failed_blocks: get(&counters.put_failed_blocks),
+        put_bytes: get(&counters.put_bytes),
+        get_calls: get(&counters.get_calls),
+        get_dram_blocks: get(&counters.get_dram_blocks),
+        get_log_blocks: get(&counters.get_log_blocks),
+        get_missed_blocks: get(&counters.get_missed_blocks),
+        get_bytes: get(&counters.get_bytes),
+        probe_calls: get(&counters.probe_calls),
+        probe_asked_blocks: get(&counters.probe_asked_blocks),
+        probe_present_blocks: get(&counters.probe_present_blocks),
+        evicted_blocks: get(&counters.evicted_blocks),
+        relocated_bytes: get(&counters.relocated_bytes),
+        quarantined_extents: get(&counters.quarantined_extents),
+        removed_blocks: get(&counters.removed_blocks),
+        throttled_transfers: get(&counters.throttled_transfers),
+        open_faults: get(&counters.open_faults),
+        extents,
+        blocks,
+        dram_blocks: dram.blocks,
+        dram_bytes: dram.bytes,
+        dram_admitted_blocks: dram.admitted,
+        dram_evicted_blocks: dram.evicted,
+        disk_bytes: inner.log.disk_bytes(),
+        capacity_bytes: inner.limits.capacity_bytes,
+        poisoned: inner.log.is_poisoned(),
+        io_engine: geometry.engine,
+        io_direct: geometry.direct,
+        log: inner.log.stats().view(),
+    }
+}

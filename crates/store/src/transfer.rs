@@ -1,0 +1,242 @@
+//! Puts and gets in the background.
+//!
+//! 1. A transfer ends exactly once, whatever happens: done, throttled, cancelled, or failed.
+//! 2. When it has ended, nothing touches its memory any more.
+//! 3. The queue is bounded; a full queue throttles, it never blocks the caller.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use dalsegno_core::{ChainHash, Clock, Deadline, Error, NamespaceId, Result};
+use dalsegno_index::Scope;
+use dalsegno_io::Memory;
+use parking_lot::{Condvar, Mutex};
+
+use crate::get::{GetReport, Outcome};
+use crate::put::{Put, PutOutcome, PutReport};
+use crate::stats::add;
+use crate::store::Store;
+use crate::terms::{Cancel, Terms};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads that carry out transfers.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    queue: Mutex<Option<Sender<Job>>>,
+    alive: Arc<Alive>,
+}
+
+#[derive(Debug, Default)]
+struct Alive {
+    threads: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Workers {
+    pub(crate) fn start(threads: u32, queue: u32) -> std::io::Result<Self> {
+        let (sender, receiver) = bounded(queue as usize);
+        let alive = Arc::new(Alive::default());
+        for number in 0..threads {
+            let receiver: Receiver<Job> = receiver.clone();
+            let alive_here = Arc::clone(&alive);
+            *alive.threads.lock() += 1;
+            let started = dalsegno_io::spawn(&format!("dalsegno-xfer{number}"), move || {
+                receiver.iter().for_each(|job| job());
+                *alive_here.threads.lock() -= 1;
+                alive_here.changed.notify_all();
+            });
+            if let Err(error) = started {
+                *alive.threads.lock() -= 1;
+                if number == 0 {
+                    return Err(error);
+                }
+                break;
+            }
+        }
+        Ok(Self { queue: Mutex::new(Some(sender)), alive })
+    }
+
+    /// Queues a job, or gives it back.
+    fn submit(&self, job: Job) -> std::result::Result<(), Job> {
+        match self.queue.lock().as_ref() {
+            None => Err(job),
+            Some(queue) => queue.try_send(job).map_err(|error| match error {
+                TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
+            }),
+        }
+    }
+
+    /// Takes no more jobs and waits until the queued ones are done, at most `patience`.
+    pub(crate) fn stop(&self, clock: &dyn Clock, patience: Duration) {
+        self.queue.lock().take();
+        let deadline = Deadline::At(clock.now().after(patience));
+        let mut threads = self.alive.threads.lock();
+        while *threads > 0 {
+            let left = deadline.remaining(clock.now()).unwrap_or_default();
+            if left.is_zero() {
+                tracing::warn!("{} transfers did not end in time; they are left behind", *threads);
+                return;
+            }
+            self.alive.changed.wait_for(&mut threads, left);
+        }
+    }
+}
+
+/// How far a transfer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferState {
+    /// Waiting or at work: its memory is in use.
+    Running,
+    /// Ended.
+    Done,
+}
+
+/// A put or get in the background. Dropping it does not stop it.
+#[derive(Debug)]
+pub struct Transfer<T> {
+    shared: Arc<Shared<T>>,
+    cancel: Cancel,
+    throttled: bool,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    result: Mutex<Option<Result<T>>>,
+    finished: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl<T> Transfer<T> {
+    fn new(throttled: bool) -> Self {
+        let shared =
+            Shared { result: Mutex::new(None), finished: Mutex::new(false), ended: Condvar::new() };
+        Self { shared: Arc::new(shared), cancel: Cancel::default(), throttled }
+    }
+
+    /// How far it is; never waits.
+    #[must_use]
+    pub fn state(&self) -> TransferState {
+        if *self.shared.finished.lock() { TransferState::Done } else { TransferState::Running }
+    }
+
+    /// Waits until it has ended; `false` if `timeout` passed first.
+    #[must_use]
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        let mut finished = self.shared.finished.lock();
+        match timeout {
+            None => {
+                while !*finished {
+                    self.shared.ended.wait(&mut finished);
+                }
+            }
+            Some(timeout) => {
+                self.shared.ended.wait_while_for(&mut finished, |finished| !*finished, timeout);
+            }
+        }
+        *finished
+    }
+
+    /// Calls it off; it still ends by itself.
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Whether it was refused because the queue was full (or the store closed).
+    #[must_use]
+    pub fn is_throttled(&self) -> bool {
+        self.throttled
+    }
+
+    /// Takes the result of a transfer that has ended; `None` before, or if it was taken.
+    #[must_use]
+    pub fn take(&self) -> Option<Result<T>> {
+        self.shared.result.lock().take()
+    }
+}
+
+impl<T> Shared<T> {
+    fn finish(&self, result: Result<T>) {
+        *self.result.lock() = Some(result);
+        *self.finished.lock() = true;
+        self.ended.notify_all();
+    }
+}
+
+/// Ends the transfer even if its job panics.
+struct Ending<T>(Arc<Shared<T>>, Option<Result<T>>);
+
+impl<T> Drop for Ending<T> {
+    fn drop(&mut self) {
+        let lost =
+            || Err(Error::new(dalsegno_core::ErrorKind::Unavailable, "the transfer broke off"));
+        self.0.finish(self.1.take().unwrap_or_else(lost));
+    }
+}
+
+impl Store {
+    /// Starts [`Store::put_batch`] in the background; never waits. A full queue gives a transfer that has ended.
+    #[must_use]
+    pub fn submit_put(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        first: usize,
+        blocks: Vec<Vec<Memory>>,
+        timeout: Option<Duration>,
+    ) -> Transfer<PutReport> {
+        let refused = PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] };
+        self.start(refused, timeout, move |store, terms| {
+            store.put_batch(namespace, Put { chain: &chain, first, blocks }, terms)
+        })
+    }
+
+    /// Starts [`Store::get_batch`] in the background; never waits. A full queue gives a transfer that has ended.
+    #[must_use]
+    pub fn submit_get(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        out: Vec<Vec<Memory>>,
+        scope: Scope,
+        timeout: Option<Duration>,
+    ) -> Transfer<GetReport> {
+        let refused = GetReport { outcomes: vec![Outcome::Lost("throttled"); out.len()] };
+        self.start(refused, timeout, move |store, terms| {
+            store.get_batch(namespace, &chain, out, scope, terms)
+        })
+    }
+
+    fn start<T: Send + 'static>(
+        &self,
+        refused: T,
+        timeout: Option<Duration>,
+        work: impl FnOnce(&Self, &Terms) -> Result<T> + Send + 'static,
+    ) -> Transfer<T> {
+        let transfer = Transfer::new(false);
+        let shared = Arc::clone(&transfer.shared);
+        let terms = Terms { timeout, cancel: Some(transfer.cancel.clone()) };
+        // The deadline counts from now, the time in the queue included.
+        let clock = Arc::clone(&self.inner.clock);
+        let submitted = clock.now();
+        // Holds the inner half only: a waiting job must not keep the workers alive that it waits for.
+        let store = self.clone();
+        let job: Job = Box::new(move || {
+            let mut ending = Ending(shared, None);
+            let waited = clock.now().since(submitted);
+            let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
+            ending.1 = Some(work(&store, &Terms { timeout, ..terms }));
+        });
+        match self.workers.submit(job) {
+            Ok(()) => transfer,
+            Err(job) => {
+                drop(job);
+                add(&self.inner.counters.throttled_transfers, 1);
+                let throttled = Transfer::new(true);
+                throttled.shared.finish(Ok(refused));
+                throttled
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What goes in comes out: shapes, engines, partial reads, reopening.
+
+mod support;
+
+use std::time::Duration;
+
+use dalsegno_store::{
+    Config, DramAdmission, Durability, EngineChoice, PutOutcome, Scope, Terms, lend,
+};
+use support::{block, chain, config, get, namespace, open, put};
+
+const SHAPES: [(u32, u32); 6] =
+    [(1, 1), (1, 4096), (2, 6000), (30, 768), (3, 128 << 10), (1, 3 << 20)];
+
+#[test]
+fn every_shape_comes_back_exactly_over_both_engines_before_and_after_reopening() {
+    for engine in [EngineChoice::Psync, EngineChoice::Auto] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { io_engine: engine, ..config(256 << 20) };
+        let store = open(dir.path(), &config);
+        for (layers, slice) in SHAPES {
+            let bytes = (layers * slice) as usize;
+            let ns = namespace(&store, layers, slice, "shape");
+            let chain = chain(u64::from(slice), 7);
+            assert_eq!(put(&store, ns, &chain, 0, bytes).count(PutOutcome::Stored), 7);
+            assert_eq!(put(&store, ns, &chain, 0, bytes).count(PutOutcome::Present), 7);
+            for terms in [Terms::default(), Terms::within(Duration::from_secs(20))] {
+                for first in 0..7 {
+                    assert_eq!(get(&store, ns, &chain[first..], bytes, &terms), 7 - first);
+                }
+                assert_eq!(get(&store, ns, &chain[..3], bytes, &terms), 3);
+            }
+        }
+        drop(store);
+        let store = open(dir.path(), &config);
+        assert_eq!(store.stats().open_faults, 0);
+        for (layers, slice) in SHAPES {
+            let bytes = (layers * slice) as usize;
+            let ns = namespace(&store, layers, slice, "shape");
+            let chain = chain(u64::from(slice), 7);
+            assert_eq!(store.probe(ns, &chain[2..]).unwrap(), 5);
+            assert_eq!(get(&store, ns, &chain[2..], bytes, &Terms::default()), 5);
+        }
+    }
+}
+
+#[test]
+fn a_prefix_grows_and_forks_and_is_found_from_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    let ns = namespace(&store, 2, 4096, "prefix");
+    let mut long = chain(1, 10);
+    put(&store, ns, &long[..4], 0, 8192);
+    put(&store, ns, &long, 4, 8192);
+    let mut fork = long[..6].to_vec();
+    fork.extend(chain(2, 4));
+    put(&store, ns, &fork, 6, 8192);
+    assert_eq!(get(&store, ns, &long, 8192, &Terms::default()), 10);
+    assert_eq!(get(&store, ns, &fork, 8192, &Terms::default()), 10);
+    assert_eq!(store.probe(ns, &fork[5..]).unwrap(), 5);
+    long.insert(3, support::hash(99, 0));
+    assert_eq!(get(&store, ns, &long, 8192, &Terms::default()), 3);
+    assert_eq!(store.contains(ns, &long[2..5]).unwrap(), [true, false, true]);
+}
+
+#[test]
+fn namespaces_never_share_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    let (one, two) = (namespace(&store, 1, 4096, "one"), namespace(&store, 1, 4096, "two"));
+    let chain = chain(5, 3);
+    put(&store, one, &chain, 0, 4096);
+    assert_eq!(store.probe(two, &chain).unwrap(), 0);
+    assert_eq!(get(&store, two, &chain, 4096, &Terms::default()), 0);
+}
+
+#[test]
+fn each_layer_can_be_written_and_read_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    for slice in [4096_u32, 1000] {
+        let ns = namespace(&store, 4, slice, "layers");
+        let chain = chain(u64::from(slice), 5);
+        let bytes = slice as usize;
+        let blocks: Vec<Vec<u8>> = chain.iter().map(|h| block(*h, 4 * bytes)).collect();
+        let mut writer = store.layer_writer(ns, &chain, 0, 5).unwrap();
+        assert_eq!(store.probe(ns, &chain).unwrap(), 0);
+        for layer in [2_u32, 0, 3, 1] {
+            lend(|lender| {
+                let at = layer as usize * bytes;
+                let slices =
+                    blocks.iter().map(|b| vec![lender.shared(&b[at..at + bytes])]).collect();
+                writer.store_layer(layer, slices, &Terms::default()).unwrap();
+            });
+        }
+        assert_eq!(writer.commit(&Terms::default()).unwrap(), 5);
+        assert_eq!(get(&store, ns, &chain, 4 * bytes, &Terms::default()), 5);
+        for layer in 0..4_u32 {
+            let mut out = vec![vec![0_u8; bytes]; 4];
+            let report = lend(|lender| {
+                let targets = out.iter_mut().map(|b| vec![lender.exclusive(b)]).collect();
+                store.retrieve_layer(ns, &chain[1..], layer, targets, &Terms::default()).unwrap()
+            });
+            assert_eq!(report.leading_blocks(), 4);
+            for (got, whole) in out.iter().zip(&blocks[1..]) {
+                assert_eq!(got[..], whole[layer as usize * bytes..][..bytes]);
+            }
+        }
+        let again = store.layer_writer(ns, &chain, 0, 5).unwrap();
+        assert_eq!((again.first(), again.count()), (5, 0));
+    }
+}
+
+#[test]
+fn a_layer_put_that_is_not_committed_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(64 << 20);
+    let store = open(dir.path(), &config);
+    let ns = namespace(&store, 2, 4096, "abandoned");
+    let chain = chain(3, 2);
+    drop(store.layer_writer(ns, &chain, 0, 2).unwrap());
+    put(&store, ns, &support::chain(4, 2), 0, 8192);
+    drop(store);
+    let store = open(dir.path(), &config);
+    assert_eq!(
+        (store.probe(ns, &chain).unwrap(), store.probe(ns, &support::chain(4, 2)).unwrap()),
+        (0, 2)
+    );
+    assert_eq!(store.stats().open_faults, 0);
+}
+
+#[test]
+fn the_dram_tier_serves_repeats_within_its_bound() {
+    for admission in [DramAdmission::Get, DramAdmission::Put] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { dram: Some(1 << 20), dram_admission: admission, ..config(64 << 20) };
+        let store = open(dir.path(), &config);
+        let ns = namespace(&store, 1, 64 << 10, "dram");
+        let chain = chain(9, 40);
+        put(&store, ns, &chain, 0, 64 << 10);
+        for _ in 0..3 {
+            assert_eq!(get(&store, ns, &chain[..8], 64 << 10, &Terms::default()), 8);
+            assert_eq!(get(&store, ns, &chain, 64 << 10, &Terms::default()), 40);
+            assert!(store.stats().dram_bytes <= 1 << 20);
+        }
+        assert!(store.stats().get_dram_blocks > 0, "{admission:?}");
+    }
+}
+
+#[test]
+fn removed_blocks_stay_gone_after_reopening_and_can_be_put_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(64 << 20);
+    let store = open(dir.path(), &config);
+    let (ns, all) = (namespace(&store, 1, 4096, "some"), namespace(&store, 1, 4096, "all"));
+    let chain = chain(1, 6);
+    put(&store, ns, &chain, 0, 4096);
+    put(&store, all, &chain, 0, 4096);
+    assert_eq!(store.remove(ns, Some(&chain[2..4])).unwrap(), 2);
+    assert_eq!(store.remove(all, None).unwrap(), 6);
+    for _ in 0..2 {
+        assert_eq!(store.contains(ns, &chain).unwrap(), [true, true, false, false, true, true]);
+        assert_eq!(store.probe(all, &chain).unwrap(), 0);
+    }
+    drop(store);
+    let store = open(dir.path(), &config);
+    assert_eq!(store.contains(ns, &chain).unwrap(), [true, true, false, false, true, true]);
+    assert_eq!(store.probe(all, &chain).unwrap(), 0);
+    assert_eq!(put(&store, ns, &chain, 0, 4096).count(PutOutcome::Stored), 2);
+    drop(store);
+    let store = open(dir.path(), &config);
+    assert_eq!(get(&store, ns, &chain, 4096, &Terms::default()), 6);
+}
+
+#[test]
+fn transfers_end_once_and_give_their_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { durability: Durability::Batch, ..config(64 << 20) };
+    let store = open(dir.path(), &config);
+    let ns = namespace(&store, 1, 4096, "transfer");
+    let chain = chain(1, 4);
+    let blocks: Vec<Vec<u8>> = chain.iter().map(|h| block(*h, 4096)).collect();
+    let mut out = vec![vec![0_u8; 4096]; 4];
+    lend(|lender| {
+        let memory = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
+        let transfer = store.submit_put(ns, chain.clone(), 0, memory, None);
+        assert!(transfer.wait(Some(Duration::from_secs(20))));
+        assert_eq!(transfer.take().unwrap().unwrap().count(PutOutcome::Stored), 4);
+        assert!(transfer.take().is_none());
+    });
+    lend(|lender| {
+        let memory = out.iter_mut().map(|b| vec![lender.exclusive(b)]).collect();
+        let get =
+            store.submit_get(ns, chain.clone(), memory, Scope::Each, Some(Duration::from_secs(20)));
+        assert!(get.wait(None));
+        assert_eq!(get.take().unwrap().unwrap().hit_blocks(), 4);
+    });
+    assert_eq!(out, blocks);
+    assert!(store.stats().log.syncs > 0);
+}
+
+#[test]
+fn wrong_sizes_are_refused_before_anything_is_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    let ns = namespace(&store, 1, 4096, "sizes");
+    let chain = chain(1, 2);
+    let mut short = vec![7_u8; 100];
+    let error = lend(|lender| {
+        let out = vec![vec![lender.exclusive(&mut short)]];
+        store.get_batch(ns, &chain[..1], out, Scope::Prefix, &Terms::default()).unwrap_err()
+    });
+    assert!(error.message().contains("buffer 0 has 100 bytes"), "{error}");
+    assert!(short.iter().all(|b| *b == 7));
+    let error = store.get_batch(ns, &chain, vec![], Scope::Prefix, &Terms::default()).unwrap_err();
+    assert!(error.message().contains("one buffer per block"), "{error}");
+    store.close();
+    assert_eq!(store.probe(ns, &chain).unwrap_err().kind(), dalsegno_store::ErrorKind::Closed);
+}
