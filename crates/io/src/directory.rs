@@ -1,0 +1,338 @@
+//! Real files in one flat directory.
+//!
+//! 1. Files are found relative to the open directory, never by its path: renaming a parent changes nothing.
+//! 2. A file's descriptor lives until it is closed and its last request is answered.
+//! 3. A file that could not be created whole is removed again.
+//! 4. Nothing is written through a directory that was opened read-only.
+
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dalsegno_core::{Clock, EngineChoice};
+use parking_lot::RwLock;
+use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::engine::{self, Engine, MAX_PIECES, MAX_REQUEST_BYTES, OpenFile, Setup};
+use crate::{
+    BufferPool, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Request, Space,
+    direct::{self, Trial},
+};
+
+/// Most requests the device works on at a time; more only lengthens queues.
+const MAX_DEPTH: u32 = 128;
+const MAX_NAME_BYTES: usize = 255;
+/// `Stat::st_blocks` counts in these, whatever the file system.
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// How to open a [`LocalDirectory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryOptions {
+    /// Which engine carries out the requests.
+    pub engine: EngineChoice,
+    /// Requests the device works on at a time, 1 to 128; `psync` uses that many threads, at most 16.
+    pub depth: u32,
+    /// Requests accepted and not yet answered; more are refused as busy.
+    pub queue: usize,
+    /// Bypasses the page cache where the file system allows it.
+    pub direct: bool,
+    /// Refuses everything that changes a file or the directory; for offline tools.
+    pub read_only: bool,
+}
+
+impl Default for DirectoryOptions {
+    fn default() -> Self {
+        Self { engine: EngineChoice::Auto, depth: 64, queue: 1024, direct: true, read_only: false }
+    }
+}
+
+/// A directory of the local file system as a [`Device`].
+#[derive(Debug)]
+pub struct LocalDirectory {
+    path: PathBuf,
+    directory: OwnedFd,
+    read_only: bool,
+    /// Alignment that direct I/O asks of memory; `None` without direct I/O.
+    direct: Option<usize>,
+    files: RwLock<HashMap<FileId, Arc<OpenFile>>>,
+    next_file: AtomicU64,
+    engine: Box<dyn Engine>,
+}
+
+impl LocalDirectory {
+    /// Opens an existing directory, finds out whether its file system does direct I/O, and starts an engine.
+    ///
+    /// `pool` is registered with `io_uring` where the limits allow it, and stays alive as long as the directory.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] if the directory cannot be opened or the engine cannot be started.
+    ///
+    /// # Panics
+    ///
+    /// If the options' depth or queue are out of range.
+    pub fn open(
+        path: &Path,
+        options: DirectoryOptions,
+        pool: &BufferPool,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, IoError> {
+        assert!((1..=MAX_DEPTH).contains(&options.depth), "a depth of {}", options.depth);
+        assert!(options.queue > 0, "an empty queue");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, path, flags, Mode::empty())
+            .map_err(|e| IoError::os("open", path.display().to_string(), e))?;
+        let setup = Setup { depth: options.depth, queue: options.queue, pool: pool.clone(), clock };
+        let mut opened = Self {
+            path: path.to_owned(),
+            directory,
+            read_only: options.read_only,
+            direct: None,
+            files: RwLock::default(),
+            next_file: AtomicU64::new(1),
+            engine: engine::start(options.engine, &setup)?,
+        };
+        if options.direct {
+            opened.direct = opened.probe_direct(pool)?;
+        }
+        Ok(opened)
+    }
+
+    /// Creates a directory and its missing parents, for their owner alone (mode 0700), and makes their names durable.
+    /// One that exists already is left as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] with the path.
+    pub fn create_dir(path: &Path) -> Result<(), IoError> {
+        let missing: Vec<&Path> = path.ancestors().take_while(|p| !p.is_dir()).collect();
+        let failed = |error| IoError::Os {
+            operation: "create",
+            file: path.display().to_string(),
+            source: error,
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+        for parent in missing.iter().filter_map(|made| made.parent()) {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::openat(CWD, parent, flags, Mode::empty())
+                .and_then(rustix::fs::fsync)
+                .map_err(|errno| failed(errno.into()))?;
+        }
+        Ok(())
+    }
+
+    fn probe_direct(&self, pool: &BufferPool) -> Result<Option<usize>, IoError> {
+        if !self.read_only {
+            return Ok(direct::probe(&self.directory, Trial::Write, pool));
+        }
+        // Without a file there is nothing to try, and nothing that will be read.
+        let files = self.list()?;
+        let trial = files.first().map(|file| Trial::Read(&file.name));
+        Ok(trial.and_then(|trial| direct::probe(&self.directory, trial, pool)))
+    }
+
+    fn flags(&self) -> OFlags {
+        let direct = if self.direct.is_some() { OFlags::DIRECT } else { OFlags::empty() };
+        OFlags::CLOEXEC | OFlags::NOFOLLOW | direct
+    }
+
+    fn refuse_changes(&self, operation: &'static str, name: &str) -> Result<(), IoError> {
+        if self.read_only { Err(IoError::os(operation, name, Errno::ROFS)) } else { Ok(()) }
+    }
+
+    fn stat(&self, name: &str) -> Result<Stat, Errno> {
+        rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    fn open_existing(&self, name: &str, access: OFlags) -> Result<(OwnedFd, u64), IoError> {
+        let failed = |errno| IoError::os("open", name, errno);
+        let stat = self.stat(name).map_err(failed)?;
+        if !is_regular(&stat) {
+            // Before opening it: that would wait for ever on a pipe.
+            return Err(failed(Errno::INVAL));
+        }
+        let file = rustix::fs::openat(&self.directory, name, access | self.flags(), Mode::empty())
+            .map_err(failed)?;
+        Ok((file, size(&stat)))
+    }
+
+    fn create(&self, name: &str, bytes: u64) -> Result<OwnedFd, IoError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | self.flags();
+        let file = rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| IoError::os("create", name, errno))?;
+        let made = allocate(&file, name, bytes).and_then(|()| {
+            rustix::fs::fsync(&file).map_err(|errno| IoError::os("sync", name, errno))
+        });
+        if let Err(error) = made {
+            // The first error is the one to tell.
+            let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
+            return Err(error);
+        }
+        Ok(file)
+    }
+
+    /// The entry of a file that is ours to see.
+    fn entry(&self, name: &str) -> Result<Option<DirEntry>, IoError> {
+        match self.stat(name) {
+            Ok(stat) if is_regular(&stat) => {
+                let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+                let allocated_bytes = blocks.saturating_mul(STAT_BLOCK_BYTES);
+                Ok(Some(DirEntry { name: name.to_owned(), bytes: size(&stat), allocated_bytes }))
+            }
+            // Not a file, or removed since it was listed.
+            Ok(_) | Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(IoError::os("stat", name, errno)),
+        }
+    }
+
+    fn path(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+impl Device for LocalDirectory {
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        check_name(name);
+        let (descriptor, bytes) = match mode {
+            OpenMode::Read => self.open_existing(name, OFlags::RDONLY)?,
+            OpenMode::ReadWrite => {
+                self.refuse_changes("open", name)?;
+                self.open_existing(name, OFlags::RDWR)?
+            }
+            OpenMode::Create { bytes } => {
+                self.refuse_changes("create", name)?;
+                (self.create(name, bytes)?, bytes)
+            }
+        };
+        let file = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
+        let opened = OpenFile { descriptor, name: name.to_owned() };
+        self.files.write().insert(file, Arc::new(opened));
+        Ok(Opened { file, bytes })
+    }
+
+    fn close(&self, file: FileId) {
+        // Closed outside of the lock: the last close of a removed file gives its blocks back, which takes time.
+        let closed = self.files.write().remove(&file);
+        drop(closed);
+    }
+
+    /// See [`Device::submit`].
+    ///
+    /// # Panics
+    ///
+    /// If a request fails [`Request::check`], has more than 1024 pieces or more than 1 GiB. None was submitted then.
+    fn submit(&self, requests: Vec<Request>) {
+        for request in &requests {
+            request.check();
+            assert!(request.memory.len() <= MAX_PIECES, "{} pieces", request.memory.len());
+            assert!(request.bytes() <= MAX_REQUEST_BYTES, "{} bytes", request.bytes());
+        }
+        let mut known = Vec::with_capacity(requests.len());
+        let mut unknown = Vec::new();
+        let files = self.files.read();
+        for request in requests {
+            match files.get(&request.file) {
+                Some(file) => known.push((request, Arc::clone(file))),
+                None => unknown.push(request),
+            }
+        }
+        drop(files);
+        self.engine.submit(known);
+        for request in unknown {
+            let name = format!("closed file {}", request.file.0);
+            let error = IoError::os(request.operation.name(), name, Errno::BADF);
+            request.complete(Err(error));
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<(), IoError> {
+        check_name(name);
+        self.refuse_changes("remove", name)?;
+        rustix::fs::unlinkat(&self.directory, name, AtFlags::empty())
+            .map_err(|errno| IoError::os("remove", name, errno))
+    }
+
+    fn sync_names(&self) -> Result<(), IoError> {
+        if self.read_only {
+            return Ok(());
+        }
+        rustix::fs::fsync(&self.directory).map_err(|errno| IoError::os("sync", self.path(), errno))
+    }
+
+    /// Lists regular files; others, and names that [`Device::open`] would not take, are not ours.
+    fn list(&self) -> Result<Vec<DirEntry>, IoError> {
+        let failed = |errno| IoError::os("list", self.path(), errno);
+        let mut entries = Vec::new();
+        for found in Dir::read_from(&self.directory).map_err(failed)? {
+            let found = found.map_err(failed)?;
+            if let Some(name) = found.file_name().to_str().ok().filter(|name| is_plain(name)) {
+                entries.extend(self.entry(name)?);
+            }
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    fn space(&self) -> Result<Space, IoError> {
+        let told = rustix::fs::fstatvfs(&self.directory)
+            .map_err(|errno| IoError::os("statvfs", self.path(), errno))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
+        Ok(Space { free_bytes: bytes(told.f_bavail), total_bytes: bytes(told.f_blocks) })
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            memory_align: self.direct.unwrap_or(1),
+            engine: self.engine.name(),
+            direct: self.direct.is_some(),
+        }
+    }
+}
+
+/// Gives a new file its blocks, so that no later write of it runs out of room.
+fn allocate(file: &OwnedFd, name: &str, bytes: u64) -> Result<(), IoError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let allocated = rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)
+    });
+    match allocated {
+        Ok(()) => Ok(()),
+        Err(Errno::OPNOTSUPP) => {
+            tracing::warn!(
+                file = name,
+                "the file system cannot reserve room: writes may find none"
+            );
+            rustix::fs::ftruncate(file, bytes).map_err(|errno| IoError::os("truncate", name, errno))
+        }
+        Err(errno) => Err(IoError::os("allocate", name, errno)),
+    }
+}
+
+fn is_regular(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+fn size(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// Names are made by us, never by users: anything else is a bug, and a path out of the directory a grave one.
+fn check_name(name: &str) {
+    assert!(is_plain(name), "{name:?} is not a plain file name");
+}
+
+fn is_plain(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name.bytes().all(plain)
+        && name != "."
+        && name != ".."
+}

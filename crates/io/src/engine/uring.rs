@@ -1,0 +1,296 @@
+//! The engine over Linux `io_uring`: one thread owns the ring.
+//!
+//! 1. Only the owner's thread touches the ring; submitters fill the queue and ring the doorbell.
+//! 2. What the kernel may touch (memory, scatter list, file) lives in its slot until the completion. If the ring
+//!    fails while it is there, it is leaked: the kernel may come back to it.
+//! 3. Each slot has at most one entry in the ring, and the ring has room for all slots and the doorbell.
+//! 4. The arena stays mapped as long as it is registered: the owner holds the pool.
+//! 5. The owner sleeps only with the doorbell armed, and with the queue drained or every slot taken.
+
+mod flight;
+mod ring;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use dalsegno_core::Clock;
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::EventfdFlags;
+
+use self::flight::Flight;
+use self::ring::Arena;
+use super::queue::{Job, Queue};
+use super::{Engine, OpenFile, PATIENCE, Setup};
+use crate::threads::Workers;
+use crate::{BufferPool, IoError, Request};
+
+/// Marks the doorbell's completion; slots are far smaller.
+const DOORBELL: u64 = u64::MAX;
+
+/// How often the kernel may be out of resources, a millisecond apart, before the ring is given up.
+const MAX_STALLS: u32 = 5000;
+
+#[derive(Debug)]
+pub(super) struct Uring {
+    queue: Arc<Queue>,
+    doorbell: Arc<Doorbell>,
+    workers: Workers,
+}
+
+impl Uring {
+    pub(super) fn start(setup: &Setup) -> io::Result<Self> {
+        let queue = Arc::new(Queue::new(setup.queue));
+        let doorbell = Arc::new(Doorbell::new()?);
+        let mut workers = Workers::new();
+        let (report, started) = crossbeam_channel::bounded(1);
+        let parts = (Arc::clone(&queue), Arc::clone(&doorbell), setup.clone());
+        // The ring is made by the thread that will use it: the kernel holds it to that.
+        workers.start("dalsegno-uring", move || match Owner::new(parts) {
+            Ok(owner) => {
+                drop(report.send(Ok(())));
+                owner.serve();
+            }
+            Err(error) => drop(report.send(Err(error))),
+        })?;
+        started.recv().map_err(|_| io::Error::other("the I/O thread failed"))??;
+        Ok(Self { queue, doorbell, workers })
+    }
+}
+
+impl Engine for Uring {
+    fn name(&self) -> &'static str {
+        "uring"
+    }
+
+    fn submit(&self, batch: Vec<(Request, Arc<OpenFile>)>) {
+        if self.queue.push(batch) {
+            self.doorbell.ring();
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        if self.workers.are_ours() {
+            self.queue.close();
+            self.doorbell.ring();
+            self.workers.join(PATIENCE);
+        }
+    }
+}
+
+/// An eventfd that the ring reads, so that a sleeping owner hears of new requests.
+#[derive(Debug)]
+struct Doorbell {
+    descriptor: OwnedFd,
+    /// Where the kernel puts the count; nobody looks at it.
+    count: AtomicU64,
+}
+
+impl Doorbell {
+    fn new() -> io::Result<Self> {
+        // Blocking on purpose: the ring would answer a read of a non-blocking one at once.
+        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Self { descriptor, count: AtomicU64::new(0) })
+    }
+
+    #[expect(clippy::host_endian_bytes, reason = "an eventfd counts in the byte order of the host")]
+    fn ring(&self) {
+        if let Err(error) =
+            rustix::io::retry_on_intr(|| rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes()))
+        {
+            tracing::error!(%error, "cannot wake the I/O thread");
+        }
+    }
+}
+
+/// What the owner's thread works with.
+struct Owner {
+    ring: IoUring,
+    /// Dropped after the ring; whatever is still in a slot then is leaked (invariant 2).
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    /// Whether the ring reads the doorbell.
+    armed: bool,
+    stalls: u32,
+    queue: Arc<Queue>,
+    doorbell: Arc<Doorbell>,
+    clock: Arc<dyn Clock>,
+    /// The registered arena, if the kernel took it.
+    arena: Option<Arena>,
+    /// Keeps the arena mapped (invariant 4).
+    _pool: BufferPool,
+    /// Reused between rounds.
+    arrived: Vec<Job>,
+    done: Vec<(u64, i32)>,
+}
+
+type Parts = (Arc<Queue>, Arc<Doorbell>, Setup);
+
+impl Owner {
+    fn new((queue, doorbell, setup): Parts) -> io::Result<Self> {
+        let ring = ring::build(setup.depth + 1)?;
+        let arena = Arena::register(&ring, &setup.pool);
+        let slots: Vec<_> = (0..setup.depth).map(|_| None).collect();
+        Ok(Self {
+            ring,
+            free: (0..slots.len()).rev().collect(),
+            slots,
+            armed: false,
+            stalls: 0,
+            queue,
+            doorbell,
+            clock: setup.clock,
+            arena,
+            _pool: setup.pool,
+            arrived: Vec::new(),
+            done: Vec::new(),
+        })
+    }
+
+    fn serve(mut self) {
+        match catch_unwind(AssertUnwindSafe(|| self.run())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the ring failed; the device is closed"),
+            Err(_) => tracing::error!("the I/O thread panicked; the device is closed"),
+        }
+        // Also after a failure every request gets its answer: what waits here, what flies when the slots are dropped.
+        self.queue.close();
+    }
+
+    fn run(&mut self) -> io::Result<()> {
+        loop {
+            self.reap()?;
+            let closed = self.fill()?;
+            if closed && self.free.len() == self.slots.len() {
+                return self.stop();
+            }
+            self.arm()?;
+            self.enter()?;
+        }
+    }
+
+    /// Starts what waits, as far as slots are free. Returns whether the queue is closed.
+    fn fill(&mut self) -> io::Result<bool> {
+        let mut arrived = std::mem::take(&mut self.arrived);
+        loop {
+            let room = self.free.len();
+            let closed = self.queue.take(room, &mut arrived);
+            let drained = arrived.len() < room;
+            for job in arrived.drain(..) {
+                self.launch(job)?;
+            }
+            // Late requests take no slot: with slots still free, only a drained queue rings the doorbell again.
+            if drained || self.free.is_empty() {
+                self.arrived = arrived;
+                return Ok(closed);
+            }
+        }
+    }
+
+    fn launch(&mut self, job: Job) -> io::Result<()> {
+        if job.is_late(&*self.clock) {
+            job.finish(Err(IoError::Deadline));
+            return Ok(());
+        }
+        let slot = self.free.pop().ok_or_else(|| io::Error::other("no slot is free"))?;
+        let flight = Flight::new(job);
+        let entry = flight.entry(self.arena.as_ref());
+        self.slots[slot] = Some(flight);
+        self.push(&entry.user_data(slot as u64))
+    }
+
+    fn arm(&mut self) -> io::Result<()> {
+        if self.armed {
+            return Ok(());
+        }
+        let descriptor = types::Fd(self.doorbell.descriptor.as_raw_fd());
+        let entry = opcode::Read::new(descriptor, self.doorbell.count.as_ptr().cast(), 8).build();
+        self.armed = true;
+        self.push(&entry.user_data(DOORBELL))
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: what the entry names lives until its completion: a slot's parts by invariant 2, the doorbell's
+        // count because `drop` leaks the doorbell while it is armed.
+        unsafe { self.ring.submission().push(entry) }
+            .map_err(|_| io::Error::other("the submission queue is full"))
+    }
+
+    /// Submits what was pushed and waits for a completion.
+    fn enter(&mut self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1).map_err(|e| (e.raw_os_error(), e)) {
+            Ok(_) => self.stalls = 0,
+            Err((Some(libc::EINTR), _)) => {}
+            Err((Some(libc::EAGAIN | libc::EBUSY), _)) if self.stalls < MAX_STALLS => {
+                self.stalls += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err((_, error)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self) -> io::Result<()> {
+        // Copied first: landing may need the ring again.
+        let mut done = std::mem::take(&mut self.done);
+        done.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        for (user_data, result) in done.drain(..) {
+            if user_data == DOORBELL {
+                self.armed = false;
+                ring::check_doorbell(result)?;
+            } else {
+                self.land(user_data, result)?;
+            }
+        }
+        self.done = done;
+        Ok(())
+    }
+
+    fn land(&mut self, user_data: u64, result: i32) -> io::Result<()> {
+        let slot = usize::try_from(user_data).unwrap_or(usize::MAX);
+        let Some(flight) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
+            return Err(io::Error::other("a completion without a request"));
+        };
+        if matches!(-result, libc::EINTR | libc::EAGAIN) && flight.may_retry() {
+            let entry = flight.entry(self.arena.as_ref());
+            return self.push(&entry.user_data(user_data));
+        }
+        if let Some(flight) = self.slots[slot].take() {
+            self.free.push(slot);
+            let job = flight.land();
+            let result = match u64::try_from(result) {
+                Ok(got) => job.check_count(got),
+                Err(_) => Err(job.os_error(io::Error::from_raw_os_error(-result))),
+            };
+            job.finish(result);
+        }
+        Ok(())
+    }
+
+    /// Takes the doorbell back from the kernel, so that nothing of ours is left with it.
+    fn stop(&mut self) -> io::Result<()> {
+        while self.armed {
+            self.doorbell.ring();
+            self.enter()?;
+            self.reap()?;
+        }
+        if self.arena.take().is_some() {
+            // At once, so that the next ring finds its memory allowance free; the kernel would do it later.
+            self.ring.submitter().unregister_buffers()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.armed {
+            std::mem::forget(Arc::clone(&self.doorbell));
+        }
+    }
+}

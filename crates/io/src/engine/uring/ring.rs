@@ -1,0 +1,130 @@
+//! Setting up a ring, and the arena it knows.
+
+use std::io;
+use std::ptr::with_exposed_provenance_mut;
+
+use io_uring::{IoUring, Probe, opcode};
+
+use crate::{BufferPool, Memory};
+
+/// The kernel takes at most 1 GiB as one registered buffer.
+const CHUNK_BYTES: usize = 1 << 30;
+
+const NEEDED: [u8; 8] = [
+    opcode::Nop::CODE,
+    opcode::Read::CODE,
+    opcode::Write::CODE,
+    opcode::Readv::CODE,
+    opcode::Writev::CODE,
+    opcode::ReadFixed::CODE,
+    opcode::WriteFixed::CODE,
+    opcode::Fsync::CODE,
+];
+
+/// Makes a ring for at least `entries` requests and proves that it works.
+pub(super) fn build(entries: u32) -> io::Result<IoUring> {
+    let entries = entries.next_power_of_two();
+    // A forked child must not share the queues with us.
+    let modern =
+        IoUring::builder().dontfork().setup_single_issuer().setup_defer_taskrun().build(entries);
+    let mut ring = match modern {
+        // Kernels before 6.1 do not know the flags.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().dontfork().build(entries)?
+        }
+        other => other?,
+    };
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    if !NEEDED.iter().all(|&code| probe.is_supported(code)) {
+        return Err(io::Error::from(io::ErrorKind::Unsupported));
+    }
+    rehearse(&mut ring)?;
+    Ok(ring)
+}
+
+/// A sandbox may allow a ring's setup but not its use.
+fn rehearse(ring: &mut IoUring) -> io::Result<()> {
+    // SAFETY: this entry names no memory.
+    unsafe { ring.submission().push(&opcode::Nop::new().build()) }.map_err(io::Error::other)?;
+    while ring.completion().next().is_none() {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether the doorbell's read did what it is for, or may be tried again.
+pub(super) fn check_doorbell(result: i32) -> io::Result<()> {
+    match result {
+        8 => Ok(()),
+        _ if matches!(-result, libc::EINTR | libc::EAGAIN) => Ok(()),
+        _ if result < 0 => Err(io::Error::from_raw_os_error(-result)),
+        _ => Err(io::Error::other("the doorbell gave a short count")),
+    }
+}
+
+/// The pool's arena as registered with a ring: the kernel need not pin its pages for each request.
+#[derive(Debug)]
+pub(super) struct Arena {
+    start: usize,
+    bytes: usize,
+}
+
+impl Arena {
+    /// `None` if the kernel refuses, for an ordinary user because of its limit on locked memory.
+    pub(super) fn register(ring: &IoUring, pool: &BufferPool) -> Option<Self> {
+        let (start, bytes) = pool.arena();
+        let chunk = |at: usize| libc::iovec {
+            iov_base: with_exposed_provenance_mut(start + at),
+            iov_len: CHUNK_BYTES.min(bytes - at),
+        };
+        let chunks: Vec<libc::iovec> = (0..bytes).step_by(CHUNK_BYTES).map(chunk).collect();
+        // SAFETY: the arena is mapped, and stays so while it is registered: the ring's owner holds the pool.
+        match unsafe { ring.submitter().register_buffers(&chunks) } {
+            Ok(()) => Some(Self { start, bytes }),
+            Err(error) => {
+                tracing::debug!(%error, bytes, "staging memory is not registered with io_uring");
+                None
+            }
+        }
+    }
+
+    /// Which registered buffer holds all of `memory`.
+    pub(super) fn index_of(&self, memory: &Memory) -> Option<u16> {
+        let first = memory.address().checked_sub(self.start)?;
+        let last = first + memory.len().checked_sub(1)?;
+        let inside = last < self.bytes && first / CHUNK_BYTES == last / CHUNK_BYTES;
+        inside.then(|| u16::try_from(first / CHUNK_BYTES).ok()).flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_memory_wholly_inside_of_the_arena_counts_as_registered() {
+        let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+        let (start, bytes) = pool.arena();
+        let arena = Arena { start, bytes: bytes / 2 };
+        let mut taken = Vec::new();
+        while let Some(memory) = pool.try_take(1 << 20) {
+            let inside = memory.address() + memory.len() <= start + bytes / 2;
+            assert_eq!(arena.index_of(&memory), inside.then_some(0));
+            taken.push(memory);
+        }
+        let mut outside = [0_u8; 16];
+        crate::lend(|lender| {
+            assert_eq!(arena.index_of(&lender.exclusive(&mut outside)), None);
+        });
+    }
+
+    #[test]
+    fn a_doorbell_that_cannot_be_read_is_an_error() {
+        assert!(check_doorbell(8).is_ok() && check_doorbell(-libc::EINTR).is_ok());
+        assert!(check_doorbell(-libc::EBADF).is_err() && check_doorbell(4).is_err());
+    }
+}

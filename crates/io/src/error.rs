@@ -1,0 +1,69 @@
+//! What can go wrong between us and a device.
+
+use thiserror::Error;
+
+/// Why a request did not do what it asked for.
+#[derive(Debug, Error)]
+pub enum IoError {
+    /// The operating system refused or failed.
+    #[error("{operation} of {file} failed: {source}")]
+    Os {
+        /// What was tried, such as `"write"`.
+        operation: &'static str,
+        /// The file's name in its directory.
+        file: String,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+    /// Fewer bytes moved than asked for.
+    #[error("{operation} of {file} moved {got} of {expected} bytes")]
+    Short {
+        /// What was tried.
+        operation: &'static str,
+        /// The file's name in its directory.
+        file: String,
+        /// Bytes asked for.
+        expected: u64,
+        /// Bytes moved.
+        got: u64,
+    },
+    /// The deadline came first.
+    #[error("the deadline passed before the device answered")]
+    Deadline,
+    /// The engine's queue is full.
+    #[error("the I/O queue is full")]
+    Busy,
+    /// The device was closed.
+    #[error("the device is closed")]
+    Closed,
+}
+
+impl IoError {
+    /// The system's error with what was tried and on which file.
+    pub(crate) fn os(
+        operation: &'static str,
+        file: impl Into<String>,
+        source: impl Into<std::io::Error>,
+    ) -> Self {
+        Self::Os { operation, file: file.into(), source: source.into() }
+    }
+
+    /// Whether the file system has no room left (`ENOSPC`, `EDQUOT`, `EFBIG`).
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Self::Os { source, .. }
+            if matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)))
+    }
+
+    /// Whether a file or directory does not exist.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::ENOENT))
+    }
+
+    /// Whether the file already exists.
+    #[must_use]
+    pub fn is_exists(&self) -> bool {
+        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::EEXIST))
+    }
+}

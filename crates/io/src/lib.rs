@@ -1,0 +1,30 @@
+//! The only room that touches files: memory that a device may read and write, the [`Device`] trait, and its two engines.
+//!
+//! 1. Memory belongs to exactly one side at a time: the caller, or the device between submit and completion.
+//! 2. Every completion has its byte count checked; a short transfer is an error, never success.
+//! 3. Every request gets exactly one completion, also when it is refused, late or the device is closed.
+
+mod clock;
+mod device;
+mod direct;
+mod directory;
+mod engine;
+mod error;
+mod lock;
+mod memory;
+mod pool;
+mod random;
+mod threads;
+
+pub use clock::SystemClock;
+pub use device::{
+    Class, Completion, Device, DirEntry, FileId, Geometry, OpenMode, Opened, Operation, Request,
+    Space,
+};
+pub use directory::{DirectoryOptions, LocalDirectory};
+pub use error::IoError;
+pub use lock::{DirectoryLock, LockError};
+pub use memory::{Lender, Memory, lend};
+pub use pool::BufferPool;
+pub use random::random_bytes;
+pub use threads::spawn;

@@ -1,0 +1,140 @@
+//! Who owns a directory: an advisory lock on its file `LOCK`.
+//!
+//! 1. The kernel holds the lock, not the file's existence: a crashed owner leaves nothing to clean up.
+//! 2. The file's text names the owner for people; nothing decides by it, and nobody removes the file.
+//! 3. A forked child that drops its copy of the lock does not release the parent's.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use thiserror::Error;
+
+const FILE_NAME: &str = "LOCK";
+const OWNER_BYTES: usize = 256;
+
+/// A locked directory; unlocked when dropped.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    /// `None` where there was nothing to lock.
+    file: Option<OwnedFd>,
+    exclusive: bool,
+    process: u32,
+}
+
+/// Why a directory could not be locked.
+#[derive(Debug, Error)]
+pub enum LockError {
+    /// Somebody else has it.
+    #[error("the directory is in use by {owner}")]
+    Held {
+        /// Who, as far as the lock file tells: `pid 123 on host`.
+        owner: String,
+    },
+    /// The file system is mounted read-only.
+    #[error("the file system is read-only")]
+    ReadOnly,
+    /// The operating system refused or failed.
+    #[error("{operation} of {file} failed: {source}")]
+    Os {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        file: String,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+}
+
+impl DirectoryLock {
+    /// Takes the directory for this process alone. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Held`] if another owner or a reader has it, [`LockError::ReadOnly`] if nothing can be written.
+    pub fn acquire(directory: &Path) -> Result<Self, LockError> {
+        let path = directory.join(FILE_NAME);
+        let failed = |operation| move |errno| os_error(operation, directory, errno);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(CWD, &path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(failed("open"))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(LockError::Held { owner: owner_of(&file) }),
+            Err(errno) => return Err(failed("lock")(errno)),
+        }
+        // A full disk must not keep a store closed: the text is a courtesy (invariant 2).
+        if let Err(errno) = write_owner(&file) {
+            tracing::warn!(error = %errno, "cannot note this process in the lock file");
+        }
+        Ok(Self { file: Some(file), exclusive: true, process: std::process::id() })
+    }
+
+    /// Keeps owners out while an offline tool reads. Writes nothing, so it works on a read-only mount; where there is
+    /// no lock file, there is nothing to lock.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Held`] if an owner has the directory.
+    pub fn acquire_shared(directory: &Path) -> Result<Self, LockError> {
+        let path = directory.join(FILE_NAME);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match rustix::fs::openat(CWD, &path, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) if directory.is_dir() => {
+                return Ok(Self { file: None, exclusive: false, process: std::process::id() });
+            }
+            Err(errno) => return Err(os_error("open", directory, errno)),
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(Self { file: Some(file), exclusive: false, process: std::process::id() }),
+            Err(Errno::WOULDBLOCK) => Err(LockError::Held { owner: owner_of(&file) }),
+            Err(errno) => Err(os_error("lock", directory, errno)),
+        }
+    }
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        let Some(file) = self.file.take().filter(|_| self.process == std::process::id()) else {
+            return;
+        };
+        if self.exclusive {
+            // A later reader must not be taken for us; failing is harmless (invariant 2).
+            let _ = rustix::fs::ftruncate(&file, 0);
+        }
+        // Explicitly: a forked child may still hold a copy of the descriptor.
+        let _ = rustix::fs::flock(&file, FlockOperation::Unlock);
+    }
+}
+
+fn os_error(operation: &'static str, directory: &Path, errno: Errno) -> LockError {
+    if errno == Errno::ROFS {
+        return LockError::ReadOnly;
+    }
+    let file = directory.join(FILE_NAME).display().to_string();
+    LockError::Os { operation, file, source: errno.into() }
+}
+
+fn write_owner(file: &OwnedFd) -> Result<(), Errno> {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    rustix::fs::ftruncate(file, 0)?;
+    let line = format!("pid {} on {host}\n", std::process::id());
+    rustix::io::pwrite(file, line.as_bytes(), 0).map(|_| ())
+}
+
+/// Names whoever holds the lock that we were refused.
+fn owner_of(file: &OwnedFd) -> String {
+    // Readers leave no text; where a shared lock can be had, only readers are in our way.
+    if rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).is_ok() {
+        return "a tool that reads it".to_owned();
+    }
+    let mut text = [0_u8; OWNER_BYTES];
+    let length = rustix::io::pread(file, &mut text, 0).unwrap_or(0);
+    match String::from_utf8_lossy(&text[..length]).trim() {
+        "" => "another process".to_owned(),
+        owner => owner.to_owned(),
+    }
+}

@@ -1,0 +1,222 @@
+//! Memory that a device may read or write, owned by one side at a time.
+//!
+//! 1. Live [`Memory`] values of one owner never overlap where one of them is writable, so holding the value is
+//!    exclusive access to its bytes.
+//! 2. The owner outlives every piece split from it: lent slices because [`lend`] does not return before the last
+//!    piece is gone, pooled and foreign memory because each piece holds the owner.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+/// A range of memory, handed from caller to device and back.
+pub struct Memory {
+    start: NonNull<u8>,
+    len: usize,
+    writable: bool,
+    /// Never read: keeps the bytes alive.
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: a Memory is exclusive access to its range (invariant 1) and its owner is Send; moving it to another thread
+// moves that access.
+unsafe impl Send for Memory {}
+// SAFETY: `&Memory` gives out only `&[u8]` of a range that nobody writes while the reference lives (invariant 1).
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Wraps memory that `owner` keeps alive.
+    ///
+    /// # Safety
+    ///
+    /// Until the returned value and all pieces split from it are dropped: `start..start + len` stays valid for reads
+    /// (for writes too if `writable`) as long as `owner` lives; nobody else writes it; if `writable`, nobody else
+    /// reads it either.
+    #[must_use]
+    pub unsafe fn from_raw(
+        start: NonNull<u8>,
+        len: usize,
+        writable: bool,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { start, len, writable, owner }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether a read may target it.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Address of the first byte, for alignment checks and system calls.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// Whether address and length are multiples of `align`.
+    #[must_use]
+    pub fn is_aligned(&self, align: usize) -> bool {
+        self.address().is_multiple_of(align) && self.len.is_multiple_of(align)
+    }
+
+    /// Takes the first `len` bytes off.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer.
+    #[must_use]
+    pub fn split_to(&mut self, len: usize) -> Self {
+        assert!(len <= self.len, "split at {len} of {} bytes", self.len);
+        let head = Self {
+            start: self.start,
+            len,
+            writable: self.writable,
+            owner: Arc::clone(&self.owner),
+        };
+        // SAFETY: `len <= self.len`, so the new start is inside or one past the end of the same range.
+        self.start = unsafe { self.start.add(len) };
+        self.len -= len;
+        head
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the range is valid while the owner lives and nobody writes it while we hold it (invariant 1).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be written.
+    ///
+    /// # Panics
+    ///
+    /// If the memory is read-only.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(self.writable, "this memory was lent for reading only");
+        // SAFETY: as in `as_slice`, and a writable Memory is the only access to its range.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({} bytes)", self.len)
+    }
+}
+
+/// Turns slices into [`Memory`] for the length of one [`lend`] call.
+pub struct Lender<'env> {
+    loans: Arc<Loans>,
+    /// Invariant in 'env: slices may neither be shorter nor be taken for longer than they are.
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+#[derive(Default)]
+struct Loans {
+    open: Mutex<usize>,
+    all_back: Condvar,
+}
+
+/// Counts one loan; when its last piece is dropped the loan is back.
+struct Loan(Arc<Loans>);
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let mut open = self.0.open.lock();
+        *open -= 1;
+        if *open == 0 {
+            self.0.all_back.notify_all();
+        }
+    }
+}
+
+impl<'env> Lender<'env> {
+    /// Lends bytes for reading.
+    #[must_use]
+    pub fn shared(&self, bytes: &'env [u8]) -> Memory {
+        // SAFETY: `lend` waits for the loan before 'env can end; the shared borrow excludes writers.
+        unsafe { Memory::from_raw(NonNull::from(bytes).cast(), bytes.len(), false, self.loan()) }
+    }
+
+    /// Lends bytes for reading and writing.
+    #[must_use]
+    pub fn exclusive(&self, bytes: &'env mut [u8]) -> Memory {
+        let len = bytes.len();
+        // SAFETY: `lend` waits for the loan before 'env can end; the exclusive borrow excludes everybody else.
+        unsafe { Memory::from_raw(NonNull::from(bytes).cast(), len, true, self.loan()) }
+    }
+
+    fn loan(&self) -> Arc<dyn Any + Send + Sync> {
+        *self.loans.open.lock() += 1;
+        Arc::new(Loan(Arc::clone(&self.loans)))
+    }
+}
+
+/// Runs `body` with a [`Lender`]; returns when every piece of lent memory has been dropped, also by the device.
+///
+/// Like `std::thread::scope`: the wait is what makes lending a borrowed slice to another thread or the kernel sound.
+/// Work that has to meet a deadline must not lend memory to requests that may outlive it; it uses pooled buffers.
+pub fn lend<'env, R>(body: impl FnOnce(&Lender<'env>) -> R) -> R {
+    struct WaitForAll(Arc<Loans>);
+    impl Drop for WaitForAll {
+        fn drop(&mut self) {
+            let mut open = self.0.open.lock();
+            while *open > 0 {
+                self.0.all_back.wait(&mut open);
+            }
+        }
+    }
+    let lender = Lender { loans: Arc::new(Loans::default()), env: PhantomData };
+    // Waits also when `body` panics.
+    let _wait = WaitForAll(Arc::clone(&lender.loans));
+    body(&lender)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lend_returns_only_after_the_last_piece_is_dropped() {
+        let mut bytes = vec![0_u8; 64];
+        lend(|lender| {
+            let mut memory = lender.exclusive(&mut bytes);
+            let head = memory.split_to(16);
+            crate::spawn("lend-test", move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                let mut head = head;
+                head.as_mut_slice().fill(7);
+            })
+            .unwrap();
+            drop(memory);
+        });
+        assert!(bytes[..16].iter().all(|b| *b == 7) && bytes[16..].iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "reading only")]
+    fn memory_lent_for_reading_cannot_be_written() {
+        let bytes = [0_u8; 8];
+        lend(|lender| {
+            let _ = lender.shared(&bytes).as_mut_slice();
+        });
+    }
+}

@@ -1,0 +1,23 @@
+//! Random names.
+
+use crate::IoError;
+
+/// Sixteen bytes from the operating system's generator.
+///
+/// # Errors
+///
+/// [`IoError::Os`] if the system has none, which no supported kernel does.
+pub fn random_bytes() -> Result<[u8; 16], IoError> {
+    let mut bytes = [0_u8; 16];
+    // SAFETY: the pointer and the length describe `bytes`, which lives through the call.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    // Requests of up to 256 bytes are never cut short once the generator is ready.
+    if usize::try_from(got) == Ok(bytes.len()) {
+        return Ok(bytes);
+    }
+    Err(IoError::Os {
+        operation: "getrandom",
+        file: "the system's generator".to_owned(),
+        source: std::io::Error::last_os_error(),
+    })
+}

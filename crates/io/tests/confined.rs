@@ -1,0 +1,226 @@
+//! Processes that may not do everything: containers that forbid `io_uring`, users without locked memory.
+//!
+//! Limits hold for a process for good, so each case runs in a child process.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::fmt::Write;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use common::{Random, Rig, SECTOR, pool, skip};
+use dalsegno_core::EngineChoice;
+use dalsegno_io::{Device, DirectoryOptions, IoError, LocalDirectory, Operation, SystemClock};
+
+/// Set in the child process.
+const CHILD: &str = "DALSEGNO_TEST_CHILD";
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs the test of this name in a child process.
+fn run_child(name: &str) {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(CHILD, "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = [child.stdout, child.stderr].concat();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&text));
+}
+
+/// Collects what is logged, as `LEVEL message field=value`.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    /// Listens to the whole process, also to threads that start later.
+    fn listen() -> Self {
+        let log = Self::default();
+        tracing::subscriber::set_global_default(log.clone()).unwrap();
+        log
+    }
+
+    fn count(&self, level: &str, part: &str) -> usize {
+        let lines = self.0.lock().unwrap();
+        lines.iter().filter(|line| line.starts_with(level) && line.contains(part)).count()
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Line(String);
+        impl tracing::field::Visit for Line {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                let _ = write!(self.0, " {field}={value:?}");
+            }
+        }
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Makes one system call fail with `EPERM` in all threads of this process.
+fn forbid(call: libc::c_long) {
+    let code = |parts: &[u32]| u16::try_from(parts.iter().sum::<u32>()).unwrap();
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let load = code(&[libc::BPF_LD, libc::BPF_W, libc::BPF_ABS]);
+    let jump = code(&[libc::BPF_JMP, libc::BPF_JEQ, libc::BPF_K]);
+    let answer = code(&[libc::BPF_RET, libc::BPF_K]);
+    let errno = u32::try_from(libc::EPERM).unwrap();
+    let mut filter = [
+        // The number of the call is the first word of the data.
+        step(load, 0, 0, 0),
+        step(jump, 0, 1, u32::try_from(call).unwrap()),
+        step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
+        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its filter live until the calls return; the kernel copies them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+        assert_eq!(libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program), 0);
+    }
+}
+
+fn assert_serves(rig: &Rig) {
+    let bytes = Random::new(1).bytes(16 * SECTOR);
+    let file = rig.create("file", bytes.len());
+    rig.write(file, 0, &bytes);
+    common::sync(&*rig.device, file).unwrap();
+    assert!(rig.read(file, 0, bytes.len()).unwrap() == bytes);
+}
+
+#[test]
+fn a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch() {
+    if !is_child() {
+        let name = "a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch";
+        return run_child(name);
+    }
+    if !common::is_available(EngineChoice::Uring) {
+        return;
+    }
+    let log = Log::listen();
+    let rig = Rig::new(EngineChoice::Uring);
+    let file = rig.create("file", SECTOR);
+    let (small, large) = rig.pool.free_counts();
+    forbid(libc::SYS_io_uring_enter);
+    let read = || {
+        let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
+        common::carry_out(&*rig.device, Operation::Read, file, 0, memory)
+    };
+    let lost = read();
+    assert!(matches!(lost.result, Err(IoError::Os { .. })), "{:?}", lost.result);
+    assert!(lost.memory.is_empty());
+    assert_eq!(log.count("ERROR", "the ring failed"), 1);
+    let refused = read();
+    assert!(matches!(refused.result, Err(IoError::Closed)), "{:?}", refused.result);
+    assert_eq!(refused.memory.len(), 1);
+    drop(refused);
+    assert_eq!(rig.pool.free_counts(), (small - 1, large));
+}
+
+/// Limits what this process may lock; no limit holds for root, so root becomes nobody. Says so if that fails.
+fn limit_locked_memory(bytes: u64) -> bool {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: plain system calls.
+    let is_limited = unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
+        libc::geteuid() != 0 || libc::setuid(65_534) == 0
+    };
+    if !is_limited {
+        skip("cannot stop being root");
+    }
+    is_limited
+}
+
+/// Checks both choices in this process, where `io_uring` is not to be had.
+fn assert_falls_back() {
+    let log = Log::listen();
+    let rig = Rig::new(EngineChoice::Auto);
+    assert_eq!(rig.device.geometry().engine, "psync");
+    assert_eq!(log.count("INFO", "psync serves the files"), 1);
+    assert_serves(&rig);
+    let options = DirectoryOptions { engine: EngineChoice::Uring, ..DirectoryOptions::default() };
+    let clock = Arc::new(SystemClock::new());
+    let error = LocalDirectory::open(rig.directory.path(), options, &pool(), clock).unwrap_err();
+    assert!(error.to_string().contains("start of the io_uring engine failed"), "{error}");
+}
+
+#[test]
+fn where_io_uring_is_forbidden_auto_falls_back_and_uring_fails() {
+    if !is_child() {
+        return run_child("where_io_uring_is_forbidden_auto_falls_back_and_uring_fails");
+    }
+    forbid(libc::SYS_io_uring_setup);
+    assert_falls_back();
+}
+
+#[test]
+fn where_a_ring_may_be_made_but_not_used_auto_falls_back() {
+    if !is_child() {
+        return run_child("where_a_ring_may_be_made_but_not_used_auto_falls_back");
+    }
+    forbid(libc::SYS_io_uring_enter);
+    assert_falls_back();
+}
+
+#[test]
+fn with_little_locked_memory_io_uring_serves_plain_buffers() {
+    if !is_child() {
+        return run_child("with_little_locked_memory_io_uring_serves_plain_buffers");
+    }
+    if !common::is_available(EngineChoice::Uring) {
+        return;
+    }
+    // Enough for the ring, which newer kernels count, too; not enough for the arena.
+    if !limit_locked_memory(1 << 20) {
+        return;
+    }
+    let log = Log::listen();
+    let rig = Rig::new(EngineChoice::Uring);
+    assert_eq!(log.count("DEBUG", "not registered"), 1);
+    assert_serves(&rig);
+}
+
+#[test]
+fn without_locked_memory_auto_serves_one_way_or_the_other() {
+    if !is_child() {
+        return run_child("without_locked_memory_auto_serves_one_way_or_the_other");
+    }
+    if limit_locked_memory(0) {
+        assert_serves(&Rig::new(EngineChoice::Auto));
+    }
+}
+
+#[test]
+fn with_locked_memory_the_arena_is_registered() {
+    if !is_child() {
+        return run_child("with_locked_memory_the_arena_is_registered");
+    }
+    if !common::is_available(EngineChoice::Uring) {
+        return;
+    }
+    // SAFETY: a plain system call.
+    if unsafe { libc::geteuid() } != 0 {
+        return skip("only root is sure to have enough locked memory");
+    }
+    let log = Log::listen();
+    assert_serves(&Rig::new(EngineChoice::Uring));
+    assert_eq!(log.count("DEBUG", "not registered"), 0);
+}
