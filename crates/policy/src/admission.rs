@@ -1,0 +1,193 @@
+//! Which blocks are worth a write.
+//!
+//! 1. The filter's memory is fixed when it is made; two Bloom filters take turns, and when the
+//!    younger one is full the older one is forgotten. A name is remembered for one to two fillings.
+//! 2. It never forgets within one filling: a false negative would keep a hot block out for ever. A
+//!    false positive writes a block one put too early, which costs a write and nothing else.
+
+use dalsegno_core::{Admission, ChainHash};
+
+/// Bits per name and probes per lookup: about 1.2% false positives in a full filter.
+const BITS_PER_NAME: u64 = 10;
+const PROBES: usize = 4;
+/// Smallest generation, in 64-bit words.
+const MIN_WORDS: usize = 16;
+
+/// Decides for each block of a put whether it is written.
+#[derive(Debug)]
+pub struct AdmissionFilter {
+    memory: Option<Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    young: Vec<u64>,
+    old: Vec<u64>,
+    /// Names in the young filter.
+    names: u64,
+    /// Names after which the filters change places.
+    full_names: u64,
+}
+
+impl AdmissionFilter {
+    /// A filter that uses about `memory_bytes` for [`Admission::SecondPut`] and nothing for
+    /// [`Admission::All`].
+    #[must_use]
+    pub fn new(admission: Admission, memory_bytes: usize) -> Self {
+        let memory = match admission {
+            Admission::All => None,
+            Admission::SecondPut => Some(Memory::new(memory_bytes)),
+        };
+        Self { memory }
+    }
+
+    /// Tells whether the block is to be written, and remembers that it was put.
+    ///
+    /// Ask in prefix order and write only the admitted blocks that follow each other: a chain hash
+    /// commits to all blocks before it, so whoever puts a block for the second time has put its
+    /// prefix twice too.
+    pub fn admit(&mut self, hash: &ChainHash) -> bool {
+        self.memory.as_mut().is_none_or(|memory| memory.saw_again(hash))
+    }
+
+    /// Bytes of memory in use.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.as_ref().map_or(0, |memory| (memory.young.len() + memory.old.len()) * 8)
+    }
+
+    /// How many different blocks may be put between the two puts of a block without its first being
+    /// forgotten.
+    #[must_use]
+    pub fn remembered_blocks(&self) -> u64 {
+        self.memory.as_ref().map_or(u64::MAX, |memory| memory.full_names)
+    }
+}
+
+impl Memory {
+    fn new(memory_bytes: usize) -> Self {
+        let words = (memory_bytes / 2 / 8).max(MIN_WORDS);
+        let full_names = words as u64 * 64 / BITS_PER_NAME;
+        Self { young: vec![0; words], old: vec![0; words], names: 0, full_names }
+    }
+
+    fn saw_again(&mut self, hash: &ChainHash) -> bool {
+        let bits = bits_of(hash, self.young.len());
+        let has = |filter: &[u64]| bits.iter().all(|(word, mask)| filter[*word] & mask != 0);
+        if has(&self.young) {
+            return true;
+        }
+        let seen = has(&self.old);
+        if self.names == self.full_names {
+            std::mem::swap(&mut self.young, &mut self.old);
+            self.young.fill(0);
+            self.names = 0;
+        }
+        for (word, mask) in bits {
+            self.young[word] |= mask;
+        }
+        self.names += 1;
+        debug_assert!(self.names <= self.full_names, "the young filter overflows");
+        seen
+    }
+}
+
+/// The (word, mask) pairs of a name, by double hashing.
+fn bits_of(hash: &ChainHash, words: usize) -> [(usize, u64); PROBES] {
+    let (first, step) =
+        (digest(hash, 0x9e37_79b9_7f4a_7c15), digest(hash, 0xd1b5_4a32_d192_ed03) | 1);
+    std::array::from_fn(|probe| {
+        let mixed = first.wrapping_add(step.wrapping_mul(probe as u64));
+        // The high half of a product spreads evenly over any number of words, not only powers of
+        // two.
+        let wide = u128::from(mixed) * words as u128;
+        let word = usize::try_from(wide >> 64).expect("less than the number of words");
+        (word, 1 << (mixed & 63))
+    })
+}
+
+/// Folds the name into 64 bits. Engines' hashes are even already; names made by hand in a test or a
+/// tool are not.
+fn digest(hash: &ChainHash, seed: u64) -> u64 {
+    hash.0.chunks_exact(8).fold(seed, |state, chunk| {
+        let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+        mix(state ^ word)
+    })
+}
+
+/// The finalizer of `SplitMix64`.
+fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: u64) -> ChainHash {
+        let mut hash = ChainHash::default();
+        hash.0[..8].copy_from_slice(&number.to_le_bytes());
+        hash
+    }
+
+    #[test]
+    fn without_a_filter_every_block_is_written_and_no_memory_is_used() {
+        let mut filter = AdmissionFilter::new(Admission::All, 1 << 20);
+        assert!(filter.admit(&name(1)));
+        assert_eq!(filter.memory_bytes(), 0);
+    }
+
+    #[test]
+    fn the_second_put_is_written_and_so_is_every_later_one() {
+        let mut filter = AdmissionFilter::new(Admission::SecondPut, 1 << 16);
+        assert!(!filter.admit(&name(7)));
+        assert!(filter.admit(&name(7)));
+        assert!(filter.admit(&name(7)));
+        assert!(!filter.admit(&name(8)));
+    }
+
+    #[test]
+    fn a_block_is_remembered_for_at_least_one_filling_and_forgotten_after_two() {
+        let mut filter = AdmissionFilter::new(Admission::SecondPut, 1 << 16);
+        let between = filter.remembered_blocks();
+        filter.admit(&name(0));
+        (1..between).for_each(|i| {
+            filter.admit(&name(i));
+        });
+        assert!(filter.admit(&name(0)), "one filling is remembered");
+        (0..3 * between).for_each(|i| {
+            filter.admit(&name(1_000_000 + i));
+        });
+        assert!(!filter.admit(&name(0)), "two fillings are not");
+    }
+
+    #[test]
+    fn no_first_filling_gives_more_than_two_percent_false_admissions() {
+        for memory in [1 << 14, 100_000, 1 << 20] {
+            let mut filter = AdmissionFilter::new(Admission::SecondPut, memory);
+            let names = filter.remembered_blocks();
+            let early = (0..names).filter(|i| filter.admit(&name(*i))).count() as u64;
+            assert!(early * 50 < names, "{early} of {names} in {memory} bytes");
+        }
+    }
+
+    #[test]
+    fn memory_is_what_was_asked_for_or_the_smallest_that_works() {
+        for bytes in [0, 1, 255, 4096, 1 << 20] {
+            let filter = AdmissionFilter::new(Admission::SecondPut, bytes);
+            assert!(filter.memory_bytes() <= bytes.max(2 * MIN_WORDS * 8), "{bytes}");
+            assert!(filter.remembered_blocks() >= 100, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn the_same_puts_give_the_same_decisions() {
+        let run = || {
+            let mut filter = AdmissionFilter::new(Admission::SecondPut, 512);
+            (0..5000_u64).map(|i| filter.admit(&name(i * i % 777))).collect::<Vec<_>>()
+        };
+        assert_eq!(run(), run());
+    }
+}

@@ -1,0 +1,15 @@
+//! Decisions: state in, decision out.
+//!
+//! 1. Nothing here does I/O, reads a clock, starts a thread or draws a random number: the store,
+//!    the simulator and the benches call the same code, and the same input gives the same decision.
+//! 2. Every structure is bounded by what its constructor is told.
+
+#![forbid(unsafe_code)]
+
+mod admission;
+mod lists;
+pub mod reclaim;
+mod s3fifo;
+
+pub use admission::AdmissionFilter;
+pub use s3fifo::{S3Fifo, S3FifoStats};

@@ -1,0 +1,156 @@
+//! Several FIFO lists threaded through one slab: every operation is O(1), also removal from the
+//! middle.
+//!
+//! 1. An item is on exactly one list: its node holds one pair of links and the number of its list.
+//! 2. A slot is either on one list or on the free list; slots are reused, so the slab never
+//!    outgrows the most items that were alive at once.
+
+/// Stands for "no slot".
+const NONE: usize = usize::MAX;
+
+/// Names an item until it is taken out.
+pub(crate) type Slot = usize;
+
+#[derive(Debug)]
+struct Node<T> {
+    older: usize,
+    newer: usize,
+    list: usize,
+    item: Option<T>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    oldest: usize,
+    newest: usize,
+    len: usize,
+}
+
+/// `N` lists over one slab, numbered from 0.
+#[derive(Debug)]
+pub(crate) struct Lists<T, const N: usize> {
+    nodes: Vec<Node<T>>,
+    /// First free slot; the others follow through `newer`.
+    free: usize,
+    ends: [Ends; N],
+}
+
+impl<T, const N: usize> Lists<T, N> {
+    /// Empty lists.
+    pub(crate) fn new() -> Self {
+        let empty = Ends { oldest: NONE, newest: NONE, len: 0 };
+        Self { nodes: Vec::new(), free: NONE, ends: [empty; N] }
+    }
+
+    /// Number of items on a list.
+    pub(crate) fn len(&self, list: usize) -> usize {
+        self.ends[list].len
+    }
+
+    /// The item that joined a list first.
+    pub(crate) fn oldest(&self, list: usize) -> Option<Slot> {
+        Some(self.ends[list].oldest).filter(|slot| *slot != NONE)
+    }
+
+    /// The list that an item is on.
+    pub(crate) fn list_of(&self, slot: Slot) -> usize {
+        self.nodes[slot].list
+    }
+
+    /// An item.
+    pub(crate) fn item(&self, slot: Slot) -> &T {
+        self.nodes[slot].item.as_ref().expect("the slot is taken")
+    }
+
+    /// An item, to be changed.
+    pub(crate) fn item_mut(&mut self, slot: Slot) -> &mut T {
+        self.nodes[slot].item.as_mut().expect("the slot is taken")
+    }
+
+    /// Puts an item at the newest end of a list.
+    pub(crate) fn push(&mut self, list: usize, item: T) -> Slot {
+        let slot = if self.free == NONE {
+            self.nodes.push(Node { older: NONE, newer: NONE, list, item: Some(item) });
+            self.nodes.len() - 1
+        } else {
+            let slot = self.free;
+            self.free = self.nodes[slot].newer;
+            self.nodes[slot].item = Some(item);
+            slot
+        };
+        self.link(list, slot);
+        slot
+    }
+
+    /// Takes an item out.
+    pub(crate) fn take(&mut self, slot: Slot) -> T {
+        self.unlink(slot);
+        let item = self.nodes[slot].item.take().expect("the slot is taken");
+        self.nodes[slot].newer = self.free;
+        self.free = slot;
+        item
+    }
+
+    /// Moves an item to the newest end of a list, the one it is on or another.
+    pub(crate) fn relink(&mut self, slot: Slot, list: usize) {
+        self.unlink(slot);
+        self.link(list, slot);
+    }
+
+    fn link(&mut self, list: usize, slot: Slot) {
+        let before = self.ends[list].newest;
+        let node = &mut self.nodes[slot];
+        (node.older, node.newer, node.list) = (before, NONE, list);
+        if before == NONE {
+            self.ends[list].oldest = slot;
+        } else {
+            self.nodes[before].newer = slot;
+        }
+        self.ends[list].newest = slot;
+        self.ends[list].len += 1;
+    }
+
+    fn unlink(&mut self, slot: Slot) {
+        let Node { older, newer, list, .. } = self.nodes[slot];
+        if older == NONE {
+            self.ends[list].oldest = newer;
+        } else {
+            self.nodes[older].newer = newer;
+        }
+        if newer == NONE {
+            self.ends[list].newest = older;
+        } else {
+            self.nodes[newer].older = older;
+        }
+        self.ends[list].len -= 1;
+    }
+
+    /// The items of a list, oldest first.
+    #[cfg(test)]
+    pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = &T> {
+        let mut next = self.oldest(list);
+        std::iter::from_fn(move || {
+            let slot = next?;
+            next = Some(self.nodes[slot].newer).filter(|slot| *slot != NONE);
+            Some(self.item(slot))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_leave_from_the_middle_and_slots_are_reused() {
+        let mut lists: Lists<u32, 2> = Lists::new();
+        let slots: Vec<Slot> = (0..4).map(|i| lists.push(0, i)).collect();
+        assert_eq!(lists.take(slots[1]), 1);
+        lists.relink(slots[0], 1);
+        lists.relink(slots[2], 0);
+        assert_eq!(lists.iter(0).copied().collect::<Vec<_>>(), [3, 2]);
+        assert_eq!(lists.iter(1).copied().collect::<Vec<_>>(), [0]);
+        assert_eq!(lists.push(1, 9), slots[1]);
+        assert_eq!((lists.len(0), lists.len(1), lists.nodes.len()), (2, 2, 4));
+    }
+}

@@ -1,0 +1,380 @@
+//! A cache bounded in bytes that a scan cannot wash out: S3-FIFO (Yang et al., "FIFO queues are all
+//! you need for cache eviction", SOSP 2023), with bytes in place of item counts.
+//!
+//! A newcomer passes through a small queue; only one that was asked for meanwhile, or that comes
+//! back soon after it was dropped (a ghost remembers its name), enters the main queue, where hits
+//! buy further laps.
+//!
+//! 1. `small + main <= capacity` in bytes, before and after every call.
+//! 2. A key is in exactly one place: small, main, ghost or nowhere. One map leads to one slot on
+//!    one list.
+//! 3. The ghost holds names only: at most [`GHOST_COUNT`] of them, and never for more bytes than
+//!    the capacity.
+//! 4. Amortised O(1): each lap that an item is granted is paid for by one earlier hit, capped at
+//!    [`MAX_FREQUENCY`].
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::lists::{Lists, Slot};
+
+/// Share of the capacity that newcomers may fill before the small queue gives way, as a divisor
+/// (the paper's 10%).
+const SMALL_SHARE: u64 = 10;
+/// Most hits that an item remembers.
+const MAX_FREQUENCY: u8 = 3;
+/// Hits in the small queue that lead to the main queue. One, where the paper's text asks for two: a
+/// block is hit once per turn of a conversation, and on replayed chains of real requests the two
+/// differ by about a point, either way.
+const PROMOTION_FREQUENCY: u8 = 1;
+/// Most names that the ghost remembers; bounds it also where items are tiny.
+const GHOST_COUNT: usize = 1 << 16;
+
+const SMALL: usize = 0;
+const MAIN: usize = 1;
+const GHOST: usize = 2;
+
+/// What a cache did since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct S3FifoStats {
+    /// Calls of [`S3Fifo::get`] that found their key.
+    pub hits: u64,
+    /// Calls of [`S3Fifo::get`] that did not.
+    pub misses: u64,
+    /// Items taken in, replacements included.
+    pub inserted: u64,
+    /// Of these, items that the ghost still knew.
+    pub returned: u64,
+    /// Items that moved from the small to the main queue.
+    pub promoted: u64,
+    /// Items dropped for space.
+    pub evicted: u64,
+    /// Items larger than the whole cache.
+    pub refused: u64,
+}
+
+#[derive(Debug)]
+struct Entry<K, V> {
+    key: K,
+    /// `None` in the ghost.
+    value: Option<V>,
+    bytes: u64,
+    frequency: u8,
+}
+
+/// A byte-weighted S3-FIFO cache. It owns no memory but its values, and decides nothing but what to
+/// drop.
+#[derive(Debug)]
+pub struct S3Fifo<K, V> {
+    // The map's order is never looked at, so its random seed cannot reach a decision.
+    slots: HashMap<K, Slot>,
+    lists: Lists<Entry<K, V>, 3>,
+    /// Bytes on each list.
+    held_bytes: [u64; 3],
+    capacity_bytes: u64,
+    ghost_count: usize,
+    stats: S3FifoStats,
+}
+
+impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
+    /// An empty cache of at most `capacity_bytes`. With 0 it refuses everything.
+    #[must_use]
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self {
+            slots: HashMap::new(),
+            lists: Lists::new(),
+            held_bytes: [0; 3],
+            capacity_bytes,
+            ghost_count: GHOST_COUNT,
+            stats: S3FifoStats::default(),
+        }
+    }
+
+    /// Takes in an item of `bytes` and returns every pair that had to leave for it, oldest first.
+    ///
+    /// An earlier value under the same key is among the pairs returned, and its hits are kept. An
+    /// item larger than the capacity comes straight back as the last pair: whoever frees what is
+    /// returned needs no second path. An item weighs at least one byte, so that the number of items
+    /// is bounded too.
+    pub fn insert(&mut self, key: K, value: V, bytes: u64) -> Vec<(K, V)> {
+        let bytes = bytes.max(1);
+        let mut leaving = Vec::new();
+        let (mut list, mut frequency) = (SMALL, 0);
+        if let Some((was_on, entry)) = self.take_out(&key) {
+            if was_on == GHOST {
+                list = MAIN;
+                self.stats.returned += u64::from(bytes <= self.capacity_bytes);
+            } else {
+                (list, frequency) = (was_on, entry.frequency);
+            }
+            leaving.extend(entry.value.map(|value| (key, value)));
+        }
+        if bytes > self.capacity_bytes {
+            self.stats.refused += 1;
+            leaving.push((key, value));
+        } else {
+            self.make_room(bytes, &mut leaving);
+            self.held_bytes[list] += bytes;
+            let slot = self.lists.push(list, Entry { key, value: Some(value), bytes, frequency });
+            self.slots.insert(key, slot);
+            self.stats.inserted += 1;
+        }
+        self.check();
+        leaving
+    }
+
+    /// The value under a key; counts as a hit or a miss.
+    pub fn get(&mut self, key: &K) -> Option<&V> {
+        let Some(slot) = self.resident(key) else {
+            self.stats.misses += 1;
+            return None;
+        };
+        self.stats.hits += 1;
+        let entry = self.lists.item_mut(slot);
+        entry.frequency = MAX_FREQUENCY.min(entry.frequency + 1);
+        entry.value.as_ref()
+    }
+
+    /// The value under a key; leaves no trace, so that a probe cannot keep an item alive.
+    pub fn peek(&self, key: &K) -> Option<&V> {
+        self.lists.item(self.resident(key)?).value.as_ref()
+    }
+
+    /// Takes an item out and forgets its key altogether.
+    pub fn remove(&mut self, key: &K) -> Option<V> {
+        let (_, entry) = self.take_out(key)?;
+        self.check();
+        entry.value
+    }
+
+    /// Number of items held; names in the ghost do not count.
+    pub fn len(&self) -> usize {
+        self.lists.len(SMALL) + self.lists.len(MAIN)
+    }
+
+    /// Whether no item is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> u64 {
+        self.held_bytes[SMALL] + self.held_bytes[MAIN]
+    }
+
+    /// Most bytes held.
+    pub fn capacity(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// What the cache did so far.
+    pub fn stats(&self) -> S3FifoStats {
+        self.stats
+    }
+
+    fn resident(&self, key: &K) -> Option<Slot> {
+        self.slots.get(key).copied().filter(|slot| self.lists.list_of(*slot) != GHOST)
+    }
+
+    fn take_out(&mut self, key: &K) -> Option<(usize, Entry<K, V>)> {
+        let slot = self.slots.remove(key)?;
+        let list = self.lists.list_of(slot);
+        let entry = self.lists.take(slot);
+        self.held_bytes[list] -= entry.bytes;
+        Some((list, entry))
+    }
+
+    fn make_room(&mut self, wanted_bytes: u64, leaving: &mut Vec<(K, V)>) {
+        debug_assert!(wanted_bytes <= self.capacity_bytes, "no room can ever be made");
+        while wanted_bytes > self.capacity_bytes - self.bytes() {
+            let newcomers_overflow = self.held_bytes[SMALL] > self.capacity_bytes / SMALL_SHARE;
+            if newcomers_overflow || self.lists.len(MAIN) == 0 {
+                self.step_small(leaving);
+            } else {
+                self.step_main(leaving);
+            }
+        }
+    }
+
+    /// Promotes or drops the oldest newcomer.
+    fn step_small(&mut self, leaving: &mut Vec<(K, V)>) {
+        let slot = self.lists.oldest(SMALL).expect("bytes are held, so an item is");
+        let entry = self.lists.item_mut(slot);
+        if entry.frequency < PROMOTION_FREQUENCY {
+            let value = entry.value.take().expect("a resident item has its value");
+            leaving.push((entry.key, value));
+            self.move_to(slot, GHOST);
+            self.stats.evicted += 1;
+            self.trim_ghost();
+        } else {
+            // Hits as a newcomer bought the move; a lap in the main queue costs new ones.
+            entry.frequency = 0;
+            self.move_to(slot, MAIN);
+            self.stats.promoted += 1;
+        }
+    }
+
+    /// Grants the oldest item of the main queue a lap for one of its hits, or drops it.
+    fn step_main(&mut self, leaving: &mut Vec<(K, V)>) {
+        let slot = self.lists.oldest(MAIN).expect("checked by the caller");
+        let entry = self.lists.item_mut(slot);
+        if entry.frequency > 0 {
+            entry.frequency -= 1;
+            self.lists.relink(slot, MAIN);
+            return;
+        }
+        let entry = self.lists.take(slot);
+        self.held_bytes[MAIN] -= entry.bytes;
+        self.slots.remove(&entry.key);
+        self.stats.evicted += 1;
+        leaving.push((entry.key, entry.value.expect("a resident item has its value")));
+    }
+
+    fn move_to(&mut self, slot: Slot, list: usize) {
+        let (from, bytes) = (self.lists.list_of(slot), self.lists.item(slot).bytes);
+        self.held_bytes[from] -= bytes;
+        self.held_bytes[list] += bytes;
+        self.lists.relink(slot, list);
+    }
+
+    fn trim_ghost(&mut self) {
+        while self.lists.len(GHOST) > self.ghost_count
+            || self.held_bytes[GHOST] > self.capacity_bytes
+        {
+            let slot = self.lists.oldest(GHOST).expect("a bound is exceeded, so a name is there");
+            let entry = self.lists.take(slot);
+            self.held_bytes[GHOST] -= entry.bytes;
+            self.slots.remove(&entry.key);
+        }
+    }
+
+    /// The invariants that can be checked in O(1).
+    fn check(&self) {
+        debug_assert!(self.bytes() <= self.capacity_bytes, "more bytes than the capacity");
+        debug_assert!(
+            self.held_bytes[GHOST] <= self.capacity_bytes,
+            "the ghost outgrows its bytes"
+        );
+        debug_assert!(self.lists.len(GHOST) <= self.ghost_count, "the ghost outgrows its count");
+        let listed: usize = [SMALL, MAIN, GHOST].map(|list| self.lists.len(list)).iter().sum();
+        debug_assert_eq!(self.slots.len(), listed, "a key is in two places or in none");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl<K: Copy + Eq + Hash + std::fmt::Debug, V> S3Fifo<K, V> {
+        /// Walks everything: links, bytes and the map must agree.
+        fn check_all(&self) {
+            for list in [SMALL, MAIN, GHOST] {
+                let entries: Vec<_> = self.lists.iter(list).collect();
+                assert_eq!(entries.len(), self.lists.len(list));
+                assert_eq!(entries.iter().map(|e| e.bytes).sum::<u64>(), self.held_bytes[list]);
+                for entry in entries {
+                    let slot = self.slots[&entry.key];
+                    assert_eq!(self.lists.list_of(slot), list, "{:?}", entry.key);
+                    assert_eq!(entry.value.is_none(), list == GHOST, "{:?}", entry.key);
+                }
+            }
+            self.check();
+        }
+    }
+
+    fn keys<V>(pairs: &[(u32, V)]) -> Vec<u32> {
+        pairs.iter().map(|(key, _)| *key).collect()
+    }
+
+    #[test]
+    fn a_newcomer_without_a_hit_leaves_first_and_the_ghost_brings_it_back_to_main() {
+        let mut cache = S3Fifo::new(10);
+        for key in 0..5 {
+            assert!(cache.insert(key, (), 2).is_empty());
+        }
+        assert!(cache.get(&0).is_some());
+        assert_eq!(keys(&cache.insert(5, (), 2)), [1], "0 was hit, so 1 is the first to go");
+        assert_eq!(cache.peek(&1), None);
+        cache.insert(1, (), 2);
+        assert_eq!(cache.stats().returned, 1);
+        assert_eq!(cache.lists.list_of(cache.slots[&1]), MAIN);
+        cache.check_all();
+    }
+
+    #[test]
+    fn hits_buy_at_most_three_laps() {
+        let mut cache = S3Fifo::new(2);
+        cache.insert(0, (), 1);
+        for _ in 0..100 {
+            cache.get(&0);
+        }
+        let mut inserted = 0;
+        while cache.peek(&0).is_some() {
+            inserted += 1;
+            cache.insert(inserted, (), 1);
+            cache.get(&inserted);
+            assert!(inserted < 20, "a hot item is never dropped again");
+        }
+        cache.check_all();
+    }
+
+    #[test]
+    fn an_item_larger_than_the_cache_comes_straight_back_and_drops_nothing_else() {
+        let mut cache = S3Fifo::new(10);
+        cache.insert(1, 'a', 10);
+        assert_eq!(cache.insert(2, 'b', 11), [(2, 'b')]);
+        assert_eq!(cache.peek(&1), Some(&'a'));
+        assert_eq!(cache.insert(1, 'c', 11), [(1, 'a'), (1, 'c')], "the stale value leaves too");
+        assert_eq!((cache.len(), cache.bytes(), cache.stats().refused), (0, 0, 2));
+        assert_eq!(S3Fifo::new(0).insert(1, 'a', 0), [(1, 'a')], "no capacity, no items");
+    }
+
+    #[test]
+    fn replacing_a_value_returns_the_old_one_and_keeps_its_hits() {
+        let mut cache = S3Fifo::new(10);
+        cache.insert(1, 'a', 4);
+        cache.get(&1);
+        assert_eq!(cache.insert(1, 'b', 6), [(1, 'a')]);
+        assert_eq!((cache.bytes(), cache.len()), (6, 1));
+        assert_eq!(keys(&cache.insert(2, 'c', 5)), [1], "6 and 5 do not fit together");
+        assert_eq!(cache.stats().promoted, 1);
+        cache.check_all();
+    }
+
+    #[test]
+    fn a_probe_leaves_no_trace() {
+        let mut cache = S3Fifo::new(4);
+        cache.insert(0, (), 2);
+        cache.insert(1, (), 2);
+        assert!(cache.peek(&0).is_some());
+        assert_eq!(keys(&cache.insert(2, (), 2)), [0]);
+        assert_eq!((cache.stats().hits, cache.stats().misses), (0, 0));
+    }
+
+    #[test]
+    fn a_removed_key_is_forgotten_also_by_the_ghost() {
+        let mut cache = S3Fifo::new(2);
+        cache.insert(0, 'a', 2);
+        cache.insert(1, 'b', 2);
+        assert_eq!(cache.remove(&0), None, "only its name was left");
+        assert_eq!(cache.remove(&1), Some('b'));
+        cache.insert(0, 'c', 2);
+        assert_eq!((cache.stats().returned, cache.len()), (0, 1));
+        cache.check_all();
+    }
+
+    #[test]
+    fn the_ghost_is_bounded_by_count_and_by_bytes() {
+        let mut cache = S3Fifo::new(1000);
+        cache.ghost_count = 5;
+        for key in 0..2000 {
+            cache.insert(key, (), 1);
+        }
+        assert_eq!(cache.lists.len(GHOST), 5);
+        for key in 2000..2100 {
+            cache.insert(key, (), 300);
+        }
+        assert_eq!(cache.held_bytes[GHOST], 900);
+        cache.check_all();
+    }
+}
