@@ -68,6 +68,8 @@ impl Store {
     /// Dalsegno wrote it; `Invalid` for settings that do not fit or a directory that holds something else.
     pub fn open(path: &Path, config: &Config) -> Result<Self> {
         LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+        // Before the lock file is made: nothing is left in a directory that is not ours.
+        directory_facts(path)?;
         let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let facts = directory_facts(path)?;

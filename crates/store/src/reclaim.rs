@@ -5,7 +5,7 @@
 //! 3. When an extent is dropped, what continues it and was not hit either goes with it: a suffix without its prefix
 //!    would only take room.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,12 +91,11 @@ impl Inner {
         let entries = self.index.extents_in(victim.number);
         let facts: Vec<ExtentFacts> =
             entries.iter().map(|entry| self.extent_facts(entry)).collect();
-        let kept: BTreeSet<ExtentId> =
-            keep(&facts, self.limits.segment_bytes / 2).into_iter().collect();
-        for entry in &entries {
-            if !kept.contains(&entry.extent.id) {
-                continue;
-            }
+        let by_id: BTreeMap<ExtentId, &Arc<Indexed>> =
+            entries.iter().map(|entry| (entry.extent.id, entry)).collect();
+        // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
+        for id in keep(&facts, self.limits.segment_bytes / 2) {
+            let entry = by_id[&id];
             match self.move_extent(&entry.extent) {
                 Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
                 // What cannot be moved is dropped: a cache may forget.
@@ -109,11 +108,12 @@ impl Inner {
 
     fn extent_facts(&self, entry: &Arc<Indexed>) -> ExtentFacts {
         let extent = &entry.extent;
-        let elsewhere = |other: &Arc<Indexed>| {
-            other.hits() > 0
-                && (other.extent.lineage != extent.lineage
-                    || other.extent.location.segment != extent.location.segment)
+        let elsewhere = |other: &&Arc<Indexed>| {
+            other.extent.lineage != extent.lineage
+                || other.extent.location.segment != extent.location.segment
         };
+        let behind = self.index.descendants(extent.id, MAX_DESCENDANTS);
+        let behind = behind.iter().filter(elsewhere).map(|other| other.last_hit()).max();
         ExtentFacts {
             id: extent.id,
             lineage: extent.lineage,
@@ -121,11 +121,7 @@ impl Inner {
             bytes: extent.total_bytes(),
             hits: entry.hits(),
             last_hit_sequence: entry.last_hit(),
-            has_hit_descendant: self
-                .index
-                .descendants(extent.id, MAX_DESCENDANTS)
-                .iter()
-                .any(elsewhere),
+            descendant_hit_sequence: behind.unwrap_or(0),
         }
     }
 
