@@ -1,0 +1,102 @@
+//! Python buffers as the store's memory, and hashes as its names.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_store::{ChainHash, Memory};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PySequence};
+
+use crate::errors::InvalidError;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// The store reads the buffers.
+    Read,
+    /// The store fills the buffers.
+    Write,
+}
+
+/// Reads a sequence of 32-byte hashes.
+pub(crate) fn hashes(hashes: &Bound<'_, PyAny>) -> PyResult<Vec<ChainHash>> {
+    let one = |item: Bound<'_, PyAny>| {
+        let bytes = item
+            .cast::<PyBytes>()
+            .map_err(|_| PyTypeError::new_err("a block hash is a bytes object of 32 bytes"))?;
+        <[u8; 32]>::try_from(bytes.as_bytes()).map(ChainHash).map_err(|_| {
+            let got = bytes.as_bytes().len();
+            InvalidError::new_err(format!("a block hash has 32 bytes, not {got}"))
+        })
+    };
+    hashes.try_iter()?.map(|item| one(item?)).collect()
+}
+
+/// Reads a sequence of blocks, each one buffer or a sequence of buffers.
+pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<Vec<Memory>>> {
+    let mut memory: Vec<Vec<Memory>> = Vec::new();
+    for item in blocks.try_iter()? {
+        let item = item?;
+        memory.push(match PyUntypedBuffer::get(&item) {
+            Ok(buffer) => vec![memory_of(buffer, access)?],
+            Err(not_a_buffer) => match item.cast::<PySequence>() {
+                Err(_) => return Err(not_a_buffer),
+                Ok(parts) => parts
+                    .try_iter()?
+                    .map(|part| memory_of(PyUntypedBuffer::get(&part?)?, access))
+                    .collect::<PyResult<_>>()?,
+            },
+        });
+    }
+    if access == Access::Write {
+        refuse_overlap(&memory)?;
+    }
+    Ok(memory)
+}
+
+/// Two blocks cannot be read into the same bytes.
+fn refuse_overlap(memory: &[Vec<Memory>]) -> PyResult<()> {
+    let mut ranges: Vec<(usize, usize)> =
+        memory.iter().flatten().map(|m| (m.address(), m.address() + m.len())).collect();
+    ranges.sort_unstable();
+    if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
+        return Err(InvalidError::new_err(
+            "two buffers overlap; every block needs memory of its own",
+        ));
+    }
+    Ok(())
+}
+
+fn memory_of(buffer: PyUntypedBuffer, access: Access) -> PyResult<Memory> {
+    if !buffer.is_c_contiguous() {
+        return Err(InvalidError::new_err(
+            "a buffer is not contiguous; give contiguous memory, or its contiguous parts as a sequence",
+        ));
+    }
+    if access == Access::Write && buffer.readonly() {
+        return Err(InvalidError::new_err("a buffer is read-only and cannot be filled"));
+    }
+    let len = buffer.len_bytes();
+    let start = NonNull::new(buffer.buf_ptr().cast::<u8>()).unwrap_or(NonNull::dangling());
+    let owner: Arc<dyn Any + Send + Sync> = Arc::new(buffer);
+    // SAFETY: the exported buffer keeps `start..start + len` allocated and in place until it is released, which
+    // happens when the last piece of the memory drops `owner`. That nobody else touches the bytes meanwhile is the
+    // caller's promise, as with `readinto`; overlapping buffers of one call are refused above, read-only ones too.
+    Ok(unsafe { Memory::from_raw(start, len, access == Access::Write, owner) })
+}
+
+/// Seconds from Python as a duration; `None` for no limit.
+pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    let convert = |seconds: f64| {
+        Duration::try_from_secs_f64(seconds).map_err(|_| {
+            InvalidError::new_err(format!(
+                "timeout_s is {seconds}; it must be zero or more, or None"
+            ))
+        })
+    };
+    seconds.map(convert).transpose()
+}

@@ -1,0 +1,101 @@
+//! `Store`.
+
+use std::path::{Path, PathBuf};
+
+use dalsegno_store::{Config, KvLayout, Namespace, Store};
+use pyo3::prelude::*;
+use pyo3::types::PyMapping;
+
+use crate::errors::OrRaise;
+use crate::namespace::PyNamespace;
+
+/// A store, open in this process and in no other.
+#[pyclass(name = "Store", module = "dalsegno._native", frozen)]
+pub(crate) struct PyStore {
+    store: Store,
+    path: PathBuf,
+}
+
+/// Makes Python objects of a JSON value.
+pub(crate) fn to_python<'py>(
+    py: Python<'py>,
+    value: &serde_json::Value,
+) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (value.to_string(),))
+}
+
+#[pymethods]
+impl PyStore {
+    #[new]
+    fn new(py: Python<'_>, path: &str, config_json: &str) -> PyResult<Self> {
+        let path = Path::new(path);
+        let opened = py.detach(|| Store::open(path, &Config::from_json(config_json)?));
+        Ok(Self { store: opened.or_raise()?, path: path.to_owned() })
+    }
+
+    #[getter]
+    fn id(&self) -> String {
+        self.store.id().to_hex()
+    }
+
+    #[getter]
+    fn path(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.store.is_closed()
+    }
+
+    fn limits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &serde_json::to_value(self.store.limits()).expect("plain fields"))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = py.detach(|| serde_json::to_value(self.store.stats()).expect("plain fields"));
+        to_python(py, &stats)
+    }
+
+    #[pyo3(signature = (fields, *, layers, slice_bytes))]
+    fn namespace(
+        &self,
+        py: Python<'_>,
+        fields: &Bound<'_, PyMapping>,
+        layers: u32,
+        slice_bytes: u32,
+    ) -> PyResult<PyNamespace> {
+        let mut builder = Namespace::builder(KvLayout::new(layers, slice_bytes).or_raise()?);
+        for item in fields.items()?.iter() {
+            let (tag, value): (String, String) = item.extract()?;
+            builder = builder.field(tag, value);
+        }
+        let namespace = builder.build().or_raise()?;
+        py.detach(|| self.store.register(&namespace)).or_raise()?;
+        Ok(PyNamespace::new(self.store.clone(), namespace))
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.store.close());
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (exc_type, exc, traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exc_type: &Bound<'_, PyAny>,
+        exc: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) {
+        let _ = (exc_type, exc, traceback);
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Store {} in {}>", self.store.id(), self.path.display())
+    }
+}

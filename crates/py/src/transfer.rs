@@ -1,0 +1,164 @@
+//! `Transfer` and `PutReport`.
+
+use dalsegno_store::{GetReport, PutOutcome, PutReport, Result, Transfer, TransferState};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::buffers::timeout;
+use crate::errors::{InvalidError, raise};
+
+/// What became of the blocks of a put.
+#[pyclass(name = "PutReport", module = "dalsegno._native", frozen)]
+#[derive(Clone)]
+pub(crate) struct PyPutReport {
+    report: PutReport,
+}
+
+impl PyPutReport {
+    pub(crate) fn new(report: PutReport) -> Self {
+        Self { report }
+    }
+}
+
+#[pymethods]
+impl PyPutReport {
+    #[getter]
+    fn kept(&self) -> Vec<bool> {
+        self.report.kept()
+    }
+
+    #[getter]
+    fn stored(&self) -> u64 {
+        self.report.count(PutOutcome::Stored)
+    }
+
+    #[getter]
+    fn present(&self) -> u64 {
+        self.report.count(PutOutcome::Present)
+    }
+
+    #[getter]
+    fn pending(&self) -> u64 {
+        self.report.count(PutOutcome::Pending)
+    }
+
+    #[getter]
+    fn declined(&self) -> u64 {
+        self.report.count(PutOutcome::Declined)
+    }
+
+    #[getter]
+    fn failed(&self) -> u64 {
+        self.report.count(PutOutcome::Failed)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "PutReport(stored={}, present={}, pending={}, declined={}, failed={})",
+            self.stored(),
+            self.present(),
+            self.pending(),
+            self.declined(),
+            self.failed()
+        )
+    }
+}
+
+/// Whether each block is in its buffer.
+pub(crate) fn hits(report: &GetReport) -> Vec<bool> {
+    report.outcomes.iter().map(|outcome| outcome.is_hit()).collect()
+}
+
+enum Kind {
+    Put(Transfer<PutReport>, PyOnceLock<Result<PutReport>>),
+    Get(Transfer<GetReport>, PyOnceLock<Result<GetReport>>),
+}
+
+/// A put or get under way.
+#[pyclass(name = "Transfer", module = "dalsegno._native", frozen)]
+pub(crate) struct PyTransfer {
+    kind: Kind,
+}
+
+impl PyTransfer {
+    pub(crate) fn put(transfer: Transfer<PutReport>) -> Self {
+        Self { kind: Kind::Put(transfer, PyOnceLock::new()) }
+    }
+
+    pub(crate) fn get(transfer: Transfer<GetReport>) -> Self {
+        Self { kind: Kind::Get(transfer, PyOnceLock::new()) }
+    }
+}
+
+/// The result of a transfer that has ended; asking again gives the same.
+fn result<'a, T: Send + Sync>(
+    py: Python<'_>,
+    transfer: &Transfer<T>,
+    cell: &'a PyOnceLock<Result<T>>,
+) -> PyResult<&'a T> {
+    if cell.get(py).is_none() {
+        let Some(taken) = transfer.take() else {
+            return Err(InvalidError::new_err("the transfer is not done; wait for it first"));
+        };
+        // Only one thread can have taken it, so the cell is empty.
+        drop(cell.set(py, taken));
+    }
+    match cell.get(py) {
+        Some(Ok(report)) => Ok(report),
+        Some(Err(error)) => Err(raise(error)),
+        None => Err(InvalidError::new_err("another thread is taking the result; ask again")),
+    }
+}
+
+#[pymethods]
+impl PyTransfer {
+    fn done(&self) -> bool {
+        let state = match &self.kind {
+            Kind::Put(transfer, _) => transfer.state(),
+            Kind::Get(transfer, _) => transfer.state(),
+        };
+        state == TransferState::Done
+    }
+
+    #[pyo3(signature = (timeout_s=None))]
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        let timeout = timeout(timeout_s)?;
+        Ok(py.detach(|| match &self.kind {
+            Kind::Put(transfer, _) => transfer.wait(timeout),
+            Kind::Get(transfer, _) => transfer.wait(timeout),
+        }))
+    }
+
+    fn cancel(&self) {
+        match &self.kind {
+            Kind::Put(transfer, _) => transfer.cancel(),
+            Kind::Get(transfer, _) => transfer.cancel(),
+        }
+    }
+
+    #[getter]
+    fn throttled(&self) -> bool {
+        match &self.kind {
+            Kind::Put(transfer, _) => transfer.is_throttled(),
+            Kind::Get(transfer, _) => transfer.is_throttled(),
+        }
+    }
+
+    fn put_report(&self, py: Python<'_>) -> PyResult<PyPutReport> {
+        match &self.kind {
+            Kind::Put(transfer, cell) => Ok(PyPutReport::new(result(py, transfer, cell)?.clone())),
+            Kind::Get(..) => {
+                Err(InvalidError::new_err("this transfer is a get; ask for get_report()"))
+            }
+        }
+    }
+
+    fn get_report(&self, py: Python<'_>) -> PyResult<Vec<bool>> {
+        match &self.kind {
+            Kind::Get(transfer, cell) => Ok(hits(result(py, transfer, cell)?)),
+            Kind::Put(..) => {
+                Err(InvalidError::new_err("this transfer is a put; ask for put_report()"))
+            }
+        }
+    }
+}

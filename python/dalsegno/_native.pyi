@@ -1,0 +1,405 @@
+"""The border between Python and the Rust core: conversion only, no logic.
+
+Every call releases the GIL while it works. Buffers are anything with the buffer protocol (numpy
+arrays, memoryviews, bytearrays, ``torch.Tensor.numpy()``): C-contiguous, and writable where the
+call fills them. A block may be given as one buffer or as a sequence of buffers whose lengths sum to
+its size.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias, final
+
+from typing_extensions import Buffer
+
+_Block: TypeAlias = Buffer | Sequence[Buffer]
+
+__all__ = [
+    "ClosedError",
+    "CorruptError",
+    "DalsegnoError",
+    "FullError",
+    "IncompatibleError",
+    "InvalidError",
+    "LayerWriter",
+    "Namespace",
+    "PoisonedError",
+    "PutReport",
+    "Store",
+    "Transfer",
+    "UnavailableError",
+    "__version__",
+    "config_keys",
+    "info",
+    "list_extents",
+    "verify",
+]
+__version__: str
+
+class DalsegnoError(Exception):
+    """Base of all errors of this package."""
+
+class InvalidError(DalsegnoError):
+    """The call is wrong: fix it. Nothing was changed."""
+
+class IncompatibleError(DalsegnoError):
+    """The store's format or layout is not one that this version reads."""
+
+class UnavailableError(DalsegnoError):
+    """The store cannot be used now (locked, read-only, device trouble): skip it or try again."""
+
+class FullError(DalsegnoError):
+    """There is no room: raise the capacity or free the disk."""
+
+class CorruptError(DalsegnoError):
+    """The store's files are damaged beyond use."""
+
+class PoisonedError(DalsegnoError):
+    """A sync failed, so nothing more is written until the store is opened again."""
+
+class ClosedError(DalsegnoError):
+    """The store was closed."""
+
+@final
+class PutReport:
+    """What became of the blocks of a put, one entry per block in order."""
+
+    @property
+    def kept(self) -> list[bool]:
+        """Whether each block is in the store now: written by this put, or there already."""
+
+    @property
+    def stored(self) -> int:
+        """Blocks written by this put; with durability ``batch`` they are durable."""
+
+    @property
+    def present(self) -> int:
+        """Blocks that were there already."""
+
+    @property
+    def pending(self) -> int:
+        """Blocks that another put was writing at the same time."""
+
+    @property
+    def declined(self) -> int:
+        """Blocks that the admission policy declined."""
+
+    @property
+    def failed(self) -> int:
+        """Blocks that could not be written: no room, timeout, cancelled, device trouble."""
+
+    def __repr__(self) -> str: ...
+
+@final
+class Transfer:
+    """A put or get under way. Its buffers must not be touched before :meth:`done` says true."""
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way. Never waits."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended, at most ``timeout_s`` seconds; returns whether it has."""
+
+    def cancel(self) -> None:
+        """Calls it off.
+
+        It still ends by itself, soon: wait for :meth:`done` before reusing the buffers.
+        """
+
+    @property
+    def throttled(self) -> bool:
+        """Whether it was refused because too many transfers were waiting.
+
+        Then it is done and moved nothing.
+        """
+
+    def put_report(self) -> PutReport:
+        """The result of a put.
+
+        Raises:
+            InvalidError: It is not done, or not a put.
+            DalsegnoError: What the put raised.
+        """
+
+    def get_report(self) -> list[bool]:
+        """The result of a get: for each buffer whether it holds its block.
+
+        Raises:
+            InvalidError: It is not done, or not a get.
+            DalsegnoError: What the get raised.
+        """
+
+@final
+class LayerWriter:
+    """Blocks that are put layer by layer; invisible until :meth:`commit`."""
+
+    @property
+    def first(self) -> int:
+        """Position in the chain of the first block wanted; earlier ones are there already."""
+
+    @property
+    def count(self) -> int:
+        """How many blocks each call of :meth:`store_layer` takes.
+
+        Zero if nothing needs to be written.
+        """
+
+    def store_layer(
+        self, layer: int, blocks: Sequence[_Block], *, timeout_s: float | None = None
+    ) -> None:
+        """Writes one layer of all blocks. Layers may come in any order, each once.
+
+        Args:
+            layer: Which layer, from 0.
+            blocks: One slice per block, ``slice_bytes`` bytes each.
+            timeout_s: Seconds after which the layer, and so the put, fails; ``None`` waits.
+
+        Raises:
+            InvalidError: Wrong layer, count or size.
+            UnavailableError: The slice could not be written; nothing will become visible.
+        """
+
+    def commit(self) -> int:
+        """Makes the blocks visible; returns how many.
+
+        Raises:
+            InvalidError: A layer is missing.
+            UnavailableError: The header could not be written; nothing is visible.
+        """
+
+@final
+class Namespace:
+    """Blocks of one identity and shape in a store. Threads may share it."""
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits: the hash of all fields and of the shape."""
+
+    @property
+    def layers(self) -> int:
+        """Layers per block."""
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of one layer of one block."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block: ``layers * slice_bytes``."""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the namespace stands for."""
+
+    def put_batch(
+        self,
+        chain: Sequence[bytes],
+        blocks: Sequence[_Block],
+        *,
+        first: int = 0,
+        timeout_s: float | None = None,
+    ) -> PutReport:
+        """Puts blocks ``chain[first:first + len(blocks)]``.
+
+        What comes before ``first`` only helps to place the blocks next to their prefix.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+            blocks: One block per hash, ``block_bytes`` bytes each, layers one after the other.
+                Memory aligned as the device asks (512 or 4096 bytes) is written from where it lies
+                if there is no timeout; other memory goes through a staging buffer.
+            first: Position in ``chain`` of the first block given.
+            timeout_s: Seconds from now after which the rest is given up; ``None`` waits.
+
+        Returns:
+            What became of each block. A full disk, a timeout or a failing device are no errors.
+
+        Raises:
+            InvalidError: A length disagrees with the shape; nothing was written.
+            PoisonedError: A sync failed, now or before.
+            ClosedError: The store was closed.
+
+        Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
+        """
+
+    def probe(self, chain: Sequence[bytes]) -> int:
+        """How many leading blocks of ``chain`` are present.
+
+        Reads no payload; ``chain`` may start at any block.
+        """
+
+    def contains(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks are present, each for itself."""
+
+    def get_batch(
+        self,
+        chain: Sequence[bytes],
+        out: Sequence[_Block],
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Fills ``out`` with the longest present run of ``chain``.
+
+        The call returns when every filled buffer is verified.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+            out: One writable block per hash, ``block_bytes`` bytes each. Memory aligned as the
+                device asks is read into directly if there is no timeout; other memory is copied
+                into.
+            timeout_s: Seconds from now after which the rest counts as a miss; ``None`` waits.
+
+        Returns:
+            How many leading buffers hold their block. The contents of the others are undefined.
+
+        Raises:
+            InvalidError: A length disagrees with the shape; nothing was read.
+            ClosedError: The store was closed.
+
+        Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
+        """
+
+    def get_each(
+        self,
+        hashes: Sequence[bytes],
+        out: Sequence[_Block],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[bool]:
+        """Fills every buffer of ``out`` whose block is present, wherever it comes in its prompt.
+
+        Arguments and errors as :meth:`get_batch`; returns for each buffer whether it holds its
+        block.
+        """
+
+    def retrieve_layer(
+        self,
+        chain: Sequence[bytes],
+        layer: int,
+        out: Sequence[_Block],
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Fills ``out`` with one layer of the longest present run of ``chain``.
+
+        Each buffer has ``slice_bytes`` bytes. Only that layer is read and verified. Returns and
+        raises as :meth:`get_batch`.
+        """
+
+    def layer_writer(
+        self, chain: Sequence[bytes], *, first: int = 0, count: int | None = None
+    ) -> LayerWriter:
+        """Starts a put of blocks whose layers are given one at a time.
+
+        It takes ``count`` blocks of ``chain`` from position ``first`` on; by default all.
+        Leading blocks that are present already are left out: see :attr:`LayerWriter.first`.
+
+        Raises:
+            InvalidError: The blocks do not fit into one extent; put them in several parts.
+            FullError: There is no room and none could be made.
+        """
+
+    def submit_put(
+        self,
+        chain: Sequence[bytes],
+        blocks: Sequence[_Block],
+        *,
+        first: int = 0,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Starts :meth:`put_batch` in the background; never waits.
+
+        The buffers stay in use until it is done.
+        """
+
+    def submit_get(
+        self,
+        hashes: Sequence[bytes],
+        out: Sequence[_Block],
+        *,
+        each: bool = False,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Starts :meth:`get_batch`, or :meth:`get_each` if ``each``; never waits."""
+
+    def remove(self, hashes: Sequence[bytes] | None = None) -> int:
+        """Removes blocks for good; returns how many were present.
+
+        ``None`` removes all blocks of the namespace.
+        """
+
+@final
+class Store:
+    """A store, open in this process and in no other. Threads may share it."""
+
+    def __new__(cls, path: str, config_json: str) -> Self: ...
+    @property
+    def id(self) -> str:
+        """The store's random name."""
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    def limits(self) -> dict[str, Any]:
+        """The bounds derived from the configuration; byte counts end in ``_bytes``."""
+
+    def stats(self) -> dict[str, Any]:
+        """All counters and gauges.
+
+        ``stats()["log"]["misses"]`` counts the blocks lost on the way from the log, by cause.
+        """
+
+    def namespace(self, fields: Mapping[str, str], *, layers: int, slice_bytes: int) -> Namespace:
+        """Opens a namespace: who may share these blocks, and what shape they have.
+
+        Args:
+            fields: Everything that must agree before two programs may share bytes: model, weights
+                fingerprint, dtype, layout, ranks, LoRA, tenant salt … Any difference makes another
+                namespace.
+            layers: Layers per block; 1 if blocks are opaque rows.
+            slice_bytes: Bytes of one layer of one block.
+
+        Raises:
+            InvalidError: A field is given twice or too long, or a block does not fit into a
+                segment.
+        """
+
+    def close(self) -> None:
+        """Waits for transfers under way and lets go of the directory.
+
+        Calling it again does nothing.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+def info(path: str) -> dict[str, Any]:
+    """Facts about a store that nobody has open, without reading payload."""
+
+def list_extents(path: str) -> list[dict[str, Any]]:
+    """The namespaces of a store that nobody has open, each with its extents in index order."""
+
+def verify(path: str, progress: object | None = None) -> dict[str, Any]:
+    """Reads and checks every byte of a store that nobody has open.
+
+    Args:
+        path: The store's directory.
+        progress: Called as ``progress(done_bytes, total_bytes)`` after each segment file.
+
+    Returns:
+        Counts, and ``findings``: a list of ``{"file", "offset", "what"}``, empty for a healthy
+        store.
+    """
+
+def config_keys() -> list[str]:
+    """Names of all settings."""
