@@ -1,0 +1,118 @@
+# The one entry for developers; .ci/run calls the same targets. `make` alone lists them.
+#
+# A fresh machine needs Rust, Python 3.11 or newer and a C compiler. Everything else is fetched into
+# .envs/ (tools/env.py, pinned by hash) and target/ (Cargo.lock).
+
+PYTHON ?= python3
+NAME ?= log
+ARGS ?=
+DOC ?=
+
+DEV := .envs/dev/bin
+VLLM := .envs/vllm/bin
+UV := .envs/uv/bin/uv
+WHEELS := dist
+
+# pyo3 asks an interpreter for its version. Always the same one: a change would rebuild the crate.
+export PYO3_PYTHON := $(CURDIR)/$(DEV)/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Targets share environments and the build folder.
+.NOTPARALLEL:
+.PHONY: help dev env-dev env-vllm wheel demo test lint lint-rust lint-python fmt test-rust \
+	test-python test-vllm bench clean clean-all need-cargo
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
+	@echo "make: building the extension"
+	@export VIRTUAL_ENV="$(CURDIR)/.envs/dev" PATH="$(CURDIR)/.envs/uv/bin:$$PATH"; \
+	$(call quietly,$(DEV)/maturin develop --uv --release --locked)
+
+env-vllm: need-cargo ## set up .envs/vllm: real vLLM on the CPU, with our wheel installed
+	@$(PYTHON) tools/env.py vllm
+	@$(call build-wheel,$(VLLM))
+	@$(UV) pip install --quiet --no-config --no-deps --reinstall --python $(VLLM)/python \
+		$(WHEELS)/dalsegno-*.whl
+
+wheel: env-dev need-cargo ## build the wheel into dist/
+	@$(call build-wheel,$(DEV))
+	@ls $(WHEELS)/dalsegno-*.whl
+
+demo: env-vllm ## ask a real vLLM about a long text, kill it, ask again (DOC=path for your own)
+	@$(VLLM)/python -m dalsegno.cli demo vllm $(if $(DOC),--doc "$(DOC)")
+
+test: lint test-rust test-python test-vllm ## everything that CI runs
+
+lint: lint-rust lint-python ## check format, lints, types and the border between Rust and Python
+
+fmt: env-dev need-cargo ## format Rust and Python, and apply the safe fixes
+	@cargo fmt --all
+	@$(DEV)/ruff check --quiet --fix-only .
+	@$(DEV)/ruff format --quiet .
+
+test-rust: env-dev need-cargo ## run the Rust tests
+	@# The crate under Python is tested from Python: its test binary would have to link libpython.
+	@cargo test --quiet --workspace --locked --exclude dalsegno-py
+
+test-python: dev ## run the Python tests that need no engine
+	@$(DEV)/python -m pytest -q -m "not engine" $(ARGS)
+
+test-vllm: env-vllm ## run the tests against real vLLM
+	@# Engines warn as they like, and take minutes to start on a small machine.
+	@$(VLLM)/python -m pytest -q -m engine -W default --timeout 900 tests/integration $(ARGS)
+
+bench: dev ## run one bench: make bench NAME=log ARGS="--help"
+	@$(DEV)/python -m dalsegno.cli bench $(NAME) $(ARGS)
+
+clean: ## remove what was built; environments stay
+	@rm -rf target $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find python tests tools -name __pycache__ -prune -exec rm -rf {} +
+	@rm -f python/dalsegno/*.so
+
+clean-all: clean ## remove the environments too
+	@rm -rf .envs
+
+# Not in the list: steps of the targets above.
+
+env-dev:
+	@$(PYTHON) tools/env.py dev
+
+need-cargo:
+	@command -v cargo > /dev/null || { echo "make: Rust is missing; see https://rustup.rs" >&2; exit 1; }
+
+lint-rust: env-dev need-cargo
+	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
+	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
+
+lint-python: dev
+	@$(DEV)/ruff check --quiet .
+	@$(DEV)/ruff format --quiet --check .
+	@$(DEV)/mypy --strict
+	@MYPYPATH=python $(DEV)/stubtest --mypy-config-file pyproject.toml dalsegno._native
+
+# $(call build-wheel,BIN) builds dist/dalsegno-*.whl with the maturin of an environment.
+define build-wheel
+echo "make: building the wheel"; rm -rf $(WHEELS); \
+$(call quietly,$(1)/maturin build --release --locked --interpreter $(1)/python --out $(WHEELS))
+endef
+
+# $(call quietly,COMMAND) shows what COMMAND says only when it fails.
+define quietly
+said=$$($(1) 2>&1) || { echo "$$said" >&2; exit 1; }
+endef
+
+# $(call if-component,SUBCOMMAND,COMPONENT,COMMAND) runs COMMAND if cargo has SUBCOMMAND or rustup can add it.
+define if-component
+if ! cargo $(1) --version > /dev/null 2>&1 && command -v rustup > /dev/null; then \
+	echo "make: adding $(2)"; rustup component add $(2) || true; \
+fi; \
+if cargo $(1) --version > /dev/null 2>&1; then $(3); \
+else echo "make: SKIPPED cargo $(1): this Rust has no $(2), and rustup is not here to add it" >&2; fi
+endef
