@@ -6,12 +6,14 @@
 //! 3. Nothing is written but what a later append writes anyway.
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId, SECTOR_BYTES};
-use dalsegno_io::{DirEntry, FileId, OpenMode};
+use dalsegno_io::{DirEntry, FileId, OpenMode, Operation};
 use parking_lot::Mutex;
 
 use crate::call::Call;
 use crate::error::LogError;
-use crate::format::{FormatError, RecordHeader, RecordKind, SegmentHeader, segment_number};
+use crate::format::{
+    FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader, all_zero, segment_number,
+};
 use crate::log::Core;
 use crate::scan::{Scan, ScanEnd, scan_records};
 use crate::segment::{Segment, SegmentState, Slot, Tombstone};
@@ -125,11 +127,19 @@ fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, Log
     let mode = if core.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
     let opened = core.device.open(&entry.name, mode)?;
     let fault = |offset, what: String| SegmentFault { file: entry.name.clone(), offset, what };
-    let header = match read_segment_header(core, number, opened.file) {
+    let header = match read_segment_header(core, number, opened.file, opened.bytes) {
         Ok(header) => header,
         Err(FormatError::Newer(version)) => {
             let source = FormatError::Newer(version);
             return Err(LogError::Format { file: entry.name.clone(), source });
+        }
+        Err(FormatError::Unfinished) => {
+            // A crash came between creating the file and writing its header: nothing was ever in it.
+            core.device.close(opened.file);
+            if !core.options.read_only {
+                core.device.remove(&entry.name)?;
+            }
+            return Ok(Found { slot: None, number, records: Vec::new(), faults: Vec::new() });
         }
         Err(FormatError::Magic | FormatError::Place("store")) => {
             // Not ours: whoever put it there keeps it.
@@ -165,15 +175,25 @@ fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, Log
     Ok(Found { slot: Some(slot), number, records, faults })
 }
 
+/// Reads and checks a segment's header.
 pub(crate) fn read_segment_header(
     core: &Core,
     number: u64,
     file: FileId,
+    file_bytes: u64,
 ) -> Result<SegmentHeader, FormatError> {
-    let mut sector = [0; crate::format::SECTOR];
-    core.transfer(dalsegno_io::Operation::Read, file, 0, &mut sector, &Call::background())
+    if file_bytes == 0 {
+        return Err(FormatError::Unfinished);
+    }
+    // The first record's sector comes along: a header that was wiped later has records behind it.
+    let mut sectors = [0; 2 * SECTOR];
+    core.transfer(Operation::Read, file, 0, &mut sectors, &Call::background())
         .map_err(|_| FormatError::Truncated)?;
-    let header = SegmentHeader::decode(&sector)?;
+    if all_zero(&sectors) {
+        return Err(FormatError::Unfinished);
+    }
+    let sector = &sectors[..SECTOR];
+    let header = SegmentHeader::decode(sector)?;
     let differs = [
         ("store", header.store != core.store),
         ("segment", header.segment != number),

@@ -157,7 +157,9 @@ fn verify_segment(core: &Core, number: u64, name: &str, file_bytes: u64) -> Veri
             return report;
         }
     };
-    match read_segment_header(core, number, opened.file) {
+    match read_segment_header(core, number, opened.file, file_bytes) {
+        // What a crash left of creating a segment; the next open removes it.
+        Err(FormatError::Unfinished) => {}
         Err(error) => report.note(name, 0, error),
         Ok(header) => {
             let scan = scan_records(core, opened.file, &header, file_bytes, &Call::background());

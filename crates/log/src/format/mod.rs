@@ -28,6 +28,9 @@ pub enum FormatError {
     /// The magic number is another one.
     #[error("the magic number is not Dalsegno's")]
     Magic,
+    /// All bytes are zero: the file was created but never finished.
+    #[error("the file was created but never finished")]
+    Unfinished,
     /// A newer Dalsegno wrote it.
     #[error("format version {0} is newer than this build reads")]
     Newer(u32),
