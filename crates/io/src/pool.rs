@@ -50,7 +50,7 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     fn map(bytes: usize) -> Result<Self, IoError> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a fresh anonymous mapping; no existing memory is involved.
         let start = unsafe {
             libc::mmap(
@@ -62,16 +62,21 @@ impl Arena {
                 0,
             )
         };
-        NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED).map_or_else(
-            || {
-                Err(IoError::Os {
-                    operation: "allocation",
-                    file: format!("{bytes} bytes of staging memory"),
-                    source: std::io::Error::last_os_error(),
-                })
-            },
-            |start| Ok(Self { start, bytes }),
-        )
+        let failed = || IoError::Os {
+            operation: "allocation",
+            file: format!("{bytes} bytes of staging memory"),
+            source: std::io::Error::last_os_error(),
+        };
+        let mapped = NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED);
+        let arena = Self { start: mapped.ok_or_else(failed)?, bytes };
+        // Huge pages keep a request in few physical pieces: 2.6 instead of 1.9 GB/s on a virtio disk, whose requests
+        // hold 254 of them. Where there are none, ordinary pages do.
+        // SAFETY: advice about our own mapping.
+        unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
+        // SAFETY: as above; touches the pages now, so that no request pays for it. A kernel without this advice (before
+        // 5.14) touches them at first use.
+        unsafe { libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
+        Ok(arena)
     }
 }
 

@@ -1,24 +1,23 @@
 //! Writing: reserve room, write, sync if asked to.
 //!
-//! 1. The header's checksums are taken from the caller's bytes before anything is written; if the bytes change on
+//! 1. The header's checksums are taken from the caller's bytes before they go to the device; if the bytes change on
 //!    their way, the extent is a miss later, never wrong.
 //! 2. A failed append gives its room up; nothing of it is ever visible.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Durability, Extent, KvLayout, NamespaceId};
-use dalsegno_io::{Completion, Memory, Operation};
+use dalsegno_io::Memory;
 
 use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, record_header_bytes};
 use crate::log::{Core, Log};
-use crate::plan::{Chunk, Piece, cut};
-use crate::pump::{Pump, Stop, Work};
+use crate::plan::Piece;
 use crate::reserve::Reservation;
 use crate::segment::Pin;
-use crate::stats::LogStats;
+use crate::write::Writing;
 
 /// An extent to be written.
 #[derive(Clone, Debug)]
@@ -86,56 +85,99 @@ impl NewExtent {
     }
 }
 
+/// An extent with its bytes and its place in the log.
+#[derive(Debug)]
+pub struct Append {
+    extent: NewExtent,
+    blocks: Vec<Vec<Memory>>,
+    place: Reservation,
+}
+
 impl Log {
-    /// Writes one extent. `blocks[b]` holds the bytes of block `b`, layer 0 first, in as many pieces as the caller has.
-    ///
-    /// With a deadline the bytes are copied before they are written, so that the caller's memory is free when the call
-    /// ends; without one, aligned memory is written from where it lies.
+    /// Reserves room for an extent. `blocks[b]` holds the bytes of block `b`, layer 0 first, in as many pieces as the
+    /// caller has. Nothing is written before [`Log::append`].
     ///
     /// # Errors
     ///
-    /// [`LogError::Full`] if a segment must be recycled first (`relocating` may use the reserve). Whatever fails, the
-    /// room is given up and nothing is visible.
+    /// [`LogError::Full`] if a segment must be recycled first (`relocating` may use the reserve).
+    ///
+    /// # Panics
+    ///
+    /// If there is not one memory per hash.
+    pub fn reserve(
+        &self,
+        extent: NewExtent,
+        blocks: Vec<Vec<Memory>>,
+        relocating: bool,
+    ) -> Result<Append, LogError> {
+        assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
+        let place = self.core.reserve(extent.total_bytes(), relocating)?;
+        Ok(Append { extent, blocks, place })
+    }
+
+    /// Writes extents, several at a time; one result each, in order. With durability `batch` they share a sync.
+    ///
+    /// With a deadline the bytes are copied before they are written, so that the caller's memory is free when the call
+    /// ends; without one, aligned memory is written from where it lies. The room of an extent that fails is given up, and
+    /// nothing of it is ever visible.
     ///
     /// # Panics
     ///
     /// If a block's pieces do not sum to the layout's block size.
-    pub fn append(
-        &self,
-        extent: &NewExtent,
-        blocks: Vec<Vec<Memory>>,
-        relocating: bool,
-        call: &Call,
-    ) -> Result<Appended, LogError> {
-        assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
+    #[must_use]
+    pub fn append(&self, appends: Vec<Append>, call: &Call) -> Vec<Result<Appended, LogError>> {
         let core = &self.core;
-        let slices = into_slices(extent.layout, blocks);
-        let crcs = slices.iter().map(|slice| crc_of(slice)).collect();
-        let place = core.reserve(extent.total_bytes(), relocating)?;
-        let header = extent.header(core, &place, crcs);
-        let result = core.write_extent(&header, slices, &place, call);
-        core.finish_append(&header, place, result)
+        let rules = core.rules(!call.must_stage());
+        let mut headers = Vec::with_capacity(appends.len());
+        let mut writings = Vec::with_capacity(appends.len());
+        for Append { extent, blocks, place } in appends {
+            let header = extent.header(core, &place, Vec::new());
+            let pieces = payload_pieces(&header, into_slices(extent.layout, blocks));
+            writings.push(Writing::extent(Arc::clone(&place.pin), header.clone(), pieces, rules));
+            headers.push((header, place));
+        }
+        core.write(&mut writings, call);
+        core.sync_written(&mut writings, &headers);
+        let settled = headers.into_iter().zip(writings);
+        settled
+            .map(|((header, place), writing)| {
+                core.settle(&header, place, writing.result.map(|()| writing.crcs))
+            })
+            .collect()
     }
 }
 
 impl Core {
+    /// With durability `batch`, makes what was written durable: one sync per segment.
+    fn sync_written(&self, writings: &mut [Writing], headers: &[(RecordHeader, Reservation)]) {
+        if self.options.durability == Durability::None {
+            return;
+        }
+        let mut synced: BTreeMap<u64, bool> = BTreeMap::new();
+        for (writing, (header, place)) in writings.iter_mut().zip(headers) {
+            if writing.result.is_err() {
+                continue;
+            }
+            let is_durable = *synced
+                .entry(header.segment)
+                .or_insert_with(|| self.sync_segment(&place.pin.segment).is_ok());
+            if !is_durable {
+                writing.result = Err(LogError::Poisoned);
+            }
+        }
+    }
+
     /// Settles an extent's fate after its bytes were written, or not.
-    pub(crate) fn finish_append(
+    pub(crate) fn settle(
         &self,
         header: &RecordHeader,
         place: Reservation,
-        result: Result<(), LogError>,
+        written: Result<Vec<u32>, LogError>,
     ) -> Result<Appended, LogError> {
-        let result = result.and_then(|()| match self.options.durability {
-            Durability::None => Ok(()),
-            Durability::Batch => self.sync_segment(&place.pin.segment),
-        });
-        match result {
-            Ok(()) => {
+        match written {
+            Ok(crcs) => {
                 let extent = header.extent().expect("an extent's header");
-                if let RecordKind::Extent { slice_crcs, .. } = &header.kind {
-                    self.headers.insert(extent.id, Arc::from(slice_crcs.as_slice()));
-                }
+                self.headers.insert(extent.id, Arc::from(crcs));
                 self.segments.lock().note_record(header.segment, header.sequence, header.born);
                 Ok(Appended { extent, pin: place.pin })
             }
@@ -145,141 +187,17 @@ impl Core {
             }
         }
     }
-
-    /// Writes header and payload of an extent.
-    fn write_extent(
-        &self,
-        header: &RecordHeader,
-        slices: Vec<Vec<Memory>>,
-        place: &Reservation,
-        call: &Call,
-    ) -> Result<(), LogError> {
-        let extent = header.extent().expect("an extent's header");
-        let mut header_bytes = vec![0; header.header_bytes() as usize];
-        header.encode(&mut header_bytes);
-        let first = Piece {
-            offset: place.offset,
-            len: header_bytes.len(),
-            memory: None,
-            slice: 0,
-            slice_offset: 0,
-        };
-        let blocks = extent.block_count();
-        let payload = slices.into_iter().enumerate().flat_map(|(index, memory)| {
-            let index = u32::try_from(index).expect("slice count is bounded");
-            pieces_of(extent.slice_offset(index / blocks, index % blocks), index, memory)
-        });
-        let chunks = cut(std::iter::once(first).chain(payload), self.rules(!call.must_stage()));
-        self.write_chunks(chunks, &header_bytes, &place.pin, call)
-    }
-
-    /// Writes chunks; pieces without memory take their bytes from `header`.
-    pub(crate) fn write_chunks(
-        &self,
-        chunks: Vec<Chunk>,
-        header: &[u8],
-        pin: &Arc<Pin>,
-        call: &Call,
-    ) -> Result<(), LogError> {
-        let mut pump = Pump::new(self, call);
-        let result = self.pump_writes(&mut pump, chunks.into(), header, pin);
-        if result.is_err() && !call.must_stage() {
-            pump.drain();
-        }
-        result
-    }
-
-    fn pump_writes(
-        &self,
-        pump: &mut Pump<'_>,
-        mut chunks: VecDeque<Chunk>,
-        header: &[u8],
-        pin: &Arc<Pin>,
-    ) -> Result<(), LogError> {
-        while !chunks.is_empty() || !pump.is_idle() {
-            if let Some(chunk) = chunks.front().filter(|_| pump.has_room()) {
-                let staged_len = if chunk.direct { header_len(chunk) } else { chunk.bytes };
-                let staging = if staged_len == 0 {
-                    Ok(Some(None))
-                } else {
-                    pump.staging(staged_len).map(|m| m.map(Some))
-                };
-                if let Some(staging) = staging.map_err(LogError::from)? {
-                    let chunk = chunks.pop_front().expect("looked at above");
-                    self.submit_write(pump, chunk, staging, header, pin);
-                    continue;
-                }
-            }
-            let Completion { result, .. } = pump.next().map_err(LogError::from)?;
-            result?;
-        }
-        Ok(())
-    }
-
-    fn submit_write(
-        &self,
-        pump: &mut Pump<'_>,
-        chunk: Chunk,
-        staging: Option<Memory>,
-        header: &[u8],
-        pin: &Arc<Pin>,
-    ) {
-        LogStats::add(&self.stats.written_bytes, chunk.bytes as u64);
-        LogStats::add(&self.stats.write_requests, 1);
-        let offset = chunk.offset;
-        let memory = if chunk.direct {
-            let mut staging = staging;
-            let filled = chunk.pieces.into_iter().map(|piece| {
-                piece.memory.unwrap_or_else(|| {
-                    let mut buffer = staging.take().expect("taken for the header");
-                    buffer
-                        .as_mut_slice()
-                        .copy_from_slice(&header[piece.slice_offset..][..piece.len]);
-                    buffer
-                })
-            });
-            filled.collect()
-        } else {
-            LogStats::add(&self.stats.staged_write_bytes, chunk.bytes as u64);
-            let mut buffer = staging.expect("taken for the chunk");
-            fill(buffer.as_mut_slice(), &chunk, header);
-            vec![buffer]
-        };
-        let guard: Arc<dyn std::any::Any + Send + Sync> = Arc::<Pin>::clone(pin);
-        let operation = Operation::Write;
-        let file = pin.segment.file;
-        pump.submit(Work { operation, file, offset, memory, tag: 0, guard: Some(guard) });
-    }
 }
 
-impl From<Stop> for LogError {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Deadline => Self::Deadline,
-            Stop::Cancelled => Self::Cancelled,
-        }
-    }
-}
-
-/// Bytes of the header in a chunk.
-fn header_len(chunk: &Chunk) -> usize {
-    chunk.pieces.iter().filter(|piece| piece.memory.is_none()).map(|piece| piece.len).sum()
-}
-
-/// Copies a chunk's pieces to their places in `buffer`; what lies between them becomes zero.
-fn fill(buffer: &mut [u8], chunk: &Chunk, header: &[u8]) {
-    let mut end = 0;
-    for piece in &chunk.pieces {
-        let at = usize::try_from(piece.offset - chunk.offset).expect("within the chunk");
-        let source = match &piece.memory {
-            Some(memory) => memory.as_slice(),
-            None => &header[piece.slice_offset..][..piece.len],
-        };
-        buffer[end..at].fill(0);
-        buffer[at..at + piece.len].copy_from_slice(source);
-        end = at + piece.len;
-    }
-    buffer[end..].fill(0);
+/// The pieces of an extent's payload, at their places in the segment.
+fn payload_pieces(header: &RecordHeader, slices: Vec<Vec<Memory>>) -> Vec<Piece> {
+    let extent = header.extent().expect("an extent's header");
+    let blocks = extent.block_count();
+    let indexed = (0_u32..).zip(slices);
+    let pieces = indexed.flat_map(|(index, memory)| {
+        pieces_of(extent.slice_offset(index / blocks, index % blocks), index, memory)
+    });
+    pieces.collect()
 }
 
 /// The pieces of one slice, at their places in the segment.
@@ -332,9 +250,4 @@ pub(crate) fn take_front(pieces: &mut VecDeque<Memory>, mut bytes: usize) -> Vec
         taken.push(piece);
     }
     taken
-}
-
-/// crc32c of a slice in pieces.
-pub(crate) fn crc_of(pieces: &[Memory]) -> u32 {
-    pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece.as_slice()))
 }

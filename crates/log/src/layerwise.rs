@@ -6,15 +6,16 @@
 
 use std::sync::Arc;
 
+use dalsegno_core::Durability;
 use dalsegno_io::Memory;
 
-use crate::append::{Appended, NewExtent, crc_of, pieces_of};
+use crate::append::{Appended, NewExtent, pieces_of};
 use crate::call::Call;
 use crate::error::LogError;
 use crate::format::RecordKind;
 use crate::log::{Core, Log};
-use crate::plan::{Piece, cut};
 use crate::reserve::Reservation;
+use crate::write::Writing;
 
 /// An extent that is being written one layer at a time.
 #[derive(Debug)]
@@ -58,15 +59,15 @@ impl LayerAppend {
         assert!(self.crcs[layer as usize].is_empty(), "a layer is stored once");
         let place = self.place.as_ref().expect("not committed");
         let slice_bytes = u64::from(self.extent.layout.slice_bytes());
-        let crcs = blocks.iter().map(|slice| crc_of(slice)).collect();
-        // The places do not depend on the checksums, so a header without them tells where the row lies.
         let row = self.row_offset(place, layer);
+        let slices = blocks.len();
         let pieces = blocks.into_iter().enumerate().flat_map(|(block, memory)| {
             let index = u32::try_from(block).expect("block count is bounded");
             pieces_of(row + block as u64 * slice_bytes, index, memory)
         });
-        let chunks = cut(pieces, self.core.rules(!call.must_stage()));
-        self.core.write_chunks(chunks, &[], &place.pin, call)?;
+        let rules = self.core.rules(!call.must_stage());
+        let writing = Writing::payload(Arc::clone(&place.pin), pieces, slices, rules);
+        let crcs = self.core.write_one(writing, call)?;
         self.crcs[layer as usize] = crcs;
         Ok(())
     }
@@ -94,19 +95,14 @@ impl LayerAppend {
         assert!(self.missing_layers().is_empty(), "all layers are stored before commit");
         let place = self.place.take().expect("not committed");
         let crcs = std::mem::take(&mut self.crcs).concat();
-        let header = self.extent.header(&self.core, &place, crcs);
-        let mut bytes = vec![0; header.header_bytes() as usize];
-        header.encode(&mut bytes);
-        let piece = Piece {
-            offset: place.offset,
-            len: bytes.len(),
-            memory: None,
-            slice: 0,
-            slice_offset: 0,
-        };
-        let chunks = cut([piece], self.core.rules(false));
-        let result = self.core.write_chunks(chunks, &bytes, &place.pin, call);
-        self.core.finish_append(&header, place, result)
+        let header = self.extent.header(&self.core, &place, crcs.clone());
+        let writing = Writing::header(Arc::clone(&place.pin), &header, self.core.rules(false));
+        let written =
+            self.core.write_one(writing, call).and_then(|_| match self.core.options.durability {
+                Durability::None => Ok(crcs),
+                Durability::Batch => self.core.sync_segment(&place.pin.segment).map(|()| crcs),
+            });
+        self.core.settle(&header, place, written)
     }
 
     fn row_offset(&self, place: &Reservation, layer: u32) -> u64 {

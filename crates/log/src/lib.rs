@@ -29,8 +29,9 @@ mod segment;
 mod stats;
 mod sync;
 mod verify;
+mod write;
 
-pub use append::{Appended, NewExtent};
+pub use append::{Append, Appended, NewExtent};
 pub use call::{Call, Cancel};
 pub use error::{Cause, LogError};
 pub use layerwise::LayerAppend;

@@ -8,7 +8,7 @@ use dalsegno_core::{SECTOR_BYTES, sector_down, sector_up};
 use dalsegno_io::Memory;
 
 /// Most pieces in one direct request; the kernel's limit is 1,024.
-const MAX_DIRECT_PIECES: usize = 512;
+pub(crate) const MAX_DIRECT_PIECES: usize = 512;
 
 /// Wanted bytes of a file and where they go to or come from.
 pub(crate) struct Piece {

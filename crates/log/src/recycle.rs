@@ -12,10 +12,10 @@ use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, record_header_bytes, segment_file};
 use crate::log::{Core, Log};
-use crate::plan::{Piece, cut};
 use crate::reserve::Reservation;
 use crate::segment::{Segment, SegmentState, Tombstone};
 use crate::stats::LogStats;
+use crate::write::Writing;
 
 impl Log {
     /// Makes room: everything in the segment is gone afterwards, and it is free. The caller has moved what it keeps and
@@ -159,17 +159,8 @@ impl Core {
         let count = u32::try_from(hashes.len()).expect("cut to MAX_EXTENT_BLOCKS");
         let place = self.reserve(u64::from(record_header_bytes(count, 0)), true)?;
         let header = self.tombstone_header(&place, namespace, hashes.clone(), kills_before);
-        let mut bytes = vec![0; header.header_bytes() as usize];
-        header.encode(&mut bytes);
-        let piece = Piece {
-            offset: place.offset,
-            len: bytes.len(),
-            memory: None,
-            slice: 0,
-            slice_offset: 0,
-        };
-        let chunks = cut([piece], self.rules(false));
-        self.write_chunks(chunks, &bytes, &place.pin, &Call::background())?;
+        let writing = Writing::header(Arc::clone(&place.pin), &header, self.rules(false));
+        self.write_one(writing, &Call::background())?;
         self.sync_segment(&place.pin.segment)?;
         let segment = place.pin.segment.number;
         self.segments.lock().tombstones.push(Tombstone {

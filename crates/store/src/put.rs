@@ -7,8 +7,9 @@ use dalsegno_core::{
     ChainHash, DramAdmission, Error, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES, Namespace,
     NamespaceId, Result,
 };
+use dalsegno_index::Placement;
 use dalsegno_io::Memory;
-use dalsegno_log::{Appended, Call, LogError, NewExtent};
+use dalsegno_log::{Append, Appended, Call, LogError, NewExtent};
 
 use crate::stats::add;
 use crate::store::{Inner, Store, to_error};
@@ -153,39 +154,17 @@ impl Inner {
             }
         }
         let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
+        let mut group = Group::new(self, call);
         for Stretch { first, count } in stretches(&wanted, namespace, &self.limits) {
             let memory = blocks[first..first + count].iter_mut();
             let memory =
                 memory.map(|block| block.take().expect("each block is in one stretch")).collect();
-            match self.put_extent(namespace, put.chain, put.first + first, memory, call) {
-                Ok(()) => outcomes[first..first + count].fill(PutOutcome::Stored),
-                Err(LogError::Poisoned) => return Err(to_error(LogError::Poisoned)),
-                Err(error) => tracing::debug!("{count} blocks were not put: {error}"),
-            }
+            group.add(namespace, put.chain, put.first + first, memory)?;
+        }
+        for (first, count) in group.finish()? {
+            outcomes[first - put.first..][..count].fill(PutOutcome::Stored);
         }
         Ok(PutReport { outcomes })
-    }
-
-    /// Writes one extent and makes it visible, making room first if needed.
-    fn put_extent(
-        &self,
-        namespace: &Namespace,
-        chain: &[ChainHash],
-        first: usize,
-        blocks: Vec<Vec<Memory>>,
-        call: &Call,
-    ) -> std::result::Result<(), LogError> {
-        let hashes = chain[first..first + blocks.len()].to_vec();
-        let extent = self.new_extent(namespace, chain, first, hashes);
-        if self.limits.dram_admission == DramAdmission::Put {
-            for (hash, block) in extent.hashes.iter().zip(&blocks) {
-                self.dram.insert((extent.namespace, *hash), block);
-            }
-        }
-        self.make_room(extent.total_bytes())?;
-        let appended = self.log.append(&extent, blocks, false, call)?;
-        self.publish(appended);
-        Ok(())
     }
 
     /// Names an extent's place in the order of the index.
@@ -229,6 +208,101 @@ impl Inner {
             self.log.forget(id);
         }
         drop(pin);
+    }
+}
+
+/// Extents of one put that are written together.
+struct Group<'a> {
+    inner: &'a Inner,
+    call: &'a Call,
+    waiting: Vec<(usize, usize, Append)>,
+    bytes: u64,
+    /// Where the next extent goes if it continues the last one, which the index does not know yet.
+    next: Option<(usize, Placement)>,
+    stored: Vec<(usize, usize)>,
+}
+
+impl<'a> Group<'a> {
+    fn new(inner: &'a Inner, call: &'a Call) -> Self {
+        Self { inner, call, waiting: Vec::new(), bytes: 0, next: None, stored: Vec::new() }
+    }
+
+    /// Reserves room for one more extent, making room first if needed; what finds none is left out.
+    fn add(
+        &mut self,
+        namespace: &Namespace,
+        chain: &[ChainHash],
+        first: usize,
+        blocks: Vec<Vec<Memory>>,
+    ) -> Result<()> {
+        let count = blocks.len();
+        let mut extent =
+            self.inner.new_extent(namespace, chain, first, chain[first..first + count].to_vec());
+        if let Some((_, place)) = self.next.filter(|(next, _)| *next == first) {
+            (extent.lineage, extent.first_block_index) = (place.lineage, place.first_block_index);
+        }
+        let blocks_in_extent = u32::try_from(count).expect("bounded by MAX_EXTENT_BLOCKS");
+        let lineage = extent.lineage;
+        let first_block_index = extent.first_block_index.saturating_add(blocks_in_extent);
+        self.next = Some((first + count, Placement { lineage, first_block_index }));
+        if self.inner.limits.dram_admission == DramAdmission::Put {
+            for (hash, block) in extent.hashes.iter().zip(&blocks) {
+                self.inner.dram.insert((extent.namespace, *hash), block);
+            }
+        }
+        let bytes = extent.total_bytes();
+        // Reserved room pins its segments, so a large put must let go of them before room runs out.
+        if self.bytes + bytes > self.inner.limits.segment_bytes / 2 {
+            self.write()?;
+        }
+        let reserved = self
+            .inner
+            .make_room(bytes)
+            .and_then(|()| self.inner.log.reserve(extent, blocks, false));
+        match reserved {
+            Ok(append) => {
+                self.bytes += bytes;
+                self.waiting.push((first, count, append));
+                Ok(())
+            }
+            Err(LogError::Poisoned) => Err(to_error(LogError::Poisoned)),
+            Err(error) => {
+                tracing::debug!("{count} blocks were not put: {error}");
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes what waits and makes it visible.
+    fn write(&mut self) -> Result<()> {
+        self.bytes = 0;
+        let waiting = std::mem::take(&mut self.waiting);
+        let mut places = Vec::with_capacity(waiting.len());
+        let mut appends = Vec::with_capacity(waiting.len());
+        for (first, count, append) in waiting {
+            places.push((first, count));
+            appends.push(append);
+        }
+        let mut poisoned = false;
+        for (place, result) in places.into_iter().zip(self.inner.log.append(appends, self.call)) {
+            match result {
+                Ok(appended) => {
+                    self.inner.publish(appended);
+                    self.stored.push(place);
+                }
+                Err(error) => {
+                    tracing::debug!("{} blocks were not put: {error}", place.1);
+                    poisoned |= matches!(error, LogError::Poisoned);
+                }
+            }
+        }
+        if poisoned { Err(to_error(LogError::Poisoned)) } else { Ok(()) }
+    }
+
+    /// Writes the rest; returns position and count of what was stored.
+    fn finish(mut self) -> Result<Vec<(usize, usize)>> {
+        self.write()?;
+        Ok(self.stored)
     }
 }
 

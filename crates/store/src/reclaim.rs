@@ -143,7 +143,8 @@ impl Inner {
             let appended = lend(|lender| {
                 let blocks =
                     source.chunks_exact(block_bytes).map(|b| vec![lender.shared(b)]).collect();
-                self.log.append(&part, blocks, true, &Call::background())
+                let append = self.log.reserve(part, blocks, true)?;
+                self.log.append(vec![append], &Call::background()).remove(0)
             })?;
             new.push(appended.extent);
             pins.push(appended.pin);
