@@ -1,4 +1,9 @@
 //! Random histories against the plainest possible model: a set of present blocks.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and tells"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -149,7 +149,7 @@ pub fn read_namespaces(log: &Log) -> Result<Vec<Namespace>, LogError> {
         let Some(id) = namespace_of_file(&entry.name) else { continue };
         match read_sector(core, &entry.name).map(|sector| NamespaceSector::decode(&sector)) {
             Ok(Ok(NamespaceSector(namespace))) if namespace.id() == id => {
-                namespaces.push(namespace)
+                namespaces.push(namespace);
             }
             _ => tracing::warn!(
                 "{} is damaged; it is written again when the namespace is used",

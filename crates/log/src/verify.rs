@@ -130,7 +130,7 @@ fn offline_core(
             return Err(LogError::Format { file: STORE_FILE.to_owned(), source });
         }
         Err(damage) => {
-            report.note(STORE_FILE, 0, &damage);
+            report.note(STORE_FILE, 0, damage);
             let found = crate::meta::header_of_segments(&core)?;
             found.ok_or(LogError::Format { file: STORE_FILE.to_owned(), source: damage })?
         }

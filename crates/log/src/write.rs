@@ -76,7 +76,9 @@ impl Writing {
             return writing;
         }
         let mut writing = Self::payload(pin, [], slices, rules);
-        pieces.iter().for_each(|piece| writing.sum(piece));
+        for piece in &pieces {
+            writing.sum(piece);
+        }
         writing.summed = true;
         let header = with_crcs(header, std::mem::take(&mut writing.crcs));
         writing.queue_header(&header, rules, pieces);
@@ -156,7 +158,9 @@ impl Core {
             if !call.must_stage() {
                 pump.drain();
             }
-            writings.iter_mut().for_each(|writing| writing.stop(stop));
+            for writing in writings {
+                writing.stop(stop);
+            }
         }
     }
 
@@ -207,7 +211,9 @@ impl Core {
         let chunk = writing.waiting.pop_front().expect("it was ready");
         LogStats::add(&self.stats.written_bytes, chunk.bytes as u64);
         LogStats::add(&self.stats.write_requests, 1);
-        chunk.pieces.iter().for_each(|piece| writing.sum(piece));
+        for piece in &chunk.pieces {
+            writing.sum(piece);
+        }
         writing.in_flight += 1;
         let offset = chunk.offset;
         let memory = if chunk.direct {

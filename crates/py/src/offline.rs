@@ -37,8 +37,9 @@ pub(crate) fn list_extents<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: &str,
-    progress: Option<Py<PyAny>>,
+    progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let progress = progress.map(Bound::unbind);
     let tell = |done: u64, total: u64| {
         if let Some(progress) = &progress {
             // A progress display that fails must not spoil the check.

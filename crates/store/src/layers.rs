@@ -51,14 +51,12 @@ impl Store {
                 parts[0].count
             )));
         }
-        let append = match parts.first() {
-            None => None,
-            Some(_) => {
-                let hashes = chain[first..end].to_vec();
-                let extent = inner.new_extent(&namespace, chain, first, hashes);
-                inner.make_room(extent.total_bytes()).map_err(to_error)?;
-                Some(inner.log.begin_layers(extent).map_err(to_error)?)
-            }
+        let append = if parts.is_empty() {
+            None
+        } else {
+            let extent = inner.new_extent(&namespace, chain, first, chain[first..end].to_vec());
+            inner.make_room(extent.total_bytes()).map_err(to_error)?;
+            Some(inner.log.begin_layers(extent).map_err(to_error)?)
         };
         Ok(LayerWriter { store: self.clone(), namespace, append, first, count })
     }

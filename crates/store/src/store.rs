@@ -136,7 +136,9 @@ impl Store {
         let removed = match hashes {
             Some([]) => return Ok(0),
             Some(hashes) => {
-                hashes.iter().for_each(|hash| inner.dram.remove(&(namespace, *hash)));
+                for hash in hashes {
+                    inner.dram.remove(&(namespace, *hash));
+                }
                 inner.index.remove_blocks(namespace, hashes)
             }
             None => {
@@ -144,7 +146,9 @@ impl Store {
                 inner.index.remove_namespace(namespace)
             }
         };
-        removed.extents.iter().for_each(|id| inner.log.forget(*id));
+        for id in &removed.extents {
+            inner.log.forget(*id);
+        }
         add(&inner.counters.removed_blocks, removed.blocks);
         inner.log.remove(namespace, hashes.unwrap_or_default()).map_err(to_error)?;
         Ok(removed.blocks)

@@ -1,4 +1,9 @@
 //! What goes in comes out: shapes, engines, partial reads, reopening.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and tells"
+)]
 
 mod support;
 

@@ -1,4 +1,9 @@
 //! Damage on disk, full disks, foreign files: always a miss or a clear error, never wrong bytes.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and tells"
+)]
 
 mod support;
 
@@ -85,10 +90,10 @@ fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
     let ranges = stored_ranges(dir.path());
     let total: u64 = ranges.iter().map(|(_, end)| end).sum();
     let all: BTreeSet<_> = (0..CHAINS).flat_map(|name| chain(name, BLOCKS)).collect();
-    let mut state = 0xda15_e900_u64;
+    let mut random = 0xda15_e900_u64;
     for round in 0..200 {
-        state = next(state);
-        let mut at = state % total;
+        random = next(random);
+        let mut at = random % total;
         let (path, _) = ranges
             .iter()
             .find(|(_, end)| {
@@ -101,7 +106,7 @@ fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
         let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
-        let flip = u8::try_from(next(state) % 255 + 1).unwrap();
+        let flip = u8::try_from(next(random) % 255 + 1).unwrap();
         file.write_all_at(&[byte[0] ^ flip], at).unwrap();
         drop(file);
         let what = format!("round {round}: {} at {at}", path.display());
@@ -111,8 +116,8 @@ fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
             if round % 2 == 0 { Terms::default() } else { Terms::within(Duration::from_secs(20)) };
         let (store, ns, alive) = survivors(dir.path(), &config, &terms);
         let lost = all.len() - alive.len();
-        let stats = store.stats();
-        let counted: u64 = stats.log.misses.values().sum::<u64>() + stats.open_faults;
+        let counters = store.stats();
+        let counted: u64 = counters.log.misses.values().sum::<u64>() + counters.open_faults;
         assert!(lost == 0 || counted > 0, "{lost} blocks lost without a cause, {what}");
         // What was lost can be put again, and is then served.
         for name in 0..CHAINS {
@@ -128,23 +133,26 @@ fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
 fn a_file_cut_anywhere_costs_misses_only() {
     let dir = tempfile::tempdir().unwrap();
     let config = filled(dir.path());
-    let mut state = 77_u64;
+    let mut random = 77_u64;
     for round in 0..50 {
         let pristine = snapshot(dir.path());
         let files = files(dir.path());
-        state = next(state);
-        let path = &files[usize::try_from(state).unwrap() % files.len()];
+        random = next(random);
+        let path = &files[usize::try_from(random).unwrap() % files.len()];
         let bytes = fs::metadata(path).unwrap().len();
-        state = next(state);
-        let cut = state % bytes;
+        random = next(random);
+        let cut = random % bytes;
         fs::OpenOptions::new().write(true).open(path).unwrap().set_len(cut).unwrap();
         let what = format!("round {round}: {} cut to {cut}", path.display());
         let report = verify(dir.path(), &|_, _| {}).unwrap();
         assert!(!report.findings.is_empty(), "verify missed it, {what}");
         let (store, ns, alive) = survivors(dir.path(), &config, &Terms::default());
         let lost = usize::try_from(CHAINS).unwrap() * BLOCKS - alive.len();
-        let stats = store.stats();
-        assert!(lost == 0 || stats.open_faults > 0 || stats.log.misses["truncated"] > 0, "{what}");
+        let counters = store.stats();
+        assert!(
+            lost == 0 || counters.open_faults > 0 || counters.log.misses["truncated"] > 0,
+            "{what}"
+        );
         put(&store, ns, &chain(100, BLOCKS), 0, BLOCK);
         assert_eq!(get(&store, ns, &chain(100, BLOCKS), BLOCK, &Terms::default()), BLOCKS);
         drop(store);

@@ -1,4 +1,9 @@
 //! File systems that are full or read-only. These need root to mount one and are skipped, aloud, without it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and tells"
+)]
 
 mod support;
 

@@ -184,7 +184,7 @@ impl RecordHeader {
         if version == 0
             || bytes == 0
             || bytes > MAX_RECORD_HEADER_BYTES
-            || bytes as usize % SECTOR != 0
+            || !(bytes as usize).is_multiple_of(SECTOR)
         {
             return Err(FormatError::Field("header_bytes"));
         }
