@@ -4,7 +4,7 @@
 //!    the crc of every slice that was asked for matches.
 //! 2. Requests of all extents of one call share one pump, so small extents are read as fast as one large.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,12 +54,28 @@ pub struct BlockRead {
     pub memory: Vec<Memory>,
 }
 
-/// Part of a slice that has arrived.
-struct Part {
-    offset: usize,
-    len: usize,
+/// A slice while its parts arrive, in any order. They are summed in theirs: joining the checksums of parts costs as much as
+/// summing half a megabyte.
+#[derive(Default)]
+struct Slice {
+    /// Bytes summed so far.
+    summed: usize,
     crc: u32,
-    memory: Memory,
+    /// Parts summed, in order.
+    memory: Vec<Memory>,
+    /// Parts that came before their predecessors, by offset.
+    early: BTreeMap<usize, Memory>,
+}
+
+impl Slice {
+    fn arrive(&mut self, offset: usize, memory: Memory) {
+        self.early.insert(offset, memory);
+        while let Some(memory) = self.early.remove(&self.summed) {
+            self.crc = crc32c::crc32c_append(self.crc, memory.as_slice());
+            self.summed += memory.len();
+            self.memory.push(memory);
+        }
+    }
 }
 
 /// An extent while it is read.
@@ -68,7 +84,7 @@ struct Reading {
     first_layer: u32,
     blocks: Vec<u32>,
     crcs: Option<SliceCrcs>,
-    parts: Vec<Vec<Part>>,
+    slices: Vec<Slice>,
     outcomes: Vec<BlockOutcome>,
     pin: Arc<Pin>,
 }
@@ -145,11 +161,14 @@ impl Core {
             pieces_of(offset, u32::try_from(index).expect("slice count is bounded"), memory)
         });
         let chunks = cut(header.into_iter().chain(payload), self.rules(!call.must_stage()));
-        let mut parts = Vec::new();
-        parts.resize_with(blocks.len() * layer_count as usize, Vec::new);
+        let mut arriving = Vec::new();
+        arriving.resize_with(blocks.len() * layer_count as usize, Slice::default);
         let outcomes = vec![Ok(()); blocks.len()];
         let first_layer = layers.start;
-        Some((Reading { extent, first_layer, blocks, crcs, parts, outcomes, pin }, chunks))
+        Some((
+            Reading { extent, first_layer, blocks, crcs, slices: arriving, outcomes, pin },
+            chunks,
+        ))
     }
 
     fn pump_reads(
@@ -224,8 +243,7 @@ impl Core {
                 if reading.starts_with_header(piece) {
                     reading.take_header(memory.as_slice(), self);
                 } else {
-                    let crc = crc32c::crc32c(memory.as_slice());
-                    reading.parts[piece.slice as usize].push(Part::new(piece, crc, memory));
+                    reading.slices[piece.slice as usize].arrive(piece.slice_offset, memory);
                 }
             }
             return;
@@ -238,16 +256,9 @@ impl Core {
                 reading.take_header(bytes, self);
                 continue;
             };
-            let crc = crc32c::crc32c(bytes);
             memory.as_mut_slice().copy_from_slice(bytes);
-            reading.parts[piece.slice as usize].push(Part::new(&piece, crc, memory));
+            reading.slices[piece.slice as usize].arrive(piece.slice_offset, memory);
         }
-    }
-}
-
-impl Part {
-    fn new(piece: &Piece, crc: u32, memory: Memory) -> Self {
-        Self { offset: piece.slice_offset, len: piece.len, crc, memory }
     }
 }
 
@@ -304,7 +315,7 @@ impl Reading {
             Stop::Deadline => Cause::Deadline,
             Stop::Cancelled => Cause::Cancelled,
         });
-        let Self { extent, first_layer, blocks, crcs, parts, outcomes, .. } = self;
+        let Self { extent, first_layer, blocks, crcs, slices, outcomes, .. } = self;
         let Some(crcs) = crcs else {
             let cause = stopped.unwrap_or(Cause::Header);
             return outcomes
@@ -316,33 +327,20 @@ impl Reading {
         let mut reads: Vec<_> =
             outcomes.into_iter().map(|outcome| BlockRead { outcome, memory: Vec::new() }).collect();
         // Layer-major, so each block gets its layers lowest first.
-        for (index, mut parts) in parts.into_iter().enumerate() {
+        for (index, slice) in slices.into_iter().enumerate() {
             let (layer, target) = (index / blocks.len(), index % blocks.len());
             let row = (first_layer as usize + layer) * extent.hashes.len();
             let crc = crcs[row + blocks[target] as usize];
-            let verdict = match combine(&mut parts, slice_bytes) {
-                None => Err(stopped.unwrap_or(Cause::Device)),
-                Some(found) if found == crc => Ok(()),
-                Some(_) => Err(Cause::SliceChecksum),
+            let verdict = if slice.summed < slice_bytes {
+                Err(stopped.unwrap_or(Cause::Device))
+            } else if slice.crc == crc {
+                Ok(())
+            } else {
+                Err(Cause::SliceChecksum)
             };
             reads[target].outcome = reads[target].outcome.and(verdict);
-            reads[target].memory.extend(parts.into_iter().map(|part| part.memory));
+            reads[target].memory.extend(slice.memory);
         }
         reads
     }
-}
-
-/// The crc of a slice from the crcs of its parts, which it sorts; `None` if some are missing.
-fn combine(parts: &mut [Part], slice_bytes: usize) -> Option<u32> {
-    parts.sort_unstable_by_key(|part| part.offset);
-    let mut end = 0;
-    let mut crc = 0;
-    for part in parts {
-        if part.offset != end {
-            return None;
-        }
-        crc = if end == 0 { part.crc } else { crc32c::crc32c_combine(crc, part.crc, part.len) };
-        end += part.len;
-    }
-    (end == slice_bytes).then_some(crc)
 }

@@ -125,8 +125,14 @@ fn install(core: &Core, found: Vec<Found>) -> Recovered {
 
 fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, LogError> {
     let mode = if core.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
-    let opened = core.device.open(&entry.name, mode)?;
     let fault = |offset, what: String| SegmentFault { file: entry.name.clone(), offset, what };
+    let opened = match core.device.open(&entry.name, mode) {
+        Ok(opened) => opened,
+        Err(error) => {
+            let faults = vec![fault(0, error.to_string())];
+            return Ok(Found { slot: None, number, records: Vec::new(), faults });
+        }
+    };
     let header = match read_segment_header(core, number, opened.file, opened.bytes) {
         Ok(header) => header,
         Err(FormatError::Newer(version)) => {

@@ -162,7 +162,8 @@ pub(crate) fn rebuild(index: &dyn Index, recovered: Recovered) {
             *entry = kills_before.max(*entry);
         }
     }
-    for extent in recovered.extents {
+    // Newest first: a block that was put again because an earlier extent of it is bad leads to the good one.
+    for extent in recovered.extents.into_iter().rev() {
         let (namespace, born) = (extent.namespace, extent.born);
         if namespaces.get(&namespace).is_some_and(|kills_before| born < *kills_before) {
             continue;

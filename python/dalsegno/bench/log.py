@@ -1,6 +1,6 @@
 """Tensor log against raw fio and against one file per object: bandwidth and CPU, checksums on.
 
-Every round runs every contender once, one after the other, so that noise of the machine hits all alike; figures are
+Every round runs every contender once, in an order of its own, so that noise of the machine hits all alike; figures are
 medians over the rounds. The denominator of every ratio is the best fio cell of the same run. Both sides use O_DIRECT and
 neither waits for a sync. The store is filled before the first round, so puts recycle segments as they do in service.
 """
@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import dalsegno
@@ -145,6 +146,12 @@ def run_files(figures: Figures, files: FilePerObject, size: str, work: Contender
     figures.add("file_per_object", f"read_{size}", timed(work.total_bytes, get))
 
 
+def run_cell(figures: Figures, path: Path, direction: str, cell: fio.Cell, total_bytes: int) -> None:
+    """One round of one fio cell."""
+    sample = fio.measure(path, cell, total_bytes, total_bytes)
+    figures.add(cell.name, f"fio_{direction}", sample)
+
+
 def run(directory: Path, rounds: int, total_bytes: int) -> Figures:
     """Runs everything, interleaved."""
     figures = Figures()
@@ -168,13 +175,18 @@ def run(directory: Path, rounds: int, total_bytes: int) -> Figures:
         for size in SIZES:
             run_files(filler, files, size, work[size])
         for number in range(rounds):
-            for direction, cells in (("read", READ_CELLS), ("write", WRITE_CELLS)):
-                for cell in cells:
-                    sample = fio.measure(fio_file, cell, total_bytes, total_bytes)
-                    figures.add(cell.name, f"fio_{direction}", sample)
+            tasks: list[Callable[[], None]] = [
+                partial(run_cell, figures, fio_file, direction, cell, total_bytes)
+                for direction, cells in (("read", READ_CELLS), ("write", WRITE_CELLS))
+                for cell in cells
+            ]
             for size in SIZES:
-                run_store(figures, namespaces[size], size, work[size], number)
-                run_files(figures, files, size, work[size])
+                tasks.append(partial(run_store, figures, namespaces[size], size, work[size], number))
+                tasks.append(partial(run_files, figures, files, size, work[size]))
+            # A device that still writes back what the last contender wrote is slow for the next one.
+            random.shuffle(tasks)
+            for task in tasks:
+                task()
             print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
         stats = store.stats()
         assert stats["io_direct"], "the store could not use O_DIRECT here"
@@ -214,8 +226,8 @@ def main(argv: list[str]) -> int:
     """Runs the bench; the last line on standard output is its result as JSON."""
     parser = argparse.ArgumentParser(prog="dalsegno bench log", description=__doc__)
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
-    parser.add_argument("--rounds", type=int, default=5, help="rounds (default 5)")
-    parser.add_argument("--gib", type=float, default=1.0, help="GiB per cell (default 1)")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds (default 9)")
+    parser.add_argument("--gib", type=float, default=0.5, help="GiB per cell (default 0.5)")
     arguments = parser.parse_args(argv)
     try:
         print(f"{fio.version()}, {os.cpu_count()} CPUs", file=sys.stderr)
