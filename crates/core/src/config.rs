@@ -178,8 +178,15 @@ impl Config {
                 "unknown setting {unknown:?}; did you mean {nearest:?}?"
             )));
         }
+        for (key, value) in given {
+            let alone = serde_json::json!({ key: value });
+            if let Err(error) = serde_json::from_value::<Self>(alone) {
+                let message = format!("setting {key:?} cannot be {value}");
+                return Err(Error::invalid(message).with_source(error));
+            }
+        }
         serde_json::from_value(value)
-            .map_err(|e| Error::invalid("a setting has a wrong value").with_source(e))
+            .map_err(|e| Error::invalid("the settings do not go together").with_source(e))
     }
 
     /// Names of all settings, sorted.
@@ -322,18 +329,14 @@ fn within_bytes(name: &str, value: u64, low: u64, high: u64) -> Result<u64> {
 fn optional_bytes<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<u64>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Form {
-        Number(u64),
-        Text(String),
+    let expected = "expected a byte count: a whole number, or text such as \"200GiB\"";
+    match Option::<serde_json::Value>::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(serde_json::Value::String(text)) => {
+            parse_bytes(&text).map(Some).map_err(D::Error::custom)
+        }
+        Some(number) => number.as_u64().map(Some).ok_or_else(|| D::Error::custom(expected)),
     }
-    Option::<Form>::deserialize(deserializer)?
-        .map(|form| match form {
-            Form::Number(bytes) => Ok(bytes),
-            Form::Text(text) => parse_bytes(&text).map_err(D::Error::custom),
-        })
-        .transpose()
 }
 
 #[cfg(test)]

@@ -87,12 +87,8 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        let mut cause = self.source.as_deref().map(|e| e as &dyn std::error::Error);
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
+        // The rooms' errors tell their own causes.
+        self.source.as_ref().map_or(Ok(()), |cause| write!(f, ": {cause}"))
     }
 }
 

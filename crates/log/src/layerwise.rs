@@ -57,6 +57,7 @@ impl LayerAppend {
     ) -> Result<(), LogError> {
         assert_eq!(blocks.len(), self.extent.hashes.len(), "one slice per block");
         assert!(self.crcs[layer as usize].is_empty(), "a layer is stored once");
+        self.core.check_writable()?;
         let place = self.place.as_ref().expect("not committed");
         let slice_bytes = u64::from(self.extent.layout.slice_bytes());
         let row = self.row_offset(place, layer);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dalsegno_core::{Clock, Durability, ExtentId, Limits, Location, StoreId};
-use dalsegno_io::{BufferPool, Device};
+use dalsegno_io::{BufferPool, Device, IoError};
 use parking_lot::Mutex;
 
 use crate::error::LogError;
@@ -61,6 +61,7 @@ pub(crate) struct Core {
     pub(crate) headers: HeaderCache,
     pub(crate) stats: LogStats,
     poisoned: AtomicBool,
+    closed: AtomicBool,
 }
 
 /// A tensor log over one device. Cheap to share: clones speak to the same log.
@@ -87,6 +88,10 @@ impl Log {
     ) -> Result<(Self, Recovered), LogError> {
         let mut core = Core::new(device, clock, pool, options);
         core.store = crate::meta::open_store(&core, new_store)?;
+        if !options.read_only {
+            // A process that was killed may have created a segment without making its name durable.
+            core.device.sync_names()?;
+        }
         let recovered = recover::recover(&core)?;
         Ok((Self { core: Arc::new(core) }, recovered))
     }
@@ -153,6 +158,11 @@ impl Log {
         self.core.segments.lock().next_sequence
     }
 
+    /// Writes nothing more, not even for a layer-wise put that somebody still holds.
+    pub fn close(&self) {
+        self.core.closed.store(true, Ordering::Release);
+    }
+
     /// Fails if writing has stopped.
     ///
     /// # Errors
@@ -182,6 +192,7 @@ impl Core {
             headers: HeaderCache::new(options.header_cache_bytes),
             stats: LogStats::default(),
             poisoned: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         }
     }
 
@@ -195,6 +206,9 @@ impl Core {
 
     pub(crate) fn check_writable(&self) -> Result<(), LogError> {
         assert!(!self.options.read_only, "a log opened for looking is never written");
+        if self.closed.load(Ordering::Acquire) {
+            return Err(LogError::Io(IoError::Closed));
+        }
         if self.poisoned.load(Ordering::Acquire) { Err(LogError::Poisoned) } else { Ok(()) }
     }
 

@@ -21,7 +21,8 @@ impl Log {
     /// Makes room: everything in the segment is gone afterwards, and it is free. The caller has moved what it keeps and
     /// made sure that no index entry leads into it once this returns `true`.
     ///
-    /// Returns `false` if readers or writers stayed longer than `patience`.
+    /// Returns `false` if readers or writers stayed longer than `patience`, or if there is no room to write the segment's
+    /// tombstones again: then another one has to go first.
     ///
     /// `before` runs when nobody is in the segment any more and nobody can enter: the place to drop index entries.
     ///
@@ -46,11 +47,16 @@ impl Log {
         {
             return Ok(false);
         }
+        // Before anything is given up: without room for its tombstones the segment stays as it is.
+        if let Err(error) = core.carry_tombstones(number) {
+            segment.reopen(segment.epoch());
+            return if matches!(error, LogError::Full) { Ok(false) } else { Err(error) };
+        }
         before();
-        let done = core.carry_tombstones(number).and_then(|()| match state {
+        let done = match state {
             SegmentState::Damaged => core.discard(&segment),
             _ => core.renew(&segment),
-        });
+        };
         if let Err(error) = done {
             segment.reopen(segment.epoch());
             core.set_state(number, SegmentState::Damaged);
@@ -75,24 +81,27 @@ impl Log {
         true
     }
 
+    /// Bytes that a removal of `blocks` blocks takes in the log.
+    #[must_use]
+    pub fn removal_bytes(blocks: usize) -> u64 {
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX).min(MAX_EXTENT_BLOCKS);
+        u64::from(record_header_bytes(blocks, 0))
+    }
+
     /// Removes blocks of a namespace for good (all of them if `hashes` is empty): they do not come back at the next
     /// open. Durable when it returns.
     ///
     /// # Errors
     ///
-    /// As [`Log::append`]; then the removal holds only until the store is closed.
+    /// As [`Log::reserve`]; then the removal holds only until the store is closed.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`MAX_EXTENT_BLOCKS`] hashes.
     pub fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<(), LogError> {
+        assert!(hashes.len() <= MAX_EXTENT_BLOCKS as usize, "one removal fits one record");
         let kills_before = self.core.segments.lock().take_sequence();
-        let whole: [&[ChainHash]; 1] = [&[]];
-        let parts: Vec<&[ChainHash]> = if hashes.is_empty() {
-            whole.to_vec()
-        } else {
-            hashes.chunks(MAX_EXTENT_BLOCKS as usize).collect()
-        };
-        for part in parts {
-            self.core.write_tombstone(namespace, part.to_vec(), kills_before)?;
-        }
-        Ok(())
+        self.core.write_tombstone(namespace, hashes.to_vec(), kills_before)
     }
 }
 
@@ -130,7 +139,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes the segment's tombstones again if older data may exist elsewhere.
+    /// Writes the segment's tombstones again if older data may exist elsewhere: all of them, or none if there is no room.
     fn carry_tombstones(&self, number: u64) -> Result<(), LogError> {
         let carried: Vec<Tombstone> = {
             let segments = self.segments.lock();
@@ -142,7 +151,19 @@ impl Core {
                 .min()
                 .unwrap_or(u64::MAX);
             let here = segments.tombstones.iter().filter(|tombstone| tombstone.segment == number);
-            here.filter(|tombstone| oldest_elsewhere < tombstone.kills_before).cloned().collect()
+            let carried: Vec<Tombstone> = here
+                .filter(|tombstone| oldest_elsewhere < tombstone.kills_before)
+                .cloned()
+                .collect();
+            let bytes = carried.iter().map(Tombstone::record_bytes).sum();
+            let options = &self.options;
+            if !segments.fits_open(bytes, options.segment_bytes)
+                && !segments.may_open(options.segment_count, true)
+                && !carried.is_empty()
+            {
+                return Err(LogError::Full);
+            }
+            carried
         };
         for tombstone in carried {
             self.write_tombstone(tombstone.namespace, tombstone.hashes, tombstone.kills_before)?;
@@ -156,8 +177,7 @@ impl Core {
         hashes: Vec<ChainHash>,
         kills_before: u64,
     ) -> Result<(), LogError> {
-        let count = u32::try_from(hashes.len()).expect("cut to MAX_EXTENT_BLOCKS");
-        let place = self.reserve(u64::from(record_header_bytes(count, 0)), true)?;
+        let place = self.reserve(Log::removal_bytes(hashes.len()), true)?;
         let header = self.tombstone_header(&place, namespace, hashes.clone(), kills_before);
         let writing = Writing::header(Arc::clone(&place.pin), &header, self.rules(false));
         self.write_one(writing, &Call::background())?;

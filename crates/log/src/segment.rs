@@ -142,6 +142,13 @@ pub(crate) struct Tombstone {
     pub(crate) kills_before: u64,
 }
 
+impl Tombstone {
+    /// Bytes of its record.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        crate::Log::removal_bytes(self.hashes.len())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) segment: Arc<Segment>,

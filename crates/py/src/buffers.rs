@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use dalsegno_store::{ChainHash, Memory};
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PySequence};
+use pyo3::types::{PyBytes, PyMemoryView, PySequence};
 
 use crate::errors::InvalidError;
 
@@ -41,13 +41,13 @@ pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<
     let mut memory: Vec<Vec<Memory>> = Vec::new();
     for item in blocks.try_iter()? {
         let item = item?;
-        memory.push(match PyUntypedBuffer::get(&item) {
+        memory.push(match buffer_of(&item) {
             Ok(buffer) => vec![memory_of(buffer, access)?],
             Err(not_a_buffer) => match item.cast::<PySequence>() {
                 Err(_) => return Err(not_a_buffer),
                 Ok(parts) => parts
                     .try_iter()?
-                    .map(|part| memory_of(PyUntypedBuffer::get(&part?)?, access))
+                    .map(|part| memory_of(buffer_of(&part?)?, access))
                     .collect::<PyResult<_>>()?,
             },
         });
@@ -56,6 +56,17 @@ pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<
         refuse_overlap(&memory)?;
     }
     Ok(memory)
+}
+
+/// The buffer of an object. Some (`ctypes` arrays) leave out strides, which a memoryview over them fills in.
+fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    PyUntypedBuffer::get(object).or_else(|error| {
+        if error.is_instance_of::<PyBufferError>(object.py()) {
+            let view = PyMemoryView::from(object)?;
+            return PyUntypedBuffer::get(view.as_any());
+        }
+        Err(error)
+    })
 }
 
 /// Two blocks cannot be read into the same bytes.
@@ -99,4 +110,26 @@ pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
         })
     };
     seconds.map(convert).transpose()
+}
+
+/// A position or a count from Python: what does not fit is a wrong call, not an overflow.
+#[derive(Clone, Copy)]
+pub(crate) struct Number<T>(pub(crate) T);
+
+impl<'a, 'py, T> FromPyObject<'a, 'py> for Number<T>
+where
+    T: FromPyObject<'a, 'py>,
+    T::Error: Into<PyErr>,
+{
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        object.extract::<T>().map(Self).map_err(|error| {
+            let error: PyErr = error.into();
+            if error.is_instance_of::<PyOverflowError>(object.py()) {
+                return InvalidError::new_err(format!("{} is out of range", object.as_any()));
+            }
+            error
+        })
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dalsegno_store::{GetReport, Namespace, Put, Scope, Store, Terms};
 use pyo3::prelude::*;
 
-use crate::buffers::{Access, blocks, hashes, timeout};
+use crate::buffers::{Access, Number, blocks, hashes, timeout};
 use crate::errors::OrRaise;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;
@@ -64,19 +64,19 @@ impl PyNamespace {
         self.namespace.fields().clone()
     }
 
-    #[pyo3(name = "put_batch", signature = (chain, blocks, *, first=0, timeout_s=None))]
+    #[pyo3(name = "put_batch", signature = (chain, blocks, *, first=Number(0), timeout_s=None))]
     fn put_batch(
         &self,
         py: Python<'_>,
         chain: &Bound<'_, PyAny>,
         blocks: &Bound<'_, PyAny>,
-        first: usize,
+        first: Number<usize>,
         timeout_s: Option<f64>,
     ) -> PyResult<PyPutReport> {
         let (chain, blocks) = (hashes(chain)?, self::blocks(blocks, Access::Read)?);
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let id = self.namespace.id();
-        let put = Put { chain: &chain, first, blocks };
+        let put = Put { chain: &chain, first: first.0, blocks };
         let report = py.detach(|| self.store.put_batch(id, put, &terms)).or_raise()?;
         Ok(PyPutReport::new(report))
     }
@@ -118,38 +118,39 @@ impl PyNamespace {
         &self,
         py: Python<'_>,
         chain: &Bound<'_, PyAny>,
-        layer: u32,
+        layer: Number<u32>,
         out: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
     ) -> PyResult<usize> {
         let (chain, out) = (hashes(chain)?, blocks(out, Access::Write)?);
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let id = self.namespace.id();
-        let report = py.detach(|| self.store.retrieve_layer(id, &chain, layer, out, &terms));
+        let report = py.detach(|| self.store.retrieve_layer(id, &chain, layer.0, out, &terms));
         Ok(report.or_raise()?.leading_blocks())
     }
 
-    #[pyo3(signature = (chain, *, first=0, count=None))]
+    #[pyo3(signature = (chain, *, first=Number(0), count=None))]
     fn layer_writer(
         &self,
         py: Python<'_>,
         chain: &Bound<'_, PyAny>,
-        first: usize,
-        count: Option<usize>,
+        first: Number<usize>,
+        count: Option<Number<usize>>,
     ) -> PyResult<PyLayerWriter> {
         let chain = hashes(chain)?;
-        let count = count.unwrap_or(chain.len().saturating_sub(first));
+        let first = first.0;
+        let count = count.map_or(chain.len().saturating_sub(first), |count| count.0);
         let id = self.namespace.id();
         let writer = py.detach(|| self.store.layer_writer(id, &chain, first, count)).or_raise()?;
         Ok(PyLayerWriter::new(writer))
     }
 
-    #[pyo3(signature = (chain, blocks, *, first=0, timeout_s=None))]
+    #[pyo3(signature = (chain, blocks, *, first=Number(0), timeout_s=None))]
     fn submit_put(
         &self,
         chain: &Bound<'_, PyAny>,
         blocks: &Bound<'_, PyAny>,
-        first: usize,
+        first: Number<usize>,
         timeout_s: Option<f64>,
     ) -> PyResult<PyTransfer> {
         let (chain, blocks) = (hashes(chain)?, self::blocks(blocks, Access::Read)?);
@@ -157,7 +158,7 @@ impl PyNamespace {
         Ok(PyTransfer::put(self.store.submit_put(
             self.namespace.id(),
             chain,
-            first,
+            first.0,
             blocks,
             timeout,
         )))

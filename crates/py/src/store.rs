@@ -6,6 +6,7 @@ use dalsegno_store::{Config, KvLayout, Namespace, Store};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
+use crate::buffers::Number;
 use crate::errors::OrRaise;
 use crate::namespace::PyNamespace;
 
@@ -62,10 +63,10 @@ impl PyStore {
         &self,
         py: Python<'_>,
         fields: &Bound<'_, PyMapping>,
-        layers: u32,
-        slice_bytes: u32,
+        layers: Number<u32>,
+        slice_bytes: Number<u32>,
     ) -> PyResult<PyNamespace> {
-        let mut builder = Namespace::builder(KvLayout::new(layers, slice_bytes).or_raise()?);
+        let mut builder = Namespace::builder(KvLayout::new(layers.0, slice_bytes.0).or_raise()?);
         for item in fields.items()?.iter() {
             let (tag, value): (String, String) = item.extract()?;
             builder = builder.field(tag, value);

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use dalsegno_store::{LayerWriter, Terms};
 use pyo3::prelude::*;
 
-use crate::buffers::{Access, blocks, timeout};
+use crate::buffers::{Access, Number, blocks, timeout};
 use crate::errors::{InvalidError, OrRaise};
 
 /// Blocks that are put layer by layer.
@@ -13,18 +13,19 @@ use crate::errors::{InvalidError, OrRaise};
 pub(crate) struct PyLayerWriter {
     first: usize,
     count: usize,
-    writer: Mutex<Option<LayerWriter>>,
+    writer: Mutex<LayerWriter>,
 }
 
 impl PyLayerWriter {
     pub(crate) fn new(writer: LayerWriter) -> Self {
         let (first, count) = (writer.first(), writer.count());
-        Self { first, count, writer: Mutex::new(Some(writer)) }
+        Self { first, count, writer: Mutex::new(writer) }
     }
 }
 
-fn committed() -> PyErr {
-    InvalidError::new_err("the blocks were committed already")
+/// A thread that panicked in the middle left the writer in doubt.
+fn broken<T>(_: T) -> PyErr {
+    InvalidError::new_err("an earlier call broke off; start the put again")
 }
 
 #[pymethods]
@@ -43,24 +44,19 @@ impl PyLayerWriter {
     fn store_layer(
         &self,
         py: Python<'_>,
-        layer: u32,
+        layer: Number<u32>,
         blocks: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
     ) -> PyResult<()> {
         let memory = self::blocks(blocks, Access::Read)?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        let stored = py.detach(|| {
-            let mut writer = self.writer.lock().ok()?;
-            writer.as_mut().map(|writer| writer.store_layer(layer, memory, &terms))
-        });
-        stored.ok_or_else(committed)?.or_raise()
+        py.detach(|| {
+            let mut writer = self.writer.lock().map_err(broken)?;
+            writer.store_layer(layer.0, memory, &terms).or_raise()
+        })
     }
 
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
-        let done = py.detach(|| {
-            let writer = self.writer.lock().ok()?.take()?;
-            Some(writer.commit(&Terms::default()))
-        });
-        done.ok_or_else(committed)?.or_raise()
+        py.detach(|| self.writer.lock().map_err(broken)?.commit(&Terms::default()).or_raise())
     }
 }

@@ -1,4 +1,7 @@
 //! The DRAM tier: whole blocks within a byte bound, in front of the log.
+//!
+//! 1. It holds only blocks that the index knows: whoever removes or evicts a block takes it out of the index first, then
+//!    out of here; whoever brings one in looks at the index afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,9 +66,12 @@ impl Dram {
         self.evicted.fetch_add(left.len() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn remove(&self, key: &Key) {
+    pub(crate) fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
         if !self.is_off() {
-            self.blocks.lock().remove(key);
+            let mut blocks = self.blocks.lock();
+            for hash in hashes {
+                blocks.remove(&(namespace, *hash));
+            }
         }
     }
 

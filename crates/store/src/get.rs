@@ -76,7 +76,7 @@ impl Store {
         scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
-        let layers = 0..self.inner.namespace(namespace)?.layout().layers();
+        let layers = 0..self.enter()?.namespace(namespace)?.layout().layers();
         self.get(namespace, (chain, out), layers, scope, terms)
     }
 
@@ -93,7 +93,7 @@ impl Store {
         out: Vec<Vec<Memory>>,
         terms: &Terms,
     ) -> Result<GetReport> {
-        let layers = self.inner.namespace(namespace)?.layout().layers();
+        let layers = self.enter()?.namespace(namespace)?.layout().layers();
         if layer >= layers {
             return Err(dalsegno_core::Error::invalid(format!(
                 "layer {layer} does not exist; the namespace has layers 0 to {}",
@@ -111,8 +111,7 @@ impl Store {
         scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
-        let inner = &self.inner;
-        inner.check_open()?;
+        let inner = self.enter()?;
         let namespace = inner.namespace(namespace)?;
         if chain.len() != out.len() {
             return Err(dalsegno_core::Error::invalid(format!(
@@ -125,7 +124,7 @@ impl Store {
         let bytes = layer_count * u64::from(namespace.layout().slice_bytes());
         check_blocks(&out, bytes)?;
         let call = terms.call(inner.clock.as_ref());
-        let mut get = Get::new(inner, &namespace, chain, layers, &call);
+        let mut get = Get::new(&inner, &namespace, chain, layers, &call);
         get.run(out, scope);
         let report = GetReport { outcomes: get.outcomes };
         inner.count_get(&report, bytes);
@@ -174,59 +173,40 @@ impl<'a> Get<'a> {
 
     fn run(&mut self, out: Vec<Vec<Memory>>, scope: Scope) {
         let mut out: Vec<Option<Vec<Memory>>> = out.into_iter().map(Some).collect();
-        let in_dram = self.take_dram(&mut out, scope);
-        let wanted = match scope {
-            Scope::Each => self.chain.len(),
-            Scope::Prefix => {
-                // What DRAM has counts for the prefix, so the log is asked only for the gaps up to its end.
-                let present = self.present_in_log();
-                (0..self.chain.len()).take_while(|at| in_dram[*at] || present[*at]).count()
+        // DRAM holds only what the index knows, so this says what can be had at all.
+        let runs = self.inner.index.resolve(self.namespace.id(), self.chain, scope);
+        let wanted = runs.iter().flat_map(|run| run.at..run.at + run.count as usize);
+        let wanted: Vec<usize> = wanted.collect();
+        self.take_dram(&wanted, &mut out);
+        for run in &runs {
+            let served = &self.outcomes[run.at..run.at + run.count as usize];
+            if served.contains(&Outcome::Dram) {
+                run.entry.touch(self.sequence);
             }
-        };
-        let positions: Vec<usize> = (0..wanted).filter(|at| out[*at].is_some()).collect();
-        self.take_log(&positions, &mut out);
-    }
-
-    fn present_in_log(&self) -> Vec<bool> {
-        let mut present = vec![false; self.chain.len()];
-        for run in self.inner.index.resolve(self.namespace.id(), self.chain, Scope::Each) {
-            present[run.at..run.at + run.count as usize].fill(true);
         }
-        present
+        let rest: Vec<usize> = wanted.into_iter().filter(|at| out[*at].is_some()).collect();
+        self.take_log(&rest, &mut out);
     }
 
-    /// Serves what DRAM holds; returns which blocks that were.
-    fn take_dram(&mut self, out: &mut [Option<Vec<Memory>>], scope: Scope) -> Vec<bool> {
-        let mut found = vec![false; self.chain.len()];
+    /// Serves what DRAM holds of the wanted blocks.
+    fn take_dram(&mut self, wanted: &[usize], out: &mut [Option<Vec<Memory>>]) {
         if self.inner.dram.is_off() {
-            return found;
+            return;
         }
         let slice = self.namespace.layout().slice_bytes() as usize;
-        let wanted = self.layers.start as usize * slice..self.layers.end as usize * slice;
-        let present = match scope {
-            Scope::Each => Vec::new(),
-            Scope::Prefix => self.present_in_log(),
-        };
-        for (at, hash) in self.chain.iter().enumerate() {
-            let block = self.inner.dram.get(&(self.namespace.id(), *hash));
-            let Some(block) = block else {
-                // Behind the first miss nothing is wanted.
-                if scope == Scope::Prefix && !present[at] {
-                    break;
-                }
+        let layers = self.layers.start as usize * slice..self.layers.end as usize * slice;
+        for at in wanted {
+            let Some(block) = self.inner.dram.get(&(self.namespace.id(), self.chain[*at])) else {
                 continue;
             };
-            let mut bytes = &block[wanted.clone()];
-            for piece in out[at].take().into_iter().flatten() {
-                let mut piece = piece;
+            let mut bytes = &block[layers.clone()];
+            for mut piece in out[*at].take().into_iter().flatten() {
                 let (head, tail) = bytes.split_at(piece.len());
                 piece.as_mut_slice().copy_from_slice(head);
                 bytes = tail;
             }
-            self.outcomes[at] = Outcome::Dram;
-            found[at] = true;
+            self.outcomes[*at] = Outcome::Dram;
         }
-        found
     }
 
     /// Reads blocks from the log, looking up once more what was moved meanwhile.
@@ -285,9 +265,8 @@ impl<'a> Get<'a> {
                 Ok(()) => {
                     self.outcomes[at] = Outcome::Log;
                     if whole && self.inner.limits.dram_admission == DramAdmission::Get {
-                        self.inner
-                            .dram
-                            .insert((self.namespace.id(), self.chain[at]), &block.memory);
+                        let key = (self.namespace.id(), self.chain[at]);
+                        self.inner.bring_to_dram(key, &block.memory);
                     }
                 }
                 Err(cause) => {
@@ -304,6 +283,17 @@ impl<'a> Get<'a> {
 }
 
 impl Inner {
+    /// Copies a block to DRAM, unless it was removed or evicted while it was read.
+    fn bring_to_dram(&self, key: (NamespaceId, ChainHash), memory: &[Memory]) {
+        if self.dram.is_off() {
+            return;
+        }
+        self.dram.insert(key, memory);
+        if self.index.probe(key.0, &[key.1]) == 0 {
+            self.dram.remove(key.0, &[key.1]);
+        }
+    }
+
     /// Takes an extent with bad bytes out of the index; its blocks can be put again.
     pub(crate) fn quarantine(&self, extent: &dalsegno_core::Extent, cause: Cause) {
         let removed = self.index.remove_extent(extent.id);

@@ -17,6 +17,7 @@ pub struct LayerWriter {
     append: Option<LayerAppend>,
     first: usize,
     count: usize,
+    committed: bool,
 }
 
 impl Store {
@@ -32,8 +33,7 @@ impl Store {
         first: usize,
         count: usize,
     ) -> Result<LayerWriter> {
-        let inner = &self.inner;
-        inner.check_open()?;
+        let inner = self.enter()?;
         let namespace = inner.namespace(namespace)?;
         let end = first.checked_add(count).filter(|end| *end <= chain.len());
         let Some(end) = end else {
@@ -58,7 +58,7 @@ impl Store {
             inner.make_room(extent.total_bytes()).map_err(to_error)?;
             Some(inner.log.begin_layers(extent).map_err(to_error)?)
         };
-        Ok(LayerWriter { store: self.clone(), namespace, append, first, count })
+        Ok(LayerWriter { store: self.clone(), namespace, append, first, count, committed: false })
     }
 }
 
@@ -87,7 +87,10 @@ impl LayerWriter {
         blocks: Vec<Vec<Memory>>,
         terms: &Terms,
     ) -> Result<()> {
-        self.store.inner.check_open()?;
+        let inner = self.store.enter()?;
+        if self.committed {
+            return Err(Error::invalid("the blocks were committed already"));
+        }
         let layout = self.namespace.layout();
         if blocks.len() != self.count {
             return Err(Error::invalid(format!(
@@ -107,7 +110,7 @@ impl LayerWriter {
                 format!("layer {layer} does not exist; the namespace has {}", layout.layers())
             }));
         }
-        let call = terms.call(self.store.inner.clock.as_ref());
+        let call = terms.call(inner.clock.as_ref());
         if let Err(error) = append.store_layer(layer, blocks, &call) {
             self.append = None;
             return Err(to_error(error));
@@ -119,21 +122,25 @@ impl LayerWriter {
     ///
     /// # Errors
     ///
-    /// `Invalid` if a layer is missing; `Unavailable` or `Poisoned` if it could not be made visible.
-    pub fn commit(mut self, terms: &Terms) -> Result<usize> {
-        let inner = &self.store.inner;
-        inner.check_open()?;
+    /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if it could not be made visible.
+    pub fn commit(&mut self, terms: &Terms) -> Result<usize> {
+        let inner = self.store.enter()?;
+        if self.committed {
+            return Err(Error::invalid("the blocks were committed already"));
+        }
         if self.count == 0 {
+            self.committed = true;
             return Ok(0);
         }
-        let append = self.append.take().ok_or_else(given_up)?;
-        let missing = append.missing_layers();
+        let missing = self.append.as_ref().ok_or_else(given_up)?.missing_layers();
         if let Some(layer) = missing.first() {
             return Err(Error::invalid(format!(
                 "{} layers are missing, layer {layer} first; store them all before commit",
                 missing.len()
             )));
         }
+        let append = self.append.take().ok_or_else(given_up)?;
+        self.committed = true;
         let call = terms.call(inner.clock.as_ref());
         inner.publish(append.commit(&call).map_err(to_error)?);
         let blocks = self.count as u64;

@@ -176,7 +176,7 @@ fn open(path: &Path) -> Result<Offline> {
     });
     let faults = faults.collect();
     let index = MemoryIndex::default();
-    rebuild(&index, recovered);
+    rebuild(&log, &index, recovered);
     Ok(Offline { log, index, faults, _lock: lock })
 }
 

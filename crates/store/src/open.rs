@@ -4,22 +4,21 @@
 //! 2. A directory that holds something else is refused; nothing in it is touched.
 //! 3. The index is rebuilt from the log's headers, in the order they were written.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use dalsegno_core::{
-    ChainHash, Clock, Config, Error, ErrorKind, Limits, NamespaceId, Result, SpaceFacts, StoreId,
-    format_bytes,
+    ChainHash, Clock, Config, Error, ErrorKind, Extent, ExtentId, Limits, NamespaceId, Result,
+    SpaceFacts, StoreId, format_bytes,
 };
-use dalsegno_index::{Index, MemoryIndex};
+use dalsegno_index::{Index, MemoryIndex, Scope};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
-    SystemClock,
+    SystemClock, lend,
 };
 use dalsegno_log::format::{STORE_FILE, namespace_of_file, segment_number};
-use dalsegno_log::{Log, LogOptions, Recovered};
+use dalsegno_log::{Call, ExtentRead, Log, LogOptions, Recovered, Target};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
 
@@ -67,6 +66,9 @@ impl Store {
     /// `Unavailable` if another process owns it, it is read-only, or the system refuses; `Incompatible` if a newer
     /// Dalsegno wrote it; `Invalid` for settings that do not fit or a directory that holds something else.
     pub fn open(path: &Path, config: &Config) -> Result<Self> {
+        if path.as_os_str().is_empty() {
+            return Err(Error::invalid("the path is empty; give the store a directory"));
+        }
         LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
         // Before the lock file is made: nothing is left in a directory that is not ours.
         directory_facts(path)?;
@@ -123,7 +125,7 @@ impl Store {
                 fault.what
             );
         }
-        rebuild(index.as_ref(), recovered);
+        rebuild(&log, index.as_ref(), recovered);
         let namespaces = dalsegno_log::read_namespaces(&log).map_err(to_error)?;
         let workers =
             Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|e| {
@@ -141,15 +143,17 @@ impl Store {
             namespaces: RwLock::new(namespaces.into_iter().map(|n| (n.id(), n)).collect()),
             counters,
             reclaiming: Mutex::new(()),
-            closed: AtomicBool::new(false),
-            lock: Mutex::new(lock),
+            _lock: lock,
         };
-        Ok(Self { inner: Arc::new(inner), workers: Arc::new(workers) })
+        Ok(Self::new(inner, workers))
     }
 }
 
 /// Fills the index from what the log holds, leaving out what was removed.
-pub(crate) fn rebuild(index: &dyn Index, recovered: Recovered) {
+///
+/// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and the
+/// block was put again. So the older one is read, and unless it is sound the newer one takes the block.
+pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered) {
     let mut blocks: HashMap<(NamespaceId, ChainHash), u64> = HashMap::new();
     let mut namespaces: HashMap<NamespaceId, u64> = HashMap::new();
     for (namespace, hashes, kills_before) in recovered.removals {
@@ -162,17 +166,46 @@ pub(crate) fn rebuild(index: &dyn Index, recovered: Recovered) {
             *entry = kills_before.max(*entry);
         }
     }
-    // Newest first: a block that was put again because an earlier extent of it is bad leads to the good one.
-    for extent in recovered.extents.into_iter().rev() {
+    let is_alive = |extent: &Extent, hash: &ChainHash| {
         let (namespace, born) = (extent.namespace, extent.born);
-        if namespaces.get(&namespace).is_some_and(|kills_before| born < *kills_before) {
-            continue;
+        let survives = |kills_before: &u64| born >= *kills_before;
+        namespaces.get(&namespace).is_none_or(survives)
+            && blocks.get(&(namespace, *hash)).is_none_or(survives)
+    };
+    let mut soundness: HashMap<ExtentId, bool> = HashMap::new();
+    for extent in recovered.extents {
+        let alive: Vec<ChainHash> =
+            extent.hashes.iter().filter(|hash| is_alive(&extent, hash)).copied().collect();
+        let mut bad = BTreeMap::new();
+        for run in index.resolve(extent.namespace, &alive, Scope::Each) {
+            let holder = &run.entry.extent;
+            if !*soundness.entry(holder.id).or_insert_with(|| is_sound(log, holder)) {
+                bad.insert(holder.id, holder.clone());
+            }
         }
-        let is_alive = |hash: &ChainHash| {
-            blocks.get(&(namespace, *hash)).is_none_or(|kills_before| born >= *kills_before)
-        };
-        index.insert(extent, &is_alive);
+        for id in bad.keys() {
+            index.remove_extent(*id);
+        }
+        for extent in std::iter::once(extent).chain(bad.into_values()) {
+            let alive = extent.clone();
+            index.insert(extent, &|hash| is_alive(&alive, hash));
+        }
     }
+}
+
+/// Whether every byte of an extent is as it was written.
+fn is_sound(log: &Log, extent: &Extent) -> bool {
+    let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
+    let mut bytes = vec![0_u8; extent.hashes.len() * block_bytes];
+    lend(|lender| {
+        let targets = (0..extent.block_count()).zip(bytes.chunks_exact_mut(block_bytes));
+        let targets =
+            targets.map(|(block, b)| Target { block, memory: vec![lender.exclusive(b)] }).collect();
+        let layers = 0..extent.layout.layers();
+        let read = ExtentRead { extent: extent.clone(), layers, targets };
+        let results = log.read(vec![read], &Call::background());
+        results.iter().flatten().all(|block| block.outcome.is_ok())
+    })
 }
 
 /// Looks at a directory without changing it.
@@ -239,7 +272,8 @@ pub(crate) fn lock_error(path: &Path, error: LockError) -> Error {
         }
         LockError::Os { .. } => format!("{} cannot be locked", path.display()),
     };
-    Error::new(ErrorKind::Unavailable, message).with_source(error)
+    let told = Error::new(ErrorKind::Unavailable, message);
+    if matches!(error, LockError::Os { .. }) { told.with_source(error) } else { told }
 }
 
 fn random_id(path: &Path) -> Result<StoreId> {

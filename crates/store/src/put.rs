@@ -85,8 +85,7 @@ impl Store {
         put: Put<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        let inner = &self.inner;
-        inner.check_open()?;
+        let inner = self.enter()?;
         let namespace = inner.namespace(namespace)?;
         check_sizes(&namespace, &put)?;
         let call = terms.call(inner.clock.as_ref());
@@ -211,11 +210,14 @@ impl Inner {
     }
 }
 
+/// The names of an extent's blocks.
+type Names = (NamespaceId, Vec<ChainHash>);
+
 /// Extents of one put that are written together.
 struct Group<'a> {
     inner: &'a Inner,
     call: &'a Call,
-    waiting: Vec<(usize, usize, Append)>,
+    waiting: Vec<(usize, usize, Append, Names)>,
     bytes: u64,
     /// Where the next extent goes if it continues the last one, which the index does not know yet.
     next: Option<(usize, Placement)>,
@@ -255,6 +257,7 @@ impl<'a> Group<'a> {
         if self.bytes + bytes > self.inner.limits.segment_bytes / 2 {
             self.write()?;
         }
+        let names = (extent.namespace, extent.hashes.clone());
         let reserved = self
             .inner
             .make_room(bytes)
@@ -262,14 +265,20 @@ impl<'a> Group<'a> {
         match reserved {
             Ok(append) => {
                 self.bytes += bytes;
-                self.waiting.push((first, count, append));
+                self.waiting.push((first, count, append, names));
                 Ok(())
             }
-            Err(LogError::Poisoned) => Err(to_error(LogError::Poisoned)),
-            Err(error) => {
-                tracing::debug!("{count} blocks were not put: {error}");
-                Ok(())
-            }
+            Err(error) => self.lost(&names, &error),
+        }
+    }
+
+    /// An extent was not written: nothing of it stays in DRAM either.
+    fn lost(&self, (namespace, hashes): &Names, error: &LogError) -> Result<()> {
+        self.inner.dram.remove(*namespace, hashes);
+        tracing::debug!("{} blocks were not put: {error}", hashes.len());
+        match error {
+            LogError::Poisoned => Err(to_error(LogError::Poisoned)),
+            _ => Ok(()),
         }
     }
 
@@ -279,24 +288,22 @@ impl<'a> Group<'a> {
         let waiting = std::mem::take(&mut self.waiting);
         let mut places = Vec::with_capacity(waiting.len());
         let mut appends = Vec::with_capacity(waiting.len());
-        for (first, count, append) in waiting {
-            places.push((first, count));
+        for (first, count, append, names) in waiting {
+            places.push((first, count, names));
             appends.push(append);
         }
-        let mut poisoned = false;
+        let mut outcome = Ok(());
         for (place, result) in places.into_iter().zip(self.inner.log.append(appends, self.call)) {
+            let (first, count, names) = place;
             match result {
                 Ok(appended) => {
                     self.inner.publish(appended);
-                    self.stored.push(place);
+                    self.stored.push((first, count));
                 }
-                Err(error) => {
-                    tracing::debug!("{} blocks were not put: {error}", place.1);
-                    poisoned |= matches!(error, LogError::Poisoned);
-                }
+                Err(error) => outcome = outcome.and(self.lost(&names, &error)),
             }
         }
-        if poisoned { Err(to_error(LogError::Poisoned)) } else { Ok(()) }
+        outcome
     }
 
     /// Writes the rest; returns position and count of what was stored.

@@ -179,17 +179,20 @@ impl Inner {
         for entry in self.index.extents_in(segment) {
             for next in self.index.descendants(entry.extent.id, MAX_DESCENDANTS) {
                 if next.hits() == 0 {
-                    self.drop_extent(next.extent.id);
+                    self.drop_extent(&next.extent);
                 }
             }
-            self.drop_extent(entry.extent.id);
+            self.drop_extent(&entry.extent);
         }
     }
 
-    fn drop_extent(&self, id: ExtentId) {
-        let removed = self.index.remove_extent(id);
-        self.log.forget(id);
+    fn drop_extent(&self, extent: &Extent) {
+        let live = self.index.live_blocks(extent);
+        let removed = self.index.remove_extent(extent.id);
+        self.log.forget(extent.id);
         add(&self.counters.evicted_blocks, removed.blocks);
+        let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);
+        self.dram.remove(extent.namespace, &gone.map(|(hash, _)| *hash).collect::<Vec<_>>());
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
+    ChainHash, Clock, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
 };
 use dalsegno_index::Index;
-use dalsegno_io::{Device, DirectoryLock};
+use dalsegno_io::{Device, DirectoryLock, IoError};
 use dalsegno_log::{Log, LogError};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
@@ -21,12 +20,24 @@ use crate::transfer::Workers;
 
 /// How long closing waits for transfers that are under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+const CLOSE_POLL: Duration = Duration::from_millis(1);
 
 /// A store of KV-cache blocks. Clones share it; it is closed when [`Store::close`] is called or the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct Store {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) door: Arc<Door>,
     pub(crate) workers: Arc<Workers>,
+}
+
+/// What every clone of a store shares. A call goes in through [`Store::enter`] and holds what it got until it ends, so
+/// files, threads and the lock go only when nobody uses them any more.
+#[derive(Debug)]
+pub(crate) struct Door {
+    inner: RwLock<Option<Arc<Inner>>>,
+    /// What was counted, once the store is closed.
+    last: Mutex<Option<Stats>>,
+    id: StoreId,
+    limits: Limits,
 }
 
 #[derive(Debug)]
@@ -43,27 +54,43 @@ pub(crate) struct Inner {
     pub(crate) counters: Counters,
     /// Held by whoever makes room, so that one does it for all.
     pub(crate) reclaiming: Mutex<()>,
-    pub(crate) closed: AtomicBool,
-    pub(crate) lock: Mutex<Option<DirectoryLock>>,
+    /// The last field, so that the directory is let go when everything else has gone.
+    pub(crate) _lock: Option<DirectoryLock>,
 }
 
 impl Store {
+    pub(crate) fn new(inner: Inner, workers: Workers) -> Self {
+        let (id, limits) = (inner.log.store(), inner.limits.clone());
+        let inner = RwLock::new(Some(Arc::new(inner)));
+        let door = Door { inner, last: Mutex::default(), id, limits };
+        Self { door: Arc::new(door), workers: Arc::new(workers) }
+    }
+
+    /// What a call works with, until it ends.
+    pub(crate) fn enter(&self) -> Result<Arc<Inner>> {
+        let closed = || Error::new(ErrorKind::Closed, "the store is closed; open it again");
+        self.door.inner.read().as_ref().map(Arc::clone).ok_or_else(closed)
+    }
+
     /// The store's random name.
     #[must_use]
     pub fn id(&self) -> StoreId {
-        self.inner.log.store()
+        self.door.id
     }
 
     /// The bounds it was opened with.
     #[must_use]
     pub fn limits(&self) -> &Limits {
-        &self.inner.limits
+        &self.door.limits
     }
 
-    /// All counters and gauges.
+    /// All counters and gauges; of a closed store, as they were in the end.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        crate::stats::view(&self.inner)
+        match self.enter() {
+            Ok(inner) => crate::stats::view(&inner),
+            Err(_) => self.door.last.lock().clone().expect("noted before the store closed"),
+        }
     }
 
     /// Makes a namespace known, and notes on disk what it stands for.
@@ -72,19 +99,19 @@ impl Store {
     ///
     /// `Invalid` if its blocks do not fit into a segment or there are too many namespaces; `Closed`.
     pub fn register(&self, namespace: &Namespace) -> Result<()> {
-        self.inner.check_open()?;
-        let mut known = self.inner.namespaces.write();
+        let inner = self.enter()?;
+        let mut known = inner.namespaces.write();
         if known.contains_key(&namespace.id()) {
             return Ok(());
         }
-        if known.len() >= self.inner.limits.namespace_count as usize {
+        if known.len() >= inner.limits.namespace_count as usize {
             return Err(Error::invalid(format!(
                 "the store has {} namespaces, the most its setting \"namespaces\" allows; raise it or remove some",
                 known.len()
             )));
         }
-        self.inner.check_block_fits(namespace)?;
-        if let Err(error) = dalsegno_log::write_namespace(&self.inner.log, namespace) {
+        inner.check_block_fits(namespace)?;
+        if let Err(error) = dalsegno_log::write_namespace(&inner.log, namespace) {
             tracing::warn!(
                 "the description of namespace {} was not stored: {error}",
                 namespace.id()
@@ -100,9 +127,9 @@ impl Store {
     ///
     /// `Closed`.
     pub fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        self.inner.check_open()?;
-        let present = self.inner.index.probe(namespace, chain);
-        let counters = &self.inner.counters;
+        let inner = self.enter()?;
+        let present = inner.index.probe(namespace, chain);
+        let counters = &inner.counters;
         add(&counters.probe_calls, 1);
         add(&counters.probe_asked_blocks, chain.len() as u64);
         add(&counters.probe_present_blocks, present as u64);
@@ -115,9 +142,9 @@ impl Store {
     ///
     /// `Closed`.
     pub fn contains(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
-        self.inner.check_open()?;
+        let inner = self.enter()?;
         let mut present = vec![false; hashes.len()];
-        for run in self.inner.index.resolve(namespace, hashes, dalsegno_index::Scope::Each) {
+        for run in inner.index.resolve(namespace, hashes, dalsegno_index::Scope::Each) {
             present[run.at..run.at + run.count as usize].fill(true);
         }
         Ok(present)
@@ -131,48 +158,66 @@ impl Store {
     /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable; the blocks are gone until the
     /// store is closed all the same.
     pub fn remove(&self, namespace: NamespaceId, hashes: Option<&[ChainHash]>) -> Result<u64> {
-        let inner = &self.inner;
-        inner.check_open()?;
+        let inner = self.enter()?;
+        // The index first: a get under way that still brings a block to DRAM looks there again afterwards.
         let removed = match hashes {
             Some([]) => return Ok(0),
-            Some(hashes) => {
-                for hash in hashes {
-                    inner.dram.remove(&(namespace, *hash));
-                }
-                inner.index.remove_blocks(namespace, hashes)
-            }
-            None => {
-                inner.dram.clear();
-                inner.index.remove_namespace(namespace)
-            }
+            Some(hashes) => inner.index.remove_blocks(namespace, hashes),
+            None => inner.index.remove_namespace(namespace),
         };
+        match hashes {
+            Some(hashes) => inner.dram.remove(namespace, hashes),
+            None => inner.dram.clear(),
+        }
         for id in &removed.extents {
             inner.log.forget(*id);
         }
         add(&inner.counters.removed_blocks, removed.blocks);
-        inner.log.remove(namespace, hashes.unwrap_or_default()).map_err(to_error)?;
+        inner.remove_for_good(namespace, hashes.unwrap_or_default()).map_err(to_error)?;
         Ok(removed.blocks)
     }
 
-    /// Stops taking calls, waits for transfers under way, and lets go of the directory. Calling it again does nothing.
+    /// Carries out what was begun, lets go of the directory and of everything else. Calling it again does nothing.
+    ///
+    /// If a call does not end within ten seconds, because the device hangs, it is left behind, and the directory with it.
     pub fn close(&self) {
-        if !self.inner.closed.swap(true, Ordering::AcqRel) {
-            self.workers.stop(self.inner.clock.as_ref(), CLOSE_PATIENCE);
-            self.inner.lock.lock().take();
+        let Ok(inner) = self.enter() else { return };
+        let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
+        self.workers.stop(inner.clock.as_ref(), CLOSE_PATIENCE);
+        *self.door.last.lock() = Some(crate::stats::view(&inner));
+        self.door.inner.write().take();
+        while Arc::strong_count(&inner) > 1 {
+            if deadline.expired(inner.clock.now()) {
+                tracing::warn!("a call did not end in time; the directory is let go when it does");
+                break;
+            }
+            std::thread::sleep(CLOSE_POLL);
         }
+        inner.log.close();
+        *self.door.last.lock() = Some(crate::stats::view(&inner));
     }
 
     /// Whether the store was closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.inner.closed.load(Ordering::Acquire)
+        self.door.inner.read().is_none()
     }
 }
 
 impl Inner {
-    pub(crate) fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, "the store is closed; open it again"));
+    /// Makes a removal durable, in parts that fit a record.
+    fn remove_for_good(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+    ) -> std::result::Result<(), LogError> {
+        if hashes.is_empty() {
+            self.make_room(Log::removal_bytes(0))?;
+            return self.log.remove(namespace, hashes);
+        }
+        for part in hashes.chunks(dalsegno_core::MAX_EXTENT_BLOCKS as usize) {
+            self.make_room(Log::removal_bytes(part.len()))?;
+            self.log.remove(namespace, part)?;
         }
         Ok(())
     }
@@ -216,6 +261,7 @@ pub(crate) fn to_error(error: LogError) -> Error {
         LogError::Deadline | LogError::Cancelled => {
             (ErrorKind::Unavailable, "the call ended early")
         }
+        LogError::Io(IoError::Deadline) => (ErrorKind::Unavailable, "the call ended early"),
         LogError::Io(_) => (ErrorKind::Unavailable, "the device failed"),
         LogError::Format { source: dalsegno_log::format::FormatError::Newer(_), .. } => (
             ErrorKind::Incompatible,

@@ -216,11 +216,17 @@ impl Store {
     ) -> Transfer<T> {
         let transfer = Transfer::new(false);
         let shared = Arc::clone(&transfer.shared);
+        let inner = match self.enter() {
+            Ok(inner) => inner,
+            Err(closed) => {
+                shared.finish(Err(closed));
+                return transfer;
+            }
+        };
         let terms = Terms { timeout, cancel: Some(transfer.cancel.clone()) };
         // The deadline counts from now, the time in the queue included.
-        let clock = Arc::clone(&self.inner.clock);
+        let clock = Arc::clone(&inner.clock);
         let submitted = clock.now();
-        // Holds the inner half only: a waiting job must not keep the workers alive that it waits for.
         let store = self.clone();
         let job: Job = Box::new(move || {
             let mut ending = Ending(shared, None);
@@ -232,7 +238,7 @@ impl Store {
             Ok(()) => transfer,
             Err(job) => {
                 drop(job);
-                add(&self.inner.counters.throttled_transfers, 1);
+                add(&inner.counters.throttled_transfers, 1);
                 let throttled = Transfer::new(true);
                 throttled.shared.finish(Ok(refused));
                 throttled

@@ -3,6 +3,7 @@
 //! The test runs itself as a child that puts, gets, removes and evicts from several threads and writes the name of each
 //! chain to its standard output once the put has returned. The parent kills it at a random moment, opens the store and
 //! reads everything that was acknowledged.
+#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
