@@ -1,109 +1,26 @@
-"""The command `dalsegno` over real stores: healthy, damaged, locked, foreign, newer."""
+"""The command `dalsegno` over real stores: healthy, locked, foreign, newer; help and terminals."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import pty
-import shutil
 import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.stores import LAYERS, SLICE_BYTES, Run, extents, flip, open_store, segment_of, start
 
 import dalsegno
 from dalsegno import bench as benches
-from dalsegno.cli import main, show
+from dalsegno.cli import show
 
-LAYERS, SLICE_BYTES, BLOCKS = 2, 5000, 3
-SECTOR = 4096
 COMMANDS = [(), ("info",), ("ls",), ("verify",), ("demo",), ("demo", "vllm"), ("bench",)]
-
-
-@dataclass
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Answer]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process."""
-
-    def call(*arguments: object) -> Answer:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main([str(one) for one in arguments])
-        told = capsys.readouterr()
-        return Answer(int(stopped.value.code or 0), told.out, told.err)
-
-    return call
-
-
-def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dalsegno.cli", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options)
-
-
-def chain(count: int, prompt: str = "a") -> list[bytes]:
-    return [hashlib.sha256(f"{prompt}{index}".encode()).digest() for index in range(count)]
-
-
-def open_store(path: Path) -> dalsegno.Store:
-    return dalsegno.open(path, capacity="16MiB", segment="1MiB", staging="16MiB")
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cli") / "store"
-    with open_store(path) as store:
-        fields = {"model": "m[red]", "salt": "tab\tand \x1b[31mcolour"}
-        one = store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
-        one.put_batch(chain(BLOCKS), [os.urandom(one.block_bytes) for _ in range(BLOCKS)])
-        one.put_batch(chain(1, "b"), [os.urandom(one.block_bytes)])
-        two = store.namespace({"model": "n"}, layers=1, slice_bytes=64)
-        two.put_batch(chain(4), [os.urandom(64) for _ in range(4)])
-    return path
-
-
-@pytest.fixture
-def path(template: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(template, tmp_path / "store"))
-
-
-def extents(path: Path) -> list[dict[str, Any]]:
-    """The extents of the larger namespace, first the one of three blocks."""
-    rows = [row for row in dalsegno.list_extents(str(path)) if row["layers"] == LAYERS]
-    return sorted(rows[0]["extent_rows"], key=lambda extent: -extent["blocks"])
-
-
-def segment_of(path: Path, extent: dict[str, Any]) -> Path:
-    return path / f"segment-{extent['segment']:016x}.log"
-
-
-def flip(file: Path, offset: int) -> None:
-    with file.open("r+b") as stream:
-        stream.seek(offset)
-        byte = stream.read(1)[0]
-        stream.seek(offset)
-        stream.write(bytes([byte ^ 0x10]))
 
 
 def crc32c(data: bytes) -> int:
@@ -193,100 +110,6 @@ def test_an_empty_store_is_told_as_empty(tmp_path: Path, run: Run) -> None:
     assert run("ls", tmp_path / "store").out == "no blocks\n"
     assert run("info", tmp_path / "store").code == 0
     assert run("verify", tmp_path / "store").code == 0
-
-
-# Planted faults.
-
-
-def plant_in_payload(path: Path) -> tuple[str, int, str]:
-    extent = extents(path)[0]
-    file = segment_of(path, extent)
-    header_bytes = int.from_bytes(file.read_bytes()[extent["offset"] + 12 :][:4], "little")
-    stride = -(-BLOCKS * SLICE_BYTES // SECTOR) * SECTOR
-    slice_at = extent["offset"] + header_bytes + stride + 2 * SLICE_BYTES
-    flip(file, slice_at + 77)
-    return file.name, slice_at, "layer 1 of block 2: checksum differs"
-
-
-def plant_in_padding(path: Path) -> tuple[str, int, str]:
-    extent = extents(path)[0]
-    at = extent["offset"] + extent["bytes"] - 1
-    flip(segment_of(path, extent), at)
-    return segment_of(path, extent).name, at // SECTOR * SECTOR, "padding is not zero"
-
-
-def plant_in_record_header(path: Path) -> tuple[str, int, str]:
-    extent = extents(path)[0]
-    flip(segment_of(path, extent), extent["offset"] + 130)
-    return segment_of(path, extent).name, extent["offset"], ""
-
-
-def plant_in_segment_header(path: Path) -> tuple[str, int, str]:
-    file = segment_of(path, extents(path)[0])
-    flip(file, 20)
-    return file.name, 0, ""
-
-
-def plant_in_store_meta(path: Path) -> tuple[str, int, str]:
-    flip(path / "store.meta", 33)
-    return "store.meta", 0, ""
-
-
-def plant_in_namespace(path: Path) -> tuple[str, int, str]:
-    file = min(path.glob("namespace-*.meta"))
-    flip(file, 40)
-    return file.name, 0, ""
-
-
-def cut_a_segment(path: Path) -> tuple[str, int, str]:
-    extent = extents(path)[0]
-    file = segment_of(path, extent)
-    cut = extent["offset"] + SECTOR
-    os.truncate(file, cut)
-    return file.name, cut, "bytes, expected 1048576"
-
-
-def cut_store_meta(path: Path) -> tuple[str, int, str]:
-    os.truncate(path / "store.meta", 100)
-    return "store.meta", 0, ""
-
-
-FAULTS = [
-    plant_in_payload,
-    plant_in_padding,
-    plant_in_record_header,
-    plant_in_segment_header,
-    plant_in_store_meta,
-    plant_in_namespace,
-    cut_a_segment,
-    cut_store_meta,
-]
-
-
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_verify_finds_a_planted_fault_and_names_its_place(
-    plant: Callable[[Path], tuple[str, int, str]], path: Path, run: Run
-) -> None:
-    file, offset, words = plant(path)
-    answer = run("verify", path)
-    assert answer.code == 1
-    assert file in answer.out
-    told = run("verify", path, "--json")
-    assert told.code == 1
-    found = told.json()
-    assert found["clean"] is False
-    same_file = [one for one in found["findings"] if one["file"] == file]
-    assert [one for one in same_file if offset <= one["offset"] < offset + SECTOR], found
-    assert any(words in one["what"] for one in same_file)
-
-
-def test_info_tells_of_damaged_headers(path: Path, run: Run) -> None:
-    file, offset, _ = plant_in_record_header(path)
-    answer = run("info", path)
-    assert answer.code == 0
-    assert "1 place in headers" in answer.out
-    assert run("info", path, "--json").json()["faults"][0]["file"] == file
-    assert run("info", path, "--json").json()["faults"][0]["offset"] == offset
 
 
 # Stores that cannot be looked at.
@@ -400,7 +223,8 @@ def in_a_terminal(path: Path) -> str:
 
 
 def test_colours_and_progress_only_in_a_terminal(path: Path) -> None:
-    plant_in_payload(path)
+    extent = extents(path)[0]
+    flip(segment_of(path, extent), extent["offset"] + extent["bytes"] - 1)
     out, err = (plain := start("verify", path)).communicate(timeout=30)
     assert plain.returncode == 1
     assert "\x1b" not in out + err
@@ -454,8 +278,13 @@ def test_bench_without_or_with_a_wrong_name_lists_all(run: Run) -> None:
 
 def test_what_follows_a_bench_is_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
+
+    def fake_main(argv: list[str]) -> int:
+        seen.append(argv)
+        return 7
+
     fake = ModuleType("dalsegno.bench.fake")
-    fake.main = lambda argv: seen.append(argv) or 7  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setattr(fake, "main", fake_main, raising=False)
     monkeypatch.setitem(sys.modules, "dalsegno.bench.fake", fake)
     monkeypatch.setattr(benches, "summaries", lambda: {"fake": "A bench."})
     assert run("bench", "fake", "--help", "-x", "1").code == 7
@@ -473,8 +302,13 @@ def test_the_demonstration_gets_its_options(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[dict[str, Any]] = []
+
+    def fake_run(**options: Any) -> int:
+        seen.append(options)
+        return 1
+
     fake = ModuleType("dalsegno.demo.vllm")
-    fake.run = lambda **options: seen.append(options) or 1  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setattr(fake, "run", fake_run, raising=False)
     monkeypatch.setitem(sys.modules, "dalsegno.demo.vllm", fake)
     text = tmp_path / "text"
     text.write_text("hello")

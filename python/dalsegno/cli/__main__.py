@@ -1,0 +1,5 @@
+"""``python -m dalsegno.cli``."""
+
+from dalsegno.cli.app import main
+
+main()

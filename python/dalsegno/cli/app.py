@@ -1,0 +1,79 @@
+"""The commands put together, and what happens when one fails."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from dalsegno import DalsegnoError, __version__
+from dalsegno.cli import check, look, run
+
+# What a command could not do, as opposed to what it found.
+COULD_NOT = 2
+
+# Plain help reads the same in a terminal, in a pipe and in a document.
+app = typer.Typer(
+    name="dalsegno",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_demo = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+    if wanted:
+        print(f"dalsegno {__version__}")
+        raise typer.Exit
+
+
+def dalsegno(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Look into, check and try out a Dalsegno store: the KV cache that survives.
+
+    Commands that take a directory only read, and only while no process has the store open.
+
+    Exit codes: 0 it is well, 1 it is not (damage was found, a demonstration failed),
+    2 the question could not be answered (wrong arguments, a locked store), 130 interrupted.
+    """
+
+
+def _help(command: Callable[..., None]) -> str:
+    """Returns a command's docstring as help; examples and exit codes keep their lines."""
+    text = inspect.cleandoc(command.__doc__ or "")
+    return re.sub(r"^(?=Example:|Exit codes:)", "\b\n", text, flags=re.MULTILINE)
+
+
+app.callback(help=_help(dalsegno))(dalsegno)
+for _command in (look.info, look.ls, check.verify):
+    app.command(help=_help(_command))(_command)
+# What follows the bench's name belongs to the bench.
+app.command(help=_help(run.bench), context_settings={"allow_interspersed_args": False})(run.bench)
+_demo.callback(help=_help(run.demo))(run.demo)
+_demo.command("vllm", help=_help(run.demo_vllm))(run.demo_vllm)
+app.add_typer(_demo, name="demo")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; does not return.
+
+    Args:
+        arguments: What follows the program's name; by default the process's own.
+    """
+    try:
+        app(args=arguments, prog_name="dalsegno")
+    except DalsegnoError as error:
+        print(f"dalsegno: {error}", file=sys.stderr)
+        sys.exit(COULD_NOT)

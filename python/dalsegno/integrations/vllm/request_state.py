@@ -1,0 +1,91 @@
+"""What a tier knows about a request: which of its blocks the store has.
+
+1. A key is looked up in the store once per request; vLLM asks for all keys again on every step that
+   a request waits, and those answers come from a dictionary.
+2. Keys are looked up in batches, in the order of the prompt where vLLM tells it, in the direction
+   in which vLLM walks: forwards, and backwards for sliding windows.
+3. A key whose load failed is a miss for as long as the request lives: asking again would defer the
+   request for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dalsegno.integrations.vllm import compat
+
+# Keys per look-up in the store: some hundred microseconds, far below an engine step.
+BATCH_KEYS = 256
+
+
+class RequestState:
+    """The keys of one request."""
+
+    __slots__ = ("_index", "_order", "_positions", "_seen", "bypass", "failed", "known")
+
+    def __init__(self, positions: Mapping[bytes, int], *, bypass: bool = False) -> None:
+        """Makes the state of a new request.
+
+        Args:
+            positions: End token of each key of the request, as far as vLLM tells; it grows.
+            bypass: Whether the store must not serve or keep anything of this request.
+        """
+        self.bypass = bypass
+        self.known: dict[bytes, bool] = {}
+        self.failed: set[bytes] = set()
+        self._positions = positions
+        self._order: dict[bytes, list[bytes]] = {}
+        self._index: dict[bytes, int] = {}
+        self._seen = 0
+
+    def fresh_copy(self) -> RequestState:
+        """Returns the state of the same request without any knowledge."""
+        return RequestState(self._positions, bypass=self.bypass)
+
+    def learn(self, keys: Iterable[bytes], present: Iterable[bool]) -> None:
+        """Notes which keys the store has."""
+        for key, found in zip(keys, present, strict=True):
+            self.known[key] = found and key not in self.failed
+
+    def fail(self, keys: Iterable[bytes]) -> None:
+        """Notes keys that could not be loaded: they stay a miss."""
+        for key in keys:
+            self.failed.add(key)
+            self.known[key] = False
+
+    def forget_misses(self) -> None:
+        """Lets missing keys be looked up again, except those whose load failed."""
+        self.known = {
+            key: found for key, found in self.known.items() if found or key in self.failed
+        }
+
+    def _place(self, key: bytes) -> tuple[list[bytes], int] | None:
+        """Returns the keys of a key's group in the order of the prompt, and where it is."""
+        if len(self._positions) != self._seen:
+            self._seen, self._order = len(self._positions), {}
+            for one in sorted(self._positions, key=self._positions.__getitem__):
+                self._order.setdefault(one[-compat.GROUP_BYTES :], []).append(one)
+            self._index = {
+                one: index for keys in self._order.values() for index, one in enumerate(keys)
+            }
+        at = self._index.get(key)
+        return None if at is None else (self._order[key[-compat.GROUP_BYTES :]], at)
+
+    def batch(self, key: bytes) -> list[bytes]:
+        """Returns the keys to look up when one is asked for: it and its unknown neighbours."""
+        place = self._place(key)
+        if place is None:
+            return [key]
+        keys, at = place
+        backwards = at + 1 < len(keys) and keys[at + 1] in self.known
+        first = max(0, at + 1 - BATCH_KEYS) if backwards else at
+        around = keys[first : first + BATCH_KEYS]
+        return [one for one in around if one == key or one not in self.known]
+
+    def before(self, key: bytes) -> bytes | None:
+        """Returns the key that comes right before another in its group, if vLLM tells."""
+        place = self._place(key)
+        if place is None or place[1] == 0:
+            return None
+        keys, at = place
+        return keys[at - 1]

@@ -1,0 +1,159 @@
+"""vLLM's tiered offloading on its CPU platform.
+
+vLLM has the scheduler's half of tiering on every platform, and the worker's half, which copies
+between the engine's KV cache and the primary tier, only for GPUs. On the CPU both are memory of
+this machine, so the copy is a copy.
+
+1. On other platforms the spec is vLLM's own, unchanged.
+2. A copy is done when it is submitted: it runs on the worker's thread between two steps.
+3. The file of the primary tier in `/dev/shm` has no name any more once both halves have mapped it:
+   however the process ends, the kernel takes the memory back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from dalsegno import IncompatibleError
+from dalsegno.integrations.vllm import compat
+
+
+def unlink_if_joined(region: Any) -> None:
+    """Removes the name of a region's file if another half of this engine made the file."""
+    if not getattr(region, "_creator", True):
+        with contextlib.suppress(OSError):
+            Path(region.mmap_path).unlink()
+
+
+class _Region(SharedOffloadRegion):  # type: ignore[misc]
+    """The worker's mapping of the primary tier."""
+
+    def cleanup(self) -> None:
+        """Unmaps it; does not look for a file that has no name any more."""
+        self._creator: bool = self._creator and Path(self.mmap_path).exists()
+        super().cleanup()
+
+
+class CpuWorker(OffloadingWorker):  # type: ignore[misc]
+    """Copies pages between the engine's KV cache and the rows of the primary tier."""
+
+    def __init__(self, kv_caches: Any, blocks_per_chunk: int, region: Any) -> None:
+        """Lays out the rows.
+
+        Args:
+            kv_caches: The KV cache: tensors `[blocks, page_bytes]` of int8 on the CPU, and which of
+                them each group uses.
+            blocks_per_chunk: Blocks per row.
+            region: The primary tier; the worker owns it from here on.
+        """
+        self._blocks_per_chunk, self._region = blocks_per_chunk, region
+        self._refs = kv_caches.group_data_refs
+        self._pages = [tensor.page_size_bytes for tensor in kv_caches.tensors]
+        self._cache = [tensor.tensor.numpy() for tensor in kv_caches.tensors]
+        self._rows = [
+            region.create_next_worker_view(page * blocks_per_chunk).numpy() for page in self._pages
+        ]
+        self._done: list[TransferResult] = []
+
+    def _pairs(self, cache_side: Any, row_side: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields the two places of every page that a transfer names."""
+        block_at = row_at = 0
+        for refs, size, first in zip(
+            self._refs, cache_side.group_sizes, cache_side.block_indices, strict=True
+        ):
+            # The first block may lie in the middle of its row.
+            skip = first % self._blocks_per_chunk
+            rows = -(-(skip + size) // self._blocks_per_chunk) if size else 0
+            for place, block in enumerate(cache_side.block_ids[block_at : block_at + size], skip):
+                row, slot = divmod(place, self._blocks_per_chunk)
+                number = row_side.block_ids[row_at + row]
+                for ref in refs:
+                    start = slot * self._pages[ref.tensor_idx]
+                    page = slice(start, start + ref.page_size_bytes)
+                    yield (
+                        self._cache[ref.tensor_idx][block, : ref.page_size_bytes],
+                        self._rows[ref.tensor_idx][number, page],
+                    )
+            block_at, row_at = block_at + size, row_at + rows
+
+    def _finish(self, job_id: int, moved_bytes: int, started: float) -> bool:
+        """Notes that a job is done."""
+        seconds = time.perf_counter() - started
+        self._done.append(TransferResult(job_id, True, moved_bytes, seconds))
+        return True
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Copies pages of the KV cache into rows."""
+        started, moved = time.perf_counter(), 0
+        for page, place in self._pairs(src_spec, dst_spec):
+            place[:] = page
+            moved += place.nbytes
+        return self._finish(job_id, moved, started)
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **options: Any) -> bool:
+        """Copies rows into pages of the KV cache; all loads are equally fast here."""
+        del options
+        started, moved = time.perf_counter(), 0
+        for page, place in self._pairs(dst_spec, src_spec):
+            page[:] = place
+            moved += page.nbytes
+        return self._finish(job_id, moved, started)
+
+    def get_finished(self) -> list[TransferResult]:
+        """Returns the jobs done since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Returns at once: a job is done when it is submitted."""
+
+    def shutdown(self) -> None:
+        """Lets go of the KV cache and unmaps the primary tier."""
+        self._cache, self._rows = [], []
+        self._region.cleanup()
+
+
+class DalsegnoCpuSpec(TieringOffloadingSpec):  # type: ignore[misc]
+    """`TieringOffloadingSpec` that also works on the CPU platform."""
+
+    def get_manager(self) -> Any:
+        """Returns the scheduler's half."""
+        manager = super().get_manager()
+        self._drop_name(self._scheduler_mmap)
+        return manager
+
+    def _drop_name(self, region: Any) -> None:
+        """Drops the file's name when the second of two halves has mapped it."""
+        alone = self.config.parallel.world_size == 1
+        if current_platform.is_cpu() and alone and region is not None:
+            unlink_if_joined(region)
+
+    def get_worker(self, kv_caches: Any) -> Any:
+        """Returns the worker's half.
+
+        Raises:
+            IncompatibleError: The configuration asks for a layout that only GPUs have.
+        """
+        if not current_platform.is_cpu():
+            return super().get_worker(kv_caches)
+        if not self._worker:
+            if self.config.canonical_layout:
+                raise IncompatibleError("canonical_layout needs a GPU; leave it out on the CPU")
+            rank = self.config.parallel.rank
+            region = _Region(**compat.region_arguments(_Region, self, rank))
+            try:
+                self._worker: Any = CpuWorker(kv_caches, self.blocks_per_chunk, region)
+            except BaseException:
+                region.cleanup()
+                raise
+            self._drop_name(region)
+        return self._worker

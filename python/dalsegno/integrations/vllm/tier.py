@@ -1,0 +1,273 @@
+"""The tier: vLLM's `SecondaryTierManager` over a store.
+
+vLLM calls every method on its scheduler thread, so none of them waits: look-ups are answered from
+the store's index in memory, transfers run on the store's threads straight from and into the rows of
+vLLM's primary tier.
+
+1. No exception leaves a method that vLLM calls while it serves: it becomes a miss or a failed job,
+   a counter and, now and then, a line in the log.
+2. Every job is reported exactly once, after its last transfer has ended.
+3. What is over a bound is refused at once; nothing queues without end.
+4. A block that could not be loaded stays a miss for its request: vLLM then computes it.
+5. After `shutdown` nothing refers to vLLM's memory any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingMetricMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
+
+from dalsegno.integrations.vllm import compat, identity, metrics
+from dalsegno.integrations.vllm.backend import Backend, Opened
+from dalsegno.integrations.vllm.jobs import Job
+from dalsegno.integrations.vllm.request_state import RequestState
+from dalsegno.integrations.vllm.settings import TierSettings
+from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains
+
+logger = init_logger("vllm.dalsegno")
+
+# How long a shutdown waits for what is under way before it is called off, and once more after.
+SHUTDOWN_S = 10.0
+_LOG_EVERY_S = 30.0
+
+
+class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
+    """Keeps the blocks of vLLM's primary tier in a store, and brings them back."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **config: Any,
+    ) -> None:
+        """Opens the store.
+
+        Args:
+            offloading_spec: vLLM's spec, whose `config` says what the blocks are.
+            primary_kv_view: vLLM's primary tier, `[rows, row_bytes]` bytes; released by `shutdown`.
+            tier_type: The name under which the tier was configured.
+            backpressure_detector: vLLM's judge of slow tiers, since 0.31.
+            **config: See `TierSettings`.
+
+        Raises:
+            InvalidError: The configuration is wrong.
+            IncompatibleError: The store or the model cannot be used with this version.
+        """
+        compat.init_tier(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        settings = TierSettings.parse(config)
+        self.locality = Locality(settings.locality) if settings.locality else None
+        self._settings, self._config = settings, offloading_spec.config
+        self._meter = metrics.Meter()
+        self._requests: dict[str, RequestState] = {}
+        self._bypassed: set[str] = set()
+        self._logged_at: dict[str, float] = {}
+        self._closed = False
+        self._rows = Rows(primary_kv_view)
+        self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
+        try:
+            self._backend = Backend(
+                str(self._directory()),
+                settings.store_settings(),
+                self._fields,
+                self._rows.row_bytes,
+            )
+        except BaseException:
+            self._rows.release()
+            raise
+
+    def _directory(self) -> Path:
+        """Returns the store's directory: one for each replica, as one process owns a store."""
+        parallel = self._config.parallel
+        if parallel.data_parallel_size > 1:
+            return self._settings.path / f"dp{parallel.data_parallel_index}"
+        return self._settings.path
+
+    def _fields(self) -> dict[int, dict[str, str]]:
+        """Returns the fields of the namespace of each KV-cache group."""
+        settings = self._settings
+        known = settings.identity or identity.folder_identity(
+            self._config, settings.weights_fingerprint
+        )
+        return {
+            number: identity.namespace_fields(
+                known, self._config, number, self._rows.row_bytes, settings.salt
+            )
+            for number in compat.groups(self._config)
+        }
+
+    def bypass(self, request_id: str) -> None:
+        """Keeps a request that is about to come away from the store, in both directions."""
+        self._bypassed.add(request_id)
+        self._meter.count("bypassed_requests")
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        """Starts to remember what is known about a request."""
+        self._request(req_context)
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Forgets a request; its jobs may still be under way."""
+        self._requests.pop(req_context.req_id, None)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Lets preempted requests look up again what they missed: it may be stored by now."""
+        for request_id in compat.preempted(context):
+            if state := self._requests.get(request_id):
+                state.forget_misses()
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        """Tells whether the store has a block; never waits for the disk."""
+        try:
+            state = self._request(req_context)
+            found = state.known.get(key)
+            if found is None:
+                found = self._look_up(key, state)
+        except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
+            self._trouble("lookup", error)
+            return LookupResult.MISS
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def _request(self, req_context: Any) -> RequestState:
+        """Returns what is known about a request."""
+        state = self._requests.get(req_context.req_id)
+        if state is None:
+            bypass = req_context.req_id in self._bypassed
+            self._bypassed.discard(req_context.req_id)
+            state = RequestState(compat.key_positions(req_context), bypass=bypass)
+            self._requests[req_context.req_id] = state
+        return state
+
+    def _look_up(self, key: bytes, state: RequestState) -> bool:
+        """Asks the store about a key, and about those that vLLM will ask for next."""
+        # Whatever goes wrong below, the same question is not asked again.
+        state.known[key] = False
+        opened = self._backend.current
+        if opened is None or state.bypass:
+            return False
+        batch = state.batch(key)
+        present = contains(opened, batch)
+        state.learn(batch, present)
+        self._meter.count("lookup_blocks", sum(present), "hit")
+        self._meter.count("lookup_blocks", len(present) - sum(present), "miss")
+        return state.known[key]
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Starts to write blocks of the primary tier into the store."""
+        job = self._job(job_metadata, self._settings.store_timeout_s, is_load=False)
+        self._start(job, job_metadata, self._mover.start_store)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Starts to read blocks of the store into the primary tier."""
+        job = self._job(job_metadata, self._settings.load_timeout_s, is_load=True)
+        self._start(job, job_metadata, self._mover.start_load)
+
+    def _job(self, transfer: Any, timeout_s: float, *, is_load: bool) -> Job:
+        """Returns the record of a job."""
+        return Job(
+            job_id=transfer.job_id,
+            is_load=is_load,
+            keys=tuple(transfer.keys),
+            request=self._requests.get(transfer.req_context.req_id),
+            started=time.monotonic(),
+            timeout_s=timeout_s,
+        )
+
+    def _start(
+        self, job: Job, transfer: Any, start: Callable[[Opened | None, Job, list[Block]], None]
+    ) -> None:
+        """Starts a job; whatever happens, it will be reported."""
+        try:
+            positions = compat.key_positions(transfer.req_context)
+            rows = compat.chunk_ids(transfer)
+            blocks = [
+                Block(key, row, positions.get(key)) for key, row in zip(job.keys, rows, strict=True)
+            ]
+            bypass = job.request is not None and job.request.bypass
+            start(None if bypass else self._backend.current, job, blocks)
+        except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
+            job.failed = True
+            self._trouble("submit_load" if job.is_load else "submit_store", error)
+        self._mover.jobs.add(job)
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """Reports the jobs that have ended since the last call."""
+        return [self._mover.result(job) for job in self._mover.jobs.take_ended()]
+
+    def drain_jobs(self) -> None:
+        """Waits for every job, and forgets every block.
+
+        vLLM calls this when its caches are reset, which it does when the weights may have changed:
+        from here on this process shares nothing with what was stored before.
+        """
+        self._mover.jobs.wait(None)
+        try:
+            self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
+            self._backend.renew()
+        except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
+            self._trouble("drain_jobs", error)
+
+    def shutdown(self) -> None:
+        """Ends what is under way, closes the store and lets go of vLLM's memory.
+
+        Raises:
+            RuntimeError: A transfer does not end, so vLLM must not free the memory.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if not self._mover.jobs.wait(SHUTDOWN_S):
+            raise RuntimeError("Dalsegno's transfers do not end; their memory stays in use")
+        self._mover.jobs.take_ended()
+        self._backend.close()
+        self._rows.release()
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        """Declares the tier's metrics; opens nothing."""
+        del extra_config
+        return metrics.definitions()
+
+    def get_stats(self) -> Any:
+        """Returns what was counted since the last call."""
+        try:
+            return self._meter.take(self._read_store)
+        except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
+            self._trouble("get_stats", error)
+            return None
+
+    def _read_store(self) -> Any:
+        """Returns the store's counters, None without a store."""
+        opened = self._backend.current
+        if opened is None:
+            return None
+        counters = opened.store.stats()
+        self._mover.poisoned = self._mover.poisoned or bool(counters["poisoned"])
+        return counters
+
+    def _trouble(self, call: str, error: BaseException) -> None:
+        """Counts an exception, and logs the first of its kind in a while."""
+        self._meter.count("errors", 1, call)
+        now = time.monotonic()
+        if now - self._logged_at.get(call, -_LOG_EVERY_S) >= _LOG_EVERY_S:
+            self._logged_at[call] = now
+            # As text: an exception that a log handler keeps would keep vLLM's memory with it.
+            text = f"{type(error).__name__}: {error}"
+            logger.warning("Dalsegno: %s failed and counts as a miss: %s", call, text)

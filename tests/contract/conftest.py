@@ -1,0 +1,33 @@
+"""A store of each subject, and the look at its files when the test is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.subjects import SUBJECTS, Box, Subject
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a check on every subject, or on every one with files of its own."""
+    if "subject" in metafunc.fixturenames:
+        needs_files = "filed" in metafunc.fixturenames
+        fitting = [subject for subject in SUBJECTS if subject.files or not needs_files]
+        names = [subject.name for subject in fitting]
+        metafunc.parametrize("subject", fitting, ids=names, scope="session")
+
+
+@pytest.fixture
+def box(subject: Subject, tmp_path: Path) -> Iterator[Box]:
+    """A directory; whatever a test did, a store that nobody damaged is clean in the end."""
+    made = Box(subject, tmp_path / "store")
+    yield made
+    if made.path.exists() and not made.damaged:
+        assert subject.verify(made.path) == []
+
+
+@pytest.fixture
+def filed(box: Box) -> Box:
+    """The box of a store with files of its own; a test that asks for it runs on no other."""
+    return box

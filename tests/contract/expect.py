@@ -1,0 +1,53 @@
+"""What a namespace must answer when it holds exactly these blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tests.contract.subjects import content
+
+import dalsegno
+
+
+def leading(present: Sequence[bool]) -> int:
+    """How many answers are true before the first false one."""
+    return present.index(False) if False in present else len(present)
+
+
+def buffers(namespace: dalsegno.Namespace, count: int) -> list[bytearray]:
+    return [bytearray(namespace.block_bytes) for _ in range(count)]
+
+
+def expect(
+    namespace: dalsegno.Namespace, hashes: Sequence[bytes], stored: Collection[bytes]
+) -> None:
+    """Asks for blocks in every way; twice, since the second answer may come from memory."""
+    present = [one in stored for one in hashes]
+    right = [content(one, namespace.block_bytes) for one in hashes]
+    slice_bytes = namespace.slice_bytes
+    assert namespace.contains(hashes) == present
+    assert namespace.probe(hashes) == leading(present)
+    for turn in range(2):
+        out = buffers(namespace, len(hashes))
+        assert namespace.get_batch(hashes, out) == leading(present)
+        assert out[: leading(present)] == right[: leading(present)]
+        out = buffers(namespace, len(hashes))
+        assert namespace.get_each(hashes, out, timeout_s=60 if turn else None) == present
+        assert [one for one, is_there in zip(out, present, strict=True) if is_there] == [
+            one for one, is_there in zip(right, present, strict=True) if is_there
+        ]
+        for layer in {0, namespace.layers - 1}:
+            rows = [bytearray(slice_bytes) for _ in hashes]
+            part = slice(layer * slice_bytes, (layer + 1) * slice_bytes)
+            assert namespace.retrieve_layer(hashes, layer, rows) == leading(present)
+            wanted = [one[part] for one in right[: leading(present)]]
+            assert rows[: leading(present)] == wanted
+
+
+def expect_right_or_absent(namespace: dalsegno.Namespace, hashes: Sequence[bytes]) -> list[bool]:
+    """Asks for blocks that may have been given up: what comes must be right."""
+    out = buffers(namespace, len(hashes))
+    found = namespace.get_each(hashes, out)
+    for one, block, is_there in zip(hashes, out, found, strict=True):
+        assert not is_there or block == content(one, namespace.block_bytes)
+    return found

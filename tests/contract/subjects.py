@@ -1,0 +1,148 @@
+"""What the contract is checked on: the store with several settings, and the reference.
+
+A check asks a :class:`Subject` for a store and knows nothing else about it. What only stores with
+files of their own can do (``files``), and what a check may not expect (``evicts``), is told here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from tests.contract import reference_store
+
+import dalsegno
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A store under test.
+
+    Attributes:
+        name: As it stands in the name of a test.
+        settings: What it is opened with.
+        files: Whether its data lie in the files of docs/formats/log.md.
+        evicts: Whether it makes room by giving up blocks, instead of refusing new ones.
+    """
+
+    name: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    files: bool = True
+    evicts: bool = True
+
+    def open(self, path: Path, **more: object) -> dalsegno.Store:
+        sizes = {"capacity": "24MiB", "segment": "1MiB", "staging": "16MiB"}
+        return dalsegno.open(path, **{**sizes, **self.settings, **more})
+
+    def verify(self, path: Path) -> list[dict[str, Any]]:
+        """What an offline check finds."""
+        return cast("list[dict[str, Any]]", dalsegno.verify(str(path))["findings"])
+
+    def place(self, path: Path, first_hash: bytes) -> tuple[Path, int, int]:
+        """The file, start and end of the extent that begins with a block."""
+        for row in dalsegno.list_extents(str(path)):
+            for extent in row["extent_rows"]:
+                if extent["first_hash"] == first_hash.hex():
+                    file = path / f"segment-{extent['segment']:016x}.log"
+                    return file, extent["offset"], extent["offset"] + extent["bytes"]
+        raise AssertionError("the block was not stored at the start of an extent")
+
+    def damage(self, path: Path, first_hash: bytes) -> None:
+        """Flips one bit in the first byte of a block that was put alone."""
+        file, start, _ = self.place(path, first_hash)
+        with file.open("r+b") as stream:
+            stream.seek(start + 12)
+            payload = start + int.from_bytes(stream.read(4), "little")
+            stream.seek(payload)
+            byte = stream.read(1)[0]
+            stream.seek(payload)
+            stream.write(bytes([byte ^ 1]))
+
+    def lose(self, path: Path) -> None:
+        """Removes all data, as somebody would who needs room."""
+        for file in path.glob("segment-*.log"):
+            file.unlink()
+
+
+class Reference(Subject):
+    """The oracle, checked as well: what it gets wrong, every other test would."""
+
+    def open(self, path: Path, **more: object) -> dalsegno.Store:
+        store = reference_store.Store(str(path), json.dumps({**self.settings, **more}))
+        # It has the names, arguments, results and errors of the real one.
+        return cast("dalsegno.Store", store)
+
+    def verify(self, path: Path) -> list[dict[str, Any]]:
+        return cast("list[dict[str, Any]]", reference_store.verify(str(path))["findings"])
+
+    def damage(self, path: Path, first_hash: bytes) -> None:
+        with reference_store.Store(str(path), "{}") as store:
+            for bank in store.banks.values():
+                if first_hash in bank.blocks:
+                    digest, data = bank.blocks[first_hash]
+                    bank.blocks[first_hash] = (digest, bytes([data[0] ^ 1]) + data[1:])
+
+    def lose(self, path: Path) -> None:
+        (path / reference_store.BLOCKS_FILE).unlink()
+
+
+SUBJECTS = [
+    Subject("psync", {"io_engine": "psync", "dram": 0}),
+    Subject("uring", {"io_engine": "auto", "dram": 0}),
+    Subject("durable", {"durability": "batch", "dram": 0}),
+    Subject("dram at get", {"dram": "4MiB", "dram_admission": "get"}),
+    Subject("dram at put", {"dram": "4MiB", "dram_admission": "put"}),
+    Reference("reference", {"capacity": "24MiB"}, files=False, evicts=False),
+]
+
+
+@dataclass
+class Box:
+    """One store's directory, how it is opened, and whether a test damaged it."""
+
+    subject: Subject
+    path: Path
+    damaged: bool = False
+
+    def open(self, **settings: object) -> dalsegno.Store:
+        return self.subject.open(self.path, **settings)
+
+    @contextmanager
+    def namespace(
+        self, layers: int = 2, slice_bytes: int = 1000, **settings: object
+    ) -> Iterator[dalsegno.Namespace]:
+        """Opens the store, and one namespace in it."""
+        with self.open(**settings) as store:
+            yield store.namespace({"model": "m"}, layers=layers, slice_bytes=slice_bytes)
+
+    def damage(self, first_hash: bytes) -> None:
+        self.damaged = True
+        self.subject.damage(self.path, first_hash)
+
+    def lose(self) -> None:
+        self.damaged = True
+        self.subject.lose(self.path)
+
+
+def chain(count: int, prompt: str = "a") -> list[bytes]:
+    """The hashes of a prompt's blocks; prompts of other names share none."""
+    return [hashlib.sha256(f"{prompt}/{index}".encode()).digest() for index in range(count)]
+
+
+def content(one: bytes, size: int) -> bytes:
+    """The bytes of a block: like a model's, they follow from its hash."""
+    return hashlib.shake_128(one).digest(size)
+
+
+def contents(hashes: Sequence[bytes], size: int) -> list[bytes]:
+    return [content(one, size) for one in hashes]
+
+
+def disk_bytes(path: Path) -> int:
+    """Disk space of a directory as the file system counts it."""
+    return sum(512 * one.stat().st_blocks for one in path.iterdir())

@@ -1,0 +1,127 @@
+"""`dalsegno demo vllm` with engines that only pretend; needs no vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dalsegno.demo import model, vllm
+
+ENGINE = """
+import argparse, json, os, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--spec")
+spec = json.loads(parser.parse_args().spec)
+store = spec["kv_transfer_config"]
+print("noise", flush=True)
+print(json.dumps({"stage": "starting"}), flush=True)
+BEHAVIOUR
+answer = {
+    "text": spec["questions"][0], "token_ids": [1, 2], "prompt_tokens": 100, "ttft_s": 1.0,
+    "external_tokens": 0, "document_tokens": 90, "document_cut": False, "counters": {},
+}
+if store:
+    mark = store["kv_connector_extra_config"]["path"] + ".mark"
+    if os.path.exists(mark):
+        answer |= {"external_tokens": 99, "ttft_s": 0.1}
+    open(mark, "w").close()
+    answer["counters"] = {"stored_bytes": 7, "stored_blocks": 1}
+print(json.dumps(answer), flush=True)
+if spec["hold"]:
+    sys.stdin.read()
+    open(mark + "-survived", "w").close()
+"""
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replaces the engine by one that behaves as told, and the model by a folder."""
+
+    def use(behaviour: str) -> None:
+        (tmp_path / "pretended_engine.py").write_text(ENGINE.replace("BEHAVIOUR", behaviour))
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(vllm, "ENGINE_MODULE", "pretended_engine")
+    monkeypatch.setattr(vllm, "check", lambda doc: None)
+    monkeypatch.setattr(model, "prepare", lambda folder, console: tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return use
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return summary
+
+
+def test_the_last_line_tells_everything_and_nothing_is_left(
+    pretend: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend("")
+    assert vllm.run() == 0
+    summary = last_line(capsys)
+    assert summary["loaded_tokens"] == 99
+    assert summary["identical"] is True
+    assert summary["stored_bytes"] == 7
+    assert summary["oracle_loaded_tokens"] == 0
+    assert (summary["cold_ttft_s"], summary["warm_ttft_s"]) == (1.0, 0.1)
+    assert not list(tmp_path.glob("dalsegno-demo-*"))
+
+
+def test_the_first_engine_is_killed_and_does_not_end_by_itself(
+    pretend: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend("")
+    assert vllm.run(keep=True, json_only=True) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    (kept,) = tmp_path.glob("dalsegno-demo-*")
+    time.sleep(0.2)
+    assert not (kept / "store.mark-survived").exists()
+    shutil.rmtree(kept)
+
+
+def test_other_tokens_than_the_oracles_fail(
+    pretend: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend("")
+    carry_out = vllm.carry_out
+
+    def lie(run: vllm.Run, *arguments: Any) -> dict[str, Any]:
+        answer = carry_out(run, *arguments)
+        return {**answer, "token_ids": [1, 3]} if run.name == "warm" else answer
+
+    monkeypatch.setattr(vllm, "carry_out", lie)
+    assert vllm.run(json_only=True) == 1
+    assert last_line(capsys)["identical"] is False
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "says"),
+    [
+        ("print(json.dumps({'error': 'no memory'}))\nsys.exit(1)", "no memory"),
+        ("open(spec['log_file'], 'w').write('it said why')\nsys.exit(3)", "it said why"),
+    ],
+)
+def test_an_engine_that_fails_is_told_with_its_log(
+    pretend: Callable[[str], None], capsys: pytest.CaptureFixture[str], behaviour: str, says: str
+) -> None:
+    pretend(behaviour)
+    assert vllm.run(json_only=True) == 2
+    told = capsys.readouterr()
+    assert says in told.err
+    assert not told.out
+
+
+def test_a_missing_document_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vllm.run(doc=tmp_path / "nothing.txt") == 2
+    assert "is no file" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,203 @@
+"""Real vLLM on the CPU, one process per engine: what it answers with Dalsegno and without.
+
+Nine engine processes of about 25 seconds each. Tokens are compared in float32 and greedily.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import dalsegno
+from dalsegno.demo import model, primer
+from dalsegno.integrations.vllm import demo_engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+QUESTIONS = ("What does the player do at the sign?", "What does the model keep?")
+# 1,535 tokens: with the chat template in front, both prompts share twelve blocks of 128 tokens.
+DOCUMENT_CHARS = 6740
+SHARED_MEMORY = Path("/dev/shm")
+EQUAL_TIME_NS = 1_600_000_000_000_000_000
+
+
+@dataclass
+class Stage:
+    """A model of our own, a document, and engines that read it.
+
+    Attributes:
+        folder: Where everything lies.
+        model: The model's folder; its weights may be replaced.
+    """
+
+    folder: Path
+    model: Path
+
+    @property
+    def weights(self) -> Path:
+        return self.model / "model.safetensors"
+
+    def ask(self, name: str, *questions: str, **changes: Any) -> list[dict[str, Any]]:
+        """Runs an engine of its own and returns its answers."""
+        spec = {
+            "model": str(self.model),
+            "questions": questions,
+            "document": str(self.folder / "document.txt"),
+            "context_tokens": 2048,
+            "log_file": str(self.folder / f"{name}.log"),
+            **changes,
+        }
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
+        command = [sys.executable, "-m", demo_engine.__name__, "--spec", json.dumps(spec)]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, env=environment, check=False, timeout=300
+        )
+        records = [json.loads(line) for line in done.stdout.splitlines()]
+        assert done.returncode == 0, [records[-1:], self.log(name)[-3000:]]
+        return [record for record in records if "token_ids" in record]
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+
+def connector(path: Path, **changes: Any) -> dict[str, Any]:
+    """The flat configuration."""
+    extra = {"path": str(path), "capacity": "2GiB", "cpu_bytes_to_use": "256MiB", **changes}
+    return {
+        "kv_connector": "DalsegnoConnector",
+        "kv_connector_module_path": "dalsegno.integrations.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def plain(path: Path) -> dict[str, Any]:
+    """vLLM's own connector with our tier."""
+    place = "dalsegno.integrations.vllm"
+    tier = {"type": "DalsegnoTier", "module_path": place, "path": str(path), "capacity": "2GiB"}
+    extra = {
+        "spec_name": "DalsegnoCpuSpec",
+        "spec_module_path": place,
+        "cpu_bytes_to_use": 256 << 20,
+        "secondary_tiers": [tier],
+    }
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("vllm")
+    ours = folder / "model"
+    ours.mkdir()
+    for path in model.prepare().iterdir():
+        (ours / path.name).write_bytes(path.read_bytes())
+    os.utime(ours / "model.safetensors", ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
+    (folder / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
+    shared = set(SHARED_MEMORY.iterdir())
+    yield Stage(folder, ours)
+    assert set(SHARED_MEMORY.iterdir()) <= shared, "an engine left its primary tier behind"
+
+
+@pytest.fixture(scope="module")
+def oracle(stage: Stage) -> list[dict[str, Any]]:
+    """Both questions, every token computed."""
+    return stage.ask("oracle", *QUESTIONS, options={"enable_prefix_caching": False})
+
+
+@pytest.fixture(scope="module")
+def stored(stage: Stage) -> Path:
+    """A store that an engine filled with question 1."""
+    path = stage.folder / "store"
+    cold = stage.ask("cold", QUESTIONS[0], kv_transfer_config=connector(path))[0]
+    assert cold["external_tokens"] == 0
+    assert cold["counters"]["stored_blocks"] >= 12
+    return path
+
+
+def test_a_second_process_loads_the_prompt_and_answers_the_same(
+    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+) -> None:
+    warm = stage.ask("warm", QUESTIONS[1], kv_transfer_config=connector(stored))[0]
+    assert warm["external_tokens"] >= 0.95 * warm["prompt_tokens"]
+    assert len(warm["token_ids"]) == 32
+    assert warm["token_ids"] == oracle[1]["token_ids"]
+    assert warm["counters"]["loaded_blocks"] * 128 == warm["external_tokens"]
+    assert warm["counters"].get("load_failed_blocks", 0) == 0
+
+
+def test_a_locked_store_costs_time_and_nothing_else(
+    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+) -> None:
+    with dalsegno.open(stored, capacity="2GiB"):
+        answer = stage.ask("locked", QUESTIONS[1], kv_transfer_config=connector(stored))[0]
+    assert answer["external_tokens"] == 0
+    assert answer["token_ids"] == oracle[1]["token_ids"]
+    assert answer["counters"]["available"] == 0
+    assert "vLLM runs on without it" in stage.log("locked")
+
+
+def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
+    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+) -> None:
+    extents = [
+        extent
+        for space in dalsegno._native.list_extents(str(stored))
+        for extent in space["extent_rows"]
+        if extent["first_block_index"] >= 4
+    ]
+    assert extents
+    for extent in extents:
+        segment = stored / f"segment-{extent['segment']:016x}.log"
+        with segment.open("r+b") as file:
+            file.seek(extent["offset"] + extent["bytes"] // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+    answer = stage.ask("flipped", QUESTIONS[1], kv_transfer_config=connector(stored))[0]
+    assert answer["token_ids"] == oracle[1]["token_ids"]
+    assert answer["counters"]["missed_blocks"] > 0
+    assert answer["counters"]["load_failed_blocks"] > 0
+    assert answer["external_tokens"] < 0.95 * answer["prompt_tokens"]
+
+
+def replace_weights(path: Path) -> None:
+    """Writes other weights of the same size under the same name and time."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    # The low mantissa bits of half a million bfloat16 values in the middle.
+    for at in range(middle & ~1, (middle & ~1) + 1_000_000, 2):
+        content[at] ^= 0x38
+    path.write_bytes(content)
+    os.utime(path, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
+
+
+def test_replaced_weights_share_nothing_and_the_old_ones_still_load(
+    stage: Stage, oracle: list[dict[str, Any]]
+) -> None:
+    config = plain(stage.folder / "plain")
+    stage.ask("plain-cold", QUESTIONS[0], kv_transfer_config=config)
+    original = stage.weights.read_bytes()
+    replace_weights(stage.weights)
+    own = stage.ask("own-oracle", QUESTIONS[1])[0]
+    other = stage.ask("plain-other", QUESTIONS[1], kv_transfer_config=config)[0]
+    assert other["external_tokens"] == 0
+    assert other["token_ids"] == own["token_ids"]
+    assert own["token_ids"] != oracle[1]["token_ids"], "the replaced weights change nothing"
+    stage.weights.write_bytes(original)
+    os.utime(stage.weights, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
+    again = stage.ask("plain-warm", QUESTIONS[1], kv_transfer_config=config)[0]
+    assert again["external_tokens"] >= 0.95 * again["prompt_tokens"]
+    assert again["token_ids"] == oracle[1]["token_ids"]

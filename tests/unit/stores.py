@@ -1,0 +1,74 @@
+"""Stores and damage for the tests of the command, and the command run in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dalsegno
+
+LAYERS, SLICE_BYTES, BLOCKS = 2, 5000, 3
+SECTOR = 4096
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Answer]
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dalsegno.cli", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options)
+
+
+def chain(count: int, prompt: str = "a") -> list[bytes]:
+    return [hashlib.sha256(f"{prompt}{index}".encode()).digest() for index in range(count)]
+
+
+def open_store(path: Path) -> dalsegno.Store:
+    return dalsegno.open(path, capacity="16MiB", segment="1MiB", staging="16MiB")
+
+
+def fill(path: Path) -> None:
+    """Makes a store of two namespaces: four blocks of two layers, four of one."""
+    with open_store(path) as store:
+        fields = {"model": "m[red]", "salt": "tab\tand \x1b[31mcolour"}
+        one = store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
+        one.put_batch(chain(BLOCKS), [os.urandom(one.block_bytes) for _ in range(BLOCKS)])
+        one.put_batch(chain(1, "b"), [os.urandom(one.block_bytes)])
+        two = store.namespace({"model": "n"}, layers=1, slice_bytes=64)
+        two.put_batch(chain(4), [os.urandom(64) for _ in range(4)])
+
+
+def extents(path: Path) -> list[dict[str, Any]]:
+    """The extents of the larger namespace, first the one of three blocks."""
+    rows = [row for row in dalsegno.list_extents(str(path)) if row["layers"] == LAYERS]
+    return sorted(rows[0]["extent_rows"], key=lambda extent: -extent["blocks"])
+
+
+def segment_of(path: Path, extent: dict[str, Any]) -> Path:
+    return path / f"segment-{extent['segment']:016x}.log"
+
+
+def flip(file: Path, offset: int) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(offset)
+        byte = stream.read(1)[0]
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 0x10]))

@@ -1,0 +1,103 @@
+"""What `dalsegno verify` and `dalsegno info` say of damage that was planted at a known place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.stores import BLOCKS, SECTOR, SLICE_BYTES, Run, extents, flip, segment_of
+
+# Planted faults.
+
+
+def plant_in_payload(path: Path) -> tuple[str, int, str]:
+    extent = extents(path)[0]
+    file = segment_of(path, extent)
+    header_bytes = int.from_bytes(file.read_bytes()[extent["offset"] + 12 :][:4], "little")
+    stride = -(-BLOCKS * SLICE_BYTES // SECTOR) * SECTOR
+    slice_at = extent["offset"] + header_bytes + stride + 2 * SLICE_BYTES
+    flip(file, slice_at + 77)
+    return file.name, slice_at, "layer 1 of block 2: checksum differs"
+
+
+def plant_in_padding(path: Path) -> tuple[str, int, str]:
+    extent = extents(path)[0]
+    at = extent["offset"] + extent["bytes"] - 1
+    flip(segment_of(path, extent), at)
+    return segment_of(path, extent).name, at // SECTOR * SECTOR, "padding is not zero"
+
+
+def plant_in_record_header(path: Path) -> tuple[str, int, str]:
+    extent = extents(path)[0]
+    flip(segment_of(path, extent), extent["offset"] + 130)
+    return segment_of(path, extent).name, extent["offset"], ""
+
+
+def plant_in_segment_header(path: Path) -> tuple[str, int, str]:
+    file = segment_of(path, extents(path)[0])
+    flip(file, 20)
+    return file.name, 0, ""
+
+
+def plant_in_store_meta(path: Path) -> tuple[str, int, str]:
+    flip(path / "store.meta", 33)
+    return "store.meta", 0, ""
+
+
+def plant_in_namespace(path: Path) -> tuple[str, int, str]:
+    file = min(path.glob("namespace-*.meta"))
+    flip(file, 40)
+    return file.name, 0, ""
+
+
+def cut_a_segment(path: Path) -> tuple[str, int, str]:
+    extent = extents(path)[0]
+    file = segment_of(path, extent)
+    cut = extent["offset"] + SECTOR
+    os.truncate(file, cut)
+    return file.name, cut, "bytes, expected 1048576"
+
+
+def cut_store_meta(path: Path) -> tuple[str, int, str]:
+    os.truncate(path / "store.meta", 100)
+    return "store.meta", 0, ""
+
+
+FAULTS = [
+    plant_in_payload,
+    plant_in_padding,
+    plant_in_record_header,
+    plant_in_segment_header,
+    plant_in_store_meta,
+    plant_in_namespace,
+    cut_a_segment,
+    cut_store_meta,
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_verify_finds_a_planted_fault_and_names_its_place(
+    plant: Callable[[Path], tuple[str, int, str]], path: Path, run: Run
+) -> None:
+    file, offset, words = plant(path)
+    answer = run("verify", path)
+    assert answer.code == 1
+    assert file in answer.out
+    told = run("verify", path, "--json")
+    assert told.code == 1
+    found = told.json()
+    assert found["clean"] is False
+    same_file = [one for one in found["findings"] if one["file"] == file]
+    assert [one for one in same_file if offset <= one["offset"] < offset + SECTOR], found
+    assert any(words in one["what"] for one in same_file)
+
+
+def test_info_tells_of_damaged_headers(path: Path, run: Run) -> None:
+    file, offset, _ = plant_in_record_header(path)
+    answer = run("info", path)
+    assert answer.code == 0
+    assert "1 place in headers" in answer.out
+    assert run("info", path, "--json").json()["faults"][0]["file"] == file
+    assert run("info", path, "--json").json()["faults"][0]["offset"] == offset
