@@ -352,3 +352,22 @@ def test_regression_closing_waits_for_calls_under_way(tmp_path: Path) -> None:
     at_close = store.stats()["log"]["written_bytes"]
     thread.join()
     assert store.stats()["log"]["written_bytes"] == at_close
+
+
+def test_the_log_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:
+    code = f"import dalsegno; dalsegno.open({str(tmp_path / 'store')!r}, capacity='16MiB').close()"
+    shown = {}
+    for level in ("info", "off", "loud"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "DALSEGNO_LOG": level},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        shown[level] = (done.returncode, done.stderr)
+    assert shown["off"] == (0, "")
+    assert shown["info"][0] == 0
+    assert "uses at most 16 MiB" in shown["info"][1]
+    assert shown["loud"][0] != 0
+    assert "it must be error, warn" in shown["loud"][1]

@@ -14,11 +14,26 @@ mod writer;
 
 use pyo3::prelude::*;
 
+/// Shows the core's own events on standard error, if `DALSEGNO_LOG` asks for them.
+fn listen() -> PyResult<()> {
+    let Ok(wanted) = std::env::var("DALSEGNO_LOG") else { return Ok(()) };
+    let level: tracing_subscriber::filter::LevelFilter = wanted.parse().map_err(|_| {
+        let message = format!(
+            "DALSEGNO_LOG is {wanted:?}; it must be error, warn, info, debug, trace or off"
+        );
+        errors::InvalidError::new_err(message)
+    })?;
+    // Somebody who embeds us may listen already.
+    drop(tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).try_init());
+    Ok(())
+}
+
 /// Native part of the `dalsegno` package.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
+    listen()?;
     module.add_class::<store::PyStore>()?;
     module.add_class::<namespace::PyNamespace>()?;
     module.add_class::<transfer::PyTransfer>()?;

@@ -64,7 +64,10 @@ impl PyNamespace {
         self.namespace.fields().clone()
     }
 
-    #[pyo3(name = "put_batch", signature = (chain, blocks, *, first=Number(0), timeout_s=None))]
+    #[pyo3(
+        signature = (chain, blocks, *, first=Number(0), timeout_s=None),
+        text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
+    )]
     fn put_batch(
         &self,
         py: Python<'_>,
@@ -129,7 +132,10 @@ impl PyNamespace {
         Ok(report.or_raise()?.leading_blocks())
     }
 
-    #[pyo3(signature = (chain, *, first=Number(0), count=None))]
+    #[pyo3(
+        signature = (chain, *, first=Number(0), count=None),
+        text_signature = "($self, chain, *, first=0, count=None)"
+    )]
     fn layer_writer(
         &self,
         py: Python<'_>,
@@ -145,7 +151,10 @@ impl PyNamespace {
         Ok(PyLayerWriter::new(writer))
     }
 
-    #[pyo3(signature = (chain, blocks, *, first=Number(0), timeout_s=None))]
+    #[pyo3(
+        signature = (chain, blocks, *, first=Number(0), timeout_s=None),
+        text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
+    )]
     fn submit_put(
         &self,
         chain: &Bound<'_, PyAny>,

@@ -51,7 +51,7 @@ def cells(patterns: tuple[str, ...], sizes: tuple[int, ...], depths: tuple[int, 
 
 
 def version() -> str:
-    """fio's version.
+    """Tells the version of fio.
 
     Raises:
         FioMissingError: It is not installed.

@@ -1,8 +1,9 @@
 """Tensor log against raw fio and against one file per object: bandwidth and CPU, checksums on.
 
-Every round runs every contender once, in an order of its own, so that noise of the machine hits all alike; figures are
-medians over the rounds. The denominator of every ratio is the best fio cell of the same run. Both sides use O_DIRECT and
-neither waits for a sync. The store is filled before the first round, so puts recycle segments as they do in service.
+Every round runs every contender once, in an order of its own, so that noise of the machine hits
+all alike; figures are medians over the rounds. The denominator of every ratio is the best fio cell
+of the same run. Both sides use O_DIRECT and neither waits for a sync. The store is filled before
+the first round, so puts recycle segments as they do in service.
 """
 
 import argparse
@@ -54,7 +55,9 @@ class Figures:
     def cpu(self, contender: str, direction: str) -> float:
         """Median CPU seconds per GB of the costlier object size."""
         return max(
-            statistics.median(s.cpu_s_per_gb for s in self.samples[contender, f"{direction}_{size}"])
+            statistics.median(
+                s.cpu_s_per_gb for s in self.samples[contender, f"{direction}_{size}"]
+            )
             for size in SIZES
         )
 
@@ -125,7 +128,8 @@ def run_store(
     figures.add("dalsegno", f"write_{size}", timed(work.total_bytes, put))
     shuffled = random.sample(chains, len(chains))
     figures.add("dalsegno", f"read_{size}", timed(work.total_bytes, get))
-    # What was read would be moved, not dropped, when its segment is recycled: that is the policy's cost, not the log's.
+    # What was read would be moved when its segment is recycled: that cost is the policy's, not
+    # the log's.
     namespace.remove()
 
 
@@ -146,7 +150,9 @@ def run_files(figures: Figures, files: FilePerObject, size: str, work: Contender
     figures.add("file_per_object", f"read_{size}", timed(work.total_bytes, get))
 
 
-def run_cell(figures: Figures, path: Path, direction: str, cell: fio.Cell, total_bytes: int) -> None:
+def run_cell(
+    figures: Figures, path: Path, direction: str, cell: fio.Cell, total_bytes: int
+) -> None:
     """One round of one fio cell."""
     sample = fio.measure(path, cell, total_bytes, total_bytes)
     figures.add(cell.name, f"fio_{direction}", sample)
@@ -181,9 +187,11 @@ def run(directory: Path, rounds: int, total_bytes: int) -> Figures:
                 for cell in cells
             ]
             for size in SIZES:
-                tasks.append(partial(run_store, figures, namespaces[size], size, work[size], number))
+                tasks.append(
+                    partial(run_store, figures, namespaces[size], size, work[size], number)
+                )
                 tasks.append(partial(run_files, figures, files, size, work[size]))
-            # A device that still writes back what the last contender wrote is slow for the next one.
+            # A device that still writes back what one contender wrote is slow for the next.
             random.shuffle(tasks)
             for task in tasks:
                 task()
@@ -201,7 +209,11 @@ def report(figures: Figures, load: list[float]) -> dict[str, object]:
     print(f"{'':24}{'read GB/s':>12}{'write GB/s':>12}")
     print(f"{'fio, best cell':24}{base['read']:12.2f}{base['write']:12.2f}")
     print(f"{'':24}{best['read']:>12} / {best['write']}")
-    result: dict[str, object] = {"bench": "log", "fio_read": best["read"], "fio_write": best["write"]}
+    result: dict[str, object] = {
+        "bench": "log",
+        "fio_read": best["read"],
+        "fio_write": best["write"],
+    }
     result |= {f"fio_{d}_gb_per_s": round(base[d], 3) for d in base}
     for contender in ("dalsegno", "file_per_object"):
         part: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""One O_DIRECT file per object: the baseline that every file backend is built on, without its copies."""
+"""One O_DIRECT file per object: what every file backend is built on, without their copies."""
 
 import os
 from collections.abc import Sequence

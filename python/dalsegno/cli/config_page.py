@@ -179,6 +179,9 @@ A setting in the call goes before the same setting in the file. Byte counts are 
 a unit: `"200GiB"`, `"1.5 TB"`, `4096`. An unknown name is an error that tells the nearest known
 one. `store.limits()` tells what all of it came to.
 
+The environment variable `DALSEGNO_LOG` (`error`, `warn`, `info`, `debug`, `trace`) shows what the
+store has to say on standard error.
+
 | setting | value | default | meaning |
 |---|---|---|---|
 """
