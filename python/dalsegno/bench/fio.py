@@ -1,5 +1,6 @@
 """fio as the measure of what a device gives: one cell is one request size at one depth."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -20,16 +21,19 @@ class Cell:
         pattern: fio's ``rw``: ``read``, ``randread`` or ``write``.
         request_bytes: Size of a request.
         depth: Requests in flight.
+        registered: Whether the buffers are registered with the ring, which pins them once.
     """
 
     pattern: str
     request_bytes: int
     depth: int
+    registered: bool = False
 
     @property
     def name(self) -> str:
         """The cell as people write it: ``randread 512K qd4``."""
-        return f"{self.pattern} {self.request_bytes >> 10}K qd{self.depth}"
+        registered = " registered" if self.registered else ""
+        return f"{self.pattern} {self.request_bytes >> 10}K qd{self.depth}{registered}"
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Sample:
 
 
 def cells(patterns: tuple[str, ...], sizes: tuple[int, ...], depths: tuple[int, ...]) -> list[Cell]:
-    """All combinations."""
-    return [Cell(p, size, depth) for p in patterns for size in sizes for depth in depths]
+    """All combinations, with ordinary and with registered buffers."""
+    return [Cell(*cell) for cell in itertools.product(patterns, sizes, depths, (False, True))]
 
 
 def version() -> str:
@@ -100,6 +104,7 @@ def _run(path: Path, cell: Cell, file_bytes: int, io_bytes: int) -> dict[str, An
             f"--iodepth={cell.depth}",
             "--ioengine=io_uring",
             "--direct=1",
+            f"--fixedbufs={int(cell.registered)}",
             "--overwrite=1",
             "--randrepeat=0",
             "--output-format=json",
