@@ -20,6 +20,8 @@ use crate::segment::{Segment, SegmentState, Slot, Tombstone};
 
 /// Threads that read headers at open.
 const SCAN_THREADS: usize = 4;
+/// More sequence numbers than any number of records that could not be read: theirs are never given out again.
+const UNREAD_SEQUENCES: u64 = 1 << 32;
 
 /// What the log holds when it is opened.
 #[derive(Debug, Default)]
@@ -119,7 +121,11 @@ fn install(core: &Core, found: Vec<Found>) -> Recovered {
         }
     }
     segments.open = newest;
+    if !recovered.faults.is_empty() {
+        segments.next_sequence += UNREAD_SEQUENCES;
+    }
     recovered.extents.sort_unstable_by_key(|extent| extent.id);
+    recovered.extents.dedup_by_key(|extent| extent.id);
     recovered
 }
 

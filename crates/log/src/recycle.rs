@@ -130,8 +130,11 @@ impl Core {
 
     /// A damaged file is removed; a new one with a new number can take its room.
     fn discard(&self, segment: &Segment) -> Result<(), LogError> {
-        self.device.remove(&segment_file(segment.number))?;
-        self.device.sync_names()?;
+        match self.device.remove(&segment_file(segment.number)) {
+            // An earlier attempt came so far.
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => self.device.sync_names()?,
+        }
         let mut segments = self.segments.lock();
         segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
         segments.slots.remove(&segment.number);

@@ -26,7 +26,7 @@ pub(crate) struct Scan {
 /// How the records of a segment end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanEnd {
-    /// With a seal, or with the segment.
+    /// With a seal, with the segment, or where reading failed.
     Sealed,
     /// With unused room.
     Open,
@@ -95,7 +95,14 @@ pub(crate) fn scan_records(
                 }
                 scan.records.push(record);
             }
-            Err(None) => break,
+            Err(None) => {
+                if offset + SECTOR_BYTES <= end {
+                    // What lies behind cannot be seen, so nothing may be written over it.
+                    scan.damage.push((offset, FormatError::Truncated));
+                    scan.end = ScanEnd::Sealed;
+                }
+                break;
+            }
             Err(Some(error)) => {
                 if looks_damaged(window.get(offset, SECTOR_BYTES, ahead), segment, offset) {
                     scan.damage.push((offset, error));

@@ -1,0 +1,187 @@
+//! The store in `tests/golden/log-v1` must open for ever, and the worked example of `docs/formats/log.md` is its dump.
+//!
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden` writes the worked example anew, and those golden files that
+//! do not exist yet. One that exists is never changed: a new format gets a new folder.
+#![allow(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod dump;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Durability, EngineChoice, KvLayout, Namespace, StoreId};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
+use dalsegno_log::{Call, ExtentRead, Log, LogOptions, NewExtent, Recovered, Target};
+
+const SEGMENT_BYTES: u64 = 1 << 20;
+const SEGMENT: &str = "segment-0000000000000001.log";
+const LAYERS: u32 = 2;
+const SLICE_BYTES: usize = 6000;
+const BLOCKS: usize = 2;
+const MARKER: &str = "<!-- worked example: kept in step by crates/log/tests/golden.rs -->\n";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn golden() -> PathBuf {
+    root().join("tests/golden/log-v1")
+}
+
+fn is_update() -> bool {
+    std::env::var_os("UPDATE_GOLDEN").is_some()
+}
+
+fn namespace() -> Namespace {
+    let layout = KvLayout::new(LAYERS, u32::try_from(SLICE_BYTES).unwrap()).unwrap();
+    Namespace::builder(layout).field("model", "worked example").build().unwrap()
+}
+
+fn hashes() -> Vec<ChainHash> {
+    vec![ChainHash([0x11; 32]), ChainHash([0x22; 32])]
+}
+
+/// What the document says: byte `i` of slice (`l`, `b`) is `(l * 16 + b * 4 + i) mod 251`.
+fn block(block: usize) -> Vec<u8> {
+    let slice = |layer: usize| {
+        (0..SLICE_BYTES).map(move |i| u8::try_from((layer * 16 + block * 4 + i) % 251).unwrap())
+    };
+    (0..LAYERS as usize).flat_map(slice).collect()
+}
+
+fn open(dir: &Path) -> (Log, Recovered) {
+    let clock = Arc::new(SystemClock::new());
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
+    let device =
+        LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock)).unwrap();
+    let options = LogOptions {
+        segment_bytes: SEGMENT_BYTES,
+        segment_count: 4,
+        durability: Durability::Batch,
+        io_depth: 8,
+        io_request_bytes: 1 << 20,
+        header_cache_bytes: 0,
+        read_only: false,
+    };
+    Log::open(Arc::new(device), clock, pool, options, StoreId(*b"dalsegno golden1")).unwrap()
+}
+
+/// Writes the store of the worked example.
+fn write_store(dir: &Path) {
+    let (log, recovered) = open(dir);
+    assert!(recovered.extents.is_empty(), "a new store");
+    assert!(dalsegno_log::write_namespace(&log, &namespace()).unwrap());
+    let blocks = [block(0), block(1)];
+    let extent = NewExtent {
+        namespace: namespace().id(),
+        lineage: hashes()[0],
+        first_block_index: 0,
+        parent: ChainHash::default(),
+        layout: namespace().layout(),
+        hashes: hashes(),
+        born: None,
+    };
+    let appended = lend(|lender| {
+        let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
+        let append = log.reserve(extent, blocks, false).unwrap();
+        log.append(vec![append], &Call::foreground()).remove(0).unwrap()
+    });
+    assert_eq!(appended.extent.hashes, hashes());
+}
+
+/// The files of a store, by name, without trailing zeros of whole sectors, and their full sizes.
+fn files(dir: &Path) -> Vec<(String, Vec<u8>, u64)> {
+    let mut files: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let mut bytes = fs::read(entry.path()).unwrap();
+            let size = bytes.len() as u64;
+            let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            bytes.truncate(used.next_multiple_of(4096));
+            (entry.file_name().into_string().unwrap(), bytes, size)
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+/// One line per file: its full size and its name.
+fn manifest(files: &[(String, Vec<u8>, u64)]) -> String {
+    let lines: Vec<String> =
+        files.iter().map(|(name, _, size)| format!("{size} {name}\n")).collect();
+    lines.concat()
+}
+
+/// Lays the golden store out in full: the folder keeps no trailing zeros.
+fn materialise(dir: &Path) {
+    for line in fs::read_to_string(golden().join("manifest.txt")).unwrap().lines() {
+        let (size, name) = line.split_once(' ').unwrap();
+        let mut bytes = fs::read(golden().join(name)).unwrap();
+        bytes.resize(size.parse().unwrap(), 0);
+        fs::write(dir.join(name), bytes).unwrap();
+    }
+}
+
+#[test]
+fn the_golden_store_opens_and_serves_exactly_its_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    materialise(dir.path());
+    let (log, recovered) = open(dir.path());
+    assert_eq!(recovered.faults, []);
+    assert_eq!(recovered.removals, []);
+    assert_eq!(dalsegno_log::read_namespaces(&log).unwrap(), [namespace()]);
+    let [extent] = &recovered.extents[..] else { panic!("one extent: {recovered:?}") };
+    assert_eq!((extent.namespace, &extent.hashes), (namespace().id(), &hashes()));
+    let mut out = vec![vec![0_u8; SLICE_BYTES * LAYERS as usize]; BLOCKS];
+    lend(|lender| {
+        let targets = (0_u32..).zip(&mut out);
+        let targets = targets
+            .map(|(block, bytes)| Target { block, memory: vec![lender.exclusive(bytes)] })
+            .collect();
+        let read = ExtentRead { extent: extent.clone(), layers: 0..LAYERS, targets };
+        let results = log.read(vec![read], &Call::foreground());
+        assert!(results.iter().flatten().all(|block| block.outcome == Ok(())));
+    });
+    assert_eq!(out, [block(0), block(1)]);
+}
+
+#[test]
+fn the_writer_of_today_writes_the_golden_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    write_store(dir.path());
+    let written = files(dir.path());
+    let keep = |name: &str, bytes: &[u8]| {
+        let path = golden().join(name);
+        if is_update() && !path.exists() {
+            fs::create_dir_all(golden()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+    };
+    keep("manifest.txt", manifest(&written).as_bytes());
+    for (name, bytes, _) in &written {
+        keep(name, bytes);
+        assert!(
+            fs::read(golden().join(name)).unwrap() == *bytes,
+            "{name} differs from the golden one"
+        );
+    }
+    assert_eq!(fs::read_to_string(golden().join("manifest.txt")).unwrap(), manifest(&written));
+}
+
+#[test]
+fn the_worked_example_in_the_document_is_the_golden_segment() {
+    let document = root().join("docs/formats/log.md");
+    let text = fs::read_to_string(&document).unwrap();
+    let (before, example) = text.split_once(MARKER).expect("the document has its marker");
+    let segment = fs::read(golden().join(SEGMENT)).unwrap();
+    let expected = dump::worked_example(&segment);
+    if is_update() {
+        fs::write(document, format!("{before}{MARKER}{expected}")).unwrap();
+        return;
+    }
+    assert!(example == expected, "run: UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden");
+}

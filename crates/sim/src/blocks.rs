@@ -1,0 +1,59 @@
+//! Chains, and the bytes of their blocks: a function of the hash and of the namespace, so that wrong bytes are told.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use dalsegno_core::ChainHash;
+use parking_lot::Mutex;
+
+use crate::random::Random;
+
+/// Blocks that two neighbouring chains (2k and 2k + 1) have in common.
+const SHARED_BLOCKS: usize = 3;
+
+/// The hashes of a chain; chains come in pairs that fork after a few blocks.
+#[must_use]
+pub fn chain_hashes(chain: u64, blocks: usize) -> Vec<ChainHash> {
+    (0..blocks).map(|block| hash(chain, block)).collect()
+}
+
+fn hash(chain: u64, block: usize) -> ChainHash {
+    let stem = if block < SHARED_BLOCKS { chain & !1 } else { chain };
+    let mut random = Random::new(stem << 16 | block as u64);
+    let mut bytes = [0; 32];
+    for part in bytes.chunks_exact_mut(8) {
+        part.copy_from_slice(&random.bits().to_le_bytes());
+    }
+    ChainHash(bytes)
+}
+
+type Cache = Mutex<HashMap<(u64, ChainHash), Arc<[u8]>>>;
+
+/// What the blocks hold; remembers what it made. Clones share their memory.
+#[derive(Clone, Debug, Default)]
+pub struct Blocks(Arc<Cache>);
+
+impl Blocks {
+    /// The bytes of a block in the namespace that `salt` stands for.
+    ///
+    /// # Panics
+    ///
+    /// If the same block is asked for with another length.
+    #[must_use]
+    pub fn bytes(&self, salt: u64, hash: ChainHash, len: usize) -> Arc<[u8]> {
+        let mut made = self.0.lock();
+        let block = made.entry((salt, hash)).or_insert_with(|| make(salt, hash, len));
+        assert_eq!(block.len(), len, "a block has one length");
+        Arc::clone(block)
+    }
+}
+
+fn make(salt: u64, hash: ChainHash, len: usize) -> Arc<[u8]> {
+    let (head, _) = hash.0.split_first_chunk::<8>().expect("32 bytes");
+    let mut random = Random::new(u64::from_le_bytes(*head) ^ salt << 48);
+    let mut bytes = vec![0; len];
+    for part in bytes.chunks_mut(8) {
+        part.copy_from_slice(&random.bits().to_le_bytes()[..part.len()]);
+    }
+    Arc::from(bytes)
+}

@@ -1,0 +1,419 @@
+//! The simulated device: completes every request before `submit` returns, fails where the plan says so, and loses power
+//! at a given operation.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, ManualClock};
+use dalsegno_io::{
+    Device, DirEntry, FileId, Geometry, IoError, Memory, OpenMode, Opened, Operation, Request,
+    Space,
+};
+use parking_lot::Mutex;
+
+use crate::disk::{Disk, SECTOR, Torn};
+use crate::fault::{EBADF, EEXIST, EIO, ENOENT, ENOSPC, Fault, Kind, Plan, Rule, os_error};
+use crate::random::Random;
+
+/// What a simulated device is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Decides what chance decides.
+    pub seed: u64,
+    /// Room for files.
+    pub total_bytes: u64,
+    /// What a power cut leaves whole: 4096, or 512 for a device that may tear sectors.
+    pub atom_bytes: usize,
+    /// Alignment of memory that the device reaches without a copy.
+    pub memory_align: usize,
+    /// Time that each request takes, on the virtual clock.
+    pub latency: Duration,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            total_bytes: 1 << 30,
+            atom_bytes: SECTOR,
+            memory_align: 512,
+            latency: Duration::ZERO,
+        }
+    }
+}
+
+/// How the life of a device ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outage {
+    /// The process is gone; what it wrote is with the kernel.
+    Process,
+    /// The machine is gone, and with it what was not synced, or part of it.
+    Power,
+}
+
+/// A directory of files in memory, as a [`Device`].
+#[derive(Debug)]
+pub struct SimDevice {
+    options: DeviceOptions,
+    clock: Arc<ManualClock>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    inode: u64,
+    name: String,
+    writable: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    disk: Disk,
+    handles: HashMap<FileId, Handle>,
+    next_handle: u64,
+    plan: Plan,
+    random: Random,
+    /// Operations that changed the disk, or tried to.
+    changes: u64,
+    last_change: u64,
+    down: bool,
+}
+
+/// What becomes of an operation that changes the disk.
+enum Fate {
+    Done,
+    /// It is the last one: it may still take effect, but nobody hears of it.
+    Last {
+        takes_effect: bool,
+    },
+    Faulty(Fault),
+}
+
+impl SimDevice {
+    /// An empty device.
+    #[must_use]
+    pub fn new(options: DeviceOptions, clock: Arc<ManualClock>) -> Self {
+        let (disk, random) = (Disk::new(options.total_bytes), Random::new(options.seed));
+        Self::over(disk, options, clock, random)
+    }
+
+    fn over(disk: Disk, options: DeviceOptions, clock: Arc<ManualClock>, random: Random) -> Self {
+        let state = State {
+            disk,
+            handles: HashMap::new(),
+            next_handle: 0,
+            plan: Plan::default(),
+            random,
+            changes: 0,
+            last_change: u64::MAX,
+            down: false,
+        };
+        Self { options, clock, state: Mutex::new(state) }
+    }
+
+    /// Lets operations fail.
+    pub fn inject(&self, rule: Rule) {
+        self.state.lock().plan.add(rule);
+    }
+
+    /// Forgets all rules.
+    pub fn heal(&self) {
+        self.state.lock().plan.clear();
+    }
+
+    /// How many operations the rules made fail.
+    #[must_use]
+    pub fn faults_fired(&self) -> u64 {
+        self.state.lock().plan.fired
+    }
+
+    /// Whether no rule is in force and the device is up.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        let state = self.state.lock();
+        state.plan.is_empty() && !state.down
+    }
+
+    /// How many operations changed the disk so far: create, write, sync, sync of names, remove.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.state.lock().changes
+    }
+
+    /// The outage comes while the `change`th operation that changes the disk is under way: whether it takes effect is a
+    /// matter of chance, nobody hears of it, and every later one fails as [`IoError::Closed`].
+    pub fn fail_at(&self, change: u64) {
+        self.state.lock().last_change = change;
+    }
+
+    /// Whether the outage has come.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.state.lock().down
+    }
+
+    /// Turns one stored bit over in a file whose name starts with `prefix`; says in which file and byte.
+    pub fn rot(&self, prefix: &str) -> Option<(String, u64)> {
+        let state = &mut *self.state.lock();
+        state.disk.rot(prefix, &mut state.random)
+    }
+
+    /// Ends this device and starts another over what is left of its disk. Also tells which sectors were left to chance.
+    #[must_use]
+    pub fn reboot(&self, outage: Outage) -> (Self, Vec<Torn>) {
+        let state = &mut *self.state.lock();
+        state.down = true;
+        let torn = state.disk.unsettled();
+        let disk = match outage {
+            Outage::Process => state.disk.clone(),
+            Outage::Power => state.disk.power_cut(self.options.atom_bytes, &mut state.random),
+        };
+        let random = Random::new(state.random.bits());
+        (Self::over(disk, self.options.clone(), Arc::clone(&self.clock), random), torn)
+    }
+
+    fn carry_out(&self, request: &mut Request) -> Result<(), IoError> {
+        self.clock.advance(self.options.latency);
+        if request.deadline.expired(self.clock.now()) {
+            return Err(IoError::Deadline);
+        }
+        let state = &mut *self.state.lock();
+        if state.down {
+            return Err(IoError::Closed);
+        }
+        let kind = match request.operation {
+            Operation::Read => Kind::Read,
+            Operation::Write => Kind::Write,
+            Operation::Sync => Kind::Sync,
+        };
+        let Some(handle) = state.handles.get(&request.file) else {
+            return Err(os_error(kind, "a closed file", EBADF));
+        };
+        let (inode, name, writable) = (handle.inode, handle.name.clone(), handle.writable);
+        match kind {
+            Kind::Read => state.read(inode, &name, request.offset, &mut request.memory),
+            _ if !writable => Err(os_error(kind, &name, EBADF)),
+            Kind::Write => {
+                let parts: Vec<&[u8]> = request.memory.iter().map(Memory::as_slice).collect();
+                state.write(inode, &name, request.offset, &parts.concat())
+            }
+            _ => state.sync(inode, &name),
+        }
+    }
+}
+
+impl State {
+    /// Counts an operation that changes the disk, and says what becomes of it.
+    fn begin(&mut self, kind: Kind, name: &str) -> Result<Fate, IoError> {
+        if self.down {
+            return Err(IoError::Closed);
+        }
+        self.changes += 1;
+        if self.changes >= self.last_change {
+            self.down = true;
+            return Ok(Fate::Last { takes_effect: self.random.percent(50) });
+        }
+        Ok(self.plan.next(kind, name).map_or(Fate::Done, Fate::Faulty))
+    }
+
+    fn read(
+        &mut self,
+        inode: u64,
+        name: &str,
+        offset: u64,
+        memory: &mut [Memory],
+    ) -> Result<(), IoError> {
+        let wanted: usize = memory.iter().map(Memory::len).sum();
+        let mut bytes = self.disk.read(inode, offset, wanted);
+        match self.plan.next(Kind::Read, name) {
+            None => {}
+            Some(Fault::Flip) => {
+                let bit = self.random.below((bytes.len() * 8).max(1));
+                if let Some(byte) = bytes.get_mut(bit / 8) {
+                    *byte ^= 1 << (bit % 8);
+                }
+            }
+            Some(Fault::Short) => bytes.truncate(self.random.below(wanted / SECTOR) * SECTOR),
+            Some(_) => return Err(os_error(Kind::Read, name, EIO)),
+        }
+        let mut rest = &bytes[..];
+        for piece in memory {
+            let (head, tail) = rest.split_at(piece.len().min(rest.len()));
+            piece.as_mut_slice()[..head.len()].copy_from_slice(head);
+            rest = tail;
+        }
+        check_count(Kind::Read, name, wanted, bytes.len())
+    }
+
+    fn write(&mut self, inode: u64, name: &str, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        let fate = self.begin(Kind::Write, name)?;
+        let Self { disk, random, .. } = self;
+        match fate {
+            Fate::Done => {
+                let written = disk.write(inode, offset, bytes, |_| true);
+                check_count(Kind::Write, name, bytes.len(), written)
+            }
+            Fate::Last { .. } => {
+                disk.write(inode, offset, bytes, |_| random.percent(50));
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(Fault::Lost) => Ok(()),
+            Fate::Faulty(Fault::Short) => {
+                let arrived = random.below(bytes.len() / SECTOR);
+                disk.write(inode, offset, bytes, |sector| sector < arrived);
+                check_count(Kind::Write, name, bytes.len(), arrived * SECTOR)
+            }
+            Fate::Faulty(Fault::NoSpace) => Err(os_error(Kind::Write, name, ENOSPC)),
+            Fate::Faulty(_) => {
+                disk.write(inode, offset, bytes, |_| random.percent(50));
+                Err(os_error(Kind::Write, name, EIO))
+            }
+        }
+    }
+
+    fn sync(&mut self, inode: u64, name: &str) -> Result<(), IoError> {
+        match self.begin(Kind::Sync, name)? {
+            Fate::Done => {
+                self.disk.sync(inode);
+                Ok(())
+            }
+            Fate::Last { takes_effect } => {
+                if takes_effect {
+                    self.disk.sync(inode);
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(_) => {
+                self.disk.fail_sync(inode, &mut self.random);
+                Err(os_error(Kind::Sync, name, EIO))
+            }
+        }
+    }
+
+    fn create(&mut self, name: &str, bytes: u64) -> Result<u64, IoError> {
+        match self.begin(Kind::Create, name)? {
+            Fate::Done if self.disk.find(name).is_some() => {
+                Err(os_error(Kind::Create, name, EEXIST))
+            }
+            Fate::Done if bytes > self.disk.free_bytes() => {
+                Err(os_error(Kind::Create, name, ENOSPC))
+            }
+            Fate::Done => Ok(self.disk.create(name, bytes)),
+            Fate::Last { takes_effect } => {
+                if takes_effect && self.disk.find(name).is_none() {
+                    self.disk.create_in_part(name, bytes, &mut self.random);
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(Fault::NoSpace) => Err(os_error(Kind::Create, name, ENOSPC)),
+            Fate::Faulty(_) => Err(os_error(Kind::Create, name, EIO)),
+        }
+    }
+
+    fn remove(&mut self, name: &str) -> Result<(), IoError> {
+        match self.begin(Kind::Remove, name)? {
+            Fate::Done if self.disk.find(name).is_none() => {
+                Err(os_error(Kind::Remove, name, ENOENT))
+            }
+            Fate::Done => {
+                self.disk.remove(name);
+                Ok(())
+            }
+            Fate::Last { takes_effect } => {
+                if takes_effect && self.disk.find(name).is_some() {
+                    self.disk.remove(name);
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(_) => Err(os_error(Kind::Remove, name, EIO)),
+        }
+    }
+
+    fn check_up(&self) -> Result<(), IoError> {
+        if self.down { Err(IoError::Closed) } else { Ok(()) }
+    }
+}
+
+fn check_count(kind: Kind, file: &str, expected: usize, got: usize) -> Result<(), IoError> {
+    if expected == got {
+        return Ok(());
+    }
+    let (operation, file) = (kind.name(), file.to_owned());
+    Err(IoError::Short { operation, file, expected: expected as u64, got: got as u64 })
+}
+
+impl Device for SimDevice {
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        let state = &mut *self.state.lock();
+        state.check_up()?;
+        let inode = if let OpenMode::Create { bytes } = mode {
+            state.create(name, bytes)?
+        } else {
+            if state.plan.next(Kind::Open, name).is_some() {
+                return Err(os_error(Kind::Open, name, EIO));
+            }
+            state.disk.find(name).ok_or_else(|| os_error(Kind::Open, name, ENOENT))?
+        };
+        state.next_handle += 1;
+        let file = FileId(state.next_handle);
+        let handle = Handle { inode, name: name.to_owned(), writable: mode != OpenMode::Read };
+        state.handles.insert(file, handle);
+        Ok(Opened { file, bytes: state.disk.bytes(inode) })
+    }
+
+    fn close(&self, file: FileId) {
+        self.state.lock().handles.remove(&file);
+    }
+
+    fn submit(&self, requests: Vec<Request>) {
+        for mut request in requests {
+            request.check();
+            let result = self.carry_out(&mut request);
+            request.complete(result);
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<(), IoError> {
+        self.state.lock().remove(name)
+    }
+
+    fn sync_names(&self) -> Result<(), IoError> {
+        let state = &mut *self.state.lock();
+        match state.begin(Kind::SyncNames, "")? {
+            Fate::Done => {
+                state.disk.sync_names();
+                Ok(())
+            }
+            Fate::Last { takes_effect } => {
+                if takes_effect {
+                    state.disk.sync_names();
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(_) => Err(os_error(Kind::SyncNames, "the directory", EIO)),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<DirEntry>, IoError> {
+        let state = self.state.lock();
+        state.check_up()?;
+        let entry = |(name, bytes): (&String, u64)| DirEntry {
+            name: name.clone(),
+            bytes,
+            allocated_bytes: bytes,
+        };
+        Ok(state.disk.list().map(entry).collect())
+    }
+
+    fn space(&self) -> Result<Space, IoError> {
+        let state = self.state.lock();
+        state.check_up()?;
+        let (free_bytes, total_bytes) = (state.disk.free_bytes(), state.disk.total_bytes);
+        Ok(Space { free_bytes, total_bytes })
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { memory_align: self.options.memory_align, engine: "sim", direct: true }
+    }
+}

@@ -1,0 +1,152 @@
+//! Random histories: what callers do to a store, as a function of a seed.
+
+use dalsegno_core::{ChainHash, Config, Durability};
+
+use crate::blocks::chain_hashes;
+use crate::random::Random;
+
+/// A quarter of a segment, the largest extent.
+const EXTENT_BYTES: u64 = 256 << 10;
+
+/// What histories are made of.
+#[derive(Clone, Debug)]
+pub struct Style {
+    /// The store's settings.
+    pub config: Config,
+    /// Shapes of blocks, each with a namespace of its own: layers and bytes per slice.
+    pub shapes: Vec<(u32, u32)>,
+    /// How many chains there are.
+    pub chains: usize,
+    /// Blocks of the longest chain.
+    pub blocks: usize,
+    /// Actions of a history.
+    pub actions: usize,
+    /// Whether the capacity is so small that blocks are dropped for space.
+    pub evicts: bool,
+}
+
+impl Style {
+    /// Settings for small stores: 1 MiB segments, no DRAM tier, little staging memory.
+    #[must_use]
+    pub fn config(capacity: u64, durability: Durability) -> Config {
+        Config {
+            capacity: Some(capacity),
+            segment: Some(1 << 20),
+            dram: Some(0),
+            staging: Some(16 << 20),
+            transfer_threads: Some(1),
+            durability,
+            ..Config::default()
+        }
+    }
+
+    /// Few small blocks in a store that never has to drop one.
+    #[must_use]
+    pub fn roomy(durability: Durability) -> Self {
+        Self {
+            config: Self::config(65 << 20, durability),
+            shapes: vec![(2, 6000), (1, 4096), (3, 1000)],
+            chains: 8,
+            blocks: 8,
+            actions: 40,
+            evicts: false,
+        }
+    }
+
+    /// Blocks that outgrow four segments of 1 MiB several times over.
+    #[must_use]
+    pub fn crowded(durability: Durability) -> Self {
+        Self {
+            config: Self::config(5 << 20, durability),
+            shapes: vec![(2, 40_000), (1, 65_536), (1, 1000)],
+            chains: 24,
+            blocks: 5,
+            actions: 60,
+            evicts: true,
+        }
+    }
+
+    /// How many blocks of a namespace are put layer by layer at once: those that fit into one extent.
+    pub(crate) fn extent_blocks(&self, namespace: usize) -> usize {
+        let (layers, slice_bytes) = self.shapes[namespace];
+        let block_bytes = u64::from(layers) * u64::from(slice_bytes);
+        usize::try_from(EXTENT_BYTES / block_bytes).expect("64-bit addresses")
+    }
+}
+
+/// Consecutive blocks of a chain: of `chain` hashes those from `first` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Number of the namespace.
+    pub namespace: usize,
+    /// The hashes up to the last block meant.
+    pub chain: Vec<ChainHash>,
+    /// Position of the first block meant.
+    pub first: usize,
+}
+
+impl Part {
+    /// The hashes of the blocks meant.
+    #[must_use]
+    pub fn hashes(&self) -> &[ChainHash] {
+        &self.chain[self.first..]
+    }
+}
+
+/// One thing that a caller does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Puts blocks; with a timeout their bytes are staged.
+    Put(Part, Timed),
+    /// Puts blocks layer by layer, and commits or not.
+    PutLayers(Part, bool),
+    /// Gets blocks, each for itself.
+    Get(Part, Timed),
+    /// Gets one layer of blocks, up to the first miss.
+    GetLayer(Part, u32),
+    /// Asks how much of a chain is there.
+    Probe(Part),
+    /// Removes blocks.
+    Remove(Part),
+    /// Removes a namespace's blocks.
+    RemoveAll(usize),
+    /// Closes the store and opens it again.
+    Reopen,
+}
+
+/// Whether a call has a timeout.
+pub type Timed = bool;
+
+/// A history.
+#[must_use]
+pub fn history(seed: u64, style: &Style) -> Vec<Action> {
+    let mut random = Random::new(seed);
+    (0..style.actions).map(|_| action(&mut random, style)).collect()
+}
+
+fn action(random: &mut Random, style: &Style) -> Action {
+    let timed = random.percent(30);
+    let part = part(random, style);
+    match random.below(100) {
+        0..45 => Action::Put(part, timed),
+        45..55 => Action::PutLayers(part, random.percent(75)),
+        55..70 => Action::Get(part, timed),
+        70..75 => {
+            let layers = style.shapes[part.namespace].0;
+            let layer = u32::try_from(random.below(layers as usize)).expect("a few layers");
+            Action::GetLayer(part, layer)
+        }
+        75..80 => Action::Probe(part),
+        80..92 => Action::Remove(part),
+        92..94 => Action::RemoveAll(part.namespace),
+        _ => Action::Reopen,
+    }
+}
+
+fn part(random: &mut Random, style: &Style) -> Part {
+    let namespace = random.below(style.shapes.len());
+    let name = random.below(style.chains) as u64;
+    let blocks = 1 + random.below(style.blocks);
+    let first = if random.percent(60) { 0 } else { random.below(blocks) };
+    Part { namespace, chain: chain_hashes(name, blocks), first }
+}

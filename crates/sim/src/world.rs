@@ -1,0 +1,420 @@
+//! A store over a simulated device, its oracle, and what a history does to both.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, ErrorKind, KvLayout, ManualClock, Namespace, SpaceFacts, StoreId};
+use dalsegno_io::{BufferPool, Device, Memory, lend};
+use dalsegno_log::{Finding, LogError, VerifyReport};
+use dalsegno_store::{Error, Parts, Put, PutOutcome, PutReport, Scope, Stats, Store, Terms};
+
+use crate::blocks::{Blocks, chain_hashes};
+use crate::device::{DeviceOptions, Outage, SimDevice};
+use crate::disk::Torn;
+use crate::history::{Action, Part, Style};
+use crate::oracle::{Expect, Oracle};
+
+/// No slice of a history is longer: damage that begins within this many bytes before a torn sector is explained by it.
+const LONGEST_SLICE_BYTES: u64 = 128 << 10;
+
+/// Says where a test was when it failed: the seed and the number of the operation.
+#[derive(Debug)]
+pub struct Label(pub String);
+
+impl Drop for Label {
+    #[expect(clippy::print_stderr, reason = "whoever reads a failed test needs the seed")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed at {}", self.0);
+        }
+    }
+}
+
+/// A store that lives through outages.
+#[derive(Debug)]
+pub struct World {
+    /// What the store runs on.
+    pub device: Arc<SimDevice>,
+    /// What it must know.
+    pub oracle: Oracle,
+    store: Option<Store>,
+    style: Style,
+    clock: Arc<ManualClock>,
+    pool: BufferPool,
+    blocks: Blocks,
+    namespaces: Vec<Namespace>,
+    /// What outages left to chance so far.
+    torn: Vec<Torn>,
+    /// Faults that came from rules, not from outages: then less can be promised.
+    faulty: bool,
+}
+
+impl World {
+    /// A world with an empty device and no open store. `blocks` and `pool` may be shared with other worlds.
+    ///
+    /// # Panics
+    ///
+    /// If the style's shapes are not valid.
+    #[must_use]
+    pub fn new(style: &Style, options: DeviceOptions, blocks: &Blocks, pool: &BufferPool) -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let namespaces = (0_u64..).zip(&style.shapes).map(|(salt, (layers, slice_bytes))| {
+            let layout = KvLayout::new(*layers, *slice_bytes).expect("a style's shapes are valid");
+            Namespace::builder(layout).field("salt", salt.to_string()).build().expect("one field")
+        });
+        Self {
+            device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
+            oracle: Oracle::new(style.config.durability, style.evicts),
+            store: None,
+            style: style.clone(),
+            clock,
+            pool: pool.clone(),
+            blocks: blocks.clone(),
+            namespaces: namespaces.collect(),
+            torn: Vec::new(),
+            faulty: false,
+        }
+    }
+
+    /// Opens the store and registers the namespaces.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the store says.
+    pub fn open(&mut self) -> Result<(), Error> {
+        self.close();
+        let space =
+            SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: Some(1 << 20) };
+        let store = Store::open_parts(Parts {
+            device: Arc::<SimDevice>::clone(&self.device),
+            clock: Arc::<ManualClock>::clone(&self.clock),
+            pool: self.pool.clone(),
+            limits: self.style.config.validate(space)?,
+            lock: None,
+            new_store: StoreId([7; 16]),
+        })?;
+        for namespace in &self.namespaces {
+            store.register(namespace)?;
+        }
+        self.store = Some(store);
+        Ok(())
+    }
+
+    /// Closes the store, if it is open.
+    pub fn close(&mut self) {
+        if let Some(store) = self.store.take() {
+            store.close();
+        }
+    }
+
+    /// The open store.
+    ///
+    /// # Panics
+    ///
+    /// If it is closed.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        self.store.as_ref().expect("the store is open")
+    }
+
+    /// The store's counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.store().stats()
+    }
+
+    /// From now on rules may make the device fail, so that only wrong bytes are wrong.
+    pub fn expect_faults(&mut self) {
+        self.faulty = true;
+    }
+
+    /// Damage from here on is no surprise: nothing is promised of what was stored so far.
+    pub fn forgive(&mut self) {
+        self.oracle.damaged();
+    }
+
+    /// Ends the device and starts another over what is left. The store is closed.
+    pub fn reboot(&mut self, outage: Outage) {
+        self.close();
+        let (device, torn) = self.device.reboot(outage);
+        self.device = Arc::new(device);
+        self.torn.extend(torn);
+        if outage == Outage::Power {
+            self.oracle.power_cut();
+        }
+    }
+
+    /// Does one thing; checks whatever the store answers. Errors are answers as well, as long as they are of the right
+    /// kind: the device may be down or faulty.
+    ///
+    /// # Panics
+    ///
+    /// If an answer is wrong.
+    pub fn act(&mut self, action: &Action) {
+        match action {
+            Action::Put(part, timed) => drop(self.put(part, *timed)),
+            Action::PutLayers(part, commit) => self.put_layers(part, *commit),
+            Action::Get(part, timed) => drop(self.get(part, *timed)),
+            Action::GetLayer(part, layer) => self.get_layer(part, *layer),
+            Action::Probe(part) => self.probe(part),
+            Action::Remove(part) => self.remove(part.namespace, Some(part.hashes())),
+            Action::RemoveAll(namespace) => self.remove(*namespace, None),
+            Action::Reopen => {
+                if let Err(error) = self.open() {
+                    self.check_error(&error);
+                }
+            }
+        }
+    }
+
+    /// Whether the store is open: an outage may come while it opens.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.store.is_some()
+    }
+
+    fn block(&self, namespace: usize, hash: ChainHash) -> Arc<[u8]> {
+        let layout = self.namespaces[namespace].layout();
+        let bytes = usize::try_from(layout.block_bytes()).expect("64-bit addresses");
+        self.blocks.bytes(namespace as u64, hash, bytes)
+    }
+
+    fn terms(timed: bool) -> Terms {
+        if timed { Terms::within(Duration::from_secs(1)) } else { Terms::default() }
+    }
+
+    /// Puts blocks.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the store says.
+    ///
+    /// # Panics
+    ///
+    /// If the answer cannot be right.
+    pub fn put(&mut self, part: &Part, timed: bool) -> Result<PutReport, ErrorKind> {
+        self.oracle.put_begins(part.namespace, part.hashes());
+        let blocks: Vec<Arc<[u8]>> =
+            part.hashes().iter().map(|hash| self.block(part.namespace, *hash)).collect();
+        let id = self.namespaces[part.namespace].id();
+        let result = lend(|lender| {
+            let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
+            let put = Put { chain: &part.chain, first: part.first, blocks };
+            self.store().put_batch(id, put, &Self::terms(timed))
+        });
+        let report = match result {
+            Ok(report) => report,
+            Err(error) => {
+                self.check_error(&error);
+                return Err(error.kind());
+            }
+        };
+        let present = self.store().contains(id, part.hashes()).expect("the store is open");
+        for (at, hash) in part.hashes().iter().enumerate() {
+            let outcome = report.outcomes[at];
+            let kept = matches!(outcome, PutOutcome::Stored | PutOutcome::Present);
+            assert!(kept || outcome == PutOutcome::Failed, "a lone put ended as {outcome:?}");
+            if kept && !self.style.evicts {
+                assert!(present[at], "put says {outcome:?}, but {hash} is not there");
+            }
+            assert!(kept || !present[at], "a failed put left {hash} visible");
+            assert!(kept || self.may_be_full(), "a put failed without a fault");
+            self.oracle.put_ended(part.namespace, *hash, outcome);
+        }
+        Ok(report)
+    }
+
+    fn put_layers(&mut self, part: &Part, commit: bool) {
+        self.oracle.put_begins(part.namespace, part.hashes());
+        let namespace = &self.namespaces[part.namespace];
+        let slice_bytes = namespace.layout().slice_bytes() as usize;
+        let fitting = self.style.extent_blocks(part.namespace);
+        let count = part.hashes().len().min(fitting);
+        let id = namespace.id();
+        let writer = self.store().layer_writer(id, &part.chain, part.first, count);
+        let mut writer = match writer {
+            Ok(writer) => writer,
+            Err(error) => return self.check_error(&error),
+        };
+        let wanted = &part.chain[writer.first()..][..writer.count()];
+        let blocks: Vec<_> = wanted.iter().map(|hash| self.block(part.namespace, *hash)).collect();
+        for layer in (0..namespace.layout().layers()).rev() {
+            let at = layer as usize * slice_bytes;
+            let stored = lend(|lender| {
+                let slices =
+                    blocks.iter().map(|block| vec![lender.shared(&block[at..][..slice_bytes])]);
+                writer.store_layer(layer, slices.collect(), &Terms::default())
+            });
+            if let Err(error) = stored {
+                return self.check_error(&error);
+            }
+        }
+        if !commit {
+            return;
+        }
+        let present = self.store().contains(id, wanted).expect("the store is open");
+        match writer.commit(&Terms::default()) {
+            Ok(_) => {
+                // A block that was there already goes on leading to where it was.
+                for (hash, _) in wanted.iter().zip(present).filter(|(_, present)| !present) {
+                    self.oracle.put_ended(part.namespace, *hash, PutOutcome::Stored);
+                }
+            }
+            Err(error) => self.check_error(&error),
+        }
+    }
+
+    /// Gets blocks, each for itself, and compares every answer; returns how many were hits.
+    ///
+    /// # Panics
+    ///
+    /// If bytes are wrong, a block is lost that must not be, or one is back that must not be.
+    pub fn get(&self, part: &Part, timed: bool) -> usize {
+        let layout = self.namespaces[part.namespace].layout();
+        let bytes = usize::try_from(layout.block_bytes()).expect("64-bit addresses");
+        let mut out = vec![vec![0xee_u8; bytes]; part.hashes().len()];
+        let id = self.namespaces[part.namespace].id();
+        let report = lend(|lender| {
+            let targets: Vec<Vec<Memory>> =
+                out.iter_mut().map(|block| vec![lender.exclusive(block)]).collect();
+            self.store().get_batch(id, part.hashes(), targets, Scope::Each, &Self::terms(timed))
+        });
+        let report = report.expect("a get of the right sizes never fails");
+        for ((hash, got), outcome) in part.hashes().iter().zip(&out).zip(&report.outcomes) {
+            let expected = self.oracle.expects(part.namespace, *hash);
+            if outcome.is_hit() {
+                let right = self.block(part.namespace, *hash);
+                assert!(*got == *right, "wrong bytes for {hash} of namespace {id}");
+                assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
+            } else if self.is_calm() {
+                assert!(expected != Expect::Hit, "{hash} of namespace {id} is lost: {outcome:?}");
+                let stale = *outcome == dalsegno_store::Outcome::Lost("recycled");
+                assert!(!stale, "{hash} of namespace {id} leads into a segment's earlier life");
+            }
+        }
+        report.hit_blocks()
+    }
+
+    fn get_layer(&self, part: &Part, layer: u32) {
+        let slice_bytes = self.namespaces[part.namespace].layout().slice_bytes() as usize;
+        let mut out = vec![vec![0xee_u8; slice_bytes]; part.chain.len()];
+        let id = self.namespaces[part.namespace].id();
+        let report = lend(|lender| {
+            let targets = out.iter_mut().map(|slice| vec![lender.exclusive(slice)]).collect();
+            self.store().retrieve_layer(id, &part.chain, layer, targets, &Terms::default())
+        });
+        let report = report.expect("a get of the right sizes never fails");
+        for (hash, got) in part.chain.iter().zip(&out).take(report.leading_blocks()) {
+            let right = self.block(part.namespace, *hash);
+            let at = layer as usize * slice_bytes;
+            assert!(*got == right[at..][..slice_bytes], "wrong bytes for layer {layer} of {hash}");
+            let expected = self.oracle.expects(part.namespace, *hash);
+            assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
+        }
+    }
+
+    fn probe(&self, part: &Part) {
+        let id = self.namespaces[part.namespace].id();
+        let present = self.store().probe(id, &part.chain).expect("the store is open");
+        for hash in &part.chain[..present] {
+            let expected = self.oracle.expects(part.namespace, *hash);
+            assert!(expected != Expect::Miss, "probe finds {hash}, which is not there");
+        }
+    }
+
+    fn remove(&mut self, namespace: usize, hashes: Option<&[ChainHash]>) {
+        self.oracle.removal_begins(namespace, hashes);
+        let id = self.namespaces[namespace].id();
+        match self.store().remove(id, hashes) {
+            Ok(_) => self.oracle.removed(namespace, hashes),
+            Err(error) => self.check_error(&error),
+        }
+    }
+
+    /// Reads and checks every block that was ever put, and some that never were. Returns how many are there.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::get`].
+    pub fn check_all(&self) -> usize {
+        let mut found = 0;
+        for namespace in 0..self.namespaces.len() {
+            let mut chain = self.oracle.hashes(namespace);
+            chain.extend(chain_hashes(u64::MAX / 2, 2));
+            let id = self.namespaces[namespace].id();
+            let present = self.store().contains(id, &chain).expect("the store is open");
+            for (hash, present) in chain.iter().zip(present) {
+                let expected = self.oracle.expects(namespace, *hash);
+                assert!(!present || expected != Expect::Miss, "{hash} of namespace {id} is listed");
+            }
+            found += self.get(&Part { namespace, chain, first: 0 }, false);
+        }
+        found
+    }
+
+    /// Puts a chain that never was and reads it back; returns how many blocks the store had no room for.
+    ///
+    /// # Panics
+    ///
+    /// If the store does not give back what it took.
+    pub fn check_usable(&mut self, turn: u64) -> u64 {
+        let mut refused = 0;
+        for namespace in 0..self.namespaces.len() {
+            let chain = chain_hashes(1_000_000 + 2 * turn, 2);
+            let part = Part { namespace, chain, first: 0 };
+            let report = self.put(&part, false).expect("the store takes puts");
+            let stored = report.kept().iter().filter(|kept| **kept).count();
+            assert!(self.get(&part, false) >= stored, "the store gives back what it took");
+            refused += report.count(PutOutcome::Failed);
+        }
+        refused
+    }
+
+    /// Verifies the store offline; whatever is found must be explained by an outage.
+    ///
+    /// # Panics
+    ///
+    /// If it is not.
+    pub fn verify(&self) {
+        let device: Arc<dyn Device> = Arc::<SimDevice>::clone(&self.device);
+        let clock = Arc::<ManualClock>::clone(&self.clock);
+        let report = match dalsegno_log::verify(device, clock, self.pool.clone(), &|_, _| {}) {
+            Ok(report) => report,
+            Err(LogError::Format { .. }) => {
+                assert_eq!(self.oracle.kept_count(), 0, "verify finds no store");
+                return;
+            }
+            Err(error) => panic!("verify fails: {error}"),
+        };
+        let VerifyReport { findings, .. } = report;
+        let contradiction = findings.iter().find(|finding| !self.explains(finding));
+        assert!(contradiction.is_none(), "verify contradicts: {contradiction:?}");
+    }
+
+    fn explains(&self, finding: &Finding) -> bool {
+        // The store's header is made again at open, whatever an outage left of it.
+        let remade = finding.file == dalsegno_log::format::STORE_FILE;
+        let start = dalsegno_core::sector_down(finding.offset);
+        let near = start..start + LONGEST_SLICE_BYTES;
+        remade
+            || self.torn.iter().any(|torn| torn.file == finding.file && near.contains(&torn.offset))
+    }
+
+    /// Whether nothing but what the history did can have made a block a miss.
+    fn is_calm(&self) -> bool {
+        !self.faulty && self.device.is_healthy()
+    }
+
+    /// Whether a put may find no room: always if something is wrong, else only where space is scarce.
+    fn may_be_full(&self) -> bool {
+        self.style.evicts || !self.is_calm()
+    }
+
+    fn check_error(&self, error: &Error) {
+        let kind = error.kind();
+        let full = kind == ErrorKind::Full && self.may_be_full();
+        assert!(full || !self.is_calm(), "an error without a fault: {error}");
+        let excusable = [ErrorKind::Poisoned, ErrorKind::Unavailable, ErrorKind::Full];
+        assert!(excusable.contains(&kind), "a failing device must not end in {kind:?}: {error}");
+    }
+}

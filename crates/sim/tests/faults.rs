@@ -1,0 +1,321 @@
+//! A device that fails in every way it can: never a panic, never wrong bytes, and every miss has its cause.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use dalsegno_core::{Durability, ErrorKind};
+use dalsegno_io::BufferPool;
+use dalsegno_sim::{
+    Action, Blocks, DeviceOptions, Fault, Kind, Label, Outage, Part, Random, Rule, Style, World,
+    chain_hashes, history,
+};
+
+fn world(style: &Style, seed: u64) -> World {
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    let options = DeviceOptions { seed, ..DeviceOptions::default() };
+    World::new(style, options, &Blocks::default(), &pool)
+}
+
+/// An open store with a few chains in each namespace.
+fn filled(style: &Style, seed: u64) -> World {
+    let mut world = world(style, seed);
+    world.open().unwrap();
+    for chain in 0..4 {
+        for namespace in 0..style.shapes.len() {
+            world.put(&part(namespace, chain), false).unwrap();
+        }
+    }
+    world
+}
+
+fn part(namespace: usize, chain: u64) -> Part {
+    Part { namespace, chain: chain_hashes(10 + 2 * chain, 4), first: 0 }
+}
+
+/// Every operation goes wrong in every way that makes sense for it.
+const FAULTS: [(Kind, Fault); 13] = [
+    (Kind::Open, Fault::Error),
+    (Kind::Create, Fault::Error),
+    (Kind::Create, Fault::NoSpace),
+    (Kind::Read, Fault::Error),
+    (Kind::Read, Fault::Short),
+    (Kind::Read, Fault::Flip),
+    (Kind::Write, Fault::Error),
+    (Kind::Write, Fault::NoSpace),
+    (Kind::Write, Fault::Short),
+    (Kind::Write, Fault::Lost),
+    (Kind::Sync, Fault::Error),
+    (Kind::SyncNames, Fault::Error),
+    (Kind::Remove, Fault::Error),
+];
+
+/// A history during which some operations of a kind fail; afterwards the device is well again and the store is opened
+/// anew, after a power cut or not. Everything that is served is compared with what was put.
+fn fail_now_and_then(seed: u64, style: &Style, kind: Kind, fault: Fault) -> u64 {
+    let _label = Label(format!("seed {seed}, {kind:?} {fault:?}"));
+    let mut random = Random::new(seed);
+    let mut world = world(style, seed);
+    world.open().unwrap();
+    world.expect_faults();
+    for action in history(seed, style) {
+        if random.percent(30) {
+            if kind == Kind::Remove {
+                // Otherwise there is nothing to remove: a bad description is written anew.
+                world.device.rot("namespace");
+            }
+            world.device.inject(Rule::once(kind, fault, random.below(3) as u64));
+            world.forgive();
+        }
+        world.act(&action);
+        if !world.is_open() {
+            world.device.heal();
+            world.open().unwrap();
+        }
+    }
+    let fired = world.device.faults_fired();
+    world.device.heal();
+    world.check_all();
+    world.forgive();
+    world.reboot(*random.pick(&[Outage::Power, Outage::Process]));
+    world.open().unwrap();
+    world.check_all();
+    world.check_usable(seed);
+    fired
+}
+
+#[test]
+fn no_fault_of_the_device_makes_the_store_panic_or_serve_a_wrong_byte() {
+    for (kind, fault) in FAULTS {
+        let mut fired = 0;
+        for seed in 0..4 {
+            for durability in [Durability::Batch, Durability::None] {
+                fired += fail_now_and_then(seed, &Style::roomy(durability), kind, fault);
+                fired += fail_now_and_then(seed, &Style::crowded(durability), kind, fault);
+            }
+        }
+        assert!(fired > 0, "{kind:?} {fault:?} never happened");
+    }
+}
+
+#[test]
+fn a_device_that_fails_for_good_ends_in_misses_and_errors_only() {
+    for (kind, fault) in FAULTS {
+        let _label = Label(format!("{kind:?} {fault:?}"));
+        let style = Style::roomy(Durability::Batch);
+        let mut world = filled(&style, 5);
+        world.expect_faults();
+        world.forgive();
+        world.device.inject(Rule::always(kind, fault));
+        for action in history(5, &style) {
+            if action != Action::Reopen {
+                world.act(&action);
+            }
+        }
+        world.check_all();
+    }
+}
+
+#[test]
+fn a_read_that_fails_is_a_miss_with_its_cause() {
+    let causes =
+        [(Fault::Error, "device"), (Fault::Short, "truncated"), (Fault::Flip, "slice_checksum")];
+    for (fault, cause) in causes {
+        let style = Style::roomy(Durability::Batch);
+        let mut world = filled(&style, 3);
+        world.expect_faults();
+        world.device.inject(Rule::once(Kind::Read, fault, 0).on("segment"));
+        assert!(world.get(&part(0, 0), false) < 4, "{fault:?}");
+        let misses = world.stats().log.misses;
+        assert!(misses[cause] > 0, "{fault:?}: {misses:?}");
+        assert!(misses.iter().all(|(name, count)| *name == cause || *count == 0), "{misses:?}");
+    }
+}
+
+#[test]
+fn the_first_failed_sync_stops_all_writing_until_the_store_is_opened_again() {
+    let style = Style::roomy(Durability::Batch);
+    let mut world = filled(&style, 7);
+    world.device.inject(Rule::once(Kind::Sync, Fault::Error, 0).on("segment"));
+    assert_eq!(world.put(&part(0, 50), false).unwrap_err(), ErrorKind::Poisoned);
+    assert!(world.stats().poisoned);
+    world.device.heal();
+    world.expect_faults();
+    let changes = world.device.changes();
+    for chain in 51..55 {
+        assert_eq!(world.put(&part(0, chain), false).unwrap_err(), ErrorKind::Poisoned);
+        world.act(&Action::PutLayers(part(1, chain), true));
+        world.act(&Action::Remove(part(1, chain)));
+    }
+    assert_eq!(world.device.changes(), changes, "nothing is written, and no sync is tried again");
+    assert_eq!(world.get(&part(0, 0), false), 4, "reads go on");
+    world.reboot(Outage::Power);
+    world.open().unwrap();
+    world.check_all();
+    assert_eq!(world.check_usable(0), 0);
+}
+
+#[test]
+fn a_put_whose_sync_failed_is_never_acknowledged_although_a_later_sync_succeeds() {
+    let style = Style::roomy(Durability::Batch);
+    for seed in 0..20 {
+        let _label = Label(format!("seed {seed}"));
+        let mut world = filled(&style, seed);
+        world.device.inject(Rule::once(Kind::Sync, Fault::Error, 0).on("segment"));
+        assert!(world.put(&part(0, 50), false).is_err());
+        world.device.heal();
+        // The kernel calls the lost pages clean; opened without a reboot, the store sees them in the cache.
+        world.reboot(Outage::Process);
+        world.open().unwrap();
+        world.put(&part(0, 60), false).unwrap();
+        world.reboot(Outage::Power);
+        world.open().unwrap();
+        world.check_all();
+    }
+}
+
+#[test]
+fn a_write_that_was_cut_short_is_never_success() {
+    for fault in [Fault::Short, Fault::Error, Fault::NoSpace] {
+        let style = Style::roomy(Durability::Batch);
+        let mut world = filled(&style, 11);
+        world.expect_faults();
+        world.device.inject(Rule::once(Kind::Write, fault, 0).on("segment"));
+        let report = world.put(&part(0, 50), false).unwrap();
+        assert_eq!(report.kept(), [false; 4], "{fault:?}");
+        assert_eq!(world.check_usable(0), 0, "the next put goes on");
+        world.reboot(Outage::Power);
+        world.open().unwrap();
+        world.check_all();
+    }
+}
+
+#[test]
+fn a_write_that_was_lost_on_its_way_is_a_miss() {
+    let style = Style::roomy(Durability::Batch);
+    for seed in 0..10 {
+        let mut world = filled(&style, seed);
+        world.expect_faults();
+        world.device.inject(Rule::once(Kind::Write, Fault::Lost, 0).on("segment"));
+        world.put(&part(0, 50), false).unwrap();
+        assert_eq!(world.get(&part(0, 50), false), 0, "nothing was stored");
+        let misses: u64 = world.stats().log.misses.values().sum();
+        assert_eq!(misses, 4);
+        world.reboot(Outage::Power);
+        world.open().unwrap();
+        world.forgive();
+        world.check_all();
+    }
+}
+
+#[test]
+fn a_file_system_without_room_refuses_puts_and_keeps_what_it_has() {
+    let style = Style::roomy(Durability::Batch);
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    let options = DeviceOptions { total_bytes: 3 << 20, ..DeviceOptions::default() };
+    let mut world = World::new(&style, options, &Blocks::default(), &pool);
+    world.open().unwrap();
+    world.expect_faults();
+    let mut hits = 0;
+    for chain in 0..80 {
+        world.put(&part(0, chain), false).unwrap();
+        hits += world.get(&part(0, chain), false);
+    }
+    assert!(hits > 4 * 70, "earlier blocks make room, but for {hits} only");
+    assert!(world.stats().log.creations_refused > 0 && world.stats().evicted_blocks > 0);
+}
+
+#[test]
+fn a_stored_bit_that_turns_over_is_a_miss_wherever_it_is() {
+    let style = Style::roomy(Durability::Batch);
+    for seed in 0..150 {
+        let mut world = filled(&style, seed);
+        let rotten = world.device.rot("").unwrap();
+        let _label = Label(format!("seed {seed}: {rotten:?}"));
+        world.expect_faults();
+        world.forgive();
+        world.check_all();
+        world.act(&Action::Reopen);
+        world.check_all();
+        // What was lost can be put again, and stays.
+        for namespace in 0..3 {
+            world.put(&part(namespace, 0), false).unwrap();
+            let hits = world.get(&part(namespace, 0), false);
+            world.put(&part(namespace, 0), false).unwrap();
+            assert_eq!(world.get(&part(namespace, 0), false), 4, "first {hits}");
+        }
+        world.act(&Action::Reopen);
+        for namespace in 0..3 {
+            assert_eq!(world.get(&part(namespace, 0), false), 4, "it was put again");
+        }
+    }
+}
+
+#[test]
+fn regression_a_segment_that_is_unreadable_at_one_open_is_whole_again_at_the_next() {
+    for kind in [Kind::Open, Kind::Read] {
+        for skip in 0..4 {
+            let _label = Label(format!("{kind:?}, skip {skip}"));
+            let mut world = filled(&Style::roomy(Durability::Batch), 13);
+            world.expect_faults();
+            world.device.inject(Rule::once(kind, Fault::Error, skip).on("segment"));
+            world.act(&Action::Reopen);
+            for chain in 20..23 {
+                world.put(&part(0, chain), false).unwrap();
+            }
+            world.device.heal();
+            // Sequence numbers of what could not be read must not have been given out again.
+            world.open().unwrap();
+            for chain in 20..23 {
+                assert_eq!(world.get(&part(0, chain), false), 4);
+            }
+            world.check_all();
+        }
+    }
+}
+
+#[test]
+fn a_damaged_segment_whose_removal_fails_half_way_makes_room_at_the_next_put() {
+    for kind in [Kind::Remove, Kind::SyncNames] {
+        let _label = Label(format!("{kind:?}"));
+        let style = Style::crowded(Durability::Batch);
+        let mut world = filled(&style, 1);
+        for chain in 10..30 {
+            world.put(&part(0, chain), false).unwrap();
+        }
+        world.expect_faults();
+        world.forgive();
+        let unreadable = Rule::once(Kind::Read, Fault::Error, 0).on("segment-0000000000000002");
+        world.device.inject(unreadable);
+        world.act(&Action::Reopen);
+        assert!(world.stats().open_faults > 0);
+        world.device.heal();
+        world.device.inject(Rule::once(kind, Fault::Error, 0));
+        let fired = world.device.faults_fired();
+        let mut refused = 0;
+        for chain in 40..60 {
+            let report = world.put(&part(0, chain), false).unwrap();
+            refused += u64::from(report.kept().contains(&false));
+        }
+        assert_eq!(world.device.faults_fired(), fired + 1);
+        assert!(refused <= 1, "{refused} puts found no room");
+    }
+}
+
+#[test]
+fn a_device_that_is_too_slow_costs_misses_at_the_deadline() {
+    let style = Style::roomy(Durability::None);
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    let latency = std::time::Duration::from_millis(600);
+    let options = DeviceOptions { latency, ..DeviceOptions::default() };
+    let mut world = World::new(&style, options, &Blocks::default(), &pool);
+    world.open().unwrap();
+    world.expect_faults();
+    for action in history(9, &style) {
+        world.act(&action);
+    }
+    world.check_all();
+    world.put(&part(0, 0), false).unwrap();
+    world.put(&part(0, 1), false).unwrap();
+    // One second is enough for one request, not for two: the chains lie in extents of their own.
+    let both = [chain_hashes(10, 4), chain_hashes(12, 4)].concat();
+    assert!(world.get(&Part { namespace: 0, chain: both, first: 0 }, true) < 8);
+    assert!(world.stats().log.misses["deadline"] > 0);
+}
