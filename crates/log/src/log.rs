@@ -152,6 +152,25 @@ impl Log {
             || segments.may_open(options.segment_count, false)
     }
 
+    /// Makes sure, as far as it can without recycling, that a plain append of `bytes` finds room: creates a segment if
+    /// there has to be one. `false` if something must be recycled first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::reserve`], but never [`LogError::Full`].
+    pub fn prepare(&self, bytes: u64) -> Result<bool, LogError> {
+        loop {
+            if !self.has_room(bytes) {
+                return Ok(false);
+            }
+            if self.core.has_room_now(bytes) {
+                return Ok(true);
+            }
+            // The file system may refuse; then there is no room after all.
+            self.core.create_segment()?;
+        }
+    }
+
     /// The newest sequence number: grows with every record, so it measures time in writes.
     #[must_use]
     pub fn newest_sequence(&self) -> u64 {

@@ -65,8 +65,15 @@ impl Core {
         }
     }
 
+    /// Whether an append needs no new segment file.
+    pub(crate) fn has_room_now(&self, bytes: u64) -> bool {
+        let segments = self.segments.lock();
+        segments.fits_open(bytes, self.options.segment_bytes)
+            || segments.count(SegmentState::Free) > 0
+    }
+
     /// Creates one segment file, durable with its name, unless another thread just did.
-    fn create_segment(&self) -> Result<(), LogError> {
+    pub(crate) fn create_segment(&self) -> Result<(), LogError> {
         let _one_at_a_time = self.creating.lock();
         let (number, first_sequence) = {
             let mut segments = self.segments.lock();

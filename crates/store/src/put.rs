@@ -191,7 +191,7 @@ impl Inner {
     /// Makes sure that an append of `bytes` finds room, if it can be made.
     pub(crate) fn make_room(&self, bytes: u64) -> std::result::Result<(), LogError> {
         for _ in 0..RECLAIM_ATTEMPTS {
-            if self.log.has_room(bytes) {
+            if self.log.prepare(bytes)? {
                 return Ok(());
             }
             self.reclaim(bytes)?;
