@@ -215,6 +215,24 @@ impl Core {
         }
     }
 
+    /// A core that only reads, of a store that is not known yet.
+    pub(crate) fn offline(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        pool: BufferPool,
+    ) -> Self {
+        let options = LogOptions {
+            segment_bytes: 0,
+            segment_count: 0,
+            durability: Durability::None,
+            io_depth: 8,
+            io_request_bytes: pool.largest() as u64,
+            header_cache_bytes: 0,
+            read_only: true,
+        };
+        Self::new(device, clock, pool, options)
+    }
+
     pub(crate) fn pin(&self, location: Location) -> Option<Pin> {
         let segment = {
             let segments = self.segments.lock();

@@ -1,9 +1,10 @@
 //! The store's own header and the namespace descriptors.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use dalsegno_core::{Clock, Deadline, Namespace, StoreId};
-use dalsegno_io::{BufferPool, Class, Device, FileId, OpenMode, Operation, Request};
+use dalsegno_core::{Clock, Namespace, StoreId};
+use dalsegno_io::{BufferPool, Device, OpenMode, Operation};
 
 use crate::call::Call;
 use crate::error::LogError;
@@ -46,11 +47,7 @@ fn read_store_header(core: &Core) -> Result<Option<Result<StoreHeader, FormatErr
     if !core.device.list()?.iter().any(|entry| entry.name == STORE_FILE) {
         return Ok(None);
     }
-    let header = match read_sector(core, STORE_FILE) {
-        Ok(sector) => StoreHeader::decode(&sector),
-        Err(_) => Err(FormatError::Truncated),
-    };
-    Ok(Some(header))
+    Ok(Some(decode_store_header(core)))
 }
 
 /// The store's header as most segment headers tell it.
@@ -68,30 +65,22 @@ pub(crate) fn header_of_segments(core: &Core) -> Result<Option<StoreHeader>, Log
     Ok(winner.map(|((store, segment_bytes), _)| StoreHeader { store, segment_bytes }))
 }
 
-/// Reads the first sector of an open file without a log; `None` if that fails.
-#[must_use]
-pub fn read_first_sector(
-    device: &dyn Device,
-    file: FileId,
-    pool: &BufferPool,
-    clock: &dyn Clock,
-) -> Option<[u8; SECTOR]> {
-    let memory = pool.take(SECTOR, Deadline::Never, clock).ok()?;
-    let (reply, answer) = crossbeam_channel::bounded(1);
-    device.submit(vec![Request {
-        operation: Operation::Read,
-        class: Class::Foreground,
-        file,
-        offset: 0,
-        memory: vec![memory],
-        tag: 0,
-        deadline: Deadline::Never,
-        guard: None,
-        reply,
-    }]);
-    let completion = answer.recv().ok()?;
-    completion.result.ok()?;
-    completion.memory[0].as_slice().try_into().ok()
+/// The store's own header, of a store that may be open elsewhere.
+///
+/// # Errors
+///
+/// What is wrong with it; [`FormatError::Truncated`] if it cannot be read.
+pub fn store_header(
+    device: Arc<dyn Device>,
+    clock: Arc<dyn Clock>,
+    pool: BufferPool,
+) -> Result<StoreHeader, FormatError> {
+    decode_store_header(&Core::offline(device, clock, pool))
+}
+
+pub(crate) fn decode_store_header(core: &Core) -> Result<StoreHeader, FormatError> {
+    let sector = read_sector(core, STORE_FILE).map_err(|_| FormatError::Truncated)?;
+    StoreHeader::decode(&sector)
 }
 
 /// Reads the first sector of a file.

@@ -3,6 +3,7 @@
 //! 1. A segment is recycled only when nobody reads or writes it; its next epoch is durable before it is free.
 //! 2. A tombstone outlives every segment that may hold what it removed.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,6 @@ use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, record_header_bytes, segment_file};
 use crate::log::{Core, Log};
-use crate::reserve::Reservation;
 use crate::segment::{Segment, SegmentState, Tombstone};
 use crate::stats::LogStats;
 use crate::write::Writing;
@@ -88,20 +88,63 @@ impl Log {
         u64::from(record_header_bytes(blocks, 0))
     }
 
-    /// Removes blocks of a namespace for good (all of them if `hashes` is empty): they do not come back at the next
-    /// open. Durable when it returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`Log::reserve`]; then the removal holds only until the store is closed.
+    /// Announces a removal of blocks of a namespace (all of them if `hashes` is empty): [`Log::removed_since`] tells it
+    /// from now on. Returns the number to finish it with.
     ///
     /// # Panics
     ///
     /// If there are more than [`MAX_EXTENT_BLOCKS`] hashes.
-    pub fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<(), LogError> {
+    #[must_use]
+    pub fn begin_removal(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
         assert!(hashes.len() <= MAX_EXTENT_BLOCKS as usize, "one removal fits one record");
-        let kills_before = self.core.segments.lock().take_sequence();
-        self.core.write_tombstone(namespace, hashes.to_vec(), kills_before)
+        let mut segments = self.core.segments.lock();
+        let kills_before = segments.take_sequence();
+        let hashes = hashes.to_vec();
+        segments.removing.push(Tombstone { segment: 0, namespace, hashes, kills_before });
+        kills_before
+    }
+
+    /// Makes an announced removal hold for good: the blocks do not come back at the next open. Durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::reserve`]; then the removal is called off, for the log.
+    pub fn finish_removal(&self, kills_before: u64) -> Result<(), LogError> {
+        let announced = |tombstone: &&Tombstone| tombstone.kills_before == kills_before;
+        let found = self.core.segments.lock().removing.iter().find(announced).cloned();
+        let Some(Tombstone { namespace, hashes, .. }) = found else { return Ok(()) };
+        let written = self.core.write_tombstone(namespace, hashes, kills_before);
+        self.core.segments.lock().removing.retain(|t| t.kills_before != kills_before);
+        written
+    }
+
+    /// Which blocks of a namespace were removed after the log gave out sequence number `born`.
+    #[must_use]
+    pub fn removed_since(&self, namespace: NamespaceId, born: u64) -> RemovedBlocks {
+        let segments = self.core.segments.lock();
+        let mut removed = RemovedBlocks::default();
+        for tombstone in segments.tombstones.iter().chain(&segments.removing) {
+            if tombstone.namespace == namespace && tombstone.kills_before > born {
+                removed.all |= tombstone.hashes.is_empty();
+                removed.hashes.extend(&tombstone.hashes);
+            }
+        }
+        removed
+    }
+}
+
+/// Blocks of a namespace that were removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemovedBlocks {
+    all: bool,
+    hashes: HashSet<ChainHash>,
+}
+
+impl RemovedBlocks {
+    /// Whether this block was removed.
+    #[must_use]
+    pub fn contains(&self, hash: &ChainHash) -> bool {
+        self.all || self.hashes.contains(hash)
     }
 }
 
@@ -181,7 +224,9 @@ impl Core {
         kills_before: u64,
     ) -> Result<(), LogError> {
         let place = self.reserve(Log::removal_bytes(hashes.len()), true)?;
-        let header = self.tombstone_header(&place, namespace, hashes.clone(), kills_before);
+        let at = (place.pin.segment.number, place.epoch, place.offset);
+        let bare = self.bare_header(at, place.sequence, RecordKind::Tombstone { kills_before });
+        let header = RecordHeader { namespace, hashes: hashes.clone(), ..bare };
         let writing = Writing::header(Arc::clone(&place.pin), &header, self.rules(false));
         self.write_one(writing, &Call::background())?;
         self.sync_segment(&place.pin.segment)?;
@@ -193,28 +238,5 @@ impl Core {
             kills_before,
         });
         Ok(())
-    }
-
-    fn tombstone_header(
-        &self,
-        place: &Reservation,
-        namespace: NamespaceId,
-        hashes: Vec<ChainHash>,
-        kills_before: u64,
-    ) -> RecordHeader {
-        RecordHeader {
-            store: self.store,
-            segment: place.pin.segment.number,
-            epoch: place.epoch,
-            offset: place.offset,
-            sequence: place.sequence,
-            born: place.sequence,
-            namespace,
-            lineage: ChainHash::default(),
-            parent: ChainHash::default(),
-            first_block_index: 0,
-            hashes,
-            kind: RecordKind::Tombstone { kills_before },
-        }
     }
 }

@@ -151,10 +151,27 @@ impl Core {
     /// Writes a void or a seal. Best effort: without it, opening the store searches a little longer.
     pub(crate) fn write_marker(&self, segment: &Segment, offset: u64, kind: RecordKind) {
         let sequence = self.segments.lock().take_sequence();
-        let header = RecordHeader {
+        let header = self.bare_header((segment.number, segment.epoch(), offset), sequence, kind);
+        let mut bytes = vec![0; header.header_bytes() as usize];
+        header.encode(&mut bytes);
+        let call = Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT));
+        if let Err(error) = self.transfer(Operation::Write, segment.file, offset, &mut bytes, &call)
+        {
+            tracing::debug!("a marker was not written: {error}");
+        }
+    }
+
+    /// The header of a record without blocks, at (segment, epoch, offset).
+    pub(crate) fn bare_header(
+        &self,
+        (segment, epoch, offset): (u64, u64, u64),
+        sequence: u64,
+        kind: RecordKind,
+    ) -> RecordHeader {
+        RecordHeader {
             store: self.store,
-            segment: segment.number,
-            epoch: segment.epoch(),
+            segment,
+            epoch,
             offset,
             sequence,
             born: sequence,
@@ -164,13 +181,6 @@ impl Core {
             first_block_index: 0,
             hashes: Vec::new(),
             kind,
-        };
-        let mut bytes = vec![0; header.header_bytes() as usize];
-        header.encode(&mut bytes);
-        let call = Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT));
-        if let Err(error) = self.transfer(Operation::Write, segment.file, offset, &mut bytes, &call)
-        {
-            tracing::debug!("a marker was not written: {error}");
         }
     }
 

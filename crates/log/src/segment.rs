@@ -190,6 +190,8 @@ pub(crate) struct Segments {
     pub(crate) next_number: u64,
     pub(crate) next_sequence: u64,
     pub(crate) tombstones: Vec<Tombstone>,
+    /// Removals whose tombstones are not written yet; their `segment` says nothing.
+    pub(crate) removing: Vec<Tombstone>,
     /// The file system refused a new segment; how many switches to wait before asking again.
     pub(crate) creation_blocked: u32,
 }

@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Durability, Extent};
+use dalsegno_core::{Clock, Extent};
 use dalsegno_io::{BufferPool, Device, FileId, OpenMode, Operation};
 use parking_lot::Mutex;
 
 use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{
-    FormatError, NamespaceSector, RecordHeader, RecordKind, STORE_FILE, StoreHeader, all_zero,
+    FormatError, NamespaceSector, RecordHeader, RecordKind, STORE_FILE, all_zero,
     namespace_of_file, segment_number,
 };
-use crate::log::{Core, LogOptions};
+use crate::log::Core;
 use crate::recover::read_segment_header;
 use crate::scan::scan_records;
 
@@ -109,20 +109,8 @@ fn offline_core(
     pool: BufferPool,
     report: &mut VerifyReport,
 ) -> Result<Core, LogError> {
-    let io_request_bytes = pool.largest() as u64;
-    let options = LogOptions {
-        segment_bytes: 0,
-        segment_count: 0,
-        durability: Durability::None,
-        io_depth: 8,
-        io_request_bytes,
-        header_cache_bytes: 0,
-        read_only: true,
-    };
-    let mut core = Core::new(device, clock, pool, options);
-    let header = crate::meta::read_sector(&core, STORE_FILE)
-        .map_err(|_| FormatError::Truncated)
-        .and_then(|sector| StoreHeader::decode(&sector));
+    let mut core = Core::offline(device, clock, pool);
+    let header = crate::meta::decode_store_header(&core);
     let header = match header {
         Ok(header) => header,
         Err(FormatError::Newer(version)) => {

@@ -76,8 +76,7 @@ impl Store {
         scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
-        let layers = 0..self.enter()?.namespace(namespace)?.layout().layers();
-        self.get(namespace, (chain, out), layers, scope, terms)
+        self.get(namespace, (chain, out), None, scope, terms)
     }
 
     /// Fills `out[i]` with one layer of block `chain[i]`, up to the first miss.
@@ -93,26 +92,28 @@ impl Store {
         out: Vec<Vec<Memory>>,
         terms: &Terms,
     ) -> Result<GetReport> {
-        let layers = self.enter()?.namespace(namespace)?.layout().layers();
-        if layer >= layers {
-            return Err(dalsegno_core::Error::invalid(format!(
-                "layer {layer} does not exist; the namespace has layers 0 to {}",
-                layers - 1
-            )));
-        }
-        self.get(namespace, (chain, out), layer..layer + 1, Scope::Prefix, terms)
+        self.get(namespace, (chain, out), Some(layer), Scope::Prefix, terms)
     }
 
+    /// Gets one layer, or all.
     fn get(
         &self,
         namespace: NamespaceId,
         (chain, out): (&[ChainHash], Vec<Vec<Memory>>),
-        layers: Range<u32>,
+        layer: Option<u32>,
         scope: Scope,
         terms: &Terms,
     ) -> Result<GetReport> {
         let inner = self.enter()?;
         let namespace = inner.namespace(namespace)?;
+        let layer_count = namespace.layout().layers();
+        if let Some(layer) = layer.filter(|layer| *layer >= layer_count) {
+            return Err(dalsegno_core::Error::invalid(format!(
+                "layer {layer} does not exist; the namespace has layers 0 to {}",
+                layer_count - 1
+            )));
+        }
+        let layers = layer.map_or(0..layer_count, |layer| layer..layer + 1);
         if chain.len() != out.len() {
             return Err(dalsegno_core::Error::invalid(format!(
                 "{} hashes but {} buffers; give one buffer per block",
@@ -120,8 +121,8 @@ impl Store {
                 out.len()
             )));
         }
-        let layer_count = u64::from(layers.end - layers.start);
-        let bytes = layer_count * u64::from(namespace.layout().slice_bytes());
+        let wanted = u64::from(layers.end - layers.start);
+        let bytes = wanted * u64::from(namespace.layout().slice_bytes());
         check_blocks(&out, bytes)?;
         let call = terms.call(inner.clock.as_ref());
         let mut get = Get::new(&inner, &namespace, chain, layers, &call);

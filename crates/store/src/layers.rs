@@ -1,5 +1,7 @@
 //! Putting blocks layer by layer, as a forward pass produces them.
 
+use std::sync::Arc;
+
 use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, NamespaceId, Result};
 use dalsegno_io::Memory;
 use dalsegno_log::LayerAppend;
@@ -13,7 +15,7 @@ use crate::terms::Terms;
 #[derive(Debug)]
 pub struct LayerWriter {
     store: Store,
-    namespace: Namespace,
+    namespace: Arc<Namespace>,
     append: Option<LayerAppend>,
     first: usize,
     count: usize,

@@ -30,7 +30,7 @@ pub use dalsegno_io::{Lender, Memory, lend};
 pub use get::{GetReport, Outcome};
 pub use layers::LayerWriter;
 pub use offline::{ExtentRow, Finding, NamespaceRow, StoreInfo, VerifyReport, info, list, verify};
-pub use open::{DirectoryFacts, Parts, directory_facts};
+pub use open::Parts;
 pub use put::{Put, PutOutcome, PutReport};
 pub use stats::Stats;
 pub use store::Store;

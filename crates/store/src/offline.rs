@@ -8,13 +8,13 @@ use dalsegno_core::{
 };
 use dalsegno_index::{Index, MemoryIndex};
 use dalsegno_io::{
-    BufferPool, Device, DirectoryLock, DirectoryOptions, LocalDirectory, OpenMode, SystemClock,
+    BufferPool, Device, DirectoryLock, DirectoryOptions, LocalDirectory, SystemClock,
 };
-use dalsegno_log::format::{STORE_FILE, StoreHeader};
+use dalsegno_log::format::StoreHeader;
 use dalsegno_log::{Log, LogOptions, SegmentState};
 use serde::Serialize;
 
-use crate::open::{directory_facts, lock_error, rebuild, unavailable};
+use crate::open::{lock_error, rebuild, unavailable};
 use crate::store::to_error;
 
 pub use dalsegno_log::{Finding, VerifyReport};
@@ -139,30 +139,26 @@ impl Reader {
 
     /// The store's own header, if it can be read.
     pub(crate) fn store_header(&self) -> Option<StoreHeader> {
-        let opened = self.device.open(STORE_FILE, OpenMode::Read).ok()?;
-        let sector = dalsegno_log::read_first_sector(
-            self.device.as_ref(),
-            opened.file,
-            &self.pool,
-            self.clock.as_ref(),
-        )?;
-        StoreHeader::decode(&sector).ok()
+        let device = Arc::clone(&self.device);
+        dalsegno_log::store_header(device, Arc::clone(&self.clock), self.pool.clone()).ok()
     }
 }
 
-fn lock(path: &Path) -> Result<DirectoryLock> {
-    let facts = directory_facts(path)?;
-    if !facts.is_store {
+/// A reader of a store that nobody has open, and what keeps owners out.
+fn enter(path: &Path) -> Result<(Reader, DirectoryLock)> {
+    let reader = Reader::open(path)?;
+    if !reader.facts(path)?.is_store {
         let message = format!("{} holds no Dalsegno store", path.display());
         return Err(Error::invalid(message));
     }
-    DirectoryLock::acquire_shared(path).map_err(|error| lock_error(path, error))
+    let lock = DirectoryLock::acquire_shared(path).map_err(|error| lock_error(path, error))?;
+    Ok((reader, lock))
 }
 
 fn open(path: &Path) -> Result<Offline> {
-    let lock = lock(path)?;
-    let Reader { device, clock, pool } = Reader::open(path)?;
-    let facts = directory_facts(path)?;
+    let (reader, lock) = enter(path)?;
+    let facts = reader.facts(path)?;
+    let Reader { device, clock, pool } = reader;
     // The bounds do not matter for looking; a large disk satisfies every check.
     let space = SpaceFacts { free_bytes: 1 << 50, ..facts.space };
     let limits = Config::default().validate(space)?;
@@ -278,7 +274,6 @@ impl Offline {
 ///
 /// As [`info`]. Damage is no error: it is in the report.
 pub fn verify(path: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<VerifyReport> {
-    let _lock = lock(path)?;
-    let Reader { device, clock, pool } = Reader::open(path)?;
+    let (Reader { device, clock, pool }, _lock) = enter(path)?;
     dalsegno_log::verify(device, clock, pool, progress).map_err(to_error)
 }

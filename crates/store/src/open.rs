@@ -15,16 +15,17 @@ use dalsegno_core::{
 use dalsegno_index::{Index, MemoryIndex, Scope};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
-    SystemClock, lend,
+    SystemClock,
 };
 use dalsegno_log::format::{STORE_FILE, namespace_of_file, segment_number};
-use dalsegno_log::{Call, ExtentRead, Log, LogOptions, Recovered, Target};
+use dalsegno_log::{Log, LogOptions, Recovered};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
 
 use crate::dram::Dram;
 use crate::offline::Reader;
 use crate::pending::Pending;
+use crate::reclaim::read_whole;
 use crate::stats::{Counters, add};
 use crate::store::{Inner, Store, to_error};
 use crate::transfer::Workers;
@@ -51,11 +52,11 @@ pub struct Parts {
 
 /// What a directory says before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectoryFacts {
+pub(crate) struct DirectoryFacts {
     /// Whether a store lives there.
-    pub is_store: bool,
+    pub(crate) is_store: bool,
     /// Room, for [`Config::validate`].
-    pub space: SpaceFacts,
+    pub(crate) space: SpaceFacts,
 }
 
 impl Store {
@@ -71,10 +72,11 @@ impl Store {
         }
         LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
         // Before the lock file is made: nothing is left in a directory that is not ours.
-        directory_facts(path)?;
+        let reader = Reader::open(path)?;
+        reader.facts(path)?;
         let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let facts = directory_facts(path)?;
+        let facts = reader.facts(path)?;
         let limits = config.validate(facts.space)?;
         let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)
             .map_err(|error| unavailable(path, error))?;
@@ -140,7 +142,9 @@ impl Store {
             log,
             index,
             pending: Pending::default(),
-            namespaces: RwLock::new(namespaces.into_iter().map(|n| (n.id(), n)).collect()),
+            namespaces: RwLock::new(
+                namespaces.into_iter().map(|n| (n.id(), Arc::new(n))).collect(),
+            ),
             counters,
             reclaiming: Mutex::new(()),
             _lock: lock,
@@ -197,49 +201,44 @@ pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered) {
 fn is_sound(log: &Log, extent: &Extent) -> bool {
     let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
     let mut bytes = vec![0_u8; extent.hashes.len() * block_bytes];
-    lend(|lender| {
-        let targets = (0..extent.block_count()).zip(bytes.chunks_exact_mut(block_bytes));
-        let targets =
-            targets.map(|(block, b)| Target { block, memory: vec![lender.exclusive(b)] }).collect();
-        let layers = 0..extent.layout.layers();
-        let read = ExtentRead { extent: extent.clone(), layers, targets };
-        let results = log.read(vec![read], &Call::background());
-        results.iter().flatten().all(|block| block.outcome.is_ok())
-    })
-}
-
-/// Looks at a directory without changing it.
-///
-/// # Errors
-///
-/// `Unavailable` if it cannot be read; `Invalid` if it holds something else than a store.
-pub fn directory_facts(path: &Path) -> Result<DirectoryFacts> {
-    let reader = Reader::open(path)?;
-    let entries = reader.device.list().map_err(|error| unavailable(path, error))?;
-    let space = reader.device.space().map_err(|error| unavailable(path, error))?;
-    let segments: Vec<_> = entries.iter().filter(|e| segment_number(&e.name).is_some()).collect();
-    let is_ours = |name: &str| {
-        name == STORE_FILE || segment_number(name).is_some() || namespace_of_file(name).is_some()
-    };
-    let is_store = entries.iter().any(|entry| is_ours(&entry.name));
-    if let Some(foreign) = entries.iter().find(|e| e.name != "LOCK").filter(|_| !is_store) {
-        return Err(Error::invalid(format!(
-            "{} holds {:?} but no Dalsegno store; give an empty or a new directory",
-            path.display(),
-            foreign.name
-        )));
-    }
-    Ok(DirectoryFacts {
-        is_store,
-        space: SpaceFacts {
-            free_bytes: space.free_bytes,
-            own_bytes: segments.iter().map(|e| e.allocated_bytes).sum(),
-            existing_segment_bytes: reader.segment_bytes(&segments),
-        },
-    })
+    let all: Vec<u32> = (0..extent.block_count()).collect();
+    read_whole(log, extent, &all, &mut bytes).into_iter().all(|good| good)
 }
 
 impl Reader {
+    /// Looks at the directory without changing it.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if it cannot be read; `Invalid` if it holds something else than a store.
+    pub(crate) fn facts(&self, path: &Path) -> Result<DirectoryFacts> {
+        let entries = self.device.list().map_err(|error| unavailable(path, error))?;
+        let space = self.device.space().map_err(|error| unavailable(path, error))?;
+        let segments: Vec<_> =
+            entries.iter().filter(|e| segment_number(&e.name).is_some()).collect();
+        let is_ours = |name: &str| {
+            name == STORE_FILE
+                || segment_number(name).is_some()
+                || namespace_of_file(name).is_some()
+        };
+        let is_store = entries.iter().any(|entry| is_ours(&entry.name));
+        if let Some(foreign) = entries.iter().find(|e| e.name != "LOCK").filter(|_| !is_store) {
+            return Err(Error::invalid(format!(
+                "{} holds {:?} but no Dalsegno store; give an empty or a new directory",
+                path.display(),
+                foreign.name
+            )));
+        }
+        Ok(DirectoryFacts {
+            is_store,
+            space: SpaceFacts {
+                free_bytes: space.free_bytes,
+                own_bytes: segments.iter().map(|e| e.allocated_bytes).sum(),
+                existing_segment_bytes: self.segment_bytes(&segments),
+            },
+        })
+    }
+
     /// The segment size of the store's header, else the size that most segment files have: one that was cut must not
     /// decide.
     fn segment_bytes(&self, segments: &[&dalsegno_io::DirEntry]) -> Option<u64> {

@@ -202,8 +202,19 @@ impl Inner {
     /// Phase two: from here on the blocks are visible.
     pub(crate) fn publish(&self, appended: Appended) {
         let Appended { extent, pin } = appended;
-        let id = extent.id;
-        if self.index.insert(extent, &|_| true) == 0 {
+        let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
+        let mut visible = self.index.insert(extent.clone(), &|_| true);
+        // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are told
+        // here. Without this they would be visible until the store is opened again, and gone then.
+        let removed = self.log.removed_since(namespace, born);
+        let gone: Vec<ChainHash> =
+            extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
+        if !gone.is_empty() {
+            self.index.remove_extent(id);
+            visible = self.index.insert(extent, &|hash| !removed.contains(hash));
+            self.dram.remove(namespace, &gone);
+        }
+        if visible == 0 {
             self.log.forget(id);
         }
         drop(pin);

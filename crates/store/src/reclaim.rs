@@ -12,7 +12,7 @@ use std::time::Duration;
 use dalsegno_core::{Extent, ExtentId};
 use dalsegno_index::Indexed;
 use dalsegno_io::lend;
-use dalsegno_log::{Call, ExtentRead, LogError, NewExtent, SegmentState, SegmentView, Target};
+use dalsegno_log::{Call, ExtentRead, Log, LogError, NewExtent, SegmentState, SegmentView, Target};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
 
 use crate::stats::add;
@@ -130,9 +130,12 @@ impl Inner {
         let live = self.index.live_blocks(extent);
         let wanted: Vec<u32> =
             (0_u32..).zip(&live).filter(|(_, live)| **live).map(|(block, _)| block).collect();
+        if wanted.is_empty() {
+            return Ok(0);
+        }
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
         let mut bytes = vec![0_u8; wanted.len() * block_bytes];
-        let good = self.read_whole(extent, &wanted, &mut bytes, block_bytes);
+        let good = read_whole(&self.log, extent, &wanted, &mut bytes);
         let mut new = Vec::new();
         let mut pins = Vec::new();
         let mut written = 0;
@@ -152,26 +155,6 @@ impl Inner {
         self.index.replace(extent.id, new);
         drop(pins);
         Ok(written)
-    }
-
-    /// Reads these blocks; returns which of them are good.
-    fn read_whole(
-        &self,
-        extent: &Extent,
-        wanted: &[u32],
-        bytes: &mut [u8],
-        block_bytes: usize,
-    ) -> Vec<bool> {
-        lend(|lender| {
-            let targets = wanted.iter().zip(bytes.chunks_exact_mut(block_bytes));
-            let targets = targets
-                .map(|(block, b)| Target { block: *block, memory: vec![lender.exclusive(b)] })
-                .collect();
-            let layers = 0..extent.layout.layers();
-            let read = ExtentRead { extent: extent.clone(), layers, targets };
-            let results = self.log.read(vec![read], &Call::background());
-            results.into_iter().flatten().map(|block| block.outcome.is_ok()).collect()
-        })
     }
 
     /// Drops what is still left in a segment that nobody can enter any more.
@@ -194,6 +177,26 @@ impl Inner {
         let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);
         self.dram.remove(extent.namespace, &gone.map(|(hash, _)| *hash).collect::<Vec<_>>());
     }
+}
+
+/// Reads whole blocks of an extent side by side into `bytes`; returns which of them are good.
+pub(crate) fn read_whole(
+    log: &Log,
+    extent: &Extent,
+    wanted: &[u32],
+    bytes: &mut [u8],
+) -> Vec<bool> {
+    let block_bytes = bytes.len() / wanted.len();
+    lend(|lender| {
+        let targets = wanted.iter().zip(bytes.chunks_exact_mut(block_bytes));
+        let targets = targets
+            .map(|(block, b)| Target { block: *block, memory: vec![lender.exclusive(b)] })
+            .collect();
+        let layers = 0..extent.layout.layers();
+        let read = ExtentRead { extent: extent.clone(), layers, targets };
+        let results = log.read(vec![read], &Call::background());
+        results.into_iter().flatten().map(|block| block.outcome.is_ok()).collect()
+    })
 }
 
 /// Runs of wanted blocks that are neighbours in the extent and good, as ranges of `wanted`.

@@ -50,7 +50,7 @@ pub(crate) struct Inner {
     pub(crate) dram: Dram,
     pub(crate) pending: Pending,
     pub(crate) admission: Mutex<AdmissionFilter>,
-    pub(crate) namespaces: RwLock<HashMap<NamespaceId, Namespace>>,
+    pub(crate) namespaces: RwLock<HashMap<NamespaceId, Arc<Namespace>>>,
     pub(crate) counters: Counters,
     /// Held by whoever makes room, so that one does it for all.
     pub(crate) reclaiming: Mutex<()>,
@@ -117,7 +117,7 @@ impl Store {
                 namespace.id()
             );
         }
-        known.insert(namespace.id(), namespace.clone());
+        known.insert(namespace.id(), Arc::new(namespace.clone()));
         Ok(())
     }
 
@@ -159,22 +159,16 @@ impl Store {
     /// store is closed all the same.
     pub fn remove(&self, namespace: NamespaceId, hashes: Option<&[ChainHash]>) -> Result<u64> {
         let inner = self.enter()?;
-        // The index first: a get under way that still brings a block to DRAM looks there again afterwards.
-        let removed = match hashes {
-            Some([]) => return Ok(0),
-            Some(hashes) => inner.index.remove_blocks(namespace, hashes),
-            None => inner.index.remove_namespace(namespace),
-        };
         match hashes {
-            Some(hashes) => inner.dram.remove(namespace, hashes),
-            None => inner.dram.clear(),
+            None => inner.remove_part(namespace, &[]),
+            Some(hashes) => {
+                let parts = hashes.chunks(dalsegno_core::MAX_EXTENT_BLOCKS as usize);
+                // All parts, also behind one that could not be made durable.
+                let removed: Vec<_> =
+                    parts.map(|part| inner.remove_part(namespace, part)).collect();
+                removed.into_iter().sum()
+            }
         }
-        for id in &removed.extents {
-            inner.log.forget(*id);
-        }
-        add(&inner.counters.removed_blocks, removed.blocks);
-        inner.remove_for_good(namespace, hashes.unwrap_or_default()).map_err(to_error)?;
-        Ok(removed.blocks)
     }
 
     /// Carries out what was begun, lets go of the directory and of everything else. Calling it again does nothing.
@@ -205,25 +199,35 @@ impl Store {
 }
 
 impl Inner {
-    /// Makes a removal durable, in parts that fit a record.
-    fn remove_for_good(
-        &self,
-        namespace: NamespaceId,
-        hashes: &[ChainHash],
-    ) -> std::result::Result<(), LogError> {
-        if hashes.is_empty() {
-            self.make_room(Log::removal_bytes(0))?;
-            return self.log.remove(namespace, hashes);
+    /// Removes blocks that fit one record, or the whole namespace if there are none.
+    ///
+    /// Announced first, so that a put under way does not publish them afterwards; then the index, then DRAM, so that a get
+    /// under way does not bring them back.
+    fn remove_part(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<u64> {
+        let removal = self.log.begin_removal(namespace, hashes);
+        let removed = if hashes.is_empty() {
+            let removed = self.index.remove_namespace(namespace);
+            self.dram.clear();
+            removed
+        } else {
+            let removed = self.index.remove_blocks(namespace, hashes);
+            self.dram.remove(namespace, hashes);
+            removed
+        };
+        for id in &removed.extents {
+            self.log.forget(*id);
         }
-        for part in hashes.chunks(dalsegno_core::MAX_EXTENT_BLOCKS as usize) {
-            self.make_room(Log::removal_bytes(part.len()))?;
-            self.log.remove(namespace, part)?;
+        add(&self.counters.removed_blocks, removed.blocks);
+        // Tried also if no room could be made: a removal may use the reserve.
+        if let Err(error) = self.make_room(Log::removal_bytes(hashes.len())) {
+            tracing::debug!("no room could be made for a removal: {error}");
         }
-        Ok(())
+        self.log.finish_removal(removal).map_err(to_error)?;
+        Ok(removed.blocks)
     }
 
     /// A namespace that was registered.
-    pub(crate) fn namespace(&self, id: NamespaceId) -> Result<Namespace> {
+    pub(crate) fn namespace(&self, id: NamespaceId) -> Result<Arc<Namespace>> {
         self.namespaces.read().get(&id).cloned().ok_or_else(|| {
             Error::invalid(format!(
                 "namespace {id} is not registered with this store; register it first"
