@@ -118,8 +118,8 @@ impl Log {
     /// Writes extents, several at a time; one result each, in order. With durability `batch` they share a sync.
     ///
     /// With a deadline the bytes are copied before they are written, so that the caller's memory is free when the call
-    /// ends; without one, aligned memory is written from where it lies. The room of an extent that fails is given up, and
-    /// nothing of it is ever visible.
+    /// ends; without one, aligned memory is written from where it lies. The room of an extent that fails is given up,
+    /// and nothing of it is ever visible.
     ///
     /// # Panics
     ///

@@ -23,6 +23,7 @@ mod pump;
 mod read;
 mod recover;
 mod recycle;
+mod renew;
 mod reserve;
 mod scan;
 mod segment;

@@ -77,8 +77,8 @@ impl Log {
     ///
     /// # Errors
     ///
-    /// [`LogError::Format`] if a newer Dalsegno wrote the store; [`LogError::Io`] if the device fails as a whole. Damage
-    /// of single files is no error: it is told in [`Recovered`].
+    /// [`LogError::Format`] if a newer Dalsegno wrote the store; [`LogError::Io`] if the device fails as a whole.
+    /// Damage of single files is no error: it is told in [`Recovered`].
     pub fn open(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,

@@ -54,8 +54,8 @@ pub struct BlockRead {
     pub memory: Vec<Memory>,
 }
 
-/// A slice while its parts arrive, in any order. They are summed in theirs: joining the checksums of parts costs as much as
-/// summing half a megabyte.
+/// A slice while its parts arrive, in any order. They are summed in theirs: joining the checksums of parts costs as
+/// much as summing half a megabyte.
 #[derive(Default)]
 struct Slice {
     /// Bytes summed so far.

@@ -5,7 +5,7 @@
 //! 2. Damage never stops the opening; it costs the bytes it hit and is told.
 //! 3. Nothing is written but what a later append writes anyway.
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId, SECTOR_BYTES};
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_io::{DirEntry, FileId, OpenMode, Operation};
 use parking_lot::Mutex;
 
@@ -15,7 +15,7 @@ use crate::format::{
     FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader, all_zero, segment_number,
 };
 use crate::log::Core;
-use crate::scan::{Scan, ScanEnd, scan_records};
+use crate::scan::{Scan, ScanEnd, scan_records, scan_tombstones};
 use crate::segment::{Segment, SegmentState, Slot, Tombstone};
 
 /// Threads that read headers at open.
@@ -100,6 +100,7 @@ fn install(core: &Core, found: Vec<Found>) -> Recovered {
                     let kills_before = *kills_before;
                     segments.tombstones.push(Tombstone {
                         segment: number,
+                        offset: record.offset,
                         namespace,
                         hashes,
                         kills_before,
@@ -160,10 +161,12 @@ fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, Log
             return Ok(Found { slot: None, number, records: Vec::new(), faults });
         }
         Err(damage) => {
+            // What it held is lost, but for what it says is removed.
             let segment = Segment::new(number, opened.file, 0);
             let slot = Slot { state: SegmentState::Damaged, ..Slot::free(segment) };
+            let records = scan_tombstones(core, opened.file, number, opened.bytes);
             let faults = vec![fault(0, damage.to_string())];
-            return Ok(Found { slot: Some(slot), number, records: Vec::new(), faults });
+            return Ok(Found { slot: Some(slot), number, records, faults });
         }
     };
     let bytes = opened.bytes.min(core.options.segment_bytes);
@@ -175,12 +178,20 @@ fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, Log
     if cut {
         faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
     }
-    let state = match end {
+    let mut state = match end {
         _ if cut => SegmentState::Damaged,
         ScanEnd::Sealed => SegmentState::Sealed,
-        ScanEnd::Open if records.is_empty() && cursor == SECTOR_BYTES => SegmentState::Free,
+        // A segment's new life begins with the tombstones of the old ones.
+        ScanEnd::Open if records.iter().all(RecordHeader::is_tombstone) => SegmentState::Free,
         ScanEnd::Open => SegmentState::Open,
     };
+    if state == SegmentState::Free && !core.options.read_only {
+        // A process that was killed may have written the header without making it durable.
+        if let Err(error) = core.sync_file(opened.file, &core.patient_call()) {
+            faults.push(fault(0, error.to_string()));
+            state = SegmentState::Damaged;
+        }
+    }
     let segment = Segment::new(number, opened.file, header.epoch);
     let slot =
         Slot { state, cursor, newest_sequence: header.first_sequence, ..Slot::free(segment) };
@@ -205,7 +216,11 @@ pub(crate) fn read_segment_header(
         return Err(FormatError::Unfinished);
     }
     let sector = &sectors[..SECTOR];
-    let header = SegmentHeader::decode(sector)?;
+    let header = SegmentHeader::decode(sector).map_err(|error| match error {
+        // The rest says that it is ours, so only the magic number is damaged.
+        FormatError::Magic if sector[16..32] == core.store.0 => FormatError::Checksum,
+        other => other,
+    })?;
     let differs = [
         ("store", header.store != core.store),
         ("segment", header.segment != number),

@@ -43,6 +43,10 @@ impl Core {
             let mut segments = self.segments.lock();
             if let Some((segment, offset)) = segments.reserve_open(bytes, segment_bytes) {
                 let sequence = segments.take_sequence();
+                if !relocating {
+                    // Before it is written: a tombstone that may have to hide it must not be given up meanwhile.
+                    segments.note_record(segment.number, sequence, sequence);
+                }
                 let epoch = segment.epoch();
                 let pin = Arc::new(segment.pin(epoch).expect("an open segment is not closed"));
                 return Ok(Reservation { pin, epoch, offset, sequence });
@@ -143,7 +147,7 @@ impl Core {
         };
         let mut sector = [0; crate::format::SECTOR];
         header.encode(&mut sector);
-        let call = Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT));
+        let call = self.patient_call();
         self.transfer(Operation::Write, segment.file, 0, &mut sector, &call)?;
         self.sync_file(segment.file, &call)
     }
@@ -154,7 +158,7 @@ impl Core {
         let header = self.bare_header((segment.number, segment.epoch(), offset), sequence, kind);
         let mut bytes = vec![0; header.header_bytes() as usize];
         header.encode(&mut bytes);
-        let call = Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT));
+        let call = self.patient_call();
         if let Err(error) = self.transfer(Operation::Write, segment.file, offset, &mut bytes, &call)
         {
             tracing::debug!("a marker was not written: {error}");
@@ -182,6 +186,11 @@ impl Core {
             hashes: Vec::new(),
             kind,
         }
+    }
+
+    /// For the log's own work, which waits long but not for ever.
+    pub(crate) fn patient_call(&self) -> Call {
+        Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT))
     }
 
     /// Marks reserved room as dead.

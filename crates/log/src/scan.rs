@@ -65,6 +65,14 @@ impl Window<'_> {
         let at = usize::try_from(offset - self.start).expect("within the window");
         self.bytes.get(at..at + usize::try_from(len).expect("64-bit addresses"))
     }
+
+    /// The record at `offset`, wherever it says it belongs; `Err(None)` if the file ends or fails there.
+    fn record(&mut self, offset: u64, ahead: u64) -> Result<RecordHeader, Option<FormatError>> {
+        let sector = self.get(offset, SECTOR_BYTES, ahead).ok_or(None)?;
+        let header_bytes = u64::from(RecordHeader::peek_bytes(sector)?);
+        let bytes = self.get(offset, header_bytes, ahead).ok_or(Some(FormatError::Truncated))?;
+        Ok(RecordHeader::decode(bytes)?)
+    }
 }
 
 /// Reads the headers of all records of a segment whose file has `file_bytes` bytes.
@@ -118,17 +126,42 @@ pub(crate) fn scan_records(
     scan
 }
 
-/// The record at `offset`; `Err(None)` if the file ends or fails there.
+/// Reads all tombstones of a segment whose header is damaged, of whatever epoch: hiding what was removed once is always
+/// right.
+pub(crate) fn scan_tombstones(
+    core: &Core,
+    file: FileId,
+    number: u64,
+    file_bytes: u64,
+) -> Vec<RecordHeader> {
+    let end = file_bytes.min(core.options.segment_bytes);
+    let end = end - end % SECTOR_BYTES;
+    let call = Call::background();
+    let mut window = Window { core, file, end, call: &call, start: 0, bytes: Vec::new() };
+    let ahead = core.options.io_request_bytes;
+    let mut found = Vec::new();
+    let mut offset = SECTOR_BYTES;
+    while offset < end {
+        let record = window.record(offset, ahead);
+        if let Ok(record) = record
+            && record.is_tombstone()
+            && (record.store, record.segment, record.offset) == (core.store, number, offset)
+        {
+            found.push(record);
+        }
+        offset += SECTOR_BYTES;
+    }
+    found
+}
+
+/// The record at `offset` if it belongs there; `Err(None)` if the file ends or fails there.
 fn record_at(
     window: &mut Window<'_>,
     segment: &SegmentHeader,
     offset: u64,
     ahead: u64,
 ) -> Result<RecordHeader, Option<FormatError>> {
-    let sector = window.get(offset, SECTOR_BYTES, ahead).ok_or(None)?;
-    let header_bytes = u64::from(RecordHeader::peek_bytes(sector)?);
-    let bytes = window.get(offset, header_bytes, ahead).ok_or(Some(FormatError::Truncated))?;
-    let record = RecordHeader::decode(bytes)?;
+    let record = window.record(offset, ahead)?;
     let place = [
         ("store", record.store != segment.store),
         ("segment", record.segment != segment.segment),
@@ -145,8 +178,9 @@ fn record_at(
     }
 }
 
-/// Whether a sector that is no valid record was one of this epoch once: all but one of the five fields that every header
-/// repeats are right. What an earlier epoch left over has its own valid checksum or differs in the epoch as well.
+/// Whether a sector that is no valid record was one of this epoch once: all but one of the five fields that every
+/// header repeats are right. What an earlier epoch left over has its own valid checksum or differs in the epoch as
+/// well.
 fn looks_damaged(sector: Option<&[u8]>, segment: &SegmentHeader, offset: u64) -> bool {
     let Some(sector) = sector.filter(|sector| sector.len() >= SECTOR) else { return false };
     if matches!(RecordHeader::decode(sector), Ok(_) | Err(FormatError::Place(_))) {

@@ -137,6 +137,7 @@ impl Segment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tombstone {
     pub(crate) segment: u64,
+    pub(crate) offset: u64,
     pub(crate) namespace: NamespaceId,
     pub(crate) hashes: Vec<ChainHash>,
     pub(crate) kills_before: u64,
@@ -146,6 +147,11 @@ impl Tombstone {
     /// Bytes of its record.
     pub(crate) fn record_bytes(&self) -> u64 {
         crate::Log::removal_bytes(self.hashes.len())
+    }
+
+    /// Behind its record.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.record_bytes()
     }
 }
 
@@ -190,7 +196,7 @@ pub(crate) struct Segments {
     pub(crate) next_number: u64,
     pub(crate) next_sequence: u64,
     pub(crate) tombstones: Vec<Tombstone>,
-    /// Removals whose tombstones are not written yet; their `segment` says nothing.
+    /// Removals whose tombstones are not written yet; their `segment` and `offset` say nothing.
     pub(crate) removing: Vec<Tombstone>,
     /// The file system refused a new segment; how many switches to wait before asking again.
     pub(crate) creation_blocked: u32,

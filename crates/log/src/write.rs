@@ -151,7 +151,8 @@ fn crcs_of(header: RecordHeader) -> Vec<u32> {
 }
 
 impl Core {
-    /// Writes everything; each part's `result` says how it went. When this returns, nothing touches the caller's memory.
+    /// Writes everything; each part's `result` says how it went. When this returns, nothing touches the caller's
+    /// memory.
     pub(crate) fn write(&self, writings: &mut [Writing], call: &Call) {
         let mut pump = Pump::new(self, call);
         if let Err(stop) = self.pump_writes(&mut pump, writings, call) {

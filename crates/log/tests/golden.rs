@@ -1,7 +1,7 @@
 //! The store in `tests/golden/log-v1` must open for ever, and the worked example of `docs/formats/log.md` is its dump.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden` writes the worked example anew, and those golden files that
-//! do not exist yet. One that exists is never changed: a new format gets a new folder.
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden` writes the worked example anew, and those golden files
+//! that do not exist yet. One that exists is never changed: a new format gets a new folder.
 #![allow(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -18,8 +18,8 @@ pub const SECTOR: usize = 4096;
 /// `None` reads as zeros.
 type Sector = Option<Arc<[u8; SECTOR]>>;
 
-/// A sector that was not synced when the power went, or beginning and end of a file whose name was not: what is there now
-/// is a matter of chance.
+/// A sector that was not synced when the power went, or beginning and end of a file whose name was not: what is there
+/// now is a matter of chance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Torn {
     /// The file.

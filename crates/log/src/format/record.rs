@@ -99,6 +99,12 @@ impl RecordHeader {
         u32::try_from(self.hashes.len()).expect("bounded by MAX_EXTENT_BLOCKS")
     }
 
+    /// Whether it only says what was removed.
+    #[must_use]
+    pub fn is_tombstone(&self) -> bool {
+        matches!(self.kind, RecordKind::Tombstone { .. })
+    }
+
     /// The extent that the header describes, if it is one.
     #[must_use]
     pub fn extent(&self) -> Option<Extent> {

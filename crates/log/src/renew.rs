@@ -1,0 +1,176 @@
+//! A segment's next life, and the tombstones that outlive the last one.
+//!
+//! 1. A tombstone outlives every segment that may hold what it removed.
+//! 2. Recycling needs no room elsewhere, so a log can always make some: tombstones move within their segment. Their
+//!    copies of the next epoch are durable, clear of the old ones, before the header makes that epoch count.
+//! 3. The next epoch is durable before the segment is free.
+
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
+use dalsegno_io::{IoError, Operation};
+
+use crate::error::LogError;
+use crate::format::{RecordHeader, RecordKind, segment_file};
+use crate::log::{Core, Log};
+use crate::segment::{Segment, SegmentState, Tombstone};
+use crate::write::Writing;
+
+impl Core {
+    pub(crate) fn set_state(&self, number: u64, state: SegmentState) {
+        if let Some(slot) = self.segments.lock().slots.get_mut(&number) {
+            slot.state = state;
+        }
+    }
+
+    /// The segment's next life: durable header, nothing in it but tombstones, free. `false` if these would leave less
+    /// than half of it. `before` runs when it is sure that the segment goes.
+    pub(crate) fn renew(&self, segment: &Segment, before: impl FnOnce()) -> Result<bool, LogError> {
+        let (all, carried) = self.tombstones_of(segment.number);
+        let Some(start) = room_between(&all, &carried, self.options.segment_bytes / 2) else {
+            return Ok(false);
+        };
+        before();
+        let epoch = segment.epoch() + 1;
+        let first_sequence = self.segments.lock().next_sequence + 1;
+        let carried = self.copy_tombstones(segment, epoch, start, carried)?;
+        self.write_segment_header(segment, epoch, first_sequence)?;
+        let mut segments = self.segments.lock();
+        segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
+        let slot = segments.slots.get_mut(&segment.number).expect("a closed segment stays");
+        slot.state = SegmentState::Free;
+        slot.cursor = carried.last().map_or(SECTOR_BYTES, Tombstone::end);
+        slot.oldest_born = u64::MAX;
+        slot.newest_sequence = first_sequence;
+        segments.tombstones.extend(carried);
+        segment.reopen(epoch);
+        Ok(true)
+    }
+
+    /// Removes a damaged file; a new one with a new number can take its room. Its tombstones go to the open segment:
+    /// `false` if that has no room for them.
+    pub(crate) fn discard(
+        &self,
+        segment: &Segment,
+        before: impl FnOnce(),
+    ) -> Result<bool, LogError> {
+        for tombstone in self.tombstones_of(segment.number).1 {
+            let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
+            match self.write_tombstone(namespace, hashes, kills_before) {
+                Err(LogError::Full) => return Ok(false),
+                written => written?,
+            }
+        }
+        before();
+        match self.device.remove(&segment_file(segment.number)) {
+            // An earlier attempt came so far.
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => self.device.sync_names()?,
+        }
+        let mut segments = self.segments.lock();
+        segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
+        segments.slots.remove(&segment.number);
+        self.device.close(segment.file);
+        Ok(true)
+    }
+
+    /// A segment's tombstones by place, and those of them that still have something to hide in another one.
+    fn tombstones_of(&self, number: u64) -> (Vec<Tombstone>, Vec<Tombstone>) {
+        let segments = self.segments.lock();
+        let others = segments.slots.values().filter(|slot| slot.segment.number != number);
+        let oldest_elsewhere = others.map(|slot| slot.oldest_born).min().unwrap_or(u64::MAX);
+        let here = segments.tombstones.iter().filter(|tombstone| tombstone.segment == number);
+        let mut all: Vec<Tombstone> = here.cloned().collect();
+        all.sort_unstable_by_key(|tombstone| tombstone.offset);
+        let carried = all.iter().filter(|t| oldest_elsewhere < t.kills_before).cloned().collect();
+        (all, carried)
+    }
+
+    /// Writes tombstones as records of a coming epoch, one behind the other from `start` on, and syncs them.
+    fn copy_tombstones(
+        &self,
+        segment: &Segment,
+        epoch: u64,
+        start: u64,
+        mut carried: Vec<Tombstone>,
+    ) -> Result<Vec<Tombstone>, IoError> {
+        let call = self.patient_call();
+        let mut offset = start;
+        for tombstone in &mut carried {
+            tombstone.offset = offset;
+            let kind = RecordKind::Tombstone { kills_before: tombstone.kills_before };
+            let sequence = self.segments.lock().take_sequence();
+            let header = RecordHeader {
+                namespace: tombstone.namespace,
+                hashes: tombstone.hashes.clone(),
+                ..self.bare_header((segment.number, epoch, offset), sequence, kind)
+            };
+            let mut bytes = vec![0; header.header_bytes() as usize];
+            header.encode(&mut bytes);
+            for part in bytes.chunks_mut(self.pool.largest()) {
+                self.transfer(Operation::Write, segment.file, offset, part, &call)?;
+                offset += part.len() as u64;
+            }
+        }
+        if !carried.is_empty() {
+            self.sync_file(segment.file, &call)?;
+        }
+        Ok(carried)
+    }
+
+    pub(crate) fn write_tombstone(
+        &self,
+        namespace: NamespaceId,
+        hashes: Vec<ChainHash>,
+        kills_before: u64,
+    ) -> Result<(), LogError> {
+        let place = self.reserve(Log::removal_bytes(hashes.len()), true)?;
+        let (segment, offset) = (place.pin.segment.number, place.offset);
+        let at = (segment, place.epoch, offset);
+        let bare = self.bare_header(at, place.sequence, RecordKind::Tombstone { kills_before });
+        let header = RecordHeader { namespace, hashes: hashes.clone(), ..bare };
+        let writing = Writing::header(Arc::clone(&place.pin), &header, self.rules(false));
+        self.write_one(writing, &self.patient_call())?;
+        self.sync_segment(&place.pin.segment)?;
+        let tombstone = Tombstone { segment, offset, namespace, hashes, kills_before };
+        self.segments.lock().tombstones.push(tombstone);
+        Ok(())
+    }
+}
+
+/// Where records of the size of `carried` fit between the records `all`, which are sorted by place; `None` if they
+/// would end behind `limit`.
+fn room_between(all: &[Tombstone], carried: &[Tombstone], limit: u64) -> Option<u64> {
+    let bytes: u64 = carried.iter().map(Tombstone::record_bytes).sum();
+    let mut start = SECTOR_BYTES;
+    for tombstone in all {
+        if bytes == 0 || start + bytes <= tombstone.offset {
+            break;
+        }
+        start = tombstone.end();
+    }
+    (start + bytes <= limit).then_some(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tombstone(offset: u64, blocks: usize) -> Tombstone {
+        let (segment, namespace, kills_before) = (1, NamespaceId::default(), 7);
+        let hashes = vec![ChainHash::default(); blocks];
+        Tombstone { segment, offset, namespace, hashes, kills_before }
+    }
+
+    #[test]
+    fn copies_never_lie_over_what_they_are_copied_from() {
+        let all = [tombstone(4096, 1), tombstone(12_288, 1), tombstone(40_960, 1)];
+        assert_eq!(room_between(&all, &all[..0], 1 << 20), Some(4096));
+        assert_eq!(room_between(&all, &all[..1], 1 << 20), Some(8192));
+        assert_eq!(room_between(&all, &all[..2], 1 << 20), Some(16_384));
+        assert_eq!(room_between(&all, &all, 1 << 20), Some(16_384));
+        let large = [tombstone(4096, 4096)];
+        assert_eq!(room_between(&large, &large, 1 << 20), Some(large[0].end()));
+        assert_eq!(room_between(&large, &large, 1 << 17), None);
+    }
+}

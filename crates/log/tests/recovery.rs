@@ -1,0 +1,156 @@
+//! What opening makes of headers that were copied, damaged or left over, and what outlives a segment.
+#![allow(clippy::disallowed_methods, reason = "files are damaged as files")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{
+    ChainHash, Durability, EngineChoice, Extent, KvLayout, Location, NamespaceId, StoreId,
+};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
+use dalsegno_log::{Call, Log, LogOptions, NewExtent, Recovered, SegmentState};
+
+const SEGMENT_BYTES: u64 = 1 << 20;
+const NAMESPACE: NamespaceId = NamespaceId([9; 16]);
+const BLOCK_BYTES: usize = 100 << 10;
+
+fn open(dir: &Path) -> (Log, Recovered) {
+    let clock = Arc::new(SystemClock::new());
+    let pool = BufferPool::new(16 << 20, 64 << 10).unwrap();
+    let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
+    let device =
+        LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock)).unwrap();
+    let options = LogOptions {
+        segment_bytes: SEGMENT_BYTES,
+        segment_count: 3,
+        durability: Durability::None,
+        io_depth: 4,
+        io_request_bytes: 64 << 10,
+        header_cache_bytes: 0,
+        read_only: false,
+    };
+    Log::open(Arc::new(device), clock, pool, options, StoreId([1; 16])).unwrap()
+}
+
+fn hash(number: u32) -> ChainHash {
+    let mut bytes = [7; 32];
+    bytes[..4].copy_from_slice(&number.to_le_bytes());
+    ChainHash(bytes)
+}
+
+fn write(log: &Log, number: u32) -> Extent {
+    let bytes = vec![u8::try_from(number % 251).unwrap(); BLOCK_BYTES];
+    let extent = NewExtent {
+        namespace: NAMESPACE,
+        lineage: hash(number),
+        first_block_index: 0,
+        parent: ChainHash::default(),
+        layout: KvLayout::new(1, u32::try_from(BLOCK_BYTES).unwrap()).unwrap(),
+        hashes: vec![hash(number)],
+        born: None,
+    };
+    lend(|lender| {
+        let append = log.reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
+        log.append(vec![append], &Call::foreground()).remove(0).unwrap().extent
+    })
+}
+
+/// Writes until another segment than `first` takes records; returns its number.
+fn fill(log: &Log, first: u64) -> u64 {
+    let places = (1..100).map(|number| write(log, number).location.segment);
+    places.into_iter().find(|number| *number != first).unwrap()
+}
+
+fn state_of(log: &Log, number: u64) -> SegmentState {
+    log.segments().into_iter().find(|view| view.number == number).unwrap().state
+}
+
+fn remove(log: &Log, number: u32) -> u64 {
+    let announced = log.begin_removal(NAMESPACE, &[hash(number)]);
+    log.finish_removal(announced).unwrap();
+    announced
+}
+
+fn file_of(dir: &Path, location: Location) -> PathBuf {
+    dir.join(dalsegno_log::format::segment_file(location.segment))
+}
+
+fn patch(path: &Path, offset: u64, bytes: &[u8]) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+}
+
+#[test]
+fn a_record_that_was_copied_to_another_place_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let extent = write(&log, 1);
+    drop(log);
+    let path = file_of(dir.path(), extent.location);
+    let start = usize::try_from(extent.location.offset).unwrap();
+    let len = usize::try_from(extent.total_bytes()).unwrap();
+    let record = std::fs::read(&path).unwrap()[start..start + len].to_vec();
+    patch(&path, extent.location.offset + extent.total_bytes() + 8192, &record);
+    let (log, recovered) = open(dir.path());
+    let end = extent.location.offset + extent.total_bytes();
+    assert_eq!(log.segments()[0].cursor, end, "the next record may lie over the copy");
+    assert_eq!(recovered.extents, [extent]);
+}
+
+#[test]
+fn a_tombstone_outlives_its_segment_as_long_as_it_has_something_to_hide() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let older = write(&log, 0).location.segment;
+    let other = fill(&log, older);
+    let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+    for round in 0..4 {
+        assert!(log.seal_open());
+        assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+        assert_eq!(write(&log, 1000 + round).location.segment, other);
+    }
+    assert!(log.seal_open());
+    assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+    drop(log);
+    let (log, recovered) = open(dir.path());
+    assert_eq!((recovered.faults, recovered.removals), (vec![], vec![removal]));
+    assert_eq!(state_of(&log, other), SegmentState::Free, "it takes records next");
+    assert_eq!(log.stats().view().syncs, 1, "a killed process may not have synced its header");
+    assert!(log.recycle(older, Duration::ZERO, || ()).unwrap());
+    while write(&log, 2000).location.segment != other {
+        assert!(log.seal_open());
+    }
+    assert!(log.seal_open());
+    assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+    drop(log);
+    let (_, recovered) = open(dir.path());
+    assert_eq!(recovered.removals, [], "nothing older is left");
+}
+
+#[test]
+fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
+    // The checksum, the magic number, and an epoch that was never written.
+    for (offset, bytes) in [(4092, &[1, 2, 3, 4][..]), (0, b"NOTMAGIC"), (40, &[9])] {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, _) = open(dir.path());
+        let older = write(&log, 0).location.segment;
+        let other = fill(&log, older);
+        let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+        drop(log);
+        patch(&dir.path().join(dalsegno_log::format::segment_file(other)), offset, bytes);
+        for _ in 0..2 {
+            let (log, recovered) = open(dir.path());
+            assert_eq!(recovered.faults.len(), 1, "{recovered:?}");
+            assert_eq!(recovered.removals, std::slice::from_ref(&removal));
+            assert_eq!(state_of(&log, other), SegmentState::Damaged);
+        }
+        let (log, _) = open(dir.path());
+        assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+        drop(log);
+        let (_, recovered) = open(dir.path());
+        assert_eq!((recovered.faults, recovered.removals), (vec![], vec![removal]));
+    }
+}
