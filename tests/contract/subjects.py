@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.contract import reference_store
+from tests.outside import flip, segment_of
 
 import dalsegno
 
@@ -48,20 +49,17 @@ class Subject:
         for row in dalsegno.list_extents(str(path)):
             for extent in row["extent_rows"]:
                 if extent["first_hash"] == first_hash.hex():
-                    file = path / f"segment-{extent['segment']:016x}.log"
-                    return file, extent["offset"], extent["offset"] + extent["bytes"]
+                    start = extent["offset"]
+                    return segment_of(path, extent), start, start + extent["bytes"]
         raise AssertionError("the block was not stored at the start of an extent")
 
     def damage(self, path: Path, first_hash: bytes) -> None:
         """Flips one bit in the first byte of a block that was put alone."""
         file, start, _ = self.place(path, first_hash)
-        with file.open("r+b") as stream:
+        with file.open("rb") as stream:
             stream.seek(start + 12)
             payload = start + int.from_bytes(stream.read(4), "little")
-            stream.seek(payload)
-            byte = stream.read(1)[0]
-            stream.seek(payload)
-            stream.write(bytes([byte ^ 1]))
+        flip(file, payload)
 
     def lose(self, path: Path) -> None:
         """Removes all data, as somebody would who needs room."""

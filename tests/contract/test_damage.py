@@ -103,12 +103,17 @@ def test_a_file_cut_under_an_open_store_is_a_miss(alone: list[bytes], filed: Box
         assert expect_right_or_absent(namespace, alone) == [True, False, False, False]
 
 
-def test_bytes_of_another_place_are_never_taken(alone: list[bytes], filed: Box) -> None:
-    file, start, end = filed.subject.place(filed.path, alone[1])
-    _, other, _ = filed.subject.place(filed.path, alone[3])
+def overwrite(filed: Box, victim: bytes, other: bytes, *, skip_bytes: int = 0) -> None:
+    """Puts the bytes of one block's extent into that of another, all behind the first few."""
+    file, start, end = filed.subject.place(filed.path, victim)
+    _, source, _ = filed.subject.place(filed.path, other)
     raw = bytearray(file.read_bytes())
-    raw[start:end] = raw[other : other + end - start]
+    raw[start + skip_bytes : end] = raw[source + skip_bytes : source + end - start]
     file.write_bytes(raw)
+
+
+def test_bytes_of_another_place_are_never_taken(alone: list[bytes], filed: Box) -> None:
+    overwrite(filed, alone[1], alone[3])
     with filed.namespace(slice_bytes=SLICE_BYTES) as namespace:
         found = expect_right_or_absent(namespace, alone)
         assert not found[1]
@@ -116,11 +121,7 @@ def test_bytes_of_another_place_are_never_taken(alone: list[bytes], filed: Box) 
 
 
 def test_payload_of_another_block_is_never_taken(alone: list[bytes], filed: Box) -> None:
-    file, start, end = filed.subject.place(filed.path, alone[1])
-    _, other, _ = filed.subject.place(filed.path, alone[3])
-    raw = bytearray(file.read_bytes())
-    raw[start + 4096 : end] = raw[other + 4096 : other + end - start]
-    file.write_bytes(raw)
+    overwrite(filed, alone[1], alone[3], skip_bytes=4096)
     with filed.namespace(slice_bytes=SLICE_BYTES) as namespace:
         assert expect_right_or_absent(namespace, alone) == [True, False, True, True]
 

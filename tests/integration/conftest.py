@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from tests.integration.tiers import ManualStore, Primary
+    from tests.integration.manual_store import ManualStore
+    from tests.integration.tiers import Primary
 
     from dalsegno.integrations.vllm.tier import DalsegnoTier
 
@@ -31,24 +33,26 @@ def primary() -> Iterator[Primary]:
 
 
 @pytest.fixture
-def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ManualStore:
-    """A store whose transfers end when the test says so."""
+def make_tier(tmp_path: Path, primary: Primary) -> Iterator[Callable[..., DalsegnoTier]]:
+    """Opens tiers with the settings given, and shuts them down when the test is over."""
     from tests.integration import tiers
 
-    from dalsegno.integrations.vllm import backend
+    with ExitStack() as opened:
 
-    store = tiers.ManualStore(str(tmp_path / "manual"))
-    monkeypatch.setattr(backend, "open_store", lambda path, settings: store)
-    return store
+        def make(path: Path = tmp_path / "store", **settings: Any) -> DalsegnoTier:
+            tier = tiers.open_tier(path, primary.view, **settings)
+            opened.callback(tier.shutdown)
+            return tier
+
+        yield make
 
 
 @pytest.fixture(params=["native", "reference"])
 def tier(
     request: pytest.FixtureRequest,
-    tmp_path: Path,
-    primary: Primary,
+    make_tier: Callable[..., DalsegnoTier],
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[DalsegnoTier]:
+) -> DalsegnoTier:
     """A tier over the real store, and over the oracle."""
     from tests.contract import reference_store
     from tests.integration import tiers
@@ -58,6 +62,22 @@ def tier(
     if request.param == "reference":
         opener = reference_store.Store
         monkeypatch.setattr(backend, "open_store", lambda path, settings: opener(path, "{}"))
-    made = tiers.make_tier(tmp_path / "store", primary, tiers.config(groups=2))
-    yield made
-    made.shutdown()
+    return make_tier(of=tiers.config(groups=2))
+
+
+@pytest.fixture
+def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ManualStore:
+    """The store of every tier of this test; its transfers end when the test says so."""
+    from tests.integration.manual_store import ManualStore
+
+    from dalsegno.integrations.vllm import backend
+
+    store = ManualStore(str(tmp_path / "manual"))
+    monkeypatch.setattr(backend, "open_store", lambda path, settings: store)
+    return store
+
+
+@pytest.fixture
+def manual_tier(manual: ManualStore, make_tier: Callable[..., DalsegnoTier]) -> DalsegnoTier:
+    """A tier over `manual`."""
+    return make_tier()

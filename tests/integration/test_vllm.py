@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.outside import flip, segment_of
+
 import dalsegno
 from dalsegno.demo import model, primer
 from dalsegno.integrations.vllm import demo_engine
@@ -160,12 +162,7 @@ def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
     ]
     assert extents
     for extent in extents:
-        segment = stored / f"segment-{extent['segment']:016x}.log"
-        with segment.open("r+b") as file:
-            file.seek(extent["offset"] + extent["bytes"] // 2)
-            byte = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 1]))
+        flip(segment_of(stored, extent), extent["offset"] + extent["bytes"] // 2)
     answer = stage.ask("flipped", QUESTIONS[1], kv_transfer_config=connector(stored))[0]
     assert answer["token_ids"] == oracle[1]["token_ids"]
     assert answer["counters"]["missed_blocks"] > 0

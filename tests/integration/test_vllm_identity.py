@@ -169,24 +169,20 @@ def test_the_plain_tier_refuses_what_it_cannot_see(folder: Path) -> None:
 
 
 def test_ranks_chunks_groups_and_salts_are_kept_apart() -> None:
-    whole = tiers.config(groups=2)
-    parallel = {**vars(whole.parallel), "tp_size": 2, "world_size": 2}
+    def fields(
+        *, group: int = 0, row_bytes: int = 4096, salt: str = "", groups: int = 2, **changes: Any
+    ) -> str:
+        of = tiers.config(groups, **changes)
+        return json.dumps(identity.namespace_fields({}, of, group, row_bytes, salt), sort_keys=True)
+
     others = [
-        identity.namespace_fields({}, whole, 0, 4096, ""),
-        identity.namespace_fields({}, whole, 1, 4096, ""),
-        identity.namespace_fields({}, whole, 0, 8192, ""),
-        identity.namespace_fields({}, whole, 0, 4096, "tenant"),
-        identity.namespace_fields({}, tiers.config(groups=1), 0, 4096, ""),
-        identity.namespace_fields(
-            {}, tiers.config(groups=2, parallel=SimpleNamespace(**parallel)), 0, 4096, ""
-        ),
-        identity.namespace_fields({}, tiers.config(groups=2, kv_cache_layout="BLHNC"), 0, 4096, ""),
-        identity.namespace_fields(
-            {},
-            tiers.config(groups=2, cache=SimpleNamespace(tokens_per_hash=128, blocks_per_chunk=2)),
-            0,
-            4096,
-            "",
-        ),
+        fields(),
+        fields(group=1),
+        fields(row_bytes=8192),
+        fields(salt="tenant"),
+        fields(groups=1),
+        fields(parallel=tiers.parallel(tp_size=2, world_size=2)),
+        fields(kv_cache_layout="BLHNC"),
+        fields(cache=SimpleNamespace(tokens_per_hash=128, blocks_per_chunk=2)),
     ]
-    assert len({json.dumps(fields, sort_keys=True) for fields in others}) == len(others)
+    assert len(set(others)) == len(others)

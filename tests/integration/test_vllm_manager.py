@@ -14,15 +14,13 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.integration import tiers
-from tests.integration.tiers import ROW_BYTES, content, counted, keys, request
+from tests.integration.tiers import ROW_BYTES, content, counted, keys, request_context
 from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.manager import (
     CPUPrimaryTierOffloadingManager,
     TieringOffloadingManager,
 )
-
-from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
 ROWS = 16
@@ -41,10 +39,7 @@ class Stage:
         )
         primary = CPUPrimaryTierOffloadingManager(ROWS, region)
         self.rows = region.base_tensor.view(ROWS, ROW_BYTES).numpy()
-        given = {"identity": tiers.IDENTITY, "capacity": "64MiB", **settings}
-        spec = tiers.Spec(tiers.config())
-        view = primary.get_kv_memoryview()
-        self.tier = DalsegnoTier(spec, view, "DalsegnoTier", path=str(path), **given)
+        self.tier = tiers.open_tier(path, primary.get_kv_memoryview(), **settings)
         self.manager = TieringOffloadingManager(primary, [self.tier])
 
     def step(self) -> None:
@@ -68,7 +63,7 @@ class Stage:
 
     def serve(self, wanted: list[bytes], name: str) -> int:
         """Serves a request as vLLM does; returns how many blocks came from a tier."""
-        context = request(name, wanted)
+        context = request_context(name, wanted)
         self.manager.on_new_request(context)
         end = time.monotonic() + 20
         while (hits := self.prefix(wanted, context)) is None:

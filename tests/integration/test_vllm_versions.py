@@ -119,8 +119,7 @@ def test_the_tier_works_with_the_shapes_of_every_version(
     ours = keys(6, group=3 if version >= 30 else 0)
     first = context(version, "r1", ours)
     tier.on_new_request(first)
-    for row, key in enumerate(ours):
-        primary.fill(row, key)
+    primary.fill(ours)
     tier.submit_store(job(version, 1, ours, list(range(6)), first, load=False))
     stored = finished(tier)[0]
     assert stored.success
@@ -128,11 +127,12 @@ def test_the_tier_works_with_the_shapes_of_every_version(
     second = context(version, "r2", ours)
     tier.on_new_request(second)
     assert [tier.lookup(key, second) for key in ours] == [LookupResult.HIT] * 6
-    tier.submit_load(job(version, 2, ours, [15, 14, 13, 12, 11, 10], second, load=True))
+    rows = [15, 14, 13, 12, 11, 10]
+    tier.submit_load(job(version, 2, ours, rows, second, load=True))
     loaded = finished(tier)[0]
     assert loaded.success
     assert loaded.successful_keys is None
-    assert all(primary.holds(15 - number, key) for number, key in enumerate(ours))
+    assert primary.holds(rows, ours)
     if version >= 31:
         assert loaded.transfer_bytes == 6 * ROW_BYTES
     preempted = SimpleNamespace(new_req_ids=[], preempted_req_ids=["r2"])

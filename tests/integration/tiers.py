@@ -1,18 +1,16 @@
-"""A `DalsegnoTier` without an engine: a primary tier in memory, requests, jobs, and a store whose
-transfers end when the test says so."""
+"""A `DalsegnoTier` without an engine: a primary tier in memory, requests, and vLLM's polling."""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.contract import reference_store
-from vllm.v1.kv_offload.base import ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -27,6 +25,7 @@ from dalsegno.integrations.vllm.tier import DalsegnoTier
 ROW_BYTES = 8192
 ROWS = 32
 BLOCK_TOKENS = 128
+HIT, MISS = LookupResult.HIT, LookupResult.MISS
 IDENTITY = {"source": "test", "weights": "w"}
 
 
@@ -38,13 +37,16 @@ class Primary:
         self.array = np.frombuffer(self.memory, dtype=np.int8).reshape(rows, ROW_BYTES)
         self.view: memoryview = self.array.data
 
-    def fill(self, row: int, key: bytes) -> None:
-        """Writes into a row what belongs to a key."""
-        self.array[row] = np.frombuffer(content(key), dtype=np.int8)
+    def fill(self, of: Sequence[bytes]) -> None:
+        """Writes into the rows 0, 1, 2 ... what belongs to these keys."""
+        for row, key in enumerate(of):
+            self.array[row] = np.frombuffer(content(key), dtype=np.int8)
 
-    def holds(self, row: int, key: bytes) -> bool:
-        """Whether a row holds what belongs to a key."""
-        return bytes(self.array[row].tobytes()) == content(key)
+    def holds(self, rows: Sequence[int], of: Sequence[bytes]) -> bool:
+        """Whether each row holds what belongs to its key."""
+        return all(
+            self.array[row].tobytes() == content(key) for row, key in zip(rows, of, strict=True)
+        )
 
     def free(self) -> None:
         """Gives the memory back, as vLLM does after the tiers were shut down."""
@@ -64,7 +66,7 @@ def keys(count: int, prompt: str = "a", group: int = 0, first: int = 0) -> list[
     return [make_offload_key(one, group) for one in hashes]
 
 
-def request(name: str, *groups: Sequence[bytes]) -> ReqContext:
+def request_context(name: str, *groups: Sequence[bytes]) -> ReqContext:
     """A request, and where its keys end in its prompt, as vLLM notes it since 0.31."""
     context = ReqContext(name)
     for group in groups:
@@ -73,9 +75,9 @@ def request(name: str, *groups: Sequence[bytes]) -> ReqContext:
     return context
 
 
-def config(groups: int = 1, model: str = "m", **changes: Any) -> OffloadingConfig:
-    """vLLM's configuration of offloading."""
-    parallel = {
+def parallel(**changes: Any) -> OffloadingParallelConfig:
+    """vLLM's configuration of parallelism: one process alone."""
+    alone = {
         "rank": 0,
         "world_size": 1,
         "tp_size": 1,
@@ -87,6 +89,11 @@ def config(groups: int = 1, model: str = "m", **changes: Any) -> OffloadingConfi
         "data_parallel_rank_local": None,
         "is_parallelism_agnostic": False,
     }
+    return OffloadingParallelConfig(**{**alone, **changes})
+
+
+def config(groups: int = 1, model: str = "m", **changes: Any) -> OffloadingConfig:
+    """vLLM's configuration of offloading."""
     values: dict[str, Any] = {
         "groups": tuple(
             OffloadingGroupConfig(BLOCK_TOKENS, (f"layer{n}",), n) for n in range(groups)
@@ -97,7 +104,7 @@ def config(groups: int = 1, model: str = "m", **changes: Any) -> OffloadingConfi
         "engine_id": "test",
         "model": OffloadingModelConfig(model, "float32"),
         "cache": OffloadingCacheConfig(BLOCK_TOKENS, 1),
-        "parallel": OffloadingParallelConfig(**parallel),
+        "parallel": parallel(),
         "kv_cache_layout": "LBHNC",
     }
     return OffloadingConfig(**{**values, **changes})
@@ -110,20 +117,63 @@ class Spec:
         self.config = of
 
 
-def make_tier(
-    path: Path, primary: Primary, of: OffloadingConfig | None = None, **settings: Any
+def open_tier(
+    path: Path, view: memoryview, of: OffloadingConfig | None = None, **settings: Any
 ) -> DalsegnoTier:
-    """A tier over the store in a directory."""
+    """Opens a tier over the store in a directory, with `view` as the primary tier's memory."""
     given = {"identity": IDENTITY, "capacity": "64MiB", **settings}
-    spec = Spec(of or config())
-    return DalsegnoTier(spec, primary.view, "DalsegnoTier", path=str(path), **given)
+    return DalsegnoTier(Spec(of or config()), view, "DalsegnoTier", path=str(path), **given)
 
 
-def job(
-    number: int, of: Sequence[bytes], rows: Sequence[int], context: Any, *, load: bool = False
-) -> TransferJob:
-    """A transfer job of vLLM's."""
-    return TransferJob(number, list(of), np.array(rows, dtype=np.int32), load, context)
+class Request:
+    """What vLLM's scheduler asks of a tier for one request.
+
+    Attributes:
+        keys: Those of all its groups, in the order of the prompt.
+        context: The request as vLLM hands it over.
+    """
+
+    def __init__(self, tier: DalsegnoTier, name: str, *groups: Sequence[bytes]) -> None:
+        self._tier = tier
+        self.keys = [key for group in groups for key in group]
+        self.context = request_context(name, *groups)
+
+    def begin(self) -> None:
+        """Announces it, so that the tier remembers it from its first job on."""
+        self._tier.on_new_request(self.context)
+
+    def lookup(self, key: bytes) -> LookupResult:
+        """Looks up one block."""
+        return self._tier.lookup(key, self.context)
+
+    def lookup_all(self) -> list[LookupResult]:
+        """Looks up every block of the prompt."""
+        return [self.lookup(key) for key in self.keys]
+
+    def store(
+        self, job_id: int, of: Sequence[bytes] | None = None, rows: Sequence[int] | None = None
+    ) -> None:
+        """Submits a store: by default of the whole prompt, from the rows 0, 1, 2 ..."""
+        self._tier.submit_store(self._job(job_id, of, rows, load=False))
+
+    def load(
+        self, job_id: int, of: Sequence[bytes] | None = None, rows: Sequence[int] | None = None
+    ) -> None:
+        """Submits a load: by default of the whole prompt, into the rows 0, 1, 2 ..."""
+        self._tier.submit_load(self._job(job_id, of, rows, load=True))
+
+    def _job(
+        self, job_id: int, of: Sequence[bytes] | None, rows: Sequence[int] | None, *, load: bool
+    ) -> TransferJob:
+        moved = self.keys if of is None else list(of)
+        places = np.array(range(len(moved)) if rows is None else rows, dtype=np.int32)
+        return TransferJob(job_id, moved, places, load, self.context)
+
+    def keep(self, primary: Primary, of: Sequence[bytes] | None = None) -> None:
+        """Stores blocks with their content, and waits until they are stored."""
+        primary.fill(self.keys if of is None else of)
+        self.store(1000, of)
+        assert finished(self._tier)[0].success
 
 
 def finished(tier: DalsegnoTier, count: int = 1, timeout_s: float = 20.0) -> list[Any]:
@@ -137,14 +187,6 @@ def finished(tier: DalsegnoTier, count: int = 1, timeout_s: float = 20.0) -> lis
     return results
 
 
-def store_all(tier: DalsegnoTier, primary: Primary, of: Sequence[bytes], context: Any) -> None:
-    """Stores blocks from the rows 0, 1, 2 ..."""
-    for row, key in enumerate(of):
-        primary.fill(row, key)
-    tier.submit_store(job(1000, of, range(len(of)), context))
-    assert finished(tier)[0].success
-
-
 def counted(stats: Any) -> dict[str, float]:
     """Counters and gauges of vLLM's record, by name and labels."""
     prefix = "vllm:kv_offload_dalsegno_"
@@ -153,91 +195,3 @@ def counted(stats: Any) -> dict[str, float]:
         for name, values in (stats.data["data"] if stats else {}).items()
         for labels, value in values.items()
     }
-
-
-class ManualTransfer:
-    """A transfer that ends when the test says so."""
-
-    def __init__(self, kind: str, count: int, work: Callable[[], Any]) -> None:
-        self.kind, self.count, self._work = kind, count, work
-        self._done = self.throttled = self.cancelled = False
-        self._outcome: Any = None
-
-    def end(self, outcome: Any = None, *, throttled: bool = False) -> None:
-        """Ends it: as it would, with another outcome, or with an error."""
-        self.throttled = throttled
-        self._outcome = self._work() if outcome is None and not throttled else outcome
-        self._done, self._work = True, lambda: None
-
-    def done(self) -> bool:
-        return self._done
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        assert self._done or timeout_s is not None, "it would wait for ever"
-        return self._done
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def _report(self) -> Any:
-        assert self._done
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
-
-    put_report = get_report = _report
-
-
-class ManualStore(reference_store.Store):
-    """The reference store with manual transfers; counts what it is asked."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "{}")
-        self.transfers: list[ManualTransfer] = []
-        self.contains_calls = 0
-        self.puts: list[tuple[list[bytes], int]] = []
-        self.broken = ""
-        self.poisoned = False
-
-    def stats(self) -> dict[str, Any]:
-        self._break("stats")
-        return {**super().stats(), "poisoned": self.poisoned}
-
-    def _break(self, call: str) -> None:
-        if self.broken == call:
-            raise OSError(f"{call} is broken")
-
-    def namespace(self, *arguments: Any, **options: Any) -> Any:
-        space = super().namespace(*arguments, **options)
-        contains = space.contains
-
-        def count_contains(hashes: Sequence[bytes]) -> list[bool]:
-            self.contains_calls += 1
-            self._break("contains")
-            return contains(hashes)
-
-        def submit_put(chain: Sequence[bytes], blocks: Any, **more: Any) -> ManualTransfer:
-            self._break("submit_put")
-            self.puts.append((list(chain), more.get("first", 0)))
-            return self._add("put", len(blocks), lambda: space.put_batch(chain, blocks, **more))
-
-        def submit_get(hashes: Sequence[bytes], out: Any, **more: Any) -> ManualTransfer:
-            self._break("submit_get")
-            assert more.pop("each")
-            return self._add("get", len(out), lambda: space.get_each(hashes, out, **more))
-
-        space.contains = count_contains  # type: ignore[method-assign]
-        space.submit_put = submit_put  # type: ignore[method-assign,assignment]
-        space.submit_get = submit_get  # type: ignore[method-assign,assignment]
-        return space
-
-    def _add(self, kind: str, count: int, work: Callable[[], Any]) -> ManualTransfer:
-        transfer = ManualTransfer(kind, count, work)
-        self.transfers.append(transfer)
-        return transfer
-
-    def end_all(self) -> None:
-        """Ends every transfer as it would."""
-        for transfer in self.transfers:
-            if not transfer.done():
-                transfer.end()

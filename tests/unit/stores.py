@@ -1,4 +1,4 @@
-"""Stores and damage for the tests of the command, and the command run in this process."""
+"""Stores for the tests of Python's border and of the command, and the command run as a process."""
 
 from __future__ import annotations
 
@@ -60,15 +60,3 @@ def extents(path: Path) -> list[dict[str, Any]]:
     """The extents of the larger namespace, first the one of three blocks."""
     rows = [row for row in dalsegno.list_extents(str(path)) if row["layers"] == LAYERS]
     return sorted(rows[0]["extent_rows"], key=lambda extent: -extent["blocks"])
-
-
-def segment_of(path: Path, extent: dict[str, Any]) -> Path:
-    return path / f"segment-{extent['segment']:016x}.log"
-
-
-def flip(file: Path, offset: int) -> None:
-    with file.open("r+b") as stream:
-        stream.seek(offset)
-        byte = stream.read(1)[0]
-        stream.seek(offset)
-        stream.write(bytes([byte ^ 0x10]))

@@ -13,35 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.outside import another_process
 from tests.unit.stores import chain, open_store
 
 import dalsegno
-
-OPEN_AND_TELL = """
-import sys, dalsegno
-try:
-    store = dalsegno.open(sys.argv[1], capacity="16MiB", staging="16MiB")
-    print("opened", flush=True)
-    input()
-except dalsegno.UnavailableError as error:
-    print(error, flush=True)
-"""
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DALSEGNO_CONFIG", raising=False)
-
-
-def another_process(path: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", OPEN_AND_TELL, str(path)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
 
 
 # Settings.
@@ -147,17 +127,16 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 def test_a_second_owner_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     with open_store(tmp_path / "store"):
-        with another_process(tmp_path / "store") as other:
-            told = first_line(other)
-        assert f"pid {os.getpid()} " in told
+        with another_process(tmp_path / "store") as (_, told):
+            assert f"pid {os.getpid()} " in told
         with pytest.raises(dalsegno.UnavailableError, match=f"pid {os.getpid()} "):
             open_store(tmp_path / "store")
     open_store(tmp_path / "store").close()
 
 
 def test_a_killed_owner_leaves_the_store_free(tmp_path: Path) -> None:
-    with another_process(tmp_path / "store") as owner:
-        assert first_line(owner) == "opened\n"
+    with another_process(tmp_path / "store") as (owner, told):
+        assert told == "opened\n"
         with pytest.raises(dalsegno.UnavailableError, match=f"pid {owner.pid} "):
             open_store(tmp_path / "store")
         owner.kill()

@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -297,32 +298,34 @@ def test_nothing_asked_is_nothing_done(namespace: dalsegno.Namespace) -> None:
 # Release: Python says BufferError as long as somebody holds on to memory.
 
 
-def test_memory_is_free_when_the_call_has_returned(namespace: dalsegno.Namespace) -> None:
+@contextmanager
+def lent() -> Iterator[list[Any]]:
+    """Two blocks' memory, which Python takes back in the end: it must be free by then."""
     growing = bytearray(BLOCK_BYTES)
     mapped = mmap.mmap(-1, BLOCK_BYTES)
     view = memoryview(growing)
-    namespace.put_batch(chain(2), [view, mapped])
-    namespace.get_batch(chain(2), [view, mapped])
-    namespace.get_each(chain(2, "none"), [view, mapped], timeout_s=0)
-    with pytest.raises(dalsegno.InvalidError):
-        namespace.get_batch(chain(1), [view, mapped])
+    yield [view, mapped]
     view.release()
     growing.extend(b"more")
     mapped.close()
+
+
+def test_memory_is_free_when_the_call_has_returned(namespace: dalsegno.Namespace) -> None:
+    with lent() as memory:
+        namespace.put_batch(chain(2), memory)
+        namespace.get_batch(chain(2), memory)
+        namespace.get_each(chain(2, "none"), memory, timeout_s=0)
+        with pytest.raises(dalsegno.InvalidError):
+            namespace.get_batch(chain(1), memory)
 
 
 def test_memory_is_free_when_a_transfer_is_done(namespace: dalsegno.Namespace) -> None:
-    growing = bytearray(BLOCK_BYTES)
-    mapped = mmap.mmap(-1, BLOCK_BYTES)
-    view = memoryview(growing)
     transfers = []
-    for timeout_s in (None, 0, 60):
-        transfers.append(namespace.submit_put(chain(2), [view, mapped], timeout_s=timeout_s))
-        transfers.append(namespace.submit_get(chain(2), [view, mapped], timeout_s=timeout_s))
-    transfers.append(namespace.submit_get(chain(1), [view, mapped]))
-    transfers[0].cancel()
-    for transfer in transfers:
-        assert transfer.wait(60)
-    view.release()
-    growing.extend(b"more")
-    mapped.close()
+    with lent() as memory:
+        for timeout_s in (None, 0, 60):
+            transfers.append(namespace.submit_put(chain(2), memory, timeout_s=timeout_s))
+            transfers.append(namespace.submit_get(chain(2), memory, timeout_s=timeout_s))
+        transfers.append(namespace.submit_get(chain(1), memory))
+        transfers[0].cancel()
+        for transfer in transfers:
+            assert transfer.wait(60)

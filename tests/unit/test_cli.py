@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.unit.stores import LAYERS, SLICE_BYTES, Run, extents, flip, open_store, segment_of, start
+from tests.outside import another_process, flip, segment_of
+from tests.unit.stores import LAYERS, SLICE_BYTES, Run, extents, open_store, start
 
 import dalsegno
 from dalsegno import bench as benches
@@ -126,17 +127,8 @@ def test_a_locked_store_names_its_owner(command: str, path: Path, run: Run) -> N
 
 
 def test_the_owner_in_another_process_is_named(path: Path) -> None:
-    text = "import dalsegno, sys; s = dalsegno.open(sys.argv[1], capacity='16MiB'); print(flush=1);"
-    owner = subprocess.Popen(
-        [sys.executable, "-c", text + "input()", path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with owner:
-        assert owner.stdout is not None
-        owner.stdout.readline()
+    with another_process(path) as (owner, _):
         _, err = (looker := start("verify", path)).communicate(timeout=30)
-        owner.communicate(b"\n", timeout=30)
     assert looker.returncode == 2
     assert f"pid {owner.pid}" in err
     assert "Traceback" not in err
@@ -276,6 +268,13 @@ def test_bench_without_or_with_a_wrong_name_lists_all(run: Run) -> None:
         assert summary in refused.err
 
 
+def replace_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    """Puts a module in the place of another, or of none."""
+    module = ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
 def test_what_follows_a_bench_is_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
@@ -283,9 +282,7 @@ def test_what_follows_a_bench_is_its_own(run: Run, monkeypatch: pytest.MonkeyPat
         seen.append(argv)
         return 7
 
-    fake = ModuleType("dalsegno.bench.fake")
-    monkeypatch.setattr(fake, "main", fake_main, raising=False)
-    monkeypatch.setitem(sys.modules, "dalsegno.bench.fake", fake)
+    replace_module(monkeypatch, "dalsegno.bench.fake", main=fake_main)
     monkeypatch.setattr(benches, "summaries", lambda: {"fake": "A bench."})
     assert run("bench", "fake", "--help", "-x", "1").code == 7
     assert seen == [["--help", "-x", "1"]]
@@ -307,9 +304,7 @@ def test_the_demonstration_gets_its_options(
         seen.append(options)
         return 1
 
-    fake = ModuleType("dalsegno.demo.vllm")
-    monkeypatch.setattr(fake, "run", fake_run, raising=False)
-    monkeypatch.setitem(sys.modules, "dalsegno.demo.vllm", fake)
+    replace_module(monkeypatch, "dalsegno.demo.vllm", run=fake_run)
     text = tmp_path / "text"
     text.write_text("hello")
     assert run("demo", "vllm", "--doc", text, "--keep", "--json").code == 1

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.stores import BLOCKS, SECTOR, SLICE_BYTES, Run, extents, flip, segment_of
+from tests.outside import flip, segment_of
+from tests.unit.stores import BLOCKS, SECTOR, SLICE_BYTES, Run, extents
 
 # Planted faults.
 

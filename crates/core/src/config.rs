@@ -209,7 +209,8 @@ impl Config {
         let segments = capacity_bytes.saturating_sub(SMALL_FILES_BYTES) / segment_bytes;
         if segments < MIN_SEGMENTS {
             return Err(Error::invalid(format!(
-                "capacity {} holds {segments} segments of {}; at least {MIN_SEGMENTS} are needed, so give it {} or more{}",
+                "capacity {} holds {segments} segments of {}; at least {MIN_SEGMENTS} are needed, so give it {} \
+                 or more{}",
                 format_bytes(capacity_bytes),
                 format_bytes(segment_bytes),
                 format_bytes(MIN_SEGMENTS * segment_bytes + SMALL_FILES_BYTES),

@@ -56,7 +56,8 @@ impl NamespaceBuilder {
         for (tag, value) in self.fields {
             if tag.is_empty() || tag.len() > MAX_FIELD_BYTES || value.len() > MAX_FIELD_BYTES {
                 return Err(Error::invalid(format!(
-                    "namespace field {tag:?}: tag and value have at most {MAX_FIELD_BYTES} bytes and the tag is not empty"
+                    "namespace field {tag:?}: tag and value have at most {MAX_FIELD_BYTES} bytes and the tag is \
+                     not empty"
                 )));
             }
             if fields.insert(tag.clone(), value).is_some() {

@@ -134,8 +134,8 @@ fn idle_age(facts: &SegmentFacts, bounds: Bounds) -> u128 {
 ///
 /// An extent is worth moving if it was hit since it was written, or if a hit extent behind it would
 /// be out of reach without it. The most recently used come first, an extent counting as used when
-/// what lies behind it was: a chain that is read again and again stays whole. Bytes do not count: what a hit saves grows with the extent just as
-/// what moving it costs.
+/// what lies behind it was: a chain that is read again and again stays whole. Bytes do not count:
+/// what a hit saves grows with the extent just as what moving it costs.
 #[must_use]
 pub fn keep(extents: &[ExtentFacts], budget_bytes: u64) -> Vec<ExtentId> {
     let mut left_bytes = budget_bytes;

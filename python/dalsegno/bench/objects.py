@@ -1,7 +1,7 @@
 """One O_DIRECT file per object: what every file backend is built on, without their copies."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,20 +33,19 @@ class FilePerObject:
         self._pool.shutdown()
 
     def _put_one(self, key: bytes, block: Any) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_DIRECT
-        fd = os.open(self._directory / key.hex(), flags, 0o600)
-        try:
-            written = os.pwritev(fd, [block], 0)
-        finally:
-            os.close(fd)
-        if written != len(block):
-            raise OSError(f"wrote {written} of {len(block)} bytes")
+        self._move(os.pwritev, key, os.O_WRONLY | os.O_CREAT, block)
 
     def _get_one(self, key: bytes, out: Any) -> None:
-        fd = os.open(self._directory / key.hex(), os.O_RDONLY | os.O_DIRECT)
+        self._move(os.preadv, key, os.O_RDONLY, out)
+
+    def _move(
+        self, call: Callable[[int, list[Any], int], int], key: bytes, flags: int, buffer: Any
+    ) -> None:
+        """Opens a file, reads or writes it whole, and closes it."""
+        fd = os.open(self._directory / key.hex(), flags | os.O_DIRECT, 0o600)
         try:
-            read = os.preadv(fd, [out], 0)
+            moved = call(fd, [buffer], 0)
         finally:
             os.close(fd)
-        if read != len(out):
-            raise OSError(f"read {read} of {len(out)} bytes")
+        if moved != len(buffer):
+            raise OSError(f"{call.__name__} moved {moved} of {len(buffer)} bytes")

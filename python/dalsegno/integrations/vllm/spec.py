@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class CpuWorker(OffloadingWorker):  # type: ignore[misc]
         self._done: list[TransferResult] = []
 
     def _pairs(self, cache_side: Any, row_side: Any) -> Iterator[tuple[Any, Any]]:
-        """Yields the two places of every page that a transfer names."""
+        """Yields the places of every page of a transfer: in the cache, and in its row."""
         block_at = row_at = 0
         for refs, size, first in zip(
             self._refs, cache_side.group_sizes, cache_side.block_indices, strict=True
@@ -85,28 +85,24 @@ class CpuWorker(OffloadingWorker):  # type: ignore[misc]
                     )
             block_at, row_at = block_at + size, row_at + rows
 
-    def _finish(self, job_id: int, moved_bytes: int, started: float) -> bool:
-        """Notes that a job is done."""
+    def _copy(self, job_id: int, pairs: Iterable[tuple[Any, Any]]) -> bool:
+        """Copies the second of each pair into the first, and notes that the job is done."""
+        started, moved_bytes = time.perf_counter(), 0
+        for to, source in pairs:
+            to[:] = source
+            moved_bytes += to.nbytes
         seconds = time.perf_counter() - started
         self._done.append(TransferResult(job_id, True, moved_bytes, seconds))
         return True
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Copies pages of the KV cache into rows."""
-        started, moved = time.perf_counter(), 0
-        for page, place in self._pairs(src_spec, dst_spec):
-            place[:] = page
-            moved += place.nbytes
-        return self._finish(job_id, moved, started)
+        return self._copy(job_id, ((row, page) for page, row in self._pairs(src_spec, dst_spec)))
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **options: Any) -> bool:
         """Copies rows into pages of the KV cache; all loads are equally fast here."""
         del options
-        started, moved = time.perf_counter(), 0
-        for page, place in self._pairs(dst_spec, src_spec):
-            page[:] = place
-            moved += page.nbytes
-        return self._finish(job_id, moved, started)
+        return self._copy(job_id, self._pairs(dst_spec, src_spec))
 
     def get_finished(self) -> list[TransferResult]:
         """Returns the jobs done since the last call."""

@@ -214,7 +214,10 @@ class Mover:
         call, done = "load" if job.is_load else "store", []
         for part in job.parts:
             try:
-                done += self._loaded(part, job) if job.is_load else self._stored(part, job)
+                if part.transfer.throttled:
+                    self._throttle(job, len(part.keys))
+                else:
+                    done += self._loaded(part) if job.is_load else self._stored(part, job)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
                 job.failed = True
                 self.poisoned = self.poisoned or isinstance(error, PoisonedError)
@@ -235,11 +238,8 @@ class Mover:
             transfer_bytes=len(done) * self._rows.row_bytes,
         )
 
-    def _loaded(self, part: Part, job: Job) -> list[bytes]:
+    def _loaded(self, part: Part) -> list[bytes]:
         """Returns the keys whose row holds its block."""
-        if part.transfer.throttled:
-            self._throttle(job, len(part.keys))
-            return []
         report = part.transfer.get_report()
         done = [key for key, there in zip(part.keys, report, strict=True) if there]
         self._meter.count("loaded_blocks", len(done))
@@ -249,9 +249,6 @@ class Mover:
 
     def _stored(self, part: Part, job: Job) -> list[bytes]:
         """Returns the keys that the store has now."""
-        if part.transfer.throttled:
-            self._throttle(job, len(part.keys))
-            return []
         report = part.transfer.put_report()
         kept = [key for key, there in zip(part.keys, report.kept, strict=True) if there]
         self._meter.count("stored_blocks", report.stored)

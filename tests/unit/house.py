@@ -1,0 +1,275 @@
+"""The house rules: who depends on whom, sizes, decisions, paths; `test_house.py` runs them.
+
+Each rule is a function from a source tree to a list of complaints; a complaint says where, what and
+what to do.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Rooms: what each crate may use. A crate that is not here has no place in the house yet.
+ARROWS: dict[str, set[str]] = {
+    "core": set(),
+    "policy": {"core"},
+    "io": {"core"},
+    "log": {"core", "io"},
+    "index": {"core", "io"},
+    "store": {"core", "policy", "io", "log", "index"},
+    "py": {"store"},
+    "sim": {"core", "policy", "io", "log", "index", "store"},
+}
+# Crates that only tests may use; nothing of a release depends on them.
+DEV_ONLY = {"sim"}
+# Third-party crates that belong to one room.
+HOMES = {"io-uring": "io", "libc": "io", "rustix": "io", "pyo3": "py"}
+UNSAFE_ALLOWED = {"io", "py", "sim"}
+
+ENGINES = {"vllm", "sglang", "lmcache"}
+# Packages of ours that must stay usable without the integrations.
+PURE_PACKAGES = ("model", "workload")
+
+RUST_LINES = 450
+PYTHON_LINES = 400
+FUNCTION_LINES = 50
+# rustfmt wraps code at 100, but neither comments nor texts.
+RUST_COLUMNS = 120
+
+SKIPPED = {"target", "dist", "node_modules", "__pycache__"}
+
+Rule = Callable[[Path], list[str]]
+
+
+def files(root: Path, *patterns: str) -> Iterator[Path]:
+    """Yields the project's files of these patterns, hidden folders and build outputs left out."""
+    for pattern in patterns:
+        for path in sorted(root.rglob(pattern)):
+            parts = path.relative_to(root).parts
+            if not any(part.startswith(".") or part in SKIPPED for part in parts):
+                yield path
+
+
+# Rust: arrows and unsafe.
+
+
+def crate_dependencies(manifest: Path) -> Iterator[tuple[str, str, bool]]:
+    """Yields (dependency, table, whether only tests use it) of a Cargo.toml."""
+    data = tomllib.loads(manifest.read_text())
+    tables = [(data, ""), *((t, f"target.{n}.") for n, t in data.get("target", {}).items())]
+    for table, prefix in tables:
+        for kind in ("dependencies", "build-dependencies", "dev-dependencies"):
+            for key, value in table.get(kind, {}).items():
+                name = value.get("package", key) if isinstance(value, dict) else key
+                yield name, prefix + kind, kind == "dev-dependencies"
+
+
+def rust_arrows(root: Path) -> list[str]:
+    """A crate depends only on the rooms that the house plan lets it see."""
+    complaints = []
+    for manifest in sorted(root.glob("crates/*/Cargo.toml")):
+        crate = manifest.parent.name
+        if crate not in ARROWS:
+            complaints.append(
+                f"crates/{crate} is a new room: add it to ARROWS here and say why in docs/decisions"
+            )
+            continue
+        for name, table, tests_only in crate_dependencies(manifest):
+            room = name.removeprefix("dalsegno-")
+            allowed = ARROWS[crate] | (DEV_ONLY | ARROWS[crate] if tests_only else set())
+            if room != name and room not in allowed:
+                complaints.append(
+                    f"crates/{crate}/Cargo.toml [{table}]: {crate} may not use {name}; "
+                    f"allowed: {', '.join(sorted(allowed)) or 'none'}. Move the code to a room "
+                    "that may, or pass what it needs as a value"
+                )
+            if not tests_only and HOMES.get(name, crate) != crate:
+                complaints.append(
+                    f"crates/{crate}/Cargo.toml [{table}]: {name} belongs to crates/{HOMES[name]}; "
+                    "call that room instead"
+                )
+    return complaints
+
+
+def rust_forbids_unsafe(root: Path) -> list[str]:
+    """Only the rooms that touch devices and Python may hold unsafe code."""
+    return [
+        f"crates/{lib.parts[-3]}/src/lib.rs: write #![forbid(unsafe_code)] under the crate's text; "
+        f"unsafe code belongs to {', '.join(sorted(UNSAFE_ALLOWED))}"
+        for lib in sorted(root.glob("crates/*/src/lib.rs"))
+        if lib.parts[-3] not in UNSAFE_ALLOWED
+        and "#![forbid(unsafe_code)]" not in lib.read_text().splitlines()
+    ]
+
+
+# Python: arrows.
+
+
+def imports(path: Path, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Yields (line, absolute module) of every import of a module, late ones included."""
+    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from dalsegno import model` imports a module too.
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
+                yield node.lineno, node.args[0].value
+
+
+def is_under(module: str, package: str) -> bool:
+    """Tells whether a dotted name is the package or lies in it."""
+    return module == package or module.startswith(package + ".")
+
+
+def import_complaint(inside: tuple[str, ...], module: str) -> str | None:
+    """Returns what is wrong with an import, made by a module at `inside` under dalsegno."""
+    engine = module.partition(".")[0]
+    if engine in ENGINES and inside[0] != "integrations":
+        return f"imports {engine}: only dalsegno.integrations may know an engine; move it there"
+    if is_under(module, "dalsegno.integrations") and inside[0] in PURE_PACKAGES:
+        return (
+            f"imports {module}: dalsegno.{inside[0]} must work without integrations; "
+            "pass in what it needs"
+        )
+    if is_under(module, "dalsegno._native") and len(inside) > 1:
+        return "imports dalsegno._native: use the public API, `from dalsegno import ...`"
+    return None
+
+
+def python_arrows(root: Path) -> list[str]:
+    """Engines only in integrations, the native module only behind the public API."""
+    complaints = []
+    for path in files(root / "python" / "dalsegno", "*.py"):
+        inside = path.relative_to(root / "python" / "dalsegno").with_suffix("").parts
+        package = ("dalsegno", *inside[:-1])
+        for line, module in imports(path, package):
+            if complaint := import_complaint(inside, module):
+                complaints.append(f"{path.relative_to(root)}:{line} {complaint}")
+    return list(dict.fromkeys(complaints))
+
+
+# Sizes.
+
+
+def file_sizes(root: Path) -> list[str]:
+    """A file holds one idea."""
+    bounds = [(path, RUST_LINES) for path in sorted(root.glob("crates/*/src/**/*.rs"))]
+    bounds += [(path, PYTHON_LINES) for path in files(root, "*.py")]
+    return [
+        f"{path.relative_to(root)} has {lines} lines, more than {bound}: split it by idea"
+        for path, bound in bounds
+        if (lines := len(path.read_text().splitlines())) > bound
+    ]
+
+
+def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Counts a function's lines from `def` to its end, without its docstring."""
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if ast.get_docstring(node, clean=False) is not None and first.end_lineno:
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+def function_sizes(root: Path) -> list[str]:
+    """A function does one thing. (Rust: clippy's too_many_lines.)"""
+    return [
+        f"{path.relative_to(root)}:{node.lineno} {node.name} has {lines} lines, more than "
+        f"{FUNCTION_LINES}: name its parts"
+        for path in files(root, "*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := function_lines(node)) > FUNCTION_LINES
+    ]
+
+
+def line_lengths(root: Path) -> list[str]:
+    """A line can be read without scrolling. (Python's limit is the one that ruff is given.)"""
+    ruff = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["ruff"]
+    bounds = [(path, RUST_COLUMNS) for path in files(root, "crates/**/*.rs")]
+    bounds += [(path, ruff["line-length"]) for path in files(root, "*.py")]
+    # What ruff does not count either: a marker for it, with its reason.
+    marker = re.compile(r"\s*# noqa\b.*")
+    return [
+        f"{path.relative_to(root)}:{number} has {columns} columns, more than {bound}: wrap it"
+        for path, bound in bounds
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (columns := len(marker.sub("", line))) > bound
+    ]
+
+
+# Documents.
+
+
+def decisions_are_listed(root: Path) -> list[str]:
+    """Every decision has a number of its own and a line in the list."""
+    folder = root / "docs" / "decisions"
+    listed = (folder / "README.md").read_text()
+    complaints, taken = [], dict[str, str]()
+    for name in sorted(path.name for path in folder.glob("*.md") if path.name != "README.md"):
+        if not re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", name):
+            complaints.append(f"docs/decisions/{name}: name it NNNN-some-words.md")
+        elif (other := taken.setdefault(name[:4], name)) != name:
+            complaints.append(f"docs/decisions/{name} has the number of {other}: take the next")
+        elif f"({name})" not in listed:
+            complaints.append(f"docs/decisions/{name}: link it from README.md in the same folder")
+    targets = re.findall(r"\]\((\d{4}-[^)]*)\)", listed)
+    return complaints + [
+        f"docs/decisions/README.md links {name}, which is not there: mend or remove the line"
+        for name in targets
+        if not (folder / name).is_file()
+    ]
+
+
+def dependencies_have_reasons(root: Path) -> list[str]:
+    """Each third-party package has a line that says why it is here."""
+    cargo = tomllib.loads((root / "Cargo.toml").read_text())["workspace"].get("dependencies", {})
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    wanted = [name for name in cargo if not name.startswith("dalsegno-")]
+    groups = [project.get("dependencies", []), *project.get("optional-dependencies", {}).values()]
+    wanted += [re.split(r"[^\w-]", line)[0] for group in groups for line in group]
+    reasons = (root / "docs" / "decisions" / "0002-dependencies.md").read_text()
+    return [
+        f"docs/decisions/0002-dependencies.md has no line for `{name}`: say why it is needed"
+        for name in dict.fromkeys(wanted)
+        if f"| `{name}` |" not in reasons
+    ]
+
+
+def no_machine_paths(root: Path) -> list[str]:
+    """What is written here is true on every machine."""
+    machine = re.compile(r"(?<![\w.~-])/(?:work|root)/")
+    outside = re.compile(r"\.\./shared")
+    complaints = []
+    for path in files(root, "*.md", "*.rs", "*.py", "*.toml", "Makefile"):
+        parts = path.relative_to(root).parts
+        # Tests and benches may look for traces beside the checkout, and skip without them.
+        may_look_outside = bool({"tests", "bench", "benches"} & set(parts))
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if machine.search(line) or (outside.search(line) and not may_look_outside):
+                complaints.append(
+                    f"{path.relative_to(root)}:{number} names a path of one machine: take it from "
+                    "a setting, or make it relative to the project"
+                )
+    return complaints
+
+
+RULES: list[Rule] = [
+    rust_arrows,
+    rust_forbids_unsafe,
+    python_arrows,
+    file_sizes,
+    function_sizes,
+    line_lengths,
+    decisions_are_listed,
+    dependencies_have_reasons,
+    no_machine_paths,
+]
