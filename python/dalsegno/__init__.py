@@ -67,7 +67,8 @@ __all__ = [
 def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A001 - reads as dalsegno.open
     """Opens the store in a directory, creating both if they do not exist.
 
-    One process owns a store; its threads may share it. Close it, or use it as a context manager.
+    One process owns a store; its threads may share it, its forked children may not: fork before a
+    store is opened. Close it, or use it as a context manager.
 
     Args:
         path: The store's directory, on a local file system.
@@ -80,7 +81,8 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
 
     Raises:
         InvalidError: A setting is unknown or does not fit, or the directory holds something else.
-        UnavailableError: Another process owns the store, or the directory cannot be written.
+        UnavailableError: Another process owns the store, the directory cannot be written, or this
+            process was forked while a store was open.
         IncompatibleError: A newer version wrote the store.
     """
     merged = {**_settings_of_file(), **{k: v for k, v in settings.items() if v is not None}}

@@ -46,7 +46,10 @@ class IncompatibleError(DalsegnoError):
     """The store's format or layout is not one that this version reads."""
 
 class UnavailableError(DalsegnoError):
-    """The store cannot be used now (locked, read-only, device trouble): skip it or try again."""
+    """The store cannot be used now: skip it or try again.
+
+    It is locked, read-only or of a parent process, or its device is in trouble.
+    """
 
 class FullError(DalsegnoError):
     """There is no room: raise the capacity or free the disk."""
@@ -330,7 +333,11 @@ class Namespace:
 
 @final
 class Store:
-    """A store, open in this process and in no other. Threads may share it."""
+    """A store, open in this process and in no other. Threads may share it.
+
+    In a forked child it is closed, and every call but :meth:`close` and :meth:`limits` raises
+    :class:`UnavailableError`, those of its namespaces, writers and transfers too.
+    """
 
     def __new__(cls, path: str, config_json: str) -> Self: ...
     @property
@@ -343,7 +350,7 @@ class Store:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether it was closed. In a forked child it always is."""
 
     def limits(self) -> dict[str, Any]:
         """The bounds derived from the configuration; byte counts end in ``_bytes``."""
@@ -365,8 +372,9 @@ class Store:
             slice_bytes: Bytes of one layer of one block.
 
         Raises:
-            InvalidError: A field is given twice or too long, or a block does not fit into a
-                segment.
+            InvalidError: A field is given twice or too long, a block does not fit into a segment,
+                or there are too many namespaces; those without a block are forgotten when the
+                store is opened.
         """
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ pub struct Config {
     pub transfer_threads: Option<u32>,
     /// Transfers that may wait for a thread before a new one is throttled; default 256.
     pub transfer_queue: Option<u32>,
-    /// Most namespaces of one store; default 4096.
+    /// Most namespaces of one store, those without blocks forgotten at open; default 4096.
     pub namespaces: Option<u32>,
 }
 

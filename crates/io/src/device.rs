@@ -193,6 +193,14 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Opens or creates a file. Creating also makes its allocation durable, not its name: see [`Self::sync_names`].
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError>;
 
+    /// As [`Self::open`], for a file that is read often and in small pieces: its bytes go through the page cache.
+    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError>;
+
+    /// Fills `buffer` from a file on the caller's thread; any offset and length will do. For files opened with
+    /// [`Self::open_cached`]: what the page cache holds costs a microsecond, where a request has a queue and a thread
+    /// to pass.
+    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError>;
+
     /// Forgets a file once its requests are done.
     fn close(&self, file: FileId);
 

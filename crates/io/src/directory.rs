@@ -30,6 +30,9 @@ const MAX_NAME_BYTES: usize = 255;
 /// `Stat::st_blocks` counts in these, whatever the file system.
 const STAT_BLOCK_BYTES: u64 = 512;
 
+/// What every file is opened with: it is not inherited, and no link leads out of the directory.
+const CONFINED: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
+
 /// How to open a [`LocalDirectory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryOptions {
@@ -137,17 +140,31 @@ impl LocalDirectory {
         Ok(trial.and_then(|trial| direct::probe(&self.directory, trial, pool)))
     }
 
-    fn flags(&self) -> OFlags {
-        let direct = if self.direct.is_some() { OFlags::DIRECT } else { OFlags::empty() };
-        OFlags::CLOEXEC | OFlags::NOFOLLOW | direct
-    }
-
     fn refuse_changes(&self, operation: &'static str, name: &str) -> Result<(), IoError> {
         if self.read_only { Err(IoError::os(operation, name, Errno::ROFS)) } else { Ok(()) }
     }
 
     fn stat(&self, name: &str) -> Result<Stat, Errno> {
         rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    fn open_file(&self, name: &str, mode: OpenMode, flags: OFlags) -> Result<Opened, IoError> {
+        check_name(name);
+        let (descriptor, bytes) = match mode {
+            OpenMode::Read => self.open_existing(name, OFlags::RDONLY | flags)?,
+            OpenMode::ReadWrite => {
+                self.refuse_changes("open", name)?;
+                self.open_existing(name, OFlags::RDWR | flags)?
+            }
+            OpenMode::Create { bytes } => {
+                self.refuse_changes("create", name)?;
+                (self.create(name, bytes, flags)?, bytes)
+            }
+        };
+        let file = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
+        let opened = OpenFile { descriptor, name: name.to_owned() };
+        self.files.write().insert(file, Arc::new(opened));
+        Ok(Opened { file, bytes })
     }
 
     fn open_existing(&self, name: &str, access: OFlags) -> Result<(OwnedFd, u64), IoError> {
@@ -157,13 +174,13 @@ impl LocalDirectory {
             // Before opening it: that would wait for ever on a pipe.
             return Err(failed(Errno::INVAL));
         }
-        let file = rustix::fs::openat(&self.directory, name, access | self.flags(), Mode::empty())
-            .map_err(failed)?;
+        let file =
+            rustix::fs::openat(&self.directory, name, access, Mode::empty()).map_err(failed)?;
         Ok((file, size(&stat)))
     }
 
-    fn create(&self, name: &str, bytes: u64) -> Result<OwnedFd, IoError> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | self.flags();
+    fn create(&self, name: &str, bytes: u64, flags: OFlags) -> Result<OwnedFd, IoError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | flags;
         let file = rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| IoError::os("create", name, errno))?;
         let made = allocate(&file, name, bytes).and_then(|()| {
@@ -198,22 +215,33 @@ impl LocalDirectory {
 
 impl Device for LocalDirectory {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        check_name(name);
-        let (descriptor, bytes) = match mode {
-            OpenMode::Read => self.open_existing(name, OFlags::RDONLY)?,
-            OpenMode::ReadWrite => {
-                self.refuse_changes("open", name)?;
-                self.open_existing(name, OFlags::RDWR)?
+        let direct = if self.direct.is_some() { OFlags::DIRECT } else { OFlags::empty() };
+        self.open_file(name, mode, CONFINED | direct)
+    }
+
+    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.open_file(name, mode, CONFINED)
+    }
+
+    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
+        let known = self.files.read().get(&file).map(Arc::clone);
+        let opened = known
+            .ok_or_else(|| IoError::os("read", format!("closed file {}", file.0), Errno::BADF))?;
+        let mut done = 0;
+        while done < buffer.len() {
+            let rest = &mut buffer[done..];
+            match rustix::io::pread(&opened.descriptor, rest, offset + done as u64) {
+                Ok(0) => {
+                    let (operation, file) = ("read", opened.name.clone());
+                    let (expected, got) = (buffer.len() as u64, done as u64);
+                    return Err(IoError::Short { operation, file, expected, got });
+                }
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(IoError::os("read", &opened.name, errno)),
             }
-            OpenMode::Create { bytes } => {
-                self.refuse_changes("create", name)?;
-                (self.create(name, bytes)?, bytes)
-            }
-        };
-        let file = FileId(self.next_file.fetch_add(1, Ordering::Relaxed));
-        let opened = OpenFile { descriptor, name: name.to_owned() };
-        self.files.write().insert(file, Arc::new(opened));
-        Ok(Opened { file, bytes })
+        }
+        Ok(())
     }
 
     fn close(&self, file: FileId) {

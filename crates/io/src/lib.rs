@@ -1,4 +1,5 @@
-//! The only room that touches files: memory that a device may read and write, the [`Device`] trait, and its two engines.
+//! The only room that touches files: memory that a device may read and write, the [`Device`] trait, and its two
+//! engines.
 //!
 //! 1. Memory belongs to exactly one side at a time: the caller, or the device between submit and completion.
 //! 2. Every completion has its byte count checked; a short transfer is an error, never success.
@@ -13,6 +14,7 @@ mod error;
 mod lock;
 mod memory;
 mod pool;
+mod process;
 mod random;
 mod threads;
 
@@ -26,5 +28,6 @@ pub use error::IoError;
 pub use lock::{DirectoryLock, LockError};
 pub use memory::{Lender, Memory, lend};
 pub use pool::BufferPool;
+pub use process::{Process, forked_amid_threads};
 pub use random::random_bytes;
-pub use threads::spawn;
+pub use threads::{Workers, spawn};

@@ -11,6 +11,8 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::Process;
+
 const FILE_NAME: &str = "LOCK";
 const OWNER_BYTES: usize = 256;
 
@@ -20,7 +22,7 @@ pub struct DirectoryLock {
     /// `None` where there was nothing to lock.
     file: Option<OwnedFd>,
     exclusive: bool,
-    process: u32,
+    process: Process,
 }
 
 /// Why a directory could not be locked.
@@ -68,7 +70,7 @@ impl DirectoryLock {
         if let Err(errno) = write_owner(&file) {
             tracing::warn!(error = %errno, "cannot note this process in the lock file");
         }
-        Ok(Self { file: Some(file), exclusive: true, process: std::process::id() })
+        Ok(Self { file: Some(file), exclusive: true, process: Process::this() })
     }
 
     /// Keeps owners out while an offline tool reads. Writes nothing, so it works on a read-only mount; where there is
@@ -83,12 +85,12 @@ impl DirectoryLock {
         let file = match rustix::fs::openat(CWD, &path, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) if directory.is_dir() => {
-                return Ok(Self { file: None, exclusive: false, process: std::process::id() });
+                return Ok(Self { file: None, exclusive: false, process: Process::this() });
             }
             Err(errno) => return Err(os_error("open", directory, errno)),
         };
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(Self { file: Some(file), exclusive: false, process: std::process::id() }),
+            Ok(()) => Ok(Self { file: Some(file), exclusive: false, process: Process::this() }),
             Err(Errno::WOULDBLOCK) => Err(LockError::Held { owner: owner_of(&file) }),
             Err(errno) => Err(os_error("lock", directory, errno)),
         }
@@ -97,7 +99,7 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        let Some(file) = self.file.take().filter(|_| self.process == std::process::id()) else {
+        let Some(file) = self.file.take().filter(|_| self.process.is_this()) else {
             return;
         };
         if self.exclusive {

@@ -1,7 +1,7 @@
-//! Named threads: the one place that starts them, and how an engine's threads are waited for.
+//! Named threads: the one place that starts them, and how those that belong together are waited for.
 //!
 //! 1. Waiting for threads is bounded: one that hangs in the kernel is left behind with a warning.
-//! 2. A thread never waits for itself, and a forked child never waits for its parent's threads.
+//! 2. A thread never waits for itself, and a forked child neither waits for its parent's threads nor lets go of them.
 
 use std::convert::Infallible;
 use std::io;
@@ -10,36 +10,55 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
+use crate::Process;
+use crate::process::Running;
+
 /// Starts a thread. The name shows in `top` and debuggers, which cut it after 15 bytes.
 ///
 /// # Errors
 ///
-/// The system's own error when it refuses another thread.
+/// The system's own error when it refuses another thread; an error of its own kind in a child that was forked amid
+/// threads: see [`crate::forked_amid_threads`].
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    Builder::new().name(name.to_owned()).spawn(body)
+    let running = Running::begin().map_err(|parent| {
+        io::Error::other(format!("process {} had threads when it forked this one", parent.id()))
+    })?;
+    Builder::new().name(name.to_owned()).spawn(move || {
+        let _running = running;
+        body();
+    })
 }
 
-/// The threads of one engine.
+/// Threads that belong together.
 #[derive(Debug)]
-pub(crate) struct Workers {
+pub struct Workers {
     threads: Vec<JoinHandle<()>>,
     /// Every thread holds a clone; nothing is ever sent, the channel ends when the last thread does.
     alive: Option<Sender<Infallible>>,
     ended: Receiver<Infallible>,
-    process: u32,
+    process: Process,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Workers {
-    pub(crate) fn new() -> Self {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Self {
         let (alive, ended) = crossbeam_channel::bounded(0);
-        Self { threads: Vec::new(), alive: Some(alive), ended, process: std::process::id() }
+        Self { threads: Vec::new(), alive: Some(alive), ended, process: Process::this() }
     }
 
-    pub(crate) fn start(
-        &mut self,
-        name: &str,
-        body: impl FnOnce() + Send + 'static,
-    ) -> io::Result<()> {
+    /// Starts one more.
+    ///
+    /// # Errors
+    ///
+    /// As [`spawn`].
+    pub fn start(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let alive = self.alive.clone();
         self.threads.push(spawn(name, move || {
             let _alive = alive;
@@ -50,29 +69,46 @@ impl Workers {
 
     /// Whether the threads run in this process: a forked child has only copies of their handles, and of locks that
     /// nobody will ever release.
-    pub(crate) fn are_ours(&self) -> bool {
-        self.process == std::process::id()
+    #[must_use]
+    pub fn are_ours(&self) -> bool {
+        self.process.is_this()
     }
 
     /// Waits until all threads ended, at most `patience`.
-    pub(crate) fn join(&mut self, patience: Duration) {
+    pub fn join(&mut self, patience: Duration) {
+        if !self.are_ours() {
+            return;
+        }
         self.alive = None;
         let here = std::thread::current().id();
-        if !self.are_ours() || self.threads.iter().any(|thread| thread.thread().id() == here) {
+        if self.threads.iter().any(|thread| thread.thread().id() == here) {
             return;
         }
         if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
                 seconds = patience.as_secs(),
-                "the device does not answer; its threads and their memory are left behind"
+                "threads do not end; they and their memory are left behind"
             );
             return;
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("an I/O thread panicked; its requests were answered with an error");
+                tracing::error!("a thread panicked; what it worked on was answered with an error");
             }
         }
+    }
+}
+
+impl Drop for Workers {
+    /// In a forked child nothing is dropped: a handle there names a thread that is not, or by now another one, and the
+    /// channel may be locked for ever.
+    fn drop(&mut self) {
+        if self.are_ours() {
+            return;
+        }
+        std::mem::forget(std::mem::take(&mut self.threads));
+        std::mem::forget(self.alive.take());
+        std::mem::forget(std::mem::replace(&mut self.ended, crossbeam_channel::never()));
     }
 }
 

@@ -34,6 +34,23 @@ fn a_created_file_is_private_allocated_and_opened_again() {
 }
 
 #[test]
+fn a_cached_file_is_read_at_any_place_and_never_beyond_its_end() {
+    let rig = rig();
+    let bytes: Vec<u8> = (0..2 * SECTOR).map(|at| u8::try_from(at % 251).unwrap()).collect();
+    let mode = OpenMode::Create { bytes: 2 * SECTOR as u64 };
+    let file = rig.device.open_cached("a", mode).unwrap().file;
+    rig.write(file, 0, &bytes);
+    let mut part = vec![0; 5000];
+    rig.device.read_at(file, 77, &mut part).unwrap();
+    assert_eq!(part, bytes[77..5077]);
+    let error = rig.device.read_at(file, 2 * SECTOR as u64 - 10, &mut part).unwrap_err();
+    assert!(matches!(error, IoError::Short { got: 10, .. }), "{error}");
+    rig.device.close(file);
+    let error = rig.device.read_at(file, 0, &mut part).unwrap_err();
+    assert!(error.to_string().contains("closed"), "{error}");
+}
+
+#[test]
 fn creating_a_file_that_exists_fails_and_keeps_it() {
     let rig = rig();
     let file = rig.create("a", SECTOR);

@@ -148,7 +148,7 @@ impl PyNamespace {
         let count = count.map_or(chain.len().saturating_sub(first), |count| count.0);
         let id = self.namespace.id();
         let writer = py.detach(|| self.store.layer_writer(id, &chain, first, count)).or_raise()?;
-        Ok(PyLayerWriter::new(writer))
+        Ok(PyLayerWriter::new(self.store.clone(), writer))
     }
 
     #[pyo3(

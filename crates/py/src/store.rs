@@ -54,6 +54,7 @@ impl PyStore {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.store.check_process().or_raise()?;
         let stats = py.detach(|| serde_json::to_value(self.store.stats()).expect("plain fields"));
         to_python(py, &stats)
     }

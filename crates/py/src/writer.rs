@@ -1,8 +1,8 @@
 //! `LayerWriter`.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
-use dalsegno_store::{LayerWriter, Terms};
+use dalsegno_store::{LayerWriter, Store, Terms};
 use pyo3::prelude::*;
 
 use crate::buffers::{Access, Number, blocks, timeout};
@@ -14,12 +14,20 @@ pub(crate) struct PyLayerWriter {
     first: usize,
     count: usize,
     writer: Mutex<LayerWriter>,
+    store: Store,
 }
 
 impl PyLayerWriter {
-    pub(crate) fn new(writer: LayerWriter) -> Self {
+    pub(crate) fn new(store: Store, writer: LayerWriter) -> Self {
         let (first, count) = (writer.first(), writer.count());
-        Self { first, count, writer: Mutex::new(writer) }
+        Self { first, count, writer: Mutex::new(writer), store }
+    }
+
+    /// The writer, once no other thread uses it. A forked child is refused before it waits: for ever, if a thread used
+    /// the writer at the fork.
+    fn lock(&self) -> PyResult<MutexGuard<'_, LayerWriter>> {
+        self.store.check_process().or_raise()?;
+        self.writer.lock().map_err(broken)
     }
 }
 
@@ -50,13 +58,10 @@ impl PyLayerWriter {
     ) -> PyResult<()> {
         let memory = self::blocks(blocks, Access::Read)?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        py.detach(|| {
-            let mut writer = self.writer.lock().map_err(broken)?;
-            writer.store_layer(layer.0, memory, &terms).or_raise()
-        })
+        py.detach(|| self.lock()?.store_layer(layer.0, memory, &terms).or_raise())
     }
 
     fn commit(&self, py: Python<'_>) -> PyResult<usize> {
-        py.detach(|| self.writer.lock().map_err(broken)?.commit(&Terms::default()).or_raise())
+        py.detach(|| self.lock()?.commit(&Terms::default()).or_raise())
     }
 }

@@ -192,7 +192,17 @@ impl SimDevice {
         };
         let (inode, name, writable) = (handle.inode, handle.name.clone(), handle.writable);
         match kind {
-            Kind::Read => state.read(inode, &name, request.offset, &mut request.memory),
+            Kind::Read => {
+                let wanted = request.memory.iter().map(Memory::len).sum();
+                let bytes = state.read(inode, &name, request.offset, wanted)?;
+                let mut rest = &bytes[..];
+                for piece in &mut request.memory {
+                    let (head, tail) = rest.split_at(piece.len().min(rest.len()));
+                    piece.as_mut_slice()[..head.len()].copy_from_slice(head);
+                    rest = tail;
+                }
+                check_count(Kind::Read, &name, wanted, bytes.len())
+            }
             _ if !writable => Err(os_error(kind, &name, EBADF)),
             Kind::Write => {
                 let parts: Vec<&[u8]> = request.memory.iter().map(Memory::as_slice).collect();
@@ -217,14 +227,14 @@ impl State {
         Ok(self.plan.next(kind, name).map_or(Fate::Done, Fate::Faulty))
     }
 
+    /// Bytes of a file; fewer than wanted where it ends or the plan says so.
     fn read(
         &mut self,
         inode: u64,
         name: &str,
         offset: u64,
-        memory: &mut [Memory],
-    ) -> Result<(), IoError> {
-        let wanted: usize = memory.iter().map(Memory::len).sum();
+        wanted: usize,
+    ) -> Result<Vec<u8>, IoError> {
         let mut bytes = self.disk.read(inode, offset, wanted);
         match self.plan.next(Kind::Read, name) {
             None => {}
@@ -237,13 +247,7 @@ impl State {
             Some(Fault::Short) => bytes.truncate(self.random.below(wanted / SECTOR) * SECTOR),
             Some(_) => return Err(os_error(Kind::Read, name, EIO)),
         }
-        let mut rest = &bytes[..];
-        for piece in memory {
-            let (head, tail) = rest.split_at(piece.len().min(rest.len()));
-            piece.as_mut_slice()[..head.len()].copy_from_slice(head);
-            rest = tail;
-        }
-        check_count(Kind::Read, name, wanted, bytes.len())
+        Ok(bytes)
     }
 
     fn write(&mut self, inode: u64, name: &str, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
@@ -360,6 +364,28 @@ impl Device for SimDevice {
         let handle = Handle { inode, name: name.to_owned(), writable: mode != OpenMode::Read };
         state.handles.insert(file, handle);
         Ok(Opened { file, bytes: state.disk.bytes(inode) })
+    }
+
+    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.open(name, mode)
+    }
+
+    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
+        self.clock.advance(self.options.latency);
+        let state = &mut *self.state.lock();
+        state.check_up()?;
+        let Some(handle) = state.handles.get(&file) else {
+            return Err(os_error(Kind::Read, "a closed file", EBADF));
+        };
+        let (inode, name) = (handle.inode, handle.name.clone());
+        let start = dalsegno_core::sector_down(offset);
+        let skip = usize::try_from(offset - start).expect("within a sector");
+        let wanted = (skip + buffer.len()).next_multiple_of(SECTOR);
+        let bytes = state.read(inode, &name, start, wanted)?;
+        let found = bytes.get(skip..).unwrap_or_default();
+        check_count(Kind::Read, &name, buffer.len(), found.len().min(buffer.len()))?;
+        buffer.copy_from_slice(&found[..buffer.len()]);
+        Ok(())
     }
 
     fn close(&self, file: FileId) {

@@ -1,7 +1,7 @@
 //! The DRAM tier: whole blocks within a byte bound, in front of the log.
 //!
-//! 1. It holds only blocks that the index knows: whoever removes or evicts a block takes it out of the index first, then
-//!    out of here; whoever brings one in looks at the index afterwards.
+//! 1. It holds only blocks that the index knows: whoever removes or evicts a block takes it out of the index first,
+//!    then out of here; whoever brings one in looks at the index afterwards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

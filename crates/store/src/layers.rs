@@ -27,7 +27,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Invalid` if the blocks do not fit into one extent or into the chain; `Full`, `Poisoned`, `Unavailable`, `Closed`.
+    /// `Invalid` if the blocks do not fit into one extent or into the chain; `Full`, `Poisoned`, `Unavailable`,
+    /// `Closed`.
     pub fn layer_writer(
         &self,
         namespace: NamespaceId,
@@ -124,7 +125,8 @@ impl LayerWriter {
     ///
     /// # Errors
     ///
-    /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if it could not be made visible.
+    /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if it could not be made
+    /// visible.
     pub fn commit(&mut self, terms: &Terms) -> Result<usize> {
         let inner = self.store.enter()?;
         if self.committed {
@@ -150,6 +152,15 @@ impl LayerWriter {
         add(&inner.counters.put_stored_blocks, blocks);
         add(&inner.counters.put_bytes, blocks * self.namespace.layout().block_bytes());
         Ok(self.count)
+    }
+}
+
+impl Drop for LayerWriter {
+    /// In a forked child the put stays the parent's: giving it up would write to the log.
+    fn drop(&mut self) {
+        if !self.store.door.process.is_this() {
+            std::mem::forget(self.append.take());
+        }
     }
 }
 

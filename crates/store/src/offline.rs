@@ -14,7 +14,7 @@ use dalsegno_log::format::StoreHeader;
 use dalsegno_log::{Log, LogOptions, SegmentState};
 use serde::Serialize;
 
-use crate::open::{lock_error, rebuild, unavailable};
+use crate::open::{lock_error, rebuild, refuse_forked, unavailable};
 use crate::store::to_error;
 
 pub use dalsegno_log::{Finding, VerifyReport};
@@ -123,6 +123,7 @@ pub(crate) struct Reader {
 
 impl Reader {
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        refuse_forked()?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let pool = BufferPool::new(STAGING_BYTES, REQUEST_BYTES)
             .map_err(|error| unavailable(path, error))?;

@@ -3,21 +3,22 @@
 //! 1. One process owns a directory; the lock is taken before anything is read and kept until close.
 //! 2. A directory that holds something else is refused; nothing in it is touched.
 //! 3. The index is rebuilt from the log's headers, in the order they were written.
+//! 4. Namespaces without blocks are forgotten, so that those of old models do not use up the bound on namespaces.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, Clock, Config, Error, ErrorKind, Extent, ExtentId, Limits, NamespaceId, Result,
-    SpaceFacts, StoreId, format_bytes,
+    ChainHash, Clock, Config, Error, ErrorKind, Extent, ExtentId, Limits, Namespace, NamespaceId,
+    Result, SpaceFacts, StoreId, format_bytes,
 };
 use dalsegno_index::{Index, MemoryIndex, Scope};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
     SystemClock,
 };
-use dalsegno_log::format::{STORE_FILE, namespace_of_file, segment_number};
+use dalsegno_log::format::{STORE_FILE, namespace_file, namespace_of_file, segment_number};
 use dalsegno_log::{Log, LogOptions, Recovered};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
@@ -64,12 +65,14 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Unavailable` if another process owns it, it is read-only, or the system refuses; `Incompatible` if a newer
-    /// Dalsegno wrote it; `Invalid` for settings that do not fit or a directory that holds something else.
+    /// `Unavailable` if another process owns it, it is read-only, the system refuses, or this process was forked while
+    /// a store was open; `Incompatible` if a newer Dalsegno wrote it; `Invalid` for settings that do not fit or a
+    /// directory that holds something else.
     pub fn open(path: &Path, config: &Config) -> Result<Self> {
         if path.as_os_str().is_empty() {
             return Err(Error::invalid("the path is empty; give the store a directory"));
         }
+        refuse_forked()?;
         LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
         // Before the lock file is made: nothing is left in a directory that is not ours.
         let reader = Reader::open(path)?;
@@ -128,7 +131,14 @@ impl Store {
             );
         }
         rebuild(&log, index.as_ref(), recovered);
-        let namespaces = dalsegno_log::read_namespaces(&log).map_err(to_error)?;
+        let mut namespaces = dalsegno_log::read_namespaces(&log).map_err(to_error)?;
+        namespaces.retain(|namespace| {
+            let kept = has_blocks(index.as_ref(), namespace.id());
+            if !kept {
+                forget(device.as_ref(), namespace);
+            }
+            kept
+        });
         let workers =
             Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|e| {
                 Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(e)
@@ -153,10 +163,36 @@ impl Store {
     }
 }
 
+/// Refuses to open anything in a child that was forked while a store was open: it might wait for ever.
+pub(crate) fn refuse_forked() -> Result<()> {
+    let Some(parent) = dalsegno_io::forked_amid_threads() else { return Ok(()) };
+    let message = format!(
+        "process {} had a store open when it forked this one, so none can be opened here: fork before you open a \
+         store, or start the child anew (with multiprocessing, the start method \"spawn\")",
+        parent.id()
+    );
+    Err(Error::new(ErrorKind::Unavailable, message))
+}
+
+fn has_blocks(index: &dyn Index, namespace: NamespaceId) -> bool {
+    let first = index.scan((namespace, ChainHash::default(), 0), 1);
+    first.iter().any(|entry| entry.extent.namespace == namespace)
+}
+
+/// Removes the description of a namespace; whoever registers it again writes it again. If that fails, or a crash takes
+/// it back, the next open tries again.
+fn forget(device: &dyn Device, namespace: &Namespace) {
+    let file = namespace_file(namespace.id());
+    match device.remove(&file) {
+        Ok(()) => tracing::debug!("{file} describes a namespace without blocks; it is removed"),
+        Err(error) => tracing::warn!("a namespace without blocks was forgotten, but {error}"),
+    }
+}
+
 /// Fills the index from what the log holds, leaving out what was removed.
 ///
-/// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and the
-/// block was put again. So the older one is read, and unless it is sound the newer one takes the block.
+/// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and
+/// the block was put again. So the older one is read, and unless it is sound the newer one takes the block.
 pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered) {
     let mut blocks: HashMap<(NamespaceId, ChainHash), u64> = HashMap::new();
     let mut namespaces: HashMap<NamespaceId, u64> = HashMap::new();

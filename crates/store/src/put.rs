@@ -1,6 +1,7 @@
 //! Putting blocks.
 //!
-//! 1. Phase one writes the extent, phase two inserts it into the index; a crash between them loses the put, nothing else.
+//! 1. Phase one writes the extent, phase two inserts it into the index; a crash between them loses the put, nothing
+//!    else.
 //! 2. A block that is present, or that another put is writing, is not written again.
 
 use dalsegno_core::{
@@ -204,8 +205,8 @@ impl Inner {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
         let mut visible = self.index.insert(extent.clone(), &|_| true);
-        // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are told
-        // here. Without this they would be visible until the store is opened again, and gone then.
+        // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
+        // told here. Without this they would be visible until the store is opened again, and gone then.
         let removed = self.log.removed_since(namespace, born);
         let gone: Vec<ChainHash> =
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();

@@ -1,4 +1,7 @@
 //! The store as callers hold it.
+//!
+//! 1. It serves the process that opened it. In a forked child every call is refused before it touches a lock, and what
+//!    is dropped is left as it is: nothing reaches the files, the rings or the directory's lock, which the parent uses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +11,7 @@ use dalsegno_core::{
     ChainHash, Clock, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
 };
 use dalsegno_index::Index;
-use dalsegno_io::{Device, DirectoryLock, IoError};
+use dalsegno_io::{Device, DirectoryLock, IoError, Process};
 use dalsegno_log::{Log, LogError};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
@@ -22,7 +25,8 @@ use crate::transfer::Workers;
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 const CLOSE_POLL: Duration = Duration::from_millis(1);
 
-/// A store of KV-cache blocks. Clones share it; it is closed when [`Store::close`] is called or the last one is dropped.
+/// A store of KV-cache blocks. Clones share it; it is closed when [`Store::close`] is called or the last one is
+/// dropped.
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) door: Arc<Door>,
@@ -38,6 +42,7 @@ pub(crate) struct Door {
     last: Mutex<Option<Stats>>,
     id: StoreId,
     limits: Limits,
+    pub(crate) process: Process,
 }
 
 #[derive(Debug)]
@@ -62,14 +67,26 @@ impl Store {
     pub(crate) fn new(inner: Inner, workers: Workers) -> Self {
         let (id, limits) = (inner.log.store(), inner.limits.clone());
         let inner = RwLock::new(Some(Arc::new(inner)));
-        let door = Door { inner, last: Mutex::default(), id, limits };
+        let door = Door { inner, last: Mutex::default(), id, limits, process: Process::this() };
         Self { door: Arc::new(door), workers: Arc::new(workers) }
     }
 
     /// What a call works with, until it ends.
     pub(crate) fn enter(&self) -> Result<Arc<Inner>> {
+        self.check_process()?;
         let closed = || Error::new(ErrorKind::Closed, "the store is closed; open it again");
         self.door.inner.read().as_ref().map(Arc::clone).ok_or_else(closed)
+    }
+
+    /// Fails in a forked child, as every call does. Never waits, so that whoever must lock something before a call can
+    /// ask first: in a child a lock may stay taken for ever.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`.
+    pub fn check_process(&self) -> Result<()> {
+        let process = self.door.process;
+        if process.is_this() { Ok(()) } else { Err(forked(process)) }
     }
 
     /// The store's random name.
@@ -85,11 +102,18 @@ impl Store {
     }
 
     /// All counters and gauges; of a closed store, as they were in the end.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child: see [`Store::check_process`].
     #[must_use]
     pub fn stats(&self) -> Stats {
         match self.enter() {
             Ok(inner) => crate::stats::view(&inner),
-            Err(_) => self.door.last.lock().clone().expect("noted before the store closed"),
+            Err(error) => {
+                assert!(error.kind() == ErrorKind::Closed, "{error}");
+                self.door.last.lock().clone().expect("noted before the store closed")
+            }
         }
     }
 
@@ -106,7 +130,8 @@ impl Store {
         }
         if known.len() >= inner.limits.namespace_count as usize {
             return Err(Error::invalid(format!(
-                "the store has {} namespaces, the most its setting \"namespaces\" allows; raise it or remove some",
+                "the store has {} namespaces, the most its setting \"namespaces\" allows; raise it, or open the store \
+                 again, which forgets those without blocks",
                 known.len()
             )));
         }
@@ -171,13 +196,15 @@ impl Store {
         }
     }
 
-    /// Carries out what was begun, lets go of the directory and of everything else. Calling it again does nothing.
+    /// Carries out what was begun, lets go of the directory and of everything else. Calling it again does nothing, nor
+    /// does calling it in a forked child.
     ///
-    /// If a call does not end within ten seconds, because the device hangs, it is left behind, and the directory with it.
+    /// If a call does not end within ten seconds, because the device hangs, it is left behind, and the directory with
+    /// it.
     pub fn close(&self) {
         let Ok(inner) = self.enter() else { return };
         let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
-        self.workers.stop(inner.clock.as_ref(), CLOSE_PATIENCE);
+        self.workers.stop(CLOSE_PATIENCE);
         *self.door.last.lock() = Some(crate::stats::view(&inner));
         self.door.inner.write().take();
         while Arc::strong_count(&inner) > 1 {
@@ -191,18 +218,28 @@ impl Store {
         *self.door.last.lock() = Some(crate::stats::view(&inner));
     }
 
-    /// Whether the store was closed.
+    /// Whether the store was closed. In a forked child it always is.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.door.inner.read().is_none()
+        !self.door.process.is_this() || self.door.inner.read().is_none()
+    }
+}
+
+impl Drop for Door {
+    /// In a forked child nothing is dropped: a thread that is not there may have been changing any part of it.
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            std::mem::forget(self.inner.get_mut().take());
+            std::mem::forget(self.last.get_mut().take());
+        }
     }
 }
 
 impl Inner {
     /// Removes blocks that fit one record, or the whole namespace if there are none.
     ///
-    /// Announced first, so that a put under way does not publish them afterwards; then the index, then DRAM, so that a get
-    /// under way does not bring them back.
+    /// Announced first, so that a put under way does not publish them afterwards; then the index, then DRAM, so that a
+    /// get under way does not bring them back.
     fn remove_part(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<u64> {
         let removal = self.log.begin_removal(namespace, hashes);
         let removed = if hashes.is_empty() {
@@ -242,13 +279,24 @@ impl Inner {
         // One block has at most MAX_LAYERS checksums, which fit into two sectors with the header's fields.
         if bytes + dalsegno_core::SECTOR_BYTES > room {
             return Err(Error::invalid(format!(
-                "a block of {} does not fit into a segment of {}; give a larger \"segment\" (or capacity) when the store is created",
+                "a block of {} does not fit into a segment of {}; give a larger \"segment\" (or capacity) when \
+                 the store is created",
                 dalsegno_core::format_bytes(bytes),
                 dalsegno_core::format_bytes(self.limits.segment_bytes)
             )));
         }
         Ok(())
     }
+}
+
+/// What a forked child is told of a store that its parent opened.
+pub(crate) fn forked(process: Process) -> Error {
+    let message = format!(
+        "this store was opened by process {} and does not work in a forked child: fork before you open it, or start \
+         the child anew (with multiprocessing, the start method \"spawn\")",
+        process.id()
+    );
+    Error::new(ErrorKind::Unavailable, message)
 }
 
 /// What the caller can do about an error of the log.

@@ -3,20 +3,21 @@
 //! 1. A transfer ends exactly once, whatever happens: done, throttled, cancelled, or failed.
 //! 2. When it has ended, nothing touches its memory any more.
 //! 3. The queue is bounded; a full queue throttles, it never blocks the caller.
+//! 4. In a forked child every transfer has ended: the thread that would end it is not there.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use dalsegno_core::{ChainHash, Clock, Deadline, Error, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Error, NamespaceId, Result};
 use dalsegno_index::Scope;
-use dalsegno_io::Memory;
+use dalsegno_io::{Memory, Process};
 use parking_lot::{Condvar, Mutex};
 
 use crate::get::{GetReport, Outcome};
 use crate::put::{Put, PutOutcome, PutReport};
 use crate::stats::add;
-use crate::store::Store;
+use crate::store::{Store, forked};
 use crate::terms::{Cancel, Terms};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -25,37 +26,25 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub(crate) struct Workers {
     queue: Mutex<Option<Sender<Job>>>,
-    alive: Arc<Alive>,
-}
-
-#[derive(Debug, Default)]
-struct Alive {
-    threads: Mutex<u32>,
-    changed: Condvar,
+    threads: Mutex<dalsegno_io::Workers>,
 }
 
 impl Workers {
     pub(crate) fn start(threads: u32, queue: u32) -> std::io::Result<Self> {
         let (sender, receiver) = bounded(queue as usize);
-        let alive = Arc::new(Alive::default());
+        let mut started = dalsegno_io::Workers::new();
         for number in 0..threads {
             let receiver: Receiver<Job> = receiver.clone();
-            let alive_here = Arc::clone(&alive);
-            *alive.threads.lock() += 1;
-            let started = dalsegno_io::spawn(&format!("dalsegno-xfer{number}"), move || {
-                receiver.iter().for_each(|job| job());
-                *alive_here.threads.lock() -= 1;
-                alive_here.changed.notify_all();
-            });
-            if let Err(error) = started {
-                *alive.threads.lock() -= 1;
+            let name = format!("dalsegno-xfer{number}");
+            let work = move || receiver.iter().for_each(|job| job());
+            if let Err(error) = started.start(&name, work) {
                 if number == 0 {
                     return Err(error);
                 }
                 break;
             }
         }
-        Ok(Self { queue: Mutex::new(Some(sender)), alive })
+        Ok(Self { queue: Mutex::new(Some(sender)), threads: Mutex::new(started) })
     }
 
     /// Queues a job, or gives it back.
@@ -69,17 +58,17 @@ impl Workers {
     }
 
     /// Takes no more jobs and waits until the queued ones are done, at most `patience`.
-    pub(crate) fn stop(&self, clock: &dyn Clock, patience: Duration) {
+    pub(crate) fn stop(&self, patience: Duration) {
         self.queue.lock().take();
-        let deadline = Deadline::At(clock.now().after(patience));
-        let mut threads = self.alive.threads.lock();
-        while *threads > 0 {
-            let left = deadline.remaining(clock.now()).unwrap_or_default();
-            if left.is_zero() {
-                tracing::warn!("{} transfers did not end in time; they are left behind", *threads);
-                return;
-            }
-            self.alive.changed.wait_for(&mut threads, left);
+        self.threads.lock().join(patience);
+    }
+}
+
+impl Drop for Workers {
+    /// In a forked child the channel may be locked for ever, so its end is not told to threads that are not there.
+    fn drop(&mut self) {
+        if !self.threads.get_mut().are_ours() {
+            std::mem::forget(self.queue.get_mut().take());
         }
     }
 }
@@ -99,6 +88,7 @@ pub struct Transfer<T> {
     shared: Arc<Shared<T>>,
     cancel: Cancel,
     throttled: bool,
+    process: Process,
 }
 
 #[derive(Debug)]
@@ -112,18 +102,26 @@ impl<T> Transfer<T> {
     fn new(throttled: bool) -> Self {
         let shared =
             Shared { result: Mutex::new(None), finished: Mutex::new(false), ended: Condvar::new() };
-        Self { shared: Arc::new(shared), cancel: Cancel::default(), throttled }
+        let process = Process::this();
+        Self { shared: Arc::new(shared), cancel: Cancel::default(), throttled, process }
     }
 
     /// How far it is; never waits.
     #[must_use]
     pub fn state(&self) -> TransferState {
-        if *self.shared.finished.lock() { TransferState::Done } else { TransferState::Running }
+        if self.is_orphaned() || *self.shared.finished.lock() {
+            TransferState::Done
+        } else {
+            TransferState::Running
+        }
     }
 
     /// Waits until it has ended; `false` if `timeout` passed first.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        if self.is_orphaned() {
+            return true;
+        }
         let mut finished = self.shared.finished.lock();
         match timeout {
             None => {
@@ -149,10 +147,19 @@ impl<T> Transfer<T> {
         self.throttled
     }
 
-    /// Takes the result of a transfer that has ended; `None` before, or if it was taken.
+    /// Takes the result of a transfer that has ended; `None` before, or if it was taken. In a forked child the result
+    /// is always that the store does not work there.
     #[must_use]
     pub fn take(&self) -> Option<Result<T>> {
+        if self.is_orphaned() {
+            return Some(Err(forked(self.process)));
+        }
         self.shared.result.lock().take()
+    }
+
+    /// Whether it was left behind by a fork; then its locks may be taken for ever.
+    fn is_orphaned(&self) -> bool {
+        !self.process.is_this()
     }
 }
 

@@ -149,7 +149,7 @@ SETTINGS = (
         "number",
         "4096",
         ("1", "65536"),
-        "Most namespaces of one store.",
+        "Most namespaces of one store. Those without a block are forgotten when it is opened.",
     ),
 )
 

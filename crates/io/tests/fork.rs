@@ -1,0 +1,97 @@
+//! A forked child: it has copies of everything but the threads, and must leave its parent alone.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{Rig, SECTOR, is_available};
+use dalsegno_core::EngineChoice;
+use dalsegno_io::{Process, forked_amid_threads, spawn};
+
+/// A child that takes longer than this hangs: the system ends it, and the test fails.
+const LIMIT_SECONDS: u32 = 20;
+
+/// Runs `body` in a forked child, which then ends without cleaning up.
+fn in_child(mut body: impl FnMut()) {
+    // SAFETY: the child runs only `body`, whose locks and threads are what is tested; it never returns from here.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: sets a timer of this process.
+        unsafe { libc::alarm(LIMIT_SECONDS) };
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut body));
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(i32::from(ended.is_err())) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for our own child; `status` is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child hung, or failed");
+}
+
+/// Whether any memory is mapped in all of this range.
+fn is_mapped((start, bytes): (usize, usize)) -> bool {
+    let start = std::ptr::with_exposed_provenance_mut(start);
+    // SAFETY: reads and writes nothing: it fails where nothing is mapped.
+    unsafe { libc::msync(start, bytes, libc::MS_ASYNC) == 0 }
+}
+
+fn a_child_drops_its_copy_and_the_parent_goes_on(engine: EngineChoice) {
+    let rig = Rig::new(engine);
+    let file = rig.create("file", SECTOR);
+    let mut rig = Some(rig);
+    for _ in 0..3 {
+        in_child(|| {
+            let Rig { directory, pool, device } = rig.take().unwrap();
+            drop((device, pool));
+            // The parent's files stay.
+            std::mem::forget(directory);
+        });
+    }
+    let rig = rig.unwrap();
+    rig.write(file, 0, &[7; SECTOR]);
+    assert_eq!(rig.read(file, 0, SECTOR).unwrap(), [7; SECTOR]);
+}
+
+#[test]
+fn a_child_drops_its_copy_of_a_ring_and_the_parent_goes_on() {
+    if is_available(EngineChoice::Uring) {
+        a_child_drops_its_copy_and_the_parent_goes_on(EngineChoice::Uring);
+    }
+}
+
+#[test]
+fn a_child_drops_its_copy_of_a_thread_pool_and_the_parent_goes_on() {
+    a_child_drops_its_copy_and_the_parent_goes_on(EngineChoice::Psync);
+}
+
+#[test]
+fn a_child_has_no_arena_and_unmaps_nothing_at_its_address() {
+    let mut pool = Some(common::pool());
+    let arena = pool.as_ref().unwrap().arena();
+    assert!(is_mapped(arena));
+    in_child(|| {
+        assert!(!is_mapped(arena));
+        let start = std::ptr::with_exposed_provenance_mut(arena.0);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: a fresh mapping where there was none.
+        let mapped = unsafe { libc::mmap(start, arena.1, libc::PROT_READ, flags, -1, 0) };
+        assert_eq!(mapped, start);
+        drop(pool.take());
+        assert!(is_mapped(arena));
+    });
+    assert!(is_mapped(arena));
+}
+
+#[test]
+fn a_child_forked_amid_threads_starts_none() {
+    let (hold, blocked) = std::sync::mpsc::channel::<()>();
+    let thread = spawn("parent", move || assert!(blocked.recv().is_err())).unwrap();
+    let parent = Process::this();
+    assert_eq!(forked_amid_threads(), None);
+    in_child(|| {
+        assert_eq!(forked_amid_threads(), Some(parent));
+        let error = spawn("child", || ()).unwrap_err();
+        assert!(error.to_string().contains(&format!("process {} ", parent.id())), "{error}");
+    });
+    drop(hold);
+    thread.join().unwrap();
+}
