@@ -54,6 +54,17 @@ pub enum DramAdmission {
     Put,
 }
 
+/// Where the index lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IndexChoice {
+    /// In memory: about 150 bytes per block, rebuilt from the log's headers at every open.
+    #[default]
+    Memory,
+    /// In files beside the log: bounded memory and a quick open, however many blocks there are.
+    Lsm,
+}
+
 /// The settings of a store. Every field has a default that needs no thought.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -89,6 +100,11 @@ pub struct Config {
     /// Bytes of extent headers kept in memory; default 32 MiB.
     #[serde(deserialize_with = "optional_bytes")]
     pub header_cache: Option<u64>,
+    /// Where the index lives.
+    pub index: IndexChoice,
+    /// Bytes of memory of an index in files, but for its filters; default 128 MiB.
+    #[serde(deserialize_with = "optional_bytes")]
+    pub index_memory: Option<u64>,
     /// Threads that carry out transfers; default 2.
     pub transfer_threads: Option<u32>,
     /// Transfers that may wait for a thread before a new one is throttled; default 256.
@@ -139,6 +155,12 @@ pub struct Limits {
     pub staging_bytes: u64,
     /// Bytes of extent headers kept in memory.
     pub header_cache_bytes: u64,
+    /// Where the index lives.
+    pub index: IndexChoice,
+    /// Bytes of memory of an index in files.
+    pub index_memory_bytes: u64,
+    /// Bytes of disk set aside for an index in files.
+    pub index_bytes: u64,
     /// Threads that carry out transfers.
     pub transfer_threads: u32,
     /// Transfers that may wait for a thread.
@@ -149,6 +171,9 @@ pub struct Limits {
 
 /// Bytes set aside for the store's small files: its own header and namespace descriptors.
 const SMALL_FILES_BYTES: u64 = 1 << 20;
+/// An index in files gets this part of the capacity: half for its tables, half to merge them.
+const INDEX_SHARE: u64 = 16;
+const MIN_INDEX_BYTES: u64 = 4 << 20;
 const MIN_SEGMENT_BYTES: u64 = 1 << 20;
 const MAX_SEGMENT_BYTES: u64 = 4 << 30;
 /// One segment takes writes, one stands ready for relocation, the others hold data.
@@ -206,14 +231,19 @@ impl Config {
     pub fn validate(&self, space: SpaceFacts) -> Result<Limits> {
         let capacity_bytes = self.capacity.unwrap_or_else(|| default_capacity(space));
         let segment_bytes = self.segment_bytes(capacity_bytes, space)?;
-        let segments = capacity_bytes.saturating_sub(SMALL_FILES_BYTES) / segment_bytes;
+        let index_bytes = match self.index {
+            IndexChoice::Memory => 0,
+            IndexChoice::Lsm => (capacity_bytes / INDEX_SHARE).max(MIN_INDEX_BYTES),
+        };
+        let others = SMALL_FILES_BYTES + index_bytes;
+        let segments = capacity_bytes.saturating_sub(others) / segment_bytes;
         if segments < MIN_SEGMENTS {
             return Err(Error::invalid(format!(
                 "capacity {} holds {segments} segments of {}; at least {MIN_SEGMENTS} are needed, so give it {} \
                  or more{}",
                 format_bytes(capacity_bytes),
                 format_bytes(segment_bytes),
-                format_bytes(MIN_SEGMENTS * segment_bytes + SMALL_FILES_BYTES),
+                format_bytes(MIN_SEGMENTS * segment_bytes + others),
                 if self.capacity.is_none() { " (the disk is nearly full: make room)" } else { "" },
             )));
         }
@@ -245,6 +275,14 @@ impl Config {
                 64 << 30,
             )?,
             header_cache_bytes: self.header_cache.unwrap_or(32 << 20),
+            index: self.index,
+            index_bytes,
+            index_memory_bytes: within_bytes(
+                "index_memory",
+                self.index_memory.unwrap_or(128 << 20),
+                1 << 20,
+                64 << 30,
+            )?,
             transfer_threads: within(
                 "transfer_threads",
                 self.transfer_threads.unwrap_or(2),

@@ -14,7 +14,9 @@ mod namespace;
 mod units;
 
 pub use clock::{Clock, Deadline, ManualClock, Nanos};
-pub use config::{Admission, Config, DramAdmission, Durability, EngineChoice, Limits, SpaceFacts};
+pub use config::{
+    Admission, Config, DramAdmission, Durability, EngineChoice, IndexChoice, Limits, SpaceFacts,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
 pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId};

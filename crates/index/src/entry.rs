@@ -1,44 +1,8 @@
 //! What the index hands out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, ExtentId};
-
-/// An extent in the index, with what was learned about its use since it was written.
-#[derive(Debug)]
-pub struct Indexed {
-    /// The extent.
-    pub extent: Extent,
-    hits: AtomicU32,
-    last_hit: AtomicU64,
-}
-
-impl Indexed {
-    /// An extent that nobody has read yet.
-    #[must_use]
-    pub fn new(extent: Extent) -> Self {
-        Self { extent, hits: AtomicU32::new(0), last_hit: AtomicU64::new(0) }
-    }
-
-    /// Notes a hit; `sequence` is the log's newest sequence number.
-    pub fn touch(&self, sequence: u64) {
-        self.hits.fetch_add(1, Ordering::Relaxed);
-        self.last_hit.fetch_max(sequence, Ordering::Relaxed);
-    }
-
-    /// Hits since the extent was written, or moved.
-    #[must_use]
-    pub fn hits(&self) -> u32 {
-        self.hits.load(Ordering::Relaxed)
-    }
-
-    /// The log's newest sequence number at the last hit, zero for none.
-    #[must_use]
-    pub fn last_hit(&self) -> u64 {
-        self.last_hit.load(Ordering::Relaxed)
-    }
-}
 
 /// Neighbouring blocks of one extent.
 #[derive(Clone, Debug)]
@@ -46,7 +10,7 @@ pub struct Run {
     /// Position of the first one in the hashes that were asked for.
     pub at: usize,
     /// The extent.
-    pub entry: Arc<Indexed>,
+    pub extent: Arc<Extent>,
     /// Position of the first one in the extent.
     pub first_block: u32,
     /// Number of blocks.

@@ -1,20 +1,24 @@
 //! The index: from chain hashes to extents.
 //!
-//! [`Index`] is what the store needs of any index; [`MemoryIndex`] is the first one, rebuilt from the log's headers at
-//! every open, and the model that later ones are tested against.
+//! [`Index`] is what the store needs of any index. [`LsmIndex`] keeps its blocks in files and little in memory;
+//! [`MemoryIndex`] is rebuilt from the log's headers at every open, and the model that the other one is tested against.
 
 #![forbid(unsafe_code)]
 
 mod entry;
+mod lsm;
 mod memory;
 mod table;
+mod usage;
 
-pub use entry::{Indexed, Placement, Removed, Run, Scope, SegmentUse};
+pub use entry::{Placement, Removed, Run, Scope, SegmentUse};
+pub use lsm::{LsmIndex, LsmOptions, LsmStats, TreeShape, index_number};
 pub use memory::MemoryIndex;
+pub use usage::Heat;
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
 
 /// Finds the extents that hold blocks.
 ///
@@ -44,7 +48,7 @@ pub trait Index: Send + Sync + std::fmt::Debug {
 
     /// Swings the blocks that still lead to `old` over to `new`; the rest of `new` stays invisible. Returns how many
     /// blocks moved.
-    fn replace(&self, old: ExtentId, new: Vec<Extent>) -> u32;
+    fn replace(&self, old: &Extent, new: Vec<Extent>) -> u32;
 
     /// Removes blocks.
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed;
@@ -53,22 +57,29 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     fn remove_namespace(&self, namespace: NamespaceId) -> Removed;
 
     /// Removes an extent with all its blocks.
-    fn remove_extent(&self, id: ExtentId) -> Removed;
+    fn remove_extent(&self, extent: &Extent) -> Removed;
 
-    /// The extents that lie in a segment.
-    fn extents_in(&self, segment: u64) -> Vec<Arc<Indexed>>;
+    /// Removes everything that lies in a segment's life `epoch` or an earlier one: it is recycled. Returns how many
+    /// blocks were visible.
+    fn drop_segment(&self, segment: u64, epoch: u64) -> u64;
 
-    /// Which blocks of an extent still lead to it.
+    /// Which blocks of an extent lead to it.
     fn live_blocks(&self, extent: &Extent) -> Vec<bool>;
 
     /// The extents that continue this one, directly or through others; at most `limit`.
-    fn descendants(&self, id: ExtentId, limit: usize) -> Vec<Arc<Indexed>>;
+    fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>>;
 
-    /// What is alive in a segment.
+    /// Notes a hit; `sequence` is the log's newest sequence number.
+    fn touch(&self, extent: &Extent, sequence: u64);
+
+    /// How an extent was used since it was written here.
+    fn heat(&self, extent: &Extent) -> Heat;
+
+    /// What is alive in a segment, and how it is used.
     fn segment_use(&self, segment: u64) -> SegmentUse;
 
     /// Extents in the order (namespace, lineage, first block), from the given place on; at most `limit`.
-    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Indexed>>;
+    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>>;
 
     /// Number of extents and of blocks.
     fn counts(&self) -> (u64, u64);

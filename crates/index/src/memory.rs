@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use parking_lot::RwLock;
 
 use crate::table::Table;
-use crate::{Index, Indexed, Placement, Removed, Run, Scope, SegmentUse};
+use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
 
 /// An index that lives in memory and is rebuilt at open.
 #[derive(Debug, Default)]
@@ -38,8 +38,8 @@ impl Index for MemoryIndex {
         self.table.read().place(namespace, parent, first, first_index)
     }
 
-    fn replace(&self, old: ExtentId, new: Vec<Extent>) -> u32 {
-        self.table.write().replace(old, new)
+    fn replace(&self, old: &Extent, new: Vec<Extent>) -> u32 {
+        self.table.write().replace(old.id, new)
     }
 
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed {
@@ -50,27 +50,35 @@ impl Index for MemoryIndex {
         self.table.write().remove_namespace(namespace)
     }
 
-    fn remove_extent(&self, id: ExtentId) -> Removed {
-        self.table.write().remove_extent(id)
+    fn remove_extent(&self, extent: &Extent) -> Removed {
+        self.table.write().remove_extent(extent.id)
     }
 
-    fn extents_in(&self, segment: u64) -> Vec<Arc<Indexed>> {
-        self.table.read().extents_in(segment)
+    fn drop_segment(&self, segment: u64, epoch: u64) -> u64 {
+        self.table.write().drop_segment(segment, epoch)
     }
 
     fn live_blocks(&self, extent: &Extent) -> Vec<bool> {
         self.table.read().live_blocks(extent)
     }
 
-    fn descendants(&self, id: ExtentId, limit: usize) -> Vec<Arc<Indexed>> {
-        self.table.read().descendants(id, limit)
+    fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {
+        self.table.read().descendants(extent, limit)
+    }
+
+    fn touch(&self, extent: &Extent, sequence: u64) {
+        self.table.write().touch(extent, sequence);
+    }
+
+    fn heat(&self, extent: &Extent) -> Heat {
+        self.table.read().heat(extent)
     }
 
     fn segment_use(&self, segment: u64) -> SegmentUse {
         self.table.read().segment_use(segment)
     }
 
-    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Indexed>> {
+    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>> {
         self.table.read().scan(from, limit)
     }
 

@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
 
-use crate::{Indexed, Placement, Removed, Run, Scope, SegmentUse};
+use crate::usage::Usage;
+use crate::{Heat, Placement, Removed, Run, Scope, SegmentUse};
 
 type Name = (NamespaceId, ChainHash);
 type Place = (NamespaceId, ChainHash, u32, ExtentId);
 
 #[derive(Debug)]
 struct Entry {
-    indexed: Arc<Indexed>,
+    extent: Arc<Extent>,
     live: u32,
 }
 
@@ -27,6 +28,7 @@ pub(crate) struct Table {
     order: BTreeSet<Place>,
     by_segment: BTreeMap<u64, BTreeSet<ExtentId>>,
     children: HashMap<Name, BTreeSet<ExtentId>>,
+    usage: Usage,
 }
 
 fn place_of(extent: &Extent) -> Place {
@@ -62,7 +64,8 @@ impl Table {
         self.order.insert(place_of(&extent));
         self.by_segment.entry(extent.location.segment).or_default().insert(id);
         self.children.entry((extent.namespace, extent.parent)).or_default().insert(id);
-        self.entries.insert(id, Entry { indexed: Arc::new(Indexed::new(extent)), live });
+        self.usage.add(&extent, live);
+        self.entries.insert(id, Entry { extent: Arc::new(extent), live });
         live
     }
 
@@ -82,10 +85,10 @@ impl Table {
                 }
                 continue;
             };
-            let entry = Arc::clone(&self.entries[&id].indexed);
-            let rest = &entry.extent.hashes[first_block as usize..];
+            let extent = Arc::clone(&self.entries[&id].extent);
+            let rest = &extent.hashes[first_block as usize..];
             // Neighbours are found by comparing lists; only an extent that lost blocks needs a look-up for each.
-            let whole = self.entries[&id].live == entry.extent.block_count();
+            let whole = self.entries[&id].live == extent.block_count();
             let count = (0_u32..)
                 .zip(hashes[at..].iter().zip(rest))
                 .take_while(|(offset, (wanted, found))| {
@@ -97,7 +100,7 @@ impl Table {
                 .count();
             // The look-up above found the first block, so the run is never empty.
             let count = u32::try_from(count).expect("bounded by the extent").max(1);
-            runs.push(Run { at, entry, first_block, count });
+            runs.push(Run { at, extent, first_block, count });
             at += count as usize;
         }
         runs
@@ -114,7 +117,7 @@ impl Table {
         let Some((id, block)) = parent.and_then(|hash| self.blocks.get(&(namespace, hash))) else {
             return own;
         };
-        let extent = &self.entries[id].indexed.extent;
+        let extent = &self.entries[id].extent;
         let Some(index) = extent.first_block_index.checked_add(block + 1) else { return own };
         let slot = (namespace, extent.lineage, index, ExtentId(0));
         let end = (namespace, extent.lineage, index, ExtentId(u64::MAX));
@@ -171,10 +174,10 @@ impl Table {
 
     pub(crate) fn remove_extent(&mut self, id: ExtentId) -> Removed {
         let Some(entry) = self.entries.get(&id) else { return Removed::default() };
-        let extent = Arc::clone(&entry.indexed);
+        let extent = Arc::clone(&entry.extent);
         let mut removed = Removed::default();
-        for hash in &extent.extent.hashes {
-            let name = (extent.extent.namespace, *hash);
+        for hash in &extent.hashes {
+            let name = (extent.namespace, *hash);
             if self.blocks.get(&name).is_some_and(|(holder, _)| *holder == id) {
                 removed.blocks += 1;
                 removed.extents.extend(self.unlink_block(name).and_then(|(_, emptied)| emptied));
@@ -188,11 +191,12 @@ impl Table {
         let (id, _) = self.blocks.remove(&name)?;
         let entry = self.entries.get_mut(&id).expect("invariant 1");
         entry.live -= 1;
+        self.usage.remove(&entry.extent, 1, entry.live == 0);
         if entry.live > 0 {
             return Some((id, None));
         }
         let entry = self.entries.remove(&id).expect("just seen");
-        let extent = &entry.indexed.extent;
+        let extent = &entry.extent;
         self.order.remove(&place_of(extent));
         remove_from(&mut self.by_segment, extent.location.segment, id);
         let parent = (extent.namespace, extent.parent);
@@ -205,9 +209,17 @@ impl Table {
         Some((id, Some(id)))
     }
 
-    pub(crate) fn extents_in(&self, segment: u64) -> Vec<Arc<Indexed>> {
-        let ids = self.by_segment.get(&segment).into_iter().flatten();
-        ids.map(|id| Arc::clone(&self.entries[id].indexed)).collect()
+    pub(crate) fn drop_segment(&mut self, segment: u64, epoch: u64) -> u64 {
+        let ids: Vec<ExtentId> =
+            self.by_segment.get(&segment).into_iter().flatten().copied().collect();
+        let mut blocks = 0;
+        for id in ids {
+            if self.entries.get(&id).is_some_and(|entry| entry.extent.location.epoch <= epoch) {
+                blocks += self.remove_extent(id).blocks;
+            }
+        }
+        self.usage.drop_segment(segment, epoch);
+        blocks
     }
 
     pub(crate) fn live_blocks(&self, extent: &Extent) -> Vec<bool> {
@@ -217,21 +229,19 @@ impl Table {
         extent.hashes.iter().map(leads).collect()
     }
 
-    pub(crate) fn descendants(&self, id: ExtentId, limit: usize) -> Vec<Arc<Indexed>> {
-        let mut found: Vec<Arc<Indexed>> = Vec::new();
-        let mut seen = BTreeSet::from([id]);
-        let mut open: Vec<Arc<Indexed>> =
-            self.entries.get(&id).map(|entry| Arc::clone(&entry.indexed)).into_iter().collect();
-        while let Some(entry) = open.pop() {
-            for hash in &entry.extent.hashes {
-                for child in
-                    self.children.get(&(entry.extent.namespace, *hash)).into_iter().flatten()
-                {
+    pub(crate) fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {
+        let mut found: Vec<Arc<Extent>> = Vec::new();
+        let mut seen = BTreeSet::from([extent.id]);
+        let root = self.entries.get(&extent.id).map(|entry| Arc::clone(&entry.extent));
+        let mut open: Vec<Arc<Extent>> = root.into_iter().collect();
+        while let Some(extent) = open.pop() {
+            for hash in &extent.hashes {
+                for child in self.children.get(&(extent.namespace, *hash)).into_iter().flatten() {
                     if found.len() == limit {
                         return found;
                     }
                     if seen.insert(*child) {
-                        let child = Arc::clone(&self.entries[child].indexed);
+                        let child = Arc::clone(&self.entries[child].extent);
                         found.push(Arc::clone(&child));
                         open.push(child);
                     }
@@ -241,28 +251,27 @@ impl Table {
         found
     }
 
-    pub(crate) fn segment_use(&self, segment: u64) -> SegmentUse {
-        let mut sum = SegmentUse::default();
-        let mut weighted = 0_u128;
-        for id in self.by_segment.get(&segment).into_iter().flatten() {
-            let indexed = &self.entries[id].indexed;
-            let bytes = indexed.extent.total_bytes();
-            sum.live_bytes += bytes;
-            sum.hit_bytes += if indexed.hits() > 0 { bytes } else { 0 };
-            weighted += u128::from(bytes) * u128::from(indexed.last_hit().max(id.0));
+    pub(crate) fn touch(&mut self, extent: &Extent, sequence: u64) {
+        if self.entries.contains_key(&extent.id) {
+            self.usage.touch(extent, sequence);
         }
-        let mean = weighted / u128::from(sum.live_bytes.max(1));
-        sum.mean_use_sequence = u64::try_from(mean).expect("a mean of 64-bit numbers");
-        sum
+    }
+
+    pub(crate) fn heat(&self, extent: &Extent) -> Heat {
+        self.usage.heat(extent.id)
+    }
+
+    pub(crate) fn segment_use(&self, segment: u64) -> SegmentUse {
+        self.usage.of_segment(segment)
     }
 
     pub(crate) fn scan(
         &self,
         (namespace, lineage, first): (NamespaceId, ChainHash, u32),
         limit: usize,
-    ) -> Vec<Arc<Indexed>> {
+    ) -> Vec<Arc<Extent>> {
         let places = self.order.range((namespace, lineage, first, ExtentId(0))..).take(limit);
-        places.map(|place| Arc::clone(&self.entries[&place.3].indexed)).collect()
+        places.map(|place| Arc::clone(&self.entries[&place.3].extent)).collect()
     }
 
     pub(crate) fn counts(&self) -> (u64, u64) {

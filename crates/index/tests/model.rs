@@ -81,8 +81,8 @@ fn check(index: &MemoryIndex, model: &Model, hashes: &[ChainHash]) {
     for run in &runs {
         for offset in 0..run.count as usize {
             let hash = hashes[run.at + offset];
-            assert_eq!(run.entry.extent.hashes[run.first_block as usize + offset], hash);
-            assert_eq!(model.get(&hash), Some(&run.entry.extent.id));
+            assert_eq!(run.extent.hashes[run.first_block as usize + offset], hash);
+            assert_eq!(model.get(&hash), Some(&run.extent.id));
             assert!(seen.insert(run.at + offset));
         }
     }
@@ -119,7 +119,7 @@ proptest! {
                 Step::DropExtent(pick) => {
                     if let Some(id) = extents.keys().nth(pick).copied() {
                         model.retain(|_, holder| *holder != id);
-                        index.remove_extent(id);
+                        index.remove_extent(&extents[&id]);
                     }
                 }
                 Step::Move(pick) => {
@@ -129,7 +129,7 @@ proptest! {
                             *holder = new.id;
                         }
                         extents.insert(new.id, new.clone());
-                        index.replace(old.id, vec![new]);
+                        index.replace(&old, vec![new]);
                     }
                 }
             }
@@ -137,7 +137,7 @@ proptest! {
             prop_assert_eq!(index.counts(), (live.len() as u64, model.len() as u64));
         }
         let all = index.scan((NamespaceId([0; 16]), ChainHash([0; 32]), 0), usize::MAX);
-        let places: Vec<_> = all.iter().map(|e| (e.extent.lineage, e.extent.first_block_index)).collect();
+        let places: Vec<_> = all.iter().map(|e| (e.lineage, e.first_block_index)).collect();
         prop_assert!(places.is_sorted());
         prop_assert_eq!(all.len() as u64, index.counts().0);
     }
@@ -146,13 +146,14 @@ proptest! {
 #[test]
 fn a_continuation_joins_its_parents_lineage_and_a_fork_opens_its_own() {
     let index = MemoryIndex::default();
-    index.insert(extent(1, &[0, 0], 0, &index), &|_| true);
+    let root = extent(1, &[0, 0], 0, &index);
+    index.insert(root.clone(), &|_| true);
     let next = extent(2, &[0, 0, 0], 2, &index);
     assert_eq!((next.lineage, next.first_block_index), (chain(&[0])[0], 2));
     index.insert(next, &|_| true);
     let fork = extent(3, &[0, 0, 1], 2, &index);
     assert_eq!((fork.lineage, fork.first_block_index), (chain(&[0, 0, 1])[2], 2));
     index.insert(fork, &|_| true);
-    assert_eq!(index.descendants(ExtentId(1), 10).len(), 2);
-    assert_eq!(index.descendants(ExtentId(1), 1).len(), 1);
+    assert_eq!(index.descendants(&root, 10).len(), 2);
+    assert_eq!(index.descendants(&root, 1).len(), 1);
 }

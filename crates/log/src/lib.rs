@@ -12,6 +12,7 @@
 
 mod append;
 mod call;
+mod cover;
 mod error;
 pub mod format;
 mod headers;
@@ -39,7 +40,7 @@ pub use layerwise::LayerAppend;
 pub use log::{Log, LogOptions};
 pub use meta::{read_namespaces, store_header, write_namespace};
 pub use read::{BlockOutcome, BlockRead, ExtentRead, Target};
-pub use recover::{Recovered, SegmentFault};
+pub use recover::{Recovered, Removal, SegmentFault};
 pub use recycle::RemovedBlocks;
 pub use segment::{Pin, SegmentState, SegmentView};
 pub use stats::{LogStats, LogStatsView};

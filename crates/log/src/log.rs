@@ -7,6 +7,7 @@ use dalsegno_core::{Clock, Durability, ExtentId, Limits, Location, StoreId};
 use dalsegno_io::{BufferPool, Device, IoError};
 use parking_lot::Mutex;
 
+use crate::cover::Cover;
 use crate::error::LogError;
 use crate::headers::HeaderCache;
 use crate::plan::Rules;
@@ -73,7 +74,8 @@ pub struct Log {
 impl Log {
     /// Opens the log of `device`, reading the headers of all records.
     ///
-    /// `new_store` is the id to use if the device holds no store yet.
+    /// `new_store` is the id to use if the device holds no store yet. [`Self::open_covered`] spares the headers of what
+    /// an index has taken in.
     ///
     /// # Errors
     ///
@@ -86,13 +88,31 @@ impl Log {
         options: LogOptions,
         new_store: StoreId,
     ) -> Result<(Self, Recovered), LogError> {
+        Self::open_covered(device, clock, pool, options, new_store, |_| None)
+    }
+
+    /// As [`Self::open`]; `cover` is asked, once the store's id is known, for what [`Log::cover`] said last. Then only
+    /// what came later is read and told in [`Recovered`]; and the removals that the cover knew, apart.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]. A cover that cannot be understood counts as none.
+    pub fn open_covered(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        pool: BufferPool,
+        options: LogOptions,
+        new_store: StoreId,
+        cover: impl FnOnce(StoreId) -> Option<Vec<u8>>,
+    ) -> Result<(Self, Recovered), LogError> {
         let mut core = Core::new(device, clock, pool, options);
         core.store = crate::meta::open_store(&core, new_store)?;
         if !options.read_only {
             // A process that was killed may have created a segment without making its name durable.
             core.device.sync_names()?;
         }
-        let recovered = recover::recover(&core)?;
+        let cover = cover(core.store).and_then(|bytes| Cover::decode(&bytes));
+        let recovered = recover::recover(&core, &cover.unwrap_or_default())?;
         Ok((Self { core: Arc::new(core) }, recovered))
     }
 

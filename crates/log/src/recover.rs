@@ -5,11 +5,12 @@
 //! 2. Damage never stops the opening; it costs the bytes it hit and is told.
 //! 3. Nothing is written but what a later append writes anyway.
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
-use dalsegno_io::{DirEntry, FileId, OpenMode, Operation};
+use dalsegno_core::{ChainHash, Extent, NamespaceId, SECTOR_BYTES};
+use dalsegno_io::{DirEntry, FileId, OpenMode, Opened, Operation};
 use parking_lot::Mutex;
 
 use crate::call::Call;
+use crate::cover::{Cover, SegmentCover};
 use crate::error::LogError;
 use crate::format::{
     FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader, all_zero, segment_number,
@@ -23,13 +24,18 @@ const SCAN_THREADS: usize = 4;
 /// More sequence numbers than any number of records that could not be read: theirs are never given out again.
 const UNREAD_SEQUENCES: u64 = 1 << 32;
 
+/// A namespace, the hashes of the blocks that were removed, and before which sequence number they were put.
+pub type Removal = (NamespaceId, Vec<ChainHash>, u64);
+
 /// What the log holds when it is opened.
 #[derive(Debug, Default)]
 pub struct Recovered {
     /// All extents, in the order they were written.
     pub extents: Vec<Extent>,
     /// Removals: extents of the namespace with `born` below the number lose these hashes (all, if there are none).
-    pub removals: Vec<(NamespaceId, Vec<ChainHash>, u64)>,
+    pub removals: Vec<Removal>,
+    /// Removals that the cover knew.
+    pub covered_removals: Vec<Removal>,
     /// What was found damaged.
     pub faults: Vec<SegmentFault>,
 }
@@ -48,11 +54,13 @@ pub struct SegmentFault {
 struct Found {
     slot: Option<Slot>,
     number: u64,
+    /// Those that the cover knew.
+    tombstones: Vec<Tombstone>,
     records: Vec<RecordHeader>,
     faults: Vec<SegmentFault>,
 }
 
-pub(crate) fn recover(core: &Core) -> Result<Recovered, LogError> {
+pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError> {
     let files: Vec<(u64, DirEntry)> = core
         .device
         .list()?
@@ -66,7 +74,7 @@ pub(crate) fn recover(core: &Core) -> Result<Recovered, LogError> {
             scope.spawn(|| {
                 loop {
                     let Some((number, entry)) = queue.lock().next() else { return };
-                    let segment = open_segment(core, number, &entry);
+                    let segment = open_segment(core, number, &entry, cover);
                     found.lock().push(segment);
                 }
             });
@@ -74,18 +82,24 @@ pub(crate) fn recover(core: &Core) -> Result<Recovered, LogError> {
     });
     let mut found = found.into_inner().into_iter().collect::<Result<Vec<_>, _>>()?;
     found.sort_unstable_by_key(|segment| segment.number);
-    Ok(install(core, found))
+    Ok(install(core, found, cover))
 }
 
 /// Puts what was found into the log's tables.
-fn install(core: &Core, found: Vec<Found>) -> Recovered {
+fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     let mut recovered = Recovered::default();
     let mut segments = core.segments.lock();
-    for Found { slot, number, records, faults } in found {
+    segments.next_sequence = cover.next_sequence;
+    for Found { slot, number, tombstones, records, faults } in found {
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
             segments.slots.insert(number, slot);
+        }
+        for tombstone in tombstones {
+            let Tombstone { namespace, hashes, kills_before, .. } = &tombstone;
+            recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
+            segments.tombstones.push(tombstone);
         }
         for record in records {
             segments.next_sequence = segments.next_sequence.max(record.sequence);
@@ -130,14 +144,19 @@ fn install(core: &Core, found: Vec<Found>) -> Recovered {
     recovered
 }
 
-fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, LogError> {
+fn open_segment(
+    core: &Core,
+    number: u64,
+    entry: &DirEntry,
+    cover: &Cover,
+) -> Result<Found, LogError> {
     let mode = if core.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
     let fault = |offset, what: String| SegmentFault { file: entry.name.clone(), offset, what };
     let opened = match core.device.open(&entry.name, mode) {
         Ok(opened) => opened,
         Err(error) => {
             let faults = vec![fault(0, error.to_string())];
-            return Ok(Found { slot: None, number, records: Vec::new(), faults });
+            return Ok(Found { faults, ..Found::none(number) });
         }
     };
     let header = match read_segment_header(core, number, opened.file, opened.bytes) {
@@ -152,13 +171,13 @@ fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, Log
             if !core.options.read_only {
                 core.device.remove(&entry.name)?;
             }
-            return Ok(Found { slot: None, number, records: Vec::new(), faults: Vec::new() });
+            return Ok(Found::none(number));
         }
         Err(FormatError::Magic | FormatError::Place("store")) => {
             // Not ours: whoever put it there keeps it.
             core.device.close(opened.file);
             let faults = vec![fault(0, "not a segment of this store; left alone".to_owned())];
-            return Ok(Found { slot: None, number, records: Vec::new(), faults });
+            return Ok(Found { faults, ..Found::none(number) });
         }
         Err(damage) => {
             // What it held is lost, but for what it says is removed.
@@ -166,36 +185,71 @@ fn open_segment(core: &Core, number: u64, entry: &DirEntry) -> Result<Found, Log
             let slot = Slot { state: SegmentState::Damaged, ..Slot::free(segment) };
             let records = scan_tombstones(core, opened.file, number, opened.bytes);
             let faults = vec![fault(0, damage.to_string())];
-            return Ok(Found { slot: Some(slot), number, records, faults });
+            return Ok(Found { slot: Some(slot), records, faults, ..Found::none(number) });
         }
     };
-    let bytes = opened.bytes.min(core.options.segment_bytes);
-    let Scan { records, damage, end, cursor } =
-        scan_records(core, opened.file, &header, bytes, &Call::background());
-    let mut faults: Vec<_> =
-        damage.into_iter().map(|(offset, error)| fault(offset, error.to_string())).collect();
-    let cut = opened.bytes != core.options.segment_bytes;
-    if cut {
-        faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
+    let mut found = scan_segment(core, &opened, &header, cover.segment(number, header.epoch));
+    for fault in &mut found.faults {
+        entry.name.clone_into(&mut fault.file);
     }
+    let known = cover.tombstones.iter().filter(|tombstone| tombstone.segment == number);
+    let covered = cover.segment(number, header.epoch).map_or(0, |known| known.covered);
+    found.tombstones.extend(known.filter(|tombstone| tombstone.offset < covered).cloned());
+    Ok(found)
+}
+
+/// Reads the headers of a segment's records, but for those that the cover knows.
+fn scan_segment(
+    core: &Core,
+    opened: &Opened,
+    header: &SegmentHeader,
+    known: Option<&SegmentCover>,
+) -> Found {
+    let fault = |offset, what: String| SegmentFault { file: String::new(), offset, what };
+    let mut found = Found::none(header.segment);
+    let start = known.map_or(SECTOR_BYTES, |known| known.covered);
+    let bytes = opened.bytes.min(core.options.segment_bytes);
+    let is_cut = opened.bytes != core.options.segment_bytes;
+    let scan = if known.is_some_and(SegmentCover::is_whole) {
+        Scan { end: ScanEnd::Sealed, cursor: core.options.segment_bytes, ..Scan::default() }
+    } else {
+        scan_records(core, opened.file, header, start..bytes, &Call::background())
+    };
+    let Scan { records, damage, end, cursor } = scan;
+    found.faults.extend(damage.into_iter().map(|(offset, error)| fault(offset, error.to_string())));
+    if is_cut {
+        found.faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
+    }
+    let oldest_born = known.map_or(u64::MAX, |known| known.oldest_born);
     let mut state = match end {
-        _ if cut => SegmentState::Damaged,
+        _ if is_cut => SegmentState::Damaged,
         ScanEnd::Sealed => SegmentState::Sealed,
         // A segment's new life begins with the tombstones of the old ones.
-        ScanEnd::Open if records.iter().all(RecordHeader::is_tombstone) => SegmentState::Free,
+        ScanEnd::Open
+            if oldest_born == u64::MAX && records.iter().all(RecordHeader::is_tombstone) =>
+        {
+            SegmentState::Free
+        }
         ScanEnd::Open => SegmentState::Open,
     };
     if state == SegmentState::Free && !core.options.read_only {
         // A process that was killed may have written the header without making it durable.
         if let Err(error) = core.sync_file(opened.file, &core.patient_call()) {
-            faults.push(fault(0, error.to_string()));
+            found.faults.push(fault(0, error.to_string()));
             state = SegmentState::Damaged;
         }
     }
-    let segment = Segment::new(number, opened.file, header.epoch);
-    let slot =
-        Slot { state, cursor, newest_sequence: header.first_sequence, ..Slot::free(segment) };
-    Ok(Found { slot: Some(slot), number, records, faults })
+    let segment = Segment::new(header.segment, opened.file, header.epoch);
+    let newest_sequence = known.map_or(0, |known| known.newest_sequence).max(header.first_sequence);
+    let slot = Slot { state, cursor, oldest_born, newest_sequence, ..Slot::free(segment) };
+    Found { slot: Some(slot), records, ..found }
+}
+
+impl Found {
+    fn none(number: u64) -> Self {
+        let (tombstones, records, faults) = (Vec::new(), Vec::new(), Vec::new());
+        Self { slot: None, number, tombstones, records, faults }
+    }
 }
 
 /// Reads and checks a segment's header.

@@ -7,11 +7,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
+use dalsegno_core::{ChainHash, Extent, MAX_EXTENT_BLOCKS, NamespaceId, SECTOR_BYTES};
 
 use crate::error::LogError;
-use crate::format::{RecordKind, record_header_bytes};
+use crate::format::{RecordHeader, RecordKind, SegmentHeader, record_header_bytes};
 use crate::log::Log;
+use crate::scan::scan_records;
 use crate::segment::{SegmentState, Tombstone};
 use crate::stats::LogStats;
 
@@ -58,6 +59,27 @@ impl Log {
             }
         }
         done
+    }
+
+    /// The extents that lie in a segment, read from their headers; those whose header cannot be read are left out.
+    #[must_use]
+    pub fn extents_in(&self, number: u64) -> Vec<Extent> {
+        let core = &self.core;
+        let Some(segment) =
+            core.segments.lock().slots.get(&number).map(|slot| Arc::clone(&slot.segment))
+        else {
+            return Vec::new();
+        };
+        let header = SegmentHeader {
+            store: core.store,
+            segment: number,
+            epoch: segment.epoch(),
+            segment_bytes: core.options.segment_bytes,
+            first_sequence: 0,
+        };
+        let range = SECTOR_BYTES..core.options.segment_bytes;
+        let scan = scan_records(core, segment.file, &header, range, &core.patient_call());
+        scan.records.iter().filter_map(RecordHeader::extent).collect()
     }
 
     /// Seals the open segment, so that it can be recycled; `false` if there is none. For a store that has no other.

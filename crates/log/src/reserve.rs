@@ -48,7 +48,7 @@ impl Core {
                     segments.note_record(segment.number, sequence, sequence);
                 }
                 let epoch = segment.epoch();
-                let pin = Arc::new(segment.pin(epoch).expect("an open segment is not closed"));
+                let pin = Arc::new(segment.pin_record(offset));
                 return Ok(Reservation { pin, epoch, offset, sequence });
             }
             if !segments.may_open(self.options.segment_count, relocating) {

@@ -3,6 +3,8 @@
 //! 1. A record is taken only if its header is valid and names this store, segment, epoch and offset.
 //! 2. Where none is found, the next one is looked for sector by sector, so a hole costs only itself.
 
+use std::ops::Range;
+
 use dalsegno_core::SECTOR_BYTES;
 use dalsegno_io::{FileId, Operation};
 
@@ -14,6 +16,7 @@ use crate::log::Core;
 const NEAR_WINDOW_BYTES: u64 = 64 << 10;
 
 /// What a walk over a segment found.
+#[derive(Default)]
 pub(crate) struct Scan {
     pub(crate) records: Vec<RecordHeader>,
     /// Places that look like headers of this epoch but are not valid.
@@ -24,9 +27,10 @@ pub(crate) struct Scan {
 }
 
 /// How the records of a segment end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ScanEnd {
     /// With a seal, with the segment, or where reading failed.
+    #[default]
     Sealed,
     /// With unused room.
     Open,
@@ -75,19 +79,19 @@ impl Window<'_> {
     }
 }
 
-/// Reads the headers of all records of a segment whose file has `file_bytes` bytes.
+/// Reads the headers of all records in a range of a segment's file, which begins where a record may.
 pub(crate) fn scan_records(
     core: &Core,
     file: FileId,
     segment: &SegmentHeader,
-    file_bytes: u64,
+    range: Range<u64>,
     call: &Call,
 ) -> Scan {
-    let end = file_bytes - file_bytes % SECTOR_BYTES;
+    let end = range.end - range.end % SECTOR_BYTES;
     let mut window = Window { core, file, end, call, start: 0, bytes: Vec::new() };
     let mut scan =
-        Scan { records: Vec::new(), damage: Vec::new(), end: ScanEnd::Open, cursor: SECTOR_BYTES };
-    let mut offset = SECTOR_BYTES;
+        Scan { records: Vec::new(), damage: Vec::new(), end: ScanEnd::Open, cursor: range.start };
+    let mut offset = range.start;
     let mut searching = false;
     while offset < segment.segment_bytes {
         let ahead = if searching { core.options.io_request_bytes } else { NEAR_WINDOW_BYTES };

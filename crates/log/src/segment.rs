@@ -5,7 +5,7 @@
 //! 3. A closed segment gives out no pins; it is recycled only when the last pin is gone.
 //! 4. A segment number is never used for a second file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,22 +56,29 @@ pub(crate) struct Segment {
     unpinned: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Access {
     epoch: u64,
     pins: u32,
     closed: bool,
+    /// Offsets of records that are being written, or that the index does not know yet.
+    unsettled: BTreeSet<u64>,
 }
 
 /// Keeps a segment from being recycled while it is alive.
 #[derive(Debug)]
 pub struct Pin {
     pub(crate) segment: Arc<Segment>,
+    /// Of a record that is written under it, until the pin goes.
+    record: Option<u64>,
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
         let mut access = self.segment.access.lock();
+        if let Some(offset) = self.record {
+            access.unsettled.remove(&offset);
+        }
         access.pins -= 1;
         if access.pins == 0 {
             self.segment.unpinned.notify_all();
@@ -85,7 +92,7 @@ impl Segment {
             number,
             file,
             gate: SyncGate::default(),
-            access: Mutex::new(Access { epoch, pins: 0, closed: false }),
+            access: Mutex::new(Access { epoch, ..Access::default() }),
             unpinned: Condvar::new(),
         })
     }
@@ -97,7 +104,21 @@ impl Segment {
             return None;
         }
         access.pins += 1;
-        Some(Pin { segment: Arc::clone(self) })
+        Some(Pin { segment: Arc::clone(self), record: None })
+    }
+
+    /// Pins the open segment for a record at `offset`.
+    pub(crate) fn pin_record(self: &Arc<Self>, offset: u64) -> Pin {
+        let mut access = self.access.lock();
+        assert!(!access.closed, "an open segment is not closed");
+        access.pins += 1;
+        access.unsettled.insert(offset);
+        Pin { segment: Arc::clone(self), record: Some(offset) }
+    }
+
+    /// The first record that is being written, or that the index does not know yet.
+    pub(crate) fn first_unsettled(&self) -> Option<u64> {
+        self.access.lock().unsettled.first().copied()
     }
 
     pub(crate) fn epoch(&self) -> u64 {
@@ -195,6 +216,8 @@ pub(crate) struct Segments {
     pub(crate) open: Option<u64>,
     pub(crate) next_number: u64,
     pub(crate) next_sequence: u64,
+    /// Records with smaller numbers were synced by [`crate::Log::cover`].
+    pub(crate) synced_sequence: u64,
     pub(crate) tombstones: Vec<Tombstone>,
     /// Removals whose tombstones are not written yet; their `segment` and `offset` say nothing.
     pub(crate) removing: Vec<Tombstone>,

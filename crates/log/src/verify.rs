@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Extent};
+use dalsegno_core::{Clock, Extent, SECTOR_BYTES};
 use dalsegno_io::{BufferPool, Device, FileId, OpenMode, Operation};
 use parking_lot::Mutex;
 
@@ -150,7 +150,13 @@ fn verify_segment(core: &Core, number: u64, name: &str, file_bytes: u64) -> Veri
         Err(FormatError::Unfinished) => {}
         Err(error) => report.note(name, 0, error),
         Ok(header) => {
-            let scan = scan_records(core, opened.file, &header, file_bytes, &Call::background());
+            let scan = scan_records(
+                core,
+                opened.file,
+                &header,
+                SECTOR_BYTES..file_bytes,
+                &Call::background(),
+            );
             for (offset, error) in scan.damage {
                 report.note(name, offset, error);
             }

@@ -11,13 +11,17 @@ use dalsegno_core::{
     ChainHash, Durability, EngineChoice, Extent, KvLayout, Location, NamespaceId, StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
-use dalsegno_log::{Call, Log, LogOptions, NewExtent, Recovered, SegmentState};
+use dalsegno_log::{Call, Log, LogOptions, NewExtent, Recovered, SegmentState, SegmentView};
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 const NAMESPACE: NamespaceId = NamespaceId([9; 16]);
 const BLOCK_BYTES: usize = 100 << 10;
 
 fn open(dir: &Path) -> (Log, Recovered) {
+    open_covered(dir, None)
+}
+
+fn open_covered(dir: &Path, cover: Option<Vec<u8>>) -> (Log, Recovered) {
     let clock = Arc::new(SystemClock::new());
     let pool = BufferPool::new(16 << 20, 64 << 10).unwrap();
     let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
@@ -32,7 +36,8 @@ fn open(dir: &Path) -> (Log, Recovered) {
         header_cache_bytes: 0,
         read_only: false,
     };
-    Log::open(Arc::new(device), clock, pool, options, StoreId([1; 16])).unwrap()
+    let store = StoreId([1; 16]);
+    Log::open_covered(Arc::new(device), clock, pool, options, store, |_| cover).unwrap()
 }
 
 fn hash(number: u32) -> ChainHash {
@@ -41,9 +46,8 @@ fn hash(number: u32) -> ChainHash {
     ChainHash(bytes)
 }
 
-fn write(log: &Log, number: u32) -> Extent {
-    let bytes = vec![u8::try_from(number % 251).unwrap(); BLOCK_BYTES];
-    let extent = NewExtent {
+fn new_extent(number: u32) -> NewExtent {
+    NewExtent {
         namespace: NAMESPACE,
         lineage: hash(number),
         first_block_index: 0,
@@ -51,7 +55,12 @@ fn write(log: &Log, number: u32) -> Extent {
         layout: KvLayout::new(1, u32::try_from(BLOCK_BYTES).unwrap()).unwrap(),
         hashes: vec![hash(number)],
         born: None,
-    };
+    }
+}
+
+fn write(log: &Log, number: u32) -> Extent {
+    let bytes = vec![u8::try_from(number % 251).unwrap(); BLOCK_BYTES];
+    let extent = new_extent(number);
     lend(|lender| {
         let append = log.reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
         log.append(vec![append], &Call::foreground()).remove(0).unwrap().extent
@@ -153,4 +162,72 @@ fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
         let (_, recovered) = open(dir.path());
         assert_eq!((recovered.faults, recovered.removals), (vec![], vec![removal]));
     }
+}
+
+#[test]
+fn with_a_cover_only_what_came_later_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let older = write(&log, 0).location.segment;
+    let open_segment = fill(&log, older);
+    let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+    let cover = log.cover().unwrap();
+    let later = [write(&log, 500), write(&log, 501)];
+    let late_removal = (NAMESPACE, vec![hash(1)], remove(&log, 1));
+    let views = log.segments();
+    drop(log);
+    let (log, recovered) = open_covered(dir.path(), Some(cover.clone()));
+    assert_eq!(recovered.extents, later);
+    assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
+    assert_eq!(recovered.removals, std::slice::from_ref(&late_removal));
+    let facts = |views: &[SegmentView]| -> Vec<_> {
+        views.iter().map(|view| (view.state, view.cursor, view.oldest_born)).collect()
+    };
+    assert_eq!(facts(&log.segments()), facts(&views));
+    assert!(log.newest_sequence() > late_removal.2);
+    // A segment that was recycled since is read whole, and what it held is not told.
+    assert!(log.recycle(older, Duration::ZERO, || ()).unwrap());
+    assert!(log.seal_open());
+    let reborn = write(&log, 502);
+    assert_eq!(reborn.location.segment, older);
+    drop(log);
+    let (_, recovered) = open_covered(dir.path(), Some(cover));
+    assert_eq!(recovered.extents, [later[0].clone(), later[1].clone(), reborn]);
+    assert_ne!(open_segment, older);
+}
+
+#[test]
+fn what_the_index_does_not_know_yet_is_not_covered() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    write(&log, 0);
+    let bytes = vec![1; BLOCK_BYTES];
+    let extent = new_extent(1);
+    let appended = lend(|lender| {
+        let append = log.reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
+        log.append(vec![append], &Call::foreground()).remove(0).unwrap()
+    });
+    let after = write(&log, 2);
+    let cover = log.cover().unwrap();
+    let pinned = appended.extent.clone();
+    drop(appended);
+    drop(log);
+    let (_, recovered) = open_covered(dir.path(), Some(cover));
+    assert_eq!(
+        recovered.extents,
+        [pinned, after],
+        "everything from the first one on is told again"
+    );
+}
+
+#[test]
+fn a_cover_that_cannot_be_understood_counts_as_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let extent = write(&log, 0);
+    let mut cover = log.cover().unwrap();
+    cover.push(0);
+    drop(log);
+    let (_, recovered) = open_covered(dir.path(), Some(cover));
+    assert_eq!(recovered.extents, [extent]);
 }

@@ -1,6 +1,6 @@
 //! Random histories: what callers do to a store, as a function of a seed.
 
-use dalsegno_core::{ChainHash, Config, Durability};
+use dalsegno_core::{ChainHash, Config, Durability, IndexChoice};
 
 use crate::blocks::chain_hashes;
 use crate::random::Random;
@@ -64,6 +64,16 @@ impl Style {
             actions: 60,
             evicts: true,
         }
+    }
+
+    /// The same with an index in files, whose memory is so small that short histories flush and merge it.
+    #[must_use]
+    pub fn indexed_in_files(mut self) -> Self {
+        self.config.index = IndexChoice::Lsm;
+        self.config.index_memory = Some(1 << 20);
+        // Room for the files.
+        self.config.capacity = self.config.capacity.map(|bytes| bytes + (4 << 20));
+        self
     }
 
     /// How many blocks of a namespace are put layer by layer at once: those that fit into one extent.

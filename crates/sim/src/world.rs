@@ -92,6 +92,7 @@ impl World {
             limits: self.style.config.validate(space)?,
             lock: None,
             new_store: StoreId([7; 16]),
+            inline_upkeep: true,
         })?;
         for namespace in &self.namespaces {
             store.register(namespace)?;

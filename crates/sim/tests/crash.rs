@@ -169,6 +169,25 @@ fn regression_what_is_put_after_a_kill_survives_a_power_cut() {
     }
 }
 
+#[test]
+fn a_store_with_an_index_in_files_survives_a_crash_after_any_operation() {
+    let batch = Style::roomy(Durability::Batch).indexed_in_files();
+    assert!(crash_everywhere(800..806, &batch) > 500);
+    assert!(crash_everywhere(810..814, &Style::roomy(Durability::None).indexed_in_files()) > 150);
+    assert!(
+        crash_everywhere(820..822, &Style::crowded(Durability::Batch).indexed_in_files()) > 150
+    );
+    assert!(crash_everywhere(830..832, &Style::crowded(Durability::None).indexed_in_files()) > 100);
+}
+
+#[test]
+fn a_store_with_an_index_in_files_lives_through_many_crashes() {
+    for durability in [Durability::Batch, Durability::None] {
+        assert_eq!(many_lives(900..915, &Style::roomy(durability).indexed_in_files()), 0);
+        assert_eq!(many_lives(950..960, &Style::crowded(durability).indexed_in_files()), 0);
+    }
+}
+
 /// Blocks of a namespace whose blocks have 64 KiB.
 fn large(name: u64, blocks: usize) -> Part {
     Part { namespace: 1, chain: chain_hashes(2 * name, blocks), first: 0 }

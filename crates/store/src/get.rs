@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, DramAdmission, Extent, Namespace, NamespaceId, Result};
 use dalsegno_index::{Run, Scope};
 use dalsegno_io::Memory;
 use dalsegno_log::{Call, Cause, ExtentRead, Target};
@@ -182,7 +182,7 @@ impl<'a> Get<'a> {
         for run in &runs {
             let served = &self.outcomes[run.at..run.at + run.count as usize];
             if served.contains(&Outcome::Dram) {
-                run.entry.touch(self.sequence);
+                self.inner.index.touch(&run.extent, self.sequence);
             }
         }
         let rest: Vec<usize> = wanted.into_iter().filter(|at| out[*at].is_some()).collect();
@@ -221,7 +221,7 @@ impl<'a> Get<'a> {
             let mut read_runs = Vec::new();
             for run in runs {
                 // Memory is given away only once the segment is pinned down by the read, so check first.
-                if self.inner.log.pin(run.entry.extent.location).is_none() {
+                if self.inner.log.pin(run.extent.location).is_none() {
                     moved.extend((run.at..run.at + run.count as usize).map(|i| positions[i]));
                     continue;
                 }
@@ -253,7 +253,7 @@ impl<'a> Get<'a> {
             memory: out[positions[run.at + offset as usize]].take().expect("asked for once"),
         });
         let targets = targets.collect();
-        ExtentRead { extent: run.entry.extent.clone(), layers: self.layers.clone(), targets }
+        ExtentRead { extent: Extent::clone(&run.extent), layers: self.layers.clone(), targets }
     }
 
     /// Takes in what became of a run: outcomes, hits, DRAM, quarantine.
@@ -276,9 +276,9 @@ impl<'a> Get<'a> {
                 }
             }
         }
-        run.entry.touch(self.sequence);
+        self.inner.index.touch(&run.extent, self.sequence);
         if let Some(cause) = damaged {
-            self.inner.quarantine(&run.entry.extent, cause);
+            self.inner.quarantine(&run.extent, cause);
         }
     }
 }
@@ -296,8 +296,8 @@ impl Inner {
     }
 
     /// Takes an extent with bad bytes out of the index; its blocks can be put again.
-    pub(crate) fn quarantine(&self, extent: &dalsegno_core::Extent, cause: Cause) {
-        let removed = self.index.remove_extent(extent.id);
+    pub(crate) fn quarantine(&self, extent: &Extent, cause: Cause) {
+        let removed = self.index.remove_extent(extent);
         self.log.forget(extent.id);
         if removed.blocks > 0 {
             add(&self.counters.quarantined_extents, 1);

@@ -20,6 +20,7 @@ mod stats;
 mod store;
 mod terms;
 mod transfer;
+mod upkeep;
 
 pub use dalsegno_core::{
     Admission, ChainHash, Config, DramAdmission, Durability, EngineChoice, Error, ErrorKind,

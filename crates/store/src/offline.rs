@@ -212,26 +212,23 @@ pub fn info(path: &Path) -> Result<StoreInfo> {
 pub fn list(path: &Path) -> Result<(Vec<NamespaceRow>, Vec<ExtentRow>)> {
     let offline = open(path)?;
     let entries = offline.extents();
-    let rows = entries.iter().map(|entry| {
-        let extent = &entry.extent;
-        ExtentRow {
-            namespace: extent.namespace.to_hex(),
-            lineage: extent.lineage.to_hex(),
-            first_block_index: extent.first_block_index,
-            blocks: extent.block_count(),
-            first_hash: extent.hashes[0].to_hex(),
-            segment: extent.location.segment,
-            offset: extent.location.offset,
-            bytes: extent.total_bytes(),
-            sequence: extent.id.0,
-        }
+    let rows = entries.iter().map(|extent| ExtentRow {
+        namespace: extent.namespace.to_hex(),
+        lineage: extent.lineage.to_hex(),
+        first_block_index: extent.first_block_index,
+        blocks: extent.block_count(),
+        first_hash: extent.hashes[0].to_hex(),
+        segment: extent.location.segment,
+        offset: extent.location.offset,
+        bytes: extent.total_bytes(),
+        sequence: extent.id.0,
     });
     let rows = rows.collect();
     Ok((offline.namespaces()?, rows))
 }
 
 impl Offline {
-    fn extents(&self) -> Vec<Arc<dalsegno_index::Indexed>> {
+    fn extents(&self) -> Vec<Arc<dalsegno_core::Extent>> {
         self.index.scan((NamespaceId::default(), ChainHash::default(), 0), usize::MAX)
     }
 
@@ -239,8 +236,7 @@ impl Offline {
         let described = dalsegno_log::read_namespaces(&self.log).map_err(to_error)?;
         let mut rows: Vec<NamespaceRow> = Vec::new();
         let mut lineage = None;
-        for entry in self.extents() {
-            let extent = &entry.extent;
+        for extent in &self.extents() {
             let id = extent.namespace.to_hex();
             if rows.last().is_none_or(|row| row.id != id) {
                 let fields = described.iter().find(|n| n.id() == extent.namespace);

@@ -10,16 +10,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, Clock, Config, Error, ErrorKind, Extent, ExtentId, Limits, Namespace, NamespaceId,
-    Result, SpaceFacts, StoreId, format_bytes,
+    ChainHash, Clock, Config, Error, ErrorKind, Extent, ExtentId, IndexChoice, Limits, Namespace,
+    NamespaceId, Result, SpaceFacts, StoreId, format_bytes,
 };
-use dalsegno_index::{Index, MemoryIndex, Scope};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope, index_number};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
     SystemClock,
 };
 use dalsegno_log::format::{STORE_FILE, namespace_file, namespace_of_file, segment_number};
-use dalsegno_log::{Log, LogOptions, Recovered};
+use dalsegno_log::{Log, LogOptions, Recovered, Removal};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
 
@@ -30,6 +30,7 @@ use crate::reclaim::read_whole;
 use crate::stats::{Counters, add};
 use crate::store::{Inner, Store, to_error};
 use crate::transfer::Workers;
+use crate::upkeep::Upkeep;
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
 const ADMISSION_BYTES: usize = 8 << 20;
@@ -49,6 +50,8 @@ pub struct Parts {
     pub lock: Option<DirectoryLock>,
     /// The id if the store is new.
     pub new_store: StoreId,
+    /// Whoever writes also does what an index in files needs, instead of a thread: for simulations, which must replay.
+    pub inline_upkeep: bool,
 }
 
 /// What a directory says before it is opened.
@@ -93,6 +96,7 @@ impl Store {
             limits,
             lock: Some(lock),
             new_store: random_id(path)?,
+            inline_upkeep: false,
         })?;
         tracing::info!(
             "store {} in {} uses at most {}{}",
@@ -114,12 +118,9 @@ impl Store {
     ///
     /// As [`Store::open`].
     pub fn open_parts(parts: Parts) -> Result<Self> {
-        let Parts { device, clock, pool, limits, lock, new_store } = parts;
-        let options = LogOptions::from(&limits);
-        let (log, recovered) =
-            Log::open(Arc::clone(&device), Arc::clone(&clock), pool, options, new_store)
-                .map_err(to_error)?;
-        let index: Arc<dyn Index> = Arc::new(MemoryIndex::default());
+        let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep } = parts;
+        let Opened { log, recovered, index, lsm } =
+            open_log(&device, &clock, pool, &limits, new_store)?;
         let counters = Counters::default();
         add(&counters.open_faults, recovered.faults.len() as u64);
         for fault in &recovered.faults {
@@ -139,6 +140,10 @@ impl Store {
             }
             kept
         });
+        let upkeep = match lsm {
+            Some(lsm) => Upkeep::start(lsm, log.clone(), inline_upkeep)?,
+            None => Upkeep::none(),
+        };
         let workers =
             Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|e| {
                 Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(e)
@@ -151,6 +156,7 @@ impl Store {
             clock,
             log,
             index,
+            upkeep,
             pending: Pending::default(),
             namespaces: RwLock::new(
                 namespaces.into_iter().map(|n| (n.id(), Arc::new(n))).collect(),
@@ -176,7 +182,7 @@ pub(crate) fn refuse_forked() -> Result<()> {
 
 fn has_blocks(index: &dyn Index, namespace: NamespaceId) -> bool {
     let first = index.scan((namespace, ChainHash::default(), 0), 1);
-    first.iter().any(|entry| entry.extent.namespace == namespace)
+    first.iter().any(|extent| extent.namespace == namespace)
 }
 
 /// Removes the description of a namespace; whoever registers it again writes it again. If that fails, or a crash takes
@@ -189,6 +195,66 @@ fn forget(device: &dyn Device, namespace: &Namespace) {
     }
 }
 
+/// A log and the index that belongs to it.
+struct Opened {
+    log: Log,
+    recovered: Recovered,
+    index: Arc<dyn Index>,
+    /// The index once more if it lives in files.
+    lsm: Option<Arc<LsmIndex>>,
+}
+
+fn open_log(
+    device: &Arc<dyn Device>,
+    clock: &Arc<dyn Clock>,
+    pool: BufferPool,
+    limits: &Limits,
+    new_store: StoreId,
+) -> Result<Opened> {
+    let (device, clock) = (Arc::clone(device), Arc::clone(clock));
+    let options = LogOptions::from(limits);
+    if limits.index == IndexChoice::Memory {
+        remove_index_files(device.as_ref());
+        let (log, recovered) =
+            Log::open(device, clock, pool, options, new_store).map_err(to_error)?;
+        return Ok(Opened { log, recovered, index: Arc::new(MemoryIndex::default()), lsm: None });
+    }
+    let lsm_options = LsmOptions {
+        memtable_bytes: limits.index_memory_bytes / 8,
+        cache_bytes: limits.index_memory_bytes / 4,
+        ..LsmOptions::default()
+    };
+    let mut opened = None;
+    let index_device = Arc::clone(&device);
+    let (log, recovered) = Log::open_covered(device, clock, pool, options, new_store, |store| {
+        let (index, cover) = match LsmIndex::open(index_device, store, lsm_options) {
+            Ok((index, cover)) => (Ok(index), cover),
+            Err(error) => (Err(error), None),
+        };
+        opened = Some(index);
+        cover
+    })
+    .map_err(to_error)?;
+    let index = opened.expect("the log asks for its cover").map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "the index cannot be opened").with_source(error)
+    })?;
+    let index = Arc::new(index);
+    // A segment whose header is damaged has no epoch.
+    let sound = log.segments().into_iter().filter(|view| view.epoch > 0);
+    index.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
+    Ok(Opened { log, recovered, index: Arc::<LsmIndex>::clone(&index), lsm: Some(index) })
+}
+
+/// An index in memory does not keep the files of one that was used before. Best effort.
+fn remove_index_files(device: &dyn Device) {
+    let names = device.list().unwrap_or_default().into_iter().map(|entry| entry.name);
+    for name in names.filter(|name| index_number(name).is_some()) {
+        if let Err(error) = device.remove(&name) {
+            tracing::warn!("{name} was not removed: {error}");
+        }
+    }
+}
+
 /// Fills the index from what the log holds, leaving out what was removed.
 ///
 /// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and
@@ -196,7 +262,12 @@ fn forget(device: &dyn Device, namespace: &Namespace) {
 pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered) {
     let mut blocks: HashMap<(NamespaceId, ChainHash), u64> = HashMap::new();
     let mut namespaces: HashMap<NamespaceId, u64> = HashMap::new();
-    for (namespace, hashes, kills_before) in recovered.removals {
+    for removal in &recovered.removals {
+        remove_again(index, removal);
+    }
+    for (namespace, hashes, kills_before) in
+        recovered.removals.into_iter().chain(recovered.covered_removals)
+    {
         if hashes.is_empty() {
             let entry = namespaces.entry(namespace).or_default();
             *entry = kills_before.max(*entry);
@@ -218,18 +289,37 @@ pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered) {
             extent.hashes.iter().filter(|hash| is_alive(&extent, hash)).copied().collect();
         let mut bad = BTreeMap::new();
         for run in index.resolve(extent.namespace, &alive, Scope::Each) {
-            let holder = &run.entry.extent;
-            if !*soundness.entry(holder.id).or_insert_with(|| is_sound(log, holder)) {
-                bad.insert(holder.id, holder.clone());
+            let holder = &run.extent;
+            // An index in files may have taken in this very extent before it was closed.
+            if holder.id != extent.id
+                && !*soundness.entry(holder.id).or_insert_with(|| is_sound(log, holder))
+            {
+                bad.insert(holder.id, Extent::clone(holder));
             }
         }
-        for id in bad.keys() {
-            index.remove_extent(*id);
+        for extent in bad.values() {
+            index.remove_extent(extent);
         }
         for extent in std::iter::once(extent).chain(bad.into_values()) {
             let alive = extent.clone();
             index.insert(extent, &|hash| is_alive(&alive, hash));
         }
+    }
+}
+
+/// Carries out a removal that an index in files does not know of yet: blocks that were put before it go.
+fn remove_again(index: &dyn Index, (namespace, hashes, kills_before): &Removal) {
+    if hashes.is_empty() {
+        let all = index.scan((*namespace, ChainHash::default(), 0), usize::MAX);
+        let mine = all.iter().take_while(|extent| extent.namespace == *namespace);
+        for extent in mine.filter(|extent| extent.born < *kills_before) {
+            index.remove_extent(extent);
+        }
+        return;
+    }
+    let runs = index.resolve(*namespace, hashes, Scope::Each);
+    for run in runs.iter().filter(|run| run.extent.born < *kills_before) {
+        index.remove_blocks(*namespace, &hashes[run.at..run.at + run.count as usize]);
     }
 }
 

@@ -204,6 +204,7 @@ impl Inner {
     pub(crate) fn publish(&self, appended: Appended) {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
+        self.upkeep.before_write();
         let mut visible = self.index.insert(extent.clone(), &|_| true);
         // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
         // told here. Without this they would be visible until the store is opened again, and gone then.
@@ -211,7 +212,7 @@ impl Inner {
         let gone: Vec<ChainHash> =
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
         if !gone.is_empty() {
-            self.index.remove_extent(id);
+            self.index.remove_extent(&extent);
             visible = self.index.insert(extent, &|hash| !removed.contains(hash));
             self.dram.remove(namespace, &gone);
         }
@@ -219,6 +220,7 @@ impl Inner {
             self.log.forget(id);
         }
         drop(pin);
+        self.upkeep.after_write();
     }
 }
 

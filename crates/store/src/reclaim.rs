@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId};
-use dalsegno_index::Indexed;
 use dalsegno_io::lend;
 use dalsegno_log::{Call, ExtentRead, Log, LogError, NewExtent, SegmentState, SegmentView, Target};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
@@ -39,8 +38,10 @@ impl Inner {
                 }
                 continue;
             };
-            self.relocate(&victim)?;
-            if self.log.recycle(victim.number, PATIENCE, || self.drop_rest(victim.number))? {
+            let extents = self.log.extents_in(victim.number);
+            self.relocate(&extents)?;
+            let drop_rest = || self.drop_rest(&victim, &extents);
+            if self.log.recycle(victim.number, PATIENCE, drop_rest)? {
                 return Ok(());
             }
             passed_over.insert(victim.number);
@@ -87,16 +88,15 @@ impl Inner {
     }
 
     /// Moves what deserves it out of a segment.
-    fn relocate(&self, victim: &SegmentView) -> Result<(), LogError> {
-        let entries = self.index.extents_in(victim.number);
+    fn relocate(&self, extents: &[Extent]) -> Result<(), LogError> {
+        let is_live = |extent: &&Extent| self.index.live_blocks(extent).contains(&true);
+        let by_id: BTreeMap<ExtentId, &Extent> =
+            extents.iter().filter(is_live).map(|extent| (extent.id, extent)).collect();
         let facts: Vec<ExtentFacts> =
-            entries.iter().map(|entry| self.extent_facts(entry)).collect();
-        let by_id: BTreeMap<ExtentId, &Arc<Indexed>> =
-            entries.iter().map(|entry| (entry.extent.id, entry)).collect();
+            by_id.values().map(|extent| self.extent_facts(extent)).collect();
         // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
         for id in keep(&facts, self.limits.segment_bytes / 2) {
-            let entry = by_id[&id];
-            match self.move_extent(&entry.extent) {
+            match self.move_extent(by_id[&id]) {
                 Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
                 // What cannot be moved is dropped: a cache may forget.
                 Err(error @ (LogError::Poisoned | LogError::Io(_))) => return Err(error),
@@ -106,22 +106,21 @@ impl Inner {
         Ok(())
     }
 
-    fn extent_facts(&self, entry: &Arc<Indexed>) -> ExtentFacts {
-        let extent = &entry.extent;
-        let elsewhere = |other: &&Arc<Indexed>| {
-            other.extent.lineage != extent.lineage
-                || other.extent.location.segment != extent.location.segment
+    fn extent_facts(&self, extent: &Extent) -> ExtentFacts {
+        let elsewhere = |other: &&Arc<Extent>| {
+            other.lineage != extent.lineage || other.location.segment != extent.location.segment
         };
-        let behind = self.index.descendants(extent.id, MAX_DESCENDANTS);
-        let behind = behind.iter().filter(elsewhere).map(|other| other.last_hit()).max();
+        let behind = self.index.descendants(extent, MAX_DESCENDANTS);
+        let hits = behind.iter().filter(elsewhere).map(|other| self.index.heat(other).last_hit);
+        let heat = self.index.heat(extent);
         ExtentFacts {
             id: extent.id,
             lineage: extent.lineage,
             depth: extent.first_block_index,
             bytes: extent.total_bytes(),
-            hits: entry.hits(),
-            last_hit_sequence: entry.last_hit(),
-            descendant_hit_sequence: behind.unwrap_or(0),
+            hits: heat.hits,
+            last_hit_sequence: heat.last_hit,
+            descendant_hit_sequence: hits.max().unwrap_or(0),
         }
     }
 
@@ -152,26 +151,32 @@ impl Inner {
             new.push(appended.extent);
             pins.push(appended.pin);
         }
-        self.index.replace(extent.id, new);
+        self.index.replace(extent, new);
         drop(pins);
         Ok(written)
     }
 
     /// Drops what is still left in a segment that nobody can enter any more.
-    fn drop_rest(&self, segment: u64) {
-        for entry in self.index.extents_in(segment) {
-            for next in self.index.descendants(entry.extent.id, MAX_DESCENDANTS) {
-                if next.hits() == 0 {
-                    self.drop_extent(&next.extent);
+    fn drop_rest(&self, victim: &SegmentView, extents: &[Extent]) {
+        for extent in extents {
+            if !self.index.live_blocks(extent).contains(&true) {
+                continue;
+            }
+            for next in self.index.descendants(extent, MAX_DESCENDANTS) {
+                if self.index.heat(&next).hits == 0 {
+                    self.drop_extent(&next);
                 }
             }
-            self.drop_extent(&entry.extent);
+            self.drop_extent(extent);
         }
+        // Extents whose headers cannot be read any more go with the rest.
+        let blocks = self.index.drop_segment(victim.number, victim.epoch);
+        add(&self.counters.evicted_blocks, blocks);
     }
 
     fn drop_extent(&self, extent: &Extent) {
         let live = self.index.live_blocks(extent);
-        let removed = self.index.remove_extent(extent.id);
+        let removed = self.index.remove_extent(extent);
         self.log.forget(extent.id);
         add(&self.counters.evicted_blocks, removed.blocks);
         let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);

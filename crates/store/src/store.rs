@@ -20,6 +20,7 @@ use crate::dram::Dram;
 use crate::pending::Pending;
 use crate::stats::{Counters, Stats, add};
 use crate::transfer::Workers;
+use crate::upkeep::Upkeep;
 
 /// How long closing waits for transfers that are under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
@@ -52,6 +53,7 @@ pub(crate) struct Inner {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) log: Log,
     pub(crate) index: Arc<dyn Index>,
+    pub(crate) upkeep: Upkeep,
     pub(crate) dram: Dram,
     pub(crate) pending: Pending,
     pub(crate) admission: Mutex<AdmissionFilter>,
@@ -214,6 +216,7 @@ impl Store {
             }
             std::thread::sleep(CLOSE_POLL);
         }
+        inner.upkeep.close();
         inner.log.close();
         *self.door.last.lock() = Some(crate::stats::view(&inner));
     }

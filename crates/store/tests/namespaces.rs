@@ -157,7 +157,7 @@ fn a_description_that_cannot_be_removed_keeps_no_store_closed() {
     let device = LocalDirectory::open(dir.path(), options, &pool, clock.clone()).unwrap();
     let device = Arc::new(Stubborn(device));
     let new_store = StoreId::default();
-    let parts = Parts { device, clock, pool, limits, lock: None, new_store };
+    let parts = Parts { device, clock, pool, limits, lock: None, new_store, inline_upkeep: false };
     let store = Store::open_parts(parts).unwrap();
     assert_eq!(descriptors(dir.path()), 2);
     store.register(&described("new")).unwrap();

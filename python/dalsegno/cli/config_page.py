@@ -131,6 +131,22 @@ SETTINGS = (
         "them again.",
     ),
     Setting(
+        "index",
+        "choice",
+        "memory",
+        ("memory", "lsm"),
+        "Where the index lives: in memory, about 150 bytes per block and rebuilt at every open; "
+        "or in files beside the blocks, with bounded memory and a quick open however many blocks "
+        "there are, for which a sixteenth of the capacity is set aside.",
+    ),
+    Setting(
+        "index_memory",
+        "bytes",
+        "128 MiB",
+        ("1 MiB", "64 GiB"),
+        "Memory of an index in files, but for its filters, which take about 1.5 bytes per block.",
+    ),
+    Setting(
         "transfer_threads",
         "number",
         "2",

@@ -1,0 +1,420 @@
+//! The index over the tree: from chain hashes to extents, within bounded memory.
+//!
+//! 1. A block is present if the order entry its point names is there, shows the block, holds its full hash, and lies in
+//!    the present epoch of its segment. Nothing else counts.
+//! 2. An extent's order entry is written whole: readers see all of a change to it or nothing.
+//! 3. What cannot be read is not there: a damaged index costs misses until it is built anew.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use parking_lot::RwLock;
+
+use super::keys::{ForkKey, LiveBlocks, OrderKey, PointKey, Record, short};
+use super::memtable::Batch;
+use super::table::TableError;
+use super::tree::{OrderScan, Tree, Writer};
+use crate::usage::Usage;
+use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
+
+/// How often a look-up is done again because the block was moved meanwhile.
+const RETRIES: u32 = 8;
+/// Extents that are removed at a time when a namespace goes.
+const REMOVAL_BATCH: usize = 1024;
+
+/// An index whose memory does not grow with its blocks.
+#[derive(Debug)]
+pub struct LsmIndex {
+    pub(super) tree: Tree,
+    pub(super) usage: RwLock<Usage>,
+    /// Counts replacements, so that a look-up that lost track of a block knows to begin anew.
+    replacements: AtomicU64,
+}
+
+/// A block that was found: its extent's record, and which block of it.
+struct Hit {
+    record: Arc<Record>,
+    block: u32,
+}
+
+impl LsmIndex {
+    pub(super) fn over(tree: Tree, usage: Usage) -> Self {
+        Self { tree, usage: RwLock::new(usage), replacements: AtomicU64::new(0) }
+    }
+
+    pub(super) fn is_present(&self, segment: u64, epoch: u64) -> bool {
+        self.usage.read().epoch(segment) == Some(epoch)
+    }
+
+    /// The record under a key, unless it is gone.
+    fn record(&self, key: &OrderKey) -> Result<Option<Record>, TableError> {
+        let Some(value) = self.tree.order(key)? else { return Ok(None) };
+        self.decode(key, &value)
+    }
+
+    pub(super) fn decode(
+        &self,
+        key: &OrderKey,
+        value: &[u8],
+    ) -> Result<Option<Record>, TableError> {
+        let (segment, epoch) =
+            Record::place(value).ok_or(TableError::Malformed("an extent record"))?;
+        if !self.is_present(segment, epoch) {
+            return Ok(None);
+        }
+        let record = Record::decode(key, value);
+        record.map(Some).ok_or(TableError::Malformed("an extent record"))
+    }
+
+    /// Finds a block. A block that moves while it is looked for is looked for again: `replacements` is odd as long as
+    /// one is under way.
+    fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<Hit> {
+        for _ in 0..RETRIES {
+            let before = self.replacements.load(Ordering::Acquire);
+            let found = self.try_find(namespace, hash);
+            let settled =
+                before.is_multiple_of(2) && self.replacements.load(Ordering::Acquire) == before;
+            match found {
+                Ok(None) if !settled => std::thread::yield_now(),
+                found => return self.or_missing(found),
+            }
+        }
+        None
+    }
+
+    /// What cannot be read is not there.
+    fn or_missing<T>(&self, found: Result<Option<T>, TableError>) -> Option<T> {
+        found.unwrap_or_else(|error| {
+            self.tree.note(&error);
+            None
+        })
+    }
+
+    fn try_find(
+        &self,
+        namespace: NamespaceId,
+        hash: &ChainHash,
+    ) -> Result<Option<Hit>, TableError> {
+        let Some(point) = self.tree.point(&PointKey::of(namespace, hash))? else { return Ok(None) };
+        if !self.is_present(point.segment, point.epoch) {
+            return Ok(None);
+        }
+        let record = self.record(&point.order_key(namespace))?;
+        let shows = |record: &Record| {
+            record.extent.hashes.get(point.block as usize) == Some(hash)
+                && record.live.get(point.block)
+        };
+        let hit = record.filter(shows);
+        Ok(hit.map(|record| Hit { record: Arc::new(record), block: point.block }))
+    }
+
+    /// The extent that goes on behind `hit`'s last block with `hash`, if it is the next of its lineage.
+    fn next_of(
+        &self,
+        scan: &mut Option<(OrderScan, OrderKey)>,
+        record: &Record,
+        hash: &ChainHash,
+    ) -> Result<Option<Hit>, TableError> {
+        let extent = &record.extent;
+        let Some(first) = extent.first_block_index.checked_add(extent.block_count()) else {
+            return Ok(None);
+        };
+        let wanted = OrderKey { first, sequence: 0, ..OrderKey::of(extent) };
+        let same_place = |key: &OrderKey| {
+            (key.namespace, key.lineage, key.first)
+                == (wanted.namespace, wanted.lineage, wanted.first)
+        };
+        let mut current = match scan.take() {
+            Some((current, next)) if next == wanted => current,
+            _ => self.tree.orders(&wanted)?,
+        };
+        while let Some((key, value)) = current.next()? {
+            if !same_place(&key) {
+                return Ok(None);
+            }
+            let Some(next) = self.decode(&key, &value)? else { continue };
+            if next.extent.hashes[0] == *hash && next.live.get(0) {
+                let count = next.extent.block_count();
+                if let Some(behind) = key.first.checked_add(count) {
+                    *scan = Some((current, OrderKey { first: behind, sequence: 0, ..key }));
+                }
+                return Ok(Some(Hit { record: Arc::new(next), block: 0 }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A change to the records of extents that lose blocks; returns what that removes.
+    fn without(
+        &self,
+        lost: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)>,
+        batch: &mut Batch,
+    ) -> Removed {
+        let mut removed = Removed::default();
+        let mut usage = self.usage.write();
+        for (key, (record, blocks)) in lost {
+            let mut live = record.live.clone();
+            for block in blocks {
+                live.set(block, false);
+            }
+            let gone = record.live.count() - live.count();
+            removed.blocks += u64::from(gone);
+            let is_empty = live.count() == 0;
+            usage.remove(&record.extent, gone, is_empty);
+            if is_empty {
+                removed.extents.push(record.extent.id);
+                batch.orders.push((key, None));
+            } else {
+                let record = Record { extent: record.extent.clone(), live };
+                batch.orders.push((key, Some(record.encode())));
+            }
+        }
+        removed
+    }
+
+    /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
+    fn adopt(&self, extent: Extent, taken: &[u32], batch: &mut Batch) -> u32 {
+        let mut live = LiveBlocks::none(extent.block_count());
+        let mut last_places: BTreeMap<ChainHash, u32> = BTreeMap::new();
+        for block in taken {
+            // A hash that comes twice in one extent leads to its last place.
+            last_places.insert(extent.hashes[*block as usize], *block);
+        }
+        for block in last_places.values() {
+            live.set(*block, true);
+        }
+        let count = live.count();
+        if count == 0 {
+            return 0;
+        }
+        let record = Record { extent, live };
+        let extent = &record.extent;
+        for (hash, block) in &last_places {
+            let key = PointKey::of(extent.namespace, hash);
+            batch.points.push((key, record.point(*block)));
+        }
+        if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
+            batch.forks.extend(self.fork_of(extent));
+        }
+        batch.orders.push((OrderKey::of(extent), Some(record.encode())));
+        self.usage.write().add(extent, count);
+        count
+    }
+
+    /// Where the lineage that begins with this extent leaves another one.
+    fn fork_of(&self, extent: &Extent) -> Option<ForkKey> {
+        let Hit { record, block } = self.find(extent.namespace, &extent.parent)?;
+        let parent = &record.extent;
+        let block = parent.first_block_index.checked_add(block)?;
+        let (lineage, child) = (short(&parent.lineage), short(&extent.lineage));
+        Some(ForkKey { namespace: extent.namespace, lineage, block, child })
+    }
+
+    fn insert_with(
+        &self,
+        writer: &Writer<'_>,
+        extent: Extent,
+        wanted: &dyn Fn(&ChainHash) -> bool,
+    ) -> u32 {
+        let location = extent.location;
+        let is_past = self.usage.read().epoch(location.segment) > Some(location.epoch);
+        if is_past || self.tree.is_stalled() {
+            return 0;
+        }
+        let namespace = extent.namespace;
+        let is_free = |hash: &ChainHash| wanted(hash) && self.find(namespace, hash).is_none();
+        let taken: Vec<u32> =
+            (0..).zip(&extent.hashes).filter(|(_, hash)| is_free(hash)).map(|(b, _)| b).collect();
+        // An extent may be put again when the index is opened. What it lost meanwhile stays lost.
+        if self.or_missing(self.record(&OrderKey::of(&extent))).is_some() {
+            return 0;
+        }
+        let mut batch = Batch::default();
+        let count = self.adopt(extent, &taken, &mut batch);
+        writer.apply(batch);
+        count
+    }
+}
+
+impl Index for LsmIndex {
+    fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+        let writer = self.tree.writer();
+        self.insert_with(&writer, extent, wanted)
+    }
+
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
+        let runs = self.resolve(namespace, chain, Scope::Prefix);
+        runs.iter().map(|run| run.count as usize).sum()
+    }
+
+    fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut scan = None;
+        let mut before: Option<Arc<Record>> = None;
+        let mut at = 0;
+        while at < hashes.len() {
+            let next = before
+                .take()
+                .and_then(|record| self.or_missing(self.next_of(&mut scan, &record, &hashes[at])));
+            let Some(hit) = next.or_else(|| self.find(namespace, &hashes[at])) else {
+                match scope {
+                    Scope::Prefix => break,
+                    Scope::Each => at += 1,
+                }
+                continue;
+            };
+            let Hit { record, block } = hit;
+            let rest = record.extent.hashes[block as usize..].iter();
+            let same = (block..)
+                .zip(hashes[at..].iter().zip(rest))
+                .take_while(|(block, (wanted, found))| wanted == found && record.live.get(*block));
+            let count = u32::try_from(same.count()).expect("bounded by the extent").max(1);
+            if block + count == record.extent.block_count() {
+                before = Some(Arc::clone(&record));
+            }
+            let extent = Arc::new(record.extent.clone());
+            runs.push(Run { at, extent, first_block: block, count });
+            at += count as usize;
+        }
+        runs
+    }
+
+    fn place(
+        &self,
+        namespace: NamespaceId,
+        parent: Option<ChainHash>,
+        first: ChainHash,
+        first_index: u32,
+    ) -> Placement {
+        let own = Placement { lineage: first, first_block_index: first_index };
+        let Some(Hit { record, block }) = parent.and_then(|hash| self.find(namespace, &hash))
+        else {
+            return own;
+        };
+        let extent = &record.extent;
+        let Some(index) = extent.first_block_index.checked_add(block + 1) else { return own };
+        let fork = Placement { lineage: first, first_block_index: index };
+        if block + 1 != extent.block_count() {
+            return fork;
+        }
+        let wanted = OrderKey { first: index, sequence: 0, ..OrderKey::of(extent) };
+        match self.first_at(&wanted) {
+            Ok(false) => Placement { lineage: extent.lineage, first_block_index: index },
+            Ok(true) => fork,
+            Err(error) => {
+                self.tree.note(&error);
+                fork
+            }
+        }
+    }
+
+    fn replace(&self, old: &Extent, new: Vec<Extent>) -> u32 {
+        let writer = self.tree.writer();
+        let key = OrderKey::of(old);
+        let Some(record) = self.or_missing(self.record(&key)) else { return 0 };
+        let mut leading: BTreeMap<ChainHash, u32> = (0..)
+            .zip(&record.extent.hashes)
+            .filter(|(block, _)| record.live.get(*block))
+            .map(|(block, hash)| (*hash, block))
+            .collect();
+        let mut batch = Batch::default();
+        let mut lost = Vec::new();
+        let mut moved = 0;
+        for extent in new {
+            let mut taken = Vec::new();
+            for (block, hash) in (0_u32..).zip(&extent.hashes) {
+                if let Some(old_block) = leading.remove(hash) {
+                    lost.push(old_block);
+                    taken.push(block);
+                }
+            }
+            moved += self.adopt(extent, &taken, &mut batch);
+        }
+        if !lost.is_empty() {
+            self.without(BTreeMap::from([(key, (Arc::new(record), lost))]), &mut batch);
+        }
+        self.replacements.fetch_add(1, Ordering::AcqRel);
+        writer.apply(batch);
+        self.replacements.fetch_add(1, Ordering::AcqRel);
+        moved
+    }
+
+    fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed {
+        let writer = self.tree.writer();
+        let mut lost: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
+        for hash in hashes {
+            if let Some(Hit { record, block }) = self.find(namespace, hash) {
+                let key = OrderKey::of(&record.extent);
+                lost.entry(key).or_insert_with(|| (record, Vec::new())).1.push(block);
+            }
+        }
+        let mut batch = Batch::default();
+        let removed = self.without(lost, &mut batch);
+        writer.apply(batch);
+        removed
+    }
+
+    fn remove_namespace(&self, namespace: NamespaceId) -> Removed {
+        let mut removed = Removed::default();
+        loop {
+            let from = (namespace, ChainHash::default(), 0);
+            let extents = self.scan(from, REMOVAL_BATCH);
+            let mine: Vec<_> = extents.iter().filter(|e| e.namespace == namespace).collect();
+            for extent in &mine {
+                let part = self.remove_extent(extent);
+                removed.blocks += part.blocks;
+                removed.extents.extend(part.extents);
+            }
+            if mine.len() < REMOVAL_BATCH {
+                return removed;
+            }
+        }
+    }
+
+    fn remove_extent(&self, extent: &Extent) -> Removed {
+        let writer = self.tree.writer();
+        let key = OrderKey::of(extent);
+        let Some(record) = self.or_missing(self.record(&key)) else { return Removed::default() };
+        let all = (0..record.extent.block_count()).collect();
+        let mut batch = Batch::default();
+        let removed = self.without(BTreeMap::from([(key, (Arc::new(record), all))]), &mut batch);
+        writer.apply(batch);
+        removed
+    }
+
+    fn drop_segment(&self, segment: u64, epoch: u64) -> u64 {
+        self.usage.write().drop_segment(segment, epoch).blocks
+    }
+
+    fn live_blocks(&self, extent: &Extent) -> Vec<bool> {
+        let record = self.or_missing(self.record(&OrderKey::of(extent)));
+        let live = |block| record.as_ref().is_some_and(|record| record.live.get(block));
+        (0..extent.block_count()).map(live).collect()
+    }
+
+    fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {
+        self.or_missing(self.subtree(extent, limit).map(Some)).unwrap_or_default()
+    }
+
+    fn touch(&self, extent: &Extent, sequence: u64) {
+        self.usage.write().touch(extent, sequence);
+    }
+
+    fn heat(&self, extent: &Extent) -> Heat {
+        self.usage.read().heat(extent.id)
+    }
+
+    fn segment_use(&self, segment: u64) -> SegmentUse {
+        self.usage.read().of_segment(segment)
+    }
+
+    fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>> {
+        self.or_missing(self.scan_from(from, limit).map(Some)).unwrap_or_default()
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        self.usage.read().counts()
+    }
+}

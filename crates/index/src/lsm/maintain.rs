@@ -1,0 +1,330 @@
+//! Flushes and merges: what keeps memory bounded and reads cheap, behind everybody's back.
+//!
+//! 1. One of them at a time.
+//! 2. A table and its name are durable before a manifest names it; a manifest and its name are durable before anything
+//!    it makes superfluous is removed. So a crash at any moment leaves a manifest and all its tables.
+//! 3. A removed extent's entry goes when nothing older can be under it: in a merge that takes the oldest run. What lies
+//!    in a past epoch of its segment goes in any merge, for whatever is under it lies there too; past, that is, as the
+//!    manifest's sums know it, so that tables hold what they cover and whatever is taken in again finds what it found.
+//! 4. After a failed sync nothing is written any more.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dalsegno_core::NamespaceId;
+
+use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
+use super::manifest::{Manifest, manifest_file};
+use super::merge::{Merge, RunSource, Source};
+use super::shape::{Step, filter_bits, next_step};
+use super::table::{Reading, Table, TableError, TableOptions, TableWriter, table_file};
+use super::tree::{Frozen, State, Tree};
+use super::version::{Run, Version};
+
+/// Bytes that a merge reads of a table at a time.
+const MERGE_AHEAD_BYTES: usize = 256 << 10;
+
+/// What maintenance asks the index for.
+pub(crate) trait Living {
+    /// Whether a lineage has any extent.
+    fn has_lineage(&self, namespace: NamespaceId, lineage: [u8; 16]) -> Result<bool, TableError>;
+}
+
+impl Tree {
+    /// Does one thing that is due; `false` if nothing is.
+    pub(crate) fn step(&self, living: &dyn Living) -> Result<bool, TableError> {
+        let _one_at_a_time = self.maintaining.lock();
+        if self.has_failed() {
+            return Ok(false);
+        }
+        let state = self.state();
+        let done = if let Some(frozen) = state.frozen.back() {
+            self.flush(&state, frozen)
+        } else {
+            let sizes = state.version.sizes();
+            match next_step(self.shape(), self.options.memtable_bytes, &sizes) {
+                Some(step) => self.carry_out(&state.version, &step, living),
+                None => return Ok(false),
+            }
+        };
+        if let Err(error) = &done {
+            self.note(error);
+        }
+        done.map(|()| true)
+    }
+
+    /// Writes the manifest anew: what a killed process wrote last may not be durable, so nothing is removed on its
+    /// word. Without tables there is nothing to say.
+    pub(crate) fn renew(&self) -> Result<(), TableError> {
+        let _one_at_a_time = self.maintaining.lock();
+        let before = self.state().version.clone();
+        if before.number == 0 {
+            return Ok(());
+        }
+        let (levels, sums) = (before.levels.clone(), before.sums.clone());
+        self.install(Version { number: 0, levels, sums, cover: before.cover.clone() }, false)
+    }
+
+    /// Removes the manifest: an open that finds none begins with an empty index.
+    pub(crate) fn condemn(&self) {
+        let _one_at_a_time = self.maintaining.lock();
+        let number = self.state().version.number;
+        if self.has_failed() || number == 0 {
+            return;
+        }
+        self.fail();
+        let removed = self.files.remove(&manifest_file(number));
+        if let Err(error) = removed.and_then(|()| self.files.sync_names()) {
+            tracing::warn!("the damaged index was not removed: {error}");
+        }
+    }
+
+    fn flush(&self, state: &State, frozen: &Arc<Frozen>) -> Result<(), TableError> {
+        let mut levels = state.version.levels.clone();
+        if levels.is_empty() {
+            levels.push(Vec::new());
+        }
+        let mut output =
+            Output::new(self, filter_bits(self.shape(), self.options.filter_bits, 0, levels.len()));
+        let mut written = Ok(());
+        frozen.memtable.drain_sorted(|key, value| {
+            if written.is_ok() {
+                written = output.add(key, value);
+            }
+        });
+        let run = written.and_then(|()| output.finish())?;
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        self.counters.flushed_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
+        levels[0].insert(0, Arc::new(run));
+        let version =
+            Version { number: 0, levels, sums: frozen.sums.clone(), cover: frozen.cover.clone() };
+        self.install(version, true)
+    }
+
+    fn carry_out(
+        &self,
+        version: &Version,
+        step: &Step,
+        living: &dyn Living,
+    ) -> Result<(), TableError> {
+        let mut levels = version.levels.clone();
+        // What comes out of the levels, and where what it becomes goes.
+        let (inputs, level, at) = match step {
+            Step::Move { level } => {
+                if levels.len() == level + 1 {
+                    levels.push(Vec::new());
+                }
+                let moved = std::mem::take(&mut levels[*level]);
+                levels[level + 1].splice(0..0, moved);
+                (Vec::new(), level + 1, 0)
+            }
+            Step::Within { level, runs } => {
+                let inputs: Vec<_> = levels[*level].drain(runs.clone()).collect();
+                (inputs, *level, runs.start)
+            }
+            Step::Down { level, joined } => {
+                let mut inputs = std::mem::take(&mut levels[*level]);
+                inputs.extend(levels[level + 1].drain(..*joined));
+                (inputs, level + 1, 0)
+            }
+        };
+        if !inputs.is_empty() {
+            let is_oldest =
+                levels[level][at..].is_empty() && levels[level + 1..].iter().all(Vec::is_empty);
+            let depth =
+                levels.iter().rposition(|runs| !runs.is_empty()).map_or(level, |d| d.max(level));
+            let bits = filter_bits(self.shape(), self.options.filter_bits, level, depth + 1);
+            let run =
+                self.merge(&inputs, bits, &Rule { is_oldest, epochs: epochs_of(version), living })?;
+            self.counters.merges.fetch_add(1, Ordering::Relaxed);
+            self.counters.merged_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
+            if !run.tables.is_empty() {
+                levels[level].insert(at, Arc::new(run));
+            }
+        }
+        while levels.len() > 1 && levels.last().is_some_and(Vec::is_empty) {
+            levels.pop();
+        }
+        let (sums, cover) = (version.sums.clone(), version.cover.clone());
+        self.install(Version { number: 0, levels, sums, cover }, false)
+    }
+
+    /// Merges runs, newest first, into one.
+    fn merge(
+        &self,
+        inputs: &[Arc<Run>],
+        filter_bits: f64,
+        rule: &Rule<'_>,
+    ) -> Result<Run, TableError> {
+        let ahead = Reading::Ahead(MERGE_AHEAD_BYTES);
+        let sources: Result<Vec<_>, _> =
+            inputs.iter().map(|run| RunSource::new(Arc::clone(run), &[], ahead.clone())).collect();
+        let mut merge = Merge::new(sources?);
+        let mut output = Output::new(self, filter_bits);
+        while let Some(key) = merge.key() {
+            if rule.keeps(key, merge.value())? {
+                output.add(key, merge.value())?;
+            }
+            merge.advance()?;
+        }
+        output.finish()
+    }
+
+    /// Makes a version the present one: first on disk, then in memory. Removes what it makes superfluous.
+    fn install(&self, mut version: Version, flushed: bool) -> Result<(), TableError> {
+        version.number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let manifest = Manifest {
+            store: self.store,
+            number: version.number,
+            next_number: self.next_number.load(Ordering::Relaxed),
+            shape: self.shape(),
+            levels: version.numbers(),
+            segments: version.sums.clone(),
+            cover: version.cover.clone(),
+        };
+        let name = manifest_file(version.number);
+        let written = self.write_manifest(&name, &manifest.encode());
+        if let Err(error) = written {
+            // It may be durable or not, so nothing may be built on what was before.
+            self.fail();
+            return Err(error);
+        }
+        let version = Arc::new(version);
+        let before = {
+            let mut state = self.state.write();
+            let before = Arc::clone(&state.version);
+            let mut frozen = state.frozen.clone();
+            if flushed {
+                frozen.pop_back();
+            }
+            let active = Arc::clone(&state.active);
+            *state = Arc::new(State { active, frozen, version: Arc::clone(&version) });
+            before
+        };
+        self.remove_superfluous(&before, &version);
+        Ok(())
+    }
+
+    fn write_manifest(&self, name: &str, bytes: &[u8]) -> Result<(), TableError> {
+        self.files.sync_names()?;
+        let file = self.files.create(name, bytes.len() as u64)?;
+        let mut offset = 0;
+        let mut written = Ok(());
+        for part in bytes.chunks(self.options.request_bytes) {
+            written = written.and_then(|()| self.files.write_at(file, offset, part));
+            offset += part.len() as u64;
+        }
+        let written = written.and_then(|()| self.files.sync(file));
+        self.files.close(file);
+        written?;
+        Ok(self.files.sync_names()?)
+    }
+
+    /// Best effort: opening removes what is left.
+    fn remove_superfluous(&self, before: &Version, after: &Version) {
+        let used: BTreeSet<u64> = after.tables().map(|table| table.number()).collect();
+        let tables = before.tables().map(|table| table.number()).filter(|n| !used.contains(n));
+        let manifest = (before.number > 0).then(|| manifest_file(before.number));
+        for name in tables.map(table_file).chain(manifest) {
+            if let Err(error) = self.files.remove(&name) {
+                tracing::debug!("{name} was not removed: {error}");
+            }
+        }
+    }
+}
+
+/// What a merge keeps.
+struct Rule<'a> {
+    /// Whether nothing older is under the merged runs.
+    is_oldest: bool,
+    epochs: HashMap<u64, u64>,
+    living: &'a dyn Living,
+}
+
+fn epochs_of(version: &Version) -> HashMap<u64, u64> {
+    version.sums.iter().map(|sum| (sum.segment, sum.epoch)).collect()
+}
+
+impl Rule<'_> {
+    fn keeps(&self, key: &[u8], value: &[u8]) -> Result<bool, TableError> {
+        let damaged = TableError::Malformed("an entry");
+        let is_present =
+            |segment: u64, epoch: u64| self.epochs.get(&segment).is_some_and(|now| *now == epoch);
+        match key.first() {
+            Some(&KIND_POINT) => {
+                let point = Point::decode(value).ok_or(damaged)?;
+                Ok(is_present(point.segment, point.epoch))
+            }
+            Some(&KIND_ORDER) if value.is_empty() => Ok(!self.is_oldest),
+            Some(&KIND_ORDER) => {
+                let (segment, epoch) = Record::place(value).ok_or(damaged)?;
+                Ok(is_present(segment, epoch))
+            }
+            Some(&KIND_FORK) if self.is_oldest => {
+                let fork = ForkKey::decode(key).ok_or(damaged)?;
+                self.living.has_lineage(fork.namespace, fork.child)
+            }
+            _ => Ok(true),
+        }
+    }
+}
+
+/// A run while it is written, table by table.
+struct Output<'a> {
+    tree: &'a Tree,
+    options: TableOptions,
+    writer: Option<TableWriter<'a>>,
+    numbers: Vec<u64>,
+    tables: Vec<Arc<Table>>,
+    done: bool,
+}
+
+impl<'a> Output<'a> {
+    fn new(tree: &'a Tree, filter_bits: f64) -> Self {
+        let options = TableOptions { filter_bits, request_bytes: tree.options.request_bytes };
+        let (numbers, tables) = (Vec::new(), Vec::new());
+        Self { tree, options, writer: None, numbers, tables, done: false }
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), TableError> {
+        if self.writer.is_none() {
+            let number = self.tree.next_number.fetch_add(1, Ordering::Relaxed);
+            self.numbers.push(number);
+            let files = self.tree.files.as_ref();
+            self.writer = Some(TableWriter::new(files, self.tree.store, number, self.options));
+        }
+        let writer = self.writer.as_mut().expect("just made");
+        writer.add(key, value);
+        if writer.estimated_bytes() >= self.tree.options.table_bytes {
+            self.close_table()?;
+        }
+        Ok(())
+    }
+
+    fn close_table(&mut self) -> Result<(), TableError> {
+        let Some(writer) = self.writer.take() else { return Ok(()) };
+        writer.finish(&|_| ())?;
+        let number = *self.numbers.last().expect("a table that is written has a number");
+        let table = Table::open(&self.tree.files, self.tree.store, number)?;
+        self.tables.push(Arc::new(table));
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Run, TableError> {
+        self.close_table()?;
+        self.done = true;
+        Ok(Run { tables: std::mem::take(&mut self.tables) })
+    }
+}
+
+impl Drop for Output<'_> {
+    /// What was not finished helps nobody.
+    fn drop(&mut self) {
+        if !self.done {
+            for number in &self.numbers {
+                drop(self.tree.files.remove(&table_file(*number)));
+            }
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The index as a log-structured merge tree of our own: `docs/formats/index.md`, docs/decisions/0008.
+
+mod block;
+mod cache;
+mod device_files;
+mod file;
+mod filter;
+mod index;
+mod keys;
+mod maintain;
+mod manifest;
+mod memtable;
+mod merge;
+mod open;
+mod shape;
+mod table;
+mod table_index;
+mod table_iter;
+mod table_reader;
+mod table_writer;
+mod tree;
+mod upkeep;
+mod varint;
+mod version;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+pub use index::LsmIndex;
+pub use open::{LsmOptions, index_number};
+pub use shape::TreeShape;
+pub use upkeep::LsmStats;

@@ -1,0 +1,152 @@
+//! Damaged tables: an error or the right answer, never a panic and never another value.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::files::MemoryFiles;
+use super::{Model, STORE, rest, write};
+use crate::lsm::cache::BlockCache;
+use crate::lsm::file::TableFiles;
+use crate::lsm::filter::KeyHash;
+use crate::lsm::table::{Reading, Table, TableError, table_file};
+
+/// A few blocks of each kind.
+fn small() -> Model {
+    let key = |kind: &[u8], n: u32| [kind, b"namespace", &n.to_be_bytes()].concat();
+    let orders = (0..6).map(|n| (key(b"o", n), vec![7; 5_000]));
+    let points = (0..150).map(|n| (key(b"p", n), n.to_le_bytes().repeat(8)));
+    let forks = (0..3).map(|n| (key(b"f", n), Vec::new()));
+    forks.chain(orders).chain(points).collect()
+}
+
+/// A file that can be changed, of a table that is written anew for each look.
+struct Damaged {
+    files: Arc<MemoryFiles>,
+    original: Vec<u8>,
+}
+
+impl Damaged {
+    fn new(model: &Model) -> Self {
+        let files = Arc::new(MemoryFiles::default());
+        write(&*files, 1, model).unwrap();
+        let original = files.bytes(&table_file(1)).read().clone();
+        Self { files, original }
+    }
+
+    fn set(&self, bytes: &[u8]) {
+        *self.files.bytes(&table_file(1)).write() = bytes.to_vec();
+    }
+
+    fn open(&self) -> Result<Arc<Table>, TableError> {
+        let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(&self.files);
+        Table::open(&files, STORE, 1).map(Arc::new)
+    }
+
+    /// Reads everything in both ways; whether anything was noticed. What is read must be the model's.
+    fn is_noticed(&self, model: &Model) -> bool {
+        let Ok(table) = self.open() else { return true };
+        let mut noticed = false;
+        let cache = BlockCache::new(1 << 20);
+        for (key, value) in model {
+            match table.get(key, KeyHash::of(key), &cache) {
+                Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
+                Err(_) => noticed = true,
+            }
+        }
+        for reading in [Reading::Cached(cache), Reading::Ahead(65_536)] {
+            match table.iter(&[], reading).and_then(|mut iter| rest(&mut iter)) {
+                Ok(entries) => assert!(entries.into_iter().eq(model.clone())),
+                Err(_) => noticed = true,
+            }
+        }
+        noticed
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_noticed() {
+    let one = |kind: &[u8]| (kind.to_vec(), kind.repeat(3));
+    let tiny = Model::from([one(b"f"), one(b"o"), one(b"p")]);
+    // Of the larger table a part: a prime step reaches every position of a bit in every field.
+    for (model, step) in [(tiny, 1), (small(), 37)] {
+        flip_bits(&model, step);
+    }
+}
+
+fn flip_bits(model: &Model, step: usize) {
+    let damaged = Damaged::new(model);
+    assert!(!damaged.is_noticed(model));
+    let mut bytes = damaged.original.clone();
+    for bit in (0..bytes.len() * 8).step_by(step) {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        damaged.set(&bytes);
+        assert!(damaged.is_noticed(model), "bit {bit}");
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+#[test]
+fn a_truncated_or_longer_file_is_refused() {
+    let model = small();
+    let damaged = Damaged::new(&model);
+    let lengths = (0..damaged.original.len()).step_by(509);
+    let sectors = (0..damaged.original.len()).step_by(4096);
+    for length in lengths.chain(sectors) {
+        damaged.set(&damaged.original[..length]);
+        assert!(damaged.open().is_err(), "{length} bytes");
+    }
+    damaged.set(&[&damaged.original[..], &[0; 4096]].concat());
+    assert!(damaged.open().is_err());
+    damaged.set(&[&damaged.original[..], &damaged.original].concat());
+    assert!(damaged.open().is_err());
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_open_gives_errors() {
+    let model = small();
+    let damaged = Damaged::new(&model);
+    let table = damaged.open().unwrap();
+    damaged.set(&[]);
+    let key = model.keys().next().unwrap();
+    let got = table.get(key, KeyHash::of(key), &BlockCache::new(0));
+    assert!(matches!(got, Err(error) if error.is_io()));
+    assert!(table.iter(&[], Reading::Ahead(1 << 20)).is_err());
+}
+
+#[test]
+fn blocks_that_changed_places_are_noticed() {
+    let model = small();
+    let damaged = Damaged::new(&model);
+    let sectors = damaged.original.len() / 4096;
+    for (one, two) in (0..sectors).flat_map(|one| (0..one).map(move |two| (one, two))) {
+        let mut bytes = damaged.original.clone();
+        let (head, tail) = bytes.split_at_mut(one * 4096);
+        head[two * 4096..][..4096].swap_with_slice(&mut tail[..4096]);
+        if bytes != damaged.original {
+            damaged.set(&bytes);
+            assert!(damaged.is_noticed(&model), "{one} and {two}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn garbage_is_no_table(
+        bytes in prop::collection::vec(any::<u8>(), 0..20_000), keep: prop::sample::Index,
+    ) {
+        let damaged = Damaged::new(&Model::from([(b"p".to_vec(), vec![1])]));
+        damaged.set(&bytes);
+        prop_assert!(damaged.open().is_err());
+        // A footer that is right at the end of something else.
+        let tail = damaged.original.len() - keep.index(damaged.original.len());
+        let behind = &damaged.original[damaged.original.len() - tail..];
+        let mut bytes = bytes;
+        bytes.resize(damaged.original.len() - tail, 5);
+        damaged.set(&[&bytes[..], behind].concat());
+        if let Ok(table) = damaged.open() {
+            let got = table.get(b"p", KeyHash::of(b"p"), &BlockCache::new(0));
+            prop_assert!(got.is_err() || got.unwrap().as_deref() == Some(&[1][..]));
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! The tree: the newest entries in memory, older ones in levels of runs.
+//!
+//! 1. A reader works on one state from beginning to end; writers, flushes and merges make new ones and never wait for
+//!    it.
+//! 2. One writer at a time changes the newest memtable; nothing changes a frozen one, a run or a table.
+//! 3. A key's newest entry is in the first of: the newest memtable, frozen ones (newest first), levels (0 first), in a
+//!    level its runs (newest first).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dalsegno_core::StoreId;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use super::cache::BlockCache;
+use super::file::TableFiles;
+use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey};
+use super::memtable::{Batch, Memtable};
+use super::merge::{Merge, RunSource, Source};
+use super::shape::TreeShape;
+use super::table::{Reading, TableError, Value};
+use super::version::Version;
+use crate::usage::SegmentSum;
+
+/// Most memtables that wait to become tables; with one more, whoever writes has to wait.
+pub(crate) const MOST_FROZEN: usize = 4;
+/// Entries that a scan takes from a memtable at a time.
+const SCAN_AHEAD: usize = 16;
+
+/// The bounds of a tree.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// A memtable of so many bytes becomes a table.
+    pub(crate) memtable_bytes: u64,
+    /// A run is cut into tables of so many bytes.
+    pub(crate) table_bytes: u64,
+    /// Bytes of one write.
+    pub(crate) request_bytes: usize,
+    /// Bytes of blocks kept in memory.
+    pub(crate) cache_bytes: u64,
+    /// Bits of filter per key, on average over all levels.
+    pub(crate) filter_bits: f64,
+}
+
+/// A memtable that takes no more entries, and what is known when it is a table.
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    pub(crate) memtable: Arc<Memtable>,
+    pub(crate) cover: Vec<u8>,
+    pub(crate) sums: Vec<SegmentSum>,
+}
+
+/// Everything that a reader needs.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) active: Arc<Memtable>,
+    /// Newest first.
+    pub(crate) frozen: VecDeque<Arc<Frozen>>,
+    pub(crate) version: Arc<Version>,
+}
+
+/// What the tree did so far.
+#[derive(Debug, Default)]
+pub(crate) struct TreeCounters {
+    pub(crate) flushes: AtomicU64,
+    pub(crate) merges: AtomicU64,
+    pub(crate) flushed_bytes: AtomicU64,
+    pub(crate) merged_bytes: AtomicU64,
+}
+
+/// The tree.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) files: Arc<dyn TableFiles>,
+    pub(crate) store: StoreId,
+    pub(crate) options: Options,
+    pub(crate) cache: BlockCache,
+    pub(crate) counters: TreeCounters,
+    pub(super) state: RwLock<Arc<State>>,
+    shape: RwLock<TreeShape>,
+    writing: Mutex<()>,
+    /// Held by whoever flushes or merges.
+    pub(super) maintaining: Mutex<()>,
+    pub(super) next_number: AtomicU64,
+    /// Something in a table is not as it was written.
+    damaged: AtomicBool,
+    /// A sync failed: nothing is written any more.
+    failed: AtomicBool,
+}
+
+/// The right to change the newest memtable.
+pub(crate) struct Writer<'a> {
+    tree: &'a Tree,
+    _one: MutexGuard<'a, ()>,
+}
+
+impl Tree {
+    pub(super) fn new(
+        files: Arc<dyn TableFiles>,
+        store: StoreId,
+        options: Options,
+        shape: TreeShape,
+        version: Version,
+        next_number: u64,
+    ) -> Self {
+        let state =
+            State { active: Arc::default(), frozen: VecDeque::new(), version: Arc::new(version) };
+        Self {
+            files,
+            store,
+            options,
+            cache: BlockCache::new(options.cache_bytes),
+            counters: TreeCounters::default(),
+            state: RwLock::new(Arc::new(state)),
+            shape: RwLock::new(shape),
+            writing: Mutex::default(),
+            maintaining: Mutex::default(),
+            next_number: AtomicU64::new(next_number),
+            damaged: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state.read())
+    }
+
+    pub(crate) fn shape(&self) -> TreeShape {
+        *self.shape.read()
+    }
+
+    /// From the next step on; see [`super::shape`].
+    pub(crate) fn set_shape(&self, shape: TreeShape) {
+        *self.shape.write() = shape.clamped();
+    }
+
+    /// Whether a table turned out to be damaged: then the index is to be rebuilt.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Acquire)
+    }
+
+    /// Whether maintenance has stopped.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Notes what was found; what cannot be read is not there.
+    pub(crate) fn note(&self, error: &TableError) {
+        if !error.is_io() && !self.damaged.swap(true, Ordering::AcqRel) {
+            tracing::error!("the index is damaged ({error}); it is built anew at the next open");
+        } else {
+            tracing::warn!("the index cannot be read: {error}");
+        }
+    }
+
+    /// Waits for the right to write.
+    pub(crate) fn writer(&self) -> Writer<'_> {
+        Writer { tree: self, _one: self.writing.lock() }
+    }
+
+    /// Where the block may be.
+    pub(crate) fn point(&self, key: &PointKey) -> Result<Option<Point>, TableError> {
+        let state = self.state();
+        let frozen = state.frozen.iter().map(|frozen| &frozen.memtable);
+        let newest = std::iter::once(&state.active).chain(frozen).find_map(|m| m.point(key));
+        if newest.is_some() {
+            return Ok(newest);
+        }
+        match state.version.get(&key.encode(), &self.cache)? {
+            Some(value) => Point::decode(&value).map(Some).ok_or(TableError::Malformed("a point")),
+            None => Ok(None),
+        }
+    }
+
+    /// The value of an order entry that was not removed.
+    pub(crate) fn order(&self, key: &OrderKey) -> Result<Option<Value>, TableError> {
+        let state = self.state();
+        let frozen = state.frozen.iter().map(|frozen| &frozen.memtable);
+        let newest = std::iter::once(&state.active).chain(frozen).find_map(|m| m.order(key));
+        let value = match newest {
+            Some(value) => Some(Value::from(value)),
+            None => state.version.get(&key.encode(), &self.cache)?,
+        };
+        Ok(value.filter(|value| !value.is_empty()))
+    }
+
+    /// Entries of order from a key on, in their order.
+    pub(crate) fn orders(&self, from: &OrderKey) -> Result<OrderScan, TableError> {
+        let state = self.state();
+        let mut sources: Vec<Box<dyn Source>> = Vec::new();
+        for memtable in state.memtables() {
+            sources.push(Box::new(MemtableScan::orders(memtable, *from)));
+        }
+        for run in state.version.runs_from(&from.encode()) {
+            sources.push(Box::new(RunSource::new(
+                run,
+                &from.encode(),
+                Reading::Cached(self.cache.clone()),
+            )?));
+        }
+        Ok(OrderScan { merge: Merge::new(sources) })
+    }
+
+    /// Forks from a key on, in their order, at most `limit`.
+    pub(crate) fn forks(&self, from: &ForkKey, limit: usize) -> Result<Vec<ForkKey>, TableError> {
+        let state = self.state();
+        let mut sources: Vec<Box<dyn Source>> = Vec::new();
+        for memtable in state.memtables() {
+            sources.push(Box::new(MemtableScan::forks(memtable, from, limit)));
+        }
+        for run in state.version.runs_from(&from.encode()) {
+            sources.push(Box::new(RunSource::new(
+                run,
+                &from.encode(),
+                Reading::Cached(self.cache.clone()),
+            )?));
+        }
+        let mut merge = Merge::new(sources);
+        let mut found = Vec::new();
+        while found.len() < limit
+            && let Some(key) = merge.key().filter(|key| key[0] == KIND_FORK)
+        {
+            found.push(ForkKey::decode(key).ok_or(TableError::Malformed("a fork"))?);
+            merge.advance()?;
+        }
+        Ok(found)
+    }
+
+    /// Whether the newest memtable is large enough to be frozen.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.read().active.bytes() >= self.options.memtable_bytes
+    }
+
+    /// Whether memory is used up until a flush is done.
+    pub(crate) fn is_stalled(&self) -> bool {
+        let state = self.state.read();
+        state.frozen.len() >= MOST_FROZEN && state.active.bytes() >= self.options.memtable_bytes
+    }
+
+    /// Whether something waits to be flushed.
+    pub(crate) fn has_frozen(&self) -> bool {
+        !self.state.read().frozen.is_empty()
+    }
+}
+
+impl Writer<'_> {
+    pub(crate) fn apply(&self, batch: Batch) {
+        self.tree.state().active.apply(batch);
+    }
+
+    /// Starts a new memtable. `cover` says what of the log the tree holds, `sums` what it holds of each segment.
+    pub(crate) fn freeze(&self, cover: Vec<u8>, sums: Vec<SegmentSum>) {
+        let mut state = self.tree.state.write();
+        let memtable = Arc::clone(&state.active);
+        let mut frozen = state.frozen.clone();
+        frozen.push_front(Arc::new(Frozen { memtable, cover, sums }));
+        let version = Arc::clone(&state.version);
+        *state = Arc::new(State { active: Arc::default(), frozen, version });
+    }
+}
+
+impl State {
+    /// Newest first.
+    fn memtables(&self) -> impl Iterator<Item = Arc<Memtable>> {
+        let frozen = self.frozen.iter().map(|frozen| Arc::clone(&frozen.memtable));
+        std::iter::once(Arc::clone(&self.active)).chain(frozen)
+    }
+}
+
+/// Walks over the entries of order that were not removed.
+pub(crate) struct OrderScan {
+    merge: Merge<Box<dyn Source>>,
+}
+
+impl OrderScan {
+    /// The next entry.
+    pub(crate) fn next(&mut self) -> Result<Option<(OrderKey, Vec<u8>)>, TableError> {
+        while let Some(key) = self.merge.key().filter(|key| key[0] == KIND_ORDER) {
+            let key = OrderKey::decode(key).ok_or(TableError::Malformed("an order key"))?;
+            let value = self.merge.value().to_vec();
+            self.merge.advance()?;
+            if !value.is_empty() {
+                return Ok(Some((key, value)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A memtable as a source of a merge, a few entries at a time.
+struct MemtableScan {
+    memtable: Arc<Memtable>,
+    waiting: VecDeque<(Vec<u8>, super::memtable::OrderValue)>,
+    /// Where the entries behind those that wait begin.
+    next: Option<OrderKey>,
+}
+
+impl MemtableScan {
+    fn orders(memtable: Arc<Memtable>, from: OrderKey) -> Self {
+        let mut scan = Self { memtable, waiting: VecDeque::new(), next: Some(from) };
+        scan.refill();
+        scan
+    }
+
+    fn forks(memtable: Arc<Memtable>, from: &ForkKey, limit: usize) -> Self {
+        let forks = memtable.forks(from, limit).into_iter();
+        let waiting = forks.map(|fork| (fork.encode().to_vec(), Arc::default())).collect();
+        Self { memtable, waiting, next: None }
+    }
+
+    fn refill(&mut self) {
+        let Some(from) = self.next.take() else { return };
+        let entries = self.memtable.orders(&from, SCAN_AHEAD);
+        if entries.len() == SCAN_AHEAD {
+            let last = entries[SCAN_AHEAD - 1].0;
+            self.next = Some(OrderKey { sequence: last.sequence.saturating_add(1), ..last });
+        }
+        self.waiting.extend(entries.into_iter().map(|(key, value)| (key.encode().to_vec(), value)));
+    }
+}
+
+impl Source for MemtableScan {
+    fn key(&self) -> Option<&[u8]> {
+        self.waiting.front().map(|(key, _)| &key[..])
+    }
+
+    fn value(&self) -> &[u8] {
+        self.waiting.front().map_or(&[], |(_, value)| value)
+    }
+
+    fn advance(&mut self) -> Result<(), TableError> {
+        self.waiting.pop_front();
+        if self.waiting.is_empty() {
+            self.refill();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! What whoever owns the index does for it: freezing, flushing, merging, and keeping in step with the log.
+
+use std::sync::atomic::Ordering;
+
+use dalsegno_core::NamespaceId;
+use serde::Serialize;
+
+use super::index::LsmIndex;
+use super::keys::OrderKey;
+use super::maintain::Living;
+use super::shape::TreeShape;
+use super::table::TableError;
+
+/// What an index is made of at a moment, and what it did since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LsmStats {
+    /// Size ratio, runs per level, runs of the last level.
+    pub shape: Option<TreeShape>,
+    /// Runs of each level, the newest data first.
+    pub runs: Vec<u64>,
+    /// Files of tables.
+    pub tables: u64,
+    /// Their bytes.
+    pub table_bytes: u64,
+    /// Entries in them, of all kinds; superseded ones count until they are merged away.
+    pub entries: u64,
+    /// Of these, entries of single blocks.
+    pub points: u64,
+    /// Bytes of filters and of lists of blocks, kept in memory.
+    pub pinned_bytes: u64,
+    /// Memtables that became tables.
+    pub flushes: u64,
+    /// Bytes of these tables.
+    pub flushed_bytes: u64,
+    /// Merges.
+    pub merges: u64,
+    /// Bytes that they wrote.
+    pub merged_bytes: u64,
+    /// Whether a table turned out to be damaged: the index is built anew at the next open.
+    pub damaged: bool,
+}
+
+impl LsmIndex {
+    /// Whether so much was written that [`Self::freeze`] is due.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.tree.is_full()
+    }
+
+    /// Whether nothing more is taken in until [`Self::step`] made room.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.tree.is_stalled()
+    }
+
+    /// Begins a new memtable; the old one waits to become a table. `cover` says what of the log the index has taken in:
+    /// it was made before this call, so everything it covers is in the index.
+    pub fn freeze(&self, cover: Vec<u8>) {
+        let writer = self.tree.writer();
+        let sums = self.usage.read().sums();
+        writer.freeze(cover, sums);
+    }
+
+    /// Does one thing that is due, a flush or a merge; `false` if nothing is, or it failed.
+    pub fn step(&self) -> bool {
+        // The tree has told what went wrong.
+        self.tree.step(self).unwrap_or(false)
+    }
+
+    /// Whether something waits to become a table.
+    #[must_use]
+    pub fn has_frozen(&self) -> bool {
+        self.tree.has_frozen()
+    }
+
+    /// Gives the files up: the next open builds the index anew. What is in them is still served.
+    pub fn condemn(&self) {
+        self.tree.condemn();
+    }
+
+    /// Changes the shape; the steps from now on follow it.
+    pub fn set_shape(&self, shape: TreeShape) {
+        self.tree.set_shape(shape);
+    }
+
+    /// Whether a table turned out to be damaged, so that the index should be built anew.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        self.tree.is_damaged()
+    }
+
+    /// Drops what lies in segments that are not there any more, or in another life. `segments` are all there are, with
+    /// their epochs.
+    pub fn align(&self, segments: &[(u64, u64)]) {
+        self.usage.write().align(segments);
+    }
+
+    /// What it is made of, and what it did.
+    #[must_use]
+    pub fn lsm_stats(&self) -> LsmStats {
+        let state = self.tree.state();
+        let counters = &self.tree.counters;
+        let tables = || state.version.tables();
+        LsmStats {
+            shape: Some(self.tree.shape()),
+            runs: state.version.levels.iter().map(|runs| runs.len() as u64).collect(),
+            tables: tables().count() as u64,
+            table_bytes: tables().map(|table| table.file_bytes()).sum(),
+            entries: tables().map(|table| table.entries()).sum(),
+            points: tables().map(|table| table.points()).sum(),
+            pinned_bytes: tables().map(|table| table.memory_bytes()).sum(),
+            flushes: counters.flushes.load(Ordering::Relaxed),
+            flushed_bytes: counters.flushed_bytes.load(Ordering::Relaxed),
+            merges: counters.merges.load(Ordering::Relaxed),
+            merged_bytes: counters.merged_bytes.load(Ordering::Relaxed),
+            damaged: self.tree.is_damaged(),
+        }
+    }
+}
+
+impl Living for LsmIndex {
+    fn has_lineage(&self, namespace: NamespaceId, lineage: [u8; 16]) -> Result<bool, TableError> {
+        let mut scan = self.tree.orders(&OrderKey { namespace, lineage, first: 0, sequence: 0 })?;
+        while let Some((key, value)) = scan.next()? {
+            if (key.namespace, key.lineage) != (namespace, lineage) {
+                return Ok(false);
+            }
+            if self.decode(&key, &value)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

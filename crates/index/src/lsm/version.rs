@@ -1,0 +1,108 @@
+//! One version of the tables: which are in use, and in what order.
+//!
+//! 1. A version never changes; a new one takes its place.
+//! 2. Tables of a run do not overlap and are in the order of their keys.
+//! 3. A table's file is open as long as a version that somebody uses names it.
+
+use std::sync::Arc;
+
+use super::cache::BlockCache;
+use super::filter::KeyHash;
+use super::manifest::Manifest;
+use super::merge::Tables;
+use super::table::{Table, TableError, Value};
+use crate::usage::SegmentSum;
+
+/// Sorted tables that were written together.
+#[derive(Debug, Default)]
+pub(crate) struct Run {
+    pub(crate) tables: Vec<Arc<Table>>,
+}
+
+impl Tables for Run {
+    fn tables(&self) -> &[Arc<Table>] {
+        &self.tables
+    }
+}
+
+impl Run {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.tables.iter().map(|table| table.file_bytes()).sum()
+    }
+
+    /// The table that a key would be in.
+    fn table_of(&self, key: &[u8]) -> Option<&Arc<Table>> {
+        let at = self.tables.partition_point(|table| table.largest() < key);
+        self.tables.get(at).filter(|table| table.smallest() <= key)
+    }
+}
+
+/// Which tables are in use.
+#[derive(Debug, Default)]
+pub(crate) struct Version {
+    /// Number of its manifest; zero if it has none.
+    pub(crate) number: u64,
+    /// Level 0 first; in a level the newest run first.
+    pub(crate) levels: Vec<Vec<Arc<Run>>>,
+    pub(crate) sums: Vec<SegmentSum>,
+    pub(crate) cover: Vec<u8>,
+}
+
+impl Version {
+    fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
+        self.levels.iter().flatten()
+    }
+
+    /// The newest value of a key.
+    pub(crate) fn get(&self, key: &[u8], cache: &BlockCache) -> Result<Option<Value>, TableError> {
+        let hash = KeyHash::of(key);
+        for table in self.runs().filter_map(|run| run.table_of(key)) {
+            if let Some(value) = table.get(key, hash, cache)? {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Runs that may hold the key or larger ones, newest first.
+    pub(crate) fn runs_from(&self, key: &[u8]) -> Vec<Arc<Run>> {
+        let reaches =
+            |run: &&Arc<Run>| run.tables.last().is_some_and(|table| table.largest() >= key);
+        self.runs().filter(reaches).map(Arc::clone).collect()
+    }
+
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+        self.runs().flat_map(|run| &run.tables)
+    }
+
+    /// Bytes of the runs of each level, for [`super::shape`].
+    pub(crate) fn sizes(&self) -> Vec<Vec<u64>> {
+        let of_level = |runs: &Vec<Arc<Run>>| runs.iter().map(|run| run.bytes()).collect();
+        self.levels.iter().map(of_level).collect()
+    }
+
+    /// What the manifest says of the levels.
+    pub(crate) fn numbers(&self) -> Vec<Vec<Vec<u64>>> {
+        let of_run = |run: &Arc<Run>| run.tables.iter().map(|table| table.number()).collect();
+        let of_level = |runs: &Vec<Arc<Run>>| runs.iter().map(of_run).collect();
+        self.levels.iter().map(of_level).collect()
+    }
+
+    /// The version a manifest describes; `open` opens a table.
+    pub(crate) fn open(
+        manifest: &Manifest,
+        mut open: impl FnMut(u64) -> Result<Table, TableError>,
+    ) -> Result<Self, TableError> {
+        let mut levels = Vec::new();
+        for runs in &manifest.levels {
+            let mut level = Vec::new();
+            for numbers in runs {
+                let tables = numbers.iter().map(|number| open(*number).map(Arc::new));
+                level.push(Arc::new(Run { tables: tables.collect::<Result<_, _>>()? }));
+            }
+            levels.push(level);
+        }
+        let (sums, cover) = (manifest.segments.clone(), manifest.cover.clone());
+        Ok(Self { number: manifest.number, levels, sums, cover })
+    }
+}

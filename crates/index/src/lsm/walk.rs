@@ -1,0 +1,82 @@
+//! Walks over the index: what begins at a place, what comes behind an extent.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
+
+use super::index::LsmIndex;
+use super::keys::{ForkKey, OrderKey, short};
+use super::table::TableError;
+
+impl LsmIndex {
+    /// Whether an extent begins at this place of a lineage.
+    pub(super) fn first_at(&self, wanted: &OrderKey) -> Result<bool, TableError> {
+        let mut scan = self.tree.orders(wanted)?;
+        while let Some((key, value)) = scan.next()? {
+            let same = (key.namespace, key.lineage, key.first)
+                == (wanted.namespace, wanted.lineage, wanted.first);
+            if !same {
+                return Ok(false);
+            }
+            if self.decode(&key, &value)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    pub(super) fn scan_from(
+        &self,
+        (namespace, lineage, first): (NamespaceId, ChainHash, u32),
+        limit: usize,
+    ) -> Result<Vec<Arc<Extent>>, TableError> {
+        let from = OrderKey { namespace, lineage: short(&lineage), first, sequence: 0 };
+        let mut scan = self.tree.orders(&from)?;
+        let mut found = Vec::new();
+        while found.len() < limit
+            && let Some((key, value)) = scan.next()?
+        {
+            found.extend(self.decode(&key, &value)?.map(|record| Arc::new(record.extent)));
+        }
+        Ok(found)
+    }
+
+    /// What comes behind an extent: the rest of its lineage, and lineages that leave it at the extent or behind, and so
+    /// on.
+    pub(super) fn subtree(
+        &self,
+        extent: &Extent,
+        limit: usize,
+    ) -> Result<Vec<Arc<Extent>>, TableError> {
+        let namespace = extent.namespace;
+        let mut found = Vec::new();
+        let mut open = vec![(short(&extent.lineage), extent.first_block_index, Some(extent.id))];
+        let mut seen = BTreeSet::from([short(&extent.lineage)]);
+        while let Some((lineage, first, but)) = open.pop() {
+            let mut scan =
+                self.tree.orders(&OrderKey { namespace, lineage, first, sequence: 0 })?;
+            while let Some((key, value)) = scan.next()? {
+                if (key.namespace, key.lineage) != (namespace, lineage) {
+                    break;
+                }
+                let Some(record) = self.decode(&key, &value)? else { continue };
+                if Some(record.extent.id) == but {
+                    continue;
+                }
+                if found.len() == limit {
+                    return Ok(found);
+                }
+                found.push(Arc::new(record.extent));
+            }
+            let from = ForkKey { namespace, lineage, block: first, child: [0; 16] };
+            for fork in self.tree.forks(&from, limit)? {
+                if (fork.namespace, fork.lineage) == (namespace, lineage) && seen.insert(fork.child)
+                {
+                    open.push((fork.child, 0, None));
+                }
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,184 @@
+//! What of the log an index has taken in: so that opening reads only what came later.
+//!
+//! 1. Everything before a segment's `covered` offset was taken in, or given up, before the cover was made.
+//! 2. A cover speaks of a segment only as long as that is in the epoch it names.
+//! 3. Decoders never panic and never trust a length before it was checked against what is there.
+
+use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
+
+use crate::error::LogError;
+use crate::log::Log;
+use crate::segment::{SegmentState, Segments, Tombstone};
+
+const VERSION: u32 = 1;
+
+/// What was known of the log at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cover {
+    pub(crate) next_sequence: u64,
+    pub(crate) segments: Vec<SegmentCover>,
+    pub(crate) tombstones: Vec<Tombstone>,
+}
+
+/// What was known of one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentCover {
+    pub(crate) number: u64,
+    pub(crate) epoch: u64,
+    /// Whether it was full: then there is nothing behind `covered`, unless that is less than `cursor`.
+    pub(crate) sealed: bool,
+    pub(crate) cursor: u64,
+    pub(crate) covered: u64,
+    pub(crate) oldest_born: u64,
+    pub(crate) newest_sequence: u64,
+}
+
+impl Log {
+    /// What an index holds that has taken in everything whose pins are gone; and makes that durable, so that the index
+    /// never leads to something that a crash took back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::append`] if a sync fails.
+    pub fn cover(&self) -> Result<Vec<u8>, LogError> {
+        let core = &self.core;
+        let (cover, unsynced) = {
+            let segments = core.segments.lock();
+            let written = |number: &u64| {
+                let slot = &segments.slots[number];
+                slot.newest_sequence >= segments.synced_sequence
+                    && slot.state != SegmentState::Damaged
+            };
+            let numbers = segments.slots.keys().filter(|number| written(number));
+            let unsynced: Vec<_> =
+                numbers.map(|number| segments.slots[number].segment.clone()).collect();
+            (Cover::of(&segments), unsynced)
+        };
+        for segment in unsynced {
+            core.sync_segment(&segment)?;
+        }
+        let mut segments = core.segments.lock();
+        segments.synced_sequence = segments.synced_sequence.max(cover.next_sequence);
+        Ok(cover.encode())
+    }
+}
+
+impl Cover {
+    fn of(segments: &Segments) -> Self {
+        let of_slot = |slot: &crate::segment::Slot| SegmentCover {
+            number: slot.segment.number,
+            epoch: slot.segment.epoch(),
+            sealed: slot.state == SegmentState::Sealed,
+            cursor: slot.cursor,
+            covered: slot.segment.first_unsettled().unwrap_or(slot.cursor),
+            oldest_born: slot.oldest_born,
+            newest_sequence: slot.newest_sequence,
+        };
+        let sound = segments.slots.values().filter(|slot| slot.state != SegmentState::Damaged);
+        Self {
+            next_sequence: segments.next_sequence,
+            segments: sound.map(of_slot).collect(),
+            tombstones: segments.tombstones.clone(),
+        }
+    }
+
+    /// What it says of a segment.
+    pub(crate) fn segment(&self, number: u64, epoch: u64) -> Option<&SegmentCover> {
+        self.segments.iter().find(|cover| (cover.number, cover.epoch) == (number, epoch))
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let counts = [self.segments.len(), self.tombstones.len()].map(|count| count as u64);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        put(&mut out, &[self.next_sequence, counts[0], counts[1]]);
+        for segment in &self.segments {
+            let SegmentCover { number, epoch, sealed, cursor, covered, .. } = *segment;
+            let ends = [segment.oldest_born, segment.newest_sequence];
+            put(&mut out, &[number, epoch, u64::from(sealed), cursor, covered, ends[0], ends[1]]);
+        }
+        for tombstone in &self.tombstones {
+            let Tombstone { segment, offset, namespace, hashes, kills_before } = tombstone;
+            put(&mut out, &[*segment, *offset, *kills_before, hashes.len() as u64]);
+            out.extend_from_slice(&namespace.0);
+            out.extend(hashes.iter().flat_map(|hash| hash.0));
+        }
+        out
+    }
+
+    /// Reads what [`Log::cover`] made; `None` if it is not that.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = crate::format::Reader(bytes);
+        (reader.u32().ok()? == VERSION).then_some(())?;
+        let mut fields = || reader.u64().ok();
+        let (next_sequence, segments, tombstones) = (fields()?, fields()?, fields()?);
+        let mut cover = Self { next_sequence, ..Self::default() };
+        for _ in 0..segments {
+            let mut field = || reader.u64().ok();
+            cover.segments.push(SegmentCover {
+                number: field()?,
+                epoch: field()?,
+                sealed: field()? != 0,
+                cursor: field()?,
+                covered: field()?,
+                oldest_born: field()?,
+                newest_sequence: field()?,
+            });
+        }
+        for _ in 0..tombstones {
+            let mut field = || reader.u64().ok();
+            let (segment, offset, kills_before) = (field()?, field()?, field()?);
+            let count = field().filter(|count| *count <= u64::from(MAX_EXTENT_BLOCKS))?;
+            let namespace = NamespaceId(reader.array().ok()?);
+            let mut hashes = Vec::new();
+            for _ in 0..count {
+                hashes.push(ChainHash(reader.array().ok()?));
+            }
+            cover.tombstones.push(Tombstone { segment, offset, namespace, hashes, kills_before });
+        }
+        reader.0.is_empty().then_some(cover)
+    }
+}
+
+fn put(out: &mut Vec<u8>, fields: &[u64]) {
+    out.extend(fields.iter().flat_map(|field| field.to_le_bytes()));
+}
+
+impl SegmentCover {
+    /// Whether nothing of the segment has to be read.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.sealed && self.covered == self.cursor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cover_round_trips_and_nothing_shorter_is_one() {
+        let segment = SegmentCover {
+            number: 3,
+            epoch: 9,
+            sealed: true,
+            cursor: 1 << 20,
+            covered: 4096,
+            oldest_born: 5,
+            newest_sequence: 77,
+        };
+        let tombstone = Tombstone {
+            segment: 3,
+            offset: 8192,
+            namespace: NamespaceId([1; 16]),
+            hashes: vec![ChainHash([2; 32]), ChainHash([3; 32])],
+            kills_before: 70,
+        };
+        let cover =
+            Cover { next_sequence: 80, segments: vec![segment], tombstones: vec![tombstone] };
+        let bytes = cover.encode();
+        assert_eq!(Cover::decode(&bytes), Some(cover));
+        for length in 0..bytes.len() {
+            assert_eq!(Cover::decode(&bytes[..length]), None, "{length} bytes");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The index over files against the one in memory: the same random histories, with reopening, outages after any
+//! operation and changes of shape, must give the same answers.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dalsegno_core::{
+    ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
+};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope, TreeShape};
+use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
+
+/// Tiny, so that short histories flush and merge.
+const MEMTABLE_BYTES: u64 = 4 << 10;
+const SEGMENTS: u64 = 6;
+
+/// Chains form a tree: a node is its parent and a letter, so that prefixes are shared and forks happen.
+fn chain(path: &[u8]) -> Vec<ChainHash> {
+    let mut state = 0;
+    path.iter()
+        .map(|letter| {
+            let mut random = Random::new(state ^ u64::from(*letter) << 32);
+            state = random.bits();
+            let mut hash = [0; 32];
+            for part in hash.chunks_exact_mut(8) {
+                part.copy_from_slice(&random.bits().to_le_bytes());
+            }
+            ChainHash(hash)
+        })
+        .collect()
+}
+
+/// What happened to an index: enough to do it again.
+#[derive(Clone, Debug)]
+enum Change {
+    Insert(Extent),
+    Replace(Extent, Vec<Extent>),
+    RemoveBlocks(NamespaceId, Vec<ChainHash>),
+    RemoveNamespace(NamespaceId),
+    RemoveExtent(Extent),
+    DropSegment(u64, u64),
+}
+
+impl Change {
+    /// Returns what the index says of it.
+    fn apply(&self, index: &dyn Index) -> u64 {
+        match self {
+            Self::Insert(extent) => u64::from(index.insert(extent.clone(), &|_| true)),
+            Self::Replace(old, new) => u64::from(index.replace(old, new.clone())),
+            Self::RemoveBlocks(namespace, hashes) => index.remove_blocks(*namespace, hashes).blocks,
+            Self::RemoveNamespace(namespace) => index.remove_namespace(*namespace).blocks,
+            Self::RemoveExtent(extent) => index.remove_extent(extent).blocks,
+            Self::DropSegment(segment, epoch) => index.drop_segment(*segment, *epoch),
+        }
+    }
+}
+
+struct World {
+    random: Random,
+    device: SimDeviceHandle,
+    index: Option<LsmIndex>,
+    model: MemoryIndex,
+    /// Everything that happened, as the log would know it.
+    changes: Vec<Change>,
+    extents: Vec<Extent>,
+    epochs: BTreeMap<u64, u64>,
+    next: u64,
+}
+
+type SimDeviceHandle = Arc<SimDevice>;
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let atom_bytes = *random.pick(&[SECTOR, 512]);
+        let options = DeviceOptions { seed, atom_bytes, ..DeviceOptions::default() };
+        let device = Arc::new(SimDevice::new(options, Arc::new(ManualClock::default())));
+        Self {
+            random,
+            device,
+            index: None,
+            model: MemoryIndex::default(),
+            changes: Vec::new(),
+            extents: Vec::new(),
+            epochs: (0..SEGMENTS).map(|segment| (segment, 1)).collect(),
+            next: 1,
+        }
+    }
+
+    fn lsm(&self) -> &LsmIndex {
+        self.index.as_ref().unwrap()
+    }
+
+    /// Opens the index, and takes in again what it does not cover; `false` if the outage came meanwhile.
+    fn open(&mut self) -> bool {
+        self.index = None;
+        let device = Arc::<SimDevice>::clone(&self.device);
+        let options = LsmOptions {
+            memtable_bytes: MEMTABLE_BYTES,
+            cache_bytes: 8 << 10,
+            ..LsmOptions::default()
+        };
+        let Ok((index, cover)) = LsmIndex::open(device, StoreId([3; 16]), options) else {
+            assert!(self.device.is_down(), "an open failed without an outage");
+            return false;
+        };
+        let covered = cover.map_or(0, |cover| u64::from_le_bytes(cover.try_into().unwrap()));
+        for change in &self.changes[usize::try_from(covered).unwrap()..] {
+            change.apply(&index);
+        }
+        assert!(!index.is_damaged() || self.device.is_down());
+        self.index = Some(index);
+        true
+    }
+
+    fn path(&mut self) -> Vec<u8> {
+        let blocks = 1 + self.random.below(10);
+        (0..blocks).map(|_| u8::try_from(self.random.below(3)).unwrap()).collect()
+    }
+
+    fn namespace(&mut self) -> NamespaceId {
+        NamespaceId([u8::try_from(self.random.below(2)).unwrap(); 16])
+    }
+
+    fn location(&mut self, id: u64) -> Location {
+        let segment = self.random.below(usize::try_from(SEGMENTS).unwrap()) as u64;
+        Location { segment, epoch: self.epochs[&segment], offset: 4096 * id, header_bytes: 4096 }
+    }
+
+    fn new_extent(&mut self) -> Extent {
+        let (path, namespace, id) = (self.path(), self.namespace(), self.next);
+        self.next += 1;
+        let hashes = chain(&path);
+        let first = self.random.below(hashes.len());
+        let parent = first.checked_sub(1).map(|before| hashes[before]);
+        let number = u32::try_from(first).unwrap();
+        let place = self.model.place(namespace, parent, hashes[first], number);
+        assert_eq!(self.lsm().place(namespace, parent, hashes[first], number), place);
+        Extent {
+            id: ExtentId(id),
+            born: id,
+            namespace,
+            lineage: place.lineage,
+            first_block_index: place.first_block_index,
+            parent: parent.unwrap_or_default(),
+            layout: KvLayout::new(1, 4096).unwrap(),
+            location: self.location(id),
+            hashes: hashes[first..].to_vec(),
+        }
+    }
+
+    /// An extent moved elsewhere, in one part or two.
+    fn moved(&mut self, old: &Extent) -> Vec<Extent> {
+        let cut = self.random.below(old.hashes.len());
+        let parts = [0..cut, cut..old.hashes.len()];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        let parts: Vec<_> = parts.collect();
+        parts
+            .into_iter()
+            .map(|part| {
+                let id = self.next;
+                self.next += 1;
+                let parent = part.start.checked_sub(1).map_or(old.parent, |at| old.hashes[at]);
+                let skipped = u32::try_from(part.start).unwrap();
+                Extent {
+                    id: ExtentId(id),
+                    first_block_index: old.first_block_index + skipped,
+                    parent,
+                    location: self.location(id),
+                    hashes: old.hashes[part].to_vec(),
+                    ..old.clone()
+                }
+            })
+            .collect()
+    }
+
+    fn change(&mut self) -> Change {
+        let old = |world: &mut Self| -> Option<Extent> {
+            let at = world.random.below(world.extents.len().max(1));
+            world.extents.get(at).cloned()
+        };
+        match self.random.below(100) {
+            0..70 => Change::Insert(self.new_extent()),
+            70..80 => match old(self) {
+                Some(old) => {
+                    let new = self.moved(&old);
+                    Change::Replace(old, new)
+                }
+                None => Change::Insert(self.new_extent()),
+            },
+            80..88 => {
+                let (path, namespace) = (self.path(), self.namespace());
+                let first = self.random.below(path.len());
+                Change::RemoveBlocks(namespace, chain(&path)[first..].to_vec())
+            }
+            88..93 => match old(self) {
+                Some(old) => Change::RemoveExtent(old),
+                None => Change::RemoveNamespace(self.namespace()),
+            },
+            93..94 => Change::RemoveNamespace(self.namespace()),
+            _ => {
+                let segment = self.random.below(usize::try_from(SEGMENTS).unwrap()) as u64;
+                let epoch = self.epochs[&segment];
+                self.epochs.insert(segment, epoch + 1);
+                Change::DropSegment(segment, epoch)
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        let change = self.change();
+        match &change {
+            Change::Insert(extent) => self.extents.push(extent.clone()),
+            Change::Replace(_, new) => self.extents.extend(new.iter().cloned()),
+            _ => {}
+        }
+        let expected = change.apply(&self.model);
+        let got = change.apply(self.lsm());
+        assert_eq!(got, expected, "{change:?}");
+        self.changes.push(change);
+    }
+
+    fn maintain(&mut self) {
+        let shape = TreeShape {
+            size_ratio: 2 + u32::try_from(self.random.below(5)).unwrap(),
+            runs: 1 + u32::try_from(self.random.below(4)).unwrap(),
+            last_runs: 1 + u32::try_from(self.random.below(3)).unwrap(),
+        };
+        if self.random.percent(10) {
+            self.lsm().set_shape(shape);
+        }
+        if self.lsm().is_full() || self.random.percent(10) {
+            let cover = (self.changes.len() as u64).to_le_bytes().to_vec();
+            self.lsm().freeze(cover);
+        }
+        while self.random.percent(60) && self.lsm().step() {}
+        while self.lsm().is_stalled() && self.lsm().step() {}
+    }
+
+    fn check_chain(&mut self) {
+        let (path, namespace) = (self.path(), self.namespace());
+        let hashes = &chain(&path)[self.random.below(path.len())..];
+        assert_eq!(self.lsm().probe(namespace, hashes), self.model.probe(namespace, hashes));
+        for scope in [Scope::Prefix, Scope::Each] {
+            let runs = |index: &dyn Index| -> Vec<_> {
+                let runs = index.resolve(namespace, hashes, scope).into_iter();
+                runs.map(|run| (run.at, run.extent, run.first_block, run.count)).collect()
+            };
+            assert_eq!(runs(self.lsm()), runs(&self.model));
+        }
+    }
+
+    fn check_all(&self) {
+        let all = (NamespaceId([0; 16]), ChainHash([0; 32]), 0);
+        let (ours, theirs) = (self.lsm().scan(all, usize::MAX), self.model.scan(all, usize::MAX));
+        let ids = |all: &[Arc<Extent>]| all.iter().map(|e| e.id.0).collect::<Vec<_>>();
+        assert_eq!(ids(&ours), ids(&theirs));
+        assert!(ours == theirs);
+        for extent in &ours {
+            assert_eq!(self.lsm().live_blocks(extent), self.model.live_blocks(extent));
+        }
+        assert_eq!(self.lsm().counts(), self.model.counts());
+        for segment in 0..SEGMENTS {
+            let of = |index: &dyn Index| index.segment_use(segment).live_bytes;
+            assert_eq!(of(self.lsm()), of(&self.model), "segment {segment}");
+        }
+    }
+}
+
+/// Lives through a history; returns how many outages there were.
+fn history(seed: u64) -> u64 {
+    let _label = Label(format!("seed {seed}"));
+    let mut world = World::new(seed);
+    let mut outages = 0;
+    world.open();
+    for _ in 0..60 {
+        if world.random.percent(8) {
+            let ahead = 1 + world.random.below(12) as u64;
+            world.device.fail_at(world.device.changes() + ahead);
+        }
+        world.act();
+        world.maintain();
+        if world.device.is_down() || world.random.percent(3) {
+            let outage = if world.random.percent(50) { Outage::Power } else { Outage::Process };
+            world.device = Arc::new(world.device.reboot(outage).0);
+            outages += 1;
+            while !world.open() {
+                world.device = Arc::new(world.device.reboot(Outage::Power).0);
+            }
+        }
+        world.check_chain();
+    }
+    world.device.fail_at(u64::MAX);
+    world.check_all();
+    while world.lsm().step() {}
+    world.check_all();
+    outages
+}
+
+#[test]
+fn both_indexes_agree_through_random_histories_and_outages() {
+    // DALSEGNO_HISTORIES=10000 for the long run.
+    let count = std::env::var("DALSEGNO_HISTORIES").map_or(400, |text| text.parse().unwrap());
+    let outages: u64 = (0..count).map(history).sum();
+    assert!(outages > count, "{outages}");
+}

@@ -1,0 +1,173 @@
+//! Keeps an index that lives in files in shape: what was written becomes tables, tables are merged.
+//!
+//! 1. A cover is made before the index is frozen, so that whatever it covers is in the index.
+//! 2. One thread does it, or whoever writes where there is none; nobody who reads ever waits for it.
+//! 3. Waiting for it is bounded: an index that takes nothing in any more costs puts, not threads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Error, ErrorKind, Result};
+use dalsegno_index::LsmIndex;
+use dalsegno_io::Workers;
+use dalsegno_log::Log;
+use parking_lot::{Condvar, Mutex};
+
+/// The thread looks after the index so often even if nobody calls it.
+const PERIOD: Duration = Duration::from_secs(5);
+/// How long a put waits for memory of the index before its blocks are not kept.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long closing waits for a flush or a merge that is under way.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Looks after an index; does nothing for one that lives in memory.
+#[derive(Debug)]
+pub(crate) struct Upkeep {
+    shared: Option<Arc<Shared>>,
+    /// None where whoever writes does the work.
+    threads: Option<Mutex<Workers>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    index: Arc<LsmIndex>,
+    log: Log,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    called: bool,
+    stopped: bool,
+    /// Rounds that were done.
+    rounds: u64,
+}
+
+impl Upkeep {
+    /// For an index that needs none.
+    pub(crate) fn none() -> Self {
+        Self { shared: None, threads: None }
+    }
+
+    /// `inline` leaves the work to those who write, so that a simulation replays.
+    pub(crate) fn start(index: Arc<LsmIndex>, log: Log, inline: bool) -> Result<Self> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { index, log, state, changed });
+        if inline {
+            return Ok(Self { shared: Some(shared), threads: None });
+        }
+        let mut threads = Workers::new();
+        let body = Arc::clone(&shared);
+        threads.start("dalsegno-index", move || body.run()).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
+        })?;
+        Ok(Self { shared: Some(shared), threads: Some(Mutex::new(threads)) })
+    }
+
+    /// To be called before something is put into the index: waits until it takes it in, but not for ever.
+    pub(crate) fn before_write(&self) {
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.index.is_stalled()) else {
+            return;
+        };
+        if self.threads.is_none() {
+            shared.round();
+            return;
+        }
+        let mut state = shared.state.lock();
+        while shared.index.is_stalled() && !state.stopped {
+            state.called = true;
+            shared.changed.notify_all();
+            if shared.changed.wait_for(&mut state, PATIENCE).timed_out() {
+                tracing::warn!("the index takes nothing in; blocks are not kept until it does");
+                return;
+            }
+        }
+    }
+
+    /// To be called when something was put into the index.
+    pub(crate) fn after_write(&self) {
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.index.is_full()) else {
+            return;
+        };
+        if self.threads.is_none() {
+            shared.round();
+        } else {
+            shared.state.lock().called = true;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Makes tables of what is in memory, so that the next open has nothing to take in again.
+    pub(crate) fn close(&self) {
+        let Some(shared) = &self.shared else { return };
+        shared.state.lock().stopped = true;
+        shared.changed.notify_all();
+        if let Some(threads) = &self.threads {
+            threads.lock().join(CLOSE_PATIENCE);
+        }
+        shared.freeze();
+        while shared.index.has_frozen() && shared.index.step() {}
+        shared.condemn_if_damaged();
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        loop {
+            {
+                let mut state = self.state.lock();
+                if !state.called && !state.stopped {
+                    self.changed.wait_for(&mut state, PERIOD);
+                }
+                if state.stopped {
+                    return;
+                }
+                state.called = false;
+            }
+            self.round();
+            self.state.lock().rounds += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    fn round(&self) {
+        if self.index.is_full() {
+            self.freeze();
+        }
+        while !self.state.lock().stopped && self.index.step() {
+            // Whoever waits for memory looks again after every flush.
+            self.changed.notify_all();
+            if self.index.is_full() && !self.index.is_stalled() {
+                self.freeze();
+            }
+        }
+        self.condemn_if_damaged();
+    }
+
+    fn freeze(&self) {
+        match self.log.cover() {
+            Ok(cover) => self.index.freeze(cover),
+            Err(error) => tracing::warn!("the index stays in memory: {error}"),
+        }
+    }
+
+    fn condemn_if_damaged(&self) {
+        if self.index.is_damaged() {
+            self.index.condemn();
+        }
+    }
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        if let Some(threads) = &self.threads
+            && threads.lock().are_ours()
+            && let Some(shared) = &self.shared
+        {
+            shared.state.lock().stopped = true;
+            shared.changed.notify_all();
+            threads.lock().join(CLOSE_PATIENCE);
+        }
+    }
+}
