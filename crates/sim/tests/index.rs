@@ -9,6 +9,7 @@ use dalsegno_core::{
     ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope, TreeShape};
+use dalsegno_io::Device as _;
 use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
 
 /// Tiny, so that short histories flush and merge.
@@ -66,6 +67,7 @@ struct World {
     extents: Vec<Extent>,
     epochs: BTreeMap<u64, u64>,
     next: u64,
+    disk_bytes: u64,
 }
 
 type SimDeviceHandle = Arc<SimDevice>;
@@ -85,6 +87,7 @@ impl World {
             extents: Vec::new(),
             epochs: (0..SEGMENTS).map(|segment| (segment, 1)).collect(),
             next: 1,
+            disk_bytes: u64::MAX,
         }
     }
 
@@ -99,6 +102,7 @@ impl World {
         let options = LsmOptions {
             memtable_bytes: MEMTABLE_BYTES,
             cache_bytes: 8 << 10,
+            disk_bytes: self.disk_bytes,
             ..LsmOptions::default()
         };
         let Ok((index, cover)) = LsmIndex::open(device, StoreId([3; 16]), options) else {
@@ -147,6 +151,26 @@ impl World {
             layout: KvLayout::new(1, 4096).unwrap(),
             location: self.location(id),
             hashes: hashes[first..].to_vec(),
+        }
+    }
+
+    /// An extent of random blocks.
+    fn new_extent_anywhere(&mut self) -> Extent {
+        let id = self.next;
+        self.next += 1;
+        let path: Vec<u8> =
+            (0..12).map(|_| u8::try_from(self.random.below(250)).unwrap()).collect();
+        let hashes = chain(&path);
+        Extent {
+            id: ExtentId(id),
+            born: id,
+            namespace: NamespaceId([0; 16]),
+            lineage: hashes[0],
+            first_block_index: 0,
+            parent: ChainHash::default(),
+            layout: KvLayout::new(1, 4096).unwrap(),
+            location: self.location(id),
+            hashes,
         }
     }
 
@@ -296,6 +320,42 @@ fn history(seed: u64) -> u64 {
     while world.lsm().step() {}
     world.check_all();
     outages
+}
+
+#[test]
+fn an_index_that_outgrows_its_room_forgets_and_tells_nothing_wrong() {
+    const DISK_BYTES: u64 = 256 << 10;
+    let mut world = World::new(1);
+    world.disk_bytes = DISK_BYTES;
+    world.open();
+    for _ in 0..3000 {
+        let extent = world.new_extent_anywhere();
+        world.model.insert(extent.clone(), &|_| true);
+        world.lsm().insert(extent, &|_| true);
+        world.maintain();
+        while world.lsm().step() {}
+        let files: u64 = world.device.list().unwrap().iter().map(|file| file.bytes).sum();
+        assert!(files <= DISK_BYTES, "{files} bytes of files");
+    }
+    assert!(world.lsm().lsm_stats().forgotten_tables > 0);
+    // What is found is right, and the newest is found.
+    let all = (NamespaceId([0; 16]), ChainHash([0; 32]), 0);
+    let mut extents = world.model.scan(all, usize::MAX);
+    extents.sort_by_key(|extent| extent.id);
+    let found = |extent: &Extent| {
+        let runs = world.lsm().resolve(extent.namespace, &extent.hashes, Scope::Each);
+        for run in &runs {
+            let (at, count) = (run.first_block as usize, run.count as usize);
+            assert_eq!(run.extent.hashes[at..at + count], extent.hashes[run.at..run.at + count]);
+        }
+        runs.iter().map(|run| run.count).sum::<u32>()
+    };
+    let counts: Vec<u32> = extents.iter().map(|extent| found(extent)).collect();
+    assert!(counts[..100].iter().sum::<u32>() < 12 * 100, "the oldest blocks are forgotten");
+    let newest: u32 = counts[counts.len() - 5..].iter().sum();
+    assert!(newest >= 5 * 11, "{newest}");
+    let all: u32 = counts.iter().sum();
+    assert!(all > 12 * 20, "{all} blocks are left");
 }
 
 #[test]

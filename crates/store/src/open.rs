@@ -222,6 +222,7 @@ fn open_log(
     let lsm_options = LsmOptions {
         memtable_bytes: limits.index_memory_bytes / 8,
         cache_bytes: limits.index_memory_bytes / 4,
+        disk_bytes: limits.index_bytes,
         ..LsmOptions::default()
     };
     let mut opened = None;

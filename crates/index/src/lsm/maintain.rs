@@ -39,7 +39,9 @@ impl Tree {
             return Ok(false);
         }
         let state = self.state();
-        let done = if let Some(frozen) = state.frozen.back() {
+        let done = if let Some(smaller) = self.without_oldest(&state.version) {
+            self.install(smaller, false)
+        } else if let Some(frozen) = state.frozen.back() {
             self.flush(&state, frozen)
         } else {
             let sizes = state.version.sizes();
@@ -78,6 +80,30 @@ impl Tree {
         if let Err(error) = removed.and_then(|()| self.files.sync_names()) {
             tracing::warn!("the damaged index was not removed: {error}");
         }
+    }
+
+    /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the largest
+    /// keys, which are points. A block without its point is a miss; what a newer run says of it stays.
+    fn without_oldest(&self, version: &Version) -> Option<Version> {
+        let mut bytes: u64 = version.tables().map(|table| table.file_bytes()).sum();
+        let most = self.options.disk_bytes / 2;
+        if bytes <= most {
+            return None;
+        }
+        let mut levels = version.levels.clone();
+        let oldest = levels.iter_mut().rev().find_map(|runs| runs.last_mut())?;
+        let mut tables = oldest.tables.clone();
+        while bytes > most
+            && let Some(table) = tables.pop()
+        {
+            bytes -= table.file_bytes();
+            self.counters.forgotten_tables.fetch_add(1, Ordering::Relaxed);
+        }
+        tracing::warn!("the index outgrows its {most} bytes on disk and forgets its oldest blocks");
+        *oldest = Arc::new(Run { tables });
+        drop_empty(&mut levels);
+        let (sums, cover) = (version.sums.clone(), version.cover.clone());
+        Some(Version { number: 0, levels, sums, cover })
     }
 
     fn flush(&self, state: &State, frozen: &Arc<Frozen>) -> Result<(), TableError> {
@@ -143,9 +169,7 @@ impl Tree {
                 levels[level].insert(at, Arc::new(run));
             }
         }
-        while levels.len() > 1 && levels.last().is_some_and(Vec::is_empty) {
-            levels.pop();
-        }
+        drop_empty(&mut levels);
         let (sums, cover) = (version.sums.clone(), version.cover.clone());
         self.install(Version { number: 0, levels, sums, cover }, false)
     }
@@ -231,6 +255,16 @@ impl Tree {
                 tracing::debug!("{name} was not removed: {error}");
             }
         }
+    }
+}
+
+/// Drops runs without tables, and levels without runs at the end.
+fn drop_empty(levels: &mut Vec<Vec<Arc<Run>>>) {
+    for runs in levels.iter_mut() {
+        runs.retain(|run| !run.tables.is_empty());
+    }
+    while levels.len() > 1 && levels.last().is_some_and(Vec::is_empty) {
+        levels.pop();
     }
 }
 

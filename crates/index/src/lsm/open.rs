@@ -28,6 +28,8 @@ pub struct LsmOptions {
     pub cache_bytes: u64,
     /// Bits of Bloom filter per key, on average.
     pub filter_bits: f64,
+    /// Bytes of disk for the index's files. An index that outgrows them forgets what it took in first.
+    pub disk_bytes: u64,
     /// The shape to begin with; `None` takes the one it had.
     pub shape: Option<TreeShape>,
     /// Nothing is written; for looking at a store.
@@ -40,14 +42,17 @@ impl Default for LsmOptions {
             memtable_bytes: 16 << 20,
             cache_bytes: 64 << 20,
             filter_bits: 10.0,
+            disk_bytes: u64::MAX,
             shape: None,
             read_only: false,
         }
     }
 }
 
-/// Bytes of a table, and of one write.
-const TABLE_BYTES: u64 = 64 << 20;
+/// Bytes of a table.
+const MIN_TABLE_BYTES: u64 = 16 << 10;
+const MAX_TABLE_BYTES: u64 = 64 << 20;
+/// Bytes of one write.
 const REQUEST_BYTES: usize = 1 << 20;
 
 impl LsmIndex {
@@ -76,10 +81,12 @@ impl LsmIndex {
         let usage = Usage::restore(version.sums.clone());
         let bounds = Options {
             memtable_bytes: options.memtable_bytes,
-            table_bytes: TABLE_BYTES,
+            // Small enough that to forget one is no great loss.
+            table_bytes: (options.disk_bytes / 32).clamp(MIN_TABLE_BYTES, MAX_TABLE_BYTES),
             request_bytes: REQUEST_BYTES,
             cache_bytes: options.cache_bytes,
             filter_bits: options.filter_bits,
+            disk_bytes: options.disk_bytes,
         };
         let shape = shape.unwrap_or_default().clamped();
         let tree = Tree::new(files, store, bounds, shape, version, next_number);

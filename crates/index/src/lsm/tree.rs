@@ -41,6 +41,8 @@ pub(crate) struct Options {
     pub(crate) cache_bytes: u64,
     /// Bits of filter per key, on average over all levels.
     pub(crate) filter_bits: f64,
+    /// Bytes of disk: half for tables, half to merge them.
+    pub(crate) disk_bytes: u64,
 }
 
 /// A memtable that takes no more entries, and what is known when it is a table.
@@ -67,6 +69,7 @@ pub(crate) struct TreeCounters {
     pub(crate) merges: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
     pub(crate) merged_bytes: AtomicU64,
+    pub(crate) forgotten_tables: AtomicU64,
 }
 
 /// The tree.

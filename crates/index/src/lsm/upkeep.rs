@@ -36,6 +36,8 @@ pub struct LsmStats {
     pub merges: u64,
     /// Bytes that they wrote.
     pub merged_bytes: u64,
+    /// Tables that were given up because the index outgrew its room on disk; the blocks they led to are misses.
+    pub forgotten_tables: u64,
     /// Whether a table turned out to be damaged: the index is built anew at the next open.
     pub damaged: bool,
 }
@@ -113,6 +115,7 @@ impl LsmIndex {
             flushed_bytes: counters.flushed_bytes.load(Ordering::Relaxed),
             merges: counters.merges.load(Ordering::Relaxed),
             merged_bytes: counters.merged_bytes.load(Ordering::Relaxed),
+            forgotten_tables: counters.forgotten_tables.load(Ordering::Relaxed),
             damaged: self.tree.is_damaged(),
         }
     }
