@@ -82,8 +82,8 @@ impl Tree {
         }
     }
 
-    /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the largest
-    /// keys, which are points. A block without its point is a miss; what a newer run says of it stays.
+    /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the
+    /// largest keys, which are points. A block without its point is a miss; what a newer run says of it stays.
     fn without_oldest(&self, version: &Version) -> Option<Version> {
         let mut bytes: u64 = version.tables().map(|table| table.file_bytes()).sum();
         let most = self.options.disk_bytes / 2;
