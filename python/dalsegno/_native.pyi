@@ -1,18 +1,30 @@
 """The border between Python and the Rust core: conversion only, no logic.
 
 Every call releases the GIL while it works. Buffers are anything with the buffer protocol (numpy
-arrays, memoryviews, bytearrays, ``torch.Tensor.numpy()``): C-contiguous, and writable where the
-call fills them. A block may be given as one buffer or as a sequence of buffers whose lengths sum to
-its size.
+arrays, memoryviews, bytearrays) and ``torch.Tensor`` of any type in the CPU's memory: C-contiguous,
+never copied, and writable where the call fills them, which a tensor that requires grad is not. A
+block may be given as one buffer or as a sequence of buffers whose lengths sum to its size.
 """
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeAlias, final
+from typing import Any, Protocol, Self, TypeAlias, final
 
 from typing_extensions import Buffer
 
-_Block: TypeAlias = Buffer | Sequence[Buffer]
+class _Tensor(Protocol):
+    """As much of a ``torch.Tensor`` as tells it from everything else."""
+
+    @property
+    def device(self) -> Any: ...
+    @property
+    def requires_grad(self) -> bool: ...
+    def data_ptr(self) -> int: ...
+    def detach(self) -> Any: ...
+    def is_contiguous(self) -> bool: ...
+
+_Memory: TypeAlias = Buffer | _Tensor
+_Block: TypeAlias = _Memory | Sequence[_Memory]
 
 __all__ = [
     "ClosedError",

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PySequence};
 
 use crate::errors::InvalidError;
+use crate::tensors::buffer_of_tensor;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,13 +42,13 @@ pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<
     let mut memory: Vec<Vec<Memory>> = Vec::new();
     for item in blocks.try_iter()? {
         let item = item?;
-        memory.push(match buffer_of(&item) {
+        memory.push(match buffer_of(&item, access) {
             Ok(buffer) => vec![memory_of(buffer, access)?],
             Err(not_a_buffer) => match item.cast::<PySequence>() {
                 Err(_) => return Err(not_a_buffer),
                 Ok(parts) => parts
                     .try_iter()?
-                    .map(|part| memory_of(buffer_of(&part?)?, access))
+                    .map(|part| memory_of(buffer_of(&part?, access)?, access))
                     .collect::<PyResult<_>>()?,
             },
         });
@@ -58,14 +59,15 @@ pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<
     Ok(memory)
 }
 
-/// The buffer of an object. Some (`ctypes` arrays) leave out strides, which a memoryview over them fills in.
-fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+/// The buffer of an object. Some (`ctypes` arrays) leave out strides, which a memoryview over them fills in; torch
+/// tensors have none, but bytes that can be lent.
+fn buffer_of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<PyUntypedBuffer> {
     PyUntypedBuffer::get(object).or_else(|error| {
         if error.is_instance_of::<PyBufferError>(object.py()) {
             let view = PyMemoryView::from(object)?;
             return PyUntypedBuffer::get(view.as_any());
         }
-        Err(error)
+        buffer_of_tensor(object, access)?.ok_or(error)
     })
 }
 

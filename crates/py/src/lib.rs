@@ -9,6 +9,7 @@ mod errors;
 mod namespace;
 mod offline;
 mod store;
+mod tensors;
 mod transfer;
 mod writer;
 

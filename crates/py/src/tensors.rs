@@ -1,0 +1,72 @@
+//! Torch tensors, which have no buffer protocol: their bytes as a buffer, where they lie.
+//!
+//! 1. Nothing is imported: an object can only be a tensor if its program has imported torch already.
+//! 2. Nothing is copied. What would need a copy is refused with the call that makes it.
+//! 3. Torch itself hands out the bytes, through numpy, and does not resize the tensor while they are lent.
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::buffers::Access;
+use crate::errors::InvalidError;
+
+/// The bytes of a tensor, or `None` for any other object.
+pub(crate) fn buffer_of_tensor(
+    object: &Bound<'_, PyAny>,
+    access: Access,
+) -> PyResult<Option<PyUntypedBuffer>> {
+    let Some(torch) = imported_torch(object.py())? else { return Ok(None) };
+    let Some(kind) = torch.getattr_opt("Tensor")? else { return Ok(None) };
+    if !object.is_instance(&kind)? {
+        return Ok(None);
+    }
+    refuse_unusable(object, access)?;
+    let buffer = as_bytes(object, &torch).and_then(|bytes| PyUntypedBuffer::get(&bytes));
+    buffer.map(Some).map_err(|error| {
+        if !error.is_instance_of::<PyException>(object.py()) {
+            return error; // Somebody wants to stop the program.
+        }
+        let why = error.value(object.py());
+        InvalidError::new_err(format!("a tensor's bytes cannot be used where they lie: {why}"))
+    })
+}
+
+/// The module torch, if the program has imported it.
+fn imported_torch(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?;
+    // `None` stands for a module that must not be imported.
+    Ok(modules.get_item("torch")?.filter(|torch| !torch.is_none()))
+}
+
+fn refuse_unusable(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<()> {
+    let device = tensor.getattr("device")?;
+    if device.getattr("type")?.extract::<String>()? != "cpu" {
+        return Err(InvalidError::new_err(format!(
+            "a tensor is on the device {device}; give one in the CPU's memory and copy between the two"
+        )));
+    }
+    if !tensor.call_method0("is_contiguous")?.is_truthy()? {
+        return Err(InvalidError::new_err(match access {
+            Access::Read => "a tensor is not contiguous; give tensor.contiguous()",
+            Access::Write => "a tensor is not contiguous; give a contiguous one and copy from it",
+        }));
+    }
+    if access == Access::Write && tensor.getattr("requires_grad")?.is_truthy()? {
+        return Err(InvalidError::new_err(
+            "a tensor requires grad, and autograd would not see it filled; give tensor.detach()",
+        ));
+    }
+    Ok(())
+}
+
+/// A numpy array of the tensor's bytes. Numpy lacks some of torch's types, such as bfloat16, but not bytes.
+fn as_bytes<'py>(
+    tensor: &Bound<'py, PyAny>,
+    torch: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // `view` refuses where `reshape` would copy.
+    let flat = tensor.call_method0("detach")?.call_method1("view", (-1,))?;
+    flat.call_method1("view", (torch.getattr("uint8")?,))?.call_method0("numpy")
+}
