@@ -86,6 +86,7 @@ def plain(path: Path) -> dict[str, Any]:
     """vLLM's own connector with our tier."""
     place = "dalsegno.integrations.vllm"
     tier = {"type": "DalsegnoTier", "module_path": place, "path": str(path), "capacity": "2GiB"}
+    tier["options_fingerprint"] = "all defaults"
     extra = {
         "spec_name": "DalsegnoCpuSpec",
         "spec_module_path": place,

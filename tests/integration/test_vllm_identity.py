@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from tests.integration import tiers
 
 import dalsegno
 from dalsegno.integrations.vllm import identity
+from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
 GROUPS = SimpleNamespace(
@@ -152,20 +154,40 @@ def test_a_draft_models_weights_belong_to_it(folder: Path, tmp_path: Path) -> No
     assert fields != usual
 
 
-def test_a_folder_alone_is_enough_for_the_plain_tier(folder: Path) -> None:
+def of_folder(name: object, options: str = "defaults") -> dict[str, str]:
+    return identity.folder_identity(tiers.config(model=str(name)), options=options)
+
+
+def test_a_folder_and_vouched_options_are_enough_for_the_plain_tier(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"weights")
-    known = identity.folder_identity(tiers.config(model=str(folder)))
-    (folder / "config.json").write_text(json.dumps({"hidden_size": 9}))
-    assert identity.folder_identity(tiers.config(model=str(folder))) != known
+    known = of_folder(folder)
     assert known["source"] == "folder"
+    assert of_folder(folder) == known
+    assert of_folder(folder, "fp8") != known
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 9}))
+    assert of_folder(folder) != known
 
 
 def test_the_plain_tier_refuses_what_it_cannot_see(folder: Path) -> None:
     with pytest.raises(dalsegno.IncompatibleError, match="use DalsegnoConnector"):
-        identity.folder_identity(tiers.config(model="meta-llama/Llama-3.1-8B"))
+        of_folder("meta-llama/Llama-3.1-8B")
     (folder / "config.json").write_text(json.dumps({"rope_scaling": {"type": "longrope"}}))
     with pytest.raises(dalsegno.IncompatibleError, match="max_model_len"):
-        identity.folder_identity(tiers.config(model=str(folder)))
+        of_folder(folder)
+
+
+def test_regression_the_plain_tier_does_not_guess_hidden_options(
+    folder: Path, tmp_path: Path, make_tier: Callable[..., DalsegnoTier]
+) -> None:
+    """It reused blocks of an engine with other overrides, quantization, backend or adapters."""
+    (folder / "model.safetensors").write_bytes(b"weights")
+    of = tiers.config(model=str(folder))
+    with pytest.raises(dalsegno.IncompatibleError, match="use DalsegnoConnector") as refused:
+        make_tier(of=of, identity=None)
+    for option in ("--quantization", "--hf-overrides", "--attention-backend", "LoRA"):
+        assert option in str(refused.value)
+    assert not (tmp_path / "store").exists()
+    make_tier(of=of, identity=None, options_fingerprint="defaults")
 
 
 def test_ranks_chunks_groups_and_salts_are_kept_apart() -> None:

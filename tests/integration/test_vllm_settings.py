@@ -62,6 +62,7 @@ def test_the_flat_configuration_becomes_vllms_own_once() -> None:
         ({"store": "x"}, "store is 'x'"),
         ({"secondary_tiers": []}, "OffloadingConnector"),
         ({"identity": {"a": "b"}}, "unknown key 'identity'"),
+        ({"options_fingerprint": "x"}, "unknown key 'options_fingerprint'"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_name(change: dict[str, Any], says: str) -> None:

@@ -5,8 +5,8 @@ model. These fields cover the rest. Two ways lead here:
 
 * `engine_identity`: from vLLM's whole configuration, which `DalsegnoConnector` has;
 * `folder_identity`: from the model's folder, for `DalsegnoTier` under vLLM's own connector. That
-  connector hides command-line overrides of the model (`--hf-overrides`, `--attention-backend`,
-  `--quantization`, adapters): whoever uses those uses `DalsegnoConnector`.
+  connector hides options that change the KV (`HIDDEN_OPTIONS`): whoever configures the tier vouches
+  for them with `options_fingerprint`, or is refused.
 
 1. What cannot be established is refused (`IncompatibleError`), never guessed.
 2. What differs from run to run by design (random weights, scales found while running) gets a
@@ -48,6 +48,8 @@ LOCAL_FORMATS = (
     "pt",
     "safetensors",
 )
+# What changes the values or the layout of the KV, and is not in vLLM's `OffloadingConfig`.
+HIDDEN_OPTIONS = "--quantization, --hf-overrides, --attention-backend or LoRA adapters"
 _CONFIG_NOISE = ("_name_or_path", "transformers_version")
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 
@@ -208,18 +210,25 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
     return {**fields, "cache_specs": digest(specs)}
 
 
-def folder_identity(config: Any, stated: str = "") -> dict[str, str]:
+def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[str, str]:
     """Returns the fields that the model's folder gives.
 
     Args:
         config: vLLM's `OffloadingConfig`.
         stated: Fingerprint of the weights that the user vouches for; the files decide if empty.
+        options: Fingerprint of the options that vLLM hides, for which the user vouches.
 
     Raises:
-        IncompatibleError: The model is no folder on this machine, or its KV depends on a setting
-            that this way cannot see.
+        IncompatibleError: Nobody vouches for the options, the model is no folder on this machine,
+            or its KV depends on a setting that this way cannot see.
         UnavailableError: A file cannot be read.
     """
+    if not options:
+        raise IncompatibleError(
+            f"under vLLM's own OffloadingConnector, DalsegnoTier cannot see whether engines differ "
+            f"in {HIDDEN_OPTIONS}: use DalsegnoConnector, which sees them; or vouch for them with "
+            f'"options_fingerprint", a text of yours that changes whenever one of them does'
+        )
     folder = Path(config.model.name)
     settings = folder / "config.json"
     if not settings.is_file():
@@ -243,6 +252,7 @@ def folder_identity(config: Any, stated: str = "") -> dict[str, str]:
         "model": folder.name,
         "config": hash_files([settings])[settings],
         "weights": f"stated:{stated}" if stated else weights_fingerprint(folder),
+        "options": f"stated:{options}",
     }
 
 

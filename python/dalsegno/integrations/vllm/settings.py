@@ -29,7 +29,7 @@ ENGINE_KEYS = (
     "eviction_policy",
     "offload_prompt_only",
 )
-_TIER_ONLY = ("identity", "locality")
+_TIER_ONLY = ("identity", "locality", "options_fingerprint")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 # The units of the store's own settings.
 _UNITS = {"": 1, "b": 1}
@@ -109,6 +109,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "max_store_bytes": parse_bytes,
     "salt": _text,
     "weights_fingerprint": _text,
+    "options_fingerprint": _text,
     "identity": _mapping,
     "locality": _locality,
 }
@@ -131,6 +132,10 @@ class TierSettings:
         salt: Separates tenants: stores with different salts never share a block.
         weights_fingerprint: Stands for the model's weights where their files cannot be read; who
             sets it vouches that equal fingerprints mean equal weights.
+        options_fingerprint: Stands for the options of vLLM that its own `OffloadingConnector`
+            hides: `--quantization`, `--hf-overrides`, `--attention-backend`, LoRA adapters. Who
+            sets it vouches that equal fingerprints mean equal options and adapters. Needed without
+            `identity`.
         identity: Everything that must agree before blocks are shared. `DalsegnoConnector` sets it.
         locality: `LOCAL` or `REMOTE`, read by vLLM.
     """
@@ -145,6 +150,7 @@ class TierSettings:
     max_store_bytes: int | None = None
     salt: str = ""
     weights_fingerprint: str = ""
+    options_fingerprint: str = ""
     identity: Mapping[str, str] | None = None
     locality: str | None = None
 

@@ -102,7 +102,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Returns the fields of the namespace of each KV-cache group."""
         settings = self._settings
         known = settings.identity or identity.folder_identity(
-            self._config, settings.weights_fingerprint
+            self._config, settings.weights_fingerprint, settings.options_fingerprint
         )
         return {
             number: identity.namespace_fields(
