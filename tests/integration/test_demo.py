@@ -102,7 +102,42 @@ def test_other_tokens_than_the_oracles_fail(
 
     monkeypatch.setattr(vllm, "carry_out", lie)
     assert vllm.run(json_only=True) == 1
-    assert last_line(capsys)["identical"] is False
+    told = capsys.readouterr()
+    assert json.loads(told.out)["identical"] is False
+    assert "other tokens than an engine without Dalsegno" in " ".join(told.err.split())
+
+
+@pytest.mark.parametrize(
+    ("loaded", "code"), [(0, 1), (94, 1), (95, 0)], ids=["nothing", "too little", "enough"]
+)
+def test_loading_less_than_95_percent_of_the_prompt_fails(
+    pretend: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    loaded: int,
+    code: int,
+) -> None:
+    pretend("")
+    carry_out = vllm.carry_out
+
+    def load(run: vllm.Run, *arguments: Any) -> dict[str, Any]:
+        answer = carry_out(run, *arguments)
+        return {**answer, "external_tokens": loaded} if run.name == "warm" else answer
+
+    monkeypatch.setattr(vllm, "carry_out", load)
+    assert vllm.run() == code
+    told = capsys.readouterr()
+    assert json.loads(told.out.splitlines()[-1])["loaded_tokens"] == loaded
+    said = f"the warm engine loaded {loaded} of 100 tokens of its prompt, less than 95%"
+    assert (said in " ".join(told.err.split())) == bool(code)
+
+
+def test_a_text_that_is_too_short_is_told_apart_from_a_failure() -> None:
+    summary = {"loaded_tokens": 256, "prompt_tokens": 346, "identical": True}
+    (short,) = vllm.complaints({**summary, "document_tokens": 300})
+    assert "take a text of at least 3,400 tokens, not 300" in short
+    (long,) = vllm.complaints({**summary, "document_tokens": 6000})
+    assert "take a text" not in long
 
 
 @pytest.mark.parametrize(

@@ -319,4 +319,4 @@ def test_a_missing_engine_is_told_in_a_line(run: Run, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "dalsegno.demo.vllm", None)
     answer = run("demo", "vllm")
     assert answer.code == 2
-    assert "dalsegno[vllm]" in answer.err
+    assert "make demo" in answer.err

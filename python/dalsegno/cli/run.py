@@ -49,20 +49,21 @@ def demo_vllm(
 
     A second engine then finds the work of the first in the store and answers without computing the
     text again. A third one, without Dalsegno, tells whether that answer is right. They run on the
-    CPU with a small model and need vLLM in this Python environment.
+    CPU with a small model and need vLLM for the CPU and gguf in this Python environment: `make
+    demo` in a checkout installs them.
 
     Example:
       dalsegno demo vllm
       dalsegno demo vllm --doc contract.txt --keep
 
-    Exit codes: 0 the answer came from the store and is right, 1 it did not or is not,
+    Exit codes: 0 at least 95% of the prompt came from the store and the answer is right, 1 not so,
     2 it could not be tried, for want of vLLM for instance.
     """
     try:
         module = importlib.import_module("dalsegno.demo.vllm")
     except ImportError as error:
         raise UnavailableError(
-            f'the demonstration cannot be loaded: {error}; pip install "dalsegno[vllm]" brings vLLM'
+            f"the demonstration cannot be loaded: {error}; `make demo` in a checkout installs vLLM"
         ) from error
     raise typer.Exit(module.run(doc=doc, model_dir=model, keep=keep, json_only=json_only))
 
