@@ -152,6 +152,37 @@ def test_a_locked_store_costs_time_and_nothing_else(
     assert "vLLM runs on without it" in stage.log("locked")
 
 
+def replace_weights(path: Path) -> None:
+    """Writes other weights of the same size under the same name and time."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    # The low mantissa bits of half a million bfloat16 values in the middle.
+    for at in range(middle & ~1, (middle & ~1) + 1_000_000, 2):
+        content[at] ^= 0x38
+    path.write_bytes(content)
+    os.utime(path, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
+
+
+def test_replaced_weights_share_nothing_and_the_old_ones_still_load(
+    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+) -> None:
+    config = connector(stored)
+    original = stage.weights.read_bytes()
+    replace_weights(stage.weights)
+    try:
+        own = stage.ask("own-oracle", QUESTIONS[1])[0]
+        other = stage.ask("other-weights", QUESTIONS[1], kv_transfer_config=config)[0]
+    finally:
+        stage.weights.write_bytes(original)
+        os.utime(stage.weights, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
+    assert other["external_tokens"] == 0
+    assert other["token_ids"] == own["token_ids"]
+    assert own["token_ids"] != oracle[1]["token_ids"], "the replaced weights change nothing"
+    again = stage.ask("weights-again", QUESTIONS[1], kv_transfer_config=config)[0]
+    assert again["external_tokens"] >= 0.95 * again["prompt_tokens"]
+    assert again["token_ids"] == oracle[1]["token_ids"]
+
+
 def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
     stage: Stage, stored: Path, oracle: list[dict[str, Any]]
 ) -> None:
@@ -171,31 +202,7 @@ def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
     assert answer["external_tokens"] < 0.95 * answer["prompt_tokens"]
 
 
-def replace_weights(path: Path) -> None:
-    """Writes other weights of the same size under the same name and time."""
-    content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    # The low mantissa bits of half a million bfloat16 values in the middle.
-    for at in range(middle & ~1, (middle & ~1) + 1_000_000, 2):
-        content[at] ^= 0x38
-    path.write_bytes(content)
-    os.utime(path, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
-
-
-def test_replaced_weights_share_nothing_and_the_old_ones_still_load(
-    stage: Stage, oracle: list[dict[str, Any]]
-) -> None:
-    config = plain(stage.folder / "plain")
-    stage.ask("plain-cold", QUESTIONS[0], kv_transfer_config=config)
-    original = stage.weights.read_bytes()
-    replace_weights(stage.weights)
-    own = stage.ask("own-oracle", QUESTIONS[1])[0]
-    other = stage.ask("plain-other", QUESTIONS[1], kv_transfer_config=config)[0]
-    assert other["external_tokens"] == 0
-    assert other["token_ids"] == own["token_ids"]
-    assert own["token_ids"] != oracle[1]["token_ids"], "the replaced weights change nothing"
-    stage.weights.write_bytes(original)
-    os.utime(stage.weights, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
-    again = stage.ask("plain-warm", QUESTIONS[1], kv_transfer_config=config)[0]
-    assert again["external_tokens"] >= 0.95 * again["prompt_tokens"]
-    assert again["token_ids"] == oracle[1]["token_ids"]
+def test_vllms_own_connector_takes_the_tier(stage: Stage, oracle: list[dict[str, Any]]) -> None:
+    cold = stage.ask("plain", QUESTIONS[0], kv_transfer_config=plain(stage.folder / "plain"))[0]
+    assert cold["counters"]["stored_blocks"] >= 12
+    assert cold["token_ids"] == oracle[0]["token_ids"]
