@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -87,6 +89,11 @@ def job_result(version: int) -> type:
     return dataclasses.make_dataclass("JobResult", fields)
 
 
+def hints(version: int) -> dict[str, Any]:
+    """Keywords that a version adds to a load."""
+    return {"expedited": True} if version >= 33 else {}
+
+
 def use_version(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives vLLM's classes the shape of a version."""
     monkeypatch.setattr(compat, "JobResult", job_result(version))
@@ -99,22 +106,27 @@ def use_version(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(SecondaryTierManager, "__init__", old_init)
 
 
+def open_tier(version: int, path: Path, primary: Primary) -> DalsegnoTier:
+    """Opens a tier as that version does."""
+    extra = {"backpressure_detector": None} if version >= 31 else {}
+    return DalsegnoTier(
+        offloading_spec=tiers.Spec(config(version)),
+        primary_kv_view=primary.view,
+        tier_type="DalsegnoTier",
+        path=str(path),
+        capacity="64MiB",
+        identity=tiers.IDENTITY,
+        **extra,
+    )
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_tier_works_with_the_shapes_of_every_version(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_version(version, monkeypatch)
     primary = Primary(16)
-    extra = {"backpressure_detector": None} if version >= 31 else {}
-    tier = DalsegnoTier(
-        offloading_spec=tiers.Spec(config(version)),
-        primary_kv_view=primary.view,
-        tier_type="DalsegnoTier",
-        path=str(tmp_path / "store"),
-        capacity="64MiB",
-        identity=tiers.IDENTITY,
-        **extra,
-    )
+    tier = open_tier(version, tmp_path / "store", primary)
     assert tier.tier_type == "DalsegnoTier"
     ours = keys(6, group=3 if version >= 30 else 0)
     first = context(version, "r1", ours)
@@ -128,7 +140,7 @@ def test_the_tier_works_with_the_shapes_of_every_version(
     tier.on_new_request(second)
     assert [tier.lookup(key, second) for key in ours] == [LookupResult.HIT] * 6
     rows = [15, 14, 13, 12, 11, 10]
-    tier.submit_load(job(version, 2, ours, rows, second, load=True))
+    tier.submit_load(job(version, 2, ours, rows, second, load=True), **hints(version))
     loaded = finished(tier)[0]
     assert loaded.success
     assert loaded.successful_keys is None
@@ -141,6 +153,98 @@ def test_the_tier_works_with_the_shapes_of_every_version(
     tier.drain_jobs()
     tier.shutdown()
     primary.free()
+
+
+def test_every_call_takes_keywords_that_it_does_not_know(tmp_path: Path) -> None:
+    """A later vLLM may add one; an engine must not die of it."""
+    primary = Primary(4)
+    tier = open_tier(33, tmp_path / "store", primary)
+    ours, new = keys(2, group=3), {"a_word_of_later": object()}
+    asked = context(33, "r", ours)
+    tier.on_new_request(asked, **new)
+    primary.fill(ours)
+    tier.submit_store(job(33, 1, ours, [0, 1], asked, load=False), **new)
+    tier.drain_jobs(**new)
+    assert [result.success for result in tier.get_finished_jobs(**new)] == [True]
+    assert tier.lookup(ours[0], asked, **new) is LookupResult.MISS
+    tier.submit_load(job(33, 2, ours, [2, 3], asked, load=True), **new)
+    assert [result.success for result in finished(tier)] == [False]
+    tier.on_schedule_end(SimpleNamespace(preempted_req_ids=["r"]), **new)
+    tier.on_request_finished(asked, **new)
+    tier.shutdown()
+    primary.free()
+
+
+class TwoThreads:
+    """A tier as the manager of 0.33 calls it: by step, and from a thread between the steps."""
+
+    def __init__(self, tier: DalsegnoTier, primary: Primary) -> None:
+        self.tier, self.primary = tier, primary
+        self.lock, self.results = threading.Lock(), list[Any]()
+        self._stop = threading.Event()
+        self._server = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._server.join()
+        self.tier.shutdown()
+        self.primary.free()
+
+    def _serve(self) -> None:
+        while not self._stop.wait(0.001):
+            with self.lock:
+                self.results.extend(self.tier.get_finished_jobs())
+                self.tier.on_schedule_end(SimpleNamespace(preempted_req_ids=[]))
+                self.tier.get_stats()
+
+    def succeeded(self, number: int) -> bool:
+        """Waits until the other thread was told of a job."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if found := [one.success for one in self.results if one.job_id == number]:
+                return bool(found[0])
+            time.sleep(0.001)
+        raise AssertionError(f"job {number} was never reported")
+
+    def store_and_load(self, number: int, of: list[Any]) -> Any:
+        """Stores a prompt of six blocks; another request, which is returned, loads it."""
+        with self.lock:
+            self.primary.fill(of)
+            first = context(33, f"r{number}", of)
+            self.tier.on_new_request(first)
+            self.tier.submit_store(job(33, number, of, list(range(6)), first, load=False))
+        assert self.succeeded(number)
+        rows = list(range(8, 14))
+        with self.lock:
+            second = context(33, f"r{number + 1}", of)
+            self.tier.on_new_request(second)
+            assert [self.tier.lookup(key, second) for key in of] == [LookupResult.HIT] * 6
+            load = job(33, number + 1, of, rows, second, load=True)
+            self.tier.submit_load(load, **hints(33))
+        assert self.succeeded(number + 1)
+        assert self.primary.holds(rows, of)
+        return second
+
+
+def test_two_threads_share_the_tier_under_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_version(33, monkeypatch)
+    primary = Primary(16)
+    with TwoThreads(open_tier(33, tmp_path / "store", primary), primary) as two:
+        for number in range(8):
+            ours = keys(6, prompt=f"p{number}", group=3)
+            last = two.store_and_load(2 * number, ours)
+        # Around sleep vLLM resets its caches, as the weights may be others afterwards.
+        with two.lock:
+            two.tier.drain_jobs()
+            assert two.tier.lookup(ours[0], last) is LookupResult.MISS
+        two.store_and_load(16, ours)
+        assert sorted(one.job_id for one in two.results) == list(range(18))
 
 
 @pytest.mark.parametrize(("version", "group"), [(28, 0), (30, 3)])

@@ -10,6 +10,8 @@ vLLM's primary tier.
 3. What is over a bound is refused at once; nothing queues without end.
 4. A block that could not be loaded stays a miss for its request: vLLM then computes it.
 5. After `shutdown` nothing refers to vLLM's memory any more.
+6. Calls come one at a time, but from any thread: vLLM 0.33 holds its manager's lock meanwhile.
+7. Keywords that a later vLLM adds to a call are ignored: they are hints, as `expedited` of 0.33 is.
 """
 
 from __future__ import annotations
@@ -116,22 +118,22 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._bypassed.add(request_id)
         self._meter.count("bypassed_requests")
 
-    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+    def on_new_request(self, req_context: Any, **_: Any) -> RequestOffloadingContext:
         """Starts to remember what is known about a request."""
         self._request(req_context)
         return RequestOffloadingContext()
 
-    def on_request_finished(self, req_context: Any) -> None:
+    def on_request_finished(self, req_context: Any, **_: Any) -> None:
         """Forgets a request; its jobs may still be under way."""
         self._requests.pop(req_context.req_id, None)
 
-    def on_schedule_end(self, context: Any) -> None:
+    def on_schedule_end(self, context: Any, **_: Any) -> None:
         """Lets preempted requests look up again what they missed: it may be stored by now."""
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()
 
-    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+    def lookup(self, key: Any, req_context: Any, **_: Any) -> LookupResult:
         """Tells whether the store has a block; never waits for the disk."""
         try:
             state = self._request(req_context)
@@ -167,12 +169,12 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._meter.count("lookup_blocks", len(present) - sum(present), "miss")
         return state.known[key]
 
-    def submit_store(self, job_metadata: Any) -> None:
+    def submit_store(self, job_metadata: Any, **_: Any) -> None:
         """Starts to write blocks of the primary tier into the store."""
         job = self._job(job_metadata, self._settings.store_timeout_s, is_load=False)
         self._start(job, job_metadata, self._mover.start_store)
 
-    def submit_load(self, job_metadata: Any) -> None:
+    def submit_load(self, job_metadata: Any, **_: Any) -> None:
         """Starts to read blocks of the store into the primary tier."""
         job = self._job(job_metadata, self._settings.load_timeout_s, is_load=True)
         self._start(job, job_metadata, self._mover.start_load)
@@ -205,11 +207,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             self._trouble("submit_load" if job.is_load else "submit_store", error)
         self._mover.jobs.add(job)
 
-    def get_finished_jobs(self) -> Iterable[Any]:
+    def get_finished_jobs(self, **_: Any) -> Iterable[Any]:
         """Reports the jobs that have ended since the last call."""
         return [self._mover.result(job) for job in self._mover.jobs.take_ended()]
 
-    def drain_jobs(self) -> None:
+    def drain_jobs(self, **_: Any) -> None:
         """Waits for every job, and forgets every block.
 
         vLLM calls this when its caches are reset, which it does when the weights may have changed:
