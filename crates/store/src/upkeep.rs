@@ -98,10 +98,12 @@ impl Upkeep {
         }
     }
 
-    /// Makes tables of what is in memory, so that the next open has nothing to take in again.
+    /// Makes tables of what is in memory, so that the next open has nothing to take in again. Once is enough.
     pub(crate) fn close(&self) {
         let Some(shared) = &self.shared else { return };
-        shared.state.lock().stopped = true;
+        if std::mem::replace(&mut shared.state.lock().stopped, true) {
+            return;
+        }
         shared.changed.notify_all();
         if let Some(threads) = &self.threads {
             threads.lock().join(CLOSE_PATIENCE);
@@ -160,14 +162,11 @@ impl Shared {
 }
 
 impl Drop for Upkeep {
+    /// A store that was dropped is closed as well. But where writers do the work a drop is how a simulation ends a
+    /// process, and that leaves no trace.
     fn drop(&mut self) {
-        if let Some(threads) = &self.threads
-            && threads.lock().are_ours()
-            && let Some(shared) = &self.shared
-        {
-            shared.state.lock().stopped = true;
-            shared.changed.notify_all();
-            threads.lock().join(CLOSE_PATIENCE);
+        if self.threads.as_ref().is_some_and(|threads| threads.lock().are_ours()) {
+            self.close();
         }
     }
 }
