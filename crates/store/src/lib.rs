@@ -24,8 +24,8 @@ mod upkeep;
 
 pub use dalsegno_core::{
     Admission, ChainHash, Config, DramAdmission, Durability, EngineChoice, Error, ErrorKind,
-    KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result, StoreId, format_bytes,
-    parse_bytes,
+    IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result, StoreId,
+    format_bytes, parse_bytes,
 };
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Lender, Memory, lend};

@@ -131,10 +131,17 @@ impl Store {
                 fault.what
             );
         }
+        let has_removals = !recovered.removals.is_empty();
         rebuild(&log, index.as_ref(), recovered);
+        if let Some(lsm) = lsm.as_ref().filter(|lsm| has_removals && lsm.is_damaged()) {
+            // What was to be removed may be in what cannot be read.
+            lsm.give_up();
+        }
         let mut namespaces = dalsegno_log::read_namespaces(&log).map_err(to_error)?;
         namespaces.retain(|namespace| {
-            let kept = has_blocks(index.as_ref(), namespace.id());
+            // A damaged index does not know.
+            let kept = has_blocks(index.as_ref(), namespace.id())
+                || lsm.as_ref().is_some_and(|lsm| lsm.is_damaged());
             if !kept {
                 forget(device.as_ref(), namespace);
             }

@@ -212,6 +212,13 @@ impl LsmIndex {
         Some(ForkKey { namespace: extent.namespace, lineage, block, child })
     }
 
+    /// A removal must not pass over what cannot be read now and could be read later: the tables are not there any more,
+    /// and the next open builds the index anew.
+    fn give_tables_up(&self, error: &TableError) {
+        self.tree.note(error);
+        self.give_up();
+    }
+
     fn insert_with(
         &self,
         writer: &Writer<'_>,
@@ -345,7 +352,11 @@ impl Index for LsmIndex {
         let writer = self.tree.writer();
         let mut lost: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
         for hash in hashes {
-            if let Some(Hit { record, block }) = self.find(namespace, hash) {
+            let found = self.try_find(namespace, hash).or_else(|error| {
+                self.give_tables_up(&error);
+                self.try_find(namespace, hash)
+            });
+            if let Some(Hit { record, block }) = self.or_missing(found) {
                 let key = OrderKey::of(&record.extent);
                 lost.entry(key).or_insert_with(|| (record, Vec::new())).1.push(block);
             }
@@ -360,7 +371,11 @@ impl Index for LsmIndex {
         let mut removed = Removed::default();
         loop {
             let from = (namespace, ChainHash::default(), 0);
-            let extents = self.scan(from, REMOVAL_BATCH);
+            let scanned = self.scan_from(from, REMOVAL_BATCH).or_else(|error| {
+                self.give_tables_up(&error);
+                self.scan_from(from, REMOVAL_BATCH)
+            });
+            let extents = self.or_missing(scanned.map(Some)).unwrap_or_default();
             let mine: Vec<_> = extents.iter().filter(|e| e.namespace == namespace).collect();
             for extent in &mine {
                 let part = self.remove_extent(extent);

@@ -71,6 +71,19 @@ impl Tree {
     /// Removes the manifest: an open that finds none begins with an empty index.
     pub(crate) fn condemn(&self) {
         let _one_at_a_time = self.maintaining.lock();
+        self.remove_manifest();
+    }
+
+    /// As [`Self::condemn`]; and from now on nothing of the tables is found.
+    pub(crate) fn empty(&self) {
+        let _one_at_a_time = self.maintaining.lock();
+        self.remove_manifest();
+        let mut state = self.state.write();
+        let (active, frozen) = (Arc::clone(&state.active), state.frozen.clone());
+        *state = Arc::new(State { active, frozen, version: Arc::default() });
+    }
+
+    fn remove_manifest(&self) {
         let number = self.state().version.number;
         if self.has_failed() || number == 0 {
             return;

@@ -80,6 +80,12 @@ impl LsmIndex {
         self.tree.condemn();
     }
 
+    /// As [`Self::condemn`], and nothing of the files is served any more.
+    pub fn give_up(&self) {
+        tracing::error!("the index cannot carry out a removal: it is empty until the next open");
+        self.tree.empty();
+    }
+
     /// Changes the shape; the steps from now on follow it.
     pub fn set_shape(&self, shape: TreeShape) {
         self.tree.set_shape(shape);
