@@ -5,7 +5,8 @@
 
 mod common;
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -28,8 +29,12 @@ fn run_child(name: &str) {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let text = [child.stdout, child.stderr].concat();
-    assert!(child.status.success(), "{}", String::from_utf8_lossy(&text));
+    let said = String::from_utf8_lossy(&child.stderr);
+    let text = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{text}{said}");
+    for line in said.split_inclusive('\n').filter(|line| line.starts_with("skipped")) {
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+    }
 }
 
 /// Collects what is logged, as `LEVEL message field=value`.
@@ -144,7 +149,7 @@ fn limit_locked_memory(bytes: u64) -> bool {
         libc::geteuid() != 0 || libc::setuid(65_534) == 0
     };
     if !is_limited {
-        skip("cannot stop being root");
+        skip("root", "cannot stop being root");
     }
     is_limited
 }
@@ -218,7 +223,7 @@ fn with_locked_memory_the_arena_is_registered() {
     }
     // SAFETY: a plain system call.
     if unsafe { libc::geteuid() } != 0 {
-        return skip("only root is sure to have enough locked memory");
+        return skip("root", "only root is sure to have enough locked memory");
     }
     let log = Log::listen();
     assert_serves(&Rig::new(EngineChoice::Uring));

@@ -175,7 +175,7 @@ fn on_mount(kind: &'static str, data: &'static str, body: impl FnOnce(&Path) + S
                 body(directory.path());
                 unmount(directory.path());
             }
-            Err(error) => skip(&format!("cannot mount {kind}: {error}")),
+            Err(error) => skip("mount", &format!("cannot mount {kind}: {error}")),
         }
         done.send(()).unwrap();
     });

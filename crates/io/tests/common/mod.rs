@@ -1,6 +1,8 @@
 //! What the tests of this room share.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+mod skip;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use dalsegno_io::{
     BufferPool, Class, Completion, Device, DirectoryOptions, FileId, IoError, LocalDirectory,
     Memory, OpenMode, Operation, Request, SystemClock,
 };
+pub use skip::skip;
 
 pub const SECTOR: usize = 4096;
 /// Longer than any machine is slow; a test that waits this long has failed.
@@ -18,11 +21,6 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn pool() -> BufferPool {
     BufferPool::new(16 << 20, 1 << 20).unwrap()
-}
-
-#[expect(clippy::print_stderr, reason = "who runs the tests must see what they did not test")]
-pub fn skip(why: &str) {
-    eprintln!("skipped: {why}");
 }
 
 pub fn open(path: &Path, options: DirectoryOptions, pool: &BufferPool) -> LocalDirectory {
@@ -38,8 +36,8 @@ pub fn is_available(engine: EngineChoice) -> bool {
     match opened {
         Ok(_) => true,
         Err(error) => {
-            skip(&error.to_string());
-            assert_eq!(engine, EngineChoice::Uring, "psync always works");
+            assert_eq!(engine, EngineChoice::Uring, "psync always works: {error}");
+            skip("io_uring", &error.to_string());
             false
         }
     }
