@@ -1,10 +1,6 @@
 //! Damage on disk, full disks, foreign files: always a miss or a clear error, never wrong bytes.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and tells"
-)]
+#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -15,15 +11,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dalsegno_store::{ChainHash, Config, ErrorKind, NamespaceId, PutOutcome, Store, Terms, verify};
-use support::{chain, config, get, namespace, next, open, put};
+use support::{Setup, chain, config, get, namespace, next, open, put, setups};
 
 const BLOCK: usize = 3 * 5000;
 const CHAINS: u64 = 12;
 const BLOCKS: usize = 9;
 
 /// A store with chains of blocks in several extents, closed.
-fn filled(dir: &Path) -> Config {
-    let config = Config { segment: Some(1 << 20), extent: Some(64 << 10), ..config(16 << 20) };
+fn filled(dir: &Path, setup: Setup) -> Config {
+    let config =
+        Config { segment: Some(1 << 20), extent: Some(64 << 10), ..setup.config(16 << 20) };
     let store = open(dir, &config);
     let ns = namespace(&store, 3, 5000, "faults");
     for name in 0..CHAINS {
@@ -61,7 +58,13 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Every byte that the store has written: all small files, and the segments up to their last record.
+/// What `verify` looks at. The index's files are damaged in `index_files.rs`.
+fn log_files(dir: &Path) -> Vec<PathBuf> {
+    let is_index = |path: &Path| path.file_name().unwrap().to_str().unwrap().starts_with("index-");
+    files(dir).into_iter().filter(|path| !is_index(path)).collect()
+}
+
+/// Every byte that the log has written: all small files, and the segments up to their last record.
 fn stored_ranges(dir: &Path) -> Vec<(PathBuf, u64)> {
     let ends: std::collections::BTreeMap<u64, u64> = dalsegno_store::list(dir)
         .unwrap()
@@ -78,21 +81,34 @@ fn stored_ranges(dir: &Path) -> Vec<(PathBuf, u64)> {
             name.strip_prefix("segment-").and_then(|n| u64::from_str_radix(&n[..16], 16).ok());
         number.map_or(4096, |number| ends.get(&number).copied().unwrap_or(4096))
     };
-    files(dir).into_iter().map(|path| (path.clone(), end_of(&path))).collect()
+    log_files(dir).into_iter().map(|path| (path.clone(), end_of(&path))).collect()
+}
+
+/// Shares rounds out over all setups: calls `body` for each with the numbers of its rounds.
+fn share_out(rounds: u64, body: impl Fn(Setup, std::ops::Range<u64>)) {
+    let setups = setups();
+    let each = rounds / setups.len() as u64;
+    for (number, setup) in (0..).zip(setups) {
+        body(setup, number * each..(number + 1) * each);
+    }
 }
 
 #[test]
 fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
+    share_out(200, overwrite_bytes);
+}
+
+fn overwrite_bytes(setup: Setup, rounds: std::ops::Range<u64>) {
     let dir = tempfile::tempdir().unwrap();
-    let config = filled(dir.path());
+    let config = filled(dir.path(), setup);
     let clean = verify(dir.path(), &|_, _| {}).unwrap();
     assert_eq!(clean.findings, [], "a healthy store passes");
     assert_eq!(clean.blocks, CHAINS * BLOCKS as u64);
     let ranges = stored_ranges(dir.path());
     let total: u64 = ranges.iter().map(|(_, end)| end).sum();
     let all: BTreeSet<_> = (0..CHAINS).flat_map(|name| chain(name, BLOCKS)).collect();
-    let mut random = 0xda15_e900_u64;
-    for round in 0..200 {
+    let mut random = 0xda15_e900_u64 + rounds.start;
+    for round in rounds {
         random = next(random);
         let mut at = random % total;
         let (path, _) = ranges
@@ -110,7 +126,7 @@ fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
         let flip = u8::try_from(next(random) % 255 + 1).unwrap();
         file.write_all_at(&[byte[0] ^ flip], at).unwrap();
         drop(file);
-        let what = format!("round {round}: {} at {at}", path.display());
+        let what = format!("{setup:?}, round {round}: {} at {at}", path.display());
         let report = verify(dir.path(), &|_, _| {}).unwrap();
         assert!(!report.findings.is_empty(), "verify missed it, {what}");
         let terms =
@@ -132,19 +148,23 @@ fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
 
 #[test]
 fn a_file_cut_anywhere_costs_misses_only() {
+    share_out(50, cut_files);
+}
+
+fn cut_files(setup: Setup, rounds: std::ops::Range<u64>) {
     let dir = tempfile::tempdir().unwrap();
-    let config = filled(dir.path());
-    let mut random = 77_u64;
-    for round in 0..50 {
+    let config = filled(dir.path(), setup);
+    let mut random = 77_u64 + rounds.start;
+    for round in rounds {
         let pristine = snapshot(dir.path());
-        let files = files(dir.path());
+        let files = log_files(dir.path());
         random = next(random);
         let path = &files[usize::try_from(random).unwrap() % files.len()];
         let bytes = fs::metadata(path).unwrap().len();
         random = next(random);
         let cut = random % bytes;
         fs::OpenOptions::new().write(true).open(path).unwrap().set_len(cut).unwrap();
-        let what = format!("round {round}: {} cut to {cut}", path.display());
+        let what = format!("{setup:?}, round {round}: {} cut to {cut}", path.display());
         let report = verify(dir.path(), &|_, _| {}).unwrap();
         assert!(!report.findings.is_empty(), "verify missed it, {what}");
         let (store, ns, alive) = survivors(dir.path(), &config, &Terms::default());
@@ -180,9 +200,13 @@ fn restore(dir: &Path, snapshot: &Snapshot) {
 
 #[test]
 fn segments_swapped_between_places_and_stores_serve_nothing_wrong() {
+    setups().into_iter().for_each(swap_segments);
+}
+
+fn swap_segments(setup: Setup) {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let config = filled(one.path());
-    filled(two.path());
+    let config = filled(one.path(), setup);
+    filled(two.path(), setup);
     let segment = |dir: &Path, number: u64| dir.join(format!("segment-{number:016x}.log"));
     fs::copy(segment(one.path(), 1), segment(one.path(), 2)).unwrap();
     let (store, ..) = survivors(one.path(), &config, &Terms::default());
@@ -198,16 +222,24 @@ fn segments_swapped_between_places_and_stores_serve_nothing_wrong() {
 
 #[test]
 fn disk_use_stays_under_the_capacity_at_every_moment() {
+    // Both engines and both places of the index in two fills.
+    let setups = setups();
+    for setup in [setups[0], setups[setups.len() - 1]] {
+        fill_three_times(setup);
+    }
+}
+
+fn fill_three_times(setup: Setup) {
     let dir = tempfile::tempdir().unwrap();
-    let capacity = 24_u64 << 20;
-    let store = open(dir.path(), &config(capacity));
+    let config = setup.config(24 << 20);
+    let capacity = config.capacity.unwrap();
+    let store = open(dir.path(), &config);
     let ns = namespace(&store, 1, 64 << 10, "fill");
     let used = || -> u64 {
         use std::os::unix::fs::MetadataExt;
-        fs::read_dir(dir.path())
-            .unwrap()
-            .map(|e| e.unwrap().metadata().unwrap().blocks() * 512)
-            .sum()
+        // Files of the index go while this looks at them.
+        let entries = fs::read_dir(dir.path()).unwrap();
+        entries.filter_map(|entry| Some(entry.unwrap().metadata().ok()?.blocks() * 512)).sum()
     };
     // Dropped also when an assertion fails, so that the watcher always ends.
     let (running, stopped) = std::sync::mpsc::channel::<()>();
@@ -287,7 +319,7 @@ fn a_directory_of_something_else_is_refused_and_left_alone() {
 #[test]
 fn a_foreign_file_beside_the_store_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let config = filled(dir.path());
+    let config = filled(dir.path(), Setup::SIMPLEST);
     let strange = [dir.path().join("notes.txt"), dir.path().join("segment-00000000000000ff.log")];
     for path in &strange {
         fs::write(path, vec![b'x'; 1 << 20]).unwrap();
@@ -306,7 +338,7 @@ fn a_foreign_file_beside_the_store_is_left_alone() {
 #[test]
 fn a_newer_format_is_named_and_nothing_is_touched() {
     let dir = tempfile::tempdir().unwrap();
-    let config = filled(dir.path());
+    let config = filled(dir.path(), Setup::SIMPLEST);
     let path = dir.path().join("store.meta");
     let mut sector = fs::read(&path).unwrap();
     sector[8] = 9;
@@ -322,17 +354,19 @@ fn a_newer_format_is_named_and_nothing_is_touched() {
 
 #[test]
 fn a_lost_store_header_is_rebuilt_from_the_segments() {
-    let dir = tempfile::tempdir().unwrap();
-    let config = filled(dir.path());
-    fs::remove_file(dir.path().join("store.meta")).unwrap();
-    let (_, _, alive) = survivors(dir.path(), &config, &Terms::default());
-    assert_eq!(alive.len(), usize::try_from(CHAINS).unwrap() * BLOCKS);
+    for setup in setups() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = filled(dir.path(), setup);
+        fs::remove_file(dir.path().join("store.meta")).unwrap();
+        let (_, _, alive) = survivors(dir.path(), &config, &Terms::default());
+        assert_eq!(alive.len(), usize::try_from(CHAINS).unwrap() * BLOCKS, "{setup:?}");
+    }
 }
 
 #[test]
 fn a_deadline_in_the_past_is_a_miss_with_its_cause() {
     let dir = tempfile::tempdir().unwrap();
-    let config = filled(dir.path());
+    let config = filled(dir.path(), Setup::SIMPLEST);
     let store = open(dir.path(), &config);
     let ns = namespace(&store, 3, 5000, "faults");
     assert_eq!(get(&store, ns, &chain(0, BLOCKS), BLOCK, &Terms::within(Duration::ZERO)), 0);

@@ -3,8 +3,8 @@
 //! The test runs itself as a child that puts, gets, removes and evicts from several threads and writes the name of each
 //! chain to its standard output once the put has returned. The parent kills it at a random moment, opens the store and
 //! reads everything that was acknowledged.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(
+#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
     reason = "a test fails by panicking, and tells"
@@ -17,8 +17,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use dalsegno_store::{Config, Durability, PutOutcome, Terms, verify};
-use support::{chain, config, get, namespace, next, open, put};
+use dalsegno_store::{Config, Durability, EngineChoice, IndexChoice, PutOutcome, Terms, verify};
+use support::{Setup, chain, engines, get, has_index_files, namespace, next, open, put};
 
 const ROUNDS: u64 = 100;
 /// A new directory every so many rounds: long enough that stores are killed many times, short enough that nothing
@@ -28,22 +28,54 @@ const BLOCKS: usize = 5;
 const BLOCK: usize = 2 * 6000;
 const CHILD: &str = "DALSEGNO_KILL_CHILD";
 
-fn load_config(durability: Durability) -> Config {
-    Config { durability, segment: Some(8 << 20), ..config(1 << 30) }
+/// What a store is opened with in a round, by the child and then by the parent.
+#[derive(Clone, Copy)]
+struct Round {
+    durability: Durability,
+    setup: Setup,
 }
 
-fn durability(name: &str) -> Durability {
-    if name == "batch" { Durability::Batch } else { Durability::None }
+impl Round {
+    /// The engine changes from round to round, the index from store to store; in every fifth store the index moves
+    /// between files and memory all the time.
+    fn new(durability: Durability, store_number: u64, round: u64) -> Self {
+        let in_files = if store_number % 5 == 4 { round / 2 } else { store_number };
+        let index = if in_files.is_multiple_of(2) { IndexChoice::Memory } else { IndexChoice::Lsm };
+        let engines = engines();
+        let engine = engines[usize::try_from(round).unwrap() % engines.len()];
+        Self { durability, setup: Setup { engine, index } }
+    }
+
+    fn config(self) -> Config {
+        let Self { durability, setup } = self;
+        Config { durability, segment: Some(8 << 20), ..setup.config(1 << 30) }
+    }
+
+    /// For the child's environment.
+    fn encode(self) -> String {
+        let Self { durability, setup } = self;
+        format!("{durability:?},{:?},{:?}", setup.engine, setup.index)
+    }
+
+    fn decode([durability, engine, index]: [&str; 3]) -> Self {
+        let is = |told: &str, value: &dyn std::fmt::Debug| told == format!("{value:?}");
+        let durability =
+            [Durability::None, Durability::Batch].into_iter().find(|d| is(durability, d));
+        let engine = [EngineChoice::Psync, EngineChoice::Uring].into_iter().find(|e| is(engine, e));
+        let index = [IndexChoice::Memory, IndexChoice::Lsm].into_iter().find(|i| is(index, i));
+        let setup = Setup { engine: engine.unwrap(), index: index.unwrap() };
+        Self { durability: durability.unwrap(), setup }
+    }
 }
 
 /// What the child does until it is killed. Does nothing in an ordinary run of the tests.
 #[test]
 fn child() {
     let Ok(spec) = std::env::var(CHILD) else { return };
-    let mut parts = spec.split(',');
-    let mut part = || parts.next().unwrap().to_owned();
-    let (dir, name, first) = (part(), part(), part().parse::<u64>().unwrap());
-    let store = open(Path::new(&dir), &load_config(durability(&name)));
+    let parts: Vec<&str> = spec.split(',').collect();
+    let [dir, first, round @ ..] = &parts[..] else { panic!("{spec}") };
+    let first: u64 = first.parse().unwrap();
+    let store = open(Path::new(dir), &Round::decode(round.try_into().unwrap()).config());
     let ns = namespace(&store, 2, 6000, "kill");
     let victims = namespace(&store, 1, 4096, "removed");
     std::thread::scope(|scope| {
@@ -72,8 +104,8 @@ fn child() {
 }
 
 /// Runs the child for a while and kills it; returns what it acknowledged.
-fn run_and_kill(dir: &Path, name: &str, first: u64, life: Duration) -> (Vec<u64>, Vec<u64>) {
-    let spec = format!("{},{name},{first}", dir.display());
+fn run_and_kill(dir: &Path, round: Round, first: u64, life: Duration) -> (Vec<u64>, Vec<u64>) {
+    let spec = format!("{},{first},{}", dir.display(), round.encode());
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture", "--test-threads", "1"])
         .env(CHILD, spec)
@@ -97,58 +129,78 @@ fn run_and_kill(dir: &Path, name: &str, first: u64, life: Duration) -> (Vec<u64>
     (named("put "), named("removed "))
 }
 
-fn rounds(name: &str) {
-    let mut state = 0x5eed_u64;
-    let (mut acknowledged, mut removed, mut lost) = (0_usize, 0_usize, 0_usize);
-    for store_number in 0..ROUNDS / ROUNDS_PER_STORE {
-        let dir = tempfile::tempdir().unwrap();
-        let mut all = Vec::new();
-        let mut gone = Vec::new();
-        for round in 0..ROUNDS_PER_STORE {
-            state = next(state);
-            let life = Duration::from_millis(60 + state % 140);
-            let (put_names, removed_names) =
-                run_and_kill(dir.path(), name, (store_number * 100 + round) << 32, life);
-            all.extend(put_names);
-            gone.extend(removed_names);
-            let store = open(dir.path(), &load_config(durability(name)));
-            let ns = namespace(&store, 2, 6000, "kill");
-            let victims = namespace(&store, 1, 4096, "removed");
-            for chain_name in &all {
-                // `get` compares every byte of every hit.
-                let hits = get(&store, ns, &chain(*chain_name, BLOCKS), BLOCK, &Terms::default());
-                lost += BLOCKS - hits;
-            }
-            for chain_name in &gone {
-                assert_eq!(store.probe(victims, &chain(*chain_name, 2)).unwrap(), 0, "came back");
-            }
-            let again = put(&store, ns, &chain(u64::MAX - round, 2), 0, BLOCK);
-            assert_eq!(again.count(PutOutcome::Failed), 0, "the store takes puts after a crash");
+/// What was acknowledged and what of it was lost, over all stores.
+#[derive(Default)]
+struct Tally {
+    puts: usize,
+    removals: usize,
+    lost_blocks: usize,
+}
+
+/// Kills the store of one directory again and again.
+fn one_store(durability: Durability, store_number: u64, state: &mut u64, tally: &mut Tally) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut all = Vec::new();
+    let mut gone = Vec::new();
+    for number in 0..ROUNDS_PER_STORE {
+        *state = next(*state);
+        let life = Duration::from_millis(60 + *state % 140);
+        let round = Round::new(durability, store_number, number);
+        let (put_names, removed_names) =
+            run_and_kill(dir.path(), round, (store_number * 100 + number) << 32, life);
+        all.extend(put_names);
+        gone.extend(removed_names);
+        let store = open(dir.path(), &round.config());
+        let ns = namespace(&store, 2, 6000, "kill");
+        let victims = namespace(&store, 1, 4096, "removed");
+        for chain_name in &all {
+            // `get` compares every byte of every hit.
+            let hits = get(&store, ns, &chain(*chain_name, BLOCKS), BLOCK, &Terms::default());
+            tally.lost_blocks += BLOCKS - hits;
         }
-        acknowledged += all.len();
-        removed += gone.len();
-        assert_eq!(verify(dir.path(), &|_, _| {}).unwrap().findings, [], "{name}");
+        for chain_name in &gone {
+            assert_eq!(store.probe(victims, &chain(*chain_name, 2)).unwrap(), 0, "came back");
+        }
+        let again = put(&store, ns, &chain(u64::MAX - number, 2), 0, BLOCK);
+        assert_eq!(again.count(PutOutcome::Failed), 0, "the store takes puts after a crash");
+        drop(store);
+        let in_files = round.setup.index == IndexChoice::Lsm;
+        assert_eq!(
+            has_index_files(dir.path()),
+            in_files,
+            "{store_number}.{number}: {:?}",
+            round.setup
+        );
     }
-    assert!(
-        acknowledged > 500 && removed > 50,
-        "the load was no load: {acknowledged} puts, {removed} removals"
-    );
+    tally.puts += all.len();
+    tally.removals += gone.len();
+    assert_eq!(verify(dir.path(), &|_, _| {}).unwrap().findings, [], "{durability:?}");
+}
+
+fn rounds(durability: Durability) {
+    let mut state = 0x5eed_u64;
+    let mut tally = Tally::default();
+    for store_number in 0..ROUNDS / ROUNDS_PER_STORE {
+        one_store(durability, store_number, &mut state, &mut tally);
+    }
+    let Tally { puts, removals, lost_blocks } = tally;
+    assert!(puts > 500 && removals > 50, "the load was no load: {puts} puts, {removals} removals");
     // A kill of the process loses nothing that the kernel has, so this holds without syncs as well.
     assert_eq!(
-        lost, 0,
-        "durability {name}: {lost} blocks of {acknowledged} acknowledged puts are lost"
+        lost_blocks, 0,
+        "durability {durability:?}: {lost_blocks} blocks of {puts} acknowledged puts are lost"
     );
     println!(
-        "durability {name}: {ROUNDS} kills, {acknowledged} puts acknowledged, {removed} removals, 0 lost, 0 wrong"
+        "durability {durability:?}: {ROUNDS} kills, {puts} puts acknowledged, {removals} removals, 0 lost, 0 wrong"
     );
 }
 
 #[test]
 fn a_hundred_kills_lose_no_acknowledged_put_with_durability_batch() {
-    rounds("batch");
+    rounds(Durability::Batch);
 }
 
 #[test]
 fn a_hundred_kills_serve_no_wrong_byte_without_durability() {
-    rounds("none");
+    rounds(Durability::None);
 }

@@ -1,10 +1,7 @@
-//! File systems that are full or read-only. These need root to mount one and are skipped, aloud, without it.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and tells"
-)]
+//! File systems that are full or read-only. Who is not root mounts them as root of a namespace of users; where that is
+//! not allowed either these are skipped, aloud.
+#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -12,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dalsegno_store::{ErrorKind, PutOutcome, Store, Terms, verify};
-use support::{chain, config, get, namespace, open, put};
+use support::{Setup, chain, get, namespace, open, put, setups, skip};
+
+/// Chains of a MiB; about sixty fit.
+const CHAINS: u64 = 110;
 
 /// A mounted file system; unmounted when dropped.
 struct Mount(PathBuf);
@@ -48,17 +48,35 @@ impl Drop for Mount {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "a skipped test says so")]
-fn skip(what: &str) {
-    eprintln!("skipped: {what} cannot be mounted here (needs root)");
+/// Set in a process that is root of its own namespace of users.
+const NAMESPACED: &str = "DALSEGNO_TEST_NAMESPACED";
+
+/// Runs `body` where a file system can be mounted: here, or in a process of its own that runs the test of this name.
+fn where_mounts_work(name: &str, body: impl FnOnce()) {
+    let dir = tempfile::tempdir().unwrap();
+    if Mount::tmpfs(dir.path(), "size=64k").is_some() || std::env::var_os(NAMESPACED).is_some() {
+        return body();
+    }
+    let unshare = |program: &Path| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount"]).arg(program).env(NAMESPACED, "1");
+        command
+    };
+    if !unshare(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
+        return skip("mount", &format!("{name}: nothing can be mounted here (needs root)"));
+    }
+    let test = std::env::current_exe().unwrap();
+    let status = unshare(&test).args(["--exact", name, "--nocapture"]).status().unwrap();
+    assert!(status.success(), "{name} failed in a namespace of its own");
 }
 
-fn fill_and_check(dir: &Path) {
+fn fill_and_check(dir: &Path, setup: Setup) {
     // The capacity is far more than the file system has.
-    let store = open(dir, &config(256 << 20));
+    let config = setup.config(256 << 20);
+    let store = open(dir, &config);
     let ns = namespace(&store, 1, 64 << 10, "full");
     let mut stored = 0;
-    for name in 0..200 {
+    for name in 0..CHAINS {
         stored += put(&store, ns, &chain(name, 16), 0, 64 << 10).count(PutOutcome::Stored);
         for earlier in 0..name {
             // Checks every byte of every hit.
@@ -66,42 +84,57 @@ fn fill_and_check(dir: &Path) {
         }
     }
     let stats = store.stats();
-    assert!(stats.log.creations_refused > 0, "the file system was never full: {stats:?}");
-    assert!(stored > 16 * 40, "puts went on by giving up old blocks: {stored}");
-    assert_eq!(get(&store, ns, &chain(199, 16), 64 << 10, &Terms::default()), 16);
+    assert!(stats.log.creations_refused > 0, "{setup:?}: it was never full: {stats:?}");
+    assert!(stored > 16 * 40, "{setup:?}: puts went on by giving up old blocks: {stored}");
+    assert_eq!(get(&store, ns, &chain(CHAINS - 1, 16), 64 << 10, &Terms::default()), 16);
     drop(store);
-    let store = open(dir, &config(256 << 20));
-    assert_eq!(get(&store, ns, &chain(199, 16), 64 << 10, &Terms::default()), 16);
+    let store = open(dir, &config);
+    assert_eq!(get(&store, ns, &chain(CHAINS - 1, 16), 64 << 10, &Terms::default()), 16);
     drop(store);
     assert_eq!(verify(dir, &|_, _| {}).unwrap().findings, []);
+    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]
 fn a_full_file_system_of_64_mib_costs_only_misses() {
-    let dir = tempfile::tempdir().unwrap();
-    let (image, ext4, tmpfs) =
-        (dir.path().join("image"), dir.path().join("ext4"), dir.path().join("tmpfs"));
-    for path in [&ext4, &tmpfs] {
-        std::fs::create_dir(path).unwrap();
-    }
-    match Mount::ext4(&image, &ext4, 64) {
-        Some(_mounted) => fill_and_check(&ext4.join("store")),
-        None => skip("an ext4 image"),
-    }
-    match Mount::tmpfs(&tmpfs, "size=64m") {
-        Some(_mounted) => fill_and_check(&tmpfs.join("store")),
-        None => skip("a tmpfs"),
-    }
+    where_mounts_work("a_full_file_system_of_64_mib_costs_only_misses", || {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, ext4, tmpfs) =
+            (dir.path().join("image"), dir.path().join("ext4"), dir.path().join("tmpfs"));
+        for path in [&ext4, &tmpfs] {
+            std::fs::create_dir(path).unwrap();
+        }
+        let mounted = [
+            ("an ext4 image", ext4.clone(), Mount::ext4(&image, &ext4, 64)),
+            ("a tmpfs", tmpfs.clone(), Mount::tmpfs(&tmpfs, "size=64m")),
+        ];
+        for (number, (kind, path, mount)) in mounted.into_iter().enumerate() {
+            let Some(_mounted) = mount else {
+                skip("mount", &format!("{kind} cannot be mounted here"));
+                continue;
+            };
+            // On each file system every other setup, so that all have their turn.
+            for setup in setups().into_iter().skip(number).step_by(2) {
+                fill_and_check(&path.join("store"), setup);
+            }
+        }
+    });
 }
 
 #[test]
 fn a_file_system_without_any_room_refuses_clearly_and_breaks_nothing() {
+    where_mounts_work("a_file_system_without_any_room_refuses_clearly_and_breaks_nothing", || {
+        setups().into_iter().for_each(open_without_room);
+    });
+}
+
+fn open_without_room(setup: Setup) {
     let dir = tempfile::tempdir().unwrap();
-    let Some(_mounted) = Mount::tmpfs(dir.path(), "size=1m") else { return skip("a tmpfs") };
+    let _mounted = Mount::tmpfs(dir.path(), "size=1m").unwrap();
     std::fs::write(dir.path().join("ballast"), vec![0; 1 << 20]).unwrap_or(());
     let path = dir.path().join("store");
-    match Store::open(&path, &config(64 << 20)) {
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
+    match Store::open(&path, &setup.config(64 << 20)) {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{setup:?}: {error}"),
         Ok(store) => {
             let ns = namespace(&store, 1, 4096, "none");
             assert_eq!(put(&store, ns, &chain(1, 2), 0, 4096).count(PutOutcome::Failed), 2);
@@ -111,16 +144,23 @@ fn a_file_system_without_any_room_refuses_clearly_and_breaks_nothing() {
 
 #[test]
 fn a_read_only_mount_is_refused_clearly_but_can_be_verified() {
+    where_mounts_work("a_read_only_mount_is_refused_clearly_but_can_be_verified", || {
+        setups().into_iter().for_each(open_read_only);
+    });
+}
+
+fn open_read_only(setup: Setup) {
     let dir = tempfile::tempdir().unwrap();
-    let Some(_mounted) = Mount::tmpfs(dir.path(), "size=64m") else { return skip("a tmpfs") };
+    let _mounted = Mount::tmpfs(dir.path(), "size=64m").unwrap();
     let path = dir.path().join("store");
-    let store = open(&path, &config(16 << 20));
+    let config = setup.config(16 << 20);
+    let store = open(&path, &config);
     let ns = namespace(&store, 1, 4096, "ro");
     put(&store, ns, &chain(1, 2), 0, 4096);
     drop(store);
     let remounted = Command::new("mount").args(["-o", "remount,ro"]).arg(dir.path()).status();
     assert!(remounted.is_ok_and(|status| status.success()));
-    let error = Store::open(&path, &config(16 << 20)).unwrap_err();
+    let error = Store::open(&path, &config).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("read-only"), "{error}");
     assert_eq!(verify(&path, &|_, _| {}).unwrap().blocks, 2);

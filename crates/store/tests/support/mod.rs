@@ -1,12 +1,66 @@
 //! What the store's tests share: chains, blocks whose bytes tell their name, and stores in temporary folders.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+
+#[path = "../../../io/tests/common/skip.rs"]
+mod skip;
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use dalsegno_store::{
-    ChainHash, Config, EngineChoice, KvLayout, Memory, Namespace, NamespaceId, Put, PutReport,
-    Scope, Store, Terms, lend,
+    ChainHash, Config, EngineChoice, IndexChoice, KvLayout, Memory, Namespace, NamespaceId, Put,
+    PutReport, Scope, Store, Terms, lend,
 };
+pub(crate) use skip::skip;
+
+/// What serves a store's files, and where its index lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) engine: EngineChoice,
+    pub(crate) index: IndexChoice,
+}
+
+impl Setup {
+    pub(crate) const SIMPLEST: Self =
+        Self { engine: EngineChoice::Psync, index: IndexChoice::Memory };
+
+    /// The log has the same room whatever the index takes.
+    pub(crate) fn config(self, capacity: u64) -> Config {
+        let set_aside = if self.index == IndexChoice::Lsm { 4 << 20 } else { 0 };
+        Config {
+            io_engine: self.engine,
+            index: self.index,
+            // The least, so that little data makes several tables.
+            index_memory: Some(1 << 20),
+            ..config(capacity + set_aside)
+        }
+    }
+}
+
+/// Every engine that works here with every place for the index.
+pub(crate) fn setups() -> Vec<Setup> {
+    let mut all = Vec::new();
+    for index in [IndexChoice::Memory, IndexChoice::Lsm] {
+        all.extend(engines().iter().map(|engine| Setup { engine: *engine, index }));
+    }
+    all
+}
+
+/// The engines that work here; says so if one does not.
+pub(crate) fn engines() -> &'static [EngineChoice] {
+    static ENGINES: OnceLock<Vec<EngineChoice>> = OnceLock::new();
+    ENGINES.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let uring = Config { io_engine: EngineChoice::Uring, ..config(16 << 20) };
+        match Store::open(dir.path(), &uring) {
+            Ok(_) => vec![EngineChoice::Psync, EngineChoice::Uring],
+            Err(error) => {
+                skip("io_uring", &error.to_string());
+                vec![EngineChoice::Psync]
+            }
+        }
+    })
+}
 
 pub(crate) fn config(capacity: u64) -> Config {
     Config {
@@ -18,8 +72,32 @@ pub(crate) fn config(capacity: u64) -> Config {
     }
 }
 
+/// Opens a store, and checks that it is served by what was asked for.
 pub(crate) fn open(path: &Path, config: &Config) -> Store {
-    Store::open(path, config).unwrap()
+    let store = Store::open(path, config).unwrap();
+    let served = store.stats().io_engine;
+    match config.io_engine {
+        EngineChoice::Psync => assert_eq!(served, "psync"),
+        EngineChoice::Uring => assert_eq!(served, "uring"),
+        EngineChoice::Auto => {}
+    }
+    assert_eq!(store.limits().index, config.index);
+    store
+}
+
+/// Whether a closed store keeps its index in files.
+pub(crate) fn has_index_files(dir: &Path) -> bool {
+    index_files(dir).iter().any(|name| name.contains(".manifest"))
+}
+
+/// Names of the index's files, sorted.
+#[expect(clippy::disallowed_methods, reason = "looks at the directory from outside of the store")]
+pub(crate) fn index_files(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.map(|name| name.into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("index-")).collect();
+    names.sort();
+    names
 }
 
 pub(crate) fn namespace(store: &Store, layers: u32, slice_bytes: u32, salt: &str) -> NamespaceId {
