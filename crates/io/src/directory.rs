@@ -112,6 +112,7 @@ impl LocalDirectory {
     /// # Errors
     ///
     /// [`IoError::Os`] with the path.
+    #[expect(clippy::disallowed_methods, reason = "the room that touches files")]
     pub fn create_dir(path: &Path) -> Result<(), IoError> {
         let missing: Vec<&Path> = path.ancestors().take_while(|p| !p.is_dir()).collect();
         let failed = |error| IoError::Os {

@@ -79,6 +79,7 @@ impl DirectoryLock {
     /// # Errors
     ///
     /// [`LockError::Held`] if an owner has the directory.
+    #[expect(clippy::disallowed_methods, reason = "the room that touches files")]
     pub fn acquire_shared(directory: &Path) -> Result<Self, LockError> {
         let path = directory.join(FILE_NAME);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;

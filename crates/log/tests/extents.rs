@@ -1,5 +1,5 @@
 //! Extents of every shape come back exactly, in whole and in part, however they were written and are read.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden` writes the worked example anew, and those golden files
 //! that do not exist yet. One that exists is never changed: a new format gets a new folder.
-#![allow(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod dump;
 

@@ -1,6 +1,6 @@
 //! What opening makes of headers that were copied, damaged or left over, and what outlives a segment.
-#![allow(clippy::disallowed_methods, reason = "files are damaged as files")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! Crashes after every operation, and stores that live through many.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dalsegno_core::Durability;
 use dalsegno_io::BufferPool;

@@ -1,5 +1,5 @@
 //! A device that fails in every way it can: never a panic, never wrong bytes, and every miss has its cause.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dalsegno_core::{Durability, ErrorKind};
 use dalsegno_io::BufferPool;

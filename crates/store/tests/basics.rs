@@ -1,9 +1,5 @@
 //! What goes in comes out: shapes, engines, partial reads, reopening.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and tells"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

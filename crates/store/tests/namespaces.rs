@@ -1,6 +1,6 @@
 //! Which namespaces a store knows: a bounded number, and after an open only those with blocks.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
