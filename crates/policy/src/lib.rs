@@ -10,6 +10,7 @@ mod admission;
 mod lists;
 pub mod reclaim;
 mod s3fifo;
+pub mod tuning;
 
 pub use admission::AdmissionFilter;
 pub use s3fifo::{S3Fifo, S3FifoStats};

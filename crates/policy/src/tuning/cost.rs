@@ -1,0 +1,230 @@
+//! What an operation costs on average in a tree of a given shape.
+//!
+//! 1. More runs never cost writes more, nor misses and ranges less.
+//! 2. The entries of all levels together are those of the tree.
+//! 3. A hit is equally likely for every entry.
+
+use super::facts::number;
+use super::filters::{Level, false_positive_rates};
+use super::{Facts, Shape, Shares};
+
+/// Costs of one operation, in the unit of the constants.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Putting one entry: its part of all merges until it rests in the last level.
+    pub write: f64,
+    /// Finding one entry.
+    pub hit: f64,
+    /// Finding that there is no such entry.
+    pub miss: f64,
+    /// Reading a range of the mean length.
+    pub range: f64,
+    /// The mean, weighted by how often each is done.
+    pub total: f64,
+}
+
+/// A tree of a given shape as it is on average between two flushes.
+pub(super) struct Tree {
+    /// The levels, the newest first.
+    pub(super) levels: Vec<Level>,
+    /// How often an entry is written until it rests in the last level, its flush included.
+    pub(super) writes: f64,
+}
+
+impl Tree {
+    /// The head of `tuning` says where the terms come from.
+    pub(super) fn new(shape: Shape, facts: &Facts) -> Self {
+        let count = level_count(shape, facts);
+        let [ratio, runs, last_runs] =
+            [shape.size_ratio(), shape.runs(), shape.last_runs()].map(f64::from);
+        let memtable_entries = number(facts.entries) / facts.memtables();
+        let arrival = |level: u32| ratio.powf(f64::from(level - 1));
+        let above = (1..count).map(|level| Level {
+            entries: memtable_entries * arrival(level) * (ratio - 1.0) / 2.0,
+            runs: runs * (1.0 - (runs + 1.0) / (2.0 * ratio)),
+        });
+        let mut levels: Vec<Level> = above.collect();
+        let rest = facts.memtables() - above_last(ratio, count);
+        let arrivals = rest / arrival(count);
+        levels.push(Level { entries: memtable_entries * rest, runs: last_runs });
+        let writes_above = ratio / (runs + 1.0) * f64::from(count - 1);
+        let writes_last = 1.0 + arrivals / last_runs;
+        Self { levels, writes: writes_above + writes_last }
+    }
+}
+
+/// Memtables that rest above the last level, on average.
+fn above_last(ratio: f64, count: u32) -> f64 {
+    (ratio.powf(f64::from(count - 1)) - 1.0) / 2.0
+}
+
+/// Levels of a tree that holds `facts.entries`: as few as they fit in, the last one full and those
+/// above it half full on average.
+#[must_use]
+pub fn level_count(shape: Shape, facts: &Facts) -> u32 {
+    let ratio = f64::from(shape.size_ratio());
+    let mut count = 1;
+    while ratio.powf(f64::from(count)) + above_last(ratio, count) < facts.memtables() {
+        count += 1;
+    }
+    count
+}
+
+/// What operations of these shares cost in a tree of this shape.
+///
+/// # Panics
+///
+/// If there are no entries, or a size in the facts is zero.
+#[must_use]
+pub fn cost(shape: Shape, facts: &Facts, shares: &Shares) -> Cost {
+    assert!(facts.usable(), "the model needs entries and sizes: {facts:?}");
+    let tree = Tree::new(shape, facts);
+    let rates = false_positive_rates(&tree.levels, facts.filter_bits_per_entry);
+    let constants = &facts.constants;
+    let looking = constants.seek + constants.read;
+    let (mut runs, mut miss, mut hit) = (0.0, 0.0, 0.0);
+    for (level, rate) in tree.levels.iter().zip(&rates) {
+        let vain = constants.filter + rate * looking;
+        let part = level.entries / number(facts.entries);
+        // Of the level's other runs half are newer than the one that holds the entry.
+        let newer = miss + vain * (level.runs - 1.0).max(0.0) / 2.0;
+        hit += part * (newer + constants.filter + looking);
+        miss += vain * level.runs;
+        runs += level.runs;
+    }
+    let write = tree.writes * constants.merge / facts.page_entries();
+    let range = runs * looking + shares.range_entries / facts.page_entries() * constants.scan;
+    let total =
+        shares.writes * write + shares.hits * hit + shares.misses * miss + shares.ranges * range;
+    Cost { write, hit, miss, range, total }
+}
+
+/// What the tree rewrites once because its shape changes, in the unit of the constants.
+///
+/// Where fewer runs are allowed those there are get merged by pairs: each halving of their number
+/// rewrites the level once. A smaller size ratio makes the levels above the last one overflow. More
+/// runs and larger levels cost nothing.
+#[must_use]
+pub fn transition_cost(from: Shape, to: Shape, facts: &Facts) -> f64 {
+    let tree = Tree::new(from, facts);
+    let last = tree.levels.len() - 1;
+    let overflows = to.size_ratio() < from.size_ratio();
+    let rewritten = tree.levels.iter().enumerate().map(|(at, level)| {
+        let allowed = f64::from(if at == last { to.last_runs() } else { to.runs() });
+        let merged = (level.runs / allowed).log2().max(0.0);
+        let pushed = if overflows && at < last { 1.0 } else { 0.0 };
+        level.entries * (merged + pushed)
+    });
+    rewritten.sum::<f64>() / facts.page_entries() * facts.constants.merge
+}
+
+/// How far a search goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Largest size ratio to look at.
+    pub size_ratio_max: u32,
+    /// Operations that pay for a change; infinite if it is free.
+    pub horizon_operations: f64,
+}
+
+/// A shape that a search found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The shape.
+    pub shape: Shape,
+    /// What operations cost in it.
+    pub cost: Cost,
+    /// The mean of all operations when the change is paid for too.
+    pub total_with_change: f64,
+}
+
+/// The shape to change to: the one that costs least when what the change rewrites is spread over
+/// the horizon. Among equals it is the one at hand, then the one with the smallest numbers.
+///
+/// # Panics
+///
+/// As [`cost`].
+#[must_use]
+pub fn best_shape(from: Shape, facts: &Facts, shares: &Shares, bounds: Bounds) -> Choice {
+    let judge = |shape: Shape| {
+        let cost = cost(shape, facts, shares);
+        let change = transition_cost(from, shape, facts) / bounds.horizon_operations;
+        Choice { shape, cost, total_with_change: cost.total + change }
+    };
+    let others = Shape::all(bounds.size_ratio_max).map(judge);
+    others.fold(judge(from), |best, next| {
+        if next.total_with_change < best.total_with_change { next } else { best }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Constants;
+    use super::*;
+
+    fn close(one: f64, two: f64) -> bool {
+        (one - two).abs() < 1e-9
+    }
+
+    /// T = 4, K = 3, Z = 1; 10,000 entries of 40 bytes, pages of 4,000, a memtable of 1,000
+    /// entries, no filters.
+    ///
+    /// The tree holds 10 memtables. One level would hold 4, two hold 16 and 1.5 above: two levels.
+    /// The upper one has 0, 1, 2 or 3 runs of a memtable, 1.5 on average; 3 x (1 - 4/8) = 1.5. The
+    /// last one has the other 8.5 memtables in one run, 8.5 / 4 = 2.125 arrivals.
+    ///
+    /// Writes: T / (K + 1) = 1 above, 1 + 2.125 in the last level, so 4.125, for a hundredth of a
+    /// page each. Misses and ranges visit 2.5 runs; a range of 50 entries reads half a page more.
+    /// Hits: 15% lie above and meet (1.5 - 1) / 2 = 0.25 runs before theirs, 85% in the last level
+    /// behind 1.5 runs: 0.15 x 1.25 + 0.85 x 2.5 = 2.3125 reads.
+    #[test]
+    fn an_example_reckoned_by_hand() {
+        let shape = Shape::lazy_leveled(4).unwrap();
+        let facts = Facts {
+            entries: 10_000,
+            entry_bytes: 40,
+            page_bytes: 4000,
+            memtable_bytes: 40_000,
+            filter_bits_per_entry: 0.0,
+            constants: Constants::io(),
+        };
+        let shares =
+            Shares { writes: 0.5, hits: 0.2, misses: 0.2, ranges: 0.1, range_entries: 50.0 };
+        let cost = cost(shape, &facts, &shares);
+        assert_eq!(level_count(shape, &facts), 2);
+        assert!(close(cost.write, 0.041_25), "{cost:?}");
+        assert!(close(cost.miss, 2.5), "{cost:?}");
+        assert!(close(cost.range, 3.0), "{cost:?}");
+        assert!(close(cost.hit, 2.3125), "{cost:?}");
+        assert!(close(cost.total, 0.020_625 + 0.4625 + 0.5 + 0.3), "{cost:?}");
+
+        // To one run per level: log2(1.5) of the 1,500 entries above are merged, 100 to a page.
+        let leveled = Shape::leveled(4).unwrap();
+        assert!(close(transition_cost(shape, leveled, &facts), 15.0 * 1.5_f64.log2()));
+        assert!(close(transition_cost(leveled, shape, &facts), 0.0));
+
+        // Filters: r p is 1.5 p above and 1 p below; entries per run are 1,000 and 8,500, so the
+        // rates are as 1 to 8.5. With 10 bits the mean of ln p is -10 ln(2)^2 = -4.805.
+        let facts = Facts { filter_bits_per_entry: 10.0, ..facts };
+        let below = (-10.0 * std::f64::consts::LN_2.powi(2) + 0.15 * 8.5_f64.ln()).exp();
+        let miss = super::cost(shape, &facts, &shares).miss;
+        assert!(close(miss, below + 1.5 * below / 8.5), "{miss} {below}");
+    }
+
+    #[test]
+    fn a_tree_smaller_than_its_memtable_has_one_level() {
+        let constants = Constants::io();
+        let (entries, entry_bytes, page_bytes, memtable_bytes) = (3, 80, 4096, 1 << 20);
+        let filter_bits_per_entry = 10.0;
+        let facts = Facts {
+            entries,
+            entry_bytes,
+            page_bytes,
+            memtable_bytes,
+            filter_bits_per_entry,
+            constants,
+        };
+        assert_eq!(level_count(Shape::default(), &facts), 1);
+        assert!(cost(Shape::default(), &facts, &Shares::default()).hit.is_finite());
+    }
+}
