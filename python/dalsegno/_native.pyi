@@ -174,12 +174,13 @@ class LayerWriter:
             UnavailableError: The slice could not be written; nothing will become visible.
         """
 
-    def commit(self) -> int:
+    def commit(self, *, timeout_s: float | None = None) -> int:
         """Makes the blocks visible; returns how many.
 
         Raises:
             InvalidError: A layer is missing.
-            UnavailableError: The header could not be written; nothing is visible.
+            UnavailableError: The header could not be written, or not within ``timeout_s``; nothing
+                is visible.
         """
 
 @final
@@ -302,7 +303,12 @@ class Namespace:
         """
 
     def layer_writer(
-        self, chain: Sequence[bytes], *, first: int = 0, count: int | None = None
+        self,
+        chain: Sequence[bytes],
+        *,
+        first: int = 0,
+        count: int | None = None,
+        timeout_s: float | None = None,
     ) -> LayerWriter:
         """Starts a put of blocks whose layers are given one at a time.
 
@@ -312,6 +318,7 @@ class Namespace:
         Raises:
             InvalidError: The blocks do not fit into one extent; put them in several parts.
             FullError: There is no room and none could be made.
+            UnavailableError: No room was made within ``timeout_s``.
         """
 
     def submit_put(
@@ -337,10 +344,18 @@ class Namespace:
     ) -> Transfer:
         """Starts :meth:`get_batch`, or :meth:`get_each` if ``each``; never waits."""
 
-    def remove(self, hashes: Sequence[bytes] | None = None) -> int:
+    def remove(
+        self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None
+    ) -> int:
         """Removes blocks for good; returns how many were present.
 
-        ``None`` removes all blocks of the namespace.
+        ``None`` removes all blocks of the namespace. The blocks are gone at once; the call returns
+        when that is durable.
+
+        Raises:
+            UnavailableError: It was not durable within ``timeout_s``, or the device failed. The
+                blocks are gone until the store is closed, and perhaps for good.
+            FullError: There is no room to note it.
         """
 
 @final

@@ -177,8 +177,9 @@ class LayerWriter:
         check(self._hashes, blocks, self.count, self._namespace.slice_bytes)
         self._layers[layer] = [_read(block) for block in blocks]
 
-    def commit(self) -> int:
+    def commit(self, *, timeout_s: float | None = None) -> int:
         """Makes the blocks visible; returns how many."""
+        del timeout_s
         if not self.count:
             return 0
         missing = [n for n in range(self._namespace.layers) if n not in self._layers]
@@ -305,9 +306,15 @@ class Namespace:
         return self._leading(chain, out, timeout_s, part)
 
     def layer_writer(
-        self, chain: Sequence[bytes], *, first: int = 0, count: int | None = None
+        self,
+        chain: Sequence[bytes],
+        *,
+        first: int = 0,
+        count: int | None = None,
+        timeout_s: float | None = None,
     ) -> LayerWriter:
         """Starts a put whose layers are given one at a time."""
+        del timeout_s
         end = len(chain) if count is None else first + count
         if not 0 <= first <= end <= len(chain):
             raise InvalidError(f"{count} blocks from {first} do not fit {len(chain)} hashes")
@@ -349,8 +356,11 @@ class Namespace:
 
         return self._store.submit("get", work, [False] * len(hashes))
 
-    def remove(self, hashes: Sequence[bytes] | None = None) -> int:
+    def remove(
+        self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None
+    ) -> int:
         """Removes blocks for good; returns how many were present."""
+        del timeout_s
         self._store.check_open()
         with self._store.guard:
             wanted = list(self._bank.blocks) if hashes is None else hashes

@@ -15,6 +15,7 @@ class ManualTransfer:
     def __init__(self, kind: str, count: int, work: Callable[[], Any]) -> None:
         self.kind, self.count, self._work = kind, count, work
         self._done = self.throttled = self.cancelled = False
+        self.waits = 0
         self._outcome: Any = None
 
     def end(self, outcome: Any = None, *, throttled: bool = False) -> None:
@@ -28,6 +29,7 @@ class ManualTransfer:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         assert self._done or timeout_s is not None, "it would wait for ever"
+        self.waits += 1
         return self._done
 
     def cancel(self) -> None:

@@ -97,6 +97,35 @@ def test_shutdown_gives_up_on_a_transfer_that_does_not_end(
     manual_tier.shutdown()
 
 
+def test_a_reset_gives_up_on_a_transfer_that_does_not_end(
+    manual: ManualStore, manual_tier: DalsegnoTier
+) -> None:
+    Request(manual_tier, "r", keys(1)).store(1)
+    with pytest.raises(RuntimeError, match="do not end"):
+        manual_tier.drain_jobs()
+    assert manual.transfers[0].cancelled
+    assert list(manual_tier.get_finished_jobs()) == []
+    manual.end_all()
+    manual_tier.drain_jobs()
+    assert [result.job_id for result in finished(manual_tier)] == [1]
+
+
+def test_nothing_that_vllm_calls_while_it_serves_waits_for_a_transfer(
+    manual: ManualStore, manual_tier: DalsegnoTier, primary: Primary
+) -> None:
+    ours = keys(2)
+    primary.fill(ours)
+    asked = Request(manual_tier, "r", ours)
+    asked.store(1)
+    asked.load(2)
+    assert asked.lookup(ours[0]) is MISS
+    assert list(manual_tier.get_finished_jobs()) == []
+    manual_tier.get_stats()
+    manual.end_all()
+    assert len(finished(manual_tier, 2)) == 2
+    assert [transfer.waits for transfer in manual.transfers] == [0, 0]
+
+
 def test_shutdown_waits_for_stores_and_releases_the_memory(tmp_path: Path) -> None:
     ours = keys(20)
     memory = Primary(ROWS)

@@ -15,8 +15,9 @@ use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, record_header_bytes};
 use crate::log::{Core, Log};
 use crate::plan::Piece;
-use crate::reserve::Reservation;
+use crate::reserve::{Reservation, Room};
 use crate::segment::Pin;
+use crate::sync::Unsynced;
 use crate::write::Writing;
 
 /// An extent to be written.
@@ -93,6 +94,20 @@ pub struct Append {
     place: Reservation,
 }
 
+impl Append {
+    /// An extent that goes to a place reserved for it; see [`Log::reserve`].
+    ///
+    /// # Panics
+    ///
+    /// If there is not one memory per hash, or the place is of another size.
+    #[must_use]
+    pub fn new(extent: NewExtent, blocks: Vec<Vec<Memory>>, place: Reservation) -> Self {
+        assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
+        assert_eq!(place.bytes, extent.total_bytes(), "room for another extent");
+        Self { extent, blocks, place }
+    }
+}
+
 impl Log {
     /// Reserves room for an extent. `blocks[b]` holds the bytes of block `b`, layer 0 first, in as many pieces as the
     /// caller has. Nothing is written before [`Log::append`].
@@ -110,9 +125,18 @@ impl Log {
         blocks: Vec<Vec<Memory>>,
         relocating: bool,
     ) -> Result<Append, LogError> {
-        assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
-        let place = self.core.reserve(extent.total_bytes(), relocating)?;
-        Ok(Append { extent, blocks, place })
+        let room = if relocating { Room::Reserve } else { Room::Creatable };
+        let place = self.core.reserve(extent.total_bytes(), room)?;
+        Ok(Append::new(extent, blocks, place))
+    }
+
+    /// Reserves room that is there now: waits neither for the device nor for another call.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Full`] if a segment must be created or recycled first: see [`Log::prepare`].
+    pub fn reserve_now(&self, bytes: u64) -> Result<Reservation, LogError> {
+        self.core.reserve(bytes, Room::Ready)
     }
 
     /// Writes extents, several at a time; one result each, in order. With durability `batch` they share a sync.
@@ -137,7 +161,7 @@ impl Log {
             headers.push((header, place));
         }
         core.write(&mut writings, call);
-        core.sync_written(&mut writings, &headers);
+        core.sync_written(&mut writings, &headers, call);
         let settled = headers.into_iter().zip(writings);
         settled
             .map(|((header, place), writing)| {
@@ -149,21 +173,24 @@ impl Log {
 
 impl Core {
     /// With durability `batch`, makes what was written durable: one sync per segment.
-    fn sync_written(&self, writings: &mut [Writing], headers: &[(RecordHeader, Reservation)]) {
+    fn sync_written(
+        &self,
+        writings: &mut [Writing],
+        headers: &[(RecordHeader, Reservation)],
+        call: &Call,
+    ) {
         if self.options.durability == Durability::None {
             return;
         }
-        let mut synced: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut synced: BTreeMap<u64, Result<(), Unsynced>> = BTreeMap::new();
         for (writing, (header, place)) in writings.iter_mut().zip(headers) {
             if writing.result.is_err() {
                 continue;
             }
-            let is_durable = *synced
+            let durable = *synced
                 .entry(header.segment)
-                .or_insert_with(|| self.sync_segment(&place.pin.segment).is_ok());
-            if !is_durable {
-                writing.result = Err(LogError::Poisoned);
-            }
+                .or_insert_with(|| self.sync_segment(&place.pin.segment, call));
+            writing.result = durable.map_err(LogError::from);
         }
     }
 
@@ -182,7 +209,7 @@ impl Core {
                 Ok(Appended { extent, pin: place.pin })
             }
             Err(error) => {
-                self.give_up(&place, u64::from(header.header_bytes()) + header.payload_bytes());
+                self.give_up(place);
                 Err(error)
             }
         }

@@ -55,7 +55,7 @@ impl Log {
             (Cover::of(&segments), unsynced)
         };
         for segment in unsynced {
-            core.sync_segment(&segment)?;
+            core.sync_segment(&segment, &crate::Call::foreground())?;
         }
         let mut segments = core.segments.lock();
         segments.synced_sequence = segments.synced_sequence.max(cover.next_sequence);

@@ -12,7 +12,6 @@ use dalsegno_io::Memory;
 use crate::append::{Appended, NewExtent, pieces_of};
 use crate::call::Call;
 use crate::error::LogError;
-use crate::format::RecordKind;
 use crate::log::{Core, Log};
 use crate::reserve::Reservation;
 use crate::write::Writing;
@@ -27,15 +26,16 @@ pub struct LayerAppend {
 }
 
 impl Log {
-    /// Reserves room for an extent whose layers follow with [`LayerAppend::store_layer`].
+    /// Begins an extent at its place; its layers follow with [`LayerAppend::store_layer`].
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// As [`Log::append`].
-    pub fn begin_layers(&self, extent: NewExtent) -> Result<LayerAppend, LogError> {
-        let place = self.core.reserve(extent.total_bytes(), false)?;
+    /// If the place is of another size.
+    #[must_use]
+    pub fn begin_layers(&self, extent: NewExtent, place: Reservation) -> LayerAppend {
+        assert_eq!(place.bytes, extent.total_bytes(), "room for another extent");
         let crcs = vec![Vec::new(); extent.layout.layers() as usize];
-        Ok(LayerAppend { core: Arc::clone(&self.core), extent, place: Some(place), crcs })
+        LayerAppend { core: Arc::clone(&self.core), extent, place: Some(place), crcs }
     }
 }
 
@@ -101,7 +101,10 @@ impl LayerAppend {
         let written =
             self.core.write_one(writing, call).and_then(|_| match self.core.options.durability {
                 Durability::None => Ok(crcs),
-                Durability::Batch => self.core.sync_segment(&place.pin.segment).map(|()| crcs),
+                Durability::Batch => {
+                    self.core.sync_segment(&place.pin.segment, call)?;
+                    Ok(crcs)
+                }
             });
         self.core.settle(&header, place, written)
     }
@@ -115,16 +118,8 @@ impl LayerAppend {
 
 impl Drop for LayerAppend {
     fn drop(&mut self) {
-        if let Some(place) = self.place.take()
-            && self.core.check_writable().is_ok()
-        {
-            let header = dalsegno_core::SECTOR_BYTES;
-            let payload_bytes = self.extent.total_bytes() - header;
-            self.core.write_marker(
-                &place.pin.segment,
-                place.offset,
-                RecordKind::Void { payload_bytes },
-            );
+        if let Some(place) = self.place.take() {
+            self.core.give_up(place);
         }
     }
 }

@@ -42,6 +42,7 @@ pub use meta::{read_namespaces, store_header, write_namespace};
 pub use read::{BlockOutcome, BlockRead, ExtentRead, Target};
 pub use recover::{Recovered, Removal, SegmentFault};
 pub use recycle::RemovedBlocks;
+pub use reserve::Reservation;
 pub use segment::{Pin, SegmentState, SegmentView};
 pub use stats::{LogStats, LogStatsView};
 pub use verify::{Finding, VerifyReport, verify};

@@ -172,6 +172,12 @@ impl Log {
             || segments.may_open(options.segment_count, false)
     }
 
+    /// Whether [`Log::reserve_now`] finds room.
+    #[must_use]
+    pub fn has_room_now(&self, bytes: u64) -> bool {
+        self.has_room(bytes) && self.core.has_room_now(bytes)
+    }
+
     /// Makes sure, as far as it can without recycling, that a plain append of `bytes` finds room: creates a segment if
     /// there has to be one. `false` if something must be recycled first.
     ///

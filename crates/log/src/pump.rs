@@ -6,17 +6,14 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use dalsegno_core::Deadline;
-use dalsegno_io::{Completion, FileId, IoError, Memory, Operation, Request};
+use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
 
-use crate::call::Call;
+use crate::call::{CANCEL_POLL, Call};
 use crate::log::Core;
-
-/// How long a wait goes on before it looks whether the call was cancelled.
-const CANCEL_POLL: Duration = Duration::from_millis(10);
+use crate::segment::Pin;
 
 /// Why a call stops before its work is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +161,55 @@ impl Core {
         self.one(work, call).map(drop)
     }
 
+    /// Hands a sync of a file over; its answer comes through the channel, whoever waits for it.
+    pub(crate) fn start_sync(&self, file: FileId) -> Receiver<Completion> {
+        crate::stats::LogStats::add(&self.stats.syncs, 1);
+        let (sender, receiver) = bounded(1);
+        let request = Request {
+            operation: Operation::Sync,
+            class: Class::Foreground,
+            file,
+            offset: 0,
+            memory: Vec::new(),
+            tag: 0,
+            // Others than the one who began it may come to need it.
+            deadline: Deadline::Never,
+            guard: None,
+            reply: sender,
+        };
+        request.check();
+        self.device.submit(vec![request]);
+        receiver
+    }
+
+    /// Hands a write over whose end nobody waits for. Dropped if no staging buffer is free.
+    pub(crate) fn write_unwatched(
+        &self,
+        pin: Arc<Pin>,
+        offset: u64,
+        bytes: &[u8],
+        until: Deadline,
+    ) {
+        let Some(mut memory) = self.pool.try_take(bytes.len()) else {
+            tracing::debug!("a marker was not written: no staging buffer is free");
+            return;
+        };
+        memory.as_mut_slice().copy_from_slice(bytes);
+        let request = Request {
+            operation: Operation::Write,
+            class: Class::Background,
+            file: pin.segment.file,
+            offset,
+            memory: vec![memory],
+            tag: 0,
+            deadline: until,
+            guard: Some(pin),
+            reply: bounded(1).0,
+        };
+        request.check();
+        self.device.submit(vec![request]);
+    }
+
     fn one(&self, work: Work, call: &Call) -> Result<Completion, IoError> {
         // Cancelling in the middle of a header's write would leave its segment in doubt.
         let call = Call { cancel: None, ..call.clone() };
@@ -173,15 +219,6 @@ impl Core {
         match completion.result {
             Ok(()) => Ok(completion),
             Err(error) => Err(error),
-        }
-    }
-
-    /// The call's deadline, `seconds` from now at the latest: for work that nobody gave a limit to.
-    pub(crate) fn at_most(&self, call: &Call, limit: Duration) -> Deadline {
-        let ours = self.clock.now().after(limit);
-        match call.deadline {
-            Deadline::At(theirs) => Deadline::At(theirs.min(ours)),
-            Deadline::Never => Deadline::At(ours),
         }
     }
 }

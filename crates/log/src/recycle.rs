@@ -91,8 +91,8 @@ impl Log {
         }
         let seal = segments.seal_open(self.core.options.segment_bytes);
         drop(segments);
-        if let Some((segment, offset)) = seal {
-            self.core.write_marker(&segment, offset, RecordKind::Seal);
+        if let Some((pin, offset)) = seal {
+            self.core.write_marker(pin, offset, RecordKind::Seal);
         }
         true
     }
@@ -131,8 +131,13 @@ impl Log {
         let found = self.core.segments.lock().removing.iter().find(announced).cloned();
         let Some(Tombstone { namespace, hashes, .. }) = found else { return Ok(()) };
         let written = self.core.write_tombstone(namespace, hashes, kills_before);
-        self.core.segments.lock().removing.retain(|t| t.kills_before != kills_before);
+        self.abandon_removal(kills_before);
         written
+    }
+
+    /// Calls an announced removal off: it is over when the store is closed.
+    pub fn abandon_removal(&self, kills_before: u64) {
+        self.core.segments.lock().removing.retain(|t| t.kills_before != kills_before);
     }
 
     /// Which blocks of a namespace were removed after the log gave out sequence number `born`.

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
 use dalsegno_io::{IoError, Operation};
 
+use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, segment_file};
 use crate::log::{Core, Log};
+use crate::reserve::Room;
 use crate::segment::{Segment, SegmentState, Tombstone};
 use crate::write::Writing;
 
@@ -124,14 +126,14 @@ impl Core {
         hashes: Vec<ChainHash>,
         kills_before: u64,
     ) -> Result<(), LogError> {
-        let place = self.reserve(Log::removal_bytes(hashes.len()), true)?;
+        let place = self.reserve(Log::removal_bytes(hashes.len()), Room::Reserve)?;
         let (segment, offset) = (place.pin.segment.number, place.offset);
         let at = (segment, place.epoch, offset);
         let bare = self.bare_header(at, place.sequence, RecordKind::Tombstone { kills_before });
         let header = RecordHeader { namespace, hashes: hashes.clone(), ..bare };
         let writing = Writing::header(Arc::clone(&place.pin), &header, self.rules(false));
         self.write_one(writing, &self.patient_call())?;
-        self.sync_segment(&place.pin.segment)?;
+        self.sync_segment(&place.pin.segment, &Call::foreground())?;
         let tombstone = Tombstone { segment, offset, namespace, hashes, kills_before };
         self.segments.lock().tombstones.push(tombstone);
         Ok(())

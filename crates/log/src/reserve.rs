@@ -15,26 +15,39 @@ use crate::format::{RecordHeader, RecordKind, SegmentHeader, record_header_bytes
 use crate::log::Core;
 use crate::segment::{Pin, Segment, SegmentState, Slot};
 use crate::stats::LogStats;
-use crate::sync::Synced;
+use crate::sync::{SyncCall, Unsynced};
 
 /// A sync that takes longer than this has failed: nobody may wait for it for ever.
 const SYNC_LIMIT: Duration = Duration::from_secs(60);
 /// After the file system refused a segment, this many switches pass before it is asked again.
 const CREATION_PAUSE: u32 = 16;
 
-/// Room in a segment.
+/// Room in a segment, which it pins.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub struct Reservation {
+    pub(crate) bytes: u64,
     pub(crate) pin: Arc<Pin>,
     pub(crate) epoch: u64,
     pub(crate) offset: u64,
     pub(crate) sequence: u64,
 }
 
+/// Which room a record may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// What is there now.
+    Ready,
+    /// Also a new segment, whose creation is waited for.
+    Creatable,
+    /// Also the reserve that plain appends leave: for what is moved on, and for tombstones.
+    Reserve,
+}
+
 impl Core {
-    /// Finds room for `bytes`, switching to another segment or creating one as needed.
-    pub(crate) fn reserve(&self, bytes: u64, relocating: bool) -> Result<Reservation, LogError> {
+    /// Finds room for `bytes`, switching to another segment, or creating one if `room` says so.
+    pub(crate) fn reserve(&self, bytes: u64, room: Room) -> Result<Reservation, LogError> {
         self.check_writable()?;
+        let relocating = room == Room::Reserve;
         let segment_bytes = self.options.segment_bytes;
         if bytes > segment_bytes - dalsegno_core::SECTOR_BYTES {
             return Err(LogError::TooLarge { bytes, segment_bytes });
@@ -49,13 +62,16 @@ impl Core {
                 }
                 let epoch = segment.epoch();
                 let pin = Arc::new(segment.pin_record(offset));
-                return Ok(Reservation { pin, epoch, offset, sequence });
+                return Ok(Reservation { bytes, pin, epoch, offset, sequence });
             }
             if !segments.may_open(self.options.segment_count, relocating) {
                 segments.creation_blocked = segments.creation_blocked.saturating_sub(1);
                 return Err(LogError::Full);
             }
             if segments.count(SegmentState::Free) == 0 {
+                if room == Room::Ready {
+                    return Err(LogError::Full);
+                }
                 drop(segments);
                 self.create_segment()?;
                 continue;
@@ -63,8 +79,8 @@ impl Core {
             let seal = segments.seal_open(segment_bytes);
             assert!(segments.open_free(), "a free segment was counted");
             drop(segments);
-            if let Some((segment, offset)) = seal {
-                self.write_marker(&segment, offset, RecordKind::Seal);
+            if let Some((pin, offset)) = seal {
+                self.write_marker(pin, offset, RecordKind::Seal);
             }
         }
     }
@@ -152,17 +168,15 @@ impl Core {
         self.sync_file(segment.file, &call)
     }
 
-    /// Writes a void or a seal. Best effort: without it, opening the store searches a little longer.
-    pub(crate) fn write_marker(&self, segment: &Segment, offset: u64, kind: RecordKind) {
+    /// Writes a void or a seal. Best effort: without it, opening the store searches a little longer. So nobody waits
+    /// for it; the pin keeps its place what it is until the device is done.
+    pub(crate) fn write_marker(&self, pin: Arc<Pin>, offset: u64, kind: RecordKind) {
         let sequence = self.segments.lock().take_sequence();
-        let header = self.bare_header((segment.number, segment.epoch(), offset), sequence, kind);
+        let at = (pin.segment.number, pin.segment.epoch(), offset);
+        let header = self.bare_header(at, sequence, kind);
         let mut bytes = vec![0; header.header_bytes() as usize];
         header.encode(&mut bytes);
-        let call = self.patient_call();
-        if let Err(error) = self.transfer(Operation::Write, segment.file, offset, &mut bytes, &call)
-        {
-            tracing::debug!("a marker was not written: {error}");
-        }
+        self.write_unwatched(pin, offset, &bytes, self.patient_call().deadline);
     }
 
     /// The header of a record without blocks, at (segment, epoch, offset).
@@ -190,27 +204,23 @@ impl Core {
 
     /// For the log's own work, which waits long but not for ever.
     pub(crate) fn patient_call(&self) -> Call {
-        Call::background().until(self.at_most(&Call::background(), SYNC_LIMIT))
+        let call = Call::background();
+        let limit = call.at_most(SYNC_LIMIT, self.clock.as_ref());
+        call.until(limit)
     }
 
     /// Marks reserved room as dead.
-    pub(crate) fn give_up(&self, place: &Reservation, total_bytes: u64) {
-        let payload_bytes = total_bytes - u64::from(record_header_bytes(0, 0));
+    pub(crate) fn give_up(&self, place: Reservation) {
+        let payload_bytes = place.bytes - u64::from(record_header_bytes(0, 0));
         if self.check_writable().is_ok() {
-            self.write_marker(&place.pin.segment, place.offset, RecordKind::Void { payload_bytes });
+            self.write_marker(place.pin, place.offset, RecordKind::Void { payload_bytes });
         }
     }
 
-    /// Makes everything written to the segment so far durable, together with whoever else waits for that.
-    pub(crate) fn sync_segment(&self, segment: &Segment) -> Result<(), LogError> {
-        let call = Call::foreground().until(self.at_most(&Call::foreground(), SYNC_LIMIT));
-        match segment.gate.pass(|| self.sync_file(segment.file, &call)) {
-            Synced::Durable => Ok(()),
-            Synced::Failed(error) => {
-                let why = error.map_or_else(|| "an earlier one".to_owned(), |e| e.to_string());
-                self.poison(&why);
-                Err(LogError::Poisoned)
-            }
-        }
+    /// Makes everything written to the segment so far durable, together with whoever else waits for that. A call that
+    /// is over leaves the sync to those who come after it.
+    pub(crate) fn sync_segment(&self, segment: &Segment, call: &Call) -> Result<(), Unsynced> {
+        let limit = Call::foreground().at_most(SYNC_LIMIT, self.clock.as_ref());
+        segment.gate.pass(&SyncCall { core: self, file: segment.file, call, limit })
     }
 }

@@ -278,13 +278,15 @@ impl Segments {
         }
     }
 
-    /// Seals the open segment; returns where a seal record belongs, if there is room for one.
-    pub(crate) fn seal_open(&mut self, segment_bytes: u64) -> Option<(Arc<Segment>, u64)> {
+    /// Seals the open segment; returns where a seal record belongs, if there is room for one, and a pin that keeps that
+    /// place what it is.
+    pub(crate) fn seal_open(&mut self, segment_bytes: u64) -> Option<(Arc<Pin>, u64)> {
         let slot = self.slots.get_mut(&self.open.take()?).expect("the open segment exists");
         slot.state = SegmentState::Sealed;
         let offset = slot.cursor;
         slot.cursor = segment_bytes;
-        (offset < segment_bytes).then(|| (Arc::clone(&slot.segment), offset))
+        let pin = slot.segment.pin(slot.segment.epoch()).expect("an open segment is not closed");
+        (offset < segment_bytes).then(|| (Arc::new(pin), offset))
     }
 
     /// Makes a free segment the open one.

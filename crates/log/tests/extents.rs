@@ -171,7 +171,9 @@ impl Rig {
                 self.log.append(vec![append], &call).remove(0).unwrap().extent
             });
         }
-        let mut append = self.log.begin_layers(extent).unwrap();
+        assert!(self.log.prepare(extent.total_bytes()).unwrap());
+        let place = self.log.reserve_now(extent.total_bytes()).unwrap();
+        let mut append = self.log.begin_layers(extent, place);
         for layer in layers.rev() {
             let mut slices: Vec<Buffer> = (0..written.blocks)
                 .map(|block| bytes(number, written, &(layer..layer + 1), block))

@@ -16,6 +16,8 @@ use dalsegno_log::{Call, Log, LogOptions, NewExtent, Recovered, SegmentState, Se
 const SEGMENT_BYTES: u64 = 1 << 20;
 const NAMESPACE: NamespaceId = NamespaceId([9; 16]);
 const BLOCK_BYTES: usize = 100 << 10;
+/// For a seal that is still on its way.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn open(dir: &Path) -> (Log, Recovered) {
     open_covered(dir, None)
@@ -118,22 +120,22 @@ fn a_tombstone_outlives_its_segment_as_long_as_it_has_something_to_hide() {
     let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
     for round in 0..4 {
         assert!(log.seal_open());
-        assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+        assert!(log.recycle(other, PATIENCE, || ()).unwrap());
         assert_eq!(write(&log, 1000 + round).location.segment, other);
     }
     assert!(log.seal_open());
-    assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+    assert!(log.recycle(other, PATIENCE, || ()).unwrap());
     drop(log);
     let (log, recovered) = open(dir.path());
     assert_eq!((recovered.faults, recovered.removals), (vec![], vec![removal]));
     assert_eq!(state_of(&log, other), SegmentState::Free, "it takes records next");
     assert_eq!(log.stats().view().syncs, 1, "a killed process may not have synced its header");
-    assert!(log.recycle(older, Duration::ZERO, || ()).unwrap());
+    assert!(log.recycle(older, PATIENCE, || ()).unwrap());
     while write(&log, 2000).location.segment != other {
         assert!(log.seal_open());
     }
     assert!(log.seal_open());
-    assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+    assert!(log.recycle(other, PATIENCE, || ()).unwrap());
     drop(log);
     let (_, recovered) = open(dir.path());
     assert_eq!(recovered.removals, [], "nothing older is left");
@@ -157,7 +159,7 @@ fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
             assert_eq!(state_of(&log, other), SegmentState::Damaged);
         }
         let (log, _) = open(dir.path());
-        assert!(log.recycle(other, Duration::ZERO, || ()).unwrap());
+        assert!(log.recycle(other, PATIENCE, || ()).unwrap());
         drop(log);
         let (_, recovered) = open(dir.path());
         assert_eq!((recovered.faults, recovered.removals), (vec![], vec![removal]));
@@ -186,7 +188,7 @@ fn with_a_cover_only_what_came_later_is_read() {
     assert_eq!(facts(&log.segments()), facts(&views));
     assert!(log.newest_sequence() > late_removal.2);
     // A segment that was recycled since is read whole, and what it held is not told.
-    assert!(log.recycle(older, Duration::ZERO, || ()).unwrap());
+    assert!(log.recycle(older, PATIENCE, || ()).unwrap());
     assert!(log.seal_open());
     let reborn = write(&log, 502);
     assert_eq!(reborn.location.segment, older);

@@ -133,8 +133,8 @@ impl PyNamespace {
     }
 
     #[pyo3(
-        signature = (chain, *, first=Number(0), count=None),
-        text_signature = "($self, chain, *, first=0, count=None)"
+        signature = (chain, *, first=Number(0), count=None, timeout_s=None),
+        text_signature = "($self, chain, *, first=0, count=None, timeout_s=None)"
     )]
     fn layer_writer(
         &self,
@@ -142,13 +142,15 @@ impl PyNamespace {
         chain: &Bound<'_, PyAny>,
         first: Number<usize>,
         count: Option<Number<usize>>,
+        timeout_s: Option<f64>,
     ) -> PyResult<PyLayerWriter> {
         let chain = hashes(chain)?;
+        let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let first = first.0;
         let count = count.map_or(chain.len().saturating_sub(first), |count| count.0);
         let id = self.namespace.id();
-        let writer = py.detach(|| self.store.layer_writer(id, &chain, first, count)).or_raise()?;
-        Ok(PyLayerWriter::new(self.store.clone(), writer))
+        let writer = py.detach(|| self.store.layer_writer(id, &chain, first, count, &terms));
+        Ok(PyLayerWriter::new(self.store.clone(), writer.or_raise()?))
     }
 
     #[pyo3(
@@ -187,10 +189,16 @@ impl PyNamespace {
         Ok(PyTransfer::get(self.store.submit_get(self.namespace.id(), chain, out, scope, timeout)))
     }
 
-    #[pyo3(signature = (hashes=None))]
-    fn remove(&self, py: Python<'_>, hashes: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+    #[pyo3(signature = (hashes=None, *, timeout_s=None))]
+    fn remove(
+        &self,
+        py: Python<'_>,
+        hashes: Option<&Bound<'_, PyAny>>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<u64> {
         let hashes = hashes.map(self::hashes).transpose()?;
-        py.detach(|| self.store.remove(self.namespace.id(), hashes.as_deref())).or_raise()
+        let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
+        py.detach(|| self.store.remove(self.namespace.id(), hashes.as_deref(), &terms)).or_raise()
     }
 
     fn __repr__(&self) -> String {

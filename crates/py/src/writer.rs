@@ -61,7 +61,9 @@ impl PyLayerWriter {
         py.detach(|| self.lock()?.store_layer(layer.0, memory, &terms).or_raise())
     }
 
-    fn commit(&self, py: Python<'_>) -> PyResult<usize> {
-        py.detach(|| self.lock()?.commit(&Terms::default()).or_raise())
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn commit(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
+        let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
+        py.detach(|| self.lock()?.commit(&terms).or_raise())
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, ErrorKind, KvLayout, ManualClock, Namespace, SpaceFacts, StoreId};
+use dalsegno_core::{
+    ChainHash, Clock, ErrorKind, KvLayout, ManualClock, Namespace, Nanos, SpaceFacts, StoreId,
+};
 use dalsegno_io::{BufferPool, Device, Memory, lend};
 use dalsegno_log::{Finding, LogError, VerifyReport};
 use dalsegno_store::{Error, Parts, Put, PutOutcome, PutReport, Scope, Stats, Store, Terms};
@@ -116,6 +118,12 @@ impl World {
     #[must_use]
     pub fn store(&self) -> &Store {
         self.store.as_ref().expect("the store is open")
+    }
+
+    /// What the virtual clock says.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.clock.now()
     }
 
     /// The store's counters.
@@ -232,7 +240,8 @@ impl World {
         let fitting = self.style.extent_blocks(part.namespace);
         let count = part.hashes().len().min(fitting);
         let id = namespace.id();
-        let writer = self.store().layer_writer(id, &part.chain, part.first, count);
+        let writer =
+            self.store().layer_writer(id, &part.chain, part.first, count, &Terms::default());
         let mut writer = match writer {
             Ok(writer) => writer,
             Err(error) => return self.check_error(&error),
@@ -326,7 +335,7 @@ impl World {
     fn remove(&mut self, namespace: usize, hashes: Option<&[ChainHash]>) {
         self.oracle.removal_begins(namespace, hashes);
         let id = self.namespaces[namespace].id();
-        match self.store().remove(id, hashes) {
+        match self.store().remove(id, hashes, &Terms::default()) {
             Ok(_) => self.oracle.removed(namespace, hashes),
             Err(error) => self.check_error(&error),
         }

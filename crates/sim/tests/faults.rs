@@ -319,3 +319,34 @@ fn a_device_that_is_too_slow_costs_misses_at_the_deadline() {
     assert!(world.get(&Part { namespace: 0, chain: both, first: 0 }, true) < 8);
     assert!(world.stats().log.misses["deadline"] > 0);
 }
+
+#[test]
+fn a_put_stops_making_room_at_its_deadline_and_a_later_one_goes_on() {
+    let style = Style::crowded(Durability::Batch);
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    let latency = std::time::Duration::from_millis(100);
+    let options = DeviceOptions { latency, ..DeviceOptions::default() };
+    let mut world = World::new(&style, options, &Blocks::default(), &pool);
+    world.open().unwrap();
+    let (mut failed, mut stored, mut longest) = (0, 0, std::time::Duration::ZERO);
+    for chain in 0..120 {
+        let timed = chain > 40;
+        let started = world.now();
+        let report = world.put(&part(usize::from(chain % 3 == 0), chain), timed).unwrap();
+        if timed {
+            longest = longest.max(world.now().since(started));
+            failed += u64::from(report.kept().contains(&false));
+            stored += u64::from(!report.kept().contains(&false));
+        }
+        // What is hit moves on when room is made.
+        world.get(&part(usize::from(chain % 3 == 0), chain), false);
+    }
+    assert!(failed > 0 && stored > 0, "{failed} failed, {stored} stored");
+    // One second, and the step that was under way: the headers of a segment are looked for, or an extent is moved.
+    assert!(longest < std::time::Duration::from_secs(4), "{longest:?}");
+    world.check_all();
+    assert_eq!(world.check_usable(0), 0);
+    world.reboot(Outage::Power);
+    world.open().unwrap();
+    world.check_all();
+}

@@ -24,6 +24,7 @@ pub struct LayerWriter {
 
 impl Store {
     /// Starts a put of `chain[first..first + count]` whose layers follow. Leading blocks that are present are left out.
+    /// Room is found within `terms`.
     ///
     /// # Errors
     ///
@@ -35,8 +36,10 @@ impl Store {
         chain: &[ChainHash],
         first: usize,
         count: usize,
+        terms: &Terms,
     ) -> Result<LayerWriter> {
         let inner = self.enter()?;
+        let call = terms.call(inner.clock.as_ref());
         let namespace = inner.namespace(namespace)?;
         let end = first.checked_add(count).filter(|end| *end <= chain.len());
         let Some(end) = end else {
@@ -58,8 +61,8 @@ impl Store {
             None
         } else {
             let extent = inner.new_extent(&namespace, chain, first, chain[first..end].to_vec());
-            inner.make_room(extent.total_bytes()).map_err(to_error)?;
-            Some(inner.log.begin_layers(extent).map_err(to_error)?)
+            let place = inner.reserve(extent.total_bytes(), &call).map_err(to_error)?;
+            Some(inner.log.begin_layers(extent, place))
         };
         Ok(LayerWriter { store: self.clone(), namespace, append, first, count, committed: false })
     }
@@ -146,7 +149,7 @@ impl LayerWriter {
         let append = self.append.take().ok_or_else(given_up)?;
         self.committed = true;
         let call = terms.call(inner.clock.as_ref());
-        inner.publish(append.commit(&call).map_err(to_error)?);
+        inner.publish(append.commit(&call).map_err(to_error)?, &call);
         let blocks = self.count as u64;
         add(&inner.counters.put_calls, 1);
         add(&inner.counters.put_stored_blocks, blocks);

@@ -16,6 +16,7 @@ mod open;
 mod pending;
 mod put;
 mod reclaim;
+mod room;
 mod stats;
 mod store;
 mod terms;

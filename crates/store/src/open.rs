@@ -27,6 +27,7 @@ use crate::dram::Dram;
 use crate::offline::Reader;
 use crate::pending::Pending;
 use crate::reclaim::read_whole;
+use crate::room::RoomMaker;
 use crate::stats::{Counters, add};
 use crate::store::{Inner, Store, to_error};
 use crate::transfer::Workers;
@@ -50,7 +51,8 @@ pub struct Parts {
     pub lock: Option<DirectoryLock>,
     /// The id if the store is new.
     pub new_store: StoreId,
-    /// Whoever writes also does what an index in files needs, instead of a thread: for simulations, which must replay.
+    /// Whoever writes also makes room and does what an index in files needs, instead of threads: for simulations, which
+    /// must replay.
     pub inline_upkeep: bool,
 }
 
@@ -151,6 +153,7 @@ impl Store {
             Some(lsm) => Upkeep::start(lsm, log.clone(), inline_upkeep)?,
             None => Upkeep::none(),
         };
+        let room = RoomMaker::start(inline_upkeep)?;
         let workers =
             Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|e| {
                 Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(e)
@@ -169,7 +172,7 @@ impl Store {
                 namespaces.into_iter().map(|n| (n.id(), Arc::new(n))).collect(),
             ),
             counters,
-            reclaiming: Mutex::new(()),
+            room,
             _lock: lock,
         };
         Ok(Self::new(inner, workers))

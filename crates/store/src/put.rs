@@ -3,6 +3,9 @@
 //! 1. Phase one writes the extent, phase two inserts it into the index; a crash between them loses the put, nothing
 //!    else.
 //! 2. A block that is present, or that another put is writing, is not written again.
+//! 3. A call that is over waits for nothing any more: what has no room by then ends as failed.
+
+use std::sync::Arc;
 
 use dalsegno_core::{
     ChainHash, DramAdmission, Error, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES, Namespace,
@@ -15,9 +18,6 @@ use dalsegno_log::{Append, Appended, Call, LogError, NewExtent};
 use crate::stats::add;
 use crate::store::{Inner, Store, to_error};
 use crate::terms::Terms;
-
-/// How often a put makes room before it gives up.
-const RECLAIM_ATTEMPTS: u32 = 3;
 
 /// Blocks to be put.
 #[derive(Debug)]
@@ -131,7 +131,12 @@ pub(crate) fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
 }
 
 impl Inner {
-    fn put(&self, namespace: &Namespace, put: Put<'_>, call: &Call) -> Result<PutReport> {
+    fn put(
+        self: &Arc<Self>,
+        namespace: &Namespace,
+        put: Put<'_>,
+        call: &Call,
+    ) -> Result<PutReport> {
         self.log.check_writable().map_err(to_error)?;
         let id = namespace.id();
         let hashes = &put.chain[put.first..put.first + put.blocks.len()];
@@ -189,22 +194,11 @@ impl Inner {
         }
     }
 
-    /// Makes sure that an append of `bytes` finds room, if it can be made.
-    pub(crate) fn make_room(&self, bytes: u64) -> std::result::Result<(), LogError> {
-        for _ in 0..RECLAIM_ATTEMPTS {
-            if self.log.prepare(bytes)? {
-                return Ok(());
-            }
-            self.reclaim(bytes)?;
-        }
-        Ok(())
-    }
-
     /// Phase two: from here on the blocks are visible.
-    pub(crate) fn publish(&self, appended: Appended) {
+    pub(crate) fn publish(&self, appended: Appended, call: &Call) {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
-        self.upkeep.before_write();
+        self.upkeep.before_write(call, self.clock.as_ref());
         let mut visible = self.index.insert(extent.clone(), &|_| true);
         // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
         // told here. Without this they would be visible until the store is opened again, and gone then.
@@ -229,7 +223,7 @@ type Names = (NamespaceId, Vec<ChainHash>);
 
 /// Extents of one put that are written together.
 struct Group<'a> {
-    inner: &'a Inner,
+    inner: &'a Arc<Inner>,
     call: &'a Call,
     waiting: Vec<(usize, usize, Append, Names)>,
     bytes: u64,
@@ -239,7 +233,7 @@ struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    fn new(inner: &'a Inner, call: &'a Call) -> Self {
+    fn new(inner: &'a Arc<Inner>, call: &'a Call) -> Self {
         Self { inner, call, waiting: Vec::new(), bytes: 0, next: None, stored: Vec::new() }
     }
 
@@ -272,14 +266,10 @@ impl<'a> Group<'a> {
             self.write()?;
         }
         let names = (extent.namespace, extent.hashes.clone());
-        let reserved = self
-            .inner
-            .make_room(bytes)
-            .and_then(|()| self.inner.log.reserve(extent, blocks, false));
-        match reserved {
-            Ok(append) => {
+        match self.inner.reserve(bytes, self.call) {
+            Ok(place) => {
                 self.bytes += bytes;
-                self.waiting.push((first, count, append, names));
+                self.waiting.push((first, count, Append::new(extent, blocks, place), names));
                 Ok(())
             }
             Err(error) => self.lost(&names, &error),
@@ -311,7 +301,7 @@ impl<'a> Group<'a> {
             let (first, count, names) = place;
             match result {
                 Ok(appended) => {
-                    self.inner.publish(appended);
+                    self.inner.publish(appended, self.call);
                     self.stored.push((first, count));
                 }
                 Err(error) => outcome = outcome.and(self.lost(&names, &error)),

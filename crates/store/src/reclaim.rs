@@ -1,9 +1,11 @@
 //! Making room: which segment goes, what moves on, what is dropped.
 //!
-//! 1. One thread makes room at a time; the others wait for it and look again.
+//! 1. One errand makes room at a time (`room.rs`); whoever comes after it looks again.
 //! 2. What is kept is readable at every moment: it is copied first, then the index swings, then the segment goes.
 //! 3. When an extent is dropped, what continues it and was not hit either goes with it: a suffix without its prefix
 //!    would only take room.
+//! 4. It may stop between two extents: what was moved stays moved, and the segment goes another time. Within an extent
+//!    it waits for the device, since bytes that were not read in time would be dropped as if they were damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,9 +25,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const MAX_DESCENDANTS: usize = 4096;
 
 impl Inner {
-    /// Frees one segment, unless another thread just did and an append of `bytes` finds room.
-    pub(crate) fn reclaim(&self, bytes: u64) -> Result<(), LogError> {
-        let _one_at_a_time = self.reclaiming.lock();
+    /// Frees one segment, unless somebody just did and an append of `bytes` finds room. Stops when the call is over.
+    pub(crate) fn reclaim(&self, bytes: u64, call: &Call) -> Result<(), LogError> {
         if self.log.has_room(bytes) {
             return Ok(());
         }
@@ -39,9 +40,11 @@ impl Inner {
                 continue;
             };
             let extents = self.log.extents_in(victim.number);
-            self.relocate(&extents)?;
+            self.relocate(&extents, call)?;
             let drop_rest = || self.drop_rest(&victim, &extents);
-            if self.log.recycle(victim.number, PATIENCE, drop_rest)? {
+            let left = call.patience(self.clock.as_ref())?;
+            let patience = left.map_or(PATIENCE, |left| left.min(PATIENCE));
+            if self.log.recycle(victim.number, patience, drop_rest)? {
                 return Ok(());
             }
             passed_over.insert(victim.number);
@@ -88,7 +91,7 @@ impl Inner {
     }
 
     /// Moves what deserves it out of a segment.
-    fn relocate(&self, extents: &[Extent]) -> Result<(), LogError> {
+    fn relocate(&self, extents: &[Extent], call: &Call) -> Result<(), LogError> {
         let is_live = |extent: &&Extent| self.index.live_blocks(extent).contains(&true);
         let by_id: BTreeMap<ExtentId, &Extent> =
             extents.iter().filter(is_live).map(|extent| (extent.id, extent)).collect();
@@ -96,6 +99,7 @@ impl Inner {
             by_id.values().map(|extent| self.extent_facts(extent)).collect();
         // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
         for id in keep(&facts, self.limits.segment_bytes / 2) {
+            call.patience(self.clock.as_ref())?;
             match self.move_extent(by_id[&id]) {
                 Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
                 // What cannot be moved is dropped: a cache may forget.

@@ -12,13 +12,15 @@ use dalsegno_core::{
 };
 use dalsegno_index::Index;
 use dalsegno_io::{Device, DirectoryLock, IoError, Process};
-use dalsegno_log::{Log, LogError};
+use dalsegno_log::{Call, Log, LogError};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
 
 use crate::dram::Dram;
 use crate::pending::Pending;
+use crate::room::RoomMaker;
 use crate::stats::{Counters, Stats, add};
+use crate::terms::Terms;
 use crate::transfer::Workers;
 use crate::upkeep::Upkeep;
 
@@ -59,8 +61,7 @@ pub(crate) struct Inner {
     pub(crate) admission: Mutex<AdmissionFilter>,
     pub(crate) namespaces: RwLock<HashMap<NamespaceId, Arc<Namespace>>>,
     pub(crate) counters: Counters,
-    /// Held by whoever makes room, so that one does it for all.
-    pub(crate) reclaiming: Mutex<()>,
+    pub(crate) room: RoomMaker,
     /// The last field, so that the directory is let go when everything else has gone.
     pub(crate) _lock: Option<DirectoryLock>,
 }
@@ -182,17 +183,23 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable; the blocks are gone until the
-    /// store is closed all the same.
-    pub fn remove(&self, namespace: NamespaceId, hashes: Option<&[ChainHash]>) -> Result<u64> {
+    /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable, or was not in time; the blocks are
+    /// gone until the store is closed all the same. What was begun when time was up may still become durable.
+    pub fn remove(
+        &self,
+        namespace: NamespaceId,
+        hashes: Option<&[ChainHash]>,
+        terms: &Terms,
+    ) -> Result<u64> {
         let inner = self.enter()?;
+        let call = terms.call(inner.clock.as_ref());
         match hashes {
-            None => inner.remove_part(namespace, &[]),
+            None => inner.remove_part(namespace, &[], &call),
             Some(hashes) => {
                 let parts = hashes.chunks(dalsegno_core::MAX_EXTENT_BLOCKS as usize);
                 // All parts, also behind one that could not be made durable.
                 let removed: Vec<_> =
-                    parts.map(|part| inner.remove_part(namespace, part)).collect();
+                    parts.map(|part| inner.remove_part(namespace, part, &call)).collect();
                 removed.into_iter().sum()
             }
         }
@@ -216,6 +223,7 @@ impl Store {
             }
             std::thread::sleep(CLOSE_POLL);
         }
+        inner.room.close(deadline.remaining(inner.clock.now()).unwrap_or_default());
         inner.upkeep.close();
         inner.log.close();
         *self.door.last.lock() = Some(crate::stats::view(&inner));
@@ -243,8 +251,14 @@ impl Inner {
     ///
     /// Announced first, so that a put under way does not publish them afterwards; then the index, then DRAM, so that a
     /// get under way does not bring them back.
-    fn remove_part(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<u64> {
-        let removal = self.log.begin_removal(namespace, hashes);
+    fn remove_part(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        call: &Call,
+    ) -> Result<u64> {
+        let number = self.log.begin_removal(namespace, hashes);
+        let announced = Announced { log: self.log.clone(), number };
         let removed = if hashes.is_empty() {
             let removed = self.index.remove_namespace(namespace);
             self.dram.clear();
@@ -258,11 +272,15 @@ impl Inner {
             self.log.forget(*id);
         }
         add(&self.counters.removed_blocks, removed.blocks);
-        // Tried also if no room could be made: a removal may use the reserve.
-        if let Err(error) = self.make_room(Log::removal_bytes(hashes.len())) {
-            tracing::debug!("no room could be made for a removal: {error}");
-        }
-        self.log.finish_removal(removal).map_err(to_error)?;
+        let bytes = Log::removal_bytes(hashes.len());
+        let finish = move |inner: &Self, call: &Call| {
+            // Tried also if no room could be made: a removal may use the reserve.
+            if let Err(error) = inner.make_room(bytes, call) {
+                tracing::debug!("no room could be made for a removal: {error}");
+            }
+            announced.log.finish_removal(announced.number)
+        };
+        self.have_done(call, finish).map_err(to_error)?;
         Ok(removed.blocks)
     }
 
@@ -289,6 +307,18 @@ impl Inner {
             )));
         }
         Ok(())
+    }
+}
+
+/// A removal that was announced, until it is finished or called off.
+struct Announced {
+    log: Log,
+    number: u64,
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.log.abandon_removal(self.number);
     }
 }
 

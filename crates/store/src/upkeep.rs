@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Error, ErrorKind, Result};
+use dalsegno_core::{Clock, Error, ErrorKind, Result};
 use dalsegno_index::LsmIndex;
 use dalsegno_io::Workers;
-use dalsegno_log::Log;
+use dalsegno_log::{Call, Log};
 use parking_lot::{Condvar, Mutex};
 
 /// The thread looks after the index so often even if nobody calls it.
@@ -65,8 +65,9 @@ impl Upkeep {
         Ok(Self { shared: Some(shared), threads: Some(Mutex::new(threads)) })
     }
 
-    /// To be called before something is put into the index: waits until it takes it in, but not for ever.
-    pub(crate) fn before_write(&self) {
+    /// To be called before something is put into the index: waits until it takes it in, but not for ever, and not when
+    /// the call is over.
+    pub(crate) fn before_write(&self, call: &Call, clock: &dyn Clock) {
         let Some(shared) = self.shared.as_ref().filter(|shared| shared.index.is_stalled()) else {
             return;
         };
@@ -74,11 +75,15 @@ impl Upkeep {
             shared.round();
             return;
         }
+        let call = call.clone().until(call.at_most(PATIENCE, clock));
         let mut state = shared.state.lock();
         while shared.index.is_stalled() && !state.stopped {
             state.called = true;
             shared.changed.notify_all();
-            if shared.changed.wait_for(&mut state, PATIENCE).timed_out() {
+            if let Ok(patience) = call.patience(clock) {
+                let patience = patience.unwrap_or(PATIENCE);
+                shared.changed.wait_for(&mut state, patience);
+            } else {
                 tracing::warn!("the index takes nothing in; blocks are not kept until it does");
                 return;
             }

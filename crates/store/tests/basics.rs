@@ -84,7 +84,7 @@ fn each_layer_can_be_written_and_read_alone() {
         let chain = chain(u64::from(slice), 5);
         let bytes = slice as usize;
         let blocks: Vec<Vec<u8>> = chain.iter().map(|h| block(*h, 4 * bytes)).collect();
-        let mut writer = store.layer_writer(ns, &chain, 0, 5).unwrap();
+        let mut writer = store.layer_writer(ns, &chain, 0, 5, &Terms::default()).unwrap();
         assert_eq!(store.probe(ns, &chain).unwrap(), 0);
         for layer in [2_u32, 0, 3, 1] {
             lend(|lender| {
@@ -107,7 +107,7 @@ fn each_layer_can_be_written_and_read_alone() {
                 assert_eq!(got[..], whole[layer as usize * bytes..][..bytes]);
             }
         }
-        let again = store.layer_writer(ns, &chain, 0, 5).unwrap();
+        let again = store.layer_writer(ns, &chain, 0, 5, &Terms::default()).unwrap();
         assert_eq!((again.first(), again.count()), (5, 0));
     }
 }
@@ -119,7 +119,7 @@ fn a_layer_put_that_is_not_committed_leaves_nothing_behind() {
     let store = open(dir.path(), &config);
     let ns = namespace(&store, 2, 4096, "abandoned");
     let chain = chain(3, 2);
-    drop(store.layer_writer(ns, &chain, 0, 2).unwrap());
+    drop(store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap());
     put(&store, ns, &support::chain(4, 2), 0, 8192);
     drop(store);
     let store = open(dir.path(), &config);
@@ -157,8 +157,8 @@ fn removed_blocks_stay_gone_after_reopening_and_can_be_put_again() {
     let chain = chain(1, 6);
     put(&store, ns, &chain, 0, 4096);
     put(&store, all, &chain, 0, 4096);
-    assert_eq!(store.remove(ns, Some(&chain[2..4])).unwrap(), 2);
-    assert_eq!(store.remove(all, None).unwrap(), 6);
+    assert_eq!(store.remove(ns, Some(&chain[2..4]), &Terms::default()).unwrap(), 2);
+    assert_eq!(store.remove(all, None, &Terms::default()).unwrap(), 6);
     for _ in 0..2 {
         assert_eq!(store.contains(ns, &chain).unwrap(), [true, true, false, false, true, true]);
         assert_eq!(store.probe(all, &chain).unwrap(), 0);

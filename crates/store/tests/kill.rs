@@ -93,7 +93,7 @@ fn child() {
                     get(&store, ns, &chain(name / 2, BLOCKS), BLOCK, &Terms::default());
                     if turn % 16 == 0 {
                         put(&store, victims, &chain(name, 2), 0, 4096);
-                        store.remove(victims, Some(&chain(name, 2))).unwrap();
+                        store.remove(victims, Some(&chain(name, 2)), &Terms::default()).unwrap();
                         let line = format!("removed {name}\n");
                         std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
                     }

@@ -89,7 +89,7 @@ fn a_namespace_is_forgotten_when_its_last_block_was_removed() {
     let config = config(64 << 20);
     let ns = filled(dir.path(), &config);
     let store = open(dir.path(), &config);
-    assert_eq!(store.remove(ns, None).unwrap(), 1);
+    assert_eq!(store.remove(ns, None, &Terms::default()).unwrap(), 1);
     drop(store);
     let store = open(dir.path(), &config);
     assert_eq!(descriptors(dir.path()), 0);

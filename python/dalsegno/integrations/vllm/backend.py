@@ -24,6 +24,9 @@ from dalsegno.integrations.vllm.identity import nonce
 logger = init_logger("vllm.dalsegno")
 
 RETRY_S = 10.0
+# How long vLLM's scheduler waits, when its caches are reset, until it is durable that a namespace
+# is empty. Its blocks are gone at once; past this the process moves on to other namespaces.
+EMPTY_S = 2.0
 
 
 def open_store(path: str, settings: Mapping[str, Any]) -> Any:
@@ -50,7 +53,7 @@ def _emptied(namespaces: Mapping[int, Any]) -> bool:
     """Removes every block of namespaces that no other process knows; returns whether all went."""
     try:
         for space in namespaces.values():
-            space.remove()
+            space.remove(timeout_s=EMPTY_S)
     except Exception as error:  # noqa: BLE001 - the caller moves on to other namespaces
         logger.debug("Dalsegno cannot remove blocks: %s", error)
         return False

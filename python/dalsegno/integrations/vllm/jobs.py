@@ -4,7 +4,8 @@
    touches its rows.
 2. A transfer that outlives its time is cancelled, and the job still waits for it to end: with a
    timeout the store ends it by itself.
-3. A part that failed is its blocks missing, never an exception.
+3. Every wait has a bound, also for a transfer that does not end against all promises.
+4. A part that failed is its blocks missing, never an exception.
 """
 
 from __future__ import annotations
@@ -112,25 +113,36 @@ class JobBook:
         self._jobs = left
         return ended
 
-    def wait(self, timeout_s: float | None) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Waits until all jobs have ended.
 
         Args:
             timeout_s: Seconds after which everything is called off and waited for once more as
-                long; None lets each job have its own time and then waits for it to end.
+                long.
 
         Returns:
             Whether all have ended.
         """
+        return self._wait(timeout_s, timeout_s)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Lets each job have its own time, and waits until all have ended.
+
+        Args:
+            timeout_s: How long those that outlive their time are waited for, once they are called
+                off.
+
+        Returns:
+            Whether all have ended.
+        """
+        now = self._clock()
+        left = [job.started + job.timeout_s - now for job in self._jobs if job.parts]
+        return self._wait(max(left, default=0.0) + GRACE_S, timeout_s)
+
+    def _wait(self, patience_s: float, timeout_s: float) -> bool:
+        """Waits, calls off what is left, and waits once more."""
         transfers = [part.transfer for job in self._jobs for part in job.parts]
-        if timeout_s is None:
-            patience = max((job.timeout_s for job in self._jobs), default=0.0) + GRACE_S
-            if not self._wait_for(transfers, patience):
-                self._cancel()
-                for transfer in transfers:
-                    transfer.wait()
-            return True
-        if self._wait_for(transfers, timeout_s):
+        if self._wait_for(transfers, patience_s):
             return True
         self._cancel()
         return self._wait_for(transfers, timeout_s)

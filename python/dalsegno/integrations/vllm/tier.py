@@ -1,11 +1,13 @@
 """The tier: vLLM's `SecondaryTierManager` over a store.
 
-vLLM calls every method on its scheduler thread, so none of them waits: look-ups are answered from
-the store's index in memory, transfers run on the store's threads straight from and into the rows of
-vLLM's primary tier.
+vLLM calls every method on its scheduler thread, so none that it calls while it serves waits:
+look-ups are answered from the store's index in memory, transfers run on the store's threads
+straight from and into the rows of vLLM's primary tier. Two methods wait because that is their
+purpose, and both have a bound: `drain_jobs`, with which vLLM's caches are reset, and `shutdown`.
 
 1. No exception leaves a method that vLLM calls while it serves: it becomes a miss or a failed job,
-   a counter and, now and then, a line in the log.
+   a counter and, now and then, a line in the log. But memory that is still in use is never given
+   back: if a transfer does not end, `drain_jobs` and `shutdown` raise.
 2. Every job is reported exactly once, after its last transfer has ended.
 3. What is over a bound is refused at once; nothing queues without end.
 4. A block that could not be loaded stays a miss for its request: vLLM then computes it.
@@ -43,6 +45,7 @@ logger = init_logger("vllm.dalsegno")
 # How long a shutdown waits for what is under way before it is called off, and once more after.
 SHUTDOWN_S = 10.0
 _LOG_EVERY_S = 30.0
+_STUCK = "Dalsegno's transfers do not end; their memory stays in use"
 
 
 class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
@@ -216,8 +219,12 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
         vLLM calls this when its caches are reset, which it does when the weights may have changed:
         from here on this process shares nothing with what was stored before.
+
+        Raises:
+            RuntimeError: A transfer does not end, so vLLM must not use the memory again.
         """
-        self._mover.jobs.wait(None)
+        if not self._mover.jobs.drain(SHUTDOWN_S):
+            raise RuntimeError(_STUCK)
         try:
             self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
             self._backend.renew()
@@ -234,7 +241,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             return
         self._closed = True
         if not self._mover.jobs.wait(SHUTDOWN_S):
-            raise RuntimeError("Dalsegno's transfers do not end; their memory stays in use")
+            raise RuntimeError(_STUCK)
         self._mover.jobs.take_ended()
         self._backend.close()
         self._rows.release()
