@@ -56,9 +56,9 @@ fn fill(dir: &Path, config: &Config) {
         }
         if is_last {
             for name in (0..CHAINS[1].end).filter(|name| is_removed(*name)) {
-                store.remove(kept, Some(&chain(name, BLOCKS))).unwrap();
+                store.remove(kept, Some(&chain(name, BLOCKS)), &Terms::default()).unwrap();
             }
-            store.remove(gone, None).unwrap();
+            store.remove(gone, None, &Terms::default()).unwrap();
         }
     }
 }
@@ -170,7 +170,7 @@ fn what_is_removed_while_the_index_is_damaged_stays_removed() {
         let ns = kept(&store);
         // All of the namespace in one round, one chain in the other.
         let hashes = chain(1, BLOCKS);
-        store.remove(ns, (round % 2 == 0).then_some(&hashes)).unwrap();
+        store.remove(ns, (round % 2 == 0).then_some(&hashes), &Terms::default()).unwrap();
         let removed = if round % 2 == 0 { 1..2 } else { 0..CHAINS[1].end };
         for life in 0..3 {
             let store = open_again(&store, dir.path(), &config, life);
@@ -191,7 +191,7 @@ fn a_removal_before_a_crash_holds_though_the_index_is_damaged() {
     let config = config(EngineChoice::Psync);
     fill(dir.path(), &config);
     let store = open(dir.path(), &config);
-    store.remove(kept(&store), None).unwrap();
+    store.remove(kept(&store), None, &Terms::default()).unwrap();
     // The log knows of the removal, the index does not.
     let crashed = snapshot(dir.path());
     drop(store);
