@@ -107,7 +107,10 @@ class PutReport:
 
 @final
 class Transfer:
-    """A put or get under way. Its buffers must not be touched before :meth:`done` says true."""
+    """A put or get under way, or one layer of it.
+
+    Its buffers must not be touched before :meth:`done` says true.
+    """
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way. Never waits."""
@@ -144,6 +147,15 @@ class Transfer:
             DalsegnoError: What the get raised.
         """
 
+    def layer_report(self) -> None:
+        """Returns if a layer was stored.
+
+        Raises:
+            InvalidError: It is not done, or not a layer of a put.
+            UnavailableError: It was throttled: the layer may be stored again.
+            DalsegnoError: What :meth:`LayerWriter.store_layer` raised.
+        """
+
 @final
 class LayerWriter:
     """Blocks that are put layer by layer; invisible until :meth:`commit`."""
@@ -174,8 +186,19 @@ class LayerWriter:
             UnavailableError: The slice could not be written; nothing will become visible.
         """
 
+    def submit_store_layer(
+        self, layer: int, blocks: Sequence[_Block], *, timeout_s: float | None = None
+    ) -> Transfer:
+        """Starts :meth:`store_layer` in the background; never waits.
+
+        The buffers stay in use until it is done. One that is called off gives the put up. Layers of
+        one put are written one at a time.
+        """
+
     def commit(self, *, timeout_s: float | None = None) -> int:
         """Makes the blocks visible; returns how many.
+
+        Wait for the transfers of all layers first.
 
         Raises:
             InvalidError: A layer is missing.
@@ -343,6 +366,16 @@ class Namespace:
         timeout_s: float | None = None,
     ) -> Transfer:
         """Starts :meth:`get_batch`, or :meth:`get_each` if ``each``; never waits."""
+
+    def submit_retrieve_layer(
+        self,
+        chain: Sequence[bytes],
+        layer: int,
+        out: Sequence[_Block],
+        *,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Starts :meth:`retrieve_layer` in the background; never waits."""
 
     def remove(
         self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None

@@ -9,6 +9,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dalsegno._native import InvalidError
@@ -145,6 +146,10 @@ class Transfer:
         found: list[bool] = self._take("get")
         return found
 
+    def layer_report(self) -> None:
+        """The result of a layer of a put."""
+        self._take("layer")
+
 
 @dataclass
 class Bank:
@@ -176,6 +181,13 @@ class LayerWriter:
             raise InvalidError(f"layer {layer} does not exist or was stored already")
         check(self._hashes, blocks, self.count, self._namespace.slice_bytes)
         self._layers[layer] = [_read(block) for block in blocks]
+
+    def submit_store_layer(
+        self, layer: int, blocks: Sequence[Block], *, timeout_s: float | None = None
+    ) -> Transfer:
+        """Starts `store_layer` in the background."""
+        store = partial(self.store_layer, layer, blocks, timeout_s=timeout_s)
+        return self._namespace.submit("layer", store, None)
 
     def commit(self, *, timeout_s: float | None = None) -> int:
         """Makes the blocks visible; returns how many."""
@@ -355,6 +367,26 @@ class Namespace:
             return [index < leading for index in range(len(hashes))]
 
         return self._store.submit("get", work, [False] * len(hashes))
+
+    def submit_retrieve_layer(
+        self,
+        chain: Sequence[bytes],
+        layer: int,
+        out: Sequence[Block],
+        *,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Starts `retrieve_layer` in the background."""
+
+        def work() -> list[bool]:
+            count = self.retrieve_layer(chain, layer, out, timeout_s=timeout_s)
+            return [index < count for index in range(len(chain))]
+
+        return self.submit("get", work, [False] * len(chain))
+
+    def submit(self, kind: str, work: Callable[[], Any], refused: Any) -> Transfer:
+        """Has the store carry out work."""
+        return self._store.submit(kind, work, refused)
 
     def remove(
         self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None

@@ -240,7 +240,27 @@ def by_transfer(namespace: dalsegno.Namespace, hashes: list[bytes]) -> int:
     return transfer.put_report().stored
 
 
-@pytest.mark.parametrize("put", [by_writer, by_transfer], ids=lambda put: str(put.__name__))
+def by_layer_transfers(namespace: dalsegno.Namespace, hashes: list[bytes]) -> int:
+    writer, size = namespace.layer_writer(hashes), namespace.slice_bytes
+    rows = [content(one, namespace.block_bytes) for one in hashes[writer.first :]]
+    for layer in range(namespace.layers if rows else 0):
+        part = slice(layer * size, (layer + 1) * size)
+        transfer = writer.submit_store_layer(layer, [row[part] for row in rows])
+        assert transfer.wait(60)
+        transfer.layer_report()
+        out = [bytearray(size) for _ in hashes]
+        back = namespace.submit_retrieve_layer(hashes, layer, out)
+        assert back.wait(60)
+        assert back.get_report() == [index < writer.first for index in range(len(hashes))]
+        assert out[: writer.first] == [
+            content(one, namespace.block_bytes)[part] for one in hashes[: writer.first]
+        ]
+    return writer.commit()
+
+
+@pytest.mark.parametrize(
+    "put", [by_writer, by_transfer, by_layer_transfers], ids=lambda put: str(put.__name__)
+)
 def test_other_ways_of_putting_store_the_same(
     put: Callable[[dalsegno.Namespace, list[bytes]], int], box: Box
 ) -> None:

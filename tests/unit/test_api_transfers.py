@@ -268,6 +268,61 @@ def test_regression_a_commit_that_misses_a_layer_changes_nothing(
     assert writer.commit() == 1
 
 
+def test_layers_move_in_the_background(namespace: dalsegno.Namespace) -> None:
+    halves = [[os.urandom(MIB // 2) for _ in range(3)] for _ in range(2)]
+    writer = namespace.layer_writer(chain(3), timeout_s=60)
+    for layer in range(2):
+        transfer = writer.submit_store_layer(layer, halves[layer], timeout_s=60 if layer else None)
+        assert transfer.wait(60)
+        assert transfer.done()
+        transfer.layer_report()
+        transfer.layer_report()
+        with pytest.raises(dalsegno.InvalidError, match="layer_report"):
+            transfer.put_report()
+    assert writer.commit(timeout_s=60) == 3
+    for layer in range(2):
+        out = [bytearray(MIB // 2) for _ in range(4)]
+        got = namespace.submit_retrieve_layer([*chain(3), *chain(1, "no")], layer, out)
+        assert got.wait(60)
+        assert got.get_report() == [True, True, True, False]
+        assert out[:3] == halves[layer]
+        with pytest.raises(dalsegno.InvalidError, match="get_report"):
+            got.layer_report()
+    wrong = namespace.submit_retrieve_layer(chain(1), 2, [bytearray(MIB // 2)])
+    assert wrong.wait(60)
+    with pytest.raises(dalsegno.InvalidError, match="layer 2"):
+        wrong.get_report()
+
+
+def test_a_layer_in_the_background_that_fails_says_so(namespace: dalsegno.Namespace) -> None:
+    half = bytes(MIB // 2)
+    writer = namespace.layer_writer(chain(1))
+    for layer, error in ((2, dalsegno.InvalidError), (0, dalsegno.UnavailableError)):
+        transfer = writer.submit_store_layer(layer, [half], timeout_s=0)
+        assert transfer.wait(60)
+        with pytest.raises(error):
+            transfer.layer_report()
+    with pytest.raises(dalsegno.UnavailableError, match="start the put again"):
+        writer.commit()
+
+
+def test_a_layer_that_is_throttled_may_be_stored_again(namespace: dalsegno.Namespace) -> None:
+    half, count = bytes(MIB // 2), 16
+    fill(namespace, count)
+    writer = namespace.layer_writer(chain(1, "new"))
+    out = [room(count) for _ in range(8)]
+    busy = [namespace.submit_get(chain(count), one) for one in out]
+    transfer = writer.submit_store_layer(0, [half])
+    assert all(get.wait(60) for get in busy)
+    assert transfer.wait(60)
+    if transfer.throttled:
+        with pytest.raises(dalsegno.UnavailableError, match="again"):
+            transfer.layer_report()
+        writer.store_layer(0, [half])
+    writer.store_layer(1, [half])
+    assert writer.commit() == 1
+
+
 def test_a_layer_without_time_gives_the_put_up(namespace: dalsegno.Namespace) -> None:
     half = bytes(MIB // 2)
     writer = namespace.layer_writer(chain(1))

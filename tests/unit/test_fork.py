@@ -97,6 +97,8 @@ def calls(parts: Parts) -> dict[str, Callable[[], Any]]:
         "layer_writer": lambda: space.layer_writer(chain(1, "new")),
         "submit_put": lambda: space.submit_put(one, BLOCKS[:1]).put_report(),
         "submit_get": lambda: space.submit_get(one, out).get_report(),
+        "submit_retrieve_layer": lambda: space.submit_retrieve_layer(one, 0, half).get_report(),
+        "submit_store_layer": lambda: parts.writer.submit_store_layer(1, half).layer_report(),
         "remove": lambda: space.remove(one),
         "remove all": space.remove,
         "store_layer": lambda: parts.writer.store_layer(1, half),

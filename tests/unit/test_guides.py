@@ -49,7 +49,7 @@ def test_the_program_of_the_python_guide_runs(
     for number, block in enumerate(blocks("python.md", "python")):
         exec(compile(block, f"python.md, block {number}", "exec"), names)
     told = capsys.readouterr().out
-    assert re.fullmatch(r"7 blocks, \d+ read from disk\nlost on the way: \{\}\n", told)
+    assert re.fullmatch(r"8 blocks, \d+ read from disk\nlost on the way: \{\}\n", told)
 
 
 def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ impl PyNamespace {
         let count = count.map_or(chain.len().saturating_sub(first), |count| count.0);
         let id = self.namespace.id();
         let writer = py.detach(|| self.store.layer_writer(id, &chain, first, count, &terms));
-        Ok(PyLayerWriter::new(self.store.clone(), writer.or_raise()?))
+        Ok(PyLayerWriter::new(writer.or_raise()?))
     }
 
     #[pyo3(
@@ -187,6 +187,20 @@ impl PyNamespace {
         let timeout = timeout(timeout_s)?;
         let scope = if each { Scope::Each } else { Scope::Prefix };
         Ok(PyTransfer::get(self.store.submit_get(self.namespace.id(), chain, out, scope, timeout)))
+    }
+
+    #[pyo3(signature = (chain, layer, out, *, timeout_s=None))]
+    fn submit_retrieve_layer(
+        &self,
+        chain: &Bound<'_, PyAny>,
+        layer: Number<u32>,
+        out: &Bound<'_, PyAny>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<PyTransfer> {
+        let (chain, out) = (hashes(chain)?, blocks(out, Access::Write)?);
+        let (id, timeout) = (self.namespace.id(), timeout(timeout_s)?);
+        let transfer = self.store.submit_retrieve_layer(id, chain, layer.0, out, timeout);
+        Ok(PyTransfer::get(transfer))
     }
 
     #[pyo3(signature = (hashes=None, *, timeout_s=None))]

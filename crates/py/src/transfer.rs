@@ -72,9 +72,21 @@ pub(crate) fn hits(report: &GetReport) -> Vec<bool> {
 enum Kind {
     Put(Transfer<PutReport>, PyOnceLock<Result<PutReport>>),
     Get(Transfer<GetReport>, PyOnceLock<Result<GetReport>>),
+    Layer(Transfer<()>, PyOnceLock<Result<()>>),
 }
 
-/// A put or get under way.
+/// Asks a transfer of whatever kind.
+macro_rules! ask {
+    ($kind:expr, $transfer:ident => $answer:expr) => {
+        match $kind {
+            Kind::Put($transfer, _) => $answer,
+            Kind::Get($transfer, _) => $answer,
+            Kind::Layer($transfer, _) => $answer,
+        }
+    };
+}
+
+/// A put or get under way, or one layer of it.
 #[pyclass(name = "Transfer", module = "dalsegno._native", frozen)]
 pub(crate) struct PyTransfer {
     kind: Kind,
@@ -87,6 +99,19 @@ impl PyTransfer {
 
     pub(crate) fn get(transfer: Transfer<GetReport>) -> Self {
         Self { kind: Kind::Get(transfer, PyOnceLock::new()) }
+    }
+
+    pub(crate) fn layer(transfer: Transfer<()>) -> Self {
+        Self { kind: Kind::Layer(transfer, PyOnceLock::new()) }
+    }
+
+    fn wrong_report(&self) -> PyErr {
+        let (kind, report) = match &self.kind {
+            Kind::Put(..) => ("put", "put_report"),
+            Kind::Get(..) => ("get", "get_report"),
+            Kind::Layer(..) => ("layer of a put", "layer_report"),
+        };
+        InvalidError::new_err(format!("this transfer is a {kind}; ask for {report}()"))
     }
 }
 
@@ -113,52 +138,42 @@ fn result<'a, T: Send + Sync>(
 #[pymethods]
 impl PyTransfer {
     fn done(&self) -> bool {
-        let state = match &self.kind {
-            Kind::Put(transfer, _) => transfer.state(),
-            Kind::Get(transfer, _) => transfer.state(),
-        };
-        state == TransferState::Done
+        ask!(&self.kind, transfer => transfer.state()) == TransferState::Done
     }
 
     #[pyo3(signature = (timeout_s=None))]
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
         let timeout = timeout(timeout_s)?;
-        Ok(py.detach(|| match &self.kind {
-            Kind::Put(transfer, _) => transfer.wait(timeout),
-            Kind::Get(transfer, _) => transfer.wait(timeout),
-        }))
+        Ok(py.detach(|| ask!(&self.kind, transfer => transfer.wait(timeout))))
     }
 
     fn cancel(&self) {
-        match &self.kind {
-            Kind::Put(transfer, _) => transfer.cancel(),
-            Kind::Get(transfer, _) => transfer.cancel(),
-        }
+        ask!(&self.kind, transfer => transfer.cancel());
     }
 
     #[getter]
     fn throttled(&self) -> bool {
-        match &self.kind {
-            Kind::Put(transfer, _) => transfer.is_throttled(),
-            Kind::Get(transfer, _) => transfer.is_throttled(),
-        }
+        ask!(&self.kind, transfer => transfer.is_throttled())
     }
 
     fn put_report(&self, py: Python<'_>) -> PyResult<PyPutReport> {
         match &self.kind {
             Kind::Put(transfer, cell) => Ok(PyPutReport::new(result(py, transfer, cell)?.clone())),
-            Kind::Get(..) => {
-                Err(InvalidError::new_err("this transfer is a get; ask for get_report()"))
-            }
+            _ => Err(self.wrong_report()),
         }
     }
 
     fn get_report(&self, py: Python<'_>) -> PyResult<Vec<bool>> {
         match &self.kind {
             Kind::Get(transfer, cell) => Ok(hits(result(py, transfer, cell)?)),
-            Kind::Put(..) => {
-                Err(InvalidError::new_err("this transfer is a put; ask for put_report()"))
-            }
+            _ => Err(self.wrong_report()),
+        }
+    }
+
+    fn layer_report(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.kind {
+            Kind::Layer(transfer, cell) => result(py, transfer, cell).copied(),
+            _ => Err(self.wrong_report()),
         }
     }
 }

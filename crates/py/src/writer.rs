@@ -1,51 +1,34 @@
 //! `LayerWriter`.
 
-use std::sync::{Mutex, MutexGuard};
-
-use dalsegno_store::{LayerWriter, Store, Terms};
+use dalsegno_store::{LayerWriter, Terms};
 use pyo3::prelude::*;
 
 use crate::buffers::{Access, Number, blocks, timeout};
-use crate::errors::{InvalidError, OrRaise};
+use crate::errors::OrRaise;
+use crate::transfer::PyTransfer;
 
 /// Blocks that are put layer by layer.
 #[pyclass(name = "LayerWriter", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLayerWriter {
-    first: usize,
-    count: usize,
-    writer: Mutex<LayerWriter>,
-    store: Store,
+    writer: LayerWriter,
 }
 
 impl PyLayerWriter {
-    pub(crate) fn new(store: Store, writer: LayerWriter) -> Self {
-        let (first, count) = (writer.first(), writer.count());
-        Self { first, count, writer: Mutex::new(writer), store }
+    pub(crate) fn new(writer: LayerWriter) -> Self {
+        Self { writer }
     }
-
-    /// The writer, once no other thread uses it. A forked child is refused before it waits: for ever, if a thread used
-    /// the writer at the fork.
-    fn lock(&self) -> PyResult<MutexGuard<'_, LayerWriter>> {
-        self.store.check_process().or_raise()?;
-        self.writer.lock().map_err(broken)
-    }
-}
-
-/// A thread that panicked in the middle left the writer in doubt.
-fn broken<T>(_: T) -> PyErr {
-    InvalidError::new_err("an earlier call broke off; start the put again")
 }
 
 #[pymethods]
 impl PyLayerWriter {
     #[getter]
     fn first(&self) -> usize {
-        self.first
+        self.writer.first()
     }
 
     #[getter]
     fn count(&self) -> usize {
-        self.count
+        self.writer.count()
     }
 
     #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
@@ -58,12 +41,24 @@ impl PyLayerWriter {
     ) -> PyResult<()> {
         let memory = self::blocks(blocks, Access::Read)?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        py.detach(|| self.lock()?.store_layer(layer.0, memory, &terms).or_raise())
+        py.detach(|| self.writer.store_layer(layer.0, memory, &terms)).or_raise()
+    }
+
+    #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
+    fn submit_store_layer(
+        &self,
+        layer: Number<u32>,
+        blocks: &Bound<'_, PyAny>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<PyTransfer> {
+        let memory = self::blocks(blocks, Access::Read)?;
+        let timeout = timeout(timeout_s)?;
+        Ok(PyTransfer::layer(self.writer.submit_store_layer(layer.0, memory, timeout)))
     }
 
     #[pyo3(signature = (*, timeout_s=None))]
     fn commit(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        py.detach(|| self.lock()?.commit(&terms).or_raise())
+        py.detach(|| self.writer.commit(&terms)).or_raise()
     }
 }

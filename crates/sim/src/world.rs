@@ -242,7 +242,7 @@ impl World {
         let id = namespace.id();
         let writer =
             self.store().layer_writer(id, &part.chain, part.first, count, &Terms::default());
-        let mut writer = match writer {
+        let writer = match writer {
             Ok(writer) => writer,
             Err(error) => return self.check_error(&error),
         };

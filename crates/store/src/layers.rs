@@ -1,25 +1,39 @@
 //! Putting blocks layer by layer, as a forward pass produces them.
+//!
+//! 1. Layers of one put are written one at a time; whoever comes meanwhile waits within its terms.
+//! 2. A put whose layer could not be written is given up, and so is one whose writer and transfers are all gone.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, NamespaceId, Result};
-use dalsegno_io::Memory;
-use dalsegno_log::LayerAppend;
+use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
+use dalsegno_io::{Memory, Process};
+use dalsegno_log::{Call, LayerAppend};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::put::{check_blocks, stretches};
 use crate::stats::add;
 use crate::store::{Store, to_error};
 use crate::terms::Terms;
+use crate::transfer::Transfer;
 
 /// Blocks that are put one layer at a time; nothing is visible before [`LayerWriter::commit`].
 #[derive(Debug)]
 pub struct LayerWriter {
     store: Store,
     namespace: Arc<Namespace>,
-    append: Option<LayerAppend>,
     first: usize,
     count: usize,
+    work: Arc<Mutex<Work>>,
+}
+
+/// What the transfers of a writer share with it.
+#[derive(Debug)]
+struct Work {
+    /// None if there is nothing to write, or the put was given up.
+    append: Option<LayerAppend>,
     committed: bool,
+    process: Process,
 }
 
 impl Store {
@@ -64,7 +78,9 @@ impl Store {
             let place = inner.reserve(extent.total_bytes(), &call).map_err(to_error)?;
             Some(inner.log.begin_layers(extent, place))
         };
-        Ok(LayerWriter { store: self.clone(), namespace, append, first, count, committed: false })
+        let work = Work { append, committed: false, process: self.door.process };
+        let work = Arc::new(Mutex::new(work));
+        Ok(LayerWriter { store: self.clone(), namespace, first, count, work })
     }
 }
 
@@ -87,14 +103,11 @@ impl LayerWriter {
     ///
     /// `Invalid` for a wrong layer, count or size; `Unavailable` if it could not be written: then nothing of this put
     /// becomes visible.
-    pub fn store_layer(
-        &mut self,
-        layer: u32,
-        blocks: Vec<Vec<Memory>>,
-        terms: &Terms,
-    ) -> Result<()> {
+    pub fn store_layer(&self, layer: u32, blocks: Vec<Vec<Memory>>, terms: &Terms) -> Result<()> {
         let inner = self.store.enter()?;
-        if self.committed {
+        let call = terms.call(inner.clock.as_ref());
+        let mut work = self.lock(&call, inner.clock.as_ref())?;
+        if work.committed {
             return Err(Error::invalid("the blocks were committed already"));
         }
         let layout = self.namespace.layout();
@@ -106,7 +119,7 @@ impl LayerWriter {
             )));
         }
         check_blocks(&blocks, u64::from(layout.slice_bytes()))?;
-        let Some(append) = &mut self.append else {
+        let Some(append) = &mut work.append else {
             return if self.count == 0 { Ok(()) } else { Err(given_up()) };
         };
         if !append.missing_layers().contains(&layer) {
@@ -116,39 +129,57 @@ impl LayerWriter {
                 format!("layer {layer} does not exist; the namespace has {}", layout.layers())
             }));
         }
-        let call = terms.call(inner.clock.as_ref());
         if let Err(error) = append.store_layer(layer, blocks, &call) {
-            self.append = None;
+            work.append = None;
             return Err(to_error(error));
         }
         Ok(())
     }
 
-    /// Makes the blocks visible; returns how many.
+    /// Starts [`LayerWriter::store_layer`] in the background; never waits. A full queue gives a transfer that has ended
+    /// with an error, and the layer may be stored again. One that is called off gives the put up.
+    #[must_use]
+    pub fn submit_store_layer(
+        &self,
+        layer: u32,
+        blocks: Vec<Vec<Memory>>,
+        timeout: Option<Duration>,
+    ) -> Transfer<()> {
+        let message =
+            "too many transfers are waiting; wait for one of them and store the layer again";
+        let refused = Err(Error::new(ErrorKind::Unavailable, message));
+        let (store, work) = (self.store.clone(), Arc::clone(&self.work));
+        let (namespace, first, count) = (Arc::clone(&self.namespace), self.first, self.count);
+        let writer = Self { store, namespace, first, count, work };
+        self.store.start(refused, timeout, move |_, terms| writer.store_layer(layer, blocks, terms))
+    }
+
+    /// Makes the blocks visible; returns how many. Waits for no layer whose transfer has not begun: end them first.
     ///
     /// # Errors
     ///
     /// `Invalid` if a layer is missing (store it and commit again); `Unavailable` or `Poisoned` if it could not be made
     /// visible.
-    pub fn commit(&mut self, terms: &Terms) -> Result<usize> {
+    pub fn commit(&self, terms: &Terms) -> Result<usize> {
         let inner = self.store.enter()?;
-        if self.committed {
+        let call = terms.call(inner.clock.as_ref());
+        let mut work = self.lock(&call, inner.clock.as_ref())?;
+        if work.committed {
             return Err(Error::invalid("the blocks were committed already"));
         }
         if self.count == 0 {
-            self.committed = true;
+            work.committed = true;
             return Ok(0);
         }
-        let missing = self.append.as_ref().ok_or_else(given_up)?.missing_layers();
+        let missing = work.append.as_ref().ok_or_else(given_up)?.missing_layers();
         if let Some(layer) = missing.first() {
             return Err(Error::invalid(format!(
                 "{} layers are missing, layer {layer} first; store them all before commit",
                 missing.len()
             )));
         }
-        let append = self.append.take().ok_or_else(given_up)?;
-        self.committed = true;
-        let call = terms.call(inner.clock.as_ref());
+        let append = work.append.take().ok_or_else(given_up)?;
+        work.committed = true;
         inner.publish(append.commit(&call).map_err(to_error)?, &call);
         let blocks = self.count as u64;
         add(&inner.counters.put_calls, 1);
@@ -156,12 +187,27 @@ impl LayerWriter {
         add(&inner.counters.put_bytes, blocks * self.namespace.layout().block_bytes());
         Ok(self.count)
     }
+
+    /// The put, once nobody else writes a layer of it. To be asked only in the process that opened the store.
+    fn lock(&self, call: &Call, clock: &dyn Clock) -> Result<MutexGuard<'_, Work>> {
+        loop {
+            let locked = match call.patience(clock).map_err(to_error) {
+                Ok(None) => Some(self.work.lock()),
+                Ok(Some(patience)) => self.work.try_lock_for(patience),
+                // Without time left it is the layer that fails, not the wait for a put that nobody else uses.
+                Err(late) => return self.work.try_lock().ok_or(late),
+            };
+            if let Some(work) = locked {
+                return Ok(work);
+            }
+        }
+    }
 }
 
-impl Drop for LayerWriter {
+impl Drop for Work {
     /// In a forked child the put stays the parent's: giving it up would write to the log.
     fn drop(&mut self) {
-        if !self.store.door.process.is_this() {
+        if !self.process.is_this() {
             std::mem::forget(self.append.take());
         }
     }

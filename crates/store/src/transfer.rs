@@ -82,7 +82,7 @@ pub enum TransferState {
     Done,
 }
 
-/// A put or get in the background. Dropping it does not stop it.
+/// A put or get, or one layer of it, in the background. Dropping it does not stop it.
 #[derive(Debug)]
 pub struct Transfer<T> {
     shared: Arc<Shared<T>>,
@@ -193,7 +193,7 @@ impl Store {
         blocks: Vec<Vec<Memory>>,
         timeout: Option<Duration>,
     ) -> Transfer<PutReport> {
-        let refused = PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] };
+        let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
         self.start(refused, timeout, move |store, terms| {
             store.put_batch(namespace, Put { chain: &chain, first, blocks }, terms)
         })
@@ -209,15 +209,30 @@ impl Store {
         scope: Scope,
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
-        let refused = GetReport { outcomes: vec![Outcome::Lost("throttled"); out.len()] };
-        self.start(refused, timeout, move |store, terms| {
+        self.start(Ok(throttled_get(&out)), timeout, move |store, terms| {
             store.get_batch(namespace, &chain, out, scope, terms)
         })
     }
 
-    fn start<T: Send + 'static>(
+    /// Starts [`Store::retrieve_layer`] in the background; never waits. A full queue gives a transfer that has ended.
+    #[must_use]
+    pub fn submit_retrieve_layer(
         &self,
-        refused: T,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        layer: u32,
+        out: Vec<Vec<Memory>>,
+        timeout: Option<Duration>,
+    ) -> Transfer<GetReport> {
+        self.start(Ok(throttled_get(&out)), timeout, move |store, terms| {
+            store.retrieve_layer(namespace, &chain, layer, out, terms)
+        })
+    }
+
+    /// Queues work; `refused` is the result if the queue is full.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        refused: Result<T>,
         timeout: Option<Duration>,
         work: impl FnOnce(&Self, &Terms) -> Result<T> + Send + 'static,
     ) -> Transfer<T> {
@@ -247,9 +262,13 @@ impl Store {
                 drop(job);
                 add(&inner.counters.throttled_transfers, 1);
                 let throttled = Transfer::new(true);
-                throttled.shared.finish(Ok(refused));
+                throttled.shared.finish(refused);
                 throttled
             }
         }
     }
+}
+
+fn throttled_get(out: &[Vec<Memory>]) -> GetReport {
+    GetReport { outcomes: vec![Outcome::Lost("throttled"); out.len()] }
 }

@@ -84,7 +84,7 @@ fn each_layer_can_be_written_and_read_alone() {
         let chain = chain(u64::from(slice), 5);
         let bytes = slice as usize;
         let blocks: Vec<Vec<u8>> = chain.iter().map(|h| block(*h, 4 * bytes)).collect();
-        let mut writer = store.layer_writer(ns, &chain, 0, 5, &Terms::default()).unwrap();
+        let writer = store.layer_writer(ns, &chain, 0, 5, &Terms::default()).unwrap();
         assert_eq!(store.probe(ns, &chain).unwrap(), 0);
         for layer in [2_u32, 0, 3, 1] {
             lend(|lender| {

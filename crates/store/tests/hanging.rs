@@ -14,8 +14,8 @@ use dalsegno_io::{
     OpenMode, Opened, Operation, Request, Space, SystemClock,
 };
 use dalsegno_store::{
-    Cancel, ChainHash, Config, Durability, ErrorKind, NamespaceId, Parts, Put, PutOutcome,
-    PutReport, Store, StoreId, Terms, lend,
+    Cancel, ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Parts, Put, PutOutcome,
+    PutReport, Store, StoreId, Terms, TransferState, lend,
 };
 use support::{block, chain, config, get, namespace, open, put};
 
@@ -265,4 +265,34 @@ fn a_removal_ends_at_its_deadline_and_becomes_durable_when_the_device_goes_on() 
     let store = open(dir.path(), &config);
     assert_eq!(store.probe(ns, &gone).unwrap(), 0);
     check_well(&store, ns);
+}
+
+#[test]
+fn a_layer_that_waits_for_another_one_ends_at_its_deadline_and_may_be_stored_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (device, store, ns) = hanging(dir.path(), &settings(Durability::Batch));
+    let (chain, slice) = (chain(1, 2), BYTES / 2);
+    let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, BYTES)).collect();
+    let writer = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();
+    device.hang(Hung::Everything);
+    lend(|lender| {
+        let layer = |number: usize| -> Vec<Vec<Memory>> {
+            let rows = blocks.iter().map(|b| &b[number * slice..][..slice]);
+            rows.map(|row| vec![lender.shared(row)]).collect()
+        };
+        let first = writer.submit_store_layer(0, layer(0), None);
+        std::thread::sleep(TIMEOUT);
+        let second = writer.submit_store_layer(1, layer(1), Some(TIMEOUT));
+        assert!(second.wait(Some(AT_MOST)));
+        assert_eq!(second.take().unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(first.state(), TransferState::Running);
+        let commit = writer.commit(&Terms::within(TIMEOUT));
+        assert_eq!(commit.unwrap_err().kind(), ErrorKind::Unavailable);
+        device.go_on();
+        assert!(first.wait(Some(AT_MOST)));
+        first.take().unwrap().unwrap();
+        writer.store_layer(1, layer(1), &Terms::default()).unwrap();
+    });
+    assert_eq!(writer.commit(&Terms::default()).unwrap(), 2);
+    assert_eq!(get(&store, ns, &chain, BYTES, &Terms::default()), 2);
 }
