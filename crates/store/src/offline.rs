@@ -173,7 +173,7 @@ fn open(path: &Path) -> Result<Offline> {
     });
     let faults = faults.collect();
     let index = MemoryIndex::default();
-    rebuild(&log, &index, recovered);
+    rebuild(&log, &index, recovered, &|| ());
     Ok(Offline { log, index, faults, _lock: lock })
 }
 

@@ -121,7 +121,7 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_parts(parts: Parts) -> Result<Self> {
         let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep } = parts;
-        let Opened { log, recovered, index, lsm } =
+        let Opened { log, recovered, index, lsm, cover } =
             open_log(&device, &clock, pool, &limits, new_store)?;
         let counters = Counters::default();
         add(&counters.open_faults, recovered.faults.len() as u64);
@@ -134,7 +134,17 @@ impl Store {
             );
         }
         let has_removals = !recovered.removals.is_empty();
-        rebuild(&log, index.as_ref(), recovered);
+        let keep_up = || {
+            // Memory stays bounded while much is taken in. The cover is the old one until all is: what is taken in
+            // twice is taken in once.
+            if let Some(lsm) = lsm.as_ref().filter(|lsm| lsm.is_full())
+                && log.cover().is_ok()
+            {
+                lsm.freeze(cover.clone());
+                while lsm.step() {}
+            }
+        };
+        rebuild(&log, index.as_ref(), recovered, &keep_up);
         if let Some(lsm) = lsm.as_ref().filter(|lsm| has_removals && lsm.is_damaged()) {
             // What was to be removed may be in what cannot be read.
             lsm.give_up();
@@ -212,6 +222,8 @@ struct Opened {
     index: Arc<dyn Index>,
     /// The index once more if it lives in files.
     lsm: Option<Arc<LsmIndex>>,
+    /// What of the log it had taken in.
+    cover: Vec<u8>,
 }
 
 fn open_log(
@@ -227,7 +239,13 @@ fn open_log(
         remove_index_files(device.as_ref());
         let (log, recovered) =
             Log::open(device, clock, pool, options, new_store).map_err(to_error)?;
-        return Ok(Opened { log, recovered, index: Arc::new(MemoryIndex::default()), lsm: None });
+        return Ok(Opened {
+            log,
+            recovered,
+            index: Arc::new(MemoryIndex::default()),
+            lsm: None,
+            cover: Vec::new(),
+        });
     }
     let lsm_options = LsmOptions {
         memtable_bytes: limits.index_memory_bytes / 8,
@@ -238,22 +256,26 @@ fn open_log(
     let mut opened = None;
     let index_device = Arc::clone(&device);
     let (log, recovered) = Log::open_covered(device, clock, pool, options, new_store, |store| {
-        let (index, cover) = match LsmIndex::open(index_device, store, lsm_options) {
-            Ok((index, cover)) => (Ok(index), cover),
-            Err(error) => (Err(error), None),
-        };
+        let index = LsmIndex::open(index_device, store, lsm_options);
+        let cover = index.as_ref().ok().and_then(|(_, cover)| cover.clone());
         opened = Some(index);
         cover
     })
     .map_err(to_error)?;
-    let index = opened.expect("the log asks for its cover").map_err(|error| {
+    let (index, cover) = opened.expect("the log asks for its cover").map_err(|error| {
         Error::new(ErrorKind::Unavailable, "the index cannot be opened").with_source(error)
     })?;
     let index = Arc::new(index);
     // A segment whose header is damaged has no epoch.
     let sound = log.segments().into_iter().filter(|view| view.epoch > 0);
     index.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
-    Ok(Opened { log, recovered, index: Arc::<LsmIndex>::clone(&index), lsm: Some(index) })
+    Ok(Opened {
+        log,
+        recovered,
+        index: Arc::<LsmIndex>::clone(&index),
+        lsm: Some(index),
+        cover: cover.unwrap_or_default(),
+    })
 }
 
 /// An index in memory does not keep the files of one that was used before. Best effort.
@@ -270,7 +292,8 @@ fn remove_index_files(device: &dyn Device) {
 ///
 /// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and
 /// the block was put again. So the older one is read, and unless it is sound the newer one takes the block.
-pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered) {
+/// `keep_up` is called after every extent.
+pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_up: &dyn Fn()) {
     let mut blocks: HashMap<(NamespaceId, ChainHash), u64> = HashMap::new();
     let mut namespaces: HashMap<NamespaceId, u64> = HashMap::new();
     for removal in &recovered.removals {
@@ -315,6 +338,7 @@ pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered) {
             let alive = extent.clone();
             index.insert(extent, &|hash| is_alive(&alive, hash));
         }
+        keep_up();
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! 1. A cover is made before the index is frozen, so that whatever it covers is in the index.
 //! 2. One thread does it, or whoever writes where there is none; nobody who reads ever waits for it.
-//! 3. Waiting for it is bounded: an index that takes nothing in any more costs puts, not threads.
+//! 3. Waiting for it is bounded, and so is the memory of what waits to be written: an index that takes nothing in any
+//!    more costs puts, not threads and not memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,8 +41,8 @@ struct Shared {
 struct State {
     called: bool,
     stopped: bool,
-    /// Rounds that were done.
-    rounds: u64,
+    /// The last round could not make room: a disk that is full or fails, a damaged index.
+    stuck: bool,
 }
 
 impl Upkeep {
@@ -77,7 +78,8 @@ impl Upkeep {
         }
         let call = call.clone().until(call.at_most(PATIENCE, clock));
         let mut state = shared.state.lock();
-        while shared.index.is_stalled() && !state.stopped {
+        // Where nothing can be made room for, waiting for it helps nobody.
+        while shared.index.is_stalled() && !state.stopped && !state.stuck {
             state.called = true;
             shared.changed.notify_all();
             if let Ok(patience) = call.patience(clock) {
@@ -113,7 +115,9 @@ impl Upkeep {
         if let Some(threads) = &self.threads {
             threads.lock().join(CLOSE_PATIENCE);
         }
-        shared.freeze();
+        if !shared.index.is_stalled() {
+            shared.freeze();
+        }
         while shared.index.has_frozen() && shared.index.step() {}
         shared.condemn_if_damaged();
     }
@@ -133,13 +137,13 @@ impl Shared {
                 state.called = false;
             }
             self.round();
-            self.state.lock().rounds += 1;
+            self.state.lock().stuck = self.index.is_stalled();
             self.changed.notify_all();
         }
     }
 
     fn round(&self) {
-        if self.index.is_full() {
+        if self.index.is_full() && !self.index.is_stalled() {
             self.freeze();
         }
         while !self.state.lock().stopped && self.index.step() {
