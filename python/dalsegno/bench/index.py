@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,11 +24,12 @@ def main(argv: Sequence[str]) -> int:
     """Builds the program if needed and runs it.
 
     Args:
-        argv: The program's own arguments; ``--help`` tells them.
+        argv: As ``--help`` tells.
 
     Returns:
         Its exit code; 1 if it cannot be built.
     """
+    options = _parser().parse_args(argv)
     source = Path(__file__).resolve().parents[3] / "benches" / "index"
     missing = _missing(source)
     if missing is not None:
@@ -43,7 +46,31 @@ def main(argv: Sequence[str]) -> int:
     built = subprocess.run(build, cwd=source, env=environment, check=False)
     if built.returncode != 0:
         return 1
-    return subprocess.run([str(target / "release" / PROGRAM), *argv], check=False).returncode
+    arguments = [f"--{name}={value}" for name, value in vars(options).items()]
+    return subprocess.run([str(target / "release" / PROGRAM), *arguments], check=False).returncode
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dalsegno bench index", description=f"Measures {SUMMARY}."
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=5_000_000, help="blocks to put (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="parts in which engines take turns (%(default)s)"
+    )
+    parser.add_argument(
+        "--dir",
+        default=tempfile.gettempdir(),
+        help="where a folder for the files is made and removed (%(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        default="dalsegno,rocksdb,rocksdb_universal,lmdb",
+        help="engines, separated by commas (default: %(default)s)",
+    )
+    return parser
 
 
 def _missing(source: Path) -> str | None:
