@@ -31,7 +31,10 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32;
 
     /// How many leading hashes of `chain` are present. `chain` may start at any block of a prompt.
-    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize;
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
+        let runs = self.resolve(namespace, chain, Scope::Prefix);
+        runs.iter().map(|run| run.count as usize).sum()
+    }
 
     /// Finds blocks, as runs of neighbours in one extent, in the order of `hashes`.
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run>;

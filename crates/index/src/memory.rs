@@ -19,11 +19,6 @@ impl Index for MemoryIndex {
         self.table.write().insert(extent, wanted)
     }
 
-    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
-        let runs = self.table.read().resolve(namespace, chain, Scope::Prefix);
-        runs.iter().map(|run| run.count as usize).sum()
-    }
-
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
         self.table.read().resolve(namespace, hashes, scope)
     }

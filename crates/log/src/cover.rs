@@ -4,11 +4,13 @@
 //! 2. A cover speaks of a segment only as long as that is in the epoch it names.
 //! 3. Decoders never panic and never trust a length before it was checked against what is there.
 
+use std::sync::Arc;
+
 use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
 
 use crate::error::LogError;
 use crate::log::Log;
-use crate::segment::{SegmentState, Segments, Tombstone};
+use crate::segment::{SegmentState, Segments, Slot, Tombstone};
 
 const VERSION: u32 = 1;
 
@@ -16,6 +18,7 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cover {
     pub(crate) next_sequence: u64,
+    /// By number.
     pub(crate) segments: Vec<SegmentCover>,
     pub(crate) tombstones: Vec<Tombstone>,
 }
@@ -44,14 +47,12 @@ impl Log {
         let core = &self.core;
         let (cover, unsynced) = {
             let segments = core.segments.lock();
-            let written = |number: &u64| {
-                let slot = &segments.slots[number];
+            let is_written = |slot: &&Slot| {
                 slot.newest_sequence >= segments.synced_sequence
                     && slot.state != SegmentState::Damaged
             };
-            let numbers = segments.slots.keys().filter(|number| written(number));
-            let unsynced: Vec<_> =
-                numbers.map(|number| segments.slots[number].segment.clone()).collect();
+            let written = segments.slots.values().filter(is_written);
+            let unsynced: Vec<_> = written.map(|slot| Arc::clone(&slot.segment)).collect();
             (Cover::of(&segments), unsynced)
         };
         for segment in unsynced {
@@ -65,7 +66,7 @@ impl Log {
 
 impl Cover {
     fn of(segments: &Segments) -> Self {
-        let of_slot = |slot: &crate::segment::Slot| SegmentCover {
+        let of_slot = |slot: &Slot| SegmentCover {
             number: slot.segment.number,
             epoch: slot.segment.epoch(),
             sealed: slot.state == SegmentState::Sealed,
@@ -84,7 +85,8 @@ impl Cover {
 
     /// What it says of a segment.
     pub(crate) fn segment(&self, number: u64, epoch: u64) -> Option<&SegmentCover> {
-        self.segments.iter().find(|cover| (cover.number, cover.epoch) == (number, epoch))
+        let at = self.segments.binary_search_by_key(&number, |known| known.number).ok()?;
+        self.segments.get(at).filter(|known| known.epoch == epoch)
     }
 
     fn encode(&self) -> Vec<u8> {

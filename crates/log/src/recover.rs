@@ -54,8 +54,6 @@ pub struct SegmentFault {
 struct Found {
     slot: Option<Slot>,
     number: u64,
-    /// Those that the cover knew.
-    tombstones: Vec<Tombstone>,
     records: Vec<RecordHeader>,
     faults: Vec<SegmentFault>,
 }
@@ -90,16 +88,11 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     let mut recovered = Recovered::default();
     let mut segments = core.segments.lock();
     segments.next_sequence = cover.next_sequence;
-    for Found { slot, number, tombstones, records, faults } in found {
+    for Found { slot, number, records, faults } in found {
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
             segments.slots.insert(number, slot);
-        }
-        for tombstone in tombstones {
-            let Tombstone { namespace, hashes, kills_before, .. } = &tombstone;
-            recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
-            segments.tombstones.push(tombstone);
         }
         for record in records {
             segments.next_sequence = segments.next_sequence.max(record.sequence);
@@ -122,6 +115,15 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
                 }
                 RecordKind::Void { .. } | RecordKind::Seal => {}
             }
+        }
+    }
+    for tombstone in &cover.tombstones {
+        let slot = segments.slots.get(&tombstone.segment);
+        let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
+        if known.is_some_and(|known| tombstone.offset < known.covered) {
+            let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
+            recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
+            segments.tombstones.push(tombstone.clone());
         }
     }
     let newest = segments
@@ -192,9 +194,6 @@ fn open_segment(
     for fault in &mut found.faults {
         entry.name.clone_into(&mut fault.file);
     }
-    let known = cover.tombstones.iter().filter(|tombstone| tombstone.segment == number);
-    let covered = cover.segment(number, header.epoch).map_or(0, |known| known.covered);
-    found.tombstones.extend(known.filter(|tombstone| tombstone.offset < covered).cloned());
     Ok(found)
 }
 
@@ -247,8 +246,7 @@ fn scan_segment(
 
 impl Found {
     fn none(number: u64) -> Self {
-        let (tombstones, records, faults) = (Vec::new(), Vec::new(), Vec::new());
-        Self { slot: None, number, tombstones, records, faults }
+        Self { slot: None, number, records: Vec::new(), faults: Vec::new() }
     }
 }
 

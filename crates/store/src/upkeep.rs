@@ -115,9 +115,7 @@ impl Upkeep {
         if let Some(threads) = &self.threads {
             threads.lock().join(CLOSE_PATIENCE);
         }
-        if !shared.index.is_stalled() {
-            shared.freeze();
-        }
+        shared.freeze();
         while shared.index.has_frozen() && shared.index.step() {}
         shared.condemn_if_damaged();
     }
@@ -143,20 +141,26 @@ impl Shared {
     }
 
     fn round(&self) {
-        if self.index.is_full() && !self.index.is_stalled() {
-            self.freeze();
-        }
+        self.freeze_if_full();
         while !self.state.lock().stopped && self.index.step() {
             // Whoever waits for memory looks again after every flush.
             self.changed.notify_all();
-            if self.index.is_full() && !self.index.is_stalled() {
-                self.freeze();
-            }
+            self.freeze_if_full();
         }
         self.condemn_if_damaged();
     }
 
+    fn freeze_if_full(&self) {
+        if self.index.is_full() {
+            self.freeze();
+        }
+    }
+
+    /// Unless too much waits already.
     fn freeze(&self) {
+        if self.index.is_stalled() {
+            return;
+        }
         match self.log.cover() {
             Ok(cover) => self.index.freeze(cover),
             Err(error) => tracing::warn!("the index stays in memory: {error}"),

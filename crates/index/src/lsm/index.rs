@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use super::keys::{ForkKey, LiveBlocks, OrderKey, PointKey, Record, short};
 use super::memtable::Batch;
 use super::table::TableError;
-use super::tree::{OrderScan, Tree, Writer};
+use super::tree::{OrderScan, Tree};
 use crate::usage::Usage;
 use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
 
@@ -122,16 +122,12 @@ impl LsmIndex {
             return Ok(None);
         };
         let wanted = OrderKey { first, sequence: 0, ..OrderKey::of(extent) };
-        let same_place = |key: &OrderKey| {
-            (key.namespace, key.lineage, key.first)
-                == (wanted.namespace, wanted.lineage, wanted.first)
-        };
         let mut current = match scan.take() {
             Some((current, next)) if next == wanted => current,
             _ => self.tree.orders(&wanted)?,
         };
         while let Some((key, value)) = current.next()? {
-            if !same_place(&key) {
+            if key.place() != wanted.place() {
                 return Ok(None);
             }
             let Some(next) = self.decode(&key, &value)? else { continue };
@@ -167,7 +163,7 @@ impl LsmIndex {
                 removed.extents.push(record.extent.id);
                 batch.orders.push((key, None));
             } else {
-                let record = Record { extent: record.extent.clone(), live };
+                let record = Record { extent: Arc::clone(&record.extent), live };
                 batch.orders.push((key, Some(record.encode())));
             }
         }
@@ -189,7 +185,7 @@ impl LsmIndex {
         if count == 0 {
             return 0;
         }
-        let record = Record { extent, live };
+        let record = Record { extent: Arc::new(extent), live };
         let extent = &record.extent;
         for (hash, block) in &last_places {
             let key = PointKey::of(extent.namespace, hash);
@@ -218,42 +214,28 @@ impl LsmIndex {
         self.tree.note(error);
         self.give_up();
     }
+}
 
-    fn insert_with(
-        &self,
-        writer: &Writer<'_>,
-        extent: Extent,
-        wanted: &dyn Fn(&ChainHash) -> bool,
-    ) -> u32 {
+impl Index for LsmIndex {
+    fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+        let writer = self.tree.writer();
         let location = extent.location;
         let is_past = self.usage.read().epoch(location.segment) > Some(location.epoch);
         if is_past || self.tree.is_stalled() {
+            return 0;
+        }
+        // An extent may be put again when the index is opened. What it lost meanwhile stays lost.
+        if self.or_missing(self.record(&OrderKey::of(&extent))).is_some() {
             return 0;
         }
         let namespace = extent.namespace;
         let is_free = |hash: &ChainHash| wanted(hash) && self.find(namespace, hash).is_none();
         let taken: Vec<u32> =
             (0..).zip(&extent.hashes).filter(|(_, hash)| is_free(hash)).map(|(b, _)| b).collect();
-        // An extent may be put again when the index is opened. What it lost meanwhile stays lost.
-        if self.or_missing(self.record(&OrderKey::of(&extent))).is_some() {
-            return 0;
-        }
         let mut batch = Batch::default();
         let count = self.adopt(extent, &taken, &mut batch);
         writer.apply(batch);
         count
-    }
-}
-
-impl Index for LsmIndex {
-    fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
-        let writer = self.tree.writer();
-        self.insert_with(&writer, extent, wanted)
-    }
-
-    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
-        let runs = self.resolve(namespace, chain, Scope::Prefix);
-        runs.iter().map(|run| run.count as usize).sum()
     }
 
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
@@ -281,7 +263,7 @@ impl Index for LsmIndex {
             if block + count == record.extent.block_count() {
                 before = Some(Arc::clone(&record));
             }
-            let extent = Arc::new(record.extent.clone());
+            let extent = Arc::clone(&record.extent);
             runs.push(Run { at, extent, first_block: block, count });
             at += count as usize;
         }
@@ -307,7 +289,7 @@ impl Index for LsmIndex {
             return fork;
         }
         let wanted = OrderKey { first: index, sequence: 0, ..OrderKey::of(extent) };
-        match self.first_at(&wanted) {
+        match self.has_any(&wanted, |key| key.place() == wanted.place()) {
             Ok(false) => Placement { lineage: extent.lineage, first_block_index: index },
             Ok(true) => fork,
             Err(error) => {

@@ -3,6 +3,8 @@
 //! 1. Decoders never panic and never trust a length before it was checked against what is there.
 //! 2. The order of encoded keys is the order of (kind, namespace, lineage, first block, sequence).
 
+use std::sync::Arc;
+
 use dalsegno_core::{
     ChainHash, Extent, ExtentId, KvLayout, Location, MAX_EXTENT_BLOCKS, NamespaceId, SECTOR_BYTES,
 };
@@ -54,7 +56,7 @@ pub(crate) struct Point {
 /// An extent, and which of its blocks lead to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub(crate) extent: Extent,
+    pub(crate) extent: Arc<Extent>,
     pub(crate) live: LiveBlocks,
 }
 
@@ -74,6 +76,11 @@ impl OrderKey {
             first: extent.first_block_index,
             sequence: extent.id.0,
         }
+    }
+
+    /// Where the extent begins: keys that differ in the sequence alone have the same place.
+    pub(crate) fn place(&self) -> (NamespaceId, [u8; SHORT], u32) {
+        (self.namespace, self.lineage, self.first)
     }
 
     pub(crate) fn encode(&self) -> [u8; 45] {
@@ -241,7 +248,7 @@ impl Record {
             },
             hashes: hashes.iter().copied().map(ChainHash).collect(),
         };
-        Some(Self { extent, live })
+        Some(Self { extent: Arc::new(extent), live })
     }
 
     /// Segment and epoch in the value of an order entry: all that merging needs of it.
@@ -318,7 +325,7 @@ mod tests {
             },
             hashes: (0..u64::from(blocks)).map(hash).collect(),
         };
-        Record { extent, live }
+        Record { extent: Arc::new(extent), live }
     }
 
     proptest! {

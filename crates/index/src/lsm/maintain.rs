@@ -64,8 +64,7 @@ impl Tree {
         if before.number == 0 {
             return Ok(());
         }
-        let (levels, sums) = (before.levels.clone(), before.sums.clone());
-        self.install(Version { number: 0, levels, sums, cover: before.cover.clone() }, false)
+        self.install(before.with_levels(before.levels.clone()), false)
     }
 
     /// Removes the manifest: an open that finds none begins with an empty index.
@@ -79,8 +78,7 @@ impl Tree {
         let _one_at_a_time = self.maintaining.lock();
         self.remove_manifest();
         let mut state = self.state.write();
-        let (active, frozen) = (Arc::clone(&state.active), state.frozen.clone());
-        *state = Arc::new(State { active, frozen, version: Arc::default() });
+        *state = Arc::new(State { version: Arc::default(), ..State::clone(&state) });
     }
 
     fn remove_manifest(&self) {
@@ -115,8 +113,7 @@ impl Tree {
         tracing::warn!("the index outgrows its {most} bytes on disk and forgets its oldest blocks");
         *oldest = Arc::new(Run { tables });
         drop_empty(&mut levels);
-        let (sums, cover) = (version.sums.clone(), version.cover.clone());
-        Some(Version { number: 0, levels, sums, cover })
+        Some(version.with_levels(levels))
     }
 
     fn flush(&self, state: &State, frozen: &Arc<Frozen>) -> Result<(), TableError> {
@@ -183,8 +180,7 @@ impl Tree {
             }
         }
         drop_empty(&mut levels);
-        let (sums, cover) = (version.sums.clone(), version.cover.clone());
-        self.install(Version { number: 0, levels, sums, cover }, false)
+        self.install(version.with_levels(levels), false)
     }
 
     /// Merges runs, newest first, into one.
@@ -230,16 +226,13 @@ impl Tree {
         let version = Arc::new(version);
         let before = {
             let mut state = self.state.write();
-            let before = Arc::clone(&state.version);
-            let mut frozen = state.frozen.clone();
+            let mut next = State { version: Arc::clone(&version), ..State::clone(&state) };
             if flushed {
-                frozen.pop_back();
+                next.frozen.pop_back();
             }
-            let active = Arc::clone(&state.active);
-            *state = Arc::new(State { active, frozen, version: Arc::clone(&version) });
-            before
+            std::mem::replace(&mut *state, Arc::new(next))
         };
-        self.remove_superfluous(&before, &version);
+        self.remove_superfluous(&before.version, &version);
         Ok(())
     }
 

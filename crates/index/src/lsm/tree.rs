@@ -54,7 +54,7 @@ pub(crate) struct Frozen {
 }
 
 /// Everything that a reader needs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) active: Arc<Memtable>,
     /// Newest first.
@@ -169,8 +169,7 @@ impl Tree {
     /// Where the block may be.
     pub(crate) fn point(&self, key: &PointKey) -> Result<Option<Point>, TableError> {
         let state = self.state();
-        let frozen = state.frozen.iter().map(|frozen| &frozen.memtable);
-        let newest = std::iter::once(&state.active).chain(frozen).find_map(|m| m.point(key));
+        let newest = state.memtables().find_map(|memtable| memtable.point(key));
         if newest.is_some() {
             return Ok(newest);
         }
@@ -183,8 +182,7 @@ impl Tree {
     /// The value of an order entry that was not removed.
     pub(crate) fn order(&self, key: &OrderKey) -> Result<Option<Value>, TableError> {
         let state = self.state();
-        let frozen = state.frozen.iter().map(|frozen| &frozen.memtable);
-        let newest = std::iter::once(&state.active).chain(frozen).find_map(|m| m.order(key));
+        let newest = state.memtables().find_map(|memtable| memtable.order(key));
         let value = match newest {
             Some(value) => Some(Value::from(value)),
             None => state.version.get(&key.encode(), &self.cache)?,
@@ -194,36 +192,14 @@ impl Tree {
 
     /// Entries of order from a key on, in their order.
     pub(crate) fn orders(&self, from: &OrderKey) -> Result<OrderScan, TableError> {
-        let state = self.state();
-        let mut sources: Vec<Box<dyn Source>> = Vec::new();
-        for memtable in state.memtables() {
-            sources.push(Box::new(MemtableScan::orders(memtable, *from)));
-        }
-        for run in state.version.runs_from(&from.encode()) {
-            sources.push(Box::new(RunSource::new(
-                run,
-                &from.encode(),
-                Reading::Cached(self.cache.clone()),
-            )?));
-        }
-        Ok(OrderScan { merge: Merge::new(sources) })
+        let memtable = |memtable| MemtableScan::orders(memtable, *from);
+        Ok(OrderScan { merge: self.merge_from(&from.encode(), memtable)? })
     }
 
     /// Forks from a key on, in their order, at most `limit`.
     pub(crate) fn forks(&self, from: &ForkKey, limit: usize) -> Result<Vec<ForkKey>, TableError> {
-        let state = self.state();
-        let mut sources: Vec<Box<dyn Source>> = Vec::new();
-        for memtable in state.memtables() {
-            sources.push(Box::new(MemtableScan::forks(memtable, from, limit)));
-        }
-        for run in state.version.runs_from(&from.encode()) {
-            sources.push(Box::new(RunSource::new(
-                run,
-                &from.encode(),
-                Reading::Cached(self.cache.clone()),
-            )?));
-        }
-        let mut merge = Merge::new(sources);
+        let memtable = |memtable| MemtableScan::forks(memtable, from, limit);
+        let mut merge = self.merge_from(&from.encode(), memtable)?;
         let mut found = Vec::new();
         while found.len() < limit
             && let Some(key) = merge.key().filter(|key| key[0] == KIND_FORK)
@@ -232,6 +208,24 @@ impl Tree {
             merge.advance()?;
         }
         Ok(found)
+    }
+
+    /// All sources as one, from a key on; `of_memtable` makes one of a memtable.
+    fn merge_from(
+        &self,
+        from: &[u8],
+        of_memtable: impl Fn(Arc<Memtable>) -> MemtableScan,
+    ) -> Result<Merge<Box<dyn Source>>, TableError> {
+        let state = self.state();
+        let mut sources: Vec<Box<dyn Source>> = Vec::new();
+        for memtable in state.memtables() {
+            sources.push(Box::new(of_memtable(Arc::clone(memtable))));
+        }
+        for run in state.version.runs_from(from) {
+            let reading = Reading::Cached(self.cache.clone());
+            sources.push(Box::new(RunSource::new(run, from, reading)?));
+        }
+        Ok(Merge::new(sources))
     }
 
     /// Whether the newest memtable is large enough to be frozen.
@@ -262,16 +256,14 @@ impl Writer<'_> {
         let memtable = Arc::clone(&state.active);
         let mut frozen = state.frozen.clone();
         frozen.push_front(Arc::new(Frozen { memtable, cover, sums }));
-        let version = Arc::clone(&state.version);
-        *state = Arc::new(State { active: Arc::default(), frozen, version });
+        *state = Arc::new(State { active: Arc::default(), frozen, ..State::clone(&state) });
     }
 }
 
 impl State {
     /// Newest first.
-    fn memtables(&self) -> impl Iterator<Item = Arc<Memtable>> {
-        let frozen = self.frozen.iter().map(|frozen| Arc::clone(&frozen.memtable));
-        std::iter::once(Arc::clone(&self.active)).chain(frozen)
+    fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
+        std::iter::once(&self.active).chain(self.frozen.iter().map(|frozen| &frozen.memtable))
     }
 }
 

@@ -129,15 +129,7 @@ impl LsmIndex {
 
 impl Living for LsmIndex {
     fn has_lineage(&self, namespace: NamespaceId, lineage: [u8; 16]) -> Result<bool, TableError> {
-        let mut scan = self.tree.orders(&OrderKey { namespace, lineage, first: 0, sequence: 0 })?;
-        while let Some((key, value)) = scan.next()? {
-            if (key.namespace, key.lineage) != (namespace, lineage) {
-                return Ok(false);
-            }
-            if self.decode(&key, &value)?.is_some() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let from = OrderKey { namespace, lineage, first: 0, sequence: 0 };
+        self.has_any(&from, |key| (key.namespace, key.lineage) == (namespace, lineage))
     }
 }

@@ -49,6 +49,11 @@ pub(crate) struct Version {
 }
 
 impl Version {
+    /// The same of the log in other tables.
+    pub(crate) fn with_levels(&self, levels: Vec<Vec<Arc<Run>>>) -> Self {
+        Self { number: 0, levels, sums: self.sums.clone(), cover: self.cover.clone() }
+    }
+
     fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
         self.levels.iter().flatten()
     }

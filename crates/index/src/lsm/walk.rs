@@ -10,15 +10,16 @@ use super::keys::{ForkKey, OrderKey, short};
 use super::table::TableError;
 
 impl LsmIndex {
-    /// Whether an extent begins at this place of a lineage.
-    pub(super) fn first_at(&self, wanted: &OrderKey) -> Result<bool, TableError> {
-        let mut scan = self.tree.orders(wanted)?;
-        while let Some((key, value)) = scan.next()? {
-            let same = (key.namespace, key.lineage, key.first)
-                == (wanted.namespace, wanted.lineage, wanted.first);
-            if !same {
-                return Ok(false);
-            }
+    /// Whether any extent is there from a key on, as long as `is_meant` says that the keys are.
+    pub(super) fn has_any(
+        &self,
+        from: &OrderKey,
+        is_meant: impl Fn(&OrderKey) -> bool,
+    ) -> Result<bool, TableError> {
+        let mut scan = self.tree.orders(from)?;
+        while let Some((key, value)) = scan.next()?
+            && is_meant(&key)
+        {
             if self.decode(&key, &value)?.is_some() {
                 return Ok(true);
             }
@@ -37,7 +38,7 @@ impl LsmIndex {
         while found.len() < limit
             && let Some((key, value)) = scan.next()?
         {
-            found.extend(self.decode(&key, &value)?.map(|record| Arc::new(record.extent)));
+            found.extend(self.decode(&key, &value)?.map(|record| record.extent));
         }
         Ok(found)
     }
@@ -67,7 +68,7 @@ impl LsmIndex {
                 if found.len() == limit {
                     return Ok(found);
                 }
-                found.push(Arc::new(record.extent));
+                found.push(record.extent);
             }
             let from = ForkKey { namespace, lineage, block: first, child: [0; 16] };
             for fork in self.tree.forks(&from, limit)? {
