@@ -5,7 +5,7 @@
 //! 3. The checksum covers where the block lies: one that is read from another place is damaged.
 //! 4. Decoders never panic and never trust a length before it was checked against what is there.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use dalsegno_core::SECTOR_BYTES;
 
@@ -111,10 +111,10 @@ impl BlockBuilder {
     }
 }
 
-/// A block in memory whose checksum was right.
+/// A block in memory whose checksum was right; it owns its bytes, or looks at somebody's.
 #[derive(Debug)]
-pub(crate) struct Block {
-    bytes: Box<[u8]>,
+pub(crate) struct Block<B = Box<[u8]>> {
+    bytes: B,
     entries_end: usize,
     restarts_at: usize,
     restart_count: usize,
@@ -127,9 +127,9 @@ struct Entry {
     value: Range<usize>,
 }
 
-impl Block {
+impl<B: Deref<Target = [u8]>> Block<B> {
     /// Checks a block that was read from `place`.
-    pub(crate) fn parse(bytes: Box<[u8]>, place: Place) -> Result<Self, TableError> {
+    pub(crate) fn parse(bytes: B, place: Place) -> Result<Self, TableError> {
         let (body, crc) = bytes.split_last_chunk::<4>().ok_or(TableError::Malformed("a block"))?;
         if place.crc(&[body]) != u32::from_le_bytes(*crc) {
             return Err(TableError::Checksum);
@@ -153,6 +153,12 @@ impl Block {
     /// Bytes of memory.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.bytes.len() + size_of::<Self>()
+    }
+
+    /// The same without owning it.
+    pub(crate) fn view(&self) -> Block<&[u8]> {
+        let Self { entries_end, restarts_at, restart_count, .. } = *self;
+        Block { bytes: &self.bytes, entries_end, restarts_at, restart_count }
     }
 
     /// The bytes of a range that [`Self::find`] or [`Cursor::value`] gave.
@@ -276,7 +282,10 @@ impl Cursor {
 
     /// Goes to the next entry; `false` if there is none.
     #[inline]
-    pub(crate) fn next(&mut self, block: &Block) -> Result<bool, TableError> {
+    pub(crate) fn next<B: Deref<Target = [u8]>>(
+        &mut self,
+        block: &Block<B>,
+    ) -> Result<bool, TableError> {
         if self.next == block.entries_end {
             return Ok(false);
         }

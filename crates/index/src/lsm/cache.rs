@@ -3,9 +3,13 @@
 //! 1. At most so many bytes: entries are weighed with what they take of memory.
 //! 2. A place has the same block for ever, so what is here is never stale. The blocks of a table that is gone are asked
 //!    for no more and are the next to be dropped.
+//! 3. A block is kept when it is read for the second time: look-ups of random blocks neither pay for keeping what
+//!    nobody asks for again, nor push out what somebody does.
 
+use std::cell::RefCell;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use dalsegno_core::SECTOR_BYTES;
 use quick_cache::Weighter;
@@ -16,6 +20,12 @@ use super::table::TableError;
 
 /// What an entry takes besides its block: its place twice, a counter, links, two counts of references. Rounded up.
 const ENTRY_BYTES: u64 = 96;
+/// A thread keeps so much memory to read blocks that are not kept.
+const SCRATCH_BYTES: usize = 64 << 10;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 #[derive(Clone, Copy, Debug)]
 struct BlockWeight;
@@ -50,9 +60,34 @@ impl Hasher for PlaceHasher {
 
 type Blocks = Cache<Place, Arc<Block>, BlockWeight, BuildHasherDefault<PlaceHasher>>;
 
+/// Places that were read and not kept, as far as few bytes can remember them.
+struct Seen(Box<[AtomicU32]>);
+
+impl Seen {
+    /// Remembers about twice as many as the cache holds.
+    fn new(blocks: usize) -> Self {
+        let slots = (2 * blocks).max(64).next_power_of_two();
+        Self((0..slots).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// Whether a place was here before; it is from now on.
+    fn again(&self, place: Place) -> bool {
+        let mut hasher = PlaceHasher::default();
+        hasher.write_u64(place.table);
+        hasher.write_u64(place.sector);
+        let hash = hasher.finish();
+        let low = usize::try_from(hash & u64::from(u32::MAX)).expect("32 bits");
+        let mark = u32::try_from(hash >> 32).expect("32 bits") | 1;
+        self.0[low % self.0.len()].swap(mark, Ordering::Relaxed) == mark
+    }
+}
+
 /// The cache of all tables of an index; clones are the same cache.
 #[derive(Clone)]
-pub(crate) struct BlockCache(Arc<Blocks>);
+pub(crate) struct BlockCache {
+    blocks: Arc<Blocks>,
+    seen: Arc<Seen>,
+}
 
 /// What the cache did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,27 +103,64 @@ impl BlockCache {
     pub(crate) fn new(bytes: u64) -> Self {
         let blocks = usize::try_from(bytes / SECTOR_BYTES).expect("64-bit addresses");
         let (hasher, lifecycle) = (BuildHasherDefault::default(), DefaultLifecycle::default());
-        Self(Arc::new(Cache::with(blocks, bytes, BlockWeight, hasher, lifecycle)))
+        let seen = Arc::new(Seen::new(blocks));
+        Self { blocks: Arc::new(Cache::with(blocks, bytes, BlockWeight, hasher, lifecycle)), seen }
     }
 
-    /// The block of a place, `read` if it is not here. Two who miss it at once read it twice: rare, and cheaper than
-    /// to wait for one another.
+    /// The block of a place, for somebody who holds on to it. Two who miss it at once read it twice: rare, and cheaper
+    /// than to wait for one another.
     pub(super) fn get_or(
         &self,
         place: Place,
-        read: impl FnOnce() -> Result<Arc<Block>, TableError>,
+        read: impl FnOnce(&mut Vec<u8>) -> Result<(), TableError>,
     ) -> Result<Arc<Block>, TableError> {
-        if let Some(block) = self.0.get(&place) {
+        if let Some(block) = self.blocks.get(&place) {
             return Ok(block);
         }
-        let block = read()?;
-        self.0.insert(place, Arc::clone(&block));
+        let block = read_block(place, read)?;
+        if self.seen.again(place) {
+            self.blocks.insert(place, Arc::clone(&block));
+        }
         Ok(block)
     }
 
-    pub(crate) fn counts(&self) -> CacheCounts {
-        CacheCounts { hits: self.0.hits(), misses: self.0.misses(), bytes: self.0.weight() }
+    /// Looks at the block of a place; `find` must not look at another one.
+    pub(super) fn look<R>(
+        &self,
+        place: Place,
+        read: impl FnOnce(&mut Vec<u8>) -> Result<(), TableError>,
+        find: impl FnOnce(Block<&[u8]>) -> Result<R, TableError>,
+    ) -> Result<R, TableError> {
+        if let Some(block) = self.blocks.get(&place) {
+            return find(block.view());
+        }
+        if self.seen.again(place) {
+            let block = read_block(place, read)?;
+            self.blocks.insert(place, Arc::clone(&block));
+            return find(block.view());
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.clear();
+            read(scratch)?;
+            let found = find(Block::parse(&scratch[..], place)?);
+            scratch.shrink_to(SCRATCH_BYTES);
+            found
+        })
     }
+
+    pub(crate) fn counts(&self) -> CacheCounts {
+        let blocks = &self.blocks;
+        CacheCounts { hits: blocks.hits(), misses: blocks.misses(), bytes: blocks.weight() }
+    }
+}
+
+fn read_block(
+    place: Place,
+    read: impl FnOnce(&mut Vec<u8>) -> Result<(), TableError>,
+) -> Result<Arc<Block>, TableError> {
+    let mut bytes = Vec::new();
+    read(&mut bytes)?;
+    Ok(Arc::new(Block::parse(bytes.into_boxed_slice(), place)?))
 }
 
 impl std::fmt::Debug for BlockCache {

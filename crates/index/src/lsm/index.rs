@@ -1,19 +1,20 @@
 //! The index over the tree: from chain hashes to extents, within bounded memory.
 //!
-//! 1. A block is present if the order entry its point names is there, shows the block, holds its full hash, and lies in
-//!    the present epoch of its segment. Nothing else counts.
-//! 2. An extent's order entry is written whole: readers see all of a change to it or nothing.
+//! 1. A block is present if its newest point leads to the present epoch of a segment. The extent's order entry then shows
+//!    it: both change in one batch, which readers see whole.
+//! 2. Bytes are handed out only for a full hash that stands in an order entry which shows the block. A point is found by
+//!    half of the hash: who shares it with another block is not put, a miss.
 //! 3. What cannot be read is not there: a damaged index costs misses until it is built anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use parking_lot::RwLock;
 
-use super::keys::{ForkKey, LiveBlocks, OrderKey, PointKey, Record, short};
-use super::memtable::Batch;
+use super::keys::{ForkKey, LiveBlocks, OrderKey, Point, PointKey, Record, short};
+use super::memtable::{Batch, PointChange};
 use super::table::TableError;
 use super::tree::{OrderScan, Tree};
 use crate::usage::Usage;
@@ -49,9 +50,26 @@ impl LsmIndex {
     }
 
     /// The record under a key, unless it is gone.
-    fn record(&self, key: &OrderKey) -> Result<Option<Record>, TableError> {
-        let Some(value) = self.tree.order(key)? else { return Ok(None) };
-        self.decode(key, &value)
+    fn record(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, TableError> {
+        let record = self.tree.order(key, |value| self.decode(key, value))?;
+        Ok(record.filter(|record| {
+            let location = record.extent.location;
+            self.is_present(location.segment, location.epoch)
+        }))
+    }
+
+    /// Whether a block is here.
+    fn has(&self, namespace: NamespaceId, hash: &ChainHash) -> bool {
+        let point = self.or_missing(self.tree.point(&PointKey::of(namespace, hash)));
+        point.is_some_and(|point| self.is_present(point.segment, point.epoch))
+    }
+
+    /// Which blocks are here. What cannot be read is not.
+    fn are_here(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
+        let points = self.tree.points(namespace, hashes);
+        let usage = self.usage.read();
+        let is_here = |point: Point| usage.epoch(point.segment) == Some(point.epoch);
+        points.into_iter().map(|point| self.or_missing(point).is_some_and(is_here)).collect()
     }
 
     pub(super) fn decode(
@@ -102,12 +120,12 @@ impl LsmIndex {
             return Ok(None);
         }
         let record = self.record(&point.order_key(namespace))?;
-        let shows = |record: &Record| {
+        let shows = |record: &Arc<Record>| {
             record.extent.hashes.get(point.block as usize) == Some(hash)
                 && record.live.get(point.block)
         };
         let hit = record.filter(shows);
-        Ok(hit.map(|record| Hit { record: Arc::new(record), block: point.block }))
+        Ok(hit.map(|record| Hit { record, block: point.block }))
     }
 
     /// The extent that goes on behind `hit`'s last block with `hash`, if it is the next of its lineage.
@@ -142,42 +160,49 @@ impl LsmIndex {
         Ok(None)
     }
 
-    /// A change to the records of extents that lose blocks; returns what that removes.
+    /// A change to the record of an extent that loses blocks; returns what that removes.
     fn without(
         &self,
-        lost: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)>,
+        key: OrderKey,
+        record: &Record,
+        blocks: &[u32],
         batch: &mut Batch,
     ) -> Removed {
-        let mut removed = Removed::default();
-        let mut usage = self.usage.write();
-        for (key, (record, blocks)) in lost {
-            let mut live = record.live.clone();
-            for block in blocks {
-                live.set(block, false);
-            }
-            let gone = record.live.count() - live.count();
-            removed.blocks += u64::from(gone);
-            let is_empty = live.count() == 0;
-            usage.remove(&record.extent, gone, is_empty);
-            if is_empty {
-                removed.extents.push(record.extent.id);
-                batch.orders.push((key, None));
-            } else {
-                let record = Record { extent: Arc::clone(&record.extent), live };
-                batch.orders.push((key, Some(record.encode())));
-            }
+        let mut live = record.live.clone();
+        for block in blocks {
+            live.set(*block, false);
         }
+        let gone = record.live.count() - live.count();
+        let is_empty = live.count() == 0;
+        self.usage.write().remove(&record.extent, gone, is_empty);
+        let changed = Record { extent: Arc::clone(&record.extent), live };
+        batch.orders.push((key, (!is_empty).then(|| Arc::new(changed))));
+        let extents = if is_empty { vec![record.extent.id] } else { Vec::new() };
+        Removed { blocks: u64::from(gone), extents }
+    }
+
+    /// As [`Self::without`], and the blocks are nowhere any more.
+    fn removing(
+        &self,
+        key: OrderKey,
+        record: &Record,
+        blocks: Vec<u32>,
+        batch: &mut Batch,
+    ) -> Removed {
+        let removed = self.without(key, record, &blocks, batch);
+        let extent = Arc::clone(&record.extent);
+        batch.points.push(PointChange { extent, blocks, are_removed: true });
         removed
     }
 
     /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
     fn adopt(&self, extent: Extent, taken: &[u32], batch: &mut Batch) -> u32 {
-        let mut live = LiveBlocks::none(extent.block_count());
-        let mut last_places: BTreeMap<ChainHash, u32> = BTreeMap::new();
+        let mut last_places: HashMap<&[u8; 32], u32> = HashMap::with_capacity(taken.len());
         for block in taken {
             // A hash that comes twice in one extent leads to its last place.
-            last_places.insert(extent.hashes[*block as usize], *block);
+            last_places.insert(&extent.hashes[*block as usize].0, *block);
         }
+        let mut live = LiveBlocks::none(extent.block_count());
         for block in last_places.values() {
             live.set(*block, true);
         }
@@ -185,17 +210,15 @@ impl LsmIndex {
         if count == 0 {
             return 0;
         }
-        let record = Record { extent: Arc::new(extent), live };
-        let extent = &record.extent;
-        for (hash, block) in &last_places {
-            let key = PointKey::of(extent.namespace, hash);
-            batch.points.push((key, record.point(*block)));
-        }
+        let extent = Arc::new(extent);
+        let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
+        batch.points.push(PointChange { extent: Arc::clone(&extent), blocks, are_removed: false });
         if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
-            batch.forks.extend(self.fork_of(extent));
+            batch.forks.extend(self.fork_of(&extent));
         }
-        batch.orders.push((OrderKey::of(extent), Some(record.encode())));
-        self.usage.write().add(extent, count);
+        self.usage.write().add(&extent, count);
+        let key = OrderKey::of(&extent);
+        batch.orders.push((key, Some(Arc::new(Record { extent, live }))));
         count
     }
 
@@ -229,13 +252,23 @@ impl Index for LsmIndex {
             return 0;
         }
         let namespace = extent.namespace;
-        let is_free = |hash: &ChainHash| wanted(hash) && self.find(namespace, hash).is_none();
-        let taken: Vec<u32> =
-            (0..).zip(&extent.hashes).filter(|(_, hash)| is_free(hash)).map(|(b, _)| b).collect();
+        let here = self.are_here(namespace, &extent.hashes);
+        let blocks = (0..).zip(extent.hashes.iter().zip(here));
+        let taken: Vec<u32> = blocks
+            .filter_map(|(block, (hash, is_here))| (!is_here && wanted(hash)).then_some(block))
+            .collect();
         let mut batch = Batch::default();
         let count = self.adopt(extent, &taken, &mut batch);
         writer.apply(batch);
         count
+    }
+
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
+        if let [hash] = chain {
+            return usize::from(self.has(namespace, hash));
+        }
+        let runs = self.resolve(namespace, chain, Scope::Prefix);
+        runs.iter().map(|run| run.count as usize).sum()
     }
 
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
@@ -322,7 +355,7 @@ impl Index for LsmIndex {
             moved += self.adopt(extent, &taken, &mut batch);
         }
         if !lost.is_empty() {
-            self.without(BTreeMap::from([(key, (Arc::new(record), lost))]), &mut batch);
+            self.without(key, &record, &lost, &mut batch);
         }
         self.replacements.fetch_add(1, Ordering::AcqRel);
         writer.apply(batch);
@@ -343,8 +376,12 @@ impl Index for LsmIndex {
                 lost.entry(key).or_insert_with(|| (record, Vec::new())).1.push(block);
             }
         }
-        let mut batch = Batch::default();
-        let removed = self.without(lost, &mut batch);
+        let (mut batch, mut removed) = (Batch::default(), Removed::default());
+        for (key, (record, blocks)) in lost {
+            let part = self.removing(key, &record, blocks, &mut batch);
+            removed.blocks += part.blocks;
+            removed.extents.extend(part.extents);
+        }
         writer.apply(batch);
         removed
     }
@@ -374,9 +411,9 @@ impl Index for LsmIndex {
         let writer = self.tree.writer();
         let key = OrderKey::of(extent);
         let Some(record) = self.or_missing(self.record(&key)) else { return Removed::default() };
-        let all = (0..record.extent.block_count()).collect();
+        let live = (0..record.extent.block_count()).filter(|block| record.live.get(*block));
         let mut batch = Batch::default();
-        let removed = self.without(BTreeMap::from([(key, (Arc::new(record), all))]), &mut batch);
+        let removed = self.removing(key, &record, live.collect(), &mut batch);
         writer.apply(batch);
         removed
     }

@@ -42,7 +42,7 @@ pub(crate) struct ForkKey {
     pub(crate) child: [u8; SHORT],
 }
 
-/// Where a block may be.
+/// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) lineage: [u8; SHORT],
@@ -142,6 +142,18 @@ impl ForkKey {
 }
 
 impl Point {
+    /// What leads to a block of an extent.
+    pub(crate) fn to(extent: &Extent, block: u32) -> Self {
+        Self {
+            lineage: short(&extent.lineage),
+            first: extent.first_block_index,
+            sequence: extent.id.0,
+            block,
+            segment: extent.location.segment,
+            epoch: extent.location.epoch,
+        }
+    }
+
     pub(crate) fn order_key(&self, namespace: NamespaceId) -> OrderKey {
         OrderKey { namespace, lineage: self.lineage, first: self.first, sequence: self.sequence }
     }
@@ -167,6 +179,16 @@ impl Point {
         };
         reader.0.is_empty().then_some(point)
     }
+
+    /// Segment and epoch in the value of a point: all that merging needs of it.
+    pub(crate) fn place(value: &[u8]) -> Option<(u64, u64)> {
+        let mut reader = Reader(value);
+        reader.bytes(SHORT)?;
+        for _ in ["first", "sequence", "block"] {
+            reader.varint()?;
+        }
+        Some((reader.varint()?, reader.varint()?))
+    }
 }
 
 impl LiveBlocks {
@@ -189,11 +211,11 @@ impl LiveBlocks {
 }
 
 impl Record {
-    /// The value of the extent's order entry.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// Appends the value of the extent's order entry.
+    pub(crate) fn encode_to(&self, out: &mut Vec<u8>) {
         let extent = &self.extent;
         let Location { segment, epoch, offset, header_bytes } = extent.location;
-        let mut out = Vec::with_capacity(96 + 33 * extent.hashes.len());
+        out.reserve(96 + 33 * extent.hashes.len());
         let fields = [
             extent.born,
             segment,
@@ -204,14 +226,13 @@ impl Record {
             u64::from(extent.layout.slice_bytes()),
         ];
         for field in fields {
-            varint::put(&mut out, field);
+            varint::put(out, field);
         }
         out.extend_from_slice(&extent.lineage.0[SHORT..]);
         out.extend_from_slice(&extent.parent.0);
-        varint::put(&mut out, u64::from(extent.block_count()));
+        varint::put(out, u64::from(extent.block_count()));
         out.extend_from_slice(&self.live.0);
-        out.extend(extent.hashes.iter().flat_map(|hash| hash.0));
-        out
+        extent.hashes.iter().for_each(|hash| out.extend_from_slice(&hash.0));
     }
 
     /// Reads the value of an order entry; an empty one stands for a removed extent and is not read here.
@@ -256,19 +277,6 @@ impl Record {
         let mut reader = Reader(value);
         reader.varint()?;
         Some((reader.varint()?, reader.varint()?))
-    }
-
-    /// What leads to a block of the extent.
-    pub(crate) fn point(&self, block: u32) -> Point {
-        let extent = &self.extent;
-        Point {
-            lineage: short(&extent.lineage),
-            first: extent.first_block_index,
-            sequence: extent.id.0,
-            block,
-            segment: extent.location.segment,
-            epoch: extent.location.epoch,
-        }
     }
 }
 
@@ -336,14 +344,15 @@ mod tests {
             let record = record(blocks, seed);
             let key = OrderKey::of(&record.extent);
             prop_assert_eq!(OrderKey::decode(&key.encode()), Some(key));
-            let mut value = record.encode();
+            let mut value = Vec::new();
+            record.encode_to(&mut value);
             prop_assert_eq!(Record::decode(&key, &value), Some(record.clone()));
             let location = record.extent.location;
             prop_assert_eq!(Record::place(&value), Some((location.segment, location.epoch)));
             prop_assert_eq!(Record::decode(&key, &value[..cut.index(value.len())]), None);
             value.push(0);
             prop_assert_eq!(Record::decode(&key, &value), None);
-            let point = record.point(blocks - 1);
+            let point = Point::to(&record.extent, blocks - 1);
             let mut value = Vec::new();
             point.encode(&mut value);
             prop_assert_eq!(Point::decode(&value), Some(point));

@@ -3,9 +3,10 @@
 //! 1. One of them at a time.
 //! 2. A table and its name are durable before a manifest names it; a manifest and its name are durable before anything
 //!    it makes superfluous is removed. So a crash at any moment leaves a manifest and all its tables.
-//! 3. A removed extent's entry goes when nothing older can be under it: in a merge that takes the oldest run. What lies
-//!    in a past epoch of its segment goes in any merge, for whatever is under it lies there too; past, that is, as the
-//!    manifest's sums know it, so that tables hold what they cover and whatever is taken in again finds what it found.
+//! 3. What was removed goes when nothing older can be under it: in a merge that takes the oldest run. A point in a past
+//!    epoch of its segment is as good as removed: another place of the block may be under it. An extent in a past
+//!    epoch goes in any merge, for whatever is under its key lies there too. Past, that is, as the manifest's sums
+//!    know it, so that tables hold what they cover and whatever is taken in again finds what it found.
 //! 4. After a failed sync nothing is written any more.
 
 use std::collections::{BTreeSet, HashMap};
@@ -16,7 +17,7 @@ use dalsegno_core::NamespaceId;
 
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
 use super::manifest::{Manifest, manifest_file};
-use super::merge::{Merge, RunSource, Source};
+use super::merge::{Merge, RunSource, Source, Tables};
 use super::shape::{Step, filter_bits, next_step};
 use super::table::{Reading, Table, TableError, TableOptions, TableWriter, table_file};
 use super::tree::{Frozen, State, Tree};
@@ -103,7 +104,7 @@ impl Tree {
         }
         let mut levels = version.levels.clone();
         let oldest = levels.iter_mut().rev().find_map(|runs| runs.last_mut())?;
-        let mut tables = oldest.tables.clone();
+        let mut tables = oldest.tables().to_vec();
         while bytes > most
             && let Some(table) = tables.pop()
         {
@@ -111,7 +112,7 @@ impl Tree {
             self.counters.forgotten_tables.fetch_add(1, Ordering::Relaxed);
         }
         tracing::warn!("the index outgrows its {most} bytes on disk and forgets its oldest blocks");
-        *oldest = Arc::new(Run { tables });
+        *oldest = Arc::new(Run::new(tables));
         drop_empty(&mut levels);
         Some(version.with_levels(levels))
     }
@@ -175,7 +176,7 @@ impl Tree {
                 self.merge(&inputs, bits, &Rule { is_oldest, epochs: epochs_of(version), living })?;
             self.counters.merges.fetch_add(1, Ordering::Relaxed);
             self.counters.merged_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
-            if !run.tables.is_empty() {
+            if !run.tables().is_empty() {
                 levels[level].insert(at, Arc::new(run));
             }
         }
@@ -196,8 +197,10 @@ impl Tree {
         let mut merge = Merge::new(sources?);
         let mut output = Output::new(self, filter_bits);
         while let Some(key) = merge.key() {
-            if rule.keeps(key, merge.value())? {
-                output.add(key, merge.value())?;
+            match rule.fate(key, merge.value())? {
+                Fate::Stays => output.add(key, merge.value())?,
+                Fate::StaysRemoved => output.add(key, &[])?,
+                Fate::Goes => {}
             }
             merge.advance()?;
         }
@@ -267,7 +270,7 @@ impl Tree {
 /// Drops runs without tables, and levels without runs at the end.
 fn drop_empty(levels: &mut Vec<Vec<Arc<Run>>>) {
     for runs in levels.iter_mut() {
-        runs.retain(|run| !run.tables.is_empty());
+        runs.retain(|run| !run.tables().is_empty());
     }
     while levels.len() > 1 && levels.last().is_some_and(Vec::is_empty) {
         levels.pop();
@@ -286,27 +289,37 @@ fn epochs_of(version: &Version) -> HashMap<u64, u64> {
     version.sums.iter().map(|sum| (sum.segment, sum.epoch)).collect()
 }
 
+/// What becomes of an entry in a merge.
+enum Fate {
+    Stays,
+    /// Without its value: what is older and under it must not come back.
+    StaysRemoved,
+    Goes,
+}
+
 impl Rule<'_> {
-    fn keeps(&self, key: &[u8], value: &[u8]) -> Result<bool, TableError> {
+    fn fate(&self, key: &[u8], value: &[u8]) -> Result<Fate, TableError> {
         let damaged = TableError::Malformed("an entry");
-        let is_present =
-            |segment: u64, epoch: u64| self.epochs.get(&segment).is_some_and(|now| *now == epoch);
-        match key.first() {
+        let is_past =
+            |segment: u64, epoch: u64| self.epochs.get(&segment).is_none_or(|now| *now != epoch);
+        let removed = if self.is_oldest { Fate::Goes } else { Fate::StaysRemoved };
+        Ok(match key.first() {
+            Some(&(KIND_POINT | KIND_ORDER)) if value.is_empty() => removed,
             Some(&KIND_POINT) => {
-                let point = Point::decode(value).ok_or(damaged)?;
-                Ok(is_present(point.segment, point.epoch))
+                let (segment, epoch) = Point::place(value).ok_or(damaged)?;
+                if is_past(segment, epoch) { removed } else { Fate::Stays }
             }
-            Some(&KIND_ORDER) if value.is_empty() => Ok(!self.is_oldest),
             Some(&KIND_ORDER) => {
                 let (segment, epoch) = Record::place(value).ok_or(damaged)?;
-                Ok(is_present(segment, epoch))
+                if is_past(segment, epoch) { Fate::Goes } else { Fate::Stays }
             }
             Some(&KIND_FORK) if self.is_oldest => {
                 let fork = ForkKey::decode(key).ok_or(damaged)?;
-                self.living.has_lineage(fork.namespace, fork.child)
+                let is_alive = self.living.has_lineage(fork.namespace, fork.child)?;
+                if is_alive { Fate::Stays } else { Fate::Goes }
             }
-            _ => Ok(true),
-        }
+            _ => Fate::Stays,
+        })
     }
 }
 
@@ -354,7 +367,7 @@ impl<'a> Output<'a> {
     fn finish(mut self) -> Result<Run, TableError> {
         self.close_table()?;
         self.done = true;
-        Ok(Run { tables: std::mem::take(&mut self.tables) })
+        Ok(Run::new(std::mem::take(&mut self.tables)))
     }
 }
 

@@ -3,14 +3,11 @@
 //! 1. A table is written once and never changes.
 //! 2. Whatever is wrong with a table is an error, never a panic and never another value.
 
-use std::ops::{Deref, Range};
-use std::sync::Arc;
-
 use dalsegno_core::StoreId;
 use dalsegno_io::IoError;
 use thiserror::Error;
 
-use super::block::{Block, MAX_KEY_BYTES, SECTOR};
+use super::block::{MAX_KEY_BYTES, SECTOR};
 pub(crate) use super::table_iter::{Reading, TableIter};
 pub(crate) use super::table_reader::Table;
 pub(crate) use super::table_writer::{TableOptions, TableWriter};
@@ -46,32 +43,6 @@ impl TableError {
 /// Name of a table's file.
 pub(crate) fn table_file(number: u64) -> String {
     format!("index-{number:016x}.table")
-}
-
-/// A value that was found, without a copy: it keeps the block that holds it in memory.
-#[derive(Clone, Debug)]
-pub(crate) enum Value {
-    /// Part of a block.
-    Block(Arc<Block>, Range<usize>),
-    /// Bytes of their own.
-    Whole(Arc<[u8]>),
-}
-
-impl Deref for Value {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Block(block, range) => block.slice(range.clone()),
-            Self::Whole(bytes) => bytes,
-        }
-    }
-}
-
-impl From<Arc<[u8]>> for Value {
-    fn from(bytes: Arc<[u8]>) -> Self {
-        Self::Whole(bytes)
-    }
 }
 
 /// What is known of a table without reading it.

@@ -2,6 +2,7 @@
 //!
 //! 1. Blocks lie one behind the other without a gap, from the file's beginning to the filter.
 //! 2. `keys` ascend strictly; block i holds keys that are at most `key(i)` and larger than `key(i - 1)`.
+//! 3. Heads ascend with their keys, so a search among numbers leaves few keys to compare.
 
 use std::ops::Range;
 
@@ -9,6 +10,28 @@ use super::block::{Block, Cursor, Place};
 use super::table::{Footer, TableError};
 use super::varint;
 use dalsegno_core::SECTOR_BYTES;
+
+/// Bytes of a key before those that tell most keys apart: kind and namespace.
+const GROUP_BYTES: usize = 17;
+
+/// The beginning of a key as numbers: of two keys the smaller one never has the larger head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Head {
+    group: [u64; 3],
+    rest: u64,
+}
+
+impl Head {
+    /// Zeros stand for bytes that a short key lacks.
+    #[inline]
+    pub(super) fn of(key: &[u8]) -> Self {
+        let mut bytes = [0; GROUP_BYTES + 8];
+        let length = key.len().min(bytes.len());
+        bytes[..length].copy_from_slice(&key[..length]);
+        let word = |at: usize| u64::from_be_bytes(*bytes[at..].first_chunk().expect("8 bytes"));
+        Self { group: [u64::from(bytes[0]), word(1), word(9)], rest: word(GROUP_BYTES) }
+    }
+}
 
 /// Keys in one piece of memory: a table has thousands of blocks, and an allocation for each costs more than its key.
 #[derive(Debug)]
@@ -18,6 +41,10 @@ pub(super) struct TableIndex {
     key_ends: Box<[u32]>,
     /// The sector behind each block.
     block_ends: Box<[u32]>,
+    /// Kinds and namespaces of keys, and which is the first block of each.
+    groups: Box<[([u64; 3], u32)]>,
+    /// What comes behind the group in each key.
+    rests: Box<[u64]>,
 }
 
 impl TableIndex {
@@ -30,17 +57,28 @@ impl TableIndex {
         const WRONG: TableError = TableError::Malformed("the index of a table");
         let block = Block::parse(bytes, place)?;
         let (mut keys, mut key_ends, mut block_ends) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut groups, mut rests) = (Vec::<([u64; 3], u32)>::new(), Vec::new());
         let mut cursor = Cursor::default();
         let mut end = 0_u32;
         while cursor.next(&block)? {
+            let head = Head::of(cursor.key());
+            if groups.last().is_none_or(|(group, _)| *group != head.group) {
+                groups.push((head.group, u32::try_from(rests.len()).map_err(|_| WRONG)?));
+            }
+            rests.push(head.rest);
             keys.extend_from_slice(cursor.key());
             key_ends.push(u32::try_from(keys.len()).map_err(|_| WRONG)?);
             let sectors = sectors_of(block.slice(cursor.value()), end).ok_or(WRONG)?;
             end = end.checked_add(sectors).ok_or(WRONG)?;
             block_ends.push(end);
         }
-        let index =
-            Self { keys: keys.into(), key_ends: key_ends.into(), block_ends: block_ends.into() };
+        let index = Self {
+            keys: keys.into(),
+            key_ends: key_ends.into(),
+            block_ends: block_ends.into(),
+            groups: groups.into(),
+            rests: rests.into(),
+        };
         let facts = &footer.facts;
         let is_whole = u64::from(end) * SECTOR_BYTES == footer.filter_offset
             && index.len() as u64 == facts.blocks
@@ -61,7 +99,20 @@ impl TableIndex {
 
     /// The block that a key would be in; the number of blocks if it is larger than all keys.
     pub(super) fn find(&self, key: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.len());
+        let head = Head::of(key);
+        let at = self.groups.partition_point(|(group, _)| *group < head.group);
+        let first_of = |at: usize| self.groups.get(at).map_or(self.len(), |(_, at)| *at as usize);
+        let first = first_of(at);
+        if self.groups.get(at).is_none_or(|(group, _)| *group != head.group) {
+            return first;
+        }
+        let rests = &self.rests[first..first_of(at + 1)];
+        let low = rests.partition_point(|rest| *rest < head.rest);
+        if rests.get(low) != Some(&head.rest) {
+            return first + low;
+        }
+        let same = rests[low..].partition_point(|rest| *rest == head.rest);
+        let (mut low, mut high) = (first + low, first + low + same);
         while low < high {
             let middle = low.midpoint(high);
             if self.key(middle) < key {
@@ -81,7 +132,8 @@ impl TableIndex {
 
     /// Bytes of memory.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.keys.len() + 4 * (self.key_ends.len() + self.block_ends.len())
+        let per_block = 4 * (self.key_ends.len() + self.block_ends.len()) + 8 * self.rests.len();
+        self.keys.len() + per_block + size_of_val(&*self.groups)
     }
 }
 

@@ -3,6 +3,7 @@
 //! 1. Filter and index are checked at open and stay in memory; a block is checked whenever it comes from the device.
 //! 2. The file is open as long as the table is.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
@@ -13,7 +14,7 @@ use super::cache::BlockCache;
 use super::file::TableFiles;
 use super::filter::{Filter, KeyHash};
 use super::keys::KIND_FORK;
-use super::table::{Footer, TableError, TableFacts, Value, table_file};
+use super::table::{Footer, TableError, TableFacts, table_file};
 use super::table_index::TableIndex;
 
 /// An open file that is closed with its last user.
@@ -111,13 +112,14 @@ impl Table {
         self.filter.may_contain(hash)
     }
 
-    /// The value of a key; `hash` is that of the key, for a caller asks several tables.
-    pub(crate) fn get(
+    /// What `use_value` makes of the value of a key; `hash` is that of the key, for a caller asks several tables.
+    pub(crate) fn get<R>(
         &self,
         key: &[u8],
         hash: KeyHash,
         cache: &BlockCache,
-    ) -> Result<Option<Value>, TableError> {
+        use_value: impl FnOnce(&[u8]) -> R,
+    ) -> Result<Option<R>, TableError> {
         if key.first() != Some(&KIND_FORK) && !self.may_contain(hash) {
             return Ok(None);
         }
@@ -125,8 +127,11 @@ impl Table {
         if block == self.index.len() {
             return Ok(None);
         }
-        let block = self.block(block, cache)?;
-        Ok(block.find(key)?.map(|range| Value::Block(block, range)))
+        let sectors = self.index.sectors(block);
+        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes);
+        cache.look(self.place(sectors.start), read, |block| {
+            Ok(block.find(key)?.map(|range| use_value(block.slice(range))))
+        })
     }
 
     pub(super) fn place(&self, sector: u64) -> Place {
@@ -136,11 +141,14 @@ impl Table {
     /// A block, from the cache if it is there.
     pub(super) fn block(&self, block: usize, cache: &BlockCache) -> Result<Arc<Block>, TableError> {
         let sectors = self.index.sectors(block);
-        let place = self.place(sectors.start);
-        cache.get_or(place, || {
-            let [from, to] = [sectors.start, sectors.end].map(|sector| sector * SECTOR_BYTES);
-            Ok(Arc::new(Block::parse(self.file.read_range(from, to)?, place)?))
-        })
+        cache.get_or(self.place(sectors.start), |bytes| self.read_block(&sectors, bytes))
+    }
+
+    /// Reads sectors into an empty buffer. They are inside the file, so no damaged length asks for more than it has.
+    fn read_block(&self, sectors: &Range<u64>, bytes: &mut Vec<u8>) -> Result<(), TableError> {
+        let length = (sectors.end - sectors.start) * SECTOR_BYTES;
+        bytes.resize(usize::try_from(length).expect("64-bit addresses"), 0);
+        self.read_sectors(sectors.start, bytes)
     }
 
     /// Fills `buffer` from a sector on.

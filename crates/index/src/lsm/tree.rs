@@ -10,16 +10,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use dalsegno_core::StoreId;
+use dalsegno_core::{ChainHash, NamespaceId, StoreId};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::cache::BlockCache;
 use super::file::TableFiles;
-use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey};
+use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey, Record};
 use super::memtable::{Batch, Memtable};
 use super::merge::{Merge, RunSource, Source};
 use super::shape::TreeShape;
-use super::table::{Reading, TableError, Value};
+use super::table::{Reading, TableError};
 use super::version::Version;
 use crate::usage::SegmentSum;
 
@@ -166,28 +166,58 @@ impl Tree {
         Writer { tree: self, _one: self.writing.lock() }
     }
 
-    /// Where the block may be.
+    /// Where the block is, if it was not removed.
     pub(crate) fn point(&self, key: &PointKey) -> Result<Option<Point>, TableError> {
         let state = self.state();
-        let newest = state.memtables().find_map(|memtable| memtable.point(key));
-        if newest.is_some() {
-            return Ok(newest);
-        }
-        match state.version.get(&key.encode(), &self.cache)? {
-            Some(value) => Point::decode(&value).map(Some).ok_or(TableError::Malformed("a point")),
-            None => Ok(None),
-        }
+        let newest = state.memtables().find_map(|memtable| memtable.look().point(key));
+        newest.map_or_else(|| self.point_in_tables(&state.version, key), Ok)
     }
 
-    /// The value of an order entry that was not removed.
-    pub(crate) fn order(&self, key: &OrderKey) -> Result<Option<Value>, TableError> {
+    /// As [`Self::point`] for many blocks at once.
+    pub(crate) fn points(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+    ) -> Vec<Result<Option<Point>, TableError>> {
+        let state = self.state();
+        let keys: Vec<_> = hashes.iter().map(|hash| PointKey::of(namespace, hash)).collect();
+        let mut newest: Vec<Option<Option<Point>>> = vec![None; keys.len()];
+        for memtable in state.memtables() {
+            let view = memtable.look();
+            for (found, key) in newest.iter_mut().zip(&keys).filter(|(found, _)| found.is_none()) {
+                *found = view.point(key);
+            }
+        }
+        let in_tables = |key| self.point_in_tables(&state.version, key);
+        newest.into_iter().zip(&keys).map(|(n, key)| n.map_or_else(|| in_tables(key), Ok)).collect()
+    }
+
+    fn point_in_tables(
+        &self,
+        version: &Version,
+        key: &PointKey,
+    ) -> Result<Option<Point>, TableError> {
+        let decode = |value: &[u8]| match Point::decode(value) {
+            None if !value.is_empty() => Err(TableError::Malformed("a point")),
+            point => Ok(point),
+        };
+        version.get(&key.encode(), &self.cache, decode)?.unwrap_or(Ok(None))
+    }
+
+    /// What `decode` makes of an order entry in the tables, or the record in memory; none if it was removed.
+    pub(crate) fn order(
+        &self,
+        key: &OrderKey,
+        decode: impl Fn(&[u8]) -> Result<Option<Record>, TableError>,
+    ) -> Result<Option<Arc<Record>>, TableError> {
         let state = self.state();
         let newest = state.memtables().find_map(|memtable| memtable.order(key));
-        let value = match newest {
-            Some(value) => Some(Value::from(value)),
-            None => state.version.get(&key.encode(), &self.cache)?,
-        };
-        Ok(value.filter(|value| !value.is_empty()))
+        if let Some(record) = newest {
+            return Ok(record);
+        }
+        let decode = |value: &[u8]| if value.is_empty() { Ok(None) } else { decode(value) };
+        let decoded = state.version.get(&key.encode(), &self.cache, decode)?;
+        Ok(decoded.unwrap_or(Ok(None))?.map(Arc::new))
     }
 
     /// Entries of order from a key on, in their order.
@@ -290,22 +320,26 @@ impl OrderScan {
 /// A memtable as a source of a merge, a few entries at a time.
 struct MemtableScan {
     memtable: Arc<Memtable>,
-    waiting: VecDeque<(Vec<u8>, super::memtable::OrderValue)>,
+    waiting: VecDeque<(Vec<u8>, Option<Arc<Record>>)>,
     /// Where the entries behind those that wait begin.
     next: Option<OrderKey>,
+    /// The first one that waits, encoded.
+    value: Vec<u8>,
 }
 
 impl MemtableScan {
     fn orders(memtable: Arc<Memtable>, from: OrderKey) -> Self {
-        let mut scan = Self { memtable, waiting: VecDeque::new(), next: Some(from) };
+        let (waiting, value) = (VecDeque::new(), Vec::new());
+        let mut scan = Self { memtable, waiting, next: Some(from), value };
         scan.refill();
+        scan.encode();
         scan
     }
 
     fn forks(memtable: Arc<Memtable>, from: &ForkKey, limit: usize) -> Self {
         let forks = memtable.forks(from, limit).into_iter();
-        let waiting = forks.map(|fork| (fork.encode().to_vec(), Arc::default())).collect();
-        Self { memtable, waiting, next: None }
+        let waiting = forks.map(|fork| (fork.encode().to_vec(), None)).collect();
+        Self { memtable, waiting, next: None, value: Vec::new() }
     }
 
     fn refill(&mut self) {
@@ -317,6 +351,13 @@ impl MemtableScan {
         }
         self.waiting.extend(entries.into_iter().map(|(key, value)| (key.encode().to_vec(), value)));
     }
+
+    fn encode(&mut self) {
+        self.value.clear();
+        if let Some((_, Some(record))) = self.waiting.front() {
+            record.encode_to(&mut self.value);
+        }
+    }
 }
 
 impl Source for MemtableScan {
@@ -325,7 +366,7 @@ impl Source for MemtableScan {
     }
 
     fn value(&self) -> &[u8] {
-        self.waiting.front().map_or(&[], |(_, value)| value)
+        &self.value
     }
 
     fn advance(&mut self) -> Result<(), TableError> {
@@ -333,6 +374,7 @@ impl Source for MemtableScan {
         if self.waiting.is_empty() {
             self.refill();
         }
+        self.encode();
         Ok(())
     }
 }

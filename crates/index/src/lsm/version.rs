@@ -10,13 +10,16 @@ use super::cache::BlockCache;
 use super::filter::KeyHash;
 use super::manifest::Manifest;
 use super::merge::Tables;
-use super::table::{Table, TableError, Value};
+use super::table::{Table, TableError};
+use super::table_index::Head;
 use crate::usage::SegmentSum;
 
 /// Sorted tables that were written together.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
-    pub(crate) tables: Vec<Arc<Table>>,
+    tables: Vec<Arc<Table>>,
+    /// Of each table's largest key.
+    heads: Vec<Head>,
 }
 
 impl Tables for Run {
@@ -26,13 +29,22 @@ impl Tables for Run {
 }
 
 impl Run {
+    /// `tables` do not overlap and are in the order of their keys.
+    pub(crate) fn new(tables: Vec<Arc<Table>>) -> Self {
+        let heads = tables.iter().map(|table| Head::of(table.largest())).collect();
+        Self { tables, heads }
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.file_bytes()).sum()
     }
 
-    /// The table that a key would be in.
-    fn table_of(&self, key: &[u8]) -> Option<&Arc<Table>> {
-        let at = self.tables.partition_point(|table| table.largest() < key);
+    /// The table that a key would be in; `head` is its head.
+    fn table_of(&self, key: &[u8], head: Head) -> Option<&Arc<Table>> {
+        let mut at = self.heads.partition_point(|largest| *largest < head);
+        while self.heads.get(at) == Some(&head) && self.tables[at].largest() < key {
+            at += 1;
+        }
         self.tables.get(at).filter(|table| table.smallest() <= key)
     }
 }
@@ -58,12 +70,18 @@ impl Version {
         self.levels.iter().flatten()
     }
 
-    /// The newest value of a key.
-    pub(crate) fn get(&self, key: &[u8], cache: &BlockCache) -> Result<Option<Value>, TableError> {
-        let hash = KeyHash::of(key);
-        for table in self.runs().filter_map(|run| run.table_of(key)) {
-            if let Some(value) = table.get(key, hash, cache)? {
-                return Ok(Some(value));
+    /// What `use_value` makes of the newest value of a key.
+    pub(crate) fn get<R>(
+        &self,
+        key: &[u8],
+        cache: &BlockCache,
+        mut use_value: impl FnMut(&[u8]) -> R,
+    ) -> Result<Option<R>, TableError> {
+        let (hash, head) = (KeyHash::of(key), Head::of(key));
+        for table in self.runs().filter_map(|run| run.table_of(key, head)) {
+            let used = table.get(key, hash, cache, &mut use_value)?;
+            if used.is_some() {
+                return Ok(used);
             }
         }
         Ok(None)
@@ -77,7 +95,7 @@ impl Version {
     }
 
     pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
-        self.runs().flat_map(|run| &run.tables)
+        self.runs().flat_map(|run| run.tables())
     }
 
     /// Bytes of the runs of each level, for [`super::shape`].
@@ -103,7 +121,7 @@ impl Version {
             let mut level = Vec::new();
             for numbers in runs {
                 let tables = numbers.iter().map(|number| open(*number).map(Arc::new));
-                level.push(Arc::new(Run { tables: tables.collect::<Result<_, _>>()? }));
+                level.push(Arc::new(Run::new(tables.collect::<Result<_, _>>()?)));
             }
             levels.push(level);
         }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::files::MemoryFiles;
-use super::{Model, STORE, rest, write};
+use super::{Model, STORE, get, rest, write};
 use crate::lsm::cache::BlockCache;
 use crate::lsm::file::TableFiles;
-use crate::lsm::filter::KeyHash;
 use crate::lsm::table::{Reading, Table, TableError, table_file};
 
 /// A few blocks of each kind.
@@ -49,7 +48,7 @@ impl Damaged {
         let mut noticed = false;
         let cache = BlockCache::new(1 << 20);
         for (key, value) in model {
-            match table.get(key, KeyHash::of(key), &cache) {
+            match get(&table, key, &cache) {
                 Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
                 Err(_) => noticed = true,
             }
@@ -109,7 +108,7 @@ fn a_file_that_shrinks_while_it_is_open_gives_errors() {
     let table = damaged.open().unwrap();
     damaged.set(&[]);
     let key = model.keys().next().unwrap();
-    let got = table.get(key, KeyHash::of(key), &BlockCache::new(0));
+    let got = get(&table, key, &BlockCache::new(0));
     assert!(matches!(got, Err(error) if error.is_io()));
     assert!(table.iter(&[], Reading::Ahead(1 << 20)).is_err());
 }
@@ -145,7 +144,7 @@ proptest! {
         bytes.resize(damaged.original.len() - tail, 5);
         damaged.set(&[&bytes[..], behind].concat());
         if let Ok(table) = damaged.open() {
-            let got = table.get(b"p", KeyHash::of(b"p"), &BlockCache::new(0));
+            let got = get(&table, b"p", &BlockCache::new(0));
             prop_assert!(got.is_err() || got.unwrap().as_deref() == Some(&[1][..]));
         }
     }

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use dalsegno_core::StoreId;
 use proptest::prelude::*;
 
+use super::cache::BlockCache;
 use super::file::TableFiles;
+use super::filter::KeyHash;
 use super::merge::{Source, Tables};
 use super::table::{Table, TableError, TableFacts, TableOptions, TableWriter};
 use files::MemoryFiles;
@@ -52,6 +54,11 @@ impl Tables for Vec<Arc<Table>> {
     fn tables(&self) -> &[Arc<Table>] {
         self
     }
+}
+
+/// A copy of a key's value.
+fn get(table: &Table, key: &[u8], cache: &BlockCache) -> Result<Option<Vec<u8>>, TableError> {
+    table.get(key, KeyHash::of(key), cache, <[u8]>::to_vec)
 }
 
 /// What is left of a source.

@@ -8,7 +8,7 @@ use dalsegno_core::Clock;
 use dalsegno_io::SystemClock;
 
 use super::files::MemoryFiles;
-use super::{STORE, options};
+use super::{STORE, get, options};
 use crate::lsm::cache::BlockCache;
 use crate::lsm::file::TableFiles;
 use crate::lsm::filter::KeyHash;
@@ -64,8 +64,7 @@ fn a_look_up_takes_less_than_a_microsecond() {
     let keys = sorted(0..KEYS);
     let table = timed("write and open, a key", KEYS, || written(&files, 1, &keys));
     println!("{} bytes of file, {} of memory", table.file_bytes(), table.memory_bytes());
-    let found =
-        |key: &[u8], cache: &BlockCache| table.get(key, KeyHash::of(key), cache).unwrap().is_some();
+    let found = |key: &[u8], cache: &BlockCache| get(&table, key, cache).unwrap().is_some();
     let shuffled: Vec<_> = (0..KEYS).map(point).collect();
     let missing: Vec<_> = (KEYS..2 * KEYS).map(point).collect();
     let count = |keys: &[[u8; 33]], cache: &BlockCache| {
