@@ -8,6 +8,7 @@ mod clock;
 mod config;
 mod error;
 mod extent;
+pub mod fluid;
 mod hash;
 mod layout;
 mod namespace;

@@ -1,8 +1,8 @@
 //! What holds for the model and the division of filters, whatever the tree.
 
+use dalsegno_core::fluid::{Level, Shape, divide_filter_bits, mean_levels};
 use dalsegno_policy::tuning::{
-    Bounds, Constants, Facts, Level, Shape, Shares, best_shape, cost, divide_filter_bits,
-    filter_bits_per_level, level_count, transition_cost,
+    Bounds, Constants, Facts, Shares, best_shape, cost, transition_cost,
 };
 use proptest::prelude::*;
 
@@ -116,10 +116,9 @@ proptest! {
 
     #[test]
     fn a_tree_of_the_shape_gets_bits_for_each_level_the_upper_ones_more(
-        shape in shape(), facts in facts(),
+        shape in shape(), memtables in 1.0_f64..1e6, mean in 0.0_f64..20.0,
     ) {
-        let bits = filter_bits_per_level(shape, &facts);
-        prop_assert_eq!(bits.len(), level_count(shape, &facts) as usize);
+        let bits = divide_filter_bits(&mean_levels(shape, memtables), mean);
         // The last level may have fewer entries per run if it has many runs and has just begun.
         let upper = &bits[..bits.len() - 1];
         prop_assert!(upper.windows(2).all(|pair| pair[0] >= pair[1] - CLOSE), "{bits:?}");

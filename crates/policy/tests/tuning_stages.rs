@@ -1,6 +1,6 @@
 //! What the model and the controller are worth, on simulated trees and the ten stages of the paper.
 //!
-//! A tree of run sizes stands in for the index: flushes and merges follow the index's rules, pages
+//! A tree of run sizes stands in for the index: flushes and merges are the index's own, pages
 //! written are counted, and look-ups cost what the runs that are there make them cost. So a new
 //! shape takes effect only as flushes and merges bring it about, and what a change rewrites is paid.
 //! `cargo test -p dalsegno-policy --test tuning_stages -- --nocapture` prints the figures.
@@ -10,9 +10,9 @@
 
 #![expect(clippy::print_stdout, reason = "the figures are what these tests are for")]
 
+use dalsegno_core::fluid::{Level, Shape, carry_out, divide_filter_bits, next_step};
 use dalsegno_policy::tuning::{
-    Bounds, Constants, Controller, ControllerOptions, Counts, Facts, Level, Mode, Shape, Shares,
-    best_shape, cost, divide_filter_bits,
+    Bounds, Constants, Controller, ControllerOptions, Counts, Facts, Mode, Shares, best_shape, cost,
 };
 
 const HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
@@ -106,64 +106,10 @@ impl Tree {
             self.memtable -= MEMTABLE_ENTRIES;
             self.levels[0].insert(0, MEMTABLE_ENTRIES);
             self.written += MEMTABLE_ENTRIES;
-            while self.step(shape) {}
-        }
-    }
-
-    /// One merge or move that is due, the newest level first, as the index does it.
-    fn step(&mut self, shape: Shape) -> bool {
-        let deepest = self.levels.iter().rposition(|runs| !runs.is_empty()).unwrap_or(0);
-        self.levels.truncate(deepest + 1);
-        let most = |level: usize| if level == deepest { shape.last_runs() } else { shape.runs() };
-        let mut capacity = MEMTABLE_ENTRIES;
-        for level in 0..=deepest {
-            capacity *= u64::from(shape.size_ratio());
-            let most_here = most(level) as usize;
-            if self.levels[level].iter().sum::<u64>() > capacity {
-                self.push_down(level, most(level + 1) as usize, level == deepest);
-                return true;
-            }
-            if self.levels[level].len() > most_here {
-                self.merge_pair(level);
-                return true;
-            }
-            let last_fits = level + 1 == deepest
-                && self.levels[level..].iter().flatten().sum::<u64>() <= capacity;
-            if last_fits {
-                let last = self.levels.pop().unwrap_or_default();
-                self.levels[level].extend(last);
-                return true;
+            while let Some(step) = next_step(shape, MEMTABLE_ENTRIES, &self.levels) {
+                self.written += carry_out(&step, &mut self.levels);
             }
         }
-        false
-    }
-
-    fn push_down(&mut self, level: usize, most_below: usize, deepest: bool) {
-        if deepest {
-            self.levels.push(Vec::new());
-        }
-        let mut moved = std::mem::take(&mut self.levels[level]);
-        let below = &self.levels[level + 1];
-        let room = below.len() < most_below;
-        let as_it_is = deepest || (moved.len() == 1 && room);
-        if !as_it_is {
-            let mut merged: u64 = moved.iter().sum();
-            let cheapest = below.windows(2).map(|pair| pair[0] + pair[1]).min();
-            if !room && cheapest.is_none_or(|cheapest| merged + below[0] <= cheapest) {
-                merged += self.levels[level + 1].remove(0);
-            }
-            self.written += merged;
-            moved = vec![merged];
-        }
-        self.levels[level + 1].splice(0..0, moved);
-    }
-
-    fn merge_pair(&mut self, level: usize) {
-        let runs = &mut self.levels[level];
-        let sums = runs.windows(2).map(|pair| pair[0] + pair[1]).enumerate();
-        let (at, merged) = sums.min_by_key(|(_, sum)| *sum).expect("there are two");
-        runs.splice(at..at + 2, [merged]);
-        self.written += merged;
     }
 
     /// What a hit, a miss and a range that seeks only cost now.

@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use dalsegno_core::fluid::Shape;
 use dalsegno_core::{
     ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
 };
-use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope, TreeShape};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope};
 use dalsegno_io::Device as _;
 use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
 
@@ -246,11 +247,8 @@ impl World {
     }
 
     fn maintain(&mut self) {
-        let shape = TreeShape {
-            size_ratio: 2 + u32::try_from(self.random.below(5)).unwrap(),
-            runs: 1 + u32::try_from(self.random.below(4)).unwrap(),
-            last_runs: 1 + u32::try_from(self.random.below(3)).unwrap(),
-        };
+        let mut below = |most: usize| u32::try_from(self.random.below(most)).unwrap();
+        let shape = Shape::nearest(2 + below(5), 1 + below(4), 1 + below(3));
         if self.random.percent(10) {
             self.lsm().set_shape(shape);
         }

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::NamespaceId;
+use dalsegno_core::fluid::{Step, filter_bits, next_step};
 
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
 use super::manifest::{Manifest, manifest_file};
 use super::merge::{Merge, RunSource, Source, Tables};
-use super::shape::{Step, filter_bits, next_step};
 use super::table::{Reading, Table, TableError, TableOptions, TableWriter, table_file};
 use super::tree::{Frozen, State, Tree};
 use super::version::{Run, Version};
@@ -45,8 +45,7 @@ impl Tree {
         } else if let Some(frozen) = state.frozen.back() {
             self.flush(&state, frozen)
         } else {
-            let sizes = state.version.sizes();
-            match next_step(self.shape(), self.options.memtable_bytes, &sizes) {
+            match self.due(&state.version) {
                 Some(step) => self.carry_out(&state.version, &step, living),
                 None => return Ok(false),
             }
@@ -55,6 +54,24 @@ impl Tree {
             self.note(error);
         }
         done.map(|()| true)
+    }
+
+    /// What the last flush makes necessary; nothing until the next one when it is done.
+    fn due(&self, version: &Version) -> Option<Step> {
+        if !self.is_flushed.load(Ordering::Acquire) {
+            return None;
+        }
+        let step = next_step(self.shape(), self.options.memtable_bytes, &version.sizes());
+        self.is_flushed.store(step.is_some(), Ordering::Release);
+        step
+    }
+
+    /// Bits of filter per key for a table of a level; `bytes` are those of all tables together.
+    fn filter_bits(&self, level: usize, bytes: u64) -> f64 {
+        let bytes = bytes.max(self.options.memtable_bytes);
+        #[expect(clippy::cast_precision_loss, reason = "a ratio that need not be exact")]
+        let memtables = bytes as f64 / self.options.memtable_bytes as f64;
+        filter_bits(self.shape(), memtables, level, self.options.filter_bits)
     }
 
     /// Writes the manifest anew: what a killed process wrote last may not be durable, so nothing is removed on its
@@ -97,7 +114,7 @@ impl Tree {
     /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the
     /// largest keys, which are points. A block without its point is a miss; what a newer run says of it stays.
     fn without_oldest(&self, version: &Version) -> Option<Version> {
-        let mut bytes: u64 = version.tables().map(|table| table.file_bytes()).sum();
+        let mut bytes = version.bytes();
         let most = self.options.disk_bytes / 2;
         if bytes <= most {
             return None;
@@ -122,8 +139,7 @@ impl Tree {
         if levels.is_empty() {
             levels.push(Vec::new());
         }
-        let mut output =
-            Output::new(self, filter_bits(self.shape(), self.options.filter_bits, 0, levels.len()));
+        let mut output = Output::new(self, self.filter_bits(0, state.version.bytes()));
         let mut written = Ok(());
         frozen.memtable.drain_sorted(|key, value| {
             if written.is_ok() {
@@ -133,7 +149,10 @@ impl Tree {
         let run = written.and_then(|()| output.finish())?;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         self.counters.flushed_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
-        levels[0].insert(0, Arc::new(run));
+        if !run.tables.is_empty() {
+            levels[0].insert(0, Arc::new(run));
+            self.is_flushed.store(true, Ordering::Release);
+        }
         let version =
             Version { number: 0, levels, sums: frozen.sums.clone(), cover: frozen.cover.clone() };
         self.install(version, true)
@@ -146,38 +165,16 @@ impl Tree {
         living: &dyn Living,
     ) -> Result<(), TableError> {
         let mut levels = version.levels.clone();
-        // What comes out of the levels, and where what it becomes goes.
-        let (inputs, level, at) = match step {
-            Step::Move { level } => {
-                if levels.len() == level + 1 {
-                    levels.push(Vec::new());
-                }
-                let moved = std::mem::take(&mut levels[*level]);
-                levels[level + 1].splice(0..0, moved);
-                (Vec::new(), level + 1, 0)
-            }
-            Step::Within { level, runs } => {
-                let inputs: Vec<_> = levels[*level].drain(runs.clone()).collect();
-                (inputs, *level, runs.start)
-            }
-            Step::Down { level, joined } => {
-                let mut inputs = std::mem::take(&mut levels[*level]);
-                inputs.extend(levels[level + 1].drain(..*joined));
-                (inputs, level + 1, 0)
-            }
-        };
+        let (inputs, level) = take_out(step, &mut levels);
         if !inputs.is_empty() {
-            let is_oldest =
-                levels[level][at..].is_empty() && levels[level + 1..].iter().all(Vec::is_empty);
-            let depth =
-                levels.iter().rposition(|runs| !runs.is_empty()).map_or(level, |d| d.max(level));
-            let bits = filter_bits(self.shape(), self.options.filter_bits, level, depth + 1);
+            let is_oldest = levels[level..].iter().all(Vec::is_empty);
+            let bits = self.filter_bits(level, version.bytes());
             let run =
                 self.merge(&inputs, bits, &Rule { is_oldest, epochs: epochs_of(version), living })?;
             self.counters.merges.fetch_add(1, Ordering::Relaxed);
             self.counters.merged_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
             if !run.tables().is_empty() {
-                levels[level].insert(at, Arc::new(run));
+                levels[level].insert(0, Arc::new(run));
             }
         }
         drop_empty(&mut levels);
@@ -263,6 +260,26 @@ impl Tree {
             if let Err(error) = self.files.remove(&name) {
                 tracing::debug!("{name} was not removed: {error}");
             }
+        }
+    }
+}
+
+/// Takes the runs that a step merges out of the levels, the newest first, and says of which level what they become is to be
+/// the newest run. Where it merges none it is done.
+fn take_out(step: &Step, levels: &mut Vec<Vec<Arc<Run>>>) -> (Vec<Arc<Run>>, usize) {
+    match step.clone() {
+        Step::Move { from, runs, to } => {
+            levels.resize(levels.len().max(to + 1), Vec::new());
+            let moved: Vec<_> = levels[from].drain(runs).collect();
+            let at = if to > from { 0 } else { levels[to].len() };
+            levels[to].splice(at..at, moved);
+            (Vec::new(), to)
+        }
+        Step::Join { runs } => (levels[0].drain(..runs).collect(), 0),
+        Step::Down { level, joined } => {
+            let mut inputs: Vec<_> = levels[..level].iter_mut().flat_map(std::mem::take).collect();
+            inputs.extend(levels[level].drain(..joined));
+            (inputs, level)
         }
     }
 }

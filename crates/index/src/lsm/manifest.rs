@@ -2,9 +2,9 @@
 //!
 //! 1. Decoders never panic and never trust a length before it was checked against what is there.
 
+use dalsegno_core::fluid::Shape;
 use dalsegno_core::{SECTOR_BYTES, StoreId};
 
-use super::shape::TreeShape;
 use super::varint;
 use crate::usage::SegmentSum;
 
@@ -25,7 +25,7 @@ pub(crate) struct Manifest {
     pub(crate) store: StoreId,
     pub(crate) number: u64,
     pub(crate) next_number: u64,
-    pub(crate) shape: TreeShape,
+    pub(crate) shape: Shape,
     /// Numbers of tables: level, run, table; newest runs first.
     pub(crate) levels: Vec<Vec<Vec<u64>>>,
     pub(crate) segments: Vec<SegmentSum>,
@@ -47,7 +47,8 @@ impl Manifest {
             out.extend_from_slice(&field.to_le_bytes());
         }
         let levels = u32::try_from(self.levels.len()).expect("a few levels");
-        for field in [self.shape.size_ratio, self.shape.runs, self.shape.last_runs, levels] {
+        let shape = [self.shape.size_ratio(), self.shape.runs(), self.shape.last_runs()];
+        for field in shape.into_iter().chain([levels]) {
             out.extend_from_slice(&field.to_le_bytes());
         }
         out.extend_from_slice(&(self.cover.len() as u64).to_le_bytes());
@@ -117,8 +118,7 @@ impl Manifest {
         if u64_at(80) != reader.len() as u64 {
             return Err("a length is not allowed");
         }
-        let shape =
-            TreeShape { size_ratio: u32_at(64), runs: u32_at(68), last_runs: u32_at(72) }.clamped();
+        let shape = Shape::nearest(u32_at(64), u32_at(68), u32_at(72));
         Ok(Self {
             store: StoreId(*header[16..].first_chunk().expect("inside")),
             number: u64_at(32),
@@ -186,7 +186,7 @@ mod tests {
             store: StoreId([5; 16]),
             number: 9,
             next_number: 31,
-            shape: TreeShape { size_ratio: 6, runs: 2, last_runs: 1 },
+            shape: Shape::new(6, 2, 1).unwrap(),
             levels: vec![vec![vec![30], vec![29]], vec![], vec![vec![7, 8, 300]]],
             segments: vec![sum, SegmentSum::default()],
             cover: vec![1, 2, 3],

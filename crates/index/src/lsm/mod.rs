@@ -12,7 +12,6 @@ mod manifest;
 mod memtable;
 mod merge;
 mod open;
-mod shape;
 mod table;
 mod table_index;
 mod table_iter;
@@ -29,5 +28,4 @@ mod tests;
 
 pub use index::LsmIndex;
 pub use open::{LsmOptions, index_number};
-pub use shape::TreeShape;
 pub use upkeep::LsmStats;

@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dalsegno_core::StoreId;
+use dalsegno_core::fluid::Shape;
 use dalsegno_io::{Device, IoError};
 
 use super::device_files::DeviceFiles;
 use super::file::TableFiles;
 use super::index::LsmIndex;
 use super::manifest::{Manifest, manifest_file};
-use super::shape::TreeShape;
 use super::table::{Table, TableError, table_file};
 use super::tree::{Options, Tree};
 use super::version::Version;
@@ -31,7 +31,7 @@ pub struct LsmOptions {
     /// Bytes of disk for the index's files. An index that outgrows them forgets what it took in first.
     pub disk_bytes: u64,
     /// The shape to begin with; `None` takes the one it had.
-    pub shape: Option<TreeShape>,
+    pub shape: Option<Shape>,
     /// Nothing is written; for looking at a store.
     pub read_only: bool,
 }
@@ -88,7 +88,7 @@ impl LsmIndex {
             filter_bits: options.filter_bits,
             disk_bytes: options.disk_bytes,
         };
-        let shape = shape.unwrap_or_default().clamped();
+        let shape = shape.unwrap_or_default();
         let tree = Tree::new(files, store, bounds, shape, version, next_number);
         if !options.read_only && tree.renew().is_ok() {
             let (files, state) = (tree.files.as_ref(), tree.state());

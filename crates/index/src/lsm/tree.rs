@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use dalsegno_core::fluid::Shape;
 use dalsegno_core::{ChainHash, NamespaceId, StoreId};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
@@ -18,7 +19,6 @@ use super::file::TableFiles;
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey, Record};
 use super::memtable::{Batch, Memtable};
 use super::merge::{Merge, RunSource, Source};
-use super::shape::TreeShape;
 use super::table::{Reading, TableError};
 use super::version::Version;
 use crate::usage::SegmentSum;
@@ -81,10 +81,12 @@ pub(crate) struct Tree {
     pub(crate) cache: BlockCache,
     pub(crate) counters: TreeCounters,
     pub(super) state: RwLock<Arc<State>>,
-    shape: RwLock<TreeShape>,
+    shape: RwLock<Shape>,
     writing: Mutex<()>,
     /// Held by whoever flushes or merges.
     pub(super) maintaining: Mutex<()>,
+    /// A table was flushed and the levels have not been put in order since.
+    pub(super) is_flushed: AtomicBool,
     pub(super) next_number: AtomicU64,
     /// Something in a table is not as it was written.
     damaged: AtomicBool,
@@ -103,7 +105,7 @@ impl Tree {
         files: Arc<dyn TableFiles>,
         store: StoreId,
         options: Options,
-        shape: TreeShape,
+        shape: Shape,
         version: Version,
         next_number: u64,
     ) -> Self {
@@ -119,6 +121,7 @@ impl Tree {
             shape: RwLock::new(shape),
             writing: Mutex::default(),
             maintaining: Mutex::default(),
+            is_flushed: AtomicBool::new(false),
             next_number: AtomicU64::new(next_number),
             damaged: AtomicBool::new(false),
             failed: AtomicBool::new(false),
@@ -129,13 +132,13 @@ impl Tree {
         Arc::clone(&self.state.read())
     }
 
-    pub(crate) fn shape(&self) -> TreeShape {
+    pub(crate) fn shape(&self) -> Shape {
         *self.shape.read()
     }
 
-    /// From the next step on; see [`super::shape`].
-    pub(crate) fn set_shape(&self, shape: TreeShape) {
-        *self.shape.write() = shape.clamped();
+    /// From the next flush on; see [`dalsegno_core::fluid`].
+    pub(crate) fn set_shape(&self, shape: Shape) {
+        *self.shape.write() = shape;
     }
 
     /// Whether a table turned out to be damaged: then the index is to be rebuilt.

@@ -3,19 +3,19 @@
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::NamespaceId;
+use dalsegno_core::fluid::Shape;
 use serde::Serialize;
 
 use super::index::LsmIndex;
 use super::keys::OrderKey;
 use super::maintain::Living;
-use super::shape::TreeShape;
 use super::table::TableError;
 
 /// What an index is made of at a moment, and what it did since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LsmStats {
     /// Size ratio, runs per level, runs of the last level.
-    pub shape: Option<TreeShape>,
+    pub shape: Option<Shape>,
     /// Runs of each level, the newest data first.
     pub runs: Vec<u64>,
     /// Files of tables.
@@ -86,8 +86,8 @@ impl LsmIndex {
         self.tree.empty();
     }
 
-    /// Changes the shape; the steps from now on follow it.
-    pub fn set_shape(&self, shape: TreeShape) {
+    /// Changes the shape; the steps after the next flush follow it.
+    pub fn set_shape(&self, shape: Shape) {
         self.tree.set_shape(shape);
     }
 

@@ -98,7 +98,11 @@ impl Version {
         self.runs().flat_map(|run| run.tables())
     }
 
-    /// Bytes of the runs of each level, for [`super::shape`].
+    pub(crate) fn bytes(&self) -> u64 {
+        self.tables().map(|table| table.file_bytes()).sum()
+    }
+
+    /// Bytes of the runs of each level, for [`dalsegno_core::fluid`].
     pub(crate) fn sizes(&self) -> Vec<Vec<u64>> {
         let of_level = |runs: &Vec<Arc<Run>>| runs.iter().map(|run| run.bytes()).collect();
         self.levels.iter().map(of_level).collect()

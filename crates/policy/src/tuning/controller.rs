@@ -6,10 +6,12 @@
 
 use std::collections::VecDeque;
 
+use dalsegno_core::fluid::Shape;
+
 use super::cost::{Bounds, best_shape, cost};
 use super::facts::{Facts, Unit, number};
 use super::reason::{Cause, explain};
-use super::{Cost, Counts, Shape, Shares, Window};
+use super::{Cost, Counts, Shares, Window};
 
 /// Decisions kept to be shown.
 const DECISIONS_KEPT: usize = 16;

@@ -4,9 +4,10 @@
 //! 2. The entries of all levels together are those of the tree.
 //! 3. A hit is equally likely for every entry.
 
+use dalsegno_core::fluid::{Filling, Level, Shape, false_positive_rates, mean_levels};
+
 use super::facts::number;
-use super::filters::{Level, false_positive_rates};
-use super::{Facts, Shape, Shares};
+use super::{Facts, Shares};
 
 /// Costs of one operation, in the unit of the constants.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -24,50 +25,36 @@ pub struct Cost {
 }
 
 /// A tree of a given shape as it is on average between two flushes.
-pub(super) struct Tree {
+struct Tree {
     /// The levels, the newest first.
-    pub(super) levels: Vec<Level>,
+    levels: Vec<Level>,
     /// How often an entry is written until it rests in the last level, its flush included.
-    pub(super) writes: f64,
+    writes: f64,
 }
 
 impl Tree {
     /// The head of `tuning` says where the terms come from.
-    pub(super) fn new(shape: Shape, facts: &Facts) -> Self {
-        let count = level_count(shape, facts);
-        let [ratio, runs, last_runs] =
-            [shape.size_ratio(), shape.runs(), shape.last_runs()].map(f64::from);
-        let memtable_entries = number(facts.entries) / facts.memtables();
-        let arrival = |level: u32| ratio.powf(f64::from(level - 1));
-        let above = (1..count).map(|level| Level {
-            entries: memtable_entries * arrival(level) * (ratio - 1.0) / 2.0,
-            runs: runs * (1.0 - (runs + 1.0) / (2.0 * ratio)),
-        });
-        let mut levels: Vec<Level> = above.collect();
-        let rest = facts.memtables() - above_last(ratio, count);
-        let arrivals = rest / arrival(count);
-        levels.push(Level { entries: memtable_entries * rest, runs: last_runs });
-        let writes_above = ratio / (runs + 1.0) * f64::from(count - 1);
-        let writes_last = 1.0 + arrivals / last_runs;
-        Self { levels, writes: writes_above + writes_last }
+    fn new(shape: Shape, facts: &Facts) -> Self {
+        let memtables = facts.memtables();
+        let mut levels = mean_levels(shape, memtables);
+        let memtable_entries = number(facts.entries) / memtables;
+        let last = levels.len() - 1;
+        let unit = f64::from(shape.size_ratio()).powf(number(last as u64));
+        let arrivals = levels[last].entries / unit;
+        let filling = |level: usize| {
+            if level == last {
+                Filling::of_last(shape.size_ratio(), shape.last_runs(), arrivals)
+            } else {
+                Filling::of_cycle(shape.size_ratio(), shape.runs())
+            }
+        };
+        let below: f64 = (1..=last).map(|level| filling(level).writes).sum();
+        let writes = 1.0 + filling(0).rewrites + below;
+        for level in &mut levels {
+            level.entries *= memtable_entries;
+        }
+        Self { levels, writes }
     }
-}
-
-/// Memtables that rest above the last level, on average.
-fn above_last(ratio: f64, count: u32) -> f64 {
-    (ratio.powf(f64::from(count - 1)) - 1.0) / 2.0
-}
-
-/// Levels of a tree that holds `facts.entries`: as few as they fit in, the last one full and those
-/// above it half full on average.
-#[must_use]
-pub fn level_count(shape: Shape, facts: &Facts) -> u32 {
-    let ratio = f64::from(shape.size_ratio());
-    let mut count = 1;
-    while ratio.powf(f64::from(count)) + above_last(ratio, count) < facts.memtables() {
-        count += 1;
-    }
-    count
 }
 
 /// What operations of these shares cost in a tree of this shape.
@@ -99,21 +86,18 @@ pub fn cost(shape: Shape, facts: &Facts, shares: &Shares) -> Cost {
     Cost { write, hit, miss, range, total }
 }
 
-/// What the tree rewrites once because its shape changes, in the unit of the constants.
+/// What the tree rewrites once because its shape changes, over what it would in the new shape anyhow, in the unit of the
+/// constants.
 ///
-/// Where fewer runs are allowed those there are get merged by pairs: each halving of their number
-/// rewrites the level once. A smaller size ratio makes the levels above the last one overflow. More
-/// runs and larger levels cost nothing.
+/// Where fewer runs are allowed, the next arrival joins those that are too many. More runs cost nothing, nor does another
+/// size ratio: levels move as they are.
 #[must_use]
 pub fn transition_cost(from: Shape, to: Shape, facts: &Facts) -> f64 {
     let tree = Tree::new(from, facts);
     let last = tree.levels.len() - 1;
-    let overflows = to.size_ratio() < from.size_ratio();
     let rewritten = tree.levels.iter().enumerate().map(|(at, level)| {
         let allowed = f64::from(if at == last { to.last_runs() } else { to.runs() });
-        let merged = (level.runs / allowed).log2().max(0.0);
-        let pushed = if overflows && at < last { 1.0 } else { 0.0 };
-        level.entries * (merged + pushed)
+        level.entries * (1.0 - allowed / level.runs).max(0.0)
     });
     rewritten.sum::<f64>() / facts.page_entries() * facts.constants.merge
 }
@@ -166,17 +150,15 @@ mod tests {
         (one - two).abs() < 1e-9
     }
 
-    /// T = 4, K = 3, Z = 1; 10,000 entries of 40 bytes, pages of 4,000, a memtable of 1,000
-    /// entries, no filters.
+    /// T = 4, K = 3, Z = 1; 10,000 entries of 40 bytes, pages of 4,000, a memtable of 1,000 entries, no filters.
     ///
-    /// The tree holds 10 memtables. One level would hold 4, two hold 16 and 1.5 above: two levels.
-    /// The upper one has 0, 1, 2 or 3 runs of a memtable, 1.5 on average; 3 x (1 - 4/8) = 1.5. The
-    /// last one has the other 8.5 memtables in one run, 8.5 / 4 = 2.125 arrivals.
+    /// The tree holds 10 memtables. One level would hold 3.5, two hold 14: two levels. The upper one has 0, 1, 2 or 3 runs
+    /// of a memtable, 1.5 on average. The last one has the other 8.5 in one run, 8.5 / 4 = 2.125 arrivals.
     ///
-    /// Writes: T / (K + 1) = 1 above, 1 + 2.125 in the last level, so 4.125, for a hundredth of a
-    /// page each. Misses and ranges visit 2.5 runs; a range of 50 entries reads half a page more.
-    /// Hits: 15% lie above and meet (1.5 - 1) / 2 = 0.25 runs before theirs, 85% in the last level
-    /// behind 1.5 runs: 0.15 x 1.25 + 0.85 x 2.5 = 2.3125 reads.
+    /// Writes: the flush, nothing in the level above, 1 + 2.125 in the last level: 4.125, for a hundredth of a page each.
+    /// Misses and ranges visit 2.5 runs; a range of 50 entries reads half a page more. Hits: 15% lie above and meet
+    /// (1.5 - 1) / 2 = 0.25 runs before theirs, 85% in the last level behind 1.5 runs: 0.15 x 1.25 + 0.85 x 2.5 = 2.3125
+    /// reads.
     #[test]
     fn an_example_reckoned_by_hand() {
         let shape = Shape::lazy_leveled(4).unwrap();
@@ -191,16 +173,16 @@ mod tests {
         let shares =
             Shares { writes: 0.5, hits: 0.2, misses: 0.2, ranges: 0.1, range_entries: 50.0 };
         let cost = cost(shape, &facts, &shares);
-        assert_eq!(level_count(shape, &facts), 2);
+        assert_eq!(Tree::new(shape, &facts).levels.len(), 2);
         assert!(close(cost.write, 0.041_25), "{cost:?}");
         assert!(close(cost.miss, 2.5), "{cost:?}");
         assert!(close(cost.range, 3.0), "{cost:?}");
         assert!(close(cost.hit, 2.3125), "{cost:?}");
         assert!(close(cost.total, 0.020_625 + 0.4625 + 0.5 + 0.3), "{cost:?}");
 
-        // To one run per level: log2(1.5) of the 1,500 entries above are merged, 100 to a page.
+        // To one run per level: a third of the 1,500 entries above is in runs that are too many.
         let leveled = Shape::leveled(4).unwrap();
-        assert!(close(transition_cost(shape, leveled, &facts), 15.0 * 1.5_f64.log2()));
+        assert!(close(transition_cost(shape, leveled, &facts), 15.0 / 3.0));
         assert!(close(transition_cost(leveled, shape, &facts), 0.0));
 
         // Filters: r p is 1.5 p above and 1 p below; entries per run are 1,000 and 8,500, so the
@@ -224,7 +206,7 @@ mod tests {
             filter_bits_per_entry,
             constants,
         };
-        assert_eq!(level_count(Shape::default(), &facts), 1);
+        assert_eq!(Tree::new(Shape::default(), &facts).levels.len(), 1);
         assert!(cost(Shape::default(), &facts, &Shares::default()).hit.is_finite());
     }
 }

@@ -60,14 +60,10 @@
 mod controller;
 mod cost;
 mod facts;
-mod filters;
 mod reason;
-mod shape;
 mod window;
 
 pub use controller::{Controller, ControllerOptions, Decision, Mode};
-pub use cost::{Bounds, Choice, Cost, best_shape, cost, level_count, transition_cost};
+pub use cost::{Bounds, Choice, Cost, best_shape, cost, transition_cost};
 pub use facts::{Constants, Facts, Unit};
-pub use filters::{Level, divide_filter_bits, filter_bits_per_level};
-pub use shape::Shape;
 pub use window::{Counts, Shares, Window};

@@ -70,7 +70,9 @@ fn changes(decision: &Decision) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cost, Shape, Unit};
+    use dalsegno_core::fluid::Shape;
+
+    use super::super::{Cost, Unit};
     use super::*;
 
     fn decision(from: Shape, to: Shape) -> Decision {

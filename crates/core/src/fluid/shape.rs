@@ -3,11 +3,14 @@
 //! 1. A shape that exists is valid: `2 <= T <= 32`, `1 <= K < T`, `1 <= Z < T`.
 
 use std::fmt;
+use std::str::FromStr;
 
-use dalsegno_core::{Error, Result};
+use serde::Serialize;
+
+use crate::{Error, Result};
 
 /// How the tree trades writes for reads (the fluid LSM tree of Dostoevsky, SIGMOD 2018).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Shape {
     size_ratio: u32,
     runs: u32,
@@ -46,6 +49,14 @@ impl Shape {
         Ok(Self { size_ratio, runs, last_runs })
     }
 
+    /// The valid shape nearest to these numbers: for what was read from a file.
+    #[must_use]
+    pub fn nearest(size_ratio: u32, runs: u32, last_runs: u32) -> Self {
+        let size_ratio = size_ratio.clamp(Self::SIZE_RATIO_MIN, Self::SIZE_RATIO_MAX);
+        let [runs, last_runs] = [runs, last_runs].map(|runs| runs.clamp(1, size_ratio - 1));
+        Self { size_ratio, runs, last_runs }
+    }
+
     /// One run per level: reads cost least, writes most.
     ///
     /// # Errors
@@ -77,8 +88,8 @@ impl Shape {
     /// Every shape with a size ratio of at most `size_ratio_max`, smallest numbers first.
     ///
     /// Shapes with `Z > K` are left out: by the model none was found that costs 3% less than the
-    /// best of the others (`tests/tuning_properties.rs`).
-    pub(super) fn all(size_ratio_max: u32) -> impl Iterator<Item = Self> {
+    /// best of the others (`tuning_properties.rs` of the policy room).
+    pub fn all(size_ratio_max: u32) -> impl Iterator<Item = Self> {
         let size_ratio_max = size_ratio_max.clamp(Self::SIZE_RATIO_MIN, Self::SIZE_RATIO_MAX);
         (Self::SIZE_RATIO_MIN..=size_ratio_max).flat_map(|size_ratio| {
             (1..size_ratio).flat_map(move |runs| {
@@ -121,6 +132,29 @@ impl fmt::Display for Shape {
     }
 }
 
+impl FromStr for Shape {
+    type Err = Error;
+
+    /// Reads what [`Display`](fmt::Display) writes, with commas or blanks between: `"T=8,K=3,Z=1"`. Without Z it is 1.
+    fn from_str(text: &str) -> Result<Self> {
+        let unreadable =
+            || Error::invalid(format!("{text:?} is no shape; write it like \"T=8,K=3,Z=1\""));
+        let mut numbers = [None, None, Some(1)];
+        let mut is_given = [false; 3];
+        for part in text.split([',', ' ']).filter(|part| !part.is_empty()) {
+            let (name, number) = part.split_once('=').ok_or_else(unreadable)?;
+            let at = ["T", "K", "Z"].iter().position(|known| known.eq_ignore_ascii_case(name));
+            let at = at.filter(|at| !is_given[*at]).ok_or_else(unreadable)?;
+            is_given[at] = true;
+            numbers[at] = Some(number.parse().map_err(|_| unreadable())?);
+        }
+        let [Some(size_ratio), Some(runs), Some(last_runs)] = numbers else {
+            return Err(unreadable());
+        };
+        Self::new(size_ratio, runs, last_runs)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +168,26 @@ mod tests {
         assert!(message(Shape::new(4, 0, 1)).contains("give 1 to 3"));
         assert!(message(Shape::new(4, 1, 4)).contains("runs of the last level 4"));
         assert!(message(Shape::tiered(0)).contains("size ratio 0"));
+    }
+
+    #[test]
+    fn a_shape_is_read_as_it_is_written() {
+        for shape in Shape::all(6) {
+            assert_eq!(shape.to_string().parse::<Shape>().unwrap(), shape);
+        }
+        assert_eq!("t=8,k=3".parse::<Shape>().unwrap(), Shape::default());
+        for text in ["", "T=8", "T=8,K", "T=8,K=x", "T=8,K=3,Q=1", "T=8,K=3,K=4", "T=8;K=3"] {
+            let error = text.parse::<Shape>().unwrap_err().to_string();
+            assert!(error.contains("write it like"), "{text}: {error}");
+        }
+        let error = "T=4,K=9,Z=1".parse::<Shape>().unwrap_err().to_string();
+        assert!(error.contains("runs per level 9"), "{error}");
+    }
+
+    #[test]
+    fn the_nearest_shape_is_valid() {
+        assert_eq!(Shape::nearest(0, 0, 9), Shape::leveled(2).unwrap());
+        assert_eq!(Shape::nearest(64, 3, 99), Shape::new(32, 3, 31).unwrap());
     }
 
     #[test]

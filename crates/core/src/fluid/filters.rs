@@ -15,9 +15,6 @@
 
 use std::f64::consts::LN_2;
 
-use super::cost::Tree;
-use super::{Facts, Shape};
-
 /// One level as the filters see it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
@@ -25,14 +22,6 @@ pub struct Level {
     pub entries: f64,
     /// Its runs, all of a size.
     pub runs: f64,
-}
-
-/// Bits per entry for the filters of each level, the newest level first, in a tree that is what the
-/// shape makes of it on average. For levels as they are use [`divide_filter_bits`].
-#[must_use]
-pub fn filter_bits_per_level(shape: Shape, facts: &Facts) -> Vec<f64> {
-    let tree = Tree::new(shape, facts);
-    divide_filter_bits(&tree.levels, facts.filter_bits_per_entry)
 }
 
 /// Bits per entry for the filters of each level when all together may have `bits_per_entry` on
@@ -44,7 +33,8 @@ pub fn divide_filter_bits(levels: &[Level], bits_per_entry: f64) -> Vec<f64> {
 }
 
 /// The false-positive rate of each level's filters under the best division.
-pub(super) fn false_positive_rates(levels: &[Level], bits_per_entry: f64) -> Vec<f64> {
+#[must_use]
+pub fn false_positive_rates(levels: &[Level], bits_per_entry: f64) -> Vec<f64> {
     let entries: f64 = levels.iter().map(|level| level.entries).sum();
     let budget = entries * bits_per_entry.max(0.0) * LN_2 * LN_2;
     let per_run = |level: &Level| level.entries / level.runs;
