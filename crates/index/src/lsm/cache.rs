@@ -16,6 +16,7 @@ use quick_cache::Weighter;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 
 use super::block::{Block, Place};
+use super::counts::Counts;
 use super::table::TableError;
 
 /// What an entry takes besides its block: its place twice, a counter, links, two counts of references. Rounded up.
@@ -82,11 +83,12 @@ impl Seen {
     }
 }
 
-/// The cache of all tables of an index; clones are the same cache.
+/// The cache of all tables of an index, and what was asked of them; clones are the same cache.
 #[derive(Clone)]
 pub(crate) struct BlockCache {
     blocks: Arc<Blocks>,
     seen: Arc<Seen>,
+    asked: Arc<Counts>,
 }
 
 /// What the cache did so far.
@@ -104,7 +106,12 @@ impl BlockCache {
         let blocks = usize::try_from(bytes / SECTOR_BYTES).expect("64-bit addresses");
         let (hasher, lifecycle) = (BuildHasherDefault::default(), DefaultLifecycle::default());
         let seen = Arc::new(Seen::new(blocks));
-        Self { blocks: Arc::new(Cache::with(blocks, bytes, BlockWeight, hasher, lifecycle)), seen }
+        let blocks = Arc::new(Cache::with(blocks, bytes, BlockWeight, hasher, lifecycle));
+        Self { blocks, seen, asked: Arc::default() }
+    }
+
+    pub(super) fn asked(&self) -> &Arc<Counts> {
+        &self.asked
     }
 
     /// The block of a place, for somebody who holds on to it. Two who miss it at once read it twice: rare, and cheaper

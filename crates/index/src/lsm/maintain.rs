@@ -61,16 +61,16 @@ impl Tree {
         if !self.is_flushed.load(Ordering::Acquire) {
             return None;
         }
-        let step = next_step(self.shape(), self.options.memtable_bytes, &version.sizes());
+        let step = next_step(self.shape(), self.buffer_bytes(), &version.sizes());
         self.is_flushed.store(step.is_some(), Ordering::Release);
         step
     }
 
     /// Bits of filter per key for a table of a level; `bytes` are those of all tables together.
     fn filter_bits(&self, level: usize, bytes: u64) -> f64 {
-        let bytes = bytes.max(self.options.memtable_bytes);
+        let buffer = self.buffer_bytes();
         #[expect(clippy::cast_precision_loss, reason = "a ratio that need not be exact")]
-        let memtables = bytes as f64 / self.options.memtable_bytes as f64;
+        let memtables = bytes.max(buffer) as f64 / buffer as f64;
         filter_bits(self.shape(), memtables, level, self.options.filter_bits)
     }
 
@@ -149,7 +149,7 @@ impl Tree {
         let run = written.and_then(|()| output.finish())?;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         self.counters.flushed_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
-        if !run.tables.is_empty() {
+        if !run.tables().is_empty() {
             levels[0].insert(0, Arc::new(run));
             self.is_flushed.store(true, Ordering::Release);
         }

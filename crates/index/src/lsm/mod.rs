@@ -2,6 +2,7 @@
 
 mod block;
 mod cache;
+mod counts;
 mod device_files;
 mod file;
 mod filter;
@@ -26,6 +27,7 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
+pub use counts::LsmCounts;
 pub use index::LsmIndex;
 pub use open::{LsmOptions, index_number};
 pub use upkeep::LsmStats;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::block::{Block, Cursor, SECTOR};
 use super::cache::BlockCache;
+use super::counts::Purpose;
 use super::merge::Source;
 use super::table::{Table, TableError};
 
@@ -67,7 +68,9 @@ impl TableIter {
         self.block = None;
         if self.next_block < self.table.index.len() {
             let block = match &self.reading {
-                Reading::Cached(cache) => self.table.block(self.next_block, cache)?,
+                Reading::Cached(cache) => {
+                    self.table.block(self.next_block, cache, Purpose::Scan)?
+                }
                 Reading::Ahead(bytes) => Arc::new(self.read_ahead(*bytes)?),
             };
             self.block = Some(block);

@@ -11,6 +11,7 @@ use dalsegno_io::FileId;
 
 use super::block::{Block, Place, SECTOR};
 use super::cache::BlockCache;
+use super::counts::Purpose;
 use super::file::TableFiles;
 use super::filter::{Filter, KeyHash};
 use super::keys::KIND_FORK;
@@ -128,7 +129,7 @@ impl Table {
             return Ok(None);
         }
         let sectors = self.index.sectors(block);
-        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes);
+        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, Purpose::look_up(key));
         cache.look(self.place(sectors.start), read, |block| {
             Ok(block.find(key)?.map(|range| use_value(block.slice(range))))
         })
@@ -139,14 +140,27 @@ impl Table {
     }
 
     /// A block, from the cache if it is there.
-    pub(super) fn block(&self, block: usize, cache: &BlockCache) -> Result<Arc<Block>, TableError> {
+    pub(super) fn block(
+        &self,
+        block: usize,
+        cache: &BlockCache,
+        purpose: Purpose,
+    ) -> Result<Arc<Block>, TableError> {
         let sectors = self.index.sectors(block);
-        cache.get_or(self.place(sectors.start), |bytes| self.read_block(&sectors, bytes))
+        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, purpose);
+        cache.get_or(self.place(sectors.start), read)
     }
 
     /// Reads sectors into an empty buffer. They are inside the file, so no damaged length asks for more than it has.
-    fn read_block(&self, sectors: &Range<u64>, bytes: &mut Vec<u8>) -> Result<(), TableError> {
+    fn read_block(
+        &self,
+        sectors: &Range<u64>,
+        bytes: &mut Vec<u8>,
+        cache: &BlockCache,
+        purpose: Purpose,
+    ) -> Result<(), TableError> {
         let length = (sectors.end - sectors.start) * SECTOR_BYTES;
+        cache.asked().read(purpose, length);
         bytes.resize(usize::try_from(length).expect("64-bit addresses"), 0);
         self.read_sectors(sectors.start, bytes)
     }

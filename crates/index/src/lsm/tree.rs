@@ -15,6 +15,7 @@ use dalsegno_core::{ChainHash, NamespaceId, StoreId};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::cache::BlockCache;
+use super::counts::Counts;
 use super::file::TableFiles;
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey, Record};
 use super::memtable::{Batch, Memtable};
@@ -204,7 +205,9 @@ impl Tree {
             None if !value.is_empty() => Err(TableError::Malformed("a point")),
             point => Ok(point),
         };
-        version.get(&key.encode(), &self.cache, decode)?.unwrap_or(Ok(None))
+        let found = version.get(&key.encode(), &self.cache, decode)?;
+        self.cache.asked().looked_up(found.is_some());
+        found.unwrap_or(Ok(None))
     }
 
     /// What `decode` makes of an order entry in the tables, or the record in memory; none if it was removed.
@@ -220,13 +223,15 @@ impl Tree {
         }
         let decode = |value: &[u8]| if value.is_empty() { Ok(None) } else { decode(value) };
         let decoded = state.version.get(&key.encode(), &self.cache, decode)?;
+        self.cache.asked().looked_up(decoded.is_some());
         Ok(decoded.unwrap_or(Ok(None))?.map(Arc::new))
     }
 
     /// Entries of order from a key on, in their order.
     pub(crate) fn orders(&self, from: &OrderKey) -> Result<OrderScan, TableError> {
         let memtable = |memtable| MemtableScan::orders(memtable, *from);
-        Ok(OrderScan { merge: self.merge_from(&from.encode(), memtable)? })
+        let merge = self.merge_from(&from.encode(), memtable)?;
+        Ok(OrderScan { merge, asked: Arc::clone(self.cache.asked()) })
     }
 
     /// Forks from a key on, in their order, at most `limit`.
@@ -249,6 +254,7 @@ impl Tree {
         from: &[u8],
         of_memtable: impl Fn(Arc<Memtable>) -> MemtableScan,
     ) -> Result<Merge<Box<dyn Source>>, TableError> {
+        self.cache.asked().began_scan();
         let state = self.state();
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         for memtable in state.memtables() {
@@ -272,6 +278,14 @@ impl Tree {
         state.frozen.len() >= MOST_FROZEN && state.active.bytes() >= self.options.memtable_bytes
     }
 
+    /// Bytes of the table that a full memtable becomes, by those of late.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        let (flushes, bytes) = (&self.counters.flushes, &self.counters.flushed_bytes);
+        let most = self.options.memtable_bytes;
+        let mean = bytes.load(Ordering::Relaxed).checked_div(flushes.load(Ordering::Relaxed));
+        mean.unwrap_or(most).clamp(most / 4, 2 * most)
+    }
+
     /// Whether something waits to be flushed.
     pub(crate) fn has_frozen(&self) -> bool {
         !self.state.read().frozen.is_empty()
@@ -280,6 +294,9 @@ impl Tree {
 
 impl Writer<'_> {
     pub(crate) fn apply(&self, batch: Batch) {
+        let points: usize = batch.points.iter().map(|change| change.blocks.len()).sum();
+        let entries = points + batch.orders.len() + batch.forks.len();
+        self.tree.cache.asked().wrote(entries);
         self.tree.state().active.apply(batch);
     }
 
@@ -303,6 +320,7 @@ impl State {
 /// Walks over the entries of order that were not removed.
 pub(crate) struct OrderScan {
     merge: Merge<Box<dyn Source>>,
+    asked: Arc<Counts>,
 }
 
 impl OrderScan {
@@ -311,6 +329,7 @@ impl OrderScan {
         while let Some(key) = self.merge.key().filter(|key| key[0] == KIND_ORDER) {
             let key = OrderKey::decode(key).ok_or(TableError::Malformed("an order key"))?;
             let value = self.merge.value().to_vec();
+            self.asked.scanned();
             self.merge.advance()?;
             if !value.is_empty() {
                 return Ok(Some((key, value)));

@@ -6,6 +6,7 @@ use dalsegno_core::NamespaceId;
 use dalsegno_core::fluid::Shape;
 use serde::Serialize;
 
+use super::counts::LsmCounts;
 use super::index::LsmIndex;
 use super::keys::OrderKey;
 use super::maintain::Living;
@@ -28,6 +29,10 @@ pub struct LsmStats {
     pub points: u64,
     /// Bytes of filters and of lists of blocks, kept in memory.
     pub pinned_bytes: u64,
+    /// Bytes of the table that a full memtable becomes.
+    pub buffer_bytes: u64,
+    /// What was asked of the tables.
+    pub asked: LsmCounts,
     /// Memtables that became tables.
     pub flushes: u64,
     /// Bytes of these tables.
@@ -117,6 +122,8 @@ impl LsmIndex {
             entries: tables().map(|table| table.entries()).sum(),
             points: tables().map(|table| table.points()).sum(),
             pinned_bytes: tables().map(|table| table.memory_bytes()).sum(),
+            buffer_bytes: self.tree.buffer_bytes(),
+            asked: self.tree.cache.asked().view(),
             flushes: counters.flushes.load(Ordering::Relaxed),
             flushed_bytes: counters.flushed_bytes.load(Ordering::Relaxed),
             merges: counters.merges.load(Ordering::Relaxed),
