@@ -49,16 +49,23 @@ impl Dalsegno {
         };
         let device = LocalDirectory::open(dir, options, &pool, Arc::new(SystemClock::new()))
             .expect("a directory");
-        let (index, _) = LsmIndex::open(Arc::new(device), StoreId([1; 16]), LsmOptions::default())
-            .expect("an index");
+        let (index, _) = LsmIndex::open(
+            Arc::new(device),
+            StoreId([1; 16]),
+            LsmOptions { cache_bytes: 8 << 20, ..LsmOptions::default() },
+        )
+        .expect("an index");
         let index = Arc::new(index);
         let (calls, called) = std::sync::mpsc::sync_channel(1);
         let body = Arc::clone(&index);
-        let worker = std::thread::spawn(move || {
-            while called.recv().is_ok() {
-                while body.step() {}
-            }
-        });
+        let worker = std::thread::Builder::new()
+            .name("upkeep".into())
+            .spawn(move || {
+                while called.recv().is_ok() {
+                    while body.step() {}
+                }
+            })
+            .expect("a thread");
         Self { index, worker: Some(worker), calls }
     }
 }
@@ -156,9 +163,15 @@ impl Engine for Rocks {
 
     fn settle(&mut self) {
         self.db.flush().expect("RocksDB flushes");
-        let left = |name: &str| self.db.property_int_value(name).expect("a property").unwrap_or(0);
-        while left("rocksdb.compaction-pending") + left("rocksdb.num-running-compactions") > 0 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
+        let running = || {
+            let running = self.db.property_int_value("rocksdb.num-running-compactions");
+            running.expect("a property").unwrap_or(0)
+        };
+        // Universal compaction may call one pending for ever that it never begins, so: none has run for a while.
+        let mut quiet = 0;
+        while quiet < 10 {
+            quiet = if running() > 0 { 0 } else { quiet + 1 };
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 }
@@ -173,12 +186,7 @@ impl Lmdb {
         let mut options = heed::EnvOpenOptions::new();
         options.map_size(64 << 30);
         // SAFETY: nobody else opens this folder; unsynced, as the others are.
-        let env = unsafe {
-            options
-                .flags(heed::EnvFlags::NO_SYNC)
-                .open(dir)
-                .expect("LMDB opens")
-        };
+        let env = unsafe { options.flags(heed::EnvFlags::NO_SYNC).open(dir).expect("LMDB opens") };
         let mut write = env.write_txn().expect("LMDB writes");
         let db = env.create_database(&mut write, None).expect("LMDB makes a database");
         write.commit().expect("LMDB commits");

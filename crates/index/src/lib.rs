@@ -12,7 +12,7 @@ mod table;
 mod usage;
 
 pub use entry::{Placement, Removed, Run, Scope, SegmentUse};
-pub use lsm::{LsmCounts, LsmIndex, LsmOptions, LsmStats, index_number};
+pub use lsm::{LsmCounts, LsmIndex, LsmOptions, LsmStats, Pace, index_number};
 pub use memory::MemoryIndex;
 pub use usage::Heat;
 

@@ -8,6 +8,7 @@
 use std::ops::{Deref, Range};
 
 use dalsegno_core::SECTOR_BYTES;
+use dalsegno_io::PageBuffer;
 
 use super::table::TableError;
 use super::varint;
@@ -91,12 +92,12 @@ impl BlockBuilder {
     }
 
     /// Appends the block to `out` as whole sectors, and starts the next one. Returns how many sectors it took.
-    pub(crate) fn finish(&mut self, place: Place, out: &mut Vec<u8>) -> u64 {
+    pub(crate) fn finish(&mut self, place: Place, out: &mut PageBuffer) -> u64 {
         assert!(!self.is_empty(), "a block has an entry");
         let from = out.len();
         let bytes = self.bytes().next_multiple_of(SECTOR);
         out.extend_from_slice(&self.entries);
-        out.resize(from + bytes - TRAILER_BYTES - 4 * self.restarts.len(), 0);
+        out.resize(from + bytes - TRAILER_BYTES - 4 * self.restarts.len());
         self.restarts.iter().for_each(|at| out.extend_from_slice(&at.to_le_bytes()));
         for length in [self.entries.len(), self.restarts.len()] {
             let length = u32::try_from(length).expect("a block is far below 4 GiB");

@@ -3,6 +3,8 @@
 //! 1. A key that was added is never denied.
 //! 2. All tables use the same hash, so a look-up in many tables hashes its key once.
 
+use dalsegno_io::{PageBuffer, PageVec, Pages};
+
 use super::block::{Place, SECTOR};
 use super::table::TableError;
 
@@ -50,13 +52,13 @@ struct Line([u64; 8]);
 #[derive(Debug)]
 pub(crate) struct FilterBuilder {
     bits_per_key: f64,
-    hashes: Vec<KeyHash>,
+    hashes: PageVec<KeyHash>,
 }
 
 impl FilterBuilder {
     /// With no bits there is no filter.
     pub(crate) fn new(bits_per_key: f64) -> Self {
-        Self { bits_per_key, hashes: Vec::new() }
+        Self { bits_per_key, hashes: PageVec::new_in(Pages) }
     }
 
     pub(crate) fn add(&mut self, key: &[u8]) {
@@ -95,33 +97,34 @@ impl FilterBuilder {
     }
 
     /// Appends the filter to `out` as whole sectors.
-    pub(crate) fn finish(&self, place: Place, out: &mut Vec<u8>) {
+    pub(crate) fn finish(&self, place: Place, out: &mut PageBuffer) {
         let (from, probes) = (out.len(), self.probes());
-        let mut lines = vec![Line::default(); self.line_count()];
+        let mut lines = PageVec::new_in(Pages);
+        lines.resize(self.line_count(), Line::default());
         for hash in &self.hashes {
             let at = hash.line(lines.len());
             let line = &mut lines[at].0;
             hash.bits(probes).for_each(|(word, bit)| line[word] |= 1 << bit);
         }
-        let bytes: Vec<u8> =
-            lines.iter().flat_map(|line| line.0).flat_map(u64::to_le_bytes).collect();
         out.extend_from_slice(&MAGIC);
         let count = u32::try_from(lines.len()).expect("bounded in line_count");
         out.extend_from_slice(&count.to_le_bytes());
         out.extend_from_slice(&probes.to_le_bytes());
         out.extend_from_slice(&(self.hashes.len() as u64).to_le_bytes());
-        let crc = place.crc(&[&out[from..], &bytes]);
-        out.extend_from_slice(&crc.to_le_bytes());
-        out.resize(from + HEADER_BYTES, 0);
-        out.extend_from_slice(&bytes);
-        out.resize(from + self.bytes(), 0);
+        out.resize(from + HEADER_BYTES);
+        for word in lines.iter().flat_map(|line| line.0) {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        let crc = place.crc(&[&out[from..from + CHECKED_BYTES], &out[from + HEADER_BYTES..]]);
+        out[from + CHECKED_BYTES..][..4].copy_from_slice(&crc.to_le_bytes());
+        out.resize(from + self.bytes());
     }
 }
 
 /// A filter in memory.
 #[derive(Debug)]
 pub(crate) struct Filter {
-    lines: Box<[Line]>,
+    lines: PageVec<Line>,
     probes: u32,
 }
 
@@ -142,7 +145,9 @@ impl Filter {
             words.iter_mut().zip(chunks).for_each(|(word, b)| *word = u64::from_le_bytes(*b));
             Line(words)
         };
-        Ok(Self { lines: lines.iter().map(decode_line).collect(), probes })
+        let mut decoded = PageVec::with_capacity_in(lines.len(), Pages);
+        decoded.extend(lines.iter().map(decode_line));
+        Ok(Self { lines: decoded, probes })
     }
 
     /// The lines, the number of probes and the checksum, if the lengths agree and there are zeros between the parts.
@@ -184,10 +189,10 @@ mod tests {
     fn built(bits_per_key: f64, keys: u64) -> Vec<u8> {
         let mut builder = FilterBuilder::new(bits_per_key);
         (0..keys).for_each(|key| builder.add(&key.to_le_bytes()));
-        let mut out = Vec::new();
+        let mut out = PageBuffer::default();
         builder.finish(PLACE, &mut out);
         assert_eq!(out.len(), builder.bytes());
-        out
+        out.to_vec()
     }
 
     /// Of a million keys that were not added, how many may be there, in percent.

@@ -14,7 +14,7 @@ use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use parking_lot::RwLock;
 
 use super::keys::{ForkKey, LiveBlocks, OrderKey, Point, PointKey, Record, short};
-use super::memtable::{Batch, PointChange};
+use super::memtable::{Batch, Change};
 use super::table::TableError;
 use super::tree::{OrderScan, Tree};
 use crate::usage::Usage;
@@ -160,39 +160,27 @@ impl LsmIndex {
         Ok(None)
     }
 
-    /// A change to the record of an extent that loses blocks; returns what that removes.
+    /// A change to the record of an extent that loses blocks; with `nowhere` they do not lead to another one. Returns
+    /// what that removes.
     fn without(
         &self,
-        key: OrderKey,
         record: &Record,
-        blocks: &[u32],
+        blocks: Vec<u32>,
+        nowhere: bool,
         batch: &mut Batch,
     ) -> Removed {
         let mut live = record.live.clone();
-        for block in blocks {
+        for block in &blocks {
             live.set(*block, false);
         }
         let gone = record.live.count() - live.count();
         let is_empty = live.count() == 0;
         self.usage.write().remove(&record.extent, gone, is_empty);
-        let changed = Record { extent: Arc::clone(&record.extent), live };
-        batch.orders.push((key, (!is_empty).then(|| Arc::new(changed))));
         let extents = if is_empty { vec![record.extent.id] } else { Vec::new() };
+        let record = Record { extent: Arc::clone(&record.extent), live };
+        let blocks = if nowhere { blocks } else { Vec::new() };
+        batch.changes.push(Change { record, blocks, lead_here: false });
         Removed { blocks: u64::from(gone), extents }
-    }
-
-    /// As [`Self::without`], and the blocks are nowhere any more.
-    fn removing(
-        &self,
-        key: OrderKey,
-        record: &Record,
-        blocks: Vec<u32>,
-        batch: &mut Batch,
-    ) -> Removed {
-        let removed = self.without(key, record, &blocks, batch);
-        let extent = Arc::clone(&record.extent);
-        batch.points.push(PointChange { extent, blocks, are_removed: true });
-        removed
     }
 
     /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
@@ -211,14 +199,12 @@ impl LsmIndex {
             return 0;
         }
         let extent = Arc::new(extent);
-        let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
-        batch.points.push(PointChange { extent: Arc::clone(&extent), blocks, are_removed: false });
         if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
             batch.forks.extend(self.fork_of(&extent));
         }
         self.usage.write().add(&extent, count);
-        let key = OrderKey::of(&extent);
-        batch.orders.push((key, Some(Arc::new(Record { extent, live }))));
+        let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
+        batch.changes.push(Change { record: Record { extent, live }, blocks, lead_here: true });
         count
     }
 
@@ -355,7 +341,7 @@ impl Index for LsmIndex {
             moved += self.adopt(extent, &taken, &mut batch);
         }
         if !lost.is_empty() {
-            self.without(key, &record, &lost, &mut batch);
+            self.without(&record, lost, false, &mut batch);
         }
         self.replacements.fetch_add(1, Ordering::AcqRel);
         writer.apply(batch);
@@ -377,8 +363,8 @@ impl Index for LsmIndex {
             }
         }
         let (mut batch, mut removed) = (Batch::default(), Removed::default());
-        for (key, (record, blocks)) in lost {
-            let part = self.removing(key, &record, blocks, &mut batch);
+        for (record, blocks) in lost.into_values() {
+            let part = self.without(&record, blocks, true, &mut batch);
             removed.blocks += part.blocks;
             removed.extents.extend(part.extents);
         }
@@ -413,7 +399,7 @@ impl Index for LsmIndex {
         let Some(record) = self.or_missing(self.record(&key)) else { return Removed::default() };
         let live = (0..record.extent.block_count()).filter(|block| record.live.get(*block));
         let mut batch = Batch::default();
-        let removed = self.removing(key, &record, live.collect(), &mut batch);
+        let removed = self.without(&record, live.collect(), true, &mut batch);
         writer.apply(batch);
         removed
     }

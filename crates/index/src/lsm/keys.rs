@@ -11,6 +11,8 @@ use dalsegno_core::{
 
 use super::varint;
 
+/// Bytes of a hash in a record.
+pub(crate) const HASH_BYTES: usize = 32;
 /// Bytes of a hash that are part of a key.
 const SHORT: usize = 16;
 pub(crate) const KIND_FORK: u8 = b'f';
@@ -142,18 +144,6 @@ impl ForkKey {
 }
 
 impl Point {
-    /// What leads to a block of an extent.
-    pub(crate) fn to(extent: &Extent, block: u32) -> Self {
-        Self {
-            lineage: short(&extent.lineage),
-            first: extent.first_block_index,
-            sequence: extent.id.0,
-            block,
-            segment: extent.location.segment,
-            epoch: extent.location.epoch,
-        }
-    }
-
     pub(crate) fn order_key(&self, namespace: NamespaceId) -> OrderKey {
         OrderKey { namespace, lineage: self.lineage, first: self.first, sequence: self.sequence }
     }
@@ -352,7 +342,9 @@ mod tests {
             prop_assert_eq!(Record::decode(&key, &value[..cut.index(value.len())]), None);
             value.push(0);
             prop_assert_eq!(Record::decode(&key, &value), None);
-            let point = Point::to(&record.extent, blocks - 1);
+            let OrderKey { lineage, first, sequence, .. } = key;
+            let (segment, epoch) = (location.segment, location.epoch);
+            let point = Point { lineage, first, sequence, block: blocks - 1, segment, epoch };
             let mut value = Vec::new();
             point.encode(&mut value);
             prop_assert_eq!(Point::decode(&value), Some(point));

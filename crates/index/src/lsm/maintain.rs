@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 
 use dalsegno_core::NamespaceId;
 use dalsegno_core::fluid::{Step, filter_bits, next_step};
+use dalsegno_io::PageBuffer;
 
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
 use super::manifest::{Manifest, manifest_file};
@@ -42,13 +43,16 @@ impl Tree {
         let state = self.state();
         let done = if let Some(smaller) = self.without_oldest(&state.version) {
             self.install(smaller, false)
+        } else if let Some(step) = self.due(&state.version) {
+            // First, or runs would pile up as long as memtables come in. A merge lets those go before its writes.
+            self.carry_out(&state.version, &step, living).inspect_err(|_| {
+                // It is due again after the next flush, which must not wait for what fails.
+                self.is_flushed.store(false, Ordering::Release);
+            })
         } else if let Some(frozen) = state.frozen.back() {
             self.flush(&state, frozen)
         } else {
-            match self.due(&state.version) {
-                Some(step) => self.carry_out(&state.version, &step, living),
-                None => return Ok(false),
-            }
+            return Ok(false);
         };
         if let Err(error) = &done {
             self.note(error);
@@ -139,7 +143,8 @@ impl Tree {
         if levels.is_empty() {
             levels.push(Vec::new());
         }
-        let mut output = Output::new(self, self.filter_bits(0, state.version.bytes()));
+        let bits = self.filter_bits(0, state.version.bytes());
+        let mut output = Output::new(self, bits, false);
         let mut written = Ok(());
         frozen.memtable.drain_sorted(|key, value| {
             if written.is_ok() {
@@ -166,6 +171,7 @@ impl Tree {
     ) -> Result<(), TableError> {
         let mut levels = version.levels.clone();
         let (inputs, level) = take_out(step, &mut levels);
+        let mut merged = None;
         if !inputs.is_empty() {
             let is_oldest = levels[level..].iter().all(Vec::is_empty);
             let bits = self.filter_bits(level, version.bytes());
@@ -173,12 +179,29 @@ impl Tree {
                 self.merge(&inputs, bits, &Rule { is_oldest, epochs: epochs_of(version), living })?;
             self.counters.merges.fetch_add(1, Ordering::Relaxed);
             self.counters.merged_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
-            if !run.tables().is_empty() {
-                levels[level].insert(0, Arc::new(run));
-            }
+            merged = Some(run).filter(|run| !run.tables().is_empty());
         }
+        // Meanwhile memtables may have been flushed: their runs are the newest ones.
+        let now = Arc::clone(&self.state().version);
+        let mut levels = now.levels.clone();
+        let flushed = now.levels[0].len() - version.levels[0].len();
+        let newest: Vec<_> = levels[0].drain(..flushed).collect();
+        take_out(step, &mut levels);
+        levels[level].splice(0..0, merged.map(Arc::new));
+        levels[0].splice(0..0, newest);
         drop_empty(&mut levels);
-        self.install(version.with_levels(levels), false)
+        self.install(now.with_levels(levels), false)
+    }
+
+    /// Lets a memtable go first if one waits. Not more than one for each table that a merge writes: whoever writes faster
+    /// than runs are merged has to wait for merges in the end.
+    fn give_way(&self) {
+        let state = self.state();
+        let Some(frozen) = state.frozen.back() else { return };
+        if let Err(error) = self.flush(&state, frozen) {
+            // The next step tries it again.
+            self.note(&error);
+        }
     }
 
     /// Merges runs, newest first, into one.
@@ -192,7 +215,7 @@ impl Tree {
         let sources: Result<Vec<_>, _> =
             inputs.iter().map(|run| RunSource::new(Arc::clone(run), &[], ahead.clone())).collect();
         let mut merge = Merge::new(sources?);
-        let mut output = Output::new(self, filter_bits);
+        let mut output = Output::new(self, filter_bits, true);
         while let Some(key) = merge.key() {
             match rule.fate(key, merge.value())? {
                 Fate::Stays => output.add(key, merge.value())?,
@@ -344,6 +367,9 @@ impl Rule<'_> {
 struct Output<'a> {
     tree: &'a Tree,
     options: TableOptions,
+    is_merge: bool,
+    /// Memory for the next table.
+    spare: PageBuffer,
     writer: Option<TableWriter<'a>>,
     numbers: Vec<u64>,
     tables: Vec<Arc<Table>>,
@@ -351,10 +377,10 @@ struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    fn new(tree: &'a Tree, filter_bits: f64) -> Self {
+    fn new(tree: &'a Tree, filter_bits: f64, is_merge: bool) -> Self {
         let options = TableOptions { filter_bits, request_bytes: tree.options.request_bytes };
-        let (numbers, tables) = (Vec::new(), Vec::new());
-        Self { tree, options, writer: None, numbers, tables, done: false }
+        let (spare, numbers, tables) = (PageBuffer::default(), Vec::new(), Vec::new());
+        Self { tree, options, is_merge, spare, writer: None, numbers, tables, done: false }
     }
 
     fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), TableError> {
@@ -362,7 +388,9 @@ impl<'a> Output<'a> {
             let number = self.tree.next_number.fetch_add(1, Ordering::Relaxed);
             self.numbers.push(number);
             let files = self.tree.files.as_ref();
-            self.writer = Some(TableWriter::new(files, self.tree.store, number, self.options));
+            let spare = std::mem::take(&mut self.spare);
+            let (store, options) = (self.tree.store, self.options);
+            self.writer = Some(TableWriter::new(files, store, number, options).with_memory(spare));
         }
         let writer = self.writer.as_mut().expect("just made");
         writer.add(key, value);
@@ -374,7 +402,15 @@ impl<'a> Output<'a> {
 
     fn close_table(&mut self) -> Result<(), TableError> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
-        writer.finish(&|_| ())?;
+        let pace = self.tree.options.pace.as_ref().filter(|_| self.is_merge);
+        (_, self.spare) = writer.finish(&|bytes| {
+            if let Some(pace) = pace {
+                pace.wait(bytes);
+            }
+        })?;
+        if self.is_merge {
+            self.tree.give_way();
+        }
         let number = *self.numbers.last().expect("a table that is written has a number");
         let table = Table::open(&self.tree.files, self.tree.store, number)?;
         self.tables.push(Arc::new(table));

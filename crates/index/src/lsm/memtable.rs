@@ -2,125 +2,197 @@
 //!
 //! 1. A batch becomes visible whole.
 //! 2. Once it is frozen nothing changes any more.
-//! 3. A block takes eight bytes here besides its hash: points lead to the extents that the batches brought.
+//! 3. Records are kept as tables hold them, and a point leads to the record that brought it: a block takes 16 bytes here
+//!    besides its hash. All of it but the order of extents goes back to the system with the memtable.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_core::NamespaceId;
+use dalsegno_io::{PageBuffer, PageVec, Pages};
 use hashbrown::HashTable;
 use parking_lot::{RwLock, RwLockReadGuard};
 
-use super::keys::{ForkKey, OrderKey, Point, PointKey, Record, short};
+use super::keys::{ForkKey, HASH_BYTES, OrderKey, Point, PointKey, Record};
 
-/// What an entry of order or a fork costs besides what it holds, roughly: key, pointers, allocations.
-const ENTRY_BYTES: u64 = 160;
-/// What an extent costs besides its hashes.
-const EXTENT_BYTES: u64 = 240;
+/// What a record costs besides its bytes, roughly: its slot, its place in the order.
+const RECORD_BYTES: u64 = 200;
 /// A point in a hash table that is two thirds full.
 const POINT_BYTES: u64 = 26;
+const FORK_BYTES: u64 = 120;
+/// Records lie in pieces of memory of so many bytes, or of their own size if that is larger.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Points that are fetched together when a table is made.
+const GATHERED: usize = 32;
 
-/// Blocks of an extent that lead to it now, or to nothing any more.
+/// An extent's record as it is from now on, and the blocks whose points change with it.
 #[derive(Debug)]
-pub(crate) struct PointChange {
-    pub(crate) extent: Arc<Extent>,
+pub(crate) struct Change {
+    /// The extent is gone if no block leads to it.
+    pub(crate) record: Record,
     pub(crate) blocks: Vec<u32>,
-    pub(crate) are_removed: bool,
+    /// To lead here; to nothing otherwise.
+    pub(crate) lead_here: bool,
 }
 
 /// Changes that become visible together.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    pub(crate) points: Vec<PointChange>,
-    /// Nothing for an extent that is gone.
-    pub(crate) orders: Vec<(OrderKey, Option<Arc<Record>>)>,
+    pub(crate) changes: Vec<Change>,
     pub(crate) forks: Vec<ForkKey>,
+}
+
+impl Batch {
+    /// How many entries it has, of all kinds.
+    pub(crate) fn entries(&self) -> usize {
+        let of_change = |change: &Change| 1 + change.blocks.len();
+        self.changes.iter().map(of_change).sum::<usize>() + self.forks.len()
+    }
+}
+
+/// A record, and what points need of it.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    key: OrderKey,
+    segment: u64,
+    epoch: u64,
+    chunk: u32,
+    at: u32,
+    bytes: u32,
+    /// Where the hashes begin in the record.
+    hashes_at: u32,
+    is_gone: bool,
 }
 
 /// Where a block is, in few bytes.
 #[derive(Clone, Copy, Debug)]
 struct PointSlot {
     hash: u64,
-    /// Position in `extents`.
-    extent: u32,
+    slot: u32,
     /// Position in the extent; below [`dalsegno_core::MAX_EXTENT_BLOCKS`].
     block: u16,
     is_removed: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Entries {
-    points: HashTable<PointSlot>,
-    /// What points lead to, in the order of arrival.
-    extents: Vec<Arc<Extent>>,
-    orders: BTreeMap<OrderKey, Option<Arc<Record>>>,
+    chunks: Vec<PageBuffer>,
+    slots: PageVec<Slot>,
+    points: HashTable<PointSlot, Pages>,
+    orders: BTreeMap<OrderKey, u32>,
     forks: BTreeSet<ForkKey>,
 }
 
 /// The newest entries of the tree.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Memtable {
     entries: RwLock<Entries>,
     bytes: AtomicU64,
 }
 
+impl Default for Memtable {
+    fn default() -> Self {
+        let entries = Entries {
+            chunks: Vec::new(),
+            slots: PageVec::new_in(Pages),
+            points: HashTable::new_in(Pages),
+            orders: BTreeMap::new(),
+            forks: BTreeSet::new(),
+        };
+        Self { entries: RwLock::new(entries), bytes: AtomicU64::new(0) }
+    }
+}
+
 /// Eight bytes of a cryptographic hash spread as well as a hash of all; the namespace keeps those apart that use the
 /// same hashes.
-fn hash_of(namespace: &NamespaceId, hash: &[u8]) -> u64 {
-    let word = |bytes: &[u8]| u64::from_le_bytes(*bytes.first_chunk().expect("16 bytes"));
-    word(hash) ^ word(&namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn hash_of(key: &PointKey) -> u64 {
+    let word = |bytes: &[u8; 16]| u64::from_le_bytes(*bytes.first_chunk().expect("16 bytes"));
+    word(&key.hash) ^ word(&key.namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn small(number: usize) -> u32 {
+    u32::try_from(number).expect("a memtable is far below 4 GiB")
 }
 
 impl Entries {
-    fn hash_at(&self, slot: &PointSlot) -> &ChainHash {
-        &self.extents[slot.extent as usize].hashes[usize::from(slot.block)]
+    fn record(&self, slot: &Slot) -> &[u8] {
+        &self.chunks[slot.chunk as usize][slot.at as usize..][..slot.bytes as usize]
+    }
+
+    fn key_of(&self, point: &PointSlot) -> PointKey {
+        let slot = &self.slots[point.slot as usize];
+        let at = slot.at as usize + slot.hashes_at as usize + HASH_BYTES * usize::from(point.block);
+        let hash = self.chunks[slot.chunk as usize][at..].first_chunk().expect("inside");
+        PointKey { namespace: slot.key.namespace, hash: *hash }
+    }
+
+    fn point_of(&self, point: &PointSlot) -> Option<Point> {
+        let Slot { key, segment, epoch, .. } = self.slots[point.slot as usize];
+        let OrderKey { lineage, first, sequence, .. } = key;
+        let block = u32::from(point.block);
+        (!point.is_removed).then_some(Point { lineage, first, sequence, block, segment, epoch })
     }
 
     fn find(&self, hash: u64, key: &PointKey) -> Option<&PointSlot> {
-        self.points.find(hash, |slot| {
-            slot.hash == hash
-                && self.extents[slot.extent as usize].namespace == key.namespace
-                && self.hash_at(slot).0[..key.hash.len()] == key.hash
-        })
+        self.points.find(hash, |point| point.hash == hash && self.key_of(point) == *key)
     }
 
-    fn change_points(&mut self, change: PointChange) {
-        let PointChange { extent, blocks, are_removed } = change;
-        let number = u32::try_from(self.extents.len()).expect("a memtable is far below 4 GiB");
-        let namespace = extent.namespace;
-        self.extents.push(Arc::clone(&extent));
-        for block in blocks {
-            let chain_hash = &extent.hashes[block as usize];
-            let hash = hash_of(&namespace, &chain_hash.0);
-            let key = PointKey::of(namespace, chain_hash);
-            let block = u16::try_from(block).expect("at most MAX_EXTENT_BLOCKS");
-            let slot = PointSlot { hash, extent: number, block, is_removed: are_removed };
-            let extents = &self.extents;
-            let is_same = |found: &PointSlot| {
-                let extent = &extents[found.extent as usize];
-                found.hash == hash
-                    && extent.namespace == namespace
-                    && short(&extent.hashes[usize::from(found.block)]) == key.hash
-            };
-            match self.points.find_mut(hash, is_same) {
-                Some(found) => *found = slot,
-                None => drop(self.points.insert_unique(hash, slot, |slot| slot.hash)),
+    /// Keeps a record; returns its slot.
+    fn keep(&mut self, record: &Record, value: &[u8]) -> u32 {
+        if self.chunks.last().is_none_or(|chunk| chunk.len() + value.len() > chunk.capacity()) {
+            let capacity = CHUNK_BYTES.max(value.len());
+            self.chunks.push(PageBuffer::with_capacity(capacity));
+        }
+        let number = small(self.chunks.len() - 1);
+        let chunk = self.chunks.last_mut().expect("just made");
+        let location = record.extent.location;
+        self.slots.push(Slot {
+            key: OrderKey::of(&record.extent),
+            segment: location.segment,
+            epoch: location.epoch,
+            chunk: number,
+            at: small(chunk.len()),
+            bytes: small(value.len()),
+            hashes_at: small(value.len() - HASH_BYTES * record.extent.hashes.len()),
+            is_gone: record.live.count() == 0,
+        });
+        chunk.extend_from_slice(value);
+        small(self.slots.len() - 1)
+    }
+
+    fn change(&mut self, change: &Change, value: &[u8]) {
+        let slot = self.keep(&change.record, value);
+        let extent = &change.record.extent;
+        self.orders.insert(OrderKey::of(extent), slot);
+        for block in &change.blocks {
+            let key = PointKey::of(extent.namespace, &extent.hashes[*block as usize]);
+            let hash = hash_of(&key);
+            let block = u16::try_from(*block).expect("at most MAX_EXTENT_BLOCKS");
+            let point = PointSlot { hash, slot, block, is_removed: !change.lead_here };
+            match self.find(hash, &key).copied() {
+                Some(old) => {
+                    let is_old =
+                        |found: &PointSlot| (found.slot, found.block) == (old.slot, old.block);
+                    *self.points.find_mut(hash, is_old).expect("just found") = point;
+                }
+                None => drop(self.points.insert_unique(hash, point, |point| point.hash)),
             }
         }
     }
 
-    /// Sorted points of each namespace: the first bytes of their hash, and where they are.
-    fn sorted_points(&self) -> BTreeMap<NamespaceId, Vec<(u64, PointSlot)>> {
-        let mut sorted: BTreeMap<NamespaceId, Vec<(u64, PointSlot)>> = BTreeMap::new();
-        for slot in &self.points {
-            let namespace = self.extents[slot.extent as usize].namespace;
-            let first = u64::from_be_bytes(*self.hash_at(slot).0.first_chunk().expect("longer"));
-            sorted.entry(namespace).or_default().push((first, *slot));
+    /// The points of each namespace in their order; with each the first bytes of its hash.
+    fn sorted_points(&self) -> BTreeMap<NamespaceId, PageVec<(u64, PointSlot)>> {
+        let mut sorted: BTreeMap<NamespaceId, PageVec<(u64, PointSlot)>> = BTreeMap::new();
+        for point in &self.points {
+            let PointKey { namespace, hash } = self.key_of(point);
+            let first = u64::from_be_bytes(*hash.first_chunk().expect("16 bytes"));
+            let of_namespace = sorted.entry(namespace);
+            of_namespace.or_insert_with(|| PageVec::new_in(Pages)).push((first, *point));
         }
         for points in sorted.values_mut() {
-            points.sort_unstable_by(|(one, one_slot), (two, two_slot)| {
-                one.cmp(two).then_with(|| self.hash_at(one_slot).0.cmp(&self.hash_at(two_slot).0))
+            points.sort_unstable_by(|(one, one_point), (two, two_point)| {
+                let in_full = || self.key_of(one_point).cmp(&self.key_of(two_point));
+                one.cmp(two).then_with(in_full)
             });
         }
         sorted
@@ -130,21 +202,21 @@ impl Entries {
 impl Memtable {
     /// Makes a batch visible.
     pub(crate) fn apply(&self, batch: Batch) {
-        let mut bytes = 0;
+        let mut encoded = Vec::new();
+        let encode = |change: &Change| {
+            let from = encoded.len();
+            change.record.encode_to(&mut encoded);
+            from..encoded.len()
+        };
+        let values: Vec<_> = batch.changes.iter().map(encode).collect();
+        let mut bytes = encoded.len() as u64;
         let mut entries = self.entries.write();
-        for change in batch.points {
-            bytes += EXTENT_BYTES + 32 * change.extent.hashes.len() as u64;
-            bytes += POINT_BYTES * change.blocks.len() as u64;
-            entries.change_points(change);
+        for (change, value) in batch.changes.iter().zip(values) {
+            bytes += RECORD_BYTES + POINT_BYTES * change.blocks.len() as u64;
+            entries.change(change, &encoded[value]);
         }
-        for (key, record) in batch.orders {
-            bytes += ENTRY_BYTES;
-            entries.orders.insert(key, record);
-        }
-        for key in batch.forks {
-            bytes += ENTRY_BYTES;
-            entries.forks.insert(key);
-        }
+        bytes += FORK_BYTES * batch.forks.len() as u64;
+        entries.forks.extend(batch.forks);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -158,20 +230,27 @@ impl Memtable {
         MemtableView(self.entries.read())
     }
 
-    /// `Some(None)` if the extent was removed.
-    pub(crate) fn order(&self, key: &OrderKey) -> Option<Option<Arc<Record>>> {
-        self.entries.read().orders.get(key).cloned()
+    /// An extent's record; `Some(None)` if it is gone.
+    pub(crate) fn order(&self, key: &OrderKey) -> Option<Option<Record>> {
+        let entries = self.entries.read();
+        let slot = &entries.slots[*entries.orders.get(key)? as usize];
+        let decode = || Record::decode(key, entries.record(slot)).expect("it was encoded here");
+        Some((!slot.is_gone).then(decode))
     }
 
-    /// At most `limit` entries of order from `from` on.
-    pub(crate) fn orders(
-        &self,
-        from: &OrderKey,
-        limit: usize,
-    ) -> Vec<(OrderKey, Option<Arc<Record>>)> {
+    /// At most `limit` entries of order from `from` on, with what leads to their values.
+    pub(crate) fn orders(&self, from: &OrderKey, limit: usize) -> Vec<(OrderKey, u32)> {
         let entries = self.entries.read();
-        let range = entries.orders.range(from..).take(limit);
-        range.map(|(key, record)| (*key, record.clone())).collect()
+        entries.orders.range(from..).take(limit).map(|(key, slot)| (*key, *slot)).collect()
+    }
+
+    /// Appends the value that [`Self::orders`] led to; nothing for an extent that is gone.
+    pub(crate) fn value_to(&self, slot: u32, out: &mut Vec<u8>) {
+        let entries = self.entries.read();
+        let slot = &entries.slots[slot as usize];
+        if !slot.is_gone {
+            out.extend_from_slice(entries.record(slot));
+        }
     }
 
     /// At most `limit` forks from `from` on.
@@ -185,22 +264,24 @@ impl Memtable {
         for key in &entries.forks {
             each(&key.encode(), &[]);
         }
-        let mut value = Vec::new();
-        for (key, record) in &entries.orders {
-            value.clear();
-            if let Some(record) = record {
-                record.encode_to(&mut value);
-            }
-            each(&key.encode(), &value);
+        for (key, slot) in &entries.orders {
+            let slot = &entries.slots[*slot as usize];
+            each(&key.encode(), if slot.is_gone { &[] } else { entries.record(slot) });
         }
-        for (namespace, points) in entries.sorted_points() {
-            for (_, slot) in points {
-                value.clear();
-                if !slot.is_removed {
-                    let extent = &entries.extents[slot.extent as usize];
-                    Point::to(extent, slot.block.into()).encode(&mut value);
+        let (mut value, mut gathered) = (Vec::new(), Vec::with_capacity(GATHERED));
+        for points in entries.sorted_points().values() {
+            // Neighbours by hash are far apart in memory: to fetch some of them together takes the time of one.
+            for points in points.chunks(GATHERED) {
+                let gather = |point| (entries.key_of(point), entries.point_of(point));
+                gathered.clear();
+                gathered.extend(points.iter().map(|(_, point)| gather(point)));
+                for (key, point) in &gathered {
+                    value.clear();
+                    if let Some(point) = point {
+                        point.encode(&mut value);
+                    }
+                    each(&key.encode(), &value);
                 }
-                each(&PointKey::of(namespace, entries.hash_at(&slot)).encode(), &value);
             }
         }
     }
@@ -215,8 +296,6 @@ impl MemtableView<'_> {
         if self.0.points.is_empty() {
             return None;
         }
-        let slot = self.0.find(hash_of(&key.namespace, &key.hash), key)?;
-        let extent = &self.0.extents[slot.extent as usize];
-        Some((!slot.is_removed).then(|| Point::to(extent, slot.block.into())))
+        self.0.find(hash_of(key), key).map(|point| self.0.point_of(point))
     }
 }

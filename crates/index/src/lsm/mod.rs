@@ -30,4 +30,5 @@ mod tests;
 pub use counts::LsmCounts;
 pub use index::LsmIndex;
 pub use open::{LsmOptions, index_number};
+pub use tree::Pace;
 pub use upkeep::LsmStats;

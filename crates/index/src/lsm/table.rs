@@ -4,7 +4,7 @@
 //! 2. Whatever is wrong with a table is an error, never a panic and never another value.
 
 use dalsegno_core::StoreId;
-use dalsegno_io::IoError;
+use dalsegno_io::{IoError, PageBuffer};
 use thiserror::Error;
 
 use super::block::{MAX_KEY_BYTES, SECTOR};
@@ -69,7 +69,7 @@ pub(super) struct Footer {
 
 impl Footer {
     /// Appends the sector.
-    pub(super) fn encode(&self, store: StoreId, out: &mut Vec<u8>) {
+    pub(super) fn encode(&self, store: StoreId, out: &mut PageBuffer) {
         let (from, facts) = (out.len(), &self.facts);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
@@ -92,9 +92,9 @@ impl Footer {
         }
         for (key, end) in [(&facts.smallest, LARGEST_AT), (&facts.largest, RESERVED_AT)] {
             out.extend_from_slice(key);
-            out.resize(from + end, 0);
+            out.resize(from + end);
         }
-        out.resize(from + CRC_AT, 0);
+        out.resize(from + CRC_AT);
         let crc = crc32c::crc32c(&out[from..]);
         out.extend_from_slice(&crc.to_le_bytes());
     }

@@ -6,10 +6,12 @@
 
 use std::ops::Range;
 
+use dalsegno_core::SECTOR_BYTES;
+use dalsegno_io::PageBuffer;
+
 use super::block::{Block, Cursor, Place};
 use super::table::{Footer, TableError};
 use super::varint;
-use dalsegno_core::SECTOR_BYTES;
 
 /// Bytes of a key before those that tell most keys apart: kind and namespace.
 const GROUP_BYTES: usize = 17;
@@ -50,7 +52,7 @@ pub(super) struct TableIndex {
 impl TableIndex {
     /// Reads the index that lies at `place`.
     pub(super) fn decode(
-        bytes: Box<[u8]>,
+        bytes: PageBuffer,
         place: Place,
         footer: &Footer,
     ) -> Result<Self, TableError> {

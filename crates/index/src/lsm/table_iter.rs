@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use dalsegno_io::PageBuffer;
+
 use super::block::{Block, Cursor, SECTOR};
 use super::cache::BlockCache;
 use super::counts::Purpose;
@@ -30,7 +32,7 @@ pub(crate) struct TableIter {
     next_block: usize,
     cursor: Cursor,
     /// Sectors that were read ahead, and which is the first of them.
-    ahead: Vec<u8>,
+    ahead: PageBuffer,
     ahead_from: u64,
 }
 
@@ -47,7 +49,7 @@ impl Table {
             block: None,
             next_block: self.index.find(from),
             cursor: Cursor::default(),
-            ahead: Vec::new(),
+            ahead: PageBuffer::default(),
             ahead_from: 0,
         };
         iter.load()?;
@@ -92,7 +94,7 @@ impl TableIter {
                 .take_while(|end| *end <= most);
             let end = behind.last().unwrap_or(sectors.end);
             self.ahead.clear();
-            self.ahead.resize(in_memory(end - sectors.start), 0);
+            self.ahead.resize(in_memory(end - sectors.start));
             self.ahead_from = sectors.start;
             let read = self.table.read_sectors(sectors.start, &mut self.ahead);
             if read.is_err() {

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
-use dalsegno_io::FileId;
+use dalsegno_io::{FileId, PageBuffer};
 
 use super::block::{Block, Place, SECTOR};
 use super::cache::BlockCache;
@@ -37,10 +37,11 @@ impl OpenFile {
     }
 
     /// Reads `from..to`; both are inside the file, so no damaged length asks for more memory than the file has bytes.
-    fn read_range(&self, from: u64, to: u64) -> Result<Box<[u8]>, TableError> {
-        let mut bytes = vec![0; usize::try_from(to - from).expect("64-bit addresses")];
+    fn read_range(&self, from: u64, to: u64) -> Result<PageBuffer, TableError> {
+        let mut bytes = PageBuffer::default();
+        bytes.resize(usize::try_from(to - from).expect("64-bit addresses"));
         self.read(from, &mut bytes)?;
-        Ok(bytes.into())
+        Ok(bytes)
     }
 }
 
@@ -129,7 +130,8 @@ impl Table {
             return Ok(None);
         }
         let sectors = self.index.sectors(block);
-        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, Purpose::look_up(key));
+        let read =
+            |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, Purpose::look_up(key));
         cache.look(self.place(sectors.start), read, |block| {
             Ok(block.find(key)?.map(|range| use_value(block.slice(range))))
         })

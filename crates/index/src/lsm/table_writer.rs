@@ -7,6 +7,7 @@
 //! 3. A failed table leaves no file, or one that no manifest names.
 
 use dalsegno_core::StoreId;
+use dalsegno_io::PageBuffer;
 
 use super::block::{BlockBuilder, Place, SECTOR, common_bytes};
 use super::file::TableFiles;
@@ -36,7 +37,7 @@ pub(crate) struct TableWriter<'a> {
     number: u64,
     options: TableOptions,
     /// The blocks that are finished; then the whole file.
-    out: Vec<u8>,
+    out: PageBuffer,
     block: BlockBuilder,
     index: BlockBuilder,
     filter: FilterBuilder,
@@ -61,7 +62,7 @@ impl<'a> TableWriter<'a> {
             store,
             number,
             options,
-            out: Vec::new(),
+            out: PageBuffer::default(),
             block: BlockBuilder::default(),
             index: BlockBuilder::default(),
             filter: FilterBuilder::new(options.filter_bits),
@@ -70,6 +71,13 @@ impl<'a> TableWriter<'a> {
             points: 0,
             blocks: 0,
         }
+    }
+
+    /// Uses memory that another table has left.
+    pub(crate) fn with_memory(mut self, mut memory: PageBuffer) -> Self {
+        memory.clear();
+        self.out = memory;
+        self
     }
 
     /// Whether there is no entry yet.
@@ -128,12 +136,15 @@ impl<'a> TableWriter<'a> {
     }
 
     /// Writes the table and makes its bytes, not its name, durable. `pace` is called before each write with its bytes:
-    /// it may wait, to leave the device to others.
+    /// it may wait, to leave the device to others. Returns the memory for another table as well.
     ///
     /// # Panics
     ///
     /// If there is no entry.
-    pub(crate) fn finish(mut self, pace: &dyn Fn(u64)) -> Result<TableFacts, TableError> {
+    pub(crate) fn finish(
+        mut self,
+        pace: &dyn Fn(u64),
+    ) -> Result<(TableFacts, PageBuffer), TableError> {
         assert!(!self.is_empty(), "a table has an entry");
         self.finish_block(None);
         let filter = self.place();
@@ -153,7 +164,7 @@ impl<'a> TableWriter<'a> {
         let footer = Footer { facts, filter_offset, index_offset };
         footer.encode(self.store, &mut self.out);
         self.write(pace)?;
-        Ok(footer.facts)
+        Ok((footer.facts, self.out))
     }
 
     fn write(&self, pace: &dyn Fn(u64)) -> Result<(), TableError> {

@@ -25,12 +25,18 @@ use super::version::Version;
 use crate::usage::SegmentSum;
 
 /// Most memtables that wait to become tables; with one more, whoever writes has to wait.
-pub(crate) const MOST_FROZEN: usize = 4;
+pub(crate) const MOST_FROZEN: usize = 2;
 /// Entries that a scan takes from a memtable at a time.
 const SCAN_AHEAD: usize = 16;
 
+/// Leaves the device to others: merges ask it before they write.
+pub trait Pace: Send + Sync + std::fmt::Debug {
+    /// Returns when so many bytes may be written.
+    fn wait(&self, bytes: u64);
+}
+
 /// The bounds of a tree.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// A memtable of so many bytes becomes a table.
     pub(crate) memtable_bytes: u64,
@@ -44,6 +50,8 @@ pub(crate) struct Options {
     pub(crate) filter_bits: f64,
     /// Bytes of disk: half for tables, half to merge them.
     pub(crate) disk_bytes: u64,
+    /// Holds merges back.
+    pub(crate) pace: Option<Arc<dyn Pace>>,
 }
 
 /// A memtable that takes no more entries, and what is known when it is a table.
@@ -115,8 +123,8 @@ impl Tree {
         Self {
             files,
             store,
-            options,
             cache: BlockCache::new(options.cache_bytes),
+            options,
             counters: TreeCounters::default(),
             state: RwLock::new(Arc::new(state)),
             shape: RwLock::new(shape),
@@ -219,7 +227,7 @@ impl Tree {
         let state = self.state();
         let newest = state.memtables().find_map(|memtable| memtable.order(key));
         if let Some(record) = newest {
-            return Ok(record);
+            return Ok(record.map(Arc::new));
         }
         let decode = |value: &[u8]| if value.is_empty() { Ok(None) } else { decode(value) };
         let decoded = state.version.get(&key.encode(), &self.cache, decode)?;
@@ -294,9 +302,7 @@ impl Tree {
 
 impl Writer<'_> {
     pub(crate) fn apply(&self, batch: Batch) {
-        let points: usize = batch.points.iter().map(|change| change.blocks.len()).sum();
-        let entries = points + batch.orders.len() + batch.forks.len();
-        self.tree.cache.asked().wrote(entries);
+        self.tree.cache.asked().wrote(batch.entries());
         self.tree.state().active.apply(batch);
     }
 
@@ -342,10 +348,11 @@ impl OrderScan {
 /// A memtable as a source of a merge, a few entries at a time.
 struct MemtableScan {
     memtable: Arc<Memtable>,
-    waiting: VecDeque<(Vec<u8>, Option<Arc<Record>>)>,
+    /// Keys, and what leads to their values.
+    waiting: VecDeque<(Vec<u8>, Option<u32>)>,
     /// Where the entries behind those that wait begin.
     next: Option<OrderKey>,
-    /// The first one that waits, encoded.
+    /// That of the first one.
     value: Vec<u8>,
 }
 
@@ -354,7 +361,7 @@ impl MemtableScan {
         let (waiting, value) = (VecDeque::new(), Vec::new());
         let mut scan = Self { memtable, waiting, next: Some(from), value };
         scan.refill();
-        scan.encode();
+        scan.take_value();
         scan
     }
 
@@ -371,13 +378,14 @@ impl MemtableScan {
             let last = entries[SCAN_AHEAD - 1].0;
             self.next = Some(OrderKey { sequence: last.sequence.saturating_add(1), ..last });
         }
-        self.waiting.extend(entries.into_iter().map(|(key, value)| (key.encode().to_vec(), value)));
+        let entries = entries.into_iter().map(|(key, slot)| (key.encode().to_vec(), Some(slot)));
+        self.waiting.extend(entries);
     }
 
-    fn encode(&mut self) {
+    fn take_value(&mut self) {
         self.value.clear();
-        if let Some((_, Some(record))) = self.waiting.front() {
-            record.encode_to(&mut self.value);
+        if let Some((_, Some(slot))) = self.waiting.front() {
+            self.memtable.value_to(*slot, &mut self.value);
         }
     }
 }
@@ -396,7 +404,7 @@ impl Source for MemtableScan {
         if self.waiting.is_empty() {
             self.refill();
         }
-        self.encode();
+        self.take_value();
         Ok(())
     }
 }

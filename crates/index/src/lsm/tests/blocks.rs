@@ -1,5 +1,6 @@
 //! Blocks against a plain map.
 
+use dalsegno_io::PageBuffer;
 use proptest::prelude::*;
 
 use super::{Model, key, model};
@@ -9,13 +10,13 @@ use crate::lsm::table::TableError;
 const PLACE: Place = Place { table: 2, sector: 9 };
 
 fn built(model: &Model) -> Vec<u8> {
-    let (mut builder, mut out) = (BlockBuilder::default(), Vec::new());
+    let (mut builder, mut out) = (BlockBuilder::default(), PageBuffer::default());
     for (key, value) in model {
         builder.add(key, value);
     }
     let sectors = builder.finish(PLACE, &mut out);
     assert_eq!(out.len() as u64, sectors * 4096);
-    out
+    out.to_vec()
 }
 
 fn parse(bytes: &[u8]) -> Result<Block, TableError> {
@@ -116,5 +117,5 @@ fn a_block_says_before_what_fits() {
     });
     assert!(numbers.count() > 90);
     assert!((4050..=4096).contains(&builder.bytes()), "{}", builder.bytes());
-    assert_eq!(builder.finish(PLACE, &mut Vec::new()), 1);
+    assert_eq!(builder.finish(PLACE, &mut PageBuffer::default()), 1);
 }

@@ -35,7 +35,7 @@ fn write(files: &dyn TableFiles, number: u64, model: &Model) -> Result<TableFact
     for (key, value) in model {
         writer.add(key, value);
     }
-    writer.finish(&|_| ())
+    Ok(writer.finish(&|_| ())?.0)
 }
 
 /// A table of the model, and the files it is in.

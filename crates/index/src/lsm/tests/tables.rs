@@ -80,7 +80,7 @@ fn the_size_is_known_before_and_writes_are_announced() {
         announced.fetch_add(bytes, Ordering::Relaxed);
         most.fetch_max(bytes, Ordering::Relaxed);
     });
-    let file_bytes = facts.unwrap().file_bytes;
+    let file_bytes = facts.unwrap().0.file_bytes;
     assert_eq!((announced.into_inner(), most.into_inner()), (file_bytes, 65_536));
     assert!(estimated.abs_diff(file_bytes) < 3 * 4096, "{estimated} and {file_bytes}");
     assert_eq!(files.open_count(), 0);
