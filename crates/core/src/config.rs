@@ -6,6 +6,7 @@
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::fluid::IndexTuning;
 use crate::{Error, Result, SECTOR_BYTES, format_bytes, parse_bytes, sector_down};
 
 /// Whether a put waits until its bytes survive a power cut.
@@ -105,6 +106,8 @@ pub struct Config {
     /// Bytes of memory of an index in files, but for its filters; default 128 MiB.
     #[serde(deserialize_with = "optional_bytes")]
     pub index_memory: Option<u64>,
+    /// Whether the shape of an index in files follows what is asked of it.
+    pub index_tuning: IndexTuning,
     /// Threads that carry out transfers; default 2.
     pub transfer_threads: Option<u32>,
     /// Transfers that may wait for a thread before a new one is throttled; default 256.
@@ -159,6 +162,8 @@ pub struct Limits {
     pub index: IndexChoice,
     /// Bytes of memory of an index in files.
     pub index_memory_bytes: u64,
+    /// Whether the shape of an index in files follows what is asked of it.
+    pub index_tuning: IndexTuning,
     /// Bytes of disk set aside for an index in files.
     pub index_bytes: u64,
     /// Threads that carry out transfers.
@@ -277,6 +282,7 @@ impl Config {
             header_cache_bytes: self.header_cache.unwrap_or(32 << 20),
             index: self.index,
             index_bytes,
+            index_tuning: self.index_tuning,
             index_memory_bytes: within_bytes(
                 "index_memory",
                 self.index_memory.unwrap_or(128 << 20),
@@ -397,6 +403,8 @@ mod tests {
         assert_eq!((config.capacity, config.dram), (Some(2 << 30), Some(0)));
         assert!(Config::from_json(r#"{"capacity": "lots"}"#).is_err());
         assert!(Config::from_json(r#"{"durability": "maybe"}"#).is_err());
+        let error = Config::from_json(r#"{"index_tuning": "T=1,K=1"}"#).unwrap_err();
+        assert!(error.message().contains("\"index_tuning\" cannot be \"T=1,K=1\""), "{error}");
     }
 
     #[test]

@@ -21,8 +21,10 @@ mod stats;
 mod store;
 mod terms;
 mod transfer;
+mod tuner;
 mod upkeep;
 
+pub use dalsegno_core::fluid::IndexTuning;
 pub use dalsegno_core::{
     Admission, ChainHash, Config, DramAdmission, Durability, EngineChoice, Error, ErrorKind,
     IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result, StoreId,
@@ -39,3 +41,4 @@ pub use stats::Stats;
 pub use store::Store;
 pub use terms::{Cancel, Terms};
 pub use transfer::{Transfer, TransferState};
+pub use tuner::{DecisionRow, IndexStats, Tuner};

@@ -26,6 +26,9 @@ use super::version::{Run, Version};
 
 /// Bytes that a merge reads of a table at a time.
 const MERGE_AHEAD_BYTES: usize = 256 << 10;
+/// A fork without its lineage is harmless and to look for the lineage takes a scan, so each merge looks for so many times
+/// fewer.
+const FORK_TURNS: u64 = 16;
 
 /// What maintenance asks the index for.
 pub(crate) trait Living {
@@ -175,8 +178,9 @@ impl Tree {
         if !inputs.is_empty() {
             let is_oldest = levels[level..].iter().all(Vec::is_empty);
             let bits = self.filter_bits(level, version.bytes());
-            let run =
-                self.merge(&inputs, bits, &Rule { is_oldest, epochs: epochs_of(version), living })?;
+            let turn = self.counters.merges.load(Ordering::Relaxed);
+            let rule = Rule { is_oldest, epochs: epochs_of(version), living, turn };
+            let run = self.merge(&inputs, bits, &rule)?;
             self.counters.merges.fetch_add(1, Ordering::Relaxed);
             self.counters.merged_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
             merged = Some(run).filter(|run| !run.tables().is_empty());
@@ -323,6 +327,8 @@ struct Rule<'a> {
     is_oldest: bool,
     epochs: HashMap<u64, u64>,
     living: &'a dyn Living,
+    /// Which forks are looked after this time.
+    turn: u64,
 }
 
 fn epochs_of(version: &Version) -> HashMap<u64, u64> {
@@ -355,8 +361,9 @@ impl Rule<'_> {
             }
             Some(&KIND_FORK) if self.is_oldest => {
                 let fork = ForkKey::decode(key).ok_or(damaged)?;
-                let is_alive = self.living.has_lineage(fork.namespace, fork.child)?;
-                if is_alive { Fate::Stays } else { Fate::Goes }
+                let is_turn = u64::from(fork.child[0]) % FORK_TURNS == self.turn % FORK_TURNS;
+                let is_dead = is_turn && !self.living.has_lineage(fork.namespace, fork.child)?;
+                if is_dead { Fate::Goes } else { Fate::Stays }
             }
             _ => Fate::Stays,
         })

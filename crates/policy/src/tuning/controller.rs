@@ -58,10 +58,10 @@ impl Default for ControllerOptions {
         Self {
             mode: Mode::Adaptive,
             start: Shape::default(),
-            window_operations: 16_384,
+            window_operations: 32_768,
             shift: 0.1,
             margin: 0.05,
-            pause_operations: 16_384,
+            pause_operations: 32_768,
             horizon_operations: 524_288,
             size_ratio_max: 16,
         }

@@ -80,7 +80,8 @@ pub fn cost(shape: Shape, facts: &Facts, shares: &Shares) -> Cost {
         runs += level.runs;
     }
     let write = tree.writes * constants.merge / facts.page_entries();
-    let range = runs * looking + shares.range_entries / facts.page_entries() * constants.scan;
+    let range = runs * (constants.seek + constants.begin)
+        + shares.range_entries / facts.page_entries() * constants.scan;
     let total =
         shares.writes * write + shares.hits * hit + shares.misses * miss + shares.ranges * range;
     Cost { write, hit, miss, range, total }

@@ -1,0 +1,150 @@
+//! Lets the shape of an index in files follow what is asked of it: feeds the controller and does what it decides.
+//!
+//! 1. It reads counters of the index and no clock: the same operations lead to the same decisions.
+//! 2. It is asked after a memtable was frozen and before it is flushed, so that what it decides holds for this flush.
+
+use std::collections::VecDeque;
+
+use dalsegno_core::SECTOR_BYTES;
+use dalsegno_core::fluid::{IndexTuning, Shape};
+use dalsegno_index::{LsmCounts, LsmIndex, LsmStats};
+use dalsegno_policy::tuning::{
+    Constants, Controller, ControllerOptions, Counts, Decision, Facts, Mode,
+};
+use serde::{Deserialize, Serialize};
+
+/// Decisions kept to be shown.
+const DECISIONS_KEPT: usize = 16;
+/// Pages that a range reads in each run before any was counted: a block of order entries.
+const BEGIN_PAGES: f64 = 4.0;
+/// Scans that replace what was learnt of those before.
+const LEARNT_SCANS: f64 = 512.0;
+/// Bits of filter per entry, [`dalsegno_index::LsmOptions`]' default.
+const FILTER_BITS: f64 = 10.0;
+
+/// A change of the index's shape, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecisionRow {
+    /// Operations of the index until then, since the store was opened.
+    pub operations: u64,
+    /// The shape until then.
+    pub from: String,
+    /// The shape from then on; the tree takes it as data arrives.
+    pub to: String,
+    /// One sentence for people.
+    pub reason: String,
+}
+
+/// What an index in files is made of, what it was asked, and how its shape came about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct IndexStats {
+    /// The setting `index_tuning`.
+    pub tuning: IndexTuning,
+    /// The last changes of shape, the oldest first; those of earlier openings among them.
+    pub decisions: Vec<DecisionRow>,
+    /// The index itself.
+    #[serde(flatten)]
+    pub lsm: LsmStats,
+}
+
+/// Watches an index and changes its shape.
+#[derive(Debug)]
+pub struct Tuner {
+    tuning: IndexTuning,
+    controller: Controller,
+    seen: LsmCounts,
+    /// Pages that a range reads in each run, as counted.
+    begin: f64,
+    decisions: VecDeque<DecisionRow>,
+}
+
+impl Tuner {
+    /// A tuner for an index that has this shape now; `decisions` were made before.
+    #[must_use]
+    pub fn new(tuning: IndexTuning, start: Shape, decisions: Vec<DecisionRow>) -> Self {
+        let mode = match tuning {
+            IndexTuning::Auto => Mode::Adaptive,
+            IndexTuning::Off => Mode::Pinned(start),
+            IndexTuning::Pinned(shape) => Mode::Pinned(shape),
+        };
+        let options = ControllerOptions { mode, start, ..ControllerOptions::default() };
+        let controller = Controller::new(options);
+        Self {
+            tuning,
+            controller,
+            seen: LsmCounts::default(),
+            begin: BEGIN_PAGES,
+            decisions: decisions.into(),
+        }
+    }
+
+    /// Takes in what was asked of the index since the last call, and changes its shape if that pays.
+    pub fn turn(&mut self, index: &LsmIndex) -> Option<Decision> {
+        if self.tuning != IndexTuning::Auto {
+            return None;
+        }
+        let stats = index.lsm_stats();
+        self.learn(&stats);
+        self.controller.observe(delta(&self.seen, &stats.asked));
+        self.seen = stats.asked;
+        let decision = self.controller.decide(&self.facts(&stats))?;
+        tracing::info!(from = %decision.from, to = %decision.to, "index: {}", decision.reason);
+        index.set_shape(decision.to);
+        if self.decisions.len() == DECISIONS_KEPT {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(DecisionRow {
+            operations: decision.operations,
+            from: decision.from.to_string(),
+            to: decision.to.to_string(),
+            reason: decision.reason.clone(),
+        });
+        Some(decision)
+    }
+
+    /// Measures what the model cannot know: how large the blocks are that ranges begin with, and how many of them are in
+    /// memory.
+    fn learn(&mut self, stats: &LsmStats) {
+        let scans = stats.asked.scans - self.seen.scans;
+        let runs: u64 = stats.runs.iter().sum();
+        if scans > 0 && runs > 0 {
+            let sectors = stats.asked.scan_sectors - self.seen.scan_sectors;
+            let weight = (number(scans) / LEARNT_SCANS).min(1.0);
+            self.begin += weight * (number(sectors) / number(scans * runs) - self.begin);
+        }
+    }
+
+    /// The tree as it is.
+    fn facts(&self, stats: &LsmStats) -> Facts {
+        Facts {
+            entries: stats.entries,
+            entry_bytes: (stats.table_bytes / stats.entries.max(1)).max(1),
+            page_bytes: SECTOR_BYTES,
+            memtable_bytes: stats.buffer_bytes,
+            filter_bits_per_entry: FILTER_BITS,
+            constants: Constants { begin: self.begin, ..Constants::io() },
+        }
+    }
+
+    /// The last changes, the oldest first; at most sixteen.
+    #[must_use]
+    pub fn decisions(&self) -> Vec<DecisionRow> {
+        self.decisions.iter().cloned().collect()
+    }
+}
+
+/// What was asked between two moments.
+fn delta(before: &LsmCounts, now: &LsmCounts) -> Counts {
+    Counts {
+        writes: now.written_entries - before.written_entries,
+        hits: now.point_hits - before.point_hits,
+        misses: now.point_misses - before.point_misses,
+        ranges: now.scans - before.scans,
+        range_entries: now.scanned_entries - before.scanned_entries,
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "means need no more than 53 bits of a count")]
+fn number(count: u64) -> f64 {
+    count as f64
+}
