@@ -12,7 +12,9 @@ mod table;
 mod usage;
 
 pub use entry::{Placement, Removed, Run, Scope, SegmentUse};
-pub use lsm::{LsmCounts, LsmIndex, LsmOptions, LsmStats, Pace, index_number};
+pub use lsm::{
+    LsmCounts, LsmIndex, LsmOptions, LsmStats, NOTES_FILE, Pace, index_number, read_notes,
+};
 pub use memory::MemoryIndex;
 pub use usage::Heat;
 

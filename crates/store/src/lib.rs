@@ -34,7 +34,9 @@ pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Lender, Memory, lend};
 pub use get::{GetReport, Outcome};
 pub use layers::LayerWriter;
-pub use offline::{ExtentRow, Finding, NamespaceRow, StoreInfo, VerifyReport, info, list, verify};
+pub use offline::{
+    ExtentRow, Finding, IndexRow, NamespaceRow, StoreInfo, VerifyReport, info, list, verify,
+};
 pub use open::Parts;
 pub use put::{Put, PutOutcome, PutReport};
 pub use stats::Stats;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dalsegno_core::{
     ChainHash, Clock, Config, EngineChoice, Error, NamespaceId, Result, SpaceFacts, StoreId,
 };
-use dalsegno_index::{Index, MemoryIndex};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, MemoryIndex, index_number};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, LocalDirectory, SystemClock,
 };
@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::open::{lock_error, rebuild, refuse_forked, unavailable};
 use crate::store::to_error;
+use crate::tuner::{DecisionRow, read_decisions};
 
 pub use dalsegno_log::{Finding, VerifyReport};
 
@@ -47,8 +48,27 @@ pub struct StoreInfo {
     pub block_bytes: u64,
     /// Namespaces.
     pub namespaces: Vec<NamespaceRow>,
+    /// The index, if it lives in files.
+    pub index: Option<IndexRow>,
     /// Damage found in headers.
     pub faults: Vec<FaultRow>,
+}
+
+/// An index in files, and how its shape came about.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IndexRow {
+    /// The shape it had last.
+    pub shape: String,
+    /// Runs of each level, the newest data first.
+    pub runs: Vec<u64>,
+    /// Files of tables.
+    pub tables: u64,
+    /// Their bytes.
+    pub table_bytes: u64,
+    /// Entries in them.
+    pub entries: u64,
+    /// The last changes of shape, the oldest first.
+    pub decisions: Vec<DecisionRow>,
 }
 
 /// A namespace of a store.
@@ -184,6 +204,7 @@ fn open(path: &Path) -> Result<Offline> {
 /// `Invalid` if there is none, `Unavailable` if a process has it open, `Incompatible` if it is newer.
 pub fn info(path: &Path) -> Result<StoreInfo> {
     let offline = open(path)?;
+    let index = index_row(path, offline.log.store())?;
     let segments = offline.log.segments();
     let count = |state| segments.iter().filter(|view| view.state == state).count() as u64;
     let namespaces = offline.namespaces()?;
@@ -200,8 +221,24 @@ pub fn info(path: &Path) -> Result<StoreInfo> {
         blocks,
         block_bytes: namespaces.iter().map(|row| row.bytes).sum(),
         namespaces,
+        index,
         faults: offline.faults,
     })
+}
+
+/// What the index's files say, if there are any.
+fn index_row(path: &Path, store: StoreId) -> Result<Option<IndexRow>> {
+    let device = Reader::open(path)?.device;
+    let files = device.list().map_err(|error| unavailable(path, error))?;
+    if !files.iter().any(|entry| index_number(&entry.name).is_some()) {
+        return Ok(None);
+    }
+    let options = LsmOptions { read_only: true, ..LsmOptions::default() };
+    let opened = LsmIndex::open(Arc::clone(&device), store, options);
+    let (index, _) = opened.map_err(|error| unavailable(path, error))?;
+    let LsmStats { runs, tables, table_bytes, entries, .. } = index.lsm_stats();
+    let (shape, decisions) = (index.shape().to_string(), read_decisions(&device));
+    Ok(Some(IndexRow { shape, runs, tables, table_bytes, entries, decisions }))
 }
 
 /// Lists namespaces and extents, in the order of the index.

@@ -13,7 +13,7 @@ use dalsegno_core::{
     ChainHash, Clock, Config, Error, ErrorKind, Extent, ExtentId, IndexChoice, Limits, Namespace,
     NamespaceId, Result, SpaceFacts, StoreId, format_bytes,
 };
-use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope, index_number};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, Scope, index_number};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
     SystemClock,
@@ -31,6 +31,7 @@ use crate::room::RoomMaker;
 use crate::stats::{Counters, add};
 use crate::store::{Inner, Store, to_error};
 use crate::transfer::Workers;
+use crate::tuner::Tuner;
 use crate::upkeep::Upkeep;
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
@@ -160,7 +161,10 @@ impl Store {
             kept
         });
         let upkeep = match lsm {
-            Some(lsm) => Upkeep::start(lsm, log.clone(), inline_upkeep)?,
+            Some(lsm) => {
+                let tuner = Tuner::open(&device, &lsm, limits.index_tuning);
+                Upkeep::start(lsm, log.clone(), tuner, inline_upkeep)?
+            }
             None => Upkeep::none(),
         };
         let room = RoomMaker::start(inline_upkeep)?;
@@ -251,6 +255,7 @@ fn open_log(
         memtable_bytes: limits.index_memory_bytes / 8,
         cache_bytes: limits.index_memory_bytes / 4,
         disk_bytes: limits.index_bytes,
+        shape: limits.index_tuning.pinned(),
         ..LsmOptions::default()
     };
     let mut opened = None;
@@ -281,7 +286,8 @@ fn open_log(
 /// An index in memory does not keep the files of one that was used before. Best effort.
 fn remove_index_files(device: &dyn Device) {
     let names = device.list().unwrap_or_default().into_iter().map(|entry| entry.name);
-    for name in names.filter(|name| index_number(name).is_some()) {
+    let is_of_index = |name: &String| index_number(name).is_some() || name == NOTES_FILE;
+    for name in names.filter(is_of_index) {
         if let Err(error) = device.remove(&name) {
             tracing::warn!("{name} was not removed: {error}");
         }

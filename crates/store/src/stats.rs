@@ -6,6 +6,7 @@ use dalsegno_log::LogStatsView;
 use serde::Serialize;
 
 use crate::store::Inner;
+use crate::tuner::IndexStats;
 
 /// Counters that the store itself keeps. All grow only.
 #[derive(Debug, Default)]
@@ -100,6 +101,8 @@ pub struct Stats {
     pub io_engine: &'static str,
     /// Whether requests bypass the page cache.
     pub io_direct: bool,
+    /// The index in files, and how its shape came about; none if the index is in memory.
+    pub index: Option<IndexStats>,
     /// The log's counters; `misses` holds the blocks lost on the way from the log, by cause.
     pub log: LogStatsView,
 }
@@ -147,6 +150,7 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         poisoned: inner.log.is_poisoned(),
         io_engine: geometry.engine,
         io_direct: geometry.direct,
+        index: inner.upkeep.stats(),
         log: inner.log.stats().view(),
     }
 }

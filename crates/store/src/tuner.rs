@@ -4,10 +4,12 @@
 //! 2. It is asked after a memtable was frozen and before it is flushed, so that what it decides holds for this flush.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use dalsegno_core::SECTOR_BYTES;
 use dalsegno_core::fluid::{IndexTuning, Shape};
-use dalsegno_index::{LsmCounts, LsmIndex, LsmStats};
+use dalsegno_index::{LsmCounts, LsmIndex, LsmStats, read_notes};
+use dalsegno_io::Device;
 use dalsegno_policy::tuning::{
     Constants, Controller, ControllerOptions, Counts, Decision, Facts, Mode,
 };
@@ -78,6 +80,11 @@ impl Tuner {
         }
     }
 
+    /// A tuner for the index of a store, with the decisions of earlier openings.
+    pub(crate) fn open(device: &Arc<dyn Device>, index: &LsmIndex, tuning: IndexTuning) -> Self {
+        Self::new(tuning, index.shape(), read_decisions(device))
+    }
+
     /// Takes in what was asked of the index since the last call, and changes its shape if that pays.
     pub fn turn(&mut self, index: &LsmIndex) -> Option<Decision> {
         if self.tuning != IndexTuning::Auto {
@@ -126,11 +133,33 @@ impl Tuner {
         }
     }
 
+    /// The last changes as they are kept beside the index.
+    pub(crate) fn notes(&self) -> String {
+        let rows = self.decisions.iter();
+        let lines = rows.map(|row| serde_json::to_string(row).expect("plain fields") + "\n");
+        lines.collect()
+    }
+
+    /// What the index is made of, with its history.
+    pub(crate) fn stats(&self, index: &LsmIndex) -> IndexStats {
+        let (tuning, decisions) = (self.tuning, self.decisions());
+        IndexStats { tuning, decisions, lsm: index.lsm_stats() }
+    }
+
     /// The last changes, the oldest first; at most sixteen.
     #[must_use]
     pub fn decisions(&self) -> Vec<DecisionRow> {
         self.decisions.iter().cloned().collect()
     }
+}
+
+/// Decisions that were kept beside an index; lines that make no sense are left out.
+pub(crate) fn read_decisions(device: &Arc<dyn Device>) -> Vec<DecisionRow> {
+    let notes = read_notes(Arc::clone(device)).unwrap_or_default();
+    let rows = notes.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let mut rows: Vec<DecisionRow> = rows.collect();
+    rows.drain(..rows.len().saturating_sub(DECISIONS_KEPT));
+    rows
 }
 
 /// What was asked between two moments.

@@ -1,4 +1,5 @@
-//! Keeps an index that lives in files in shape: what was written becomes tables, tables are merged.
+//! Keeps an index that lives in files in shape: what was written becomes tables, tables are merged, and the shape follows
+//! what is asked of the index.
 //!
 //! 1. A cover is made before the index is frozen, so that whatever it covers is in the index.
 //! 2. One thread does it, or whoever writes where there is none; nobody who reads ever waits for it.
@@ -13,6 +14,8 @@ use dalsegno_index::LsmIndex;
 use dalsegno_io::Workers;
 use dalsegno_log::{Call, Log};
 use parking_lot::{Condvar, Mutex};
+
+use crate::tuner::{IndexStats, Tuner};
 
 /// The thread looks after the index so often even if nobody calls it.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -33,6 +36,7 @@ pub(crate) struct Upkeep {
 struct Shared {
     index: Arc<LsmIndex>,
     log: Log,
+    tuner: Mutex<Tuner>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -52,9 +56,14 @@ impl Upkeep {
     }
 
     /// `inline` leaves the work to those who write, so that a simulation replays.
-    pub(crate) fn start(index: Arc<LsmIndex>, log: Log, inline: bool) -> Result<Self> {
+    pub(crate) fn start(
+        index: Arc<LsmIndex>,
+        log: Log,
+        tuner: Tuner,
+        inline: bool,
+    ) -> Result<Self> {
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { index, log, state, changed });
+        let shared = Arc::new(Shared { index, log, tuner: Mutex::new(tuner), state, changed });
         if inline {
             return Ok(Self { shared: Some(shared), threads: None });
         }
@@ -64,6 +73,12 @@ impl Upkeep {
             Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
         })?;
         Ok(Self { shared: Some(shared), threads: Some(Mutex::new(threads)) })
+    }
+
+    /// What the index is made of, and why; none for one that lives in memory.
+    pub(crate) fn stats(&self) -> Option<IndexStats> {
+        let shared = self.shared.as_ref()?;
+        Some(shared.tuner.lock().stats(&shared.index))
     }
 
     /// To be called before something is put into the index: waits until it takes it in, but not for ever, and not when
@@ -142,6 +157,7 @@ impl Shared {
 
     fn round(&self) {
         self.freeze_if_full();
+        self.tune();
         while !self.state.lock().stopped && self.index.step() {
             // Whoever waits for memory looks again after every flush.
             self.changed.notify_all();
@@ -164,6 +180,14 @@ impl Shared {
         match self.log.cover() {
             Ok(cover) => self.index.freeze(cover),
             Err(error) => tracing::warn!("the index stays in memory: {error}"),
+        }
+    }
+
+    /// After a memtable was frozen, so that its flush already follows the new shape.
+    fn tune(&self) {
+        let mut tuner = self.tuner.lock();
+        if tuner.turn(&self.index).is_some() {
+            self.index.note(&tuner.notes());
         }
     }
 

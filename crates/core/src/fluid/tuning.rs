@@ -21,6 +21,17 @@ pub enum IndexTuning {
     Pinned(Shape),
 }
 
+impl IndexTuning {
+    /// The shape that it is to have, if that is said.
+    #[must_use]
+    pub fn pinned(self) -> Option<Shape> {
+        match self {
+            Self::Pinned(shape) => Some(shape),
+            Self::Auto | Self::Off => None,
+        }
+    }
+}
+
 impl fmt::Display for IndexTuning {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -12,6 +12,7 @@ mod maintain;
 mod manifest;
 mod memtable;
 mod merge;
+mod notes;
 mod open;
 mod table;
 mod table_index;
@@ -29,6 +30,7 @@ mod tests;
 
 pub use counts::LsmCounts;
 pub use index::LsmIndex;
+pub use notes::{NOTES_FILE, read_notes};
 pub use open::{LsmOptions, index_number};
 pub use tree::Pace;
 pub use upkeep::LsmStats;

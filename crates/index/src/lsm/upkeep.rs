@@ -91,6 +91,12 @@ impl LsmIndex {
         self.tree.empty();
     }
 
+    /// The shape it is given at the next flush, if it has not got it yet.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.tree.shape()
+    }
+
     /// Changes the shape; the steps after the next flush follow it.
     pub fn set_shape(&self, shape: Shape) {
         self.tree.set_shape(shape);
