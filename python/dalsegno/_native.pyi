@@ -419,6 +419,9 @@ class Store:
         """All counters and gauges.
 
         ``stats()["log"]["misses"]`` counts the blocks lost on the way from the log, by cause.
+        ``stats()["index"]`` is ``None`` for an index in memory; of one in files it tells the
+        ``shape``, what was ``asked`` of the tables, and in ``decisions`` the last changes of shape,
+        each with its ``reason``.
         """
 
     def namespace(self, fields: Mapping[str, str], *, layers: int, slice_bytes: int) -> Namespace:
@@ -452,7 +455,11 @@ class Store:
     ) -> None: ...
 
 def info(path: str) -> dict[str, Any]:
-    """Facts about a store that nobody has open, without reading payload."""
+    """Facts about a store that nobody has open, without reading payload.
+
+    ``index`` is ``None`` unless the index lives in files; then it tells the ``shape``, the ``runs``
+    of each level, and in ``decisions`` the last changes of shape, each with its ``reason``.
+    """
 
 def list_extents(path: str) -> list[dict[str, Any]]:
     """The namespaces of a store that nobody has open, each with its extents in index order."""

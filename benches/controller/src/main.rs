@@ -24,10 +24,10 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_values_t = [64, 1])]
     pages: Vec<u64>,
     /// KiB of memory before a table is written.
-    #[arg(long, default_value_t = 192)]
+    #[arg(long, default_value_t = 48)]
     memtable_kib: u64,
     /// KiB of memory for blocks of tables.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 128)]
     cache_kib: u64,
     /// Where the files go; a new folder in it is used and removed.
     #[arg(long, default_value = "/tmp")]
@@ -84,7 +84,7 @@ fn scenario(args: &Args, dir: &Path, page_tokens: u64) -> Scenario {
     if args.adaptive_only {
         eprintln!("  {:?}", adaptive.asked);
         eprintln!("  {:?}", adaptive.spent.last());
-        std::process::exit(0);
+        return Scenario::new(sizes, adaptive, Vec::new());
     }
     let mut statics = Vec::new();
     let mut shapes = grid();
@@ -113,6 +113,9 @@ fn main() {
     let scenarios: Vec<Scenario> =
         args.pages.iter().map(|page_tokens| scenario(&args, &dir, *page_tokens)).collect();
     let _ = std::fs::remove_dir_all(&dir);
+    if args.adaptive_only {
+        return;
+    }
     for scenario in &scenarios {
         scenario.print();
     }

@@ -46,10 +46,7 @@ impl Scenario {
     fn ratios(&self) -> [f64; 2] {
         let pages = |trace: &Trace| whole(trace).pages();
         let seconds = |trace: &Trace| whole(trace).seconds;
-        [
-            pages(&self.adaptive) / self.best(pages).0,
-            seconds(&self.adaptive) / self.best(seconds).0,
-        ]
+        [pages(&self.adaptive) / self.best(pages).0, seconds(&self.adaptive) / self.best(seconds).0]
     }
 
     /// Pages that the adaptive run wrote over those of runs that had each of its shapes all along, in the same
@@ -101,7 +98,10 @@ impl Scenario {
                 spent.seconds
             );
         }
-        println!("{:<7}{:>9}{:>12}{:>12}  {:<16}{:>7}", "stage", "hit rate", "adaptive", "best", "", "ratio");
+        println!(
+            "{:<7}{:>9}{:>12}{:>12}  {:<16}{:>7}",
+            "stage", "hit rate", "adaptive", "best", "", "ratio"
+        );
         for (number, stage) in self.stages().iter().enumerate() {
             let number_of = |name: &str| stage[name].as_f64().unwrap_or(f64::NAN);
             println!(
@@ -118,26 +118,28 @@ impl Scenario {
 
 /// Everything in one object; of several page sizes the worst counts.
 pub fn summary(scenarios: &[Scenario]) -> Value {
-    let worst = |of: &dyn Fn(&Scenario) -> f64| {
-        scenarios.iter().map(of).fold(f64::NEG_INFINITY, f64::max)
-    };
+    let worst =
+        |of: &dyn Fn(&Scenario) -> f64| scenarios.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
     let stages: Vec<Value> = scenarios.iter().flat_map(Scenario::stages).collect();
     let worst_stage = stages.iter().filter_map(|stage| stage["vs_best_static"].as_f64());
-    let runs: Vec<Value> = scenarios.iter().map(|scenario| {
-        let pages = |trace: &Trace| whole(trace).pages();
-        let [cost, time] = scenario.ratios();
-        json!({
-            "page_tokens": scenario.sizes.page_tokens,
-            "stage_prompts": scenario.sizes.stage_prompts,
-            "adaptive_pages": pages(&scenario.adaptive),
-            "adaptive_seconds": whole(&scenario.adaptive).seconds,
-            "best_static": scenario.best(pages).1.to_string(),
-            "cost_vs_best_static": cost,
-            "time_vs_best_static": time,
-            "transition_extra_bytes": scenario.transition_extra(),
-            "decisions": scenario.adaptive.reasons,
+    let runs: Vec<Value> = scenarios
+        .iter()
+        .map(|scenario| {
+            let pages = |trace: &Trace| whole(trace).pages();
+            let [cost, time] = scenario.ratios();
+            json!({
+                "page_tokens": scenario.sizes.page_tokens,
+                "stage_prompts": scenario.sizes.stage_prompts,
+                "adaptive_pages": pages(&scenario.adaptive),
+                "adaptive_seconds": whole(&scenario.adaptive).seconds,
+                "best_static": scenario.best(pages).1.to_string(),
+                "cost_vs_best_static": cost,
+                "time_vs_best_static": time,
+                "transition_extra_bytes": scenario.transition_extra(),
+                "decisions": scenario.adaptive.reasons,
+            })
         })
-    }).collect();
+        .collect();
     json!({
         "bench": "controller",
         "cost_vs_best_static": worst(&|scenario| scenario.ratios()[0]),

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dalsegno_core::fluid::{IndexTuning, Shape};
-use dalsegno_core::{ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId};
+use dalsegno_core::{
+    ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
+};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Scope};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_store::Tuner;
@@ -99,7 +101,10 @@ pub fn run(dir: &Path, sizes: Sizes, tuning: IndexTuning) -> Trace {
     Trace { spent, shapes, reasons: run.reasons, entries, table_bytes, asked }
 }
 
-fn less(now: &dalsegno_index::LsmCounts, before: &dalsegno_index::LsmCounts) -> dalsegno_index::LsmCounts {
+fn less(
+    now: &dalsegno_index::LsmCounts,
+    before: &dalsegno_index::LsmCounts,
+) -> dalsegno_index::LsmCounts {
     dalsegno_index::LsmCounts {
         written_entries: now.written_entries - before.written_entries,
         point_hits: now.point_hits - before.point_hits,
@@ -121,8 +126,8 @@ impl Run {
             depth: 2,
             ..DirectoryOptions::default()
         };
-        let device =
-            LocalDirectory::open(dir, engine, &pool, Arc::new(SystemClock::new())).expect("a directory");
+        let device = LocalDirectory::open(dir, engine, &pool, Arc::new(SystemClock::new()))
+            .expect("a directory");
         let shape = match tuning {
             IndexTuning::Pinned(shape) => shape,
             _ => Shape::default(),
@@ -148,7 +153,7 @@ impl Run {
         let asked = stats.asked;
         let read = asked.point_sectors + asked.order_sectors + asked.scan_sectors;
         Spent {
-            pages_read: read as f64,
+            pages_read: (read + stats.upkeep_sectors) as f64,
             pages_written: (stats.flushed_bytes + stats.merged_bytes) as f64 / PAGE_BYTES,
             seconds: self.start.elapsed().as_secs_f64(),
         }

@@ -17,7 +17,9 @@ fn mix(mut bits: u64) -> u64 {
 pub fn hash(block: u64) -> ChainHash {
     let mut bytes = [0; 32];
     for (word, part) in (1_u64..).zip(bytes.chunks_exact_mut(8)) {
-        part.copy_from_slice(&mix(block.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(word)).to_le_bytes());
+        part.copy_from_slice(
+            &mix(block.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(word)).to_le_bytes(),
+        );
     }
     ChainHash(bytes)
 }

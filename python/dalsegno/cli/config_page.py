@@ -18,6 +18,7 @@ class Setting:
         kind: ``bytes``, ``number`` or ``choice``.
         default: What holds without it: a value that may be written, or a sentence.
         derived: Whether ``default`` is a sentence.
+        also: What else may stand there besides the values of a choice.
         allowed: The smallest and the largest value, or all values of a choice.
         meaning: What it does, and when to change it.
     """
@@ -28,6 +29,7 @@ class Setting:
     allowed: tuple[str, ...]
     meaning: str
     derived: bool = False
+    also: str = ""
 
 
 SETTINGS = (
@@ -147,6 +149,16 @@ SETTINGS = (
         "Memory of an index in files, but for its filters, which take about 1.5 bytes per block.",
     ),
     Setting(
+        "index_tuning",
+        "choice",
+        "auto",
+        ("auto", "off"),
+        "Whether the shape of an index in files (size ratio T, runs per level K, runs of the last "
+        "level Z) follows what is asked of it. With `off` it stays as it is; a shape pins it. "
+        "`store.stats()` and `dalsegno info` tell the shape and why it was chosen.",
+        also="a shape such as `T=8,K=3,Z=1`",
+    ),
+    Setting(
         "transfer_threads",
         "number",
         "2",
@@ -205,7 +217,8 @@ store has to say on standard error.
 
 def _value(setting: Setting) -> str:
     if setting.kind == "choice":
-        return " or ".join(f"`{one}`" for one in setting.allowed)
+        names = [f"`{one}`" for one in setting.allowed]
+        return " or ".join([*names, setting.also] if setting.also else names)
     low, *high = setting.allowed
     bounds = f", {low} to {high[0]}" if high else f", {low} or more" if low != "0" else ""
     return setting.kind + bounds

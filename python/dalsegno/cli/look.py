@@ -50,15 +50,31 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
             ("namespaces", len(found["namespaces"])),
             ("extents", f"{found['extents']:,}"),
             ("blocks", f"{found['blocks']:,} ({show.byte_count(found['block_bytes'])})"),
+            *_index(found["index"]),
             ("damage", _damage(found["faults"])),
         ]
     )
+    if found["index"] and found["index"]["decisions"]:
+        print("\nwhy the index has its shape, the last change at the bottom")
+        show.table(
+            ("from", "to", "reason"),
+            [(one["from"], one["to"], one["reason"]) for one in found["index"]["decisions"]],
+        )
     if found["faults"]:
         print()
         show.table(
             ("file", "offset>", "damage"),
             [(one["file"], one["offset"], one["what"]) for one in found["faults"]],
         )
+
+
+def _index(found: dict[str, Any] | None) -> list[tuple[str, object]]:
+    """The index in files, if there is one, in a line."""
+    if found is None:
+        return []
+    runs = " ".join(str(count) for count in found["runs"]) or "none"
+    tables = f"{show.plural(found['tables'], 'table')} of {show.byte_count(found['table_bytes'])}"
+    return [("index", f"{tables}, shape {found['shape']}, runs per level: {runs}")]
 
 
 def _damage(faults: list[dict[str, Any]]) -> str:

@@ -54,7 +54,7 @@ impl FromStr for IndexTuning {
             "off" => Ok(Self::Off),
             shape if shape.contains('=') => shape.parse().map(Self::Pinned),
             other => Err(Error::invalid(format!(
-                "{other:?} is no way to tune the index; give \"auto\", \"off\" or a shape such as \"T=8,K=3,Z=1\""
+                "{other:?} is no way to tune the index; give `auto`, `off` or a shape such as \"T=8,K=3,Z=1\""
             ))),
         }
     }
@@ -85,7 +85,7 @@ mod tests {
             assert_eq!(tuning.to_string().parse::<IndexTuning>().unwrap(), tuning);
         }
         let told = |text: &str| text.parse::<IndexTuning>().unwrap_err().to_string();
-        assert!(told("on").contains("give \"auto\", \"off\" or a shape"));
+        assert!(told("on").contains("give `auto`, `off` or a shape"));
         assert!(told("T=8,K=8").contains("runs per level 8 is out of bounds"));
     }
 }

@@ -110,6 +110,11 @@ impl BlockCache {
         Self { blocks, seen, asked: Arc::default() }
     }
 
+    /// The same blocks, with counts of its own: for upkeep, which nobody asked for.
+    pub(super) fn counted_apart(&self, counts: &Arc<Counts>) -> Self {
+        Self(Arc::clone(&self.0), Arc::clone(counts))
+    }
+
     pub(super) fn asked(&self) -> &Arc<Counts> {
         &self.asked
     }

@@ -79,6 +79,8 @@ pub(crate) struct TreeCounters {
     pub(crate) flushed_bytes: AtomicU64,
     pub(crate) merged_bytes: AtomicU64,
     pub(crate) forgotten_tables: AtomicU64,
+    /// What upkeep asked of the tables.
+    pub(super) upkeep: Arc<Counts>,
 }
 
 /// The tree.
@@ -238,14 +240,22 @@ impl Tree {
     /// Entries of order from a key on, in their order.
     pub(crate) fn orders(&self, from: &OrderKey) -> Result<OrderScan, TableError> {
         let memtable = |memtable| MemtableScan::orders(memtable, *from);
-        let merge = self.merge_from(&from.encode(), memtable)?;
+        let merge = self.merge_from(&from.encode(), memtable, &self.cache)?;
         Ok(OrderScan { merge, asked: Arc::clone(self.cache.asked()) })
+    }
+
+    /// As [`Self::orders`], for upkeep.
+    pub(crate) fn orders_for_upkeep(&self, from: &OrderKey) -> Result<OrderScan, TableError> {
+        let memtable = |memtable| MemtableScan::orders(memtable, *from);
+        let cache = self.cache.counted_apart(&self.counters.upkeep);
+        let merge = self.merge_from(&from.encode(), memtable, &cache)?;
+        Ok(OrderScan { merge, asked: Arc::clone(cache.asked()) })
     }
 
     /// Forks from a key on, in their order, at most `limit`.
     pub(crate) fn forks(&self, from: &ForkKey, limit: usize) -> Result<Vec<ForkKey>, TableError> {
         let memtable = |memtable| MemtableScan::forks(memtable, from, limit);
-        let mut merge = self.merge_from(&from.encode(), memtable)?;
+        let mut merge = self.merge_from(&from.encode(), memtable, &self.cache)?;
         let mut found = Vec::new();
         while found.len() < limit
             && let Some(key) = merge.key().filter(|key| key[0] == KIND_FORK)
@@ -261,15 +271,16 @@ impl Tree {
         &self,
         from: &[u8],
         of_memtable: impl Fn(Arc<Memtable>) -> MemtableScan,
+        cache: &BlockCache,
     ) -> Result<Merge<Box<dyn Source>>, TableError> {
-        self.cache.asked().began_scan();
+        cache.asked().began_scan();
         let state = self.state();
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         for memtable in state.memtables() {
             sources.push(Box::new(of_memtable(Arc::clone(memtable))));
         }
         for run in state.version.runs_from(from) {
-            let reading = Reading::Cached(self.cache.clone());
+            let reading = Reading::Cached(cache.clone());
             sources.push(Box::new(RunSource::new(run, from, reading)?));
         }
         Ok(Merge::new(sources))

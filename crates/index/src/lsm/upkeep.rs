@@ -33,6 +33,8 @@ pub struct LsmStats {
     pub buffer_bytes: u64,
     /// What was asked of the tables.
     pub asked: LsmCounts,
+    /// Sectors of tables that upkeep looked things up in; what merges read is not among them.
+    pub upkeep_sectors: u64,
     /// Memtables that became tables.
     pub flushes: u64,
     /// Bytes of these tables.
@@ -130,6 +132,7 @@ impl LsmIndex {
             pinned_bytes: tables().map(|table| table.memory_bytes()).sum(),
             buffer_bytes: self.tree.buffer_bytes(),
             asked: self.tree.cache.asked().view(),
+            upkeep_sectors: counters.upkeep.view().scan_sectors,
             flushes: counters.flushes.load(Ordering::Relaxed),
             flushed_bytes: counters.flushed_bytes.load(Ordering::Relaxed),
             merges: counters.merges.load(Ordering::Relaxed),
@@ -143,6 +146,7 @@ impl LsmIndex {
 impl Living for LsmIndex {
     fn has_lineage(&self, namespace: NamespaceId, lineage: [u8; 16]) -> Result<bool, TableError> {
         let from = OrderKey { namespace, lineage, first: 0, sequence: 0 };
-        self.has_any(&from, |key| (key.namespace, key.lineage) == (namespace, lineage))
+        let scan = self.tree.orders_for_upkeep(&from)?;
+        self.any_of(scan, |key| (key.namespace, key.lineage) == (namespace, lineage))
     }
 }

@@ -8,6 +8,7 @@ use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use super::index::LsmIndex;
 use super::keys::{ForkKey, OrderKey, short};
 use super::table::TableError;
+use super::tree::OrderScan;
 
 impl LsmIndex {
     /// Whether any extent is there from a key on, as long as `is_meant` says that the keys are.
@@ -16,7 +17,15 @@ impl LsmIndex {
         from: &OrderKey,
         is_meant: impl Fn(&OrderKey) -> bool,
     ) -> Result<bool, TableError> {
-        let mut scan = self.tree.orders(from)?;
+        self.any_of(self.tree.orders(from)?, is_meant)
+    }
+
+    /// As [`Self::has_any`], of what a scan finds.
+    pub(super) fn any_of(
+        &self,
+        mut scan: OrderScan,
+        is_meant: impl Fn(&OrderKey) -> bool,
+    ) -> Result<bool, TableError> {
         while let Some((key, value)) = scan.next()?
             && is_meant(&key)
         {
