@@ -127,12 +127,12 @@ fn a_pinned_controller_keeps_its_shape_until_it_is_let_go() {
 #[test]
 fn a_tree_that_grows_is_looked_at_again() {
     let (mut controller, mut numbers) = (Controller::new(options()), Numbers(6));
-    feed(&mut controller, &mut numbers, SERVING, 3 * WINDOW);
+    feed(&mut controller, &mut numbers, FILLING, 3 * WINDOW);
     let looks = |controller: &mut Controller, numbers: &mut Numbers, entries: u64| {
         let mut decisions = Vec::new();
         for _ in 0..3 * WINDOW / 32 {
             let delta =
-                (0..32).fold(Counts::default(), |sum, _| sum.plus(numbers.operation(SERVING)));
+                (0..32).fold(Counts::default(), |sum, _| sum.plus(numbers.operation(FILLING)));
             controller.observe(delta);
             decisions.extend(controller.decide(&facts(entries)));
         }

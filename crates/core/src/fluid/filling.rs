@@ -18,6 +18,9 @@ pub struct Filling {
     pub rewrites: f64,
 }
 
+/// Arrivals that a new last level holds before one has come: one fewer than it holds when the next does, on average.
+const BEGINNING: f64 = 1.5;
+
 impl Filling {
     /// A level that `size_ratio - 1` arrivals fill, in at most `most` runs, and the next one empties.
     #[must_use]
@@ -45,10 +48,10 @@ impl Filling {
         let (runs, active) = if most == 1 {
             (1.0, arrivals)
         } else {
-            (
-                (arrivals / share + 0.5).clamp(1.0, f64::from(most)),
-                arrivals.min((share - 1.0) / 2.0),
-            )
+            let runs = (arrivals / share + 0.5).clamp(1.0, f64::from(most));
+            // It begins with the runs of the level that it was before, until something arrives.
+            let runs = if arrivals < BEGINNING { f64::from(most) } else { runs };
+            (runs, arrivals.min((share - 1.0) / 2.0))
         };
         let active = active.max(0.0);
         Self { runs, writes: 1.0 + active, rewrites: active }

@@ -103,6 +103,28 @@ pub fn transition_cost(from: Shape, to: Shape, facts: &Facts) -> f64 {
     rewritten.sum::<f64>() / facts.page_entries() * facts.constants.merge
 }
 
+/// How much dearer operations are on average over the horizon because the last level keeps its runs until something
+/// arrives in it: those that are now too many, and with a larger size ratio those of levels that become one with it.
+fn waiting_cost(from: Shape, to: Shape, facts: &Facts, shares: &Shares, horizon: f64) -> f64 {
+    let (old, new) = (Tree::new(from, facts), Tree::new(to, facts));
+    let last = new.levels.len() - 1;
+    let memtable_entries = number(facts.entries) / facts.memtables();
+    let above: f64 = new.levels[..last].iter().map(|level| level.entries).sum();
+    // The oldest levels, as far as together they hold what the new last one holds.
+    let mut rest = number(facts.entries) - above;
+    let mut runs = 0.0;
+    for level in old.levels.iter().rev() {
+        runs += level.runs * (rest / level.entries).clamp(0.0, 1.0);
+        rest -= level.entries;
+    }
+    let more = (runs - new.levels[last].runs).max(0.0);
+    let arrival = f64::from(to.size_ratio()).powf(number(last as u64)) * memtable_entries;
+    let wait = arrival / 2.0 / shares.writes.max(f64::MIN_POSITIVE);
+    let per_run = shares.ranges * (facts.constants.seek + facts.constants.begin)
+        + shares.misses * facts.constants.filter;
+    more * per_run * (wait / horizon).min(1.0)
+}
+
 /// How far a search goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
@@ -133,7 +155,9 @@ pub struct Choice {
 pub fn best_shape(from: Shape, facts: &Facts, shares: &Shares, bounds: Bounds) -> Choice {
     let judge = |shape: Shape| {
         let cost = cost(shape, facts, shares);
-        let change = transition_cost(from, shape, facts) / bounds.horizon_operations;
+        let horizon = bounds.horizon_operations;
+        let change = transition_cost(from, shape, facts) / horizon
+            + waiting_cost(from, shape, facts, shares, horizon);
         Choice { shape, cost, total_with_change: cost.total + change }
     };
     let others = Shape::all(bounds.size_ratio_max).map(judge);
