@@ -8,6 +8,7 @@
 
 mod admission;
 mod lists;
+pub mod merging;
 pub mod reclaim;
 mod s3fifo;
 pub mod tuning;

@@ -1,0 +1,75 @@
+//! A rate that is kept on average: work is paid for after it was done, and the next waits until the debt is gone.
+
+use std::time::Duration;
+
+use dalsegno_core::Nanos;
+
+/// Bytes that may be spent: as many a second as the rate says, and one second's worth at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    bytes_per_s: u64,
+    /// From this moment on nothing is owed.
+    free_at: Nanos,
+}
+
+impl Bucket {
+    /// A full one. A rate of zero never lets anything pass.
+    #[must_use]
+    pub fn new(bytes_per_s: u64) -> Self {
+        Self { bytes_per_s, free_at: Nanos(0) }
+    }
+
+    /// How long to wait before the next bytes are spent; `None` is for ever.
+    #[must_use]
+    pub fn wait(&self, now: Nanos) -> Option<Duration> {
+        (self.bytes_per_s > 0).then(|| self.free_at.since(now))
+    }
+
+    /// Spends bytes, also more than there are.
+    pub fn spend(&mut self, bytes: u64, now: Nanos) {
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.max(1));
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        // What was not spent for longer than a second is lost.
+        let earliest = Nanos(now.0.saturating_sub(1_000_000_000));
+        self.free_at = self.free_at.max(earliest).after(Duration::from_nanos(nanos));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_second_is_there_at_once_and_the_rest_comes_at_the_rate() {
+        let mut bucket = Bucket::new(1000);
+        let now = Nanos(50 * SECOND);
+        bucket.spend(1000, now);
+        assert_eq!(bucket.wait(now), Some(Duration::ZERO));
+        bucket.spend(500, now);
+        assert_eq!(bucket.wait(now), Some(Duration::from_millis(500)));
+        assert_eq!(bucket.wait(now.after(Duration::from_millis(500))), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn over_any_long_time_the_rate_holds() {
+        let mut bucket = Bucket::new(1000);
+        let (mut now, mut spent) = (Nanos(9 * SECOND), 0);
+        while now.0 < 109 * SECOND {
+            match bucket.wait(now) {
+                Some(Duration::ZERO) => {
+                    bucket.spend(700, now);
+                    spent += 700;
+                }
+                wait => now = now.after(wait.unwrap_or_default()),
+            }
+        }
+        assert!((100_000..=102_000).contains(&spent), "{spent}");
+    }
+
+    #[test]
+    fn a_rate_of_zero_lets_nothing_pass() {
+        assert_eq!(Bucket::new(0).wait(Nanos(u64::MAX)), None);
+    }
+}
