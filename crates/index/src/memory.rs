@@ -33,8 +33,8 @@ impl Index for MemoryIndex {
         self.table.read().place(namespace, parent, first, first_index)
     }
 
-    fn replace(&self, old: &Extent, new: Vec<Extent>) -> u32 {
-        self.table.write().replace(old.id, new)
+    fn replace_all(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
+        self.table.write().replace(&old.iter().map(|extent| extent.id).collect(), new)
     }
 
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed {

@@ -128,13 +128,13 @@ impl Table {
         Placement { lineage: first, first_block_index: index }
     }
 
-    pub(crate) fn replace(&mut self, old: ExtentId, new: Vec<Extent>) -> u32 {
+    pub(crate) fn replace(&mut self, old: &BTreeSet<ExtentId>, new: Vec<Extent>) -> u32 {
         let mut moved = 0;
         for extent in new {
             let mut taken = Vec::new();
             for (block, hash) in (0_u32..).zip(&extent.hashes) {
                 let name = (extent.namespace, *hash);
-                if self.blocks.get(&name).is_some_and(|(id, _)| *id == old) {
+                if self.blocks.get(&name).is_some_and(|(id, _)| old.contains(id)) {
                     self.unlink_block(name);
                     taken.push(block);
                 }

@@ -50,6 +50,7 @@ enum Step {
     Remove(Vec<u8>, usize),
     DropExtent(usize),
     Move(usize),
+    Merge(usize, usize),
 }
 
 fn path() -> impl Strategy<Value = Vec<u8>> {
@@ -63,6 +64,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (path(), 0_usize..12).prop_map(|(p, first)| { let first = first % p.len(); Step::Remove(p, first) }),
         1 => (0_usize..64).prop_map(Step::DropExtent),
         1 => (0_usize..64).prop_map(Step::Move),
+        1 => (0_usize..64, 0_usize..64).prop_map(|(one, two)| Step::Merge(one, two)),
     ]
 }
 
@@ -126,6 +128,20 @@ proptest! {
                         }
                         extents.insert(new.id, new.clone());
                         index.replace(&old, vec![new]);
+                    }
+                }
+                Step::Merge(one, two) => {
+                    let pick = |at: usize| extents.values().nth(at).cloned();
+                    if let (Some(one), Some(two)) = (pick(one), pick(two)) {
+                        // Also extents that are no neighbours: the index does not ask.
+                        let hashes: Vec<_> = one.hashes.iter().chain(&two.hashes).copied().collect();
+                        let new = Extent { id: ExtentId(next), hashes, ..one.clone() };
+                        let old = [one.id, two.id];
+                        for holder in model.values_mut().filter(|holder| old.contains(holder)) {
+                            *holder = new.id;
+                        }
+                        extents.insert(new.id, new.clone());
+                        index.replace_all(&[&one, &two], vec![new]);
                     }
                 }
             }

@@ -37,7 +37,7 @@ fn chain(path: &[u8]) -> Vec<ChainHash> {
 #[derive(Clone, Debug)]
 enum Change {
     Insert(Extent),
-    Replace(Extent, Vec<Extent>),
+    Replace(Vec<Extent>, Vec<Extent>),
     RemoveBlocks(NamespaceId, Vec<ChainHash>),
     RemoveNamespace(NamespaceId),
     RemoveExtent(Extent),
@@ -49,7 +49,10 @@ impl Change {
     fn apply(&self, index: &dyn Index) -> u64 {
         match self {
             Self::Insert(extent) => u64::from(index.insert(extent.clone(), &|_| true)),
-            Self::Replace(old, new) => u64::from(index.replace(old, new.clone())),
+            Self::Replace(old, new) => {
+                let old: Vec<&Extent> = old.iter().collect();
+                u64::from(index.replace_all(&old, new.clone()))
+            }
             Self::RemoveBlocks(namespace, hashes) => index.remove_blocks(*namespace, hashes).blocks,
             Self::RemoveNamespace(namespace) => index.remove_namespace(*namespace).blocks,
             Self::RemoveExtent(extent) => index.remove_extent(extent).blocks,
@@ -209,8 +212,11 @@ impl World {
             0..70 => Change::Insert(self.new_extent()),
             70..80 => match old(self) {
                 Some(old) => {
+                    if self.random.percent(50) {
+                        return self.merge(&old);
+                    }
                     let new = self.moved(&old);
-                    Change::Replace(old, new)
+                    Change::Replace(vec![old], new)
                 }
                 None => Change::Insert(self.new_extent()),
             },
@@ -231,6 +237,25 @@ impl World {
                 Change::DropSegment(segment, epoch)
             }
         }
+    }
+
+    /// Makes one extent of this one and what goes on behind it, as far as anything does.
+    fn merge(&mut self, first: &Extent) -> Change {
+        let mut old = vec![first.clone()];
+        let mut hashes = first.hashes.clone();
+        for next in &self.extents {
+            let place = first.first_block_index + u32::try_from(hashes.len()).unwrap();
+            let is_next = next.lineage == first.lineage && next.first_block_index == place;
+            if is_next && next.namespace == first.namespace && Some(&next.parent) == hashes.last() {
+                hashes.extend(&next.hashes);
+                old.push(next.clone());
+            }
+        }
+        let id = self.next;
+        self.next += 1;
+        let location = self.location(id);
+        let new = Extent { id: ExtentId(id), location, hashes, ..first.clone() };
+        Change::Replace(old, vec![new])
     }
 
     fn act(&mut self) {

@@ -318,30 +318,31 @@ impl Index for LsmIndex {
         }
     }
 
-    fn replace(&self, old: &Extent, new: Vec<Extent>) -> u32 {
+    fn replace_all(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
         let writer = self.tree.writer();
-        let key = OrderKey::of(old);
-        let Some(record) = self.or_missing(self.record(&key)) else { return 0 };
-        let mut leading: BTreeMap<ChainHash, u32> = (0..)
-            .zip(&record.extent.hashes)
-            .filter(|(block, _)| record.live.get(*block))
-            .map(|(block, hash)| (*hash, block))
-            .collect();
+        let mut losing: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
+        let mut leading: BTreeMap<ChainHash, (OrderKey, u32)> = BTreeMap::new();
+        for key in old.iter().map(|extent| OrderKey::of(extent)) {
+            let Some(record) = self.or_missing(self.record(&key)) else { continue };
+            let blocks = (0..).zip(&record.extent.hashes);
+            let live = blocks.filter(|(block, _)| record.live.get(*block));
+            leading.extend(live.map(|(block, hash)| (*hash, (key, block))));
+            losing.insert(key, (record, Vec::new()));
+        }
         let mut batch = Batch::default();
-        let mut lost = Vec::new();
         let mut moved = 0;
         for extent in new {
             let mut taken = Vec::new();
             for (block, hash) in (0_u32..).zip(&extent.hashes) {
-                if let Some(old_block) = leading.remove(hash) {
-                    lost.push(old_block);
+                if let Some((key, old_block)) = leading.remove(hash) {
+                    losing.entry(key).and_modify(|(_, lost)| lost.push(old_block));
                     taken.push(block);
                 }
             }
             moved += self.adopt(extent, &taken, &mut batch);
         }
-        if !lost.is_empty() {
-            self.without(&record, lost, false, &mut batch);
+        for (record, blocks) in losing.into_values().filter(|(_, blocks)| !blocks.is_empty()) {
+            self.without(&record, blocks, false, &mut batch);
         }
         self.replacements.fetch_add(1, Ordering::AcqRel);
         writer.apply(batch);
