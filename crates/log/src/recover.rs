@@ -36,6 +36,8 @@ pub struct Recovered {
     pub removals: Vec<Removal>,
     /// Removals that the cover knew.
     pub covered_removals: Vec<Removal>,
+    /// Extents that were made of several others are durable if their sequence number is smaller than this.
+    pub merged_before: u64,
     /// What was found damaged.
     pub faults: Vec<SegmentFault>,
 }
@@ -53,6 +55,7 @@ pub struct SegmentFault {
 
 struct Found {
     slot: Option<Slot>,
+    first_sequence: u64,
     number: u64,
     records: Vec<RecordHeader>,
     faults: Vec<SegmentFault>,
@@ -88,7 +91,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     let mut recovered = Recovered::default();
     let mut segments = core.segments.lock();
     segments.next_sequence = cover.next_sequence;
-    for Found { slot, number, records, faults } in found {
+    for Found { slot, first_sequence, number, records, faults } in found {
+        recovered.merged_before = recovered.merged_before.max(first_sequence);
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
@@ -241,12 +245,12 @@ fn scan_segment(
     let segment = Segment::new(header.segment, opened.file, header.epoch);
     let newest_sequence = known.map_or(0, |known| known.newest_sequence).max(header.first_sequence);
     let slot = Slot { state, cursor, oldest_born, newest_sequence, ..Slot::free(segment) };
-    Found { slot: Some(slot), records, ..found }
+    Found { slot: Some(slot), first_sequence: header.first_sequence, records, ..found }
 }
 
 impl Found {
     fn none(number: u64) -> Self {
-        Self { slot: None, number, records: Vec::new(), faults: Vec::new() }
+        Self { slot: None, first_sequence: 0, number, records: Vec::new(), faults: Vec::new() }
     }
 }
 

@@ -34,7 +34,7 @@ impl Core {
         };
         before();
         let epoch = segment.epoch() + 1;
-        let first_sequence = self.segments.lock().next_sequence + 1;
+        let first_sequence = self.segments.lock().first_sequence();
         let carried = self.copy_tombstones(segment, epoch, start, carried)?;
         self.write_segment_header(segment, epoch, first_sequence)?;
         let mut segments = self.segments.lock();

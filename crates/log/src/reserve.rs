@@ -37,6 +37,8 @@ pub struct Reservation {
 pub(crate) enum Room {
     /// What is there now.
     Ready,
+    /// The same, for an extent made of others, of which the newest was born then.
+    Merging { born: u64 },
     /// Also a new segment, whose creation is waited for.
     Creatable,
     /// Also the reserve that plain appends leave: for what is moved on, and for tombstones.
@@ -56,9 +58,17 @@ impl Core {
             let mut segments = self.segments.lock();
             if let Some((segment, offset)) = segments.reserve_open(bytes, segment_bytes) {
                 let sequence = segments.take_sequence();
-                if !relocating {
-                    // Before it is written: a tombstone that may have to hide it must not be given up meanwhile.
-                    segments.note_record(segment.number, sequence, sequence);
+                // Before it is written: a tombstone that may have to hide it must not be given up meanwhile.
+                match room {
+                    Room::Reserve => {}
+                    Room::Ready | Room::Creatable => {
+                        segments.note_record(segment.number, sequence, sequence);
+                    }
+                    Room::Merging { born } => {
+                        segments.note_record(segment.number, sequence, born);
+                        assert!(segments.merging.is_none(), "one extent is merged at a time");
+                        segments.merging = Some(sequence);
+                    }
                 }
                 let epoch = segment.epoch();
                 let pin = Arc::new(segment.pin_record(offset));
@@ -69,7 +79,7 @@ impl Core {
                 return Err(LogError::Full);
             }
             if segments.count(SegmentState::Free) == 0 {
-                if room == Room::Ready {
+                if matches!(room, Room::Ready | Room::Merging { .. }) {
                     return Err(LogError::Full);
                 }
                 drop(segments);
@@ -101,7 +111,7 @@ impl Core {
                 return Ok(());
             }
             segments.next_number += 1;
-            (segments.next_number, segments.next_sequence + 1)
+            (segments.next_number, segments.first_sequence())
         };
         let name = segment_file(number);
         match self.create_file(&name, number, first_sequence) {

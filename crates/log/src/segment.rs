@@ -221,6 +221,8 @@ pub(crate) struct Segments {
     pub(crate) tombstones: Vec<Tombstone>,
     /// Removals whose tombstones are not written yet; their `segment` and `offset` say nothing.
     pub(crate) removing: Vec<Tombstone>,
+    /// Sequence number of the merged extent that is being written and is not durable yet.
+    pub(crate) merging: Option<u64>,
     /// The file system refused a new segment; how many switches to wait before asking again.
     pub(crate) creation_blocked: u32,
 }
@@ -233,6 +235,13 @@ impl Segments {
     pub(crate) fn take_sequence(&mut self) -> u64 {
         self.next_sequence += 1;
         self.next_sequence
+    }
+
+    /// What the header of a segment's next life says: its records have no smaller sequence number, and what was merged
+    /// before it is durable.
+    pub(crate) fn first_sequence(&self) -> u64 {
+        let next = self.next_sequence + 1;
+        self.merging.map_or(next, |merging| merging.min(next))
     }
 
     /// Whether the open segment has room for `bytes`.

@@ -1,0 +1,104 @@
+//! Writing an extent that is made of others.
+//!
+//! 1. It is durable when it is handed out, whatever the durability of puts: what it replaces may be recycled.
+//! 2. One is written at a time, and while it is, no segment's header claims that what was merged so far is durable. So
+//!    opening need not read a merged extent to know that it, and not what it was made of, is to be used.
+//! 3. A removal that is announced after its place was reserved hides it as it hides what it was made of: `born` is that
+//!    of the newest. The caller leaves out what was removed before.
+//! 4. It takes room that is there, and leaves the reserve.
+
+use std::sync::Arc;
+
+use dalsegno_core::Durability;
+use dalsegno_io::Memory;
+
+use crate::append::{Appended, NewExtent};
+use crate::call::Call;
+use crate::error::LogError;
+use crate::layerwise::LayerAppend;
+use crate::log::{Core, Log};
+use crate::reserve::Room;
+
+/// A merged extent that is being written one layer at a time.
+#[derive(Debug)]
+pub struct MergeAppend {
+    append: LayerAppend,
+    under_way: UnderWay,
+}
+
+/// The mark that a merged extent is not durable yet.
+#[derive(Debug)]
+struct UnderWay(Arc<Core>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.segments.lock().merging = None;
+    }
+}
+
+impl Log {
+    /// Begins an extent that is made of others; `extent.born` is that of the newest of them. Only one may be under way.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Full`] if a segment must be created or recycled first: see [`Log::prepare`].
+    ///
+    /// # Panics
+    ///
+    /// If another one is under way.
+    pub fn begin_merge(&self, extent: NewExtent) -> Result<MergeAppend, LogError> {
+        let born = extent.born.expect("what is merged was put before");
+        let place = self.core.reserve(extent.total_bytes(), Room::Merging { born })?;
+        let under_way = UnderWay(Arc::clone(&self.core));
+        Ok(MergeAppend { append: self.begin_layers(extent, place), under_way })
+    }
+}
+
+impl Log {
+    /// Makes an extent durable that was appended whole, whatever the durability of puts.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Poisoned`] if the sync failed.
+    pub fn make_durable(&self, appended: &Appended) -> Result<(), LogError> {
+        self.core.make_durable(appended, &Call::background())
+    }
+}
+
+impl MergeAppend {
+    /// As [`LayerAppend::store_layer`].
+    ///
+    /// # Errors
+    ///
+    /// Whatever the device says; the extent can then only be dropped.
+    pub fn store_layer(
+        &mut self,
+        layer: u32,
+        blocks: Vec<Vec<Memory>>,
+        call: &Call,
+    ) -> Result<(), LogError> {
+        self.append.store_layer(layer, blocks, call)
+    }
+
+    /// Writes the header and makes the extent durable.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the device says, [`LogError::Poisoned`] if the sync failed; the extent must not be used then.
+    pub fn commit(self, call: &Call) -> Result<Appended, LogError> {
+        let Self { append, under_way } = self;
+        let appended = append.commit(call)?;
+        under_way.0.make_durable(&appended, call)?;
+        Ok(appended)
+    }
+}
+
+impl Core {
+    /// Syncs what was appended, unless that was done already.
+    fn make_durable(&self, appended: &Appended, call: &Call) -> Result<(), LogError> {
+        match self.options.durability {
+            Durability::Batch => Ok(()),
+            Durability::None => Ok(self.sync_segment(&appended.pin.segment, call)?),
+        }
+    }
+}
