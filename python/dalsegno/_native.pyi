@@ -422,6 +422,11 @@ class Store:
         ``stats()["index"]`` is ``None`` for an index in memory; of one in files it tells the
         ``shape``, what was ``asked`` of the tables, and in ``decisions`` the last changes of shape,
         each with its ``reason``.
+        ``stats()["merging"]`` tells what merging of small extents did (``merges``,
+        ``merged_extents``, ``merged_bytes``), how often it stood back because somebody read
+        (``deferrals``), what it left for later or gave up, by cause (``skipped_no_room``,
+        ``skipped_changed``, ``skipped_damaged``, ``skipped_failed``), and how many lineages have
+        small extents that wait (``waiting_lineages``).
         """
 
     def namespace(self, fields: Mapping[str, str], *, layers: int, slice_bytes: int) -> Namespace:

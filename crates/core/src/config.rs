@@ -108,6 +108,9 @@ pub struct Config {
     pub index_memory: Option<u64>,
     /// Whether the shape of an index in files follows what is asked of it.
     pub index_tuning: IndexTuning,
+    /// Most bytes a second that merging small extents writes; 0 switches it off; default 64 MiB.
+    #[serde(deserialize_with = "optional_bytes")]
+    pub merge_rate: Option<u64>,
     /// Threads that carry out transfers; default 2.
     pub transfer_threads: Option<u32>,
     /// Transfers that may wait for a thread before a new one is throttled; default 256.
@@ -166,6 +169,8 @@ pub struct Limits {
     pub index_tuning: IndexTuning,
     /// Bytes of disk set aside for an index in files.
     pub index_bytes: u64,
+    /// Most bytes a second that merging writes.
+    pub merge_bytes_per_s: u64,
     /// Threads that carry out transfers.
     pub transfer_threads: u32,
     /// Transfers that may wait for a thread.
@@ -289,6 +294,7 @@ impl Config {
                 1 << 20,
                 64 << 30,
             )?,
+            merge_bytes_per_s: self.merge_rate.unwrap_or(64 << 20),
             transfer_threads: within(
                 "transfer_threads",
                 self.transfer_threads.unwrap_or(2),

@@ -183,7 +183,8 @@ impl Usage {
         let mean = weight / u128::from(segment.sum.live_bytes.max(1));
         SegmentUse {
             live_bytes: segment.sum.live_bytes,
-            hit_bytes: segment.hit_bytes,
+            // A get may note a hit of an extent that was removed or merged while it was read.
+            hit_bytes: segment.hit_bytes.min(segment.sum.live_bytes),
             mean_use_sequence: u64::try_from(mean).expect("a mean of 64-bit numbers"),
         }
     }

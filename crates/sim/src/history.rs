@@ -1,6 +1,9 @@
 //! Random histories: what callers do to a store, as a function of a seed.
 
+use std::time::Duration;
+
 use dalsegno_core::{ChainHash, Config, Durability, IndexChoice};
+use dalsegno_store::MergeRules;
 
 use crate::blocks::chain_hashes;
 use crate::random::Random;
@@ -23,6 +26,8 @@ pub struct Style {
     pub actions: usize,
     /// Whether the capacity is so small that blocks are dropped for space.
     pub evicts: bool,
+    /// What merging of small extents aims at.
+    pub merging: MergeRules,
 }
 
 impl Style {
@@ -50,6 +55,7 @@ impl Style {
             blocks: 8,
             actions: 40,
             evicts: false,
+            merging: MergeRules::default(),
         }
     }
 
@@ -63,6 +69,7 @@ impl Style {
             blocks: 5,
             actions: 60,
             evicts: true,
+            merging: MergeRules::default(),
         }
     }
 
@@ -73,6 +80,19 @@ impl Style {
         self.config.index_memory = Some(1 << 20);
         // Room for the files.
         self.config.capacity = self.config.capacity.map(|bytes| bytes + (4 << 20));
+        self
+    }
+
+    /// The same, merging whatever may be merged after every put.
+    #[must_use]
+    pub fn merging_at_once(mut self) -> Self {
+        self.merging = MergeRules {
+            most_extents: 1,
+            pile_extents: 2,
+            quiet: Duration::ZERO,
+            spare_percent: 100,
+            ..MergeRules::default()
+        };
         self
     }
 

@@ -5,6 +5,7 @@
 //! 3. A block whose segment was recycled between look-up and read is looked up once more.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use dalsegno_core::{ChainHash, DramAdmission, Extent, Namespace, NamespaceId, Result};
 use dalsegno_index::{Run, Scope};
@@ -125,11 +126,28 @@ impl Store {
         let bytes = wanted * u64::from(namespace.layout().slice_bytes());
         check_blocks(&out, bytes)?;
         let call = terms.call(inner.clock.as_ref());
+        let _reading = Reading::of(&inner);
         let mut get = Get::new(&inner, &namespace, chain, layers, &call);
         get.run(out, scope);
         let report = GetReport { outcomes: get.outcomes };
         inner.count_get(&report, bytes);
         Ok(report)
+    }
+}
+
+/// Counts a get that is under way.
+struct Reading<'a>(&'a Inner);
+
+impl<'a> Reading<'a> {
+    fn of(inner: &'a Inner) -> Self {
+        inner.reads.fetch_add(1, Ordering::Relaxed);
+        Self(inner)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.reads.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -219,16 +237,19 @@ impl<'a> Get<'a> {
             let mut moved = Vec::new();
             let mut reads = Vec::new();
             let mut read_runs = Vec::new();
+            // Memory is given away only for a segment that stays until it is read.
+            let mut pins = Vec::new();
             for run in runs {
-                // Memory is given away only once the segment is pinned down by the read, so check first.
-                if self.inner.log.pin(run.extent.location).is_none() {
+                let Some(pin) = self.inner.log.pin(run.extent.location) else {
                     moved.extend((run.at..run.at + run.count as usize).map(|i| positions[i]));
                     continue;
-                }
+                };
+                pins.push(pin);
                 reads.push(self.extent_read(&run, &positions, out));
                 read_runs.push(run);
             }
             let results = self.inner.log.read(reads, self.call);
+            drop(pins);
             for (run, blocks) in read_runs.iter().zip(results) {
                 self.settle(run, &positions, blocks);
             }

@@ -181,6 +181,7 @@ impl LayerWriter {
         let append = work.append.take().ok_or_else(given_up)?;
         work.committed = true;
         inner.publish(append.commit(&call).map_err(to_error)?, &call);
+        inner.merge_inline();
         let blocks = self.count as u64;
         add(&inner.counters.put_calls, 1);
         add(&inner.counters.put_stored_blocks, blocks);

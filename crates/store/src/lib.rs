@@ -11,11 +11,16 @@
 mod dram;
 mod get;
 mod layers;
+mod merge;
+mod merge_row;
+mod merge_walk;
 mod offline;
 mod open;
 mod pending;
 mod put;
+mod rebuild;
 mod reclaim;
+mod rewrite;
 mod room;
 mod stats;
 mod store;
@@ -32,6 +37,7 @@ pub use dalsegno_core::{
 };
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Lender, Memory, lend};
+pub use dalsegno_policy::merging::MergeRules;
 pub use get::{GetReport, Outcome};
 pub use layers::LayerWriter;
 pub use offline::{
@@ -39,7 +45,7 @@ pub use offline::{
 };
 pub use open::Parts;
 pub use put::{Put, PutOutcome, PutReport};
-pub use stats::Stats;
+pub use stats::{MergeStats, Stats};
 pub use store::Store;
 pub use terms::{Cancel, Terms};
 pub use transfer::{Transfer, TransferState};

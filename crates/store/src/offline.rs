@@ -14,7 +14,8 @@ use dalsegno_log::format::StoreHeader;
 use dalsegno_log::{Log, LogOptions, SegmentState};
 use serde::Serialize;
 
-use crate::open::{lock_error, rebuild, refuse_forked, unavailable};
+use crate::open::{lock_error, refuse_forked, unavailable};
+use crate::rebuild::rebuild;
 use crate::store::to_error;
 use crate::tuner::{DecisionRow, read_decisions};
 
@@ -86,6 +87,8 @@ pub struct NamespaceRow {
     pub lineages: u64,
     /// Extents.
     pub extents: u64,
+    /// Most extents of one lineage: merging keeps them few.
+    pub most_extents: u64,
     /// Blocks.
     pub blocks: u64,
     /// Bytes of the blocks.
@@ -272,7 +275,7 @@ impl Offline {
     fn namespaces(&self) -> Result<Vec<NamespaceRow>> {
         let described = dalsegno_log::read_namespaces(&self.log).map_err(to_error)?;
         let mut rows: Vec<NamespaceRow> = Vec::new();
-        let mut lineage = None;
+        let (mut lineage, mut extents_of_lineage) = (None, 0);
         for extent in &self.extents() {
             let id = extent.namespace.to_hex();
             if rows.last().is_none_or(|row| row.id != id) {
@@ -284,17 +287,21 @@ impl Offline {
                     slice_bytes: extent.layout.slice_bytes(),
                     lineages: 0,
                     extents: 0,
+                    most_extents: 0,
                     blocks: 0,
                     bytes: 0,
                 });
             }
             let live = self.index.live_blocks(extent).iter().filter(|live| **live).count() as u64;
             let row = rows.last_mut().expect("just pushed");
-            row.lineages += u64::from(
-                lineage.replace((extent.namespace, extent.lineage))
-                    != Some((extent.namespace, extent.lineage)),
-            );
+            let this = Some((extent.namespace, extent.lineage));
+            if std::mem::replace(&mut lineage, this) != this {
+                row.lineages += 1;
+                extents_of_lineage = 0;
+            }
+            extents_of_lineage += 1;
             row.extents += 1;
+            row.most_extents = row.most_extents.max(extents_of_lineage);
             row.blocks += live;
             row.bytes += live * extent.layout.block_bytes();
         }

@@ -5,28 +5,30 @@
 //! 3. The index is rebuilt from the log's headers, in the order they were written.
 //! 4. Namespaces without blocks are forgotten, so that those of old models do not use up the bound on namespaces.
 
-use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use dalsegno_core::{
-    ChainHash, Clock, Config, Error, ErrorKind, Extent, ExtentId, IndexChoice, Limits, Namespace,
-    NamespaceId, Result, SpaceFacts, StoreId, format_bytes,
+    ChainHash, Clock, Config, Error, ErrorKind, IndexChoice, Limits, Namespace, NamespaceId,
+    Result, SpaceFacts, StoreId, format_bytes,
 };
-use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, Scope, index_number};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
     SystemClock,
 };
 use dalsegno_log::format::{STORE_FILE, namespace_file, namespace_of_file, segment_number};
-use dalsegno_log::{Log, LogOptions, Recovered, Removal};
+use dalsegno_log::{Log, LogOptions, Recovered};
 use dalsegno_policy::AdmissionFilter;
+use dalsegno_policy::merging::MergeRules;
 use parking_lot::{Mutex, RwLock};
 
 use crate::dram::Dram;
+use crate::merge::Merger;
 use crate::offline::Reader;
 use crate::pending::Pending;
-use crate::reclaim::read_whole;
+use crate::rebuild::rebuild;
 use crate::room::RoomMaker;
 use crate::stats::{Counters, add};
 use crate::store::{Inner, Store, to_error};
@@ -55,6 +57,8 @@ pub struct Parts {
     /// Whoever writes also makes room and does what an index in files needs, instead of threads: for simulations, which
     /// must replay.
     pub inline_upkeep: bool,
+    /// What merging of small extents aims at.
+    pub merging: MergeRules,
 }
 
 /// What a directory says before it is opened.
@@ -100,6 +104,7 @@ impl Store {
             lock: Some(lock),
             new_store: random_id(path)?,
             inline_upkeep: false,
+            merging: MergeRules::default(),
         })?;
         tracing::info!(
             "store {} in {} uses at most {}{}",
@@ -121,7 +126,7 @@ impl Store {
     ///
     /// As [`Store::open`].
     pub fn open_parts(parts: Parts) -> Result<Self> {
-        let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep } = parts;
+        let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep, merging } = parts;
         let Opened { log, recovered, index, lsm, cover } =
             open_log(&device, &clock, pool, &limits, new_store)?;
         let counters = Counters::default();
@@ -172,7 +177,10 @@ impl Store {
             Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|e| {
                 Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(e)
             })?;
+        let merger = Merger::new(merging, &limits, inline_upkeep);
         let inner = Inner {
+            merger,
+            reads: AtomicU32::new(0),
             dram: Dram::new(limits.dram_bytes),
             admission: Mutex::new(AdmissionFilter::new(limits.admission, ADMISSION_BYTES)),
             limits,
@@ -189,7 +197,9 @@ impl Store {
             room,
             _lock: lock,
         };
-        Ok(Self::new(inner, workers))
+        let store = Self::new(inner, workers);
+        store.enter()?.start_merging()?;
+        Ok(store)
     }
 }
 
@@ -292,84 +302,6 @@ fn remove_index_files(device: &dyn Device) {
             tracing::warn!("{name} was not removed: {error}");
         }
     }
-}
-
-/// Fills the index from what the log holds, leaving out what was removed.
-///
-/// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and
-/// the block was put again. So the older one is read, and unless it is sound the newer one takes the block.
-/// `keep_up` is called after every extent.
-pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_up: &dyn Fn()) {
-    let mut blocks: HashMap<(NamespaceId, ChainHash), u64> = HashMap::new();
-    let mut namespaces: HashMap<NamespaceId, u64> = HashMap::new();
-    for removal in &recovered.removals {
-        remove_again(index, removal);
-    }
-    for (namespace, hashes, kills_before) in
-        recovered.removals.into_iter().chain(recovered.covered_removals)
-    {
-        if hashes.is_empty() {
-            let entry = namespaces.entry(namespace).or_default();
-            *entry = kills_before.max(*entry);
-        }
-        for hash in hashes {
-            let entry = blocks.entry((namespace, hash)).or_default();
-            *entry = kills_before.max(*entry);
-        }
-    }
-    let is_alive = |extent: &Extent, hash: &ChainHash| {
-        let (namespace, born) = (extent.namespace, extent.born);
-        let survives = |kills_before: &u64| born >= *kills_before;
-        namespaces.get(&namespace).is_none_or(survives)
-            && blocks.get(&(namespace, *hash)).is_none_or(survives)
-    };
-    let mut soundness: HashMap<ExtentId, bool> = HashMap::new();
-    for extent in recovered.extents {
-        let alive: Vec<ChainHash> =
-            extent.hashes.iter().filter(|hash| is_alive(&extent, hash)).copied().collect();
-        let mut bad = BTreeMap::new();
-        for run in index.resolve(extent.namespace, &alive, Scope::Each) {
-            let holder = &run.extent;
-            // An index in files may have taken in this very extent before it was closed.
-            if holder.id != extent.id
-                && !*soundness.entry(holder.id).or_insert_with(|| is_sound(log, holder))
-            {
-                bad.insert(holder.id, Extent::clone(holder));
-            }
-        }
-        for extent in bad.values() {
-            index.remove_extent(extent);
-        }
-        for extent in std::iter::once(extent).chain(bad.into_values()) {
-            let alive = extent.clone();
-            index.insert(extent, &|hash| is_alive(&alive, hash));
-        }
-        keep_up();
-    }
-}
-
-/// Carries out a removal that an index in files does not know of yet: blocks that were put before it go.
-fn remove_again(index: &dyn Index, (namespace, hashes, kills_before): &Removal) {
-    if hashes.is_empty() {
-        let all = index.scan((*namespace, ChainHash::default(), 0), usize::MAX);
-        let mine = all.iter().take_while(|extent| extent.namespace == *namespace);
-        for extent in mine.filter(|extent| extent.born < *kills_before) {
-            index.remove_extent(extent);
-        }
-        return;
-    }
-    let runs = index.resolve(*namespace, hashes, Scope::Each);
-    for run in runs.iter().filter(|run| run.extent.born < *kills_before) {
-        index.remove_blocks(*namespace, &hashes[run.at..run.at + run.count as usize]);
-    }
-}
-
-/// Whether every byte of an extent is as it was written.
-fn is_sound(log: &Log, extent: &Extent) -> bool {
-    let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
-    let mut bytes = vec![0_u8; extent.hashes.len() * block_bytes];
-    let all: Vec<u32> = (0..extent.block_count()).collect();
-    read_whole(log, extent, &all, &mut bytes).into_iter().all(|good| good)
 }
 
 impl Reader {

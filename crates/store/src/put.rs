@@ -91,6 +91,7 @@ impl Store {
         check_sizes(&namespace, &put)?;
         let call = terms.call(inner.clock.as_ref());
         let report = inner.put(&namespace, put, &call)?;
+        inner.merge_inline();
         let counters = &inner.counters;
         let stored = report.count(PutOutcome::Stored);
         add(&counters.put_calls, 1);
@@ -200,6 +201,7 @@ impl Inner {
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
         self.upkeep.before_write(call, self.clock.as_ref());
         let mut visible = self.index.insert(extent.clone(), &|_| true);
+        self.merger.note(&extent, self.clock.now());
         // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
         // told here. Without this they would be visible until the store is opened again, and gone then.
         let removed = self.log.removed_since(namespace, born);

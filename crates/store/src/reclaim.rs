@@ -6,6 +6,7 @@
 //!    would only take room.
 //! 4. It may stop between two extents: what was moved stays moved, and the segment goes another time. Within an extent
 //!    it waits for the device, since bytes that were not read in time would be dropped as if they were damaged.
+//! 5. Neighbours of a lineage move as one extent, so that making room also merges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,9 +14,10 @@ use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId};
 use dalsegno_io::lend;
-use dalsegno_log::{Call, ExtentRead, Log, LogError, NewExtent, SegmentState, SegmentView, Target};
+use dalsegno_log::{Call, LogError, SegmentState, SegmentView};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
 
+use crate::rewrite::{part_of, read_blocks, rows, runs_of};
 use crate::stats::add;
 use crate::store::Inner;
 
@@ -98,13 +100,15 @@ impl Inner {
         let facts: Vec<ExtentFacts> =
             by_id.values().map(|extent| self.extent_facts(extent)).collect();
         // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
-        for id in keep(&facts, self.limits.segment_bytes / 2) {
+        let kept = keep(&facts, self.limits.segment_bytes / 2);
+        let kept: Vec<&Extent> = kept.iter().map(|id| by_id[id]).collect();
+        for row in rows(&kept, &self.limits) {
             call.patience(self.clock.as_ref())?;
-            match self.move_extent(by_id[&id]) {
+            match self.move_row(&row) {
                 Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
                 // What cannot be moved is dropped: a cache may forget.
                 Err(error @ (LogError::Poisoned | LogError::Io(_))) => return Err(error),
-                Err(error) => tracing::debug!("an extent is dropped instead of moved: {error}"),
+                Err(error) => tracing::debug!("extents are dropped instead of moved: {error}"),
             }
         }
         Ok(())
@@ -128,22 +132,22 @@ impl Inner {
         }
     }
 
-    /// Copies the visible blocks of an extent to the open segment and swings the index. Returns the bytes written.
-    fn move_extent(&self, extent: &Extent) -> Result<u64, LogError> {
-        let live = self.index.live_blocks(extent);
-        let wanted: Vec<u32> =
-            (0_u32..).zip(&live).filter(|(_, live)| **live).map(|(block, _)| block).collect();
+    /// Copies the visible blocks of neighbours to the open segment, as one extent if nothing is missing between them, and
+    /// swings the index. Returns the bytes written.
+    fn move_row(&self, row: &[&Extent]) -> Result<u64, LogError> {
+        let wanted = self.visible_blocks(row);
         if wanted.is_empty() {
             return Ok(0);
         }
-        let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
+        let block_bytes = usize::try_from(row[0].layout.block_bytes()).expect("64-bit addresses");
         let mut bytes = vec![0_u8; wanted.len() * block_bytes];
-        let good = read_whole(&self.log, extent, &wanted, &mut bytes);
+        let outcomes = read_blocks(&self.log, row, &wanted, &mut bytes);
+        let good: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
         let mut new = Vec::new();
         let mut pins = Vec::new();
         let mut written = 0;
-        for run in runs_of(&wanted, &good) {
-            let part = part_of(extent, &wanted[run.clone()]);
+        for run in runs_of(row, &wanted, &good) {
+            let part = part_of(row, &wanted[run.clone()]);
             written += part.total_bytes();
             let source = &bytes[run.start * block_bytes..run.end * block_bytes];
             let appended = lend(|lender| {
@@ -152,10 +156,14 @@ impl Inner {
                 let append = self.log.reserve(part, blocks, true)?;
                 self.log.append(vec![append], &Call::background()).remove(0)
             })?;
+            if row.len() > 1 {
+                // What is made of several extents takes their place at open without being read: see `rebuild.rs`.
+                self.log.make_durable(&appended)?;
+            }
             new.push(appended.extent);
             pins.push(appended.pin);
         }
-        self.index.replace(extent, new);
+        self.index.replace_all(row, new);
         drop(pins);
         Ok(written)
     }
@@ -185,66 +193,5 @@ impl Inner {
         add(&self.counters.evicted_blocks, removed.blocks);
         let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);
         self.dram.remove(extent.namespace, &gone.map(|(hash, _)| *hash).collect::<Vec<_>>());
-    }
-}
-
-/// Reads whole blocks of an extent side by side into `bytes`; returns which of them are good.
-pub(crate) fn read_whole(
-    log: &Log,
-    extent: &Extent,
-    wanted: &[u32],
-    bytes: &mut [u8],
-) -> Vec<bool> {
-    let block_bytes = bytes.len() / wanted.len();
-    lend(|lender| {
-        let targets = wanted.iter().zip(bytes.chunks_exact_mut(block_bytes));
-        let targets = targets
-            .map(|(block, b)| Target { block: *block, memory: vec![lender.exclusive(b)] })
-            .collect();
-        let layers = 0..extent.layout.layers();
-        let read = ExtentRead { extent: extent.clone(), layers, targets };
-        let results = log.read(vec![read], &Call::background());
-        results.into_iter().flatten().map(|block| block.outcome.is_ok()).collect()
-    })
-}
-
-/// Runs of wanted blocks that are neighbours in the extent and good, as ranges of `wanted`.
-fn runs_of(wanted: &[u32], good: &[bool]) -> Vec<std::ops::Range<usize>> {
-    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-    for at in (0..wanted.len()).filter(|at| good[*at]) {
-        match runs.last_mut() {
-            Some(run) if run.end == at && wanted[at] == wanted[at - 1] + 1 => run.end += 1,
-            _ => runs.push(at..at + 1),
-        }
-    }
-    runs
-}
-
-/// A part of an extent as an extent of its own, in the same place of the order.
-fn part_of(extent: &Extent, blocks: &[u32]) -> NewExtent {
-    let first = blocks[0];
-    let parent = match first.checked_sub(1) {
-        Some(before) => extent.hashes[before as usize],
-        None => extent.parent,
-    };
-    NewExtent {
-        namespace: extent.namespace,
-        lineage: extent.lineage,
-        first_block_index: extent.first_block_index.saturating_add(first),
-        parent,
-        layout: extent.layout,
-        hashes: blocks.iter().map(|block| extent.hashes[*block as usize]).collect(),
-        born: Some(extent.born),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_break_at_gaps_and_at_bad_blocks() {
-        let runs = runs_of(&[0, 1, 3, 4, 5], &[true, true, true, false, true]);
-        assert_eq!(runs, vec![0..2, 2..3, 4..5]);
     }
 }

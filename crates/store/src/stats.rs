@@ -32,6 +32,43 @@ pub(crate) struct Counters {
     pub(crate) removed_blocks: AtomicU64,
     pub(crate) throttled_transfers: AtomicU64,
     pub(crate) open_faults: AtomicU64,
+    pub(crate) merging: MergeCounters,
+}
+
+/// What merging did, and why it did not.
+#[derive(Debug, Default)]
+pub(crate) struct MergeCounters {
+    pub(crate) merges: AtomicU64,
+    pub(crate) extents: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) deferrals: AtomicU64,
+    pub(crate) no_room: AtomicU64,
+    pub(crate) changed: AtomicU64,
+    pub(crate) damaged: AtomicU64,
+    pub(crate) failed: AtomicU64,
+}
+
+/// Merging of small extents, as it is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MergeStats {
+    /// Extents that were made of several others.
+    pub merges: u64,
+    /// Extents that became part of one.
+    pub merged_extents: u64,
+    /// Bytes of blocks that this wrote again.
+    pub merged_bytes: u64,
+    /// How often it stood back because somebody read.
+    pub deferrals: u64,
+    /// Merges left for later because the log had no room that was free.
+    pub skipped_no_room: u64,
+    /// Merges given up because blocks were removed, dropped or moved meanwhile.
+    pub skipped_changed: u64,
+    /// Merges given up because stored bytes were bad.
+    pub skipped_damaged: u64,
+    /// Merges given up because the device failed.
+    pub skipped_failed: u64,
+    /// Lineages whose small extents wait.
+    pub waiting_lineages: u64,
 }
 
 /// A copy of all counters and gauges at one moment.
@@ -79,6 +116,8 @@ pub struct Stats {
     pub throttled_transfers: u64,
     /// Damaged places found at open.
     pub open_faults: u64,
+    /// Merging of small extents.
+    pub merging: MergeStats,
     /// Extents in the index.
     pub extents: u64,
     /// Blocks in the index.
@@ -105,6 +144,23 @@ pub struct Stats {
     pub index: Option<IndexStats>,
     /// The log's counters; `misses` holds the blocks lost on the way from the log, by cause.
     pub log: LogStatsView,
+}
+
+impl MergeCounters {
+    fn view(&self, waiting_lineages: u64) -> MergeStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        MergeStats {
+            merges: get(&self.merges),
+            merged_extents: get(&self.extents),
+            merged_bytes: get(&self.bytes),
+            deferrals: get(&self.deferrals),
+            skipped_no_room: get(&self.no_room),
+            skipped_changed: get(&self.changed),
+            skipped_damaged: get(&self.damaged),
+            skipped_failed: get(&self.failed),
+            waiting_lineages,
+        }
+    }
 }
 
 pub(crate) fn add(counter: &AtomicU64, value: u64) {
@@ -139,6 +195,7 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         removed_blocks: get(&counters.removed_blocks),
         throttled_transfers: get(&counters.throttled_transfers),
         open_faults: get(&counters.open_faults),
+        merging: counters.merging.view(inner.merger.waiting()),
         extents,
         blocks,
         dram_blocks: dram.blocks,

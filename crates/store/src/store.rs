@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use dalsegno_core::{
@@ -17,6 +18,7 @@ use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
 
 use crate::dram::Dram;
+use crate::merge::Merger;
 use crate::pending::Pending;
 use crate::room::RoomMaker;
 use crate::stats::{Counters, Stats, add};
@@ -62,6 +64,9 @@ pub(crate) struct Inner {
     pub(crate) namespaces: RwLock<HashMap<NamespaceId, Arc<Namespace>>>,
     pub(crate) counters: Counters,
     pub(crate) room: RoomMaker,
+    pub(crate) merger: Merger,
+    /// Gets under way: background work stands back for them.
+    pub(crate) reads: AtomicU32,
     /// The last field, so that the directory is let go when everything else has gone.
     pub(crate) _lock: Option<DirectoryLock>,
 }
@@ -214,6 +219,7 @@ impl Store {
         let Ok(inner) = self.enter() else { return };
         let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
         self.workers.stop(CLOSE_PATIENCE);
+        inner.merger.close(CLOSE_PATIENCE);
         *self.door.last.lock() = Some(crate::stats::view(&inner));
         self.door.inner.write().take();
         while Arc::strong_count(&inner) > 1 {
@@ -242,6 +248,9 @@ impl Drop for Door {
         if !self.process.is_this() {
             std::mem::forget(self.inner.get_mut().take());
             std::mem::forget(self.last.get_mut().take());
+        } else if let Some(inner) = self.inner.get_mut() {
+            // While it merges it holds the store, and with it the directory.
+            inner.merger.close(CLOSE_PATIENCE);
         }
     }
 }

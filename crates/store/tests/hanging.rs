@@ -14,8 +14,8 @@ use dalsegno_io::{
     OpenMode, Opened, Operation, Request, Space, SystemClock,
 };
 use dalsegno_store::{
-    Cancel, ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Parts, Put, PutOutcome,
-    PutReport, Store, StoreId, Terms, TransferState, lend,
+    Cancel, ChainHash, Config, Durability, ErrorKind, Memory, MergeRules, NamespaceId, Parts, Put,
+    PutOutcome, PutReport, Store, StoreId, Terms, TransferState, lend,
 };
 use support::{block, chain, config, get, namespace, open, put};
 
@@ -129,6 +129,7 @@ fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store, NamespaceId) {
         lock: None,
         new_store: StoreId([7; 16]),
         inline_upkeep: false,
+        merging: MergeRules::default(),
     };
     let store = Store::open_parts(parts).unwrap();
     let ns = namespace(&store, 2, 30 << 10, "hanging");

@@ -14,8 +14,8 @@ use dalsegno_io::{
 };
 use dalsegno_log::format::{NamespaceSector, namespace_file};
 use dalsegno_store::{
-    Config, ErrorKind, KvLayout, Namespace, NamespaceId, Parts, Store, StoreId, Terms, info, list,
-    verify,
+    Config, ErrorKind, KvLayout, MergeRules, Namespace, NamespaceId, Parts, Store, StoreId, Terms,
+    info, list, verify,
 };
 use support::{chain, config, get, namespace, open, put};
 
@@ -157,7 +157,16 @@ fn a_description_that_cannot_be_removed_keeps_no_store_closed() {
     let device = LocalDirectory::open(dir.path(), options, &pool, clock.clone()).unwrap();
     let device = Arc::new(Stubborn(device));
     let new_store = StoreId::default();
-    let parts = Parts { device, clock, pool, limits, lock: None, new_store, inline_upkeep: false };
+    let parts = Parts {
+        device,
+        clock,
+        pool,
+        limits,
+        lock: None,
+        new_store,
+        inline_upkeep: false,
+        merging: MergeRules::default(),
+    };
     let store = Store::open_parts(parts).unwrap();
     assert_eq!(descriptors(dir.path()), 2);
     store.register(&described("new")).unwrap();

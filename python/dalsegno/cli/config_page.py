@@ -159,6 +159,15 @@ SETTINGS = (
         also="a shape such as `T=8,K=3,Z=1`",
     ),
     Setting(
+        "merge_rate",
+        "bytes",
+        "64 MiB",
+        ("0",),
+        "Most bytes a second that merging writes: blocks that were put one at a time are written "
+        "once more, behind one another, so that they are read in long pieces. It stands back while "
+        "somebody reads. `0` switches it off.",
+    ),
+    Setting(
         "transfer_threads",
         "number",
         "2",

@@ -48,7 +48,7 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
                 + (f": {told}" if told else ""),
             ),
             ("namespaces", len(found["namespaces"])),
-            ("extents", f"{found['extents']:,}"),
+            ("extents", _extent_counts(found)),
             ("blocks", f"{found['blocks']:,} ({show.byte_count(found['block_bytes'])})"),
             *_index(found["index"]),
             ("damage", _damage(found["faults"])),
@@ -75,6 +75,15 @@ def _index(found: dict[str, Any] | None) -> list[tuple[str, object]]:
     runs = " ".join(str(count) for count in found["runs"]) or "none"
     tables = f"{show.plural(found['tables'], 'table')} of {show.byte_count(found['table_bytes'])}"
     return [("index", f"{tables}, shape {found['shape']}, runs per level: {runs}")]
+
+
+def _extent_counts(found: dict[str, Any]) -> str:
+    lineages = sum(row["lineages"] for row in found["namespaces"])
+    if not lineages:
+        return f"{found['extents']:,}"
+    most = max(row["most_extents"] for row in found["namespaces"])
+    mean = found["extents"] / lineages
+    return f"{found['extents']:,} in {show.plural(lineages, 'lineage')}: {mean:.1f} each, {most:,} at most"
 
 
 def _damage(faults: list[dict[str, Any]]) -> str:

@@ -112,7 +112,7 @@ impl BlockCache {
 
     /// The same blocks, with counts of its own: for upkeep, which nobody asked for.
     pub(super) fn counted_apart(&self, counts: &Arc<Counts>) -> Self {
-        Self(Arc::clone(&self.0), Arc::clone(counts))
+        Self { asked: Arc::clone(counts), ..self.clone() }
     }
 
     pub(super) fn asked(&self) -> &Arc<Counts> {
