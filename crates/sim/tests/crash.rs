@@ -188,6 +188,95 @@ fn a_store_with_an_index_in_files_lives_through_many_crashes() {
     }
 }
 
+#[test]
+fn a_store_that_merges_survives_a_crash_after_any_operation() {
+    let batch = Style::roomy(Durability::Batch).merging_at_once();
+    assert!(crash_everywhere(1000..1008, &batch) > 700);
+    assert!(crash_everywhere(1010..1014, &batch.clone().indexed_in_files()) > 400);
+    let none = Style::roomy(Durability::None).merging_at_once();
+    assert!(crash_everywhere(1020..1024, &none) > 200);
+    assert!(crash_everywhere(1030..1032, &none.clone().indexed_in_files()) > 100);
+}
+
+#[test]
+fn a_store_that_merges_while_it_makes_room_survives_a_crash_after_any_operation() {
+    for durability in [Durability::Batch, Durability::None] {
+        let style = Style::crowded(durability).merging_at_once();
+        assert!(crash_everywhere(1040..1042, &style) > 150);
+        assert!(crash_everywhere(1050..1051, &style.indexed_in_files()) > 50);
+    }
+}
+
+#[test]
+fn a_store_that_merges_lives_through_many_crashes() {
+    for durability in [Durability::Batch, Durability::None] {
+        let (roomy, crowded) = (Style::roomy(durability), Style::crowded(durability));
+        assert_eq!(many_lives(1100..1115, &roomy.clone().merging_at_once()), 0);
+        assert_eq!(many_lives(1120..1130, &roomy.merging_at_once().indexed_in_files()), 0);
+        assert_eq!(many_lives(1140..1150, &crowded.clone().merging_at_once()), 0);
+        assert_eq!(many_lives(1160..1165, &crowded.merging_at_once().indexed_in_files()), 0);
+    }
+}
+
+/// Chains that grow block by block in turn, with removals between them: merging has something to do all the time.
+fn growth_by_single_blocks() -> Vec<Action> {
+    let part = |name: u64, blocks: usize, first: usize| Part {
+        namespace: 0,
+        chain: chain_hashes(2 * name, blocks),
+        first,
+    };
+    let mut actions = Vec::new();
+    for block in 0..12 {
+        for name in 0..3 {
+            actions.push(Action::Put(part(name, block + 1, block), false));
+            if block % 5 == 4 {
+                actions.push(Action::Remove(part(name, block - 1, block - 2)));
+                actions.push(Action::Get(part(name, block + 1, 0), false));
+            }
+        }
+    }
+    actions.push(Action::Reopen);
+    actions.extend((0..3).map(|name| Action::Get(part(name, 12, 0), false)));
+    actions
+}
+
+#[test]
+fn merging_survives_a_crash_at_any_moment_and_so_do_removals() {
+    for index_in_files in [false, true] {
+        for (chance, durability) in (0..).zip([Durability::Batch, Durability::None]) {
+            let mut style = Style::roomy(durability).merging_at_once();
+            if index_in_files {
+                style = style.indexed_in_files();
+            }
+            let common = Common::new();
+            let live = |world: &mut World| {
+                let mut actions = growth_by_single_blocks().into_iter();
+                let mut goes_on = world.open().is_ok();
+                while let Some(action) = actions.next().filter(|_| goes_on) {
+                    world.act(&action);
+                    goes_on = !world.device.is_down();
+                }
+            };
+            let mut whole = common.world(&style, chance, 0);
+            whole.open().unwrap();
+            let actions = growth_by_single_blocks();
+            let before_reopening = actions.iter().position(|a| *a == Action::Reopen).unwrap();
+            actions[..before_reopening].iter().for_each(|action| whole.act(action));
+            assert!(whole.stats().merging.merges > 15, "{:?}", whole.stats().merging);
+            let mut whole = common.world(&style, chance, 0);
+            live(&mut whole);
+            whole.check_all();
+            for change in 1..=whole.device.changes() {
+                let _label = Label(format!("{durability:?}, {index_in_files}, operation {change}"));
+                let mut world = common.world(&style, chance, change);
+                world.device.fail_at(change);
+                live(&mut world);
+                recover(&mut world, &mut Random::new(chance ^ change << 20));
+            }
+        }
+    }
+}
+
 /// Blocks of a namespace whose blocks have 64 KiB.
 fn large(name: u64, blocks: usize) -> Part {
     Part { namespace: 1, chain: chain_hashes(2 * name, blocks), first: 0 }

@@ -8,30 +8,30 @@ use dalsegno_core::Nanos;
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     bytes_per_s: u64,
-    /// From this moment on nothing is owed.
-    free_at: Nanos,
+    /// From this moment on a whole second's worth is there again.
+    full_at: Nanos,
 }
+
+const BURST: Duration = Duration::from_secs(1);
 
 impl Bucket {
     /// A full one. A rate of zero never lets anything pass.
     #[must_use]
     pub fn new(bytes_per_s: u64) -> Self {
-        Self { bytes_per_s, free_at: Nanos(0) }
+        Self { bytes_per_s, full_at: Nanos(0) }
     }
 
     /// How long to wait before the next bytes are spent; `None` is for ever.
     #[must_use]
     pub fn wait(&self, now: Nanos) -> Option<Duration> {
-        (self.bytes_per_s > 0).then(|| self.free_at.since(now))
+        (self.bytes_per_s > 0).then(|| self.full_at.since(now.after(BURST)))
     }
 
     /// Spends bytes, also more than there are.
     pub fn spend(&mut self, bytes: u64, now: Nanos) {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.max(1));
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        // What was not spent for longer than a second is lost.
-        let earliest = Nanos(now.0.saturating_sub(1_000_000_000));
-        self.free_at = self.free_at.max(earliest).after(Duration::from_nanos(nanos));
+        self.full_at = self.full_at.max(now).after(Duration::from_nanos(nanos));
     }
 }
 
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn a_second_is_there_at_once_and_the_rest_comes_at_the_rate() {
         let mut bucket = Bucket::new(1000);
-        let now = Nanos(50 * SECOND);
+        let now = Nanos(5);
         bucket.spend(1000, now);
         assert_eq!(bucket.wait(now), Some(Duration::ZERO));
         bucket.spend(500, now);
