@@ -57,8 +57,8 @@ pub trait Index: Send + Sync + std::fmt::Debug {
         self.replace_all(&[old], new)
     }
 
-    /// Swings the blocks that still lead to one of `old` over to `new`, all at once: several extents become one, or few.
-    /// The rest of `new` stays invisible. Returns how many blocks moved.
+    /// Swings the blocks that still lead to one of `old` over to `new`, all at once: several extents become one, or
+    /// few. The rest of `new` stays invisible. Returns how many blocks moved.
     fn replace_all(&self, old: &[&Extent], new: Vec<Extent>) -> u32;
 
     /// Removes blocks.

@@ -1,9 +1,9 @@
 //! Merging: who does it, when, and what is told of it. What one merge does is in `merge_row.rs`.
 //!
-//! 1. A thread of its own merges; no caller waits for it. It stands back while somebody reads, within bounds, and writes
-//!    no more a second than the setting `merge_rate` says.
-//! 2. What waits is known from puts, and after an open from a walk over the index in small steps: memory is bounded, and
-//!    what is forgotten is found by the next walk.
+//! 1. A thread of its own merges; no caller waits for it. It stands back while somebody reads, within bounds, and
+//!    writes no more a second than the setting `merge_rate` says.
+//! 2. What waits is known from puts, and after an open from a walk over the index in small steps: memory is bounded,
+//!    and what is forgotten is found by the next walk.
 //! 3. Where there is no room, or a merge fails, nothing is merged for a while.
 //! 4. Without the thread whoever puts does one step afterwards: for simulations, which must replay.
 

@@ -1,8 +1,8 @@
 //! One merge: neighbours of a lineage become one long, layer-major extent.
 //!
 //! 1. Every slice is verified before it is written again; an extent with a bad one is set aside, and nothing is merged.
-//! 2. The new extent is durable before the index leads to it, and the index swings from all old ones at once, as far as
-//!    it still leads to them: what was removed, dropped or moved meanwhile stays so.
+//! 2. The new extent is durable before the index leads to it. The index swings from all old ones at once, as far as it
+//!    still leads to them: what was removed, dropped or moved meanwhile stays so.
 //! 3. After the room was taken it is looked once more what is visible. A removal either was seen then, or it comes later
 //!    than the new extent was born and hides it at the next open too.
 //! 4. It takes room that is there, or that a segment gives in which nothing is alive. Nothing is dropped for it.
@@ -271,7 +271,7 @@ impl Inner {
         if self.log.has_room_now(bytes) { Ok(()) } else { Err(Skip::NoRoom) }
     }
 
-    /// Has segments recycled in which nothing is alive any more, so that the next open need not look at what was merged.
+    /// Has segments recycled in which nothing is alive, so that the next open does not meet what was merged.
     pub(crate) fn recycle_dead(self: &Arc<Self>) {
         let done = self.have_done(&Call::background(), |inner, _| inner.recycle_dead_segments());
         if let Err(error) = done {

@@ -132,8 +132,8 @@ impl Inner {
         }
     }
 
-    /// Copies the visible blocks of neighbours to the open segment, as one extent if nothing is missing between them, and
-    /// swings the index. Returns the bytes written.
+    /// Copies the visible blocks of neighbours to the open segment, as one extent if nothing is missing between them,
+    /// and swings the index. Returns the bytes written.
     fn move_row(&self, row: &[&Extent]) -> Result<u64, LogError> {
         let wanted = self.visible_blocks(row);
         if wanted.is_empty() {
