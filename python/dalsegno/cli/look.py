@@ -82,8 +82,8 @@ def _extent_counts(found: dict[str, Any]) -> str:
     if not lineages:
         return f"{found['extents']:,}"
     most = max(row["most_extents"] for row in found["namespaces"])
-    mean = found["extents"] / lineages
-    return f"{found['extents']:,} in {show.plural(lineages, 'lineage')}: {mean:.1f} each, {most:,} at most"
+    mean, told = found["extents"] / lineages, show.plural(lineages, "lineage")
+    return f"{found['extents']:,} in {told}: {mean:.1f} each, {most:,} at most"
 
 
 def _damage(faults: list[dict[str, Any]]) -> str:
