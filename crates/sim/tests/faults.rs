@@ -96,6 +96,20 @@ fn no_fault_of_the_device_makes_the_store_panic_or_serve_a_wrong_byte() {
 }
 
 #[test]
+fn no_fault_of_the_device_while_it_merges_makes_the_store_panic_or_serve_a_wrong_byte() {
+    for (kind, fault) in FAULTS {
+        for seed in 20..23 {
+            for durability in [Durability::Batch, Durability::None] {
+                let roomy = Style::roomy(durability).merging_at_once();
+                fail_now_and_then(seed, &roomy, kind, fault);
+                fail_now_and_then(seed, &roomy.indexed_in_files(), kind, fault);
+                fail_now_and_then(seed, &Style::crowded(durability).merging_at_once(), kind, fault);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_device_that_fails_for_good_ends_in_misses_and_errors_only() {
     for (kind, fault) in FAULTS {
         let _label = Label(format!("{kind:?} {fault:?}"));

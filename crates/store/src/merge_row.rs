@@ -3,8 +3,8 @@
 //! 1. Every slice is verified before it is written again; an extent with a bad one is set aside, and nothing is merged.
 //! 2. The new extent is durable before the index leads to it. The index swings from all old ones at once, as far as it
 //!    still leads to them: what was removed, dropped or moved meanwhile stays so.
-//! 3. After the room was taken it is looked once more what is visible. A removal either was seen then, or it comes later
-//!    than the new extent was born and hides it at the next open too.
+//! 3. After the room was taken it is looked once more what is visible. A removal either was seen then, or it comes
+//!    later than the new extent was born and hides it at the next open too.
 //! 4. It takes room that is there, or that a segment gives in which nothing is alive. Nothing is dropped for it.
 //! 5. Between two pieces of I/O it stands back while somebody reads, within bounds.
 

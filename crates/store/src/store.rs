@@ -219,7 +219,7 @@ impl Store {
         let Ok(inner) = self.enter() else { return };
         let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
         self.workers.stop(CLOSE_PATIENCE);
-        inner.merger.close(CLOSE_PATIENCE);
+        inner.merger.close(deadline.remaining(inner.clock.now()).unwrap_or_default());
         *self.door.last.lock() = Some(crate::stats::view(&inner));
         self.door.inner.write().take();
         while Arc::strong_count(&inner) > 1 {
