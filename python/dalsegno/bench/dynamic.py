@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dalsegno.bench import backends, image
+from dalsegno.bench import backends, dynamic_plot, image
 from dalsegno.bench.dynamic_report import broke, result_of, tables
 from dalsegno.bench.served import Setup
 from dalsegno.bench.turns import Scale, Turn, take_turns
@@ -61,6 +61,10 @@ def main(argv: Sequence[str]) -> int:
         0; 1 if a backend returned wrong blocks; 2 if it cannot run here.
     """
     options = _parser().parse_args(argv)
+    lacking = dynamic_plot.missing() if options.plot else None
+    if lacking is not None:
+        print(f"dalsegno: no picture: {lacking}", file=sys.stderr)
+        return 2
     # As Ctrl-C: what was mounted and written is taken away.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     directory = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=options.dir))
@@ -80,9 +84,10 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, before)
     result["load"].append(round(os.getloadavg()[0], 2))
     parts = [*result.get("stages", []), *([result["collapse"]] if "collapse" in result else [])]
-    wrong = sum(
-        system["wrong_blocks"] for part in parts for system in part.get("systems", {}).values()
-    )
+    parts = [part for part in parts if "systems" in part]
+    if options.plot and parts:
+        dynamic_plot.draw(parts, options.plot)
+    wrong = sum(system["wrong_blocks"] for part in parts for system in part["systems"].values())
     print(json.dumps(result))
     return 1 if wrong else 0
 
@@ -224,6 +229,7 @@ def _parser() -> argparse.ArgumentParser:
     add("reuse", "recent", "which earlier prompts are shared", choices=REUSES)
     add("seed", 1, "another seed makes other prompts")
     add("image-gib", 1.0, "size of each small file system")
+    add("plot", None, "also draw a picture into this file, with matplotlib", type=Path)
     return parser
 
 

@@ -18,7 +18,8 @@ _COLUMNS: tuple[tuple[str, int, Callable[[dict[str, Any]], str]], ...] = (
     ("prefill", 9, lambda row: f"{row['prefill_ms']['mean']:.0f}"),
     ("load s", 8, lambda row: f"{row['load_s']:.2f}"),
     ("save s", 8, lambda row: f"{row['save_s']:.2f}"),
-    ("CPU s", 7, lambda row: f"{row['cpu_s']:.2f}"),
+    ("user s", 8, lambda row: f"{row['user_s']:.2f}"),
+    ("sys s", 7, lambda row: f"{row['system_s']:.2f}"),
     ("s/GB", 7, lambda row: _number(row["cpu_s_per_gb"], 3)),
     ("files", 8, lambda row: f"{row['files']}"),
     ("inodes", 8, lambda row: f"{row['inodes']}"),
@@ -31,9 +32,9 @@ _COLUMNS: tuple[tuple[str, int, Callable[[dict[str, Any]], str]], ...] = (
 _LEGEND = """\
 hit, ideal: parts of the stage's tokens. TTFT: measured load + modelled prefill of the rest; full:
 the same with the load as many times longer as blocks are smaller; prefill: the modelled part alone.
-CPU: of the backend's process, per GB loaded and saved. names: MiB of the kernel for inodes and
-names, slab: for all its caches; they and inodes as grown in the backend's turns. failed: blocks
-that could not be written."""
+user s, sys s: CPU seconds of the backend's process, s/GB: both per GB loaded and saved. names: MiB
+of the kernel for inodes and names, slab: for all its caches; they and inodes as grown in the
+backend's turns. failed: blocks that could not be written."""
 
 
 def result_of(turns: Sequence[Turn], scale: Scale) -> dict[str, Any]:

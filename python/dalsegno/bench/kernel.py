@@ -54,10 +54,10 @@ def names_of_slabinfo(text: str) -> int:
     return total
 
 
-def cpu_s() -> float:
-    """CPU seconds of this process so far, user and system."""
+def cpu_s() -> tuple[float, float]:
+    """CPU seconds of this process so far: its own, and the kernel's on its behalf."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    return usage.ru_utime, usage.ru_stime
 
 
 def rss_bytes() -> int:

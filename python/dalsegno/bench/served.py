@@ -52,7 +52,8 @@ class Served:
         saved_blocks: Blocks given to puts.
         failed_blocks: Those of them that could not be written.
         wrong_blocks: Loaded blocks that were not the ones asked for.
-        cpu_s: CPU seconds of the whole process since it was asked last.
+        user_s: CPU seconds of the whole process since it was asked last.
+        system_s: Those of the kernel on its behalf.
         rss_bytes: Resident memory afterwards.
         disk_bytes: Bytes of disk in use afterwards.
     """
@@ -63,7 +64,8 @@ class Served:
     saved_blocks: int = 0
     failed_blocks: int = 0
     wrong_blocks: int = 0
-    cpu_s: float = 0.0
+    user_s: float = 0.0
+    system_s: float = 0.0
     rss_bytes: int = 0
     disk_bytes: int = 0
 
@@ -97,8 +99,10 @@ class Server:
             if number % TOLD_EVERY == 0:
                 tell(TOLD_EVERY)
         tell(len(prompts) % TOLD_EVERY)
-        now = kernel.cpu_s()
-        served.cpu_s, self._cpu_s = now - self._cpu_s, now
+        before, self._cpu_s = self._cpu_s, kernel.cpu_s()
+        served.user_s, served.system_s = (
+            after - then for after, then in zip(self._cpu_s, before, strict=True)
+        )
         served.rss_bytes = kernel.rss_bytes()
         served.disk_bytes = self._backend.disk_bytes()
         return served

@@ -156,9 +156,16 @@ def figures(turns: Sequence[Turn], scale: Scale) -> dict[str, Any]:
     prefills = [scale.prefill.seconds(plan.prompt_tokens, hit * plan.block_tokens) for hit in hits]
     pairs = list(zip(loads, prefills, strict=True))
     asked = len(hits) * plan.blocks
-    saved, failed, wrong, cpu_s, save_s = (
+    saved, failed, wrong, save_s, user_s, system_s = (
         sum(getattr(turn.served, name) for turn in turns)
-        for name in ("saved_blocks", "failed_blocks", "wrong_blocks", "cpu_s", "save_s")
+        for name in (
+            "saved_blocks",
+            "failed_blocks",
+            "wrong_blocks",
+            "save_s",
+            "user_s",
+            "system_s",
+        )
     )
     moved_gb = (sum(hits) + saved - failed) * scale.block_bytes / 1e9
     return {
@@ -170,8 +177,9 @@ def figures(turns: Sequence[Turn], scale: Scale) -> dict[str, Any]:
         "load_s": round(sum(loads), 3),
         "save_s": round(save_s, 3),
         "moved_gb": round(moved_gb, 3),
-        "cpu_s": round(cpu_s, 2),
-        "cpu_s_per_gb": round(cpu_s / moved_gb, 3) if moved_gb else None,
+        "user_s": round(user_s, 3),
+        "system_s": round(system_s, 3),
+        "cpu_s_per_gb": round((user_s + system_s) / moved_gb, 3) if moved_gb else None,
         "failed_blocks": failed,
         "wrong_blocks": wrong,
         "files": last.files,
