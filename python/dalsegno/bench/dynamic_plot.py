@@ -40,8 +40,9 @@ def draw(parts: Sequence[dict[str, Any]], path: Path) -> None:
         )
         above.set_ylabel("hit rate, % of tokens")
         above.set_ylim(0, 100)
-        below.set_ylabel("mean TTFT, ms: load measured, prefill modelled")
+        below.set_ylabel("mean TTFT, ms (prefill modelled)")
         below.set_ylim(bottom=0)
         below.set_xlabel("stage")
-        above.legend()
+        # Times stay far from zero: there is room below them.
+        below.legend(*above.get_legend_handles_labels(), loc="lower left")
     figure.savefig(path)
