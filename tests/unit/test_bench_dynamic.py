@@ -216,6 +216,36 @@ def test_an_image_that_cannot_be_mounted_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_mounted_image_is_taken_away_whatever_happens_in_it(tmp_path: Path) -> None:
+    lacking = image.missing()
+    if lacking is not None:
+        pytest.skip(lacking)
+    try:
+        with image.mounted(tmp_path / "x", 16 * MIB) as mount:
+            assert mount.is_mount()
+            assert list(mount.iterdir()) == []
+            assert os.statvfs(mount).f_files < os.statvfs(tmp_path).f_files
+            raise KeyboardInterrupt  # noqa: TRY301 - what Ctrl-C does
+    except image.NoImageError as error:
+        pytest.skip(str(error))
+    except KeyboardInterrupt:
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_in_use_vanishes_all_the_same(tmp_path: Path) -> None:
+    lacking = image.missing()
+    if lacking is not None:
+        pytest.skip(lacking)
+    try:
+        with image.mounted(tmp_path / "x", 16 * MIB) as mount:
+            busy = (mount / "busy").open("xb")
+    except image.NoImageError as error:
+        pytest.skip(str(error))
+    assert list(tmp_path.iterdir()) == []
+    busy.close()
+
+
 def test_the_part_that_mounts_says_why_it_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
