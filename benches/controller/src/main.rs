@@ -18,7 +18,7 @@ use workload::HIT_RATES;
 #[command(about = "Compares the adaptive shape of the index with fixed ones")]
 struct Args {
     /// Prompts of a stage with pages of 64 tokens; with pages of one token there are 64 times fewer.
-    #[arg(long, default_value_t = 384)]
+    #[arg(long, default_value_t = 288)]
     prompts: u64,
     /// Tokens of a page.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 1])]

@@ -109,8 +109,8 @@ impl Tuner {
         Some(decision)
     }
 
-    /// Measures what the model cannot know: how large the blocks are that ranges begin with, and how many of them are in
-    /// memory.
+    /// Measures what the model cannot know: how large the blocks are that ranges begin with, and how many of them are
+    /// in memory.
     fn learn(&mut self, stats: &LsmStats) {
         let scans = stats.asked.scans - self.seen.scans;
         let runs: u64 = stats.runs.iter().sum();

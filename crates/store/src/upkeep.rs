@@ -1,5 +1,5 @@
-//! Keeps an index that lives in files in shape: what was written becomes tables, tables are merged, and the shape follows
-//! what is asked of the index.
+//! Keeps an index that lives in files in shape: what was written becomes tables, tables are merged, and the shape
+//! follows what is asked of the index.
 //!
 //! 1. A cover is made before the index is frozen, so that whatever it covers is in the index.
 //! 2. One thread does it, or whoever writes where there is none; nobody who reads ever waits for it.
@@ -169,6 +169,7 @@ impl Shared {
     fn freeze_if_full(&self) {
         if self.index.is_full() {
             self.freeze();
+            self.tune();
         }
     }
 
@@ -183,7 +184,8 @@ impl Shared {
         }
     }
 
-    /// After a memtable was frozen, so that its flush already follows the new shape.
+    /// After a memtable was frozen, so that its flush already follows the new shape; and now and then, for where
+    /// nothing is written the window moves too.
     fn tune(&self) {
         let mut tuner = self.tuner.lock();
         if tuner.turn(&self.index).is_some() {

@@ -1,4 +1,4 @@
-"""A shape that follows what is asked of the index beside shapes that stay; a program does the work."""
+"""An index whose shape follows what is asked beside shapes that stay; a program does the work."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["SUMMARY", "main"]
 SUMMARY = "the index's adaptive shape against a grid of fixed ones, over ten stages of hit rates"
 
 PROGRAM = "dalsegno-bench-controller"
-# Pages are counted, so the time that syncs take on a disk tells nothing: memory serves where it can.
-MEMORY = Path("/dev/shm")
+# I/O is counted, and syncs of a disk would drown the time of all else: memory where it can be.
+MEMORY = Path("/dev/shm")  # noqa: S108 - the program makes a folder of its own in it
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         description=f"Measures {SUMMARY}: 4 KiB pages read and written, and time.",
     )
     parser.add_argument(
-        "--prompts", type=int, default=384, help="prompts a stage, of 64-token pages (%(default)s)"
+        "--prompts", type=int, default=288, help="prompts a stage, of 64-token pages (%(default)s)"
     )
     parser.add_argument("--pages", default="64,1", help="tokens of a page (default: %(default)s)")
     parser.add_argument(

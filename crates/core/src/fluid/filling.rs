@@ -58,8 +58,8 @@ impl Filling {
     }
 }
 
-/// Levels of a tree of so many full memtables as they are on average, the newest first, their entries counted in memtables:
-/// as few as everything fits in, those above the last half full.
+/// Levels of a tree of so many full memtables as they are on average, the newest first, their entries counted in
+/// memtables: as few as everything fits in, those above the last half full.
 #[must_use]
 pub fn mean_levels(shape: Shape, memtables: f64) -> Vec<Level> {
     let ratio = f64::from(shape.size_ratio());
@@ -78,8 +78,8 @@ pub fn mean_levels(shape: Shape, memtables: f64) -> Vec<Level> {
     levels
 }
 
-/// Bits of filter per entry for a run of a level, the newest 0, of a tree of so many memtables, so that all together have
-/// `mean` bits per entry: see [`divide_filter_bits`].
+/// Bits of filter per entry for a run of a level, the newest 0, of a tree of so many memtables, so that all together
+/// have `mean` bits per entry: see [`divide_filter_bits`].
 ///
 /// By the levels as they are on average: when a run is written those above it may be empty, and will not stay so.
 #[must_use]

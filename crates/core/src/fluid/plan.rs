@@ -1,17 +1,19 @@
 //! Which step keeps the tree in its shape.
 //!
-//! Level `i` rests with up to `T - 1` arrivals of `buffer x T^i` bytes in at most `K` runs, the last level in at most `Z`:
-//! K = Z = 1 is leveling, K = T - 1 with Z = 1 lazy leveling, K = Z = T - 1 tiering (Dostoevsky, SIGMOD 2018). It counts
-//! like an odometer: the arrival that a level has no room for takes everything above along into the first level that has,
-//! and each entry is written once on its way, however many levels it passes.
+//! Level `i` rests with up to `T - 1` arrivals of `buffer x T^i` bytes in at most `K` runs, the last level in at most
+//! `Z`: K = Z = 1 is leveling, K = T - 1 with Z = 1 lazy leveling, K = Z = T - 1 tiering (Dostoevsky, SIGMOD 2018). It
+//! counts like an odometer: the arrival that a level has no room for takes everything above along into the first level
+//! that has, and each entry is written once on its way, however many levels it passes.
 //!
-//! 1. Nothing is rewritten because the shape changed, and nothing at all before a memtable was flushed. A level is merged
-//!    when something arrives in it; a larger K lets its runs stay, a smaller one has them joined by the next arrival.
-//! 2. There are as few levels as hold everything. What the shape leaves in the wrong level moves as it is: the oldest level
-//!    down when an arrival finds no room in it and up when one fewer would do, others down to a level that is empty.
+//! 1. Nothing is rewritten because the shape changed, and nothing at all before a memtable was flushed. A level is
+//!    merged when something arrives in it; a larger K lets its runs stay, a smaller one has them joined by the next
+//!    arrival.
+//! 2. There are as few levels as hold everything. What the shape leaves in the wrong level moves as it is: the oldest
+//!    level down when an arrival finds no room in it and up when one fewer would do, others down to a level that is
+//!    empty.
 //! 3. Steps never change the order of runs by age.
-//! 4. An arrival leaves at most K runs, Z in the last level. It joins the newest run until that has its share of the room
-//!    that older runs leave, to the nearest whole arrival; so runs of a level are about equally large.
+//! 4. An arrival leaves at most K runs, Z in the last level. It joins the newest run until that has its share of the
+//!    room that older runs leave, to the nearest whole arrival; so runs of a level are about equally large.
 //! 5. As long as no data comes in, repeating steps comes to an end.
 //!
 //! Why shares: joining the cheapest neighbours instead lets the newest of two runs swallow every arrival until it is as
@@ -55,8 +57,8 @@ struct Plan<'a> {
     deepest: usize,
 }
 
-/// The next step, if any is due after a flush. `levels` are the bytes of the runs of each level, newest first, the run that
-/// was flushed among them; `buffer` are those of a run that a full memtable becomes.
+/// The next step, if any is due after a flush. `levels` are the bytes of the runs of each level, newest first, the run
+/// that was flushed among them; `buffer` are those of a run that a full memtable becomes.
 #[must_use]
 pub fn next_step(shape: Shape, buffer: u64, levels: &[Vec<u64>]) -> Option<Step> {
     let deepest = levels.iter().rposition(|runs| !runs.is_empty())?;

@@ -26,8 +26,8 @@ use super::version::{Run, Version};
 
 /// Bytes that a merge reads of a table at a time.
 const MERGE_AHEAD_BYTES: usize = 256 << 10;
-/// A fork without its lineage is harmless and to look for the lineage takes a scan, so each merge looks for so many times
-/// fewer.
+/// A fork without its lineage is harmless and to look for the lineage takes a scan, so each merge looks for so many
+/// times fewer.
 const FORK_TURNS: u64 = 16;
 
 /// What maintenance asks the index for.
@@ -291,8 +291,8 @@ impl Tree {
     }
 }
 
-/// Takes the runs that a step merges out of the levels, the newest first, and says of which level what they become is to be
-/// the newest run. Where it merges none it is done.
+/// Takes the runs that a step merges out of the levels, the newest first, and says of which level what they become is
+/// to be the newest run. Where it merges none it is done.
 fn take_out(step: &Step, levels: &mut Vec<Vec<Arc<Run>>>) -> (Vec<Arc<Run>>, usize) {
     match step.clone() {
         Step::Move { from, runs, to } => {

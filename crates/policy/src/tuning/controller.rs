@@ -60,7 +60,7 @@ impl Default for ControllerOptions {
             start: Shape::default(),
             window_operations: 32_768,
             shift: 0.1,
-            margin: 0.05,
+            margin: 0.1,
             pause_operations: 32_768,
             horizon_operations: 524_288,
             size_ratio_max: 16,

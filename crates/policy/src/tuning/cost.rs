@@ -87,11 +87,11 @@ pub fn cost(shape: Shape, facts: &Facts, shares: &Shares) -> Cost {
     Cost { write, hit, miss, range, total }
 }
 
-/// What the tree rewrites once because its shape changes, over what it would in the new shape anyhow, in the unit of the
-/// constants.
+/// What the tree rewrites once because its shape changes, over what it would in the new shape anyhow, in the unit of
+/// the constants.
 ///
-/// Where fewer runs are allowed, the next arrival joins those that are too many. More runs cost nothing, nor does another
-/// size ratio: levels move as they are.
+/// Where fewer runs are allowed, the next arrival joins those that are too many. More runs cost nothing, nor does
+/// another size ratio: levels move as they are.
 #[must_use]
 pub fn transition_cost(from: Shape, to: Shape, facts: &Facts) -> f64 {
     let tree = Tree::new(from, facts);
@@ -177,13 +177,13 @@ mod tests {
 
     /// T = 4, K = 3, Z = 1; 10,000 entries of 40 bytes, pages of 4,000, a memtable of 1,000 entries, no filters.
     ///
-    /// The tree holds 10 memtables. One level would hold 3.5, two hold 14: two levels. The upper one has 0, 1, 2 or 3 runs
-    /// of a memtable, 1.5 on average. The last one has the other 8.5 in one run, 8.5 / 4 = 2.125 arrivals.
+    /// The tree holds 10 memtables. One level would hold 3.5, two hold 14: two levels. The upper one has 0, 1, 2 or 3
+    /// runs of a memtable, 1.5 on average. The last one has the other 8.5 in one run, 8.5 / 4 = 2.125 arrivals.
     ///
-    /// Writes: the flush, nothing in the level above, 1 + 2.125 in the last level: 4.125, for a hundredth of a page each.
-    /// Misses and ranges visit 2.5 runs; a range of 50 entries reads half a page more. Hits: 15% lie above and meet
-    /// (1.5 - 1) / 2 = 0.25 runs before theirs, 85% in the last level behind 1.5 runs: 0.15 x 1.25 + 0.85 x 2.5 = 2.3125
-    /// reads.
+    /// Writes: the flush, nothing in the level above, 1 + 2.125 in the last level: 4.125, for a hundredth of a page
+    /// each. Misses and ranges visit 2.5 runs; a range of 50 entries reads half a page more. Hits: 15% lie above and
+    /// meet (1.5 - 1) / 2 = 0.25 runs before theirs, 85% in the last level behind 1.5 runs: 0.15 x 1.25 + 0.85 x 2.5 =
+    /// 2.3125 reads.
     #[test]
     fn an_example_reckoned_by_hand() {
         let shape = Shape::lazy_leveled(4).unwrap();
