@@ -1,13 +1,12 @@
-//! Configuration: what a person writes ([`Config`]), and what the code below sees ([`Limits`]).
+//! What a person writes; [`Config::validate`] makes [`crate::Limits`] of it.
 //!
-//! 1. Every bound of the store is derived and checked once, here; nothing below reads a [`Config`].
-//! 2. An unknown key is an error that names the nearest known one.
+//! 1. An unknown key is an error that names the nearest known one.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::fluid::IndexTuning;
-use crate::{Error, Result, SECTOR_BYTES, format_bytes, parse_bytes, sector_down};
+use crate::{Error, Result, parse_bytes};
 
 /// Whether a put waits until its bytes survive a power cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,6 +107,9 @@ pub struct Config {
     pub index_memory: Option<u64>,
     /// Whether the shape of an index in files follows what is asked of it.
     pub index_tuning: IndexTuning,
+    /// Most bytes a second that merging tables of an index in files writes; 0 for no bound; default 256 MiB.
+    #[serde(deserialize_with = "optional_bytes")]
+    pub index_rate: Option<u64>,
     /// Most bytes a second that merging small extents writes; 0 switches it off; default 64 MiB.
     #[serde(deserialize_with = "optional_bytes")]
     pub merge_rate: Option<u64>,
@@ -118,78 +120,6 @@ pub struct Config {
     /// Most namespaces of one store, those without blocks forgotten at open; default 4096.
     pub namespaces: Option<u32>,
 }
-
-/// What the file system could give the store when it is opened, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpaceFacts {
-    /// Free for an ordinary user.
-    pub free_bytes: u64,
-    /// Taken by the store's own segments already.
-    pub own_bytes: u64,
-    /// Segment size the store was created with, if it exists already.
-    pub existing_segment_bytes: Option<u64>,
-}
-
-/// Every bound of a store, derived and checked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Limits {
-    /// Most bytes of disk, all files together.
-    pub capacity_bytes: u64,
-    /// Whether the capacity was chosen by us.
-    pub capacity_is_default: bool,
-    /// Size of a segment file.
-    pub segment_bytes: u64,
-    /// Most segment files.
-    pub segment_count: u32,
-    /// Largest extent, header and payload.
-    pub extent_bytes: u64,
-    /// Most bytes of the DRAM tier.
-    pub dram_bytes: u64,
-    /// When a block enters the DRAM tier.
-    pub dram_admission: DramAdmission,
-    /// Which blocks a put writes.
-    pub admission: Admission,
-    /// Whether a put waits for `fdatasync`.
-    pub durability: Durability,
-    /// Which I/O engine serves the files.
-    pub io_engine: EngineChoice,
-    /// Requests that one call keeps in flight.
-    pub io_depth: u32,
-    /// Largest single request to the device.
-    pub io_request_bytes: u64,
-    /// Bytes of the staging pool.
-    pub staging_bytes: u64,
-    /// Bytes of extent headers kept in memory.
-    pub header_cache_bytes: u64,
-    /// Where the index lives.
-    pub index: IndexChoice,
-    /// Bytes of memory of an index in files.
-    pub index_memory_bytes: u64,
-    /// Whether the shape of an index in files follows what is asked of it.
-    pub index_tuning: IndexTuning,
-    /// Bytes of disk set aside for an index in files.
-    pub index_bytes: u64,
-    /// Most bytes a second that merging writes.
-    pub merge_bytes_per_s: u64,
-    /// Threads that carry out transfers.
-    pub transfer_threads: u32,
-    /// Transfers that may wait for a thread.
-    pub transfer_queue: u32,
-    /// Most namespaces.
-    pub namespace_count: u32,
-}
-
-/// Bytes set aside for the store's small files: its own header and namespace descriptors.
-const SMALL_FILES_BYTES: u64 = 1 << 20;
-/// An index in files gets this part of the capacity: half for its tables, half to merge them.
-const INDEX_SHARE: u64 = 16;
-const MIN_INDEX_BYTES: u64 = 4 << 20;
-const MIN_SEGMENT_BYTES: u64 = 1 << 20;
-const MAX_SEGMENT_BYTES: u64 = 4 << 30;
-/// One segment takes writes, one stands ready for relocation, the others hold data.
-const MIN_SEGMENTS: u64 = 4;
-/// A directory of more files than this is slow to open and to list.
-const MAX_SEGMENTS: u64 = 1 << 16;
 
 impl Config {
     /// Reads a JSON object of settings; byte counts may be numbers or text such as `"200GiB"`.
@@ -232,149 +162,6 @@ impl Config {
             _ => unreachable!("a struct serializes to an object"),
         }
     }
-
-    /// Derives every bound and checks them against each other.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` with the setting's name, its value, what is allowed and what to do.
-    pub fn validate(&self, space: SpaceFacts) -> Result<Limits> {
-        let capacity_bytes = self.capacity.unwrap_or_else(|| default_capacity(space));
-        let segment_bytes = self.segment_bytes(capacity_bytes, space)?;
-        let index_bytes = match self.index {
-            IndexChoice::Memory => 0,
-            IndexChoice::Lsm => (capacity_bytes / INDEX_SHARE).max(MIN_INDEX_BYTES),
-        };
-        let others = SMALL_FILES_BYTES + index_bytes;
-        let segments = capacity_bytes.saturating_sub(others) / segment_bytes;
-        if segments < MIN_SEGMENTS {
-            return Err(Error::invalid(format!(
-                "capacity {} holds {segments} segments of {}; at least {MIN_SEGMENTS} are needed, so give it {} \
-                 or more{}",
-                format_bytes(capacity_bytes),
-                format_bytes(segment_bytes),
-                format_bytes(MIN_SEGMENTS * segment_bytes + others),
-                if self.capacity.is_none() { " (the disk is nearly full: make room)" } else { "" },
-            )));
-        }
-        let limits = Limits {
-            capacity_bytes,
-            capacity_is_default: self.capacity.is_none(),
-            segment_bytes,
-            segment_count: u32::try_from(segments.min(MAX_SEGMENTS)).expect("bounded"),
-            extent_bytes: sector_down(
-                self.extent.unwrap_or(32 << 20).min(segment_bytes / 4).max(2 * SECTOR_BYTES),
-            ),
-            dram_bytes: self.dram.unwrap_or(256 << 20),
-            dram_admission: self.dram_admission,
-            admission: self.admission,
-            durability: self.durability,
-            io_engine: self.io_engine,
-            io_depth: within("io_depth", self.io_depth.unwrap_or(8), 1, 64)?,
-            io_request_bytes: sector_down(within_bytes(
-                "io_request",
-                self.io_request.unwrap_or(1 << 20),
-                // A record's header, 256 KiB at most, is read in one request.
-                256 << 10,
-                4 << 20,
-            )?),
-            staging_bytes: within_bytes(
-                "staging",
-                self.staging.unwrap_or(64 << 20),
-                16 << 20,
-                64 << 30,
-            )?,
-            header_cache_bytes: self.header_cache.unwrap_or(32 << 20),
-            index: self.index,
-            index_bytes,
-            index_tuning: self.index_tuning,
-            index_memory_bytes: within_bytes(
-                "index_memory",
-                self.index_memory.unwrap_or(128 << 20),
-                1 << 20,
-                64 << 30,
-            )?,
-            merge_bytes_per_s: self.merge_rate.unwrap_or(64 << 20),
-            transfer_threads: within(
-                "transfer_threads",
-                self.transfer_threads.unwrap_or(2),
-                1,
-                64,
-            )?,
-            transfer_queue: within(
-                "transfer_queue",
-                self.transfer_queue.unwrap_or(256),
-                1,
-                65_536,
-            )?,
-            namespace_count: within("namespaces", self.namespaces.unwrap_or(4096), 1, 65_536)?,
-        };
-        limits.check();
-        Ok(limits)
-    }
-
-    fn segment_bytes(&self, capacity_bytes: u64, space: SpaceFacts) -> Result<u64> {
-        // A store keeps the segment size it was created with: its files are there already.
-        if let Some(existing) = space.existing_segment_bytes {
-            return match self.segment {
-                Some(wanted) if wanted != existing => Err(Error::invalid(format!(
-                    "this store was created with segments of {}, not {}; leave the setting \"segment\" out",
-                    format_bytes(existing),
-                    format_bytes(wanted)
-                ))),
-                _ => Ok(existing),
-            };
-        }
-        let segment = self.segment.unwrap_or_else(|| {
-            let share = (capacity_bytes / 32).max(1);
-            (1_u64 << share.ilog2()).clamp(MIN_SEGMENT_BYTES, 256 << 20)
-        });
-        if !segment.is_power_of_two() || !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment)
-        {
-            return Err(Error::invalid(format!(
-                "segment is {}; it must be a power of two from {} to {}",
-                format_bytes(segment),
-                format_bytes(MIN_SEGMENT_BYTES),
-                format_bytes(MAX_SEGMENT_BYTES)
-            )));
-        }
-        Ok(segment)
-    }
-}
-
-impl Limits {
-    fn check(&self) {
-        assert!(
-            u64::from(self.segment_count) * self.segment_bytes <= self.capacity_bytes,
-            "segments outgrow the capacity"
-        );
-        assert!(self.extent_bytes <= self.segment_bytes / 4, "an extent outgrows its segment");
-        assert!(self.extent_bytes.is_multiple_of(SECTOR_BYTES), "extents are whole sectors");
-        assert!(self.io_request_bytes.is_multiple_of(SECTOR_BYTES), "requests are whole sectors");
-    }
-}
-
-fn default_capacity(space: SpaceFacts) -> u64 {
-    (space.free_bytes.saturating_add(space.own_bytes) / 10).saturating_mul(8)
-}
-
-fn within(name: &str, value: u32, low: u32, high: u32) -> Result<u32> {
-    if (low..=high).contains(&value) {
-        return Ok(value);
-    }
-    Err(Error::invalid(format!("{name} is {value}; it must be {low} to {high}")))
-}
-
-fn within_bytes(name: &str, value: u64, low: u64, high: u64) -> Result<u64> {
-    if (low..=high).contains(&value) {
-        return Ok(value);
-    }
-    Err(Error::invalid(format!(
-        "{name} is {}; it must be {} to {}",
-        format_bytes(value),
-        format_bytes(low),
-        format_bytes(high)
-    )))
 }
 
 fn optional_bytes<'de, D: Deserializer<'de>>(
@@ -394,9 +181,6 @@ fn optional_bytes<'de, D: Deserializer<'de>>(
 mod tests {
     use super::*;
 
-    const SPACE: SpaceFacts =
-        SpaceFacts { free_bytes: 100 << 30, own_bytes: 0, existing_segment_bytes: None };
-
     #[test]
     fn an_unknown_setting_names_the_nearest_known_one() {
         let error = Config::from_json(r#"{"capacty": "1GiB"}"#).unwrap_err();
@@ -411,28 +195,5 @@ mod tests {
         assert!(Config::from_json(r#"{"durability": "maybe"}"#).is_err());
         let error = Config::from_json(r#"{"index_tuning": "T=1,K=1"}"#).unwrap_err();
         assert!(error.message().contains("\"index_tuning\" cannot be \"T=1,K=1\""), "{error}");
-    }
-
-    #[test]
-    fn the_default_capacity_is_a_share_of_the_disk() {
-        let limits = Config::default().validate(SPACE).unwrap();
-        assert_eq!(limits.capacity_bytes, (100 << 30) / 10 * 8);
-        assert!(limits.capacity_is_default);
-        assert_eq!(limits.segment_bytes, 256 << 20);
-    }
-
-    #[test]
-    fn a_capacity_too_small_for_its_segments_is_refused_with_the_least_that_works() {
-        let config = Config { capacity: Some(3 << 20), ..Config::default() };
-        let error = config.validate(SPACE).unwrap_err();
-        assert!(error.message().contains("5 MiB"), "{error}");
-    }
-
-    #[test]
-    fn an_existing_store_keeps_its_segment_size() {
-        let space = SpaceFacts { existing_segment_bytes: Some(4 << 20), ..SPACE };
-        assert_eq!(Config::default().validate(space).unwrap().segment_bytes, 4 << 20);
-        let config = Config { segment: Some(8 << 20), ..Config::default() };
-        assert!(config.validate(space).is_err());
     }
 }

@@ -11,17 +11,17 @@ mod extent;
 pub mod fluid;
 mod hash;
 mod layout;
+mod limits;
 mod namespace;
 mod units;
 
 pub use clock::{Clock, Deadline, ManualClock, Nanos};
-pub use config::{
-    Admission, Config, DramAdmission, Durability, EngineChoice, IndexChoice, Limits, SpaceFacts,
-};
+pub use config::{Admission, Config, DramAdmission, Durability, EngineChoice, IndexChoice};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
 pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId};
 pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};
+pub use limits::{Limits, SpaceFacts};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use units::{format_bytes, parse_bytes};
 

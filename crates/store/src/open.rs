@@ -155,20 +155,16 @@ impl Store {
             // What was to be removed may be in what cannot be read.
             lsm.give_up();
         }
-        let mut namespaces = dalsegno_log::read_namespaces(&log).map_err(to_error)?;
-        namespaces.retain(|namespace| {
-            // A damaged index does not know.
-            let kept = has_blocks(index.as_ref(), namespace.id())
-                || lsm.as_ref().is_some_and(|lsm| lsm.is_damaged());
-            if !kept {
-                forget(device.as_ref(), namespace);
-            }
-            kept
-        });
+        // A damaged index does not know.
+        let is_damaged = lsm.as_ref().is_some_and(|lsm| lsm.is_damaged());
+        let namespaces = namespaces_in_use(&log, device.as_ref(), |namespace| {
+            is_damaged || has_blocks(index.as_ref(), namespace)
+        })?;
         let upkeep = match lsm {
             Some(lsm) => {
                 let tuner = Tuner::open(&device, &lsm, limits.index_tuning);
-                Upkeep::start(lsm, log.clone(), tuner, inline_upkeep)?
+                let (clock, rate) = (Arc::clone(&clock), limits.index_bytes_per_s);
+                Upkeep::start(lsm, log.clone(), tuner, clock, rate, inline_upkeep)?
             }
             None => Upkeep::none(),
         };
@@ -212,6 +208,21 @@ pub(crate) fn refuse_forked() -> Result<()> {
         parent.id()
     );
     Err(Error::new(ErrorKind::Unavailable, message))
+}
+
+/// The namespaces of a store; those that are not in use are forgotten.
+fn namespaces_in_use(
+    log: &Log,
+    device: &dyn Device,
+    is_used: impl Fn(NamespaceId) -> bool,
+) -> Result<Vec<Namespace>> {
+    let namespaces = dalsegno_log::read_namespaces(log).map_err(to_error)?;
+    let (used, unused): (Vec<_>, Vec<_>) =
+        namespaces.into_iter().partition(|namespace| is_used(namespace.id()));
+    for namespace in &unused {
+        forget(device, namespace);
+    }
+    Ok(used)
 }
 
 fn has_blocks(index: &dyn Index, namespace: NamespaceId) -> bool {

@@ -3,16 +3,18 @@
 //!
 //! 1. A cover is made before the index is frozen, so that whatever it covers is in the index.
 //! 2. One thread does it, or whoever writes where there is none; nobody who reads ever waits for it.
-//! 3. Waiting for it is bounded, and so is the memory of what waits to be written: an index that takes nothing in any
+//! 3. Merges keep to a rate, and while one goes on memtables are frozen and flushed as ever.
+//! 4. Waiting for it is bounded, and so is the memory of what waits to be written: an index that takes nothing in any
 //!    more costs puts, not threads and not memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Error, ErrorKind, Result};
-use dalsegno_index::LsmIndex;
+use dalsegno_index::{LsmIndex, Pace};
 use dalsegno_io::Workers;
 use dalsegno_log::{Call, Log};
+use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
 
 use crate::tuner::{IndexStats, Tuner};
@@ -55,11 +57,14 @@ impl Upkeep {
         Self { shared: None, threads: None }
     }
 
-    /// `inline` leaves the work to those who write, so that a simulation replays.
+    /// `bytes_per_s` is what merges may write, zero for any; `inline` leaves the work to those who write, so that a
+    /// simulation replays.
     pub(crate) fn start(
         index: Arc<LsmIndex>,
         log: Log,
         tuner: Tuner,
+        clock: Arc<dyn Clock>,
+        bytes_per_s: u64,
         inline: bool,
     ) -> Result<Self> {
         let (state, changed) = (Mutex::default(), Condvar::new());
@@ -67,6 +72,9 @@ impl Upkeep {
         if inline {
             return Ok(Self { shared: Some(shared), threads: None });
         }
+        let (of, bucket) = (Arc::downgrade(&shared), Mutex::new(Bucket::new(bytes_per_s)));
+        let is_bounded = bytes_per_s > 0;
+        shared.index.set_pace(Arc::new(MergePace { of, clock, bucket, is_bounded }));
         let mut threads = Workers::new();
         let body = Arc::clone(&shared);
         threads.start("dalsegno-index", move || body.run()).map_err(|error| {
@@ -133,6 +141,35 @@ impl Upkeep {
         shared.freeze();
         while shared.index.has_frozen() && shared.index.step() {}
         shared.condemn_if_damaged();
+    }
+}
+
+/// What happens between two writes of a merge.
+#[derive(Debug)]
+struct MergePace {
+    of: Weak<Shared>,
+    clock: Arc<dyn Clock>,
+    bucket: Mutex<Bucket>,
+    is_bounded: bool,
+}
+
+impl Pace for MergePace {
+    fn wait(&self, bytes: u64) {
+        let Some(shared) = self.of.upgrade() else { return };
+        shared.freeze_if_full();
+        if !self.is_bounded {
+            return;
+        }
+        let mut bucket = self.bucket.lock();
+        let mut state = shared.state.lock();
+        // Whoever waits for a flush waits for this merge's next table.
+        while !state.stopped
+            && !shared.index.is_stalled()
+            && let Some(wait) = bucket.wait(self.clock.now()).filter(|wait| !wait.is_zero())
+        {
+            shared.changed.wait_for(&mut state, wait);
+        }
+        bucket.spend(bytes, self.clock.now());
     }
 }
 

@@ -159,6 +159,14 @@ SETTINGS = (
         also="a shape such as `T=8,K=3,Z=1`",
     ),
     Setting(
+        "index_rate",
+        "bytes",
+        "256 MiB",
+        ("0",),
+        "Most bytes a second that merging tables of an index in files writes; `0` sets no bound. "
+        "What was put last becomes a table at once, whatever the rate.",
+    ),
+    Setting(
         "merge_rate",
         "bytes",
         "64 MiB",

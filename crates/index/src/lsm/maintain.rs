@@ -409,7 +409,7 @@ impl<'a> Output<'a> {
 
     fn close_table(&mut self) -> Result<(), TableError> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
-        let pace = self.tree.options.pace.as_ref().filter(|_| self.is_merge);
+        let pace = self.tree.pace.get().filter(|_| self.is_merge);
         (_, self.spare) = writer.finish(&|bytes| {
             if let Some(pace) = pace {
                 pace.wait(bytes);

@@ -35,6 +35,22 @@ pub(crate) struct Change {
     pub(crate) lead_here: bool,
 }
 
+/// What a memtable says of a key that it holds: nothing older counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Newest<T> {
+    There(T),
+    Removed,
+}
+
+impl<T> Newest<T> {
+    pub(crate) fn there(self) -> Option<T> {
+        match self {
+            Self::There(found) => Some(found),
+            Self::Removed => None,
+        }
+    }
+}
+
 /// Changes that become visible together.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
@@ -126,11 +142,14 @@ impl Entries {
         PointKey { namespace: slot.key.namespace, hash: *hash }
     }
 
-    fn point_of(&self, point: &PointSlot) -> Option<Point> {
+    fn point_of(&self, point: &PointSlot) -> Newest<Point> {
+        if point.is_removed {
+            return Newest::Removed;
+        }
         let Slot { key, segment, epoch, .. } = self.slots[point.slot as usize];
         let OrderKey { lineage, first, sequence, .. } = key;
         let block = u32::from(point.block);
-        (!point.is_removed).then_some(Point { lineage, first, sequence, block, segment, epoch })
+        Newest::There(Point { lineage, first, sequence, block, segment, epoch })
     }
 
     fn find(&self, hash: u64, key: &PointKey) -> Option<&PointSlot> {
@@ -230,12 +249,15 @@ impl Memtable {
         MemtableView(self.entries.read())
     }
 
-    /// An extent's record; `Some(None)` if it is gone.
-    pub(crate) fn order(&self, key: &OrderKey) -> Option<Option<Record>> {
+    /// An extent's record.
+    pub(crate) fn order(&self, key: &OrderKey) -> Option<Newest<Record>> {
         let entries = self.entries.read();
         let slot = &entries.slots[*entries.orders.get(key)? as usize];
-        let decode = || Record::decode(key, entries.record(slot)).expect("it was encoded here");
-        Some((!slot.is_gone).then(decode))
+        if slot.is_gone {
+            return Some(Newest::Removed);
+        }
+        let record = Record::decode(key, entries.record(slot)).expect("it was encoded here");
+        Some(Newest::There(record))
     }
 
     /// At most `limit` entries of order from `from` on, with what leads to their values.
@@ -277,7 +299,7 @@ impl Memtable {
                 gathered.extend(points.iter().map(|(_, point)| gather(point)));
                 for (key, point) in &gathered {
                     value.clear();
-                    if let Some(point) = point {
+                    if let Newest::There(point) = point {
                         point.encode(&mut value);
                     }
                     each(&key.encode(), &value);
@@ -291,8 +313,8 @@ impl Memtable {
 pub(crate) struct MemtableView<'a>(RwLockReadGuard<'a, Entries>);
 
 impl MemtableView<'_> {
-    /// Where a block is; `Some(None)` if it was removed.
-    pub(crate) fn point(&self, key: &PointKey) -> Option<Option<Point>> {
+    /// Where a block is.
+    pub(crate) fn point(&self, key: &PointKey) -> Option<Newest<Point>> {
         if self.0.points.is_empty() {
             return None;
         }

@@ -15,12 +15,12 @@ use super::file::TableFiles;
 use super::index::LsmIndex;
 use super::manifest::{Manifest, manifest_file};
 use super::table::{Table, TableError, table_file};
-use super::tree::{Options, Pace, Tree};
+use super::tree::{Options, Tree};
 use super::version::Version;
 use crate::usage::Usage;
 
 /// How an index is opened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct LsmOptions {
     /// Bytes of memory for what was written last, before it becomes a table.
     pub memtable_bytes: u64,
@@ -32,8 +32,6 @@ pub struct LsmOptions {
     pub disk_bytes: u64,
     /// The shape to begin with; `None` takes the one it had.
     pub shape: Option<Shape>,
-    /// Holds merges back; what is flushed is never held back.
-    pub pace: Option<Arc<dyn Pace>>,
     /// Nothing is written; for looking at a store.
     pub read_only: bool,
 }
@@ -46,7 +44,6 @@ impl Default for LsmOptions {
             filter_bits: 10.0,
             disk_bytes: u64::MAX,
             shape: None,
-            pace: None,
             read_only: false,
         }
     }
@@ -90,7 +87,6 @@ impl LsmIndex {
             cache_bytes: options.cache_bytes,
             filter_bits: options.filter_bits,
             disk_bytes: options.disk_bytes,
-            pace: options.pace,
         };
         let shape = shape.unwrap_or_default();
         let tree = Tree::new(files, store, bounds, shape, version, next_number);

@@ -7,8 +7,8 @@
 //!    level its runs (newest first).
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use dalsegno_core::fluid::Shape;
 use dalsegno_core::{ChainHash, NamespaceId, StoreId};
@@ -18,7 +18,7 @@ use super::cache::BlockCache;
 use super::counts::Counts;
 use super::file::TableFiles;
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey, Record};
-use super::memtable::{Batch, Memtable};
+use super::memtable::{Batch, Memtable, Newest};
 use super::merge::{Merge, RunSource, Source};
 use super::table::{Reading, TableError};
 use super::version::Version;
@@ -29,14 +29,14 @@ pub(crate) const MOST_FROZEN: usize = 2;
 /// Entries that a scan takes from a memtable at a time.
 const SCAN_AHEAD: usize = 16;
 
-/// Leaves the device to others: merges ask it before they write.
+/// What goes on while a merge does: asked before it writes. Flushes do not ask.
 pub trait Pace: Send + Sync + std::fmt::Debug {
     /// Returns when so many bytes may be written.
     fn wait(&self, bytes: u64);
 }
 
 /// The bounds of a tree.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     /// A memtable of so many bytes becomes a table.
     pub(crate) memtable_bytes: u64,
@@ -50,8 +50,6 @@ pub(crate) struct Options {
     pub(crate) filter_bits: f64,
     /// Bytes of disk: half for tables, half to merge them.
     pub(crate) disk_bytes: u64,
-    /// Holds merges back.
-    pub(crate) pace: Option<Arc<dyn Pace>>,
 }
 
 /// A memtable that takes no more entries, and what is known when it is a table.
@@ -103,6 +101,7 @@ pub(crate) struct Tree {
     damaged: AtomicBool,
     /// A sync failed: nothing is written any more.
     failed: AtomicBool,
+    pub(super) pace: OnceLock<Arc<dyn Pace>>,
 }
 
 /// The right to change the newest memtable.
@@ -136,6 +135,7 @@ impl Tree {
             next_number: AtomicU64::new(next_number),
             damaged: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            pace: OnceLock::new(),
         }
     }
 
@@ -184,7 +184,10 @@ impl Tree {
     pub(crate) fn point(&self, key: &PointKey) -> Result<Option<Point>, TableError> {
         let state = self.state();
         let newest = state.memtables().find_map(|memtable| memtable.look().point(key));
-        newest.map_or_else(|| self.point_in_tables(&state.version, key), Ok)
+        match newest {
+            Some(newest) => Ok(newest.there()),
+            None => self.point_in_tables(&state.version, key),
+        }
     }
 
     /// As [`Self::point`] for many blocks at once.
@@ -195,15 +198,18 @@ impl Tree {
     ) -> Vec<Result<Option<Point>, TableError>> {
         let state = self.state();
         let keys: Vec<_> = hashes.iter().map(|hash| PointKey::of(namespace, hash)).collect();
-        let mut newest: Vec<Option<Option<Point>>> = vec![None; keys.len()];
+        let mut newest: Vec<Option<Newest<Point>>> = vec![None; keys.len()];
         for memtable in state.memtables() {
             let view = memtable.look();
             for (found, key) in newest.iter_mut().zip(&keys).filter(|(found, _)| found.is_none()) {
                 *found = view.point(key);
             }
         }
-        let in_tables = |key| self.point_in_tables(&state.version, key);
-        newest.into_iter().zip(&keys).map(|(n, key)| n.map_or_else(|| in_tables(key), Ok)).collect()
+        let point = |(newest, key): (Option<Newest<Point>>, &PointKey)| match newest {
+            Some(newest) => Ok(newest.there()),
+            None => self.point_in_tables(&state.version, key),
+        };
+        newest.into_iter().zip(&keys).map(point).collect()
     }
 
     fn point_in_tables(
@@ -228,8 +234,8 @@ impl Tree {
     ) -> Result<Option<Arc<Record>>, TableError> {
         let state = self.state();
         let newest = state.memtables().find_map(|memtable| memtable.order(key));
-        if let Some(record) = newest {
-            return Ok(record.map(Arc::new));
+        if let Some(newest) = newest {
+            return Ok(newest.there().map(Arc::new));
         }
         let decode = |value: &[u8]| if value.is_empty() { Ok(None) } else { decode(value) };
         let decoded = state.version.get(&key.encode(), &self.cache, decode)?;

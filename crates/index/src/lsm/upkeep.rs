@@ -1,5 +1,6 @@
 //! What whoever owns the index does for it: freezing, flushing, merging, and keeping in step with the log.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::NamespaceId;
@@ -11,6 +12,7 @@ use super::index::LsmIndex;
 use super::keys::OrderKey;
 use super::maintain::Living;
 use super::table::TableError;
+use super::tree::Pace;
 
 /// What an index is made of at a moment, and what it did since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -74,6 +76,12 @@ impl LsmIndex {
     pub fn step(&self) -> bool {
         // The tree has told what went wrong.
         self.tree.step(self).unwrap_or(false)
+    }
+
+    /// Lets merges ask before they write; once, for good.
+    pub fn set_pace(&self, pace: Arc<dyn Pace>) {
+        // A second one would be a bug of the store, and is no reason to fail it.
+        drop(self.tree.pace.set(pace));
     }
 
     /// Whether something waits to become a table.

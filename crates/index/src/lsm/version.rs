@@ -95,7 +95,7 @@ impl Version {
     }
 
     pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
-        self.runs().flat_map(|run| run.tables())
+        self.runs().flat_map(Tables::tables)
     }
 
     pub(crate) fn bytes(&self) -> u64 {
