@@ -1,5 +1,5 @@
-//! The index against RocksDB (leveled and universal) and LMDB, in one run: each engine in a process of its own, all doing a
-//! part of the same work in turn.
+//! The index against RocksDB (leveled and universal) and LMDB, in one run: each engine in a process of its own, all
+//! doing a part of the same work in turn.
 //!
 //! Prints a table, and as its last line one JSON object: engine -> figures.
 

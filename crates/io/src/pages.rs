@@ -182,6 +182,7 @@ impl Pages {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "reads what the kernel says of memory")]
 mod tests {
     use super::*;
 

@@ -1,9 +1,9 @@
 //! The index over the tree: from chain hashes to extents, within bounded memory.
 //!
-//! 1. A block is present if its newest point leads to the present epoch of a segment. The extent's order entry then shows
-//!    it: both change in one batch, which readers see whole.
-//! 2. Bytes are handed out only for a full hash that stands in an order entry which shows the block. A point is found by
-//!    half of the hash: who shares it with another block is not put, a miss.
+//! 1. A block is present if its newest point leads to the present epoch of a segment. The extent's order entry then
+//!    shows it: both change in one batch, which readers see whole.
+//! 2. Bytes are handed out only for a full hash that stands in an order entry which shows the block. A point is found
+//!    by half of the hash: who shares it with another block is not put, a miss.
 //! 3. What cannot be read is not there: a damaged index costs misses until it is built anew.
 
 use std::collections::{BTreeMap, HashMap};

@@ -197,8 +197,8 @@ impl Tree {
         self.install(now.with_levels(levels), false)
     }
 
-    /// Lets a memtable go first if one waits. Not more than one for each table that a merge writes: whoever writes faster
-    /// than runs are merged has to wait for merges in the end.
+    /// Lets a memtable go first if one waits. Not more than one for each table that a merge writes: whoever writes
+    /// faster than runs are merged has to wait for merges in the end.
     fn give_way(&self) {
         let state = self.state();
         let Some(frozen) = state.frozen.back() else { return };

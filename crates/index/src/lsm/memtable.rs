@@ -2,8 +2,8 @@
 //!
 //! 1. A batch becomes visible whole.
 //! 2. Once it is frozen nothing changes any more.
-//! 3. Records are kept as tables hold them, and a point leads to the record that brought it: a block takes 16 bytes here
-//!    besides its hash. All of it but the order of extents goes back to the system with the memtable.
+//! 3. Records are kept as tables hold them, and a point leads to the record that brought it: a block takes 16 bytes
+//!    here besides its hash. All of it but the order of extents goes back to the system with the memtable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
