@@ -83,7 +83,8 @@ fn scenario(args: &Args, dir: &Path, page_tokens: u64) -> Scenario {
     }
     if args.adaptive_only {
         eprintln!("  {:?}", adaptive.asked);
-        eprintln!("  {:?}", adaptive.spent.last());
+        let spent = adaptive.spent.last().expect("it ran").since(&adaptive.spent[0]);
+        eprintln!("  {spent:?}, {:.0} pages", spent.pages());
         return Scenario::new(sizes, adaptive, Vec::new());
     }
     let mut statics = Vec::new();
