@@ -55,7 +55,7 @@
 //! gain over a shape that happens to be right.
 //!
 //! The real index says the same (`make bench NAME=controller`): with pages of 64 tokens 3% more pages than the best of
-//! 31 shapes in hindsight, and fewer than 28 of them; with pages of one token, where one prompt is longer than the window,
+//! 31 shapes in hindsight, and fewer than 28 of them; with pages of one token, where one prompt is about a window,
 //! 31% more. A stage is a few tens of flushes there, so deep levels are not touched within one, and a stage's cost
 //! depends more on whether a large merge falls into it than on the shape.
 
