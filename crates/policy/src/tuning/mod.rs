@@ -56,8 +56,10 @@
 //!
 //! The real index says the same (`make bench NAME=controller`): with pages of 64 tokens 3% more pages than the best of
 //! 31 shapes in hindsight, and fewer than 28 of them; with pages of one token, where one prompt is about a window,
-//! 31% more. A stage is a few tens of flushes there, so deep levels are not touched within one, and a stage's cost
-//! depends more on whether a large merge falls into it than on the shape.
+//! 31% more. That is one workload, and the margin is not robust: with windows twice and four times as long it was 65%
+//! and 52% more with pages of 64 tokens, 24% and 32% with pages of one. A stage is a few tens of flushes
+//! there, so deep levels are not touched within one, and a stage's cost depends more on whether a large merge falls
+//! into it than on the shape.
 
 mod controller;
 mod cost;
