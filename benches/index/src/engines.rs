@@ -1,112 +1,24 @@
 //! The engines: ours, and what others offer.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use dalsegno_core::{EngineChoice, StoreId};
-use dalsegno_index::{Index, LsmIndex, LsmOptions, Scope};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use heed::types::Bytes;
 
-use crate::workload::{CHAIN_BLOCKS, EXTENT_BLOCKS, NAMESPACE, extent, hash, hashes, key, value};
+use crate::engine::Engine;
+use crate::ours::Dalsegno;
+use crate::workload::{CHAIN_BLOCKS, EXTENT_BLOCKS, key, value};
 
-/// What a bench asks an index to do. Nothing is synced per put: the data is in a log that replays it.
-pub trait Engine {
-    /// Puts the blocks of one extent.
-    fn put(&mut self, first: u64);
-    /// Whether a block is there.
-    fn has(&mut self, block: u64) -> bool;
-    /// How many blocks of a whole chain are found, from its first on.
-    fn scan(&mut self, chain: u64) -> u64;
-    /// Waits until nothing is left to do behind the caller's back.
-    fn settle(&mut self);
-}
+/// What RocksDB keeps of blocks unless it is told otherwise; so ours does too.
+const CACHE_BYTES: u64 = 8 << 20;
 
 /// Opens the engine of this name in a directory.
 pub fn open(name: &str, dir: &Path) -> Box<dyn Engine> {
     match name {
-        "dalsegno" => Box::new(Dalsegno::open(dir)),
+        "dalsegno" => Box::new(Dalsegno::open(dir, CACHE_BYTES)),
         "rocksdb" => Box::new(Rocks::open(dir, false)),
         "rocksdb_universal" => Box::new(Rocks::open(dir, true)),
         "lmdb" => Box::new(Lmdb::open(dir)),
         other => panic!("no engine is called {other}"),
-    }
-}
-
-struct Dalsegno {
-    index: Arc<LsmIndex>,
-    worker: Option<std::thread::JoinHandle<()>>,
-    calls: std::sync::mpsc::SyncSender<()>,
-}
-
-impl Dalsegno {
-    fn open(dir: &Path) -> Self {
-        let pool = BufferPool::new(16 << 20, 1 << 20).expect("memory");
-        let options = DirectoryOptions {
-            engine: EngineChoice::Psync,
-            depth: 2,
-            ..DirectoryOptions::default()
-        };
-        let device = LocalDirectory::open(dir, options, &pool, Arc::new(SystemClock::new()))
-            .expect("a directory");
-        let (index, _) = LsmIndex::open(
-            Arc::new(device),
-            StoreId([1; 16]),
-            LsmOptions { cache_bytes: 8 << 20, ..LsmOptions::default() },
-        )
-        .expect("an index");
-        let index = Arc::new(index);
-        let (calls, called) = std::sync::mpsc::sync_channel(1);
-        let body = Arc::clone(&index);
-        let worker = std::thread::Builder::new()
-            .name("upkeep".into())
-            .spawn(move || {
-                while called.recv().is_ok() {
-                    while body.step() {}
-                }
-            })
-            .expect("a thread");
-        Self { index, worker: Some(worker), calls }
-    }
-}
-
-impl Engine for Dalsegno {
-    fn put(&mut self, first: u64) {
-        while self.index.is_stalled() {
-            let _ = self.calls.try_send(());
-            std::thread::sleep(std::time::Duration::from_micros(200));
-        }
-        assert_eq!(u64::from(self.index.insert(extent(first), &|_| true)), EXTENT_BLOCKS);
-        if self.index.is_full() {
-            self.index.freeze(Vec::new());
-            let _ = self.calls.try_send(());
-        }
-    }
-
-    fn has(&mut self, block: u64) -> bool {
-        self.index.probe(NAMESPACE, &[hash(block)]) == 1
-    }
-
-    fn scan(&mut self, chain: u64) -> u64 {
-        let first = chain * CHAIN_BLOCKS;
-        let runs =
-            self.index.resolve(NAMESPACE, &hashes(first..first + CHAIN_BLOCKS), Scope::Prefix);
-        runs.iter().map(|run| u64::from(run.count)).sum()
-    }
-
-    fn settle(&mut self) {
-        self.index.freeze(Vec::new());
-        while self.index.step() {}
-    }
-}
-
-impl Drop for Dalsegno {
-    fn drop(&mut self) {
-        let (calls, _) = std::sync::mpsc::sync_channel(1);
-        self.calls = calls;
-        if let Some(worker) = self.worker.take() {
-            worker.join().expect("the worker ends");
-        }
     }
 }
 

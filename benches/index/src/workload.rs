@@ -78,3 +78,15 @@ pub fn key(block: u64) -> [u8; KEY_BYTES] {
 pub fn value(block: u64) -> [u8; VALUE_BYTES] {
     hash(block ^ 1 << 63).0
 }
+
+/// The value below which this share of all lies.
+pub fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[((values.len() as f64 * share) as usize).min(values.len() - 1)]
+}
+
+/// The machine's load.
+pub fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
+}

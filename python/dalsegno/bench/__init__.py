@@ -1,8 +1,8 @@
 """Benches: each answers one question about the store on the machine at hand.
 
-A bench is a module of this package with a line ``SUMMARY`` that says what it measures, and
-``main(argv) -> int``. The last line that it prints is one JSON object with every number; a module
-without ``SUMMARY`` is a part shared by benches.
+A bench is a module of this package, ``index_scale`` for ``index-scale``, with a line ``SUMMARY``
+that says what it measures, and ``main(argv) -> int``. The last line that it prints is one JSON
+object with every number; a module without ``SUMMARY`` is a part shared by benches.
 
 A figure means something beside another one of the same run: a bench prints its baseline too.
 """
@@ -26,13 +26,14 @@ def summaries() -> dict[str, str]:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         summary = _summary(path)
         if summary is not None:
-            found[path.stem] = summary
+            found[path.stem.replace("_", "-")] = summary
     return found
 
 
 def run(name: str, argv: Sequence[str]) -> int:
     """Runs a bench of :func:`summaries` with its own arguments; returns its exit code."""
-    code = importlib.import_module(f"{__name__}.{name}").main(list(argv))
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    code = module.main(list(argv))
     return int(code)
 
 

@@ -3,18 +3,15 @@
 //!
 //! Prints a table, and as its last line one JSON object: engine -> figures.
 
-mod child;
-mod engines;
-mod workload;
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Parser;
 use serde::Serialize;
 
-use child::Child;
-use workload::{CHAIN_BLOCKS, KEY_BYTES, VALUE_BYTES};
+use dalsegno_bench_index::child::{Child, serve};
+use dalsegno_bench_index::engines;
+use dalsegno_bench_index::workload::{CHAIN_BLOCKS, KEY_BYTES, VALUE_BYTES, load, percentile};
 
 const ENGINES: [&str; 4] = ["dalsegno", "rocksdb", "rocksdb_universal", "lmdb"];
 
@@ -54,7 +51,7 @@ struct Figures {
 fn main() {
     let args = Args::parse();
     if let Some(engine) = &args.engine {
-        child::serve(engine, &args.dir);
+        serve(engines::open(engine, &args.dir));
         return;
     }
     let dir = args.dir.join(format!("dalsegno-bench-index-{}", std::process::id()));
@@ -64,38 +61,38 @@ fn main() {
     let load_start = load();
     let mut children: Vec<Child> =
         chosen.iter().map(|engine| Child::start(engine, &dir.join(engine))).collect();
-    let mut samples: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    let mut samples: BTreeMap<(String, &str), Vec<f64>> = BTreeMap::new();
     let part = blocks / args.rounds;
     for round in 0..args.rounds {
         for child in &mut children {
             let took = child.ask(&format!("put {} {part}", round * part));
-            samples.entry((child.name, "put")).or_default().push(took);
+            samples.entry((child.name.clone(), "put")).or_default().push(took);
         }
         let took = |child: &Child| {
-            format!("{} {:.1} s", child.name, samples[&(child.name, "put")][round as usize])
+            format!("{} {:.1} s", child.name, samples[&(child.name.clone(), "put")][round as usize])
         };
         let took: Vec<String> = children.iter().map(took).collect();
         eprintln!("put {} of {blocks} blocks: {}", (round + 1) * part, took.join(", "));
     }
     for child in &mut children {
         let took = child.ask("settle");
-        samples.entry((child.name, "settle")).or_default().push(took);
+        samples.entry((child.name.clone(), "settle")).or_default().push(took);
     }
     for round in 0..args.rounds {
         for child in &mut children {
             for (what, count) in [("hit", 20_000), ("miss", 50_000), ("scan", 500)] {
                 let took = child.ask(&format!("{what} {round} {count} {blocks}"));
-                samples.entry((child.name, what)).or_default().push(took / count as f64);
+                samples.entry((child.name.clone(), what)).or_default().push(took / count as f64);
             }
         }
         eprintln!("read {} of {} rounds", round + 1, args.rounds);
     }
     let mut told = serde_json::Map::new();
     for child in children {
-        let name = child.name;
-        let get = |what: &'static str| &samples[&(name, what)];
+        let name = child.name.clone();
+        let get = |what: &'static str| &samples[&(name.clone(), what)];
         let puts: f64 = get("put").iter().sum::<f64>() + get("settle")[0];
-        let usage = child.usage();
+        let usage = child.end();
         let figures = Figures {
             insert_kps: blocks as f64 / puts / 1e3,
             hit_us: median(get("hit")) * 1e6,
@@ -106,7 +103,7 @@ fn main() {
             write_amp: usage.written_bytes / (blocks as f64 * (KEY_BYTES + VALUE_BYTES) as f64),
             cpu_s: usage.cpu_s,
         };
-        told.insert(name.to_owned(), serde_json::to_value(figures).expect("plain numbers"));
+        told.insert(name.clone(), serde_json::to_value(figures).expect("plain numbers"));
     }
     let _ = std::fs::remove_dir_all(&dir);
     print_table(&told);
@@ -137,12 +134,5 @@ fn print_table(told: &serde_json::Map<String, serde_json::Value>) {
 }
 
 fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn load() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
+    percentile(values.to_vec(), 0.5)
 }

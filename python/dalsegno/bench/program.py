@@ -1,0 +1,58 @@
+"""Benches of the index are programs of their own: they time single calls of microseconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["build_and_run"]
+
+
+def build_and_run(
+    folder: str,
+    program: str,
+    arguments: Mapping[str, object],
+    *,
+    features: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Builds a Rust program of this checkout if needed and runs it.
+
+    Args:
+        folder: The program's workspace, a folder of ``benches/``.
+        program: Its name.
+        arguments: Option -> value, given as ``--option=value``.
+        features: Of its workspace, to be switched on.
+        environment: What the build needs besides the present environment.
+
+    Returns:
+        Its exit code; 1 if it cannot be built here, which is told on standard error.
+    """
+    source = Path(__file__).resolve().parents[3] / "benches" / folder
+    missing = _missing(source)
+    if missing is not None:
+        print(f"dalsegno: {missing}", file=sys.stderr)
+        return 1
+    root = Path(os.environ.get("CARGO_TARGET_DIR", source.parents[1] / "target"))
+    target = root / f"bench-{folder}"
+    build = ["cargo", "build", "--release", "--locked", "--quiet", f"--bin={program}"]
+    if features:
+        build.append(f"--features={','.join(features)}")
+    full = {**os.environ, **(environment or {}), "CARGO_TARGET_DIR": str(target)}
+    if subprocess.run(build, cwd=source, env=full, check=False).returncode != 0:
+        return 1
+    options = [f"--{name}={value}" for name, value in arguments.items()]
+    return subprocess.run([str(target / "release" / program), *options], check=False).returncode
+
+
+def _missing(source: Path) -> str | None:
+    """Says what a build lacks here, and what to do; ``None`` if it can be done."""
+    if not source.is_dir():
+        return "this bench runs from a checkout of the project: it compiles a program of its own"
+    if shutil.which("cargo") is None:
+        return "this bench compiles a program and needs Rust: https://rustup.rs"
+    return None
