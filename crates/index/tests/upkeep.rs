@@ -72,11 +72,8 @@ fn fill(index: &LsmIndex, next: &AtomicU64) {
 fn memtables_are_flushed_while_a_merge_goes_on_and_nothing_is_lost() {
     let directory = tempfile::tempdir().unwrap();
     let pool = BufferPool::new(4 << 20, 1 << 20).unwrap();
-    let options = DirectoryOptions {
-        engine: EngineChoice::Psync,
-        depth: 1,
-        ..DirectoryOptions::default()
-    };
+    let options =
+        DirectoryOptions { engine: EngineChoice::Psync, depth: 1, ..DirectoryOptions::default() };
     let clock = Arc::new(SystemClock::new());
     let device = LocalDirectory::open(directory.path(), options, &pool, clock).unwrap();
     // Small tables: a merge writes several of them.
