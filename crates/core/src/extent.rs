@@ -22,6 +22,8 @@ pub struct Location {
     pub offset: u64,
     /// Bytes of the header, a multiple of the sector; the payload follows.
     pub header_bytes: u32,
+    /// Bytes of the payload if it is coded, a multiple of the sector; zero if it is plain.
+    pub coded_bytes: u64,
 }
 
 /// Consecutive blocks of one chain as they lie in the log, layer-major.
@@ -61,10 +63,19 @@ impl Extent {
         layer_stride_bytes(self.layout, self.block_count())
     }
 
-    /// Bytes of the payload.
+    /// Whether its payload is coded, so that only its header says where a layer lies.
+    #[must_use]
+    pub fn is_coded(&self) -> bool {
+        self.location.coded_bytes > 0
+    }
+
+    /// Bytes of the payload as it is stored.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
-        self.layer_stride_bytes() * u64::from(self.layout.layers())
+        match self.location.coded_bytes {
+            0 => self.layer_stride_bytes() * u64::from(self.layout.layers()),
+            coded_bytes => coded_bytes,
+        }
     }
 
     /// Bytes of header and payload in the segment.
@@ -73,13 +84,14 @@ impl Extent {
         u64::from(self.location.header_bytes) + self.payload_bytes()
     }
 
-    /// Offset in the segment of slice (`layer`, `block`).
+    /// Offset in the segment of slice (`layer`, `block`) of a plain extent.
     ///
     /// # Panics
     ///
-    /// If the slice lies outside of the grid.
+    /// If the slice lies outside of the grid, or the extent is coded.
     #[must_use]
     pub fn slice_offset(&self, layer: u32, block: u32) -> u64 {
+        assert!(!self.is_coded(), "slices of a coded extent have no place");
         assert!(layer < self.layout.layers() && block < self.block_count(), "slice out of grid");
         self.location.offset
             + u64::from(self.location.header_bytes)

@@ -50,6 +50,8 @@ pub struct Limits {
     pub staging_bytes: u64,
     /// Bytes of extent headers kept in memory.
     pub header_cache_bytes: u64,
+    /// Bytes of coded extents that wait to be written.
+    pub coding_bytes: u64,
     /// Where the index lives.
     pub index: IndexChoice,
     /// Bytes of memory of an index in files.
@@ -96,14 +98,15 @@ impl Config {
             IndexChoice::Lsm => (capacity_bytes / INDEX_SHARE).max(MIN_INDEX_BYTES),
         };
         let segments = self.segment_count(capacity_bytes, segment_bytes, index_bytes)?;
+        let extent_bytes = sector_down(
+            self.extent.unwrap_or(32 << 20).min(segment_bytes / 4).max(2 * SECTOR_BYTES),
+        );
         let limits = Limits {
             capacity_bytes,
             capacity_is_default: self.capacity.is_none(),
             segment_bytes,
             segment_count: u32::try_from(segments.min(MAX_SEGMENTS)).expect("bounded"),
-            extent_bytes: sector_down(
-                self.extent.unwrap_or(32 << 20).min(segment_bytes / 4).max(2 * SECTOR_BYTES),
-            ),
+            extent_bytes,
             dram_bytes: self.dram.unwrap_or(256 << 20),
             dram_admission: self.dram_admission,
             admission: self.admission,
@@ -124,6 +127,8 @@ impl Config {
                 64 << 30,
             )?,
             header_cache_bytes: self.header_cache.unwrap_or(32 << 20),
+            // One is coded while another is written.
+            coding_bytes: 2 * extent_bytes,
             index: self.index,
             index_bytes,
             index_tuning: self.index_tuning,

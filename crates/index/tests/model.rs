@@ -38,7 +38,13 @@ fn extent(id: u64, path: &[u8], first: usize, index: &MemoryIndex) -> Extent {
         first_block_index: place.first_block_index,
         parent: parent.unwrap_or_default(),
         layout: KvLayout::new(1, 4096).unwrap(),
-        location: Location { segment: id % 5, epoch: 1, offset: 4096, header_bytes: 4096 },
+        location: Location {
+            segment: id % 5,
+            epoch: 1,
+            offset: 4096,
+            header_bytes: 4096,
+            coded_bytes: 0,
+        },
         hashes: hashes[first..].to_vec(),
     }
 }

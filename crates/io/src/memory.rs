@@ -46,6 +46,15 @@ impl Memory {
         Self { start, len, writable, owner }
     }
 
+    /// Takes bytes over for reading; they live, and `with` too, until the last piece is dropped.
+    #[must_use]
+    pub fn owned(bytes: Vec<u8>, with: impl Any + Send + Sync) -> Self {
+        let (start, len) = (NonNull::from(bytes.as_slice()).cast(), bytes.len());
+        let owner = Arc::new((bytes, with));
+        // SAFETY: the owner keeps the vector, whose bytes stay where they are, and nobody else has access to it.
+        unsafe { Self::from_raw(start, len, false, owner) }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -209,6 +218,17 @@ mod tests {
             drop(memory);
         });
         assert!(bytes[..16].iter().all(|b| *b == 7) && bytes[16..].iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn owned_bytes_live_until_the_last_piece_is_dropped() {
+        let alive = Arc::new(());
+        let mut memory = Memory::owned(vec![1, 2, 3], Arc::clone(&alive));
+        let head = memory.split_to(1);
+        drop(memory);
+        assert_eq!((head.as_slice(), Arc::strong_count(&alive)), (&[1_u8][..], 2));
+        drop(head);
+        assert_eq!(Arc::strong_count(&alive), 1);
     }
 
     #[test]

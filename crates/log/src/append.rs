@@ -11,8 +11,10 @@ use dalsegno_core::{ChainHash, Durability, Extent, KvLayout, NamespaceId};
 use dalsegno_io::Memory;
 
 use crate::call::Call;
+use crate::coded::Coded;
 use crate::error::LogError;
-use crate::format::{RecordHeader, RecordKind, record_header_bytes};
+use crate::format::{RecordHeader, RecordKind, Units, record_header_bytes};
+use crate::headers::Tables;
 use crate::log::{Core, Log};
 use crate::plan::Piece;
 use crate::reserve::{Reservation, Room};
@@ -49,7 +51,7 @@ pub struct Appended {
 }
 
 impl NewExtent {
-    fn block_count(&self) -> u32 {
+    pub(crate) fn block_count(&self) -> u32 {
         u32::try_from(self.hashes.len()).expect("bounded by MAX_EXTENT_BLOCKS")
     }
 
@@ -57,7 +59,7 @@ impl NewExtent {
         record_header_bytes(self.block_count(), self.layout.layers())
     }
 
-    /// Header and payload.
+    /// Header and payload, plain.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         u64::from(self.header_bytes()) + self.layout.payload_bytes(self.block_count())
@@ -68,6 +70,7 @@ impl NewExtent {
         core: &Core,
         place: &Reservation,
         slice_crcs: Vec<u32>,
+        units: Option<Units>,
     ) -> RecordHeader {
         RecordHeader {
             store: core.store,
@@ -81,7 +84,7 @@ impl NewExtent {
             parent: self.parent,
             first_block_index: self.first_block_index,
             hashes: self.hashes.clone(),
-            kind: RecordKind::Extent { layout: self.layout, slice_crcs },
+            kind: RecordKind::Extent { layout: self.layout, slice_crcs, units },
         }
     }
 }
@@ -90,8 +93,14 @@ impl NewExtent {
 #[derive(Debug)]
 pub struct Append {
     extent: NewExtent,
-    blocks: Vec<Vec<Memory>>,
+    body: Body,
     place: Reservation,
+}
+
+#[derive(Debug)]
+enum Body {
+    Plain(Vec<Vec<Memory>>),
+    Coded(Coded),
 }
 
 impl Append {
@@ -104,11 +113,38 @@ impl Append {
     pub fn new(extent: NewExtent, blocks: Vec<Vec<Memory>>, place: Reservation) -> Self {
         assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
         assert_eq!(place.bytes, extent.total_bytes(), "room for another extent");
-        Self { extent, blocks, place }
+        Self { extent, body: Body::Plain(blocks), place }
+    }
+
+    /// An extent that was coded and goes to a place of [`Coded::total_bytes`].
+    ///
+    /// # Panics
+    ///
+    /// If the place is of another size.
+    #[must_use]
+    pub fn coded(extent: NewExtent, coded: Coded, place: Reservation) -> Self {
+        assert_eq!(place.bytes, coded.total_bytes(&extent), "room for another extent");
+        Self { extent, body: Body::Coded(coded), place }
     }
 }
 
 impl Log {
+    /// Reserves room for a coded extent.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::reserve`].
+    pub fn reserve_coded(
+        &self,
+        extent: NewExtent,
+        coded: Coded,
+        relocating: bool,
+    ) -> Result<Append, LogError> {
+        let room = if relocating { Room::Reserve } else { Room::Creatable };
+        let place = self.core.reserve(coded.total_bytes(&extent), room)?;
+        Ok(Append::coded(extent, coded, place))
+    }
+
     /// Reserves room for an extent. `blocks[b]` holds the bytes of block `b`, layer 0 first, in as many pieces as the
     /// caller has. Nothing is written before [`Log::append`].
     ///
@@ -154,10 +190,22 @@ impl Log {
         let rules = core.rules(!call.must_stage());
         let mut headers = Vec::with_capacity(appends.len());
         let mut writings = Vec::with_capacity(appends.len());
-        for Append { extent, blocks, place } in appends {
-            let header = extent.header(core, &place, Vec::new());
-            let pieces = payload_pieces(&header, into_slices(extent.layout, blocks));
-            writings.push(Writing::extent(Arc::clone(&place.pin), header.clone(), pieces, rules));
+        for Append { extent, body, place } in appends {
+            let pin = Arc::clone(&place.pin);
+            let header = match body {
+                Body::Plain(blocks) => {
+                    let header = extent.header(core, &place, Vec::new(), None);
+                    let pieces = payload_pieces(&header, into_slices(extent.layout, blocks));
+                    writings.push(Writing::extent(pin, header.clone(), pieces, rules));
+                    header
+                }
+                Body::Coded(Coded { slice_crcs, units, payload }) => {
+                    let header = extent.header(core, &place, slice_crcs, Some(units));
+                    // Its memory is ours: the device may take it from there although the call may end before.
+                    writings.push(Writing::coded(pin, &header, payload, core.rules(true)));
+                    header
+                }
+            };
             headers.push((header, place));
         }
         core.write(&mut writings, call);
@@ -204,7 +252,8 @@ impl Core {
         match written {
             Ok(crcs) => {
                 let extent = header.extent().expect("an extent's header");
-                self.headers.insert(extent.id, Arc::from(crcs));
+                let units = header.units().cloned();
+                self.headers.insert(extent.id, Arc::new(Tables { crcs, units }));
                 self.segments.lock().note_record(header.segment, header.sequence, header.born);
                 Ok(Appended { extent, pin: place.pin })
             }

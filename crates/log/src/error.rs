@@ -46,6 +46,8 @@ pub enum LogError {
 pub enum Cause {
     /// A slice's checksum does not match.
     SliceChecksum,
+    /// A unit of a coded extent is damaged: its checksum does not match, or it cannot be decoded.
+    Codec,
     /// The extent's header is damaged.
     Header,
     /// The bytes belong to another place or another extent.
@@ -66,8 +68,9 @@ pub enum Cause {
 
 impl Cause {
     /// All causes, in the order of their counters.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::SliceChecksum,
+        Self::Codec,
         Self::Header,
         Self::WrongPlace,
         Self::Truncated,
@@ -83,6 +86,7 @@ impl Cause {
     pub fn name(self) -> &'static str {
         match self {
             Self::SliceChecksum => "slice_checksum",
+            Self::Codec => "codec",
             Self::Header => "header",
             Self::WrongPlace => "wrong_place",
             Self::Truncated => "truncated",
@@ -97,7 +101,10 @@ impl Cause {
     /// Whether the stored bytes are bad, so that the extent must not be read again.
     #[must_use]
     pub fn is_damage(self) -> bool {
-        matches!(self, Self::SliceChecksum | Self::Header | Self::WrongPlace | Self::Truncated)
+        matches!(
+            self,
+            Self::SliceChecksum | Self::Codec | Self::Header | Self::WrongPlace | Self::Truncated
+        )
     }
 
     pub(crate) fn of_io(error: &IoError) -> Self {

@@ -1,4 +1,4 @@
-//! Slice checksums of extents whose headers were read and verified, within a byte bound.
+//! Tables of extents whose headers were read and verified, within a byte bound.
 //!
 //! 1. The sum of the entries' bytes never exceeds the bound.
 //! 2. An entry is dropped by second chance: one that was used since the hand last passed stays for another round.
@@ -9,8 +9,18 @@ use std::sync::Arc;
 use dalsegno_core::ExtentId;
 use parking_lot::Mutex;
 
-/// crc32c of every slice, layer-major.
-pub(crate) type SliceCrcs = Arc<[u32]>;
+use crate::format::Units;
+
+/// What a header says of the payload.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    /// crc32c of every slice, layer-major.
+    pub(crate) crcs: Vec<u32>,
+    /// Of a coded extent.
+    pub(crate) units: Option<Units>,
+}
+
+pub(crate) type SharedTables = Arc<Tables>;
 
 #[derive(Debug)]
 pub(crate) struct HeaderCache {
@@ -27,13 +37,14 @@ struct State {
 
 #[derive(Debug)]
 struct Entry {
-    crcs: SliceCrcs,
+    tables: SharedTables,
     used: bool,
 }
 
-fn cost(crcs: &SliceCrcs) -> u64 {
+fn cost(tables: &SharedTables) -> u64 {
     // Map entry, queue entry and allocation, roughly.
-    96 + crcs.len() as u64 * 4
+    let units = tables.units.as_ref().map_or(0, |units| 32 + u64::from(units.count()) * 8);
+    96 + tables.crcs.len() as u64 * 4 + units
 }
 
 impl HeaderCache {
@@ -41,21 +52,21 @@ impl HeaderCache {
         Self { bound, state: Mutex::default() }
     }
 
-    pub(crate) fn get(&self, id: ExtentId) -> Option<SliceCrcs> {
+    pub(crate) fn get(&self, id: ExtentId) -> Option<SharedTables> {
         let mut state = self.state.lock();
         let entry = state.entries.get_mut(&id)?;
         entry.used = true;
-        Some(Arc::clone(&entry.crcs))
+        Some(Arc::clone(&entry.tables))
     }
 
-    pub(crate) fn insert(&self, id: ExtentId, crcs: SliceCrcs) {
-        if cost(&crcs) > self.bound {
+    pub(crate) fn insert(&self, id: ExtentId, tables: SharedTables) {
+        if cost(&tables) > self.bound {
             return;
         }
         let mut state = self.state.lock();
-        state.bytes += cost(&crcs);
-        match state.entries.insert(id, Entry { crcs, used: false }) {
-            Some(old) => state.bytes -= cost(&old.crcs),
+        state.bytes += cost(&tables);
+        match state.entries.insert(id, Entry { tables, used: false }) {
+            Some(old) => state.bytes -= cost(&old.tables),
             None => state.order.push_back(id),
         }
         while state.bytes > self.bound {
@@ -85,7 +96,7 @@ impl HeaderCache {
 impl State {
     fn drop_entry(&mut self, id: ExtentId) {
         if let Some(entry) = self.entries.remove(&id) {
-            self.bytes -= cost(&entry.crcs);
+            self.bytes -= cost(&entry.tables);
         }
     }
 }
@@ -97,12 +108,12 @@ mod tests {
     #[test]
     fn the_bound_holds_and_used_entries_survive_a_round() {
         let cache = HeaderCache::new(10 * (96 + 40));
-        let crcs: SliceCrcs = Arc::from(vec![0; 10]);
+        let tables = Arc::new(Tables { crcs: vec![0; 10], units: None });
         for i in 0..10 {
-            cache.insert(ExtentId(i), Arc::clone(&crcs));
+            cache.insert(ExtentId(i), Arc::clone(&tables));
         }
         assert!(cache.get(ExtentId(0)).is_some());
-        cache.insert(ExtentId(10), crcs);
+        cache.insert(ExtentId(10), tables);
         assert!(cache.get(ExtentId(0)).is_some(), "used");
         assert!(cache.get(ExtentId(1)).is_none(), "oldest unused");
         assert!(cache.state.lock().bytes <= cache.bound);

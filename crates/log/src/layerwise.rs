@@ -3,6 +3,8 @@
 //! 1. Room for the whole extent is reserved first; each layer is one contiguous range of it.
 //! 2. The header goes in last: until then no reader and no recovery can see the extent.
 //! 3. An extent that is not committed becomes a void.
+//! 4. It is always plain: where a coded layer lies depends on those before it, and layers come in any order. What is
+//!    merged or moved later is coded then.
 
 use std::sync::Arc;
 
@@ -96,7 +98,7 @@ impl LayerAppend {
         assert!(self.missing_layers().is_empty(), "all layers are stored before commit");
         let place = self.place.take().expect("not committed");
         let crcs = std::mem::take(&mut self.crcs).concat();
-        let header = self.extent.header(&self.core, &place, crcs.clone());
+        let header = self.extent.header(&self.core, &place, crcs.clone(), None);
         let writing = Writing::header(Arc::clone(&place.pin), &header, self.core.rules(false));
         let written =
             self.core.write_one(writing, call).and_then(|_| match self.core.options.durability {

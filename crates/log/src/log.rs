@@ -7,6 +7,7 @@ use dalsegno_core::{Clock, Durability, ExtentId, Limits, Location, StoreId};
 use dalsegno_io::{BufferPool, Device, IoError};
 use parking_lot::Mutex;
 
+use crate::coded::{Coders, Room};
 use crate::cover::Cover;
 use crate::error::LogError;
 use crate::headers::HeaderCache;
@@ -30,6 +31,8 @@ pub struct LogOptions {
     pub io_request_bytes: u64,
     /// Bytes of verified headers kept in memory.
     pub header_cache_bytes: u64,
+    /// Bytes of coded extents that wait to be written.
+    pub coding_bytes: u64,
     /// Nothing is written; for looking at a store.
     pub read_only: bool,
 }
@@ -43,6 +46,7 @@ impl From<&Limits> for LogOptions {
             io_depth: limits.io_depth,
             io_request_bytes: limits.io_request_bytes,
             header_cache_bytes: limits.header_cache_bytes,
+            coding_bytes: limits.coding_bytes,
             read_only: false,
         }
     }
@@ -61,6 +65,10 @@ pub(crate) struct Core {
     pub(crate) creating: Mutex<()>,
     pub(crate) headers: HeaderCache,
     pub(crate) stats: LogStats,
+    pub(crate) coders: Coders,
+    pub(crate) coding_room: Arc<Room>,
+    /// Whether the store's header says that there may be coded extents.
+    coded: AtomicBool,
     poisoned: AtomicBool,
     closed: AtomicBool,
 }
@@ -106,7 +114,9 @@ impl Log {
         cover: impl FnOnce(StoreId) -> Option<Vec<u8>>,
     ) -> Result<(Self, Recovered), LogError> {
         let mut core = Core::new(device, clock, pool, options);
-        core.store = crate::meta::open_store(&core, new_store)?;
+        let header = crate::meta::open_store(&core, new_store)?;
+        core.store = header.store;
+        core.set_coded(header.is_coded);
         if !options.read_only {
             // A process that was killed may have created a segment without making its name durable.
             core.device.sync_names()?;
@@ -236,6 +246,9 @@ impl Core {
             creating: Mutex::default(),
             headers: HeaderCache::new(options.header_cache_bytes),
             stats: LogStats::default(),
+            coders: Coders::default(),
+            coding_room: Room::new(options.coding_bytes),
+            coded: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
@@ -254,6 +267,7 @@ impl Core {
             io_depth: 8,
             io_request_bytes: pool.largest() as u64,
             header_cache_bytes: 0,
+            coding_bytes: 0,
             read_only: true,
         };
         Self::new(device, clock, pool, options)
@@ -273,6 +287,15 @@ impl Core {
             return Err(LogError::Io(IoError::Closed));
         }
         if self.poisoned.load(Ordering::Acquire) { Err(LogError::Poisoned) } else { Ok(()) }
+    }
+
+    /// Whether coded extents may be written.
+    pub(crate) fn is_coded(&self) -> bool {
+        self.coded.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_coded(&self, is_coded: bool) {
+        self.coded.store(is_coded, Ordering::Release);
     }
 
     pub(crate) fn poison(&self, why: &dyn std::fmt::Display) {

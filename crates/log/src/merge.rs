@@ -12,8 +12,9 @@ use std::sync::Arc;
 use dalsegno_core::Durability;
 use dalsegno_io::Memory;
 
-use crate::append::{Appended, NewExtent};
+use crate::append::{Append, Appended, NewExtent};
 use crate::call::Call;
+use crate::coded::Coded;
 use crate::error::LogError;
 use crate::layerwise::LayerAppend;
 use crate::log::{Core, Log};
@@ -23,6 +24,13 @@ use crate::reserve::Room;
 #[derive(Debug)]
 pub struct MergeAppend {
     append: LayerAppend,
+    under_way: UnderWay,
+}
+
+/// A merged extent that was coded, and is written in one go.
+#[derive(Debug)]
+pub struct CodedMerge {
+    append: Append,
     under_way: UnderWay,
 }
 
@@ -51,6 +59,41 @@ impl Log {
         let place = self.core.reserve(extent.total_bytes(), Room::Merging { born })?;
         let under_way = UnderWay(Arc::clone(&self.core));
         Ok(MergeAppend { append: self.begin_layers(extent, place), under_way })
+    }
+
+    /// The same for an extent that was coded.
+    ///
+    /// # Errors
+    ///
+    /// As [`Log::begin_merge`].
+    ///
+    /// # Panics
+    ///
+    /// If another one is under way.
+    pub fn begin_coded_merge(
+        &self,
+        extent: NewExtent,
+        coded: Coded,
+    ) -> Result<CodedMerge, LogError> {
+        let born = extent.born.expect("what is merged was put before");
+        let place = self.core.reserve(coded.total_bytes(&extent), Room::Merging { born })?;
+        let under_way = UnderWay(Arc::clone(&self.core));
+        Ok(CodedMerge { append: Append::coded(extent, coded, place), under_way })
+    }
+}
+
+impl CodedMerge {
+    /// Writes the extent and makes it durable.
+    ///
+    /// # Errors
+    ///
+    /// As [`MergeAppend::commit`].
+    pub fn commit(self, call: &Call) -> Result<Appended, LogError> {
+        let Self { append, under_way } = self;
+        let log = Log { core: Arc::clone(&under_way.0) };
+        let appended = log.append(vec![append], call).remove(0)?;
+        under_way.0.make_durable(&appended, call)?;
+        Ok(appended)
     }
 }
 

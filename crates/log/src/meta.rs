@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Namespace, StoreId};
+use dalsegno_core::{Clock, Coding, Namespace, StoreId};
 use dalsegno_io::{BufferPool, Device, OpenMode, Operation};
 
 use crate::call::Call;
@@ -16,10 +16,10 @@ use crate::log::{Core, Log};
 
 const ONE_SECTOR: u64 = SECTOR as u64;
 
-/// Finds the store's id: from its header, else from its segments, else `new_store` for a new store.
-pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreId, LogError> {
+/// Finds the store's header: its own, else what its segments tell, else that of a new store named `new_store`.
+pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreHeader, LogError> {
     match read_store_header(core)? {
-        Some(Ok(header)) => return Ok(header.store),
+        Some(Ok(header)) => return Ok(header),
         Some(Err(FormatError::Newer(version))) => {
             let source = FormatError::Newer(version);
             return Err(LogError::Format { file: STORE_FILE.to_owned(), source });
@@ -33,14 +33,17 @@ pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreId, Log
         }
         None => {}
     }
-    let store = header_of_segments(core)?.map_or(new_store, |header| header.store);
+    let segment_bytes = core.options.segment_bytes;
+    let new = StoreHeader { store: new_store, segment_bytes, is_coded: false };
+    let header =
+        header_of_segments(core)?.map_or(new, |found| StoreHeader { segment_bytes, ..found });
     if core.options.read_only {
-        return Ok(store);
+        return Ok(header);
     }
     let mut sector = [0; SECTOR];
-    StoreHeader { store, segment_bytes: core.options.segment_bytes }.encode(&mut sector);
+    header.encode(&mut sector);
     create_sector_file(core, STORE_FILE, &mut sector)?;
-    Ok(store)
+    Ok(header)
 }
 
 fn read_store_header(core: &Core) -> Result<Option<Result<StoreHeader, FormatError>>, LogError> {
@@ -62,7 +65,9 @@ pub(crate) fn header_of_segments(core: &Core) -> Result<Option<StoreHeader>, Log
         }
     }
     let winner = votes.into_iter().max_by_key(|(_, count)| *count);
-    Ok(winner.map(|((store, segment_bytes), _)| StoreHeader { store, segment_bytes }))
+    // Segments do not tell whether there are coded extents, so there may be.
+    let header = |(store, segment_bytes)| StoreHeader { store, segment_bytes, is_coded: true };
+    Ok(winner.map(|(found, _)| header(found)))
 }
 
 /// The store's own header, of a store that may be open elsewhere.
@@ -103,42 +108,70 @@ fn create_sector_file(core: &Core, name: &str, sector: &mut [u8]) -> Result<(), 
     Ok(result?)
 }
 
-/// Stores what a namespace stands for, unless that is stored already. `false` if the description is too long to store.
+/// Lets the store hold coded extents: from then on a Dalsegno that cannot read them refuses to open it. To be called by
+/// one thread at a time.
+///
+/// # Errors
+///
+/// Whatever the device says; extents are stored plain then.
+pub fn allow_coding(log: &Log) -> Result<(), LogError> {
+    let core = &log.core;
+    if core.is_coded() {
+        return Ok(());
+    }
+    core.check_writable()?;
+    let segment_bytes = core.options.segment_bytes;
+    let mut sector = [0; SECTOR];
+    StoreHeader { store: core.store, segment_bytes, is_coded: true }.encode(&mut sector);
+    let opened = core.device.open(STORE_FILE, OpenMode::ReadWrite)?;
+    let call = core.patient_call();
+    let written = core
+        .transfer(Operation::Write, opened.file, 0, &mut sector, &call)
+        .and_then(|()| core.sync_file(opened.file, &call));
+    core.device.close(opened.file);
+    written?;
+    core.set_coded(true);
+    Ok(())
+}
+
+/// Stores what a namespace stands for and how its new extents are stored, unless that is stored already. `false` if the
+/// description is too long to store.
 ///
 /// # Errors
 ///
 /// Whatever the device says. Blocks of the namespace can be stored and read all the same.
-pub fn write_namespace(log: &Log, namespace: &Namespace) -> Result<bool, LogError> {
+pub fn write_namespace(log: &Log, namespace: &Namespace, coding: Coding) -> Result<bool, LogError> {
     let core = &log.core;
     let name = namespace_file(namespace.id());
     if core.device.list()?.iter().any(|entry| entry.name == name) {
         let stored = read_sector(core, &name).map(|sector| NamespaceSector::decode(&sector));
-        if matches!(stored, Ok(Ok(NamespaceSector(found))) if found == *namespace) {
+        let told = NamespaceSector(namespace.clone(), coding);
+        if matches!(stored, Ok(Ok(found)) if found == told) {
             return Ok(true);
         }
         core.device.remove(&name)?;
     }
     let mut sector = [0; SECTOR];
-    if !NamespaceSector(namespace.clone()).encode(&mut sector) {
+    if !NamespaceSector(namespace.clone(), coding).encode(&mut sector) {
         return Ok(false);
     }
     create_sector_file(core, &name, &mut sector)?;
     Ok(true)
 }
 
-/// Reads the namespace descriptors; damaged ones are left out.
+/// Reads the namespace descriptors, with how new extents are stored; damaged ones are left out.
 ///
 /// # Errors
 ///
 /// If the directory cannot be listed.
-pub fn read_namespaces(log: &Log) -> Result<Vec<Namespace>, LogError> {
+pub fn read_namespaces(log: &Log) -> Result<Vec<(Namespace, Coding)>, LogError> {
     let core = &log.core;
     let mut namespaces = Vec::new();
     for entry in core.device.list()? {
         let Some(id) = namespace_of_file(&entry.name) else { continue };
         match read_sector(core, &entry.name).map(|sector| NamespaceSector::decode(&sector)) {
-            Ok(Ok(NamespaceSector(namespace))) if namespace.id() == id => {
-                namespaces.push(namespace);
+            Ok(Ok(NamespaceSector(namespace, coding))) if namespace.id() == id => {
+                namespaces.push((namespace, coding));
             }
             _ => tracing::warn!(
                 "{} is damaged; it is written again when the namespace is used",

@@ -29,7 +29,8 @@ impl Piece {
         self.offset + self.len as u64
     }
 
-    fn split_to(&mut self, len: usize) -> Self {
+    /// Takes the first `len` bytes off.
+    pub(crate) fn split_to(&mut self, len: usize) -> Self {
         let head = Self {
             offset: self.offset,
             len,

@@ -15,10 +15,11 @@ use crate::append::{pieces_of, take_front};
 use crate::call::Call;
 use crate::error::Cause;
 use crate::format::{RecordHeader, RecordKind};
-use crate::headers::SliceCrcs;
+use crate::headers::{SharedTables, Tables};
 use crate::log::{Core, Log};
 use crate::plan::{Chunk, Piece, cut};
 use crate::pump::{Pump, Stop, Work};
+use crate::read_units::WantedUnit;
 use crate::segment::Pin;
 use crate::stats::LogStats;
 
@@ -57,7 +58,7 @@ pub struct BlockRead {
 /// A slice while its parts arrive, in any order. They are summed in theirs: joining the checksums of parts costs as
 /// much as summing half a megabyte.
 #[derive(Default)]
-struct Slice {
+pub(crate) struct Slice {
     /// Bytes summed so far.
     summed: usize,
     crc: u32,
@@ -68,7 +69,7 @@ struct Slice {
 }
 
 impl Slice {
-    fn arrive(&mut self, offset: usize, memory: Memory) {
+    pub(crate) fn arrive(&mut self, offset: usize, memory: Memory) {
         self.early.insert(offset, memory);
         while let Some(memory) = self.early.remove(&self.summed) {
             self.crc = crc32c::crc32c_append(self.crc, memory.as_slice());
@@ -79,13 +80,15 @@ impl Slice {
 }
 
 /// An extent while it is read.
-struct Reading {
-    extent: Extent,
-    first_layer: u32,
-    blocks: Vec<u32>,
-    crcs: Option<SliceCrcs>,
-    slices: Vec<Slice>,
-    outcomes: Vec<BlockOutcome>,
+pub(crate) struct Reading {
+    pub(crate) extent: Extent,
+    pub(crate) first_layer: u32,
+    pub(crate) blocks: Vec<u32>,
+    pub(crate) tables: Option<SharedTables>,
+    /// Of a coded extent, where its slices go, until its tables are known.
+    pub(crate) unplanned: Vec<Vec<Memory>>,
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) outcomes: Vec<BlockOutcome>,
     pin: Arc<Pin>,
 }
 
@@ -93,6 +96,8 @@ struct Reading {
 struct InFlight {
     reading: usize,
     chunk: Chunk,
+    /// Units in it, if it is part of a coded payload.
+    units: Vec<WantedUnit>,
 }
 
 impl Log {
@@ -109,9 +114,11 @@ impl Log {
         let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
         for (index, read) in reads.into_iter().enumerate() {
             results.push(read.targets.iter().map(|_| BlockRead::lost(Cause::Recycled)).collect());
-            if let Some((reading, planned)) = core.plan_read(read, call) {
+            if let Some((mut reading, planned)) = core.plan_read(read, call) {
                 let number = readings.len();
-                chunks.extend(planned.into_iter().map(|chunk| InFlight { reading: number, chunk }));
+                let plain = |chunk| InFlight { reading: number, chunk, units: Vec::new() };
+                chunks.extend(planned.into_iter().map(plain));
+                chunks.extend(core.units_of(number, &mut reading));
                 readings.push((index, reading));
             }
         }
@@ -134,7 +141,7 @@ impl Core {
     fn plan_read(&self, read: ExtentRead, call: &Call) -> Option<(Reading, Vec<Chunk>)> {
         let ExtentRead { extent, layers, targets } = read;
         let pin = Arc::new(self.pin(extent.location)?);
-        let crcs = self.headers.get(extent.id);
+        let tables = self.headers.get(extent.id);
         let layer_count = layers.end - layers.start;
         let blocks: Vec<u32> = targets.iter().map(|target| target.block).collect();
         let slice_bytes = extent.layout.slice_bytes() as usize;
@@ -147,13 +154,15 @@ impl Core {
                 slices[layer * blocks.len() + target] = take_front(&mut memory, slice_bytes);
             }
         }
-        let header = crcs.is_none().then(|| Piece {
+        let header = tables.is_none().then(|| Piece {
             offset: extent.location.offset,
             len: extent.location.header_bytes as usize,
             memory: None,
             slice: 0,
             slice_offset: 0,
         });
+        let (unplanned, slices) =
+            if extent.is_coded() { (slices, Vec::new()) } else { (Vec::new(), slices) };
         let payload = slices.into_iter().enumerate().flat_map(|(index, memory)| {
             let (layer, target) = (index / blocks.len(), index % blocks.len());
             let layer = layers.start + u32::try_from(layer).expect("layer count is bounded");
@@ -165,10 +174,19 @@ impl Core {
         arriving.resize_with(blocks.len() * layer_count as usize, Slice::default);
         let outcomes = vec![Ok(()); blocks.len()];
         let first_layer = layers.start;
-        Some((
-            Reading { extent, first_layer, blocks, crcs, slices: arriving, outcomes, pin },
-            chunks,
-        ))
+        let slices = arriving;
+        let reading =
+            Reading { extent, first_layer, blocks, tables, unplanned, slices, outcomes, pin };
+        Some((reading, chunks))
+    }
+
+    /// Requests for a coded extent, as soon as its tables are known.
+    fn units_of(&self, number: usize, reading: &mut Reading) -> Vec<InFlight> {
+        if reading.unplanned.is_empty() {
+            return Vec::new();
+        }
+        let planned = reading.plan_units(self.rules(false).limit).into_iter();
+        planned.map(|(chunk, units)| InFlight { reading: number, chunk, units }).collect()
     }
 
     fn pump_reads(
@@ -180,8 +198,8 @@ impl Core {
         let mut slots: Vec<Option<InFlight>> = Vec::new();
         while !waiting.is_empty() || !pump.is_idle() {
             if let Some(next) = waiting.front().filter(|_| pump.has_room()) {
-                let header =
-                    next.chunk.pieces[0].memory.is_none().then(|| next.chunk.pieces[0].len);
+                let first = next.chunk.pieces.first();
+                let header = first.filter(|piece| piece.memory.is_none()).map(|piece| piece.len);
                 let len = if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes };
                 let staging = if len == 0 { Some(None) } else { pump.staging(len)?.map(Some) };
                 if let Some(staging) = staging {
@@ -198,8 +216,10 @@ impl Core {
             let completion = pump.next()?;
             let slot = usize::try_from(completion.tag).expect("a small number");
             let done = slots[slot].take().expect("each tag completes once");
-            let reading = &mut readings[done.reading].1;
-            self.arrive(reading, done.chunk, completion);
+            let number = done.reading;
+            let reading = &mut readings[number].1;
+            self.arrive(reading, done, completion);
+            waiting.extend(self.units_of(number, reading));
         }
         Ok(())
     }
@@ -232,10 +252,16 @@ impl Core {
     }
 
     /// Takes in a completed chunk: checksums its pieces and, if it was staged, copies them to the caller.
-    fn arrive(&self, reading: &mut Reading, chunk: Chunk, completion: Completion) {
+    fn arrive(&self, reading: &mut Reading, done: InFlight, completion: Completion) {
+        let InFlight { chunk, units, .. } = done;
         if let Err(error) = &completion.result {
             tracing::debug!("a read failed: {error}");
             reading.fail_pieces(&chunk.pieces, Cause::of_io(error));
+            reading.fail_units(&units, Cause::of_io(error));
+            return;
+        }
+        if !units.is_empty() {
+            self.arrive_units(reading, chunk.offset, units, completion.memory[0].as_slice());
             return;
         }
         if chunk.direct {
@@ -288,23 +314,25 @@ impl Reading {
     /// Takes in the extent's header; without a good one nothing of it is a hit.
     fn take_header(&mut self, bytes: &[u8], core: &Core) {
         match self.check_header(bytes, core) {
-            Ok(crcs) => {
-                core.headers.insert(self.extent.id, Arc::clone(&crcs));
-                self.crcs = Some(crcs);
+            Ok(tables) => {
+                core.headers.insert(self.extent.id, Arc::clone(&tables));
+                self.tables = Some(tables);
             }
             Err(cause) => self.outcomes.fill(Err(cause)),
         }
     }
 
     /// Verifies that the bytes are the header of this very extent.
-    fn check_header(&self, bytes: &[u8], core: &Core) -> Result<SliceCrcs, Cause> {
+    fn check_header(&self, bytes: &[u8], core: &Core) -> Result<SharedTables, Cause> {
         let header = RecordHeader::decode(bytes).map_err(Cause::of_format)?;
         let found = header.extent().ok_or(Cause::WrongPlace)?;
         if header.store != core.store || found != self.extent {
             return Err(Cause::WrongPlace);
         }
         match header.kind {
-            RecordKind::Extent { slice_crcs, .. } => Ok(Arc::from(slice_crcs)),
+            RecordKind::Extent { slice_crcs: crcs, units, .. } => {
+                Ok(Arc::new(Tables { crcs, units }))
+            }
             _ => Err(Cause::WrongPlace),
         }
     }
@@ -315,8 +343,8 @@ impl Reading {
             Stop::Deadline => Cause::Deadline,
             Stop::Cancelled => Cause::Cancelled,
         });
-        let Self { extent, first_layer, blocks, crcs, slices, outcomes, .. } = self;
-        let Some(crcs) = crcs else {
+        let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
+        let Some(tables) = tables else {
             let cause = stopped.unwrap_or(Cause::Header);
             return outcomes
                 .into_iter()
@@ -330,7 +358,7 @@ impl Reading {
         for (index, slice) in slices.into_iter().enumerate() {
             let (layer, target) = (index / blocks.len(), index % blocks.len());
             let row = (first_layer as usize + layer) * extent.hashes.len();
-            let crc = crcs[row + blocks[target] as usize];
+            let crc = tables.crcs[row + blocks[target] as usize];
             let verdict = if slice.summed < slice_bytes {
                 Err(stopped.unwrap_or(Cause::Device))
             } else if slice.crc == crc {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -17,10 +18,33 @@ pub struct LogStats {
     pub(crate) write_requests: AtomicU64,
     pub(crate) staged_write_bytes: AtomicU64,
     pub(crate) syncs: AtomicU64,
+    pub(crate) encoded_bytes: AtomicU64,
+    pub(crate) encoded_stored_bytes: AtomicU64,
+    pub(crate) not_shrunk_bytes: AtomicU64,
+    pub(crate) encode_ns: AtomicU64,
+    pub(crate) decoded_bytes: AtomicU64,
+    pub(crate) decode_ns: AtomicU64,
     pub(crate) segments_created: AtomicU64,
     pub(crate) segments_recycled: AtomicU64,
     pub(crate) creations_refused: AtomicU64,
     causes: [AtomicU64; Cause::ALL.len()],
+}
+
+/// What the codec did: how much it shrank, and how long it took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CodecStats {
+    /// Bytes of blocks that were coded.
+    pub encoded_bytes: u64,
+    /// Bytes they became; the quotient is the ratio.
+    pub encoded_stored_bytes: u64,
+    /// Bytes of blocks that were stored plain because they would not shrink.
+    pub not_shrunk_bytes: u64,
+    /// Nanoseconds that coding took, also of what did not shrink.
+    pub encode_ns: u64,
+    /// Bytes that units had after decoding, wanted or not.
+    pub decoded_bytes: u64,
+    /// Nanoseconds that decoding took.
+    pub decode_ns: u64,
 }
 
 /// A copy of the counters at one moment.
@@ -40,6 +64,8 @@ pub struct LogStatsView {
     pub staged_write_bytes: u64,
     /// `fdatasync` calls.
     pub syncs: u64,
+    /// What the codec did.
+    pub codec: CodecStats,
     /// Segment files created.
     pub segments_created: u64,
     /// Segments recycled.
@@ -53,6 +79,10 @@ pub struct LogStatsView {
 impl LogStats {
     pub(crate) fn add(counter: &AtomicU64, value: u64) {
         counter.fetch_add(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_time(counter: &AtomicU64, time: Duration) {
+        Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Counts blocks that became a miss.
@@ -73,6 +103,14 @@ impl LogStats {
             write_requests: get(&self.write_requests),
             staged_write_bytes: get(&self.staged_write_bytes),
             syncs: get(&self.syncs),
+            codec: CodecStats {
+                encoded_bytes: get(&self.encoded_bytes),
+                encoded_stored_bytes: get(&self.encoded_stored_bytes),
+                not_shrunk_bytes: get(&self.not_shrunk_bytes),
+                encode_ns: get(&self.encode_ns),
+                decoded_bytes: get(&self.decoded_bytes),
+                decode_ns: get(&self.decode_ns),
+            },
             segments_created: get(&self.segments_created),
             segments_recycled: get(&self.segments_recycled),
             creations_refused: get(&self.creations_refused),

@@ -18,6 +18,7 @@ use crate::format::{
 use crate::log::Core;
 use crate::recover::read_segment_header;
 use crate::scan::scan_records;
+use crate::verify_units::verify_units;
 
 /// Threads that check segments.
 const THREADS: usize = 2;
@@ -73,7 +74,7 @@ pub fn verify(
                     NamespaceSector::decode(&sector).map_err(|error| error.to_string())
                 });
             match decoded {
-                Ok(NamespaceSector(found)) if found.id() == id && entry.bytes == 4096 => {}
+                Ok(NamespaceSector(found, _)) if found.id() == id && entry.bytes == 4096 => {}
                 Ok(_) => report.note(&entry.name, 0, "the descriptor is not the one its name says"),
                 Err(error) => report.note(&entry.name, 0, error),
             }
@@ -177,12 +178,20 @@ fn verify_record(
     report: &mut VerifyReport,
 ) {
     report.bytes += u64::from(record.header_bytes());
-    let (Some(extent), RecordKind::Extent { slice_crcs, .. }) = (record.extent(), &record.kind)
+    let (Some(extent), RecordKind::Extent { slice_crcs, units, .. }) =
+        (record.extent(), &record.kind)
     else {
         return;
     };
     report.extents += 1;
     report.blocks += u64::from(extent.block_count());
+    if let Some(units) = units {
+        report.slices += slice_crcs.len() as u64;
+        report.bytes += extent.payload_bytes();
+        let payload = (&extent, slice_crcs.as_slice(), units);
+        verify_units(core, file, payload, &mut |offset, what| report.note(name, offset, what));
+        return;
+    }
     let rows = slice_crcs.chunks_exact(extent.hashes.len());
     for (layer, crcs) in (0_u32..).zip(rows) {
         if let Err((offset, what)) = verify_row(core, file, &extent, layer, crcs) {

@@ -86,6 +86,28 @@ impl Writing {
         writing
     }
 
+    /// A coded extent: payload, then its header, which is complete; in one request if both fit.
+    pub(crate) fn coded(
+        pin: Arc<Pin>,
+        header: &RecordHeader,
+        payload: Memory,
+        rules: Rules,
+    ) -> Self {
+        let (header_bytes, len) = (header.header_bytes(), payload.len());
+        let offset = header.offset + u64::from(header_bytes);
+        let piece = Piece { offset, len, memory: Some(payload), slice: 0, slice_offset: 0 };
+        let mut writing = Self::payload(pin, [], 0, rules);
+        writing.summed = true;
+        if header_bytes as usize + len <= rules.limit {
+            writing.queue_header(header, rules, vec![piece]);
+        } else {
+            writing.waiting = cut([piece], rules).into();
+            writing.header = Some(header.clone());
+        }
+        writing.crcs = crcs_of(header.clone());
+        writing
+    }
+
     fn queue_header(&mut self, header: &RecordHeader, rules: Rules, behind: Vec<Piece>) {
         self.header_bytes = vec![0; header.header_bytes() as usize];
         header.encode(&mut self.header_bytes);

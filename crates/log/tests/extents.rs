@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Deadline, Durability, EngineChoice, Extent, KvLayout, NamespaceId, StoreId,
+    ChainHash, Clock, Coding, Deadline, Durability, EngineChoice, Extent, KvLayout, NamespaceId,
+    StoreId,
 };
 use dalsegno_io::{
     BufferPool, DirectoryOptions, Lender, LocalDirectory, Memory, SystemClock, lend,
 };
-use dalsegno_log::{Call, ExtentRead, Log, LogOptions, NewExtent, Target};
+use dalsegno_log::{Append, Call, ExtentRead, Log, LogOptions, NewExtent, Target};
 use proptest::prelude::*;
 
 /// The shape of an extent, how it is written, and how its memory lies.
@@ -20,9 +21,17 @@ struct Written {
     layers: u32,
     slice_bytes: usize,
     blocks: usize,
-    by_layer: bool,
+    how: How,
     timed: bool,
     layout: Layout,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Whole,
+    ByLayer,
+    /// With elements so wide.
+    Coded(u32),
 }
 
 /// How a caller's memory lies: so many bytes behind a sector, in pieces of at most so many.
@@ -54,12 +63,17 @@ fn written() -> impl Strategy<Value = Written> {
         2 => (1_usize..5).prop_map(|sectors| sectors * 4096),
         1 => (1_usize..40).prop_map(|parts| parts * 512),
     ];
-    (1_u32..7, slice_bytes, 1_usize..9, any::<bool>(), any::<bool>(), layout()).prop_map(
-        |(layers, slice_bytes, blocks, by_layer, timed, layout)| Written {
+    let how = prop_oneof![
+        1 => Just(How::Whole),
+        1 => Just(How::ByLayer),
+        3 => prop::sample::select(vec![1, 2, 4]).prop_map(How::Coded),
+    ];
+    (1_u32..7, slice_bytes, 1_usize..9, how, any::<bool>(), layout()).prop_map(
+        |(layers, slice_bytes, blocks, how, timed, layout)| Written {
             layers,
             slice_bytes,
             blocks,
-            by_layer,
+            how,
             timed,
             layout,
         },
@@ -131,10 +145,12 @@ impl Rig {
             io_depth: 4,
             io_request_bytes: 256 << 10,
             header_cache_bytes,
+            coding_bytes: 8 << 20,
             read_only: false,
         };
         let (log, _) =
             Log::open(Arc::new(device), shared, pool, options, StoreId([1; 16])).unwrap();
+        dalsegno_log::allow_coding(&log).unwrap();
         Self { log, clock, _directory: directory }
     }
 
@@ -143,6 +159,18 @@ impl Rig {
             return Call::foreground();
         }
         Call::foreground().until(Deadline::At(self.clock.now().after(Duration::from_secs(60))))
+    }
+
+    fn append(&self, extent: NewExtent, blocks: Vec<Vec<Memory>>, how: How, call: &Call) -> Append {
+        if let How::Coded(width) = how {
+            let coding = Coding::zstd(width).unwrap();
+            let room = self.log.coding_room(&extent, call).unwrap();
+            if let Some(coded) = self.log.encode(&extent, &blocks, coding, room, call).unwrap() {
+                assert!(coded.total_bytes(&extent) * 21 <= extent.total_bytes() * 20);
+                return self.log.reserve_coded(extent, coded, false).unwrap();
+            }
+        }
+        self.log.reserve(extent, blocks, false).unwrap()
     }
 
     fn write(&self, number: usize, written: &Written) -> Extent {
@@ -161,13 +189,13 @@ impl Rig {
         };
         let call = self.call(written.timed);
         let layers = 0..written.layers as usize;
-        if !written.by_layer {
+        if written.how != How::ByLayer {
             let mut blocks: Vec<Buffer> = (0..written.blocks)
                 .map(|block| Buffer::new(&bytes(number, written, &layers, block), written.layout))
                 .collect();
             return lend(|lender| {
                 let blocks = blocks.iter_mut().map(|block| block.lend(lender)).collect();
-                let append = self.log.reserve(extent, blocks, false).unwrap();
+                let append = self.append(extent, blocks, written.how, &call);
                 self.log.append(vec![append], &call).remove(0).unwrap().extent
             });
         }

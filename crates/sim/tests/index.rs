@@ -133,7 +133,13 @@ impl World {
 
     fn location(&mut self, id: u64) -> Location {
         let segment = self.random.below(usize::try_from(SEGMENTS).unwrap()) as u64;
-        Location { segment, epoch: self.epochs[&segment], offset: 4096 * id, header_bytes: 4096 }
+        Location {
+            segment,
+            epoch: self.epochs[&segment],
+            offset: 4096 * id,
+            header_bytes: 4096,
+            coded_bytes: 0,
+        }
     }
 
     fn new_extent(&mut self) -> Extent {

@@ -31,12 +31,13 @@ mod upkeep;
 
 pub use dalsegno_core::fluid::IndexTuning;
 pub use dalsegno_core::{
-    Admission, ChainHash, Config, DramAdmission, Durability, EngineChoice, Error, ErrorKind,
-    IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result, StoreId,
-    format_bytes, parse_bytes,
+    Admission, ChainHash, Coding, Config, DramAdmission, Durability, EngineChoice, Error,
+    ErrorKind, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result,
+    StoreId, format_bytes, parse_bytes,
 };
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Lender, Memory, lend};
+pub use dalsegno_log::CodecStats;
 pub use dalsegno_policy::merging::MergeRules;
 pub use get::{GetReport, Outcome};
 pub use layers::LayerWriter;

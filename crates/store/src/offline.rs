@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, Clock, Config, EngineChoice, Error, NamespaceId, Result, SpaceFacts, StoreId,
+    ChainHash, Clock, Coding, Config, EngineChoice, Error, NamespaceId, Result, SpaceFacts, StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, MemoryIndex, index_number};
 use dalsegno_io::{
@@ -47,6 +47,8 @@ pub struct StoreInfo {
     pub blocks: u64,
     /// Bytes of these blocks.
     pub block_bytes: u64,
+    /// Bytes that their extents take in segments.
+    pub stored_bytes: u64,
     /// Namespaces.
     pub namespaces: Vec<NamespaceRow>,
     /// The index, if it lives in files.
@@ -93,6 +95,12 @@ pub struct NamespaceRow {
     pub blocks: u64,
     /// Bytes of the blocks.
     pub bytes: u64,
+    /// Bytes that its extents take in segments: headers and padding too, and blocks that nothing leads to any more.
+    pub stored_bytes: u64,
+    /// How new extents are stored: `none` or `zstd`.
+    pub codec: &'static str,
+    /// With `zstd`, the width of an element, else 0.
+    pub element_bytes: u32,
 }
 
 /// Damage found in a header.
@@ -125,6 +133,8 @@ pub struct ExtentRow {
     pub offset: u64,
     /// Header and payload.
     pub bytes: u64,
+    /// Whether the payload is coded.
+    pub coded: bool,
     /// Order of writing.
     pub sequence: u64,
 }
@@ -223,6 +233,7 @@ pub fn info(path: &Path) -> Result<StoreInfo> {
         extents,
         blocks,
         block_bytes: namespaces.iter().map(|row| row.bytes).sum(),
+        stored_bytes: namespaces.iter().map(|row| row.stored_bytes).sum(),
         namespaces,
         index,
         faults: offline.faults,
@@ -261,6 +272,7 @@ pub fn list(path: &Path) -> Result<(Vec<NamespaceRow>, Vec<ExtentRow>)> {
         segment: extent.location.segment,
         offset: extent.location.offset,
         bytes: extent.total_bytes(),
+        coded: extent.is_coded(),
         sequence: extent.id.0,
     });
     let rows = rows.collect();
@@ -279,10 +291,13 @@ impl Offline {
         for extent in &self.extents() {
             let id = extent.namespace.to_hex();
             if rows.last().is_none_or(|row| row.id != id) {
-                let fields = described.iter().find(|n| n.id() == extent.namespace);
+                let found = described.iter().find(|(n, _)| n.id() == extent.namespace);
+                let coding = found.map_or(Coding::PLAIN, |(_, coding)| *coding);
                 rows.push(NamespaceRow {
                     id,
-                    fields: fields.map(|n| n.fields().clone()).unwrap_or_default(),
+                    fields: found.map(|(n, _)| n.fields().clone()).unwrap_or_default(),
+                    codec: coding.name(),
+                    element_bytes: coding.element_bytes(),
                     layers: extent.layout.layers(),
                     slice_bytes: extent.layout.slice_bytes(),
                     lineages: 0,
@@ -290,6 +305,7 @@ impl Offline {
                     most_extents: 0,
                     blocks: 0,
                     bytes: 0,
+                    stored_bytes: 0,
                 });
             }
             let live = self.index.live_blocks(extent).iter().filter(|live| **live).count() as u64;
@@ -304,6 +320,7 @@ impl Offline {
             row.most_extents = row.most_extents.max(extents_of_lineage);
             row.blocks += live;
             row.bytes += live * extent.layout.block_bytes();
+            row.stored_bytes += extent.total_bytes();
         }
         Ok(rows)
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use dalsegno_core::{
-    ChainHash, Clock, Config, Error, ErrorKind, IndexChoice, Limits, Namespace, NamespaceId,
-    Result, SpaceFacts, StoreId, format_bytes,
+    ChainHash, Clock, Coding, Config, Error, ErrorKind, IndexChoice, Limits, Namespace,
+    NamespaceId, Result, SpaceFacts, StoreId, format_bytes,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number};
 use dalsegno_io::{
@@ -187,7 +187,7 @@ impl Store {
             upkeep,
             pending: Pending::default(),
             namespaces: RwLock::new(
-                namespaces.into_iter().map(|n| (n.id(), Arc::new(n))).collect(),
+                namespaces.into_iter().map(|(n, coding)| (n.id(), (Arc::new(n), coding))).collect(),
             ),
             counters,
             room,
@@ -215,11 +215,11 @@ fn namespaces_in_use(
     log: &Log,
     device: &dyn Device,
     is_used: impl Fn(NamespaceId) -> bool,
-) -> Result<Vec<Namespace>> {
+) -> Result<Vec<(Namespace, Coding)>> {
     let namespaces = dalsegno_log::read_namespaces(log).map_err(to_error)?;
     let (used, unused): (Vec<_>, Vec<_>) =
-        namespaces.into_iter().partition(|namespace| is_used(namespace.id()));
-    for namespace in &unused {
+        namespaces.into_iter().partition(|(namespace, _)| is_used(namespace.id()));
+    for (namespace, _) in &unused {
         forget(device, namespace);
     }
     Ok(used)

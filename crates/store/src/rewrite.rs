@@ -149,7 +149,13 @@ mod tests {
             first_block_index: first.into(),
             parent: first.checked_sub(1).map(hash).unwrap_or_default(),
             layout: KvLayout::new(1, 4096).unwrap(),
-            location: Location { segment: 1, epoch: 1, offset: 4096, header_bytes: 4096 },
+            location: Location {
+                segment: 1,
+                epoch: 1,
+                offset: 4096,
+                header_bytes: 4096,
+                coded_bytes: 0,
+            },
             hashes: (first..first + blocks).map(hash).collect(),
         }
     }

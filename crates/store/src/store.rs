@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
+    ChainHash, Clock, Coding, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result,
+    StoreId,
 };
 use dalsegno_index::Index;
 use dalsegno_io::{Device, DirectoryLock, IoError, Process};
@@ -61,7 +62,8 @@ pub(crate) struct Inner {
     pub(crate) dram: Dram,
     pub(crate) pending: Pending,
     pub(crate) admission: Mutex<AdmissionFilter>,
-    pub(crate) namespaces: RwLock<HashMap<NamespaceId, Arc<Namespace>>>,
+    /// Who may share bytes, and how new extents of theirs are stored.
+    pub(crate) namespaces: RwLock<HashMap<NamespaceId, (Arc<Namespace>, Coding)>>,
     pub(crate) counters: Counters,
     pub(crate) room: RoomMaker,
     pub(crate) merger: Merger,
@@ -125,18 +127,35 @@ impl Store {
         }
     }
 
-    /// Makes a namespace known, and notes on disk what it stands for.
+    /// Makes a namespace known, and notes on disk what it stands for. It is stored as it was until now, plain if it is
+    /// new.
     ///
     /// # Errors
     ///
     /// `Invalid` if its blocks do not fit into a segment or there are too many namespaces; `Closed`.
     pub fn register(&self, namespace: &Namespace) -> Result<()> {
+        self.register_as(namespace, None)
+    }
+
+    /// As [`Store::register`]; from now on new extents of the namespace are stored like this, also those that merging and
+    /// making room write. It is remembered as long as the namespace has blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::register`]; `Unavailable` if the store could not be marked as one that may hold coded extents.
+    pub fn register_coded(&self, namespace: &Namespace, coding: Coding) -> Result<()> {
+        self.register_as(namespace, Some(coding))
+    }
+
+    fn register_as(&self, namespace: &Namespace, coding: Option<Coding>) -> Result<()> {
         let inner = self.enter()?;
         let mut known = inner.namespaces.write();
-        if known.contains_key(&namespace.id()) {
+        let found = known.get(&namespace.id()).map(|(_, coding)| *coding);
+        let coding = coding.or(found).unwrap_or_default();
+        if found == Some(coding) {
             return Ok(());
         }
-        if known.len() >= inner.limits.namespace_count as usize {
+        if found.is_none() && known.len() >= inner.limits.namespace_count as usize {
             return Err(Error::invalid(format!(
                 "the store has {} namespaces, the most its setting \"namespaces\" allows; raise it, or open the store \
                  again, which forgets those without blocks",
@@ -144,13 +163,16 @@ impl Store {
             )));
         }
         inner.check_block_fits(namespace)?;
-        if let Err(error) = dalsegno_log::write_namespace(&inner.log, namespace) {
+        if !coding.is_plain() {
+            dalsegno_log::allow_coding(&inner.log).map_err(to_error)?;
+        }
+        if let Err(error) = dalsegno_log::write_namespace(&inner.log, namespace, coding) {
             tracing::warn!(
                 "the description of namespace {} was not stored: {error}",
                 namespace.id()
             );
         }
-        known.insert(namespace.id(), Arc::new(namespace.clone()));
+        known.insert(namespace.id(), (Arc::new(namespace.clone()), coding));
         Ok(())
     }
 
@@ -295,11 +317,17 @@ impl Inner {
 
     /// A namespace that was registered.
     pub(crate) fn namespace(&self, id: NamespaceId) -> Result<Arc<Namespace>> {
-        self.namespaces.read().get(&id).cloned().ok_or_else(|| {
+        let found = self.namespaces.read().get(&id).map(|(namespace, _)| Arc::clone(namespace));
+        found.ok_or_else(|| {
             Error::invalid(format!(
                 "namespace {id} is not registered with this store; register it first"
             ))
         })
+    }
+
+    /// How new extents of a namespace are stored.
+    pub(crate) fn coding(&self, id: NamespaceId) -> Coding {
+        self.namespaces.read().get(&id).map(|(_, coding)| *coding).unwrap_or_default()
     }
 
     fn check_block_fits(&self, namespace: &Namespace) -> Result<()> {

@@ -5,14 +5,19 @@
 
 mod record;
 mod sector;
+mod units;
 
-pub use record::{RecordHeader, RecordKind, record_header_bytes};
+pub use record::{RecordHeader, RecordKind, coded_header_bytes, record_header_bytes};
 pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};
+pub use units::{StoredUnit, Units};
+pub(crate) use units::{row_bytes, unit_count};
 
 use thiserror::Error;
 
-/// The format that this build writes, and the newest that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// What everything is written as that has nothing to do with coded extents.
+pub const PLAIN_VERSION: u32 = 1;
+/// The newest version that this build reads: of a store that may hold coded extents, and of these.
+pub const CODED_VERSION: u32 = 2;
 
 /// Name of the store's header file.
 pub const STORE_FILE: &str = "store.meta";

@@ -2,11 +2,13 @@
 
 use dalsegno_core::{
     ChainHash, Extent, ExtentId, KvLayout, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES,
-    NamespaceId, StoreId, sector_up,
+    MAX_EXTENT_UNITS, NamespaceId, StoreId, sector_up,
 };
 
+use super::units::UnitFields;
 use super::{
-    FORMAT_VERSION, FormatError, MAX_RECORD_HEADER_BYTES, Reader, SECTOR, Writer, all_zero,
+    CODED_VERSION, FormatError, MAX_RECORD_HEADER_BYTES, PLAIN_VERSION, Reader, SECTOR, Units,
+    Writer, all_zero,
 };
 
 const MAGIC: [u8; 8] = *b"DSGNRECD";
@@ -20,8 +22,10 @@ pub enum RecordKind {
     Extent {
         /// Shape of the blocks.
         layout: KvLayout,
-        /// crc32c of every slice, layer-major.
+        /// crc32c of every slice, layer-major, as it is handed out.
         slice_crcs: Vec<u32>,
+        /// How the payload is stored if it is coded.
+        units: Option<Units>,
     },
     /// Removes blocks that were put before a moment.
     Tombstone {
@@ -69,26 +73,44 @@ pub struct RecordHeader {
 /// Bytes of the header of an extent of `block_count` blocks of `layers` layers, or of a tombstone with `layers` 0.
 #[must_use]
 pub fn record_header_bytes(block_count: u32, layers: u32) -> u32 {
+    coded_header_bytes(block_count, layers, 0)
+}
+
+/// The same of a coded extent of `unit_count` units.
+#[must_use]
+pub fn coded_header_bytes(block_count: u32, layers: u32, unit_count: u32) -> u32 {
     let slices = u64::from(block_count) * u64::from(layers);
-    let bytes = sector_up(HASHES_AT as u64 + u64::from(block_count) * 32 + slices * 4);
-    u32::try_from(bytes).expect("block and slice counts are bounded")
+    let tables = u64::from(block_count) * 32 + slices * 4 + u64::from(unit_count) * 8;
+    u32::try_from(sector_up(HASHES_AT as u64 + tables)).expect("all counts are bounded")
 }
 
 impl RecordHeader {
     /// Bytes of the header, whole sectors.
     #[must_use]
     pub fn header_bytes(&self) -> u32 {
-        let layers = match &self.kind {
-            RecordKind::Extent { layout, .. } => layout.layers(),
-            _ => 0,
+        let (layers, units) = match &self.kind {
+            RecordKind::Extent { layout, units, .. } => {
+                (layout.layers(), units.as_ref().map_or(0, Units::count))
+            }
+            _ => (0, 0),
         };
-        record_header_bytes(self.block_count(), layers)
+        coded_header_bytes(self.block_count(), layers, units)
+    }
+
+    /// How the payload is stored if it is coded.
+    #[must_use]
+    pub fn units(&self) -> Option<&Units> {
+        match &self.kind {
+            RecordKind::Extent { units, .. } => units.as_ref(),
+            _ => None,
+        }
     }
 
     /// Bytes behind the header that belong to the record.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         match &self.kind {
+            RecordKind::Extent { units: Some(units), .. } => units.payload_bytes(),
             RecordKind::Extent { layout, .. } => layout.payload_bytes(self.block_count()),
             RecordKind::Void { payload_bytes } => *payload_bytes,
             RecordKind::Tombstone { .. } | RecordKind::Seal => 0,
@@ -122,6 +144,7 @@ impl RecordHeader {
                 epoch: self.epoch,
                 offset: self.offset,
                 header_bytes: self.header_bytes(),
+                coded_bytes: self.units().map_or(0, Units::payload_bytes),
             },
             hashes: self.hashes.clone(),
         })
@@ -142,7 +165,8 @@ impl RecordHeader {
         };
         let mut writer = Writer::new(bytes);
         writer.put(&MAGIC);
-        writer.put(&FORMAT_VERSION.to_le_bytes());
+        let version = if self.units().is_some() { CODED_VERSION } else { PLAIN_VERSION };
+        writer.put(&version.to_le_bytes());
         writer.put(&self.header_bytes().to_le_bytes());
         writer.put(&self.store.0);
         for field in [self.segment, self.epoch, self.offset, self.sequence, self.born] {
@@ -158,17 +182,21 @@ impl RecordHeader {
         }
         writer.put(&self.payload_bytes().to_le_bytes());
         writer.put(&kills_before.to_le_bytes());
+        self.units().map(Units::fields).unwrap_or_default().write(&mut writer);
         writer.skip_to(HASHES_AT);
         for hash in &self.hashes {
             writer.put(&hash.0);
         }
-        if let RecordKind::Extent { layout, slice_crcs } = &self.kind {
+        if let RecordKind::Extent { layout, slice_crcs, units } = &self.kind {
             assert_eq!(
                 slice_crcs.len() as u64,
                 u64::from(layout.layers()) * self.hashes.len() as u64
             );
             for crc in slice_crcs {
                 writer.put(&crc.to_le_bytes());
+            }
+            if let Some(units) = units {
+                units.encode(&mut writer);
             }
         }
         let crc = crc32c::crc32c(bytes);
@@ -184,7 +212,7 @@ impl RecordHeader {
             return Err(FormatError::Magic);
         }
         let (version, bytes) = (reader.u32()?, reader.u32()?);
-        if version > FORMAT_VERSION {
+        if version > CODED_VERSION {
             return Err(FormatError::Newer(version));
         }
         if version == 0
@@ -208,7 +236,11 @@ impl RecordHeader {
             return Err(FormatError::Checksum);
         }
         let (fixed, variable) = bytes.split_at(HASHES_AT);
+        let is_coded = fixed[8..12] == CODED_VERSION.to_le_bytes();
         let fixed = Fixed::read(&mut Reader(&fixed[16..]))?;
+        if is_coded != (fixed.units.codec != 0) || (is_coded && fixed.kind != 1) {
+            return Err(FormatError::Field("codec"));
+        }
         fixed.into_header(Reader(variable), header_bytes)
     }
 }
@@ -222,6 +254,7 @@ struct Fixed {
     slice_bytes: u32,
     payload_bytes: u64,
     kills_before: u64,
+    units: UnitFields,
 }
 
 impl Fixed {
@@ -252,6 +285,7 @@ impl Fixed {
             slice_bytes: reader.u32()?,
             payload_bytes: reader.u64()?,
             kills_before: reader.u64()?,
+            units: UnitFields::read(reader)?,
         };
         if all_zero(reader.0) { Ok(fixed) } else { Err(FormatError::Field("reserved")) }
     }
@@ -262,7 +296,8 @@ impl Fixed {
         header_bytes: u32,
     ) -> Result<RecordHeader, FormatError> {
         self.check_counts()?;
-        if record_header_bytes(self.block_count, self.layers) != header_bytes {
+        let unit_count = self.units.unit_count;
+        if coded_header_bytes(self.block_count, self.layers, unit_count) != header_bytes {
             return Err(FormatError::Field("header_bytes"));
         }
         for _ in 0..self.block_count {
@@ -274,7 +309,8 @@ impl Fixed {
                     .map_err(|_| FormatError::Field("slice_bytes"))?;
                 let slices = self.layers * self.block_count;
                 let slice_crcs = (0..slices).map(|_| tables.u32()).collect::<Result<_, _>>()?;
-                RecordKind::Extent { layout, slice_crcs }
+                let units = self.units.table(layout, self.block_count, &mut tables)?;
+                RecordKind::Extent { layout, slice_crcs, units }
             }
             2 => RecordKind::Tombstone { kills_before: self.kills_before },
             3 => RecordKind::Void { payload_bytes: self.payload_bytes },
@@ -300,6 +336,10 @@ impl Fixed {
             _ => return Err(FormatError::Field("kind")),
         };
         let kills_fits = self.kind == 2 || self.kills_before == 0;
+        let is_plain = self.units == UnitFields::default();
+        if self.units.unit_count > MAX_EXTENT_UNITS || (self.units.codec == 0 && !is_plain) {
+            return Err(FormatError::Field("unit_count"));
+        }
         match (counts_fit, shape_fits, kills_fits) {
             (true, true, true) if self.payload_bytes.is_multiple_of(SECTOR as u64) => Ok(()),
             (true, true, true) => Err(FormatError::Field("payload_bytes")),
@@ -311,8 +351,16 @@ impl Fixed {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{StoredUnit, unit_count};
     use super::*;
+    use dalsegno_core::Coding;
     use proptest::prelude::*;
+
+    fn units(layout: KvLayout, blocks: u32) -> Units {
+        let count = unit_count(layout, blocks, 40_000).unwrap();
+        let table = (0..count).map(|i| StoredUnit { bytes: 1 + i % 6000, crc: i }).collect();
+        Units { coding: Coding::zstd(2).unwrap(), unit_bytes: 40_000, table }
+    }
 
     fn sample(blocks: u8, layers: u32, kind: u8) -> RecordHeader {
         let layout = KvLayout::new(layers, 6000).unwrap();
@@ -320,6 +368,12 @@ mod tests {
             0 => RecordKind::Extent {
                 layout,
                 slice_crcs: (0..layers * u32::from(blocks)).map(|i| i.wrapping_mul(77)).collect(),
+                units: None,
+            },
+            4 => RecordKind::Extent {
+                layout,
+                slice_crcs: vec![9; layers as usize * usize::from(blocks)],
+                units: Some(units(layout, blocks.into())),
             },
             1 => RecordKind::Tombstone { kills_before: 5 },
             2 => RecordKind::Void { payload_bytes: 8192 },
@@ -350,14 +404,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_round_trips(blocks in 1_u8..200, layers in 1_u32..60, kind in 0_u8..4) {
+        fn a_header_round_trips(blocks in 1_u8..200, layers in 1_u32..60, kind in 0_u8..5) {
             let header = sample(blocks, layers, kind);
             prop_assert_eq!(RecordHeader::decode(&encoded(&header)), Ok(header));
         }
 
         #[test]
-        fn a_flipped_byte_is_always_noticed(at in 0_usize..8192, flip in 1_u8..=255) {
-            let mut bytes = encoded(&sample(100, 8, 0));
+        fn a_flipped_byte_is_always_noticed(
+            at in 0_usize..8192, flip in 1_u8..=255, is_coded: bool,
+        ) {
+            let mut bytes = encoded(&sample(100, 8, if is_coded { 4 } else { 0 }));
             let at = at % bytes.len();
             bytes[at] ^= flip;
             prop_assert!(RecordHeader::decode(&bytes).is_err());
@@ -365,9 +421,9 @@ mod tests {
 
         #[test]
         fn a_valid_checksum_over_nonsense_is_still_refused_or_canonical(
-            at in 80_usize..256, value in any::<u8>()
+            at in prop_oneof![Just(8_usize), 80_usize..400], value in any::<u8>(), is_coded: bool
         ) {
-            let mut bytes = encoded(&sample(3, 2, 0));
+            let mut bytes = encoded(&sample(3, 2, if is_coded { 4 } else { 0 }));
             bytes[at] = value;
             bytes[CRC_AT..CRC_AT + 4].fill(0);
             let crc = crc32c::crc32c(&bytes);

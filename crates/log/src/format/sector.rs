@@ -1,10 +1,12 @@
 //! Headers of one sector: the store's, a segment's, a namespace descriptor.
 
-use dalsegno_core::{Namespace, StoreId};
+use dalsegno_core::{Coding, Namespace, StoreId};
 
-use super::{FORMAT_VERSION, FormatError, Reader, SECTOR, Writer, all_zero};
+use super::{CODED_VERSION, FormatError, PLAIN_VERSION, Reader, SECTOR, Writer, all_zero};
 
 const CRC_AT: usize = SECTOR - 4;
+/// Codec and width of an element in a namespace descriptor of version 2.
+const CODING_AT: usize = CRC_AT - 8;
 const STORE_MAGIC: [u8; 8] = *b"DSGNSTOR";
 const SEGMENT_MAGIC: [u8; 8] = *b"DSGNSEGM";
 const NAMESPACE_MAGIC: [u8; 8] = *b"DSGNNAME";
@@ -16,6 +18,8 @@ pub struct StoreHeader {
     pub store: StoreId,
     /// Size of its segment files.
     pub segment_bytes: u64,
+    /// Whether it may hold coded extents.
+    pub is_coded: bool,
 }
 
 /// The first sector of a segment file.
@@ -33,9 +37,9 @@ pub struct SegmentHeader {
     pub first_sequence: u64,
 }
 
-/// The contents of a `namespace-<id>.meta` file.
+/// The contents of a `namespace-<id>.meta` file: what it stands for, and how its new extents are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamespaceSector(pub Namespace);
+pub struct NamespaceSector(pub Namespace, pub Coding);
 
 impl StoreHeader {
     /// Writes the sector.
@@ -44,7 +48,8 @@ impl StoreHeader {
     ///
     /// If `sector` is not 4,096 bytes long; so do the other encoders here.
     pub fn encode(&self, sector: &mut [u8]) {
-        let mut writer = begin(sector, STORE_MAGIC, 4096);
+        let version = if self.is_coded { CODED_VERSION } else { PLAIN_VERSION };
+        let mut writer = begin(sector, STORE_MAGIC, version, 4096);
         writer.put(&self.store.0);
         writer.put(&self.segment_bytes.to_le_bytes());
         seal(sector);
@@ -52,8 +57,9 @@ impl StoreHeader {
 
     /// Reads the sector.
     pub fn decode(sector: &[u8]) -> Result<Self, FormatError> {
-        let (mut reader, _) = open(sector, STORE_MAGIC, true)?;
-        let header = Self { store: StoreId(reader.array()?), segment_bytes: reader.u64()? };
+        let (mut reader, version, _) = open(sector, STORE_MAGIC, CODED_VERSION, true)?;
+        let (store, segment_bytes) = (StoreId(reader.array()?), reader.u64()?);
+        let header = Self { store, segment_bytes, is_coded: version == CODED_VERSION };
         expect_zero(&reader)?;
         Ok(header)
     }
@@ -62,7 +68,7 @@ impl StoreHeader {
 impl SegmentHeader {
     /// Writes the sector.
     pub fn encode(&self, sector: &mut [u8]) {
-        let mut writer = begin(sector, SEGMENT_MAGIC, 4096);
+        let mut writer = begin(sector, SEGMENT_MAGIC, PLAIN_VERSION, 4096);
         writer.put(&self.store.0);
         for field in [self.segment, self.epoch, self.segment_bytes, self.first_sequence] {
             writer.put(&field.to_le_bytes());
@@ -72,7 +78,7 @@ impl SegmentHeader {
 
     /// Reads the sector.
     pub fn decode(sector: &[u8]) -> Result<Self, FormatError> {
-        let (mut reader, _) = open(sector, SEGMENT_MAGIC, true)?;
+        let (mut reader, _, _) = open(sector, SEGMENT_MAGIC, PLAIN_VERSION, true)?;
         let header = Self {
             store: StoreId(reader.array()?),
             segment: reader.u64()?,
@@ -90,32 +96,55 @@ impl NamespaceSector {
     #[must_use]
     pub fn encode(&self, sector: &mut [u8]) -> bool {
         let encoding = self.0.encode();
+        let version = if self.1.is_plain() { PLAIN_VERSION } else { CODED_VERSION };
+        let end = if self.1.is_plain() { CRC_AT } else { CODING_AT };
         let Some(length) =
-            u32::try_from(encoding.len()).ok().filter(|_| encoding.len() <= CRC_AT - 16)
+            u32::try_from(encoding.len()).ok().filter(|_| encoding.len() <= end - 16)
         else {
             return false;
         };
-        begin(sector, NAMESPACE_MAGIC, length).put(&encoding);
+        let mut writer = begin(sector, NAMESPACE_MAGIC, version, length);
+        writer.put(&encoding);
+        if !self.1.is_plain() {
+            writer.skip_to(CODING_AT);
+            writer.put(&1_u32.to_le_bytes());
+            writer.put(&self.1.element_bytes().to_le_bytes());
+        }
         seal(sector);
         true
     }
 
     /// Reads the sector.
     pub fn decode(sector: &[u8]) -> Result<Self, FormatError> {
-        let (reader, length) = open(sector, NAMESPACE_MAGIC, false)?;
+        let (mut reader, version, length) = open(sector, NAMESPACE_MAGIC, CODED_VERSION, false)?;
+        let coding = if version == CODED_VERSION {
+            let (body, fields) = reader.0.split_at(CODING_AT - 16);
+            reader.0 = body;
+            read_coding(&mut Reader(fields))?
+        } else {
+            Coding::PLAIN
+        };
         let length = usize::try_from(length).map_err(|_| FormatError::Field("length"))?;
         let (encoding, rest) =
             reader.0.split_at_checked(length).ok_or(FormatError::Field("length"))?;
         expect_zero(&Reader(rest))?;
-        Namespace::decode(encoding).map(Self).map_err(|_| FormatError::Field("encoding"))
+        let namespace = Namespace::decode(encoding);
+        namespace.map(|found| Self(found, coding)).map_err(|_| FormatError::Field("encoding"))
     }
 }
 
-fn begin(sector: &mut [u8], magic: [u8; 8], length: u32) -> Writer<'_> {
+fn read_coding(reader: &mut Reader<'_>) -> Result<Coding, FormatError> {
+    if reader.u32()? != 1 {
+        return Err(FormatError::Field("codec"));
+    }
+    Coding::zstd(reader.u32()?).map_err(|_| FormatError::Field("element_bytes"))
+}
+
+fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> Writer<'_> {
     assert_eq!(sector.len(), SECTOR, "a header of this kind is one sector");
     let mut writer = Writer::new(sector);
     writer.put(&magic);
-    writer.put(&FORMAT_VERSION.to_le_bytes());
+    writer.put(&version.to_le_bytes());
     writer.put(&length.to_le_bytes());
     writer
 }
@@ -125,8 +154,13 @@ fn seal(sector: &mut [u8]) {
     sector[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Checks what every version shares; returns a reader of the fields and the length field.
-fn open(sector: &[u8], magic: [u8; 8], fixed: bool) -> Result<(Reader<'_>, u32), FormatError> {
+/// Checks what every version shares; returns a reader of the fields, the version and the length field.
+fn open(
+    sector: &[u8],
+    magic: [u8; 8],
+    newest: u32,
+    fixed: bool,
+) -> Result<(Reader<'_>, u32, u32), FormatError> {
     if sector.len() < SECTOR {
         return Err(FormatError::Truncated);
     }
@@ -140,13 +174,13 @@ fn open(sector: &[u8], magic: [u8; 8], fixed: bool) -> Result<(Reader<'_>, u32),
         return Err(FormatError::Checksum);
     }
     let (version, length) = (reader.u32()?, reader.u32()?);
-    if version > FORMAT_VERSION {
+    if version > newest {
         return Err(FormatError::Newer(version));
     }
     if version == 0 || (fixed && length != 4096) {
         return Err(FormatError::Field(if version == 0 { "version" } else { "header_bytes" }));
     }
-    Ok((reader, length))
+    Ok((reader, version, length))
 }
 
 fn expect_zero(reader: &Reader<'_>) -> Result<(), FormatError> {
@@ -183,11 +217,22 @@ mod tests {
     #[test]
     fn a_newer_version_is_told_from_damage() {
         let mut sector = [0; SECTOR];
-        StoreHeader { store: StoreId([1; 16]), segment_bytes: 1 << 20 }.encode(&mut sector);
-        sector[8] = 2;
+        for is_coded in [false, true] {
+            let header = StoreHeader { store: StoreId([1; 16]), segment_bytes: 1 << 20, is_coded };
+            header.encode(&mut sector);
+            assert_eq!(
+                (sector[8], StoreHeader::decode(&sector)),
+                (1 + u8::from(is_coded), Ok(header))
+            );
+        }
+        sector[8] = 3;
         assert_eq!(StoreHeader::decode(&sector), Err(FormatError::Checksum));
         seal(&mut sector);
-        assert_eq!(StoreHeader::decode(&sector), Err(FormatError::Newer(2)));
+        assert_eq!(StoreHeader::decode(&sector), Err(FormatError::Newer(3)));
+        header().encode(&mut sector);
+        sector[8] = 2;
+        seal(&mut sector);
+        assert_eq!(SegmentHeader::decode(&sector), Err(FormatError::Newer(2)));
     }
 
     #[test]
@@ -195,11 +240,17 @@ mod tests {
         let layout = KvLayout::new(1, 4096).unwrap();
         let namespace = Namespace::builder(layout).field("model", "m").build().unwrap();
         let mut sector = [0; SECTOR];
-        assert!(NamespaceSector(namespace.clone()).encode(&mut sector));
-        assert_eq!(NamespaceSector::decode(&sector), Ok(NamespaceSector(namespace)));
+        for coding in [Coding::PLAIN, Coding::zstd(2).unwrap()] {
+            let descriptor = NamespaceSector(namespace.clone(), coding);
+            assert!(descriptor.encode(&mut sector));
+            assert_eq!(NamespaceSector::decode(&sector), Ok(descriptor));
+        }
+        sector[CODING_AT] = 9;
+        seal(&mut sector);
+        assert_eq!(NamespaceSector::decode(&sector), Err(FormatError::Field("codec")));
         let large = (0..5).fold(Namespace::builder(layout), |builder, i| {
             builder.field(format!("field{i}"), "x".repeat(1000))
         });
-        assert!(!NamespaceSector(large.build().unwrap()).encode(&mut sector));
+        assert!(!NamespaceSector(large.build().unwrap(), Coding::PLAIN).encode(&mut sector));
     }
 }

@@ -26,7 +26,7 @@ const SEGMENT_HEADER: [Field; 8] = [
     ("first_sequence", 8, Say::Number),
 ];
 
-const RECORD_HEADER: [Field; 26] = [
+const RECORD_HEADER: [Field; 30] = [
     ("magic", 8, Say::Text),
     ("version", 4, Say::Number),
     ("header_bytes", 4, Say::Number),
@@ -47,7 +47,11 @@ const RECORD_HEADER: [Field; 26] = [
     ("slice_bytes", 4, Say::Number),
     ("payload_bytes", 8, Say::Number),
     ("kills_before", 8, Say::Number),
-    ("reserved", 64, Say::Bytes("")),
+    ("codec", 4, Say::Number),
+    ("element_bytes", 4, Say::Number),
+    ("unit_bytes", 4, Say::Number),
+    ("unit_count", 4, Say::Number),
+    ("reserved", 48, Say::Bytes("")),
     ("hashes[0]", 32, Say::Bytes("")),
     ("hashes[1]", 32, Say::Bytes("")),
     ("slice_crcs, layer 0", 8, Say::Bytes("blocks 0 and 1")),

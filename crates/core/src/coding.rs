@@ -1,0 +1,85 @@
+//! How the bytes of new extents are coded.
+
+use crate::{Error, Result};
+
+/// Largest width of an element, in bytes.
+pub const MAX_ELEMENT_BYTES: u32 = 4;
+/// Most bytes of a coded unit before coding: it is read in one request, which takes 256 KiB at least.
+pub const MAX_UNIT_BYTES: u32 = 128 << 10;
+/// Most units in one extent; they keep a header within 256 KiB.
+pub const MAX_EXTENT_UNITS: u32 = 8_000;
+
+/// How new extents of a namespace are stored: plain, or shrunk without loss.
+///
+/// What is stored already says itself how, so a namespace may change this at any time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Coding {
+    /// Zero for plain.
+    element_bytes: u32,
+}
+
+impl Coding {
+    /// As the bytes came.
+    pub const PLAIN: Self = Self { element_bytes: 0 };
+
+    /// zstd over the bytes of elements this wide, those of one place in the element together: 2 for bf16 and fp16, 4
+    /// for fp32, 1 for fp8 and whatever is no number.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for another width.
+    pub fn zstd(element_bytes: u32) -> Result<Self> {
+        if [1, 2, MAX_ELEMENT_BYTES].contains(&element_bytes) {
+            return Ok(Self { element_bytes });
+        }
+        Err(Error::invalid(format!(
+            "elements have 1, 2 or {MAX_ELEMENT_BYTES} bytes, not {element_bytes}"
+        )))
+    }
+
+    /// Reads the two settings of a person: `codec` is `none` or `zstd`.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for another codec or width.
+    pub fn parse(codec: &str, element_bytes: u32) -> Result<Self> {
+        match codec {
+            "none" => Ok(Self::PLAIN),
+            "zstd" => Self::zstd(element_bytes),
+            other => Err(Error::invalid(format!(
+                "codec {other:?} does not exist; it is \"none\" or \"zstd\""
+            ))),
+        }
+    }
+
+    /// Whether bytes stay as they came.
+    #[must_use]
+    pub fn is_plain(self) -> bool {
+        self.element_bytes == 0
+    }
+
+    /// Width of an element, zero for plain.
+    #[must_use]
+    pub fn element_bytes(self) -> u32 {
+        self.element_bytes
+    }
+
+    /// The codec's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        if self.is_plain() { "none" } else { "zstd" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_codec_is_named_and_a_width_is_checked() {
+        assert_eq!(Coding::parse("none", 2).unwrap(), Coding::PLAIN);
+        assert_eq!(Coding::parse("zstd", 2).unwrap().element_bytes(), 2);
+        assert!(Coding::parse("zstd", 3).unwrap_err().message().contains("1, 2 or 4"));
+        assert!(Coding::parse("lz4", 2).unwrap_err().message().contains("\"zstd\""));
+    }
+}
