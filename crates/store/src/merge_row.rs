@@ -173,6 +173,19 @@ impl Inner {
         self.read_row(shared, row, &all, bytes)?;
         let (layers, slice_bytes) = (new.layout.layers(), new.layout.slice_bytes() as usize);
         let call = Call::background();
+        let coded = lend(|lender| {
+            let blocks = bytes.chunks_exact(block_bytes).map(|block| vec![lender.shared(block)]);
+            self.encode_again(&new, &blocks.collect::<Vec<_>>())
+        })?;
+        if let Some(coded) = coded {
+            let merge = self.log.begin_coded_merge(new, coded)?;
+            if self.visible_blocks(row) != all {
+                return Err(Skip::Changed);
+            }
+            self.stand_back(shared)?;
+            self.swing(row, merge.commit(&call)?, &call);
+            return Ok(());
+        }
         let mut append = self.log.begin_merge(new)?;
         if self.visible_blocks(row) != all {
             return Err(Skip::Changed);

@@ -3,7 +3,8 @@
 //! 1. Phase one writes the extent, phase two inserts it into the index; a crash between them loses the put, nothing
 //!    else.
 //! 2. A block that is present, or that another put is writing, is not written again.
-//! 3. A call that is over waits for nothing any more: what has no room by then ends as failed.
+//! 3. Where the namespace asks for it an extent is coded on the caller's thread, before room is taken for it.
+//! 4. A call that is over waits for nothing any more: what has no room by then ends as failed.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use dalsegno_core::{
 };
 use dalsegno_index::Placement;
 use dalsegno_io::Memory;
-use dalsegno_log::{Append, Appended, Call, LogError, NewExtent};
+use dalsegno_log::{Append, Appended, Call, Coded, LogError, NewExtent};
 
 use crate::stats::add;
 use crate::store::{Inner, Store, to_error};
@@ -262,20 +263,50 @@ impl<'a> Group<'a> {
                 self.inner.dram.insert((extent.namespace, *hash), block);
             }
         }
-        let bytes = extent.total_bytes();
+        let names = (extent.namespace, extent.hashes.clone());
+        let coded = match self.encode(&extent, &blocks)? {
+            Ok(coded) => coded,
+            Err(error) => return self.lost(&names, &error),
+        };
+        let plain_bytes = extent.total_bytes();
+        let bytes = coded.as_ref().map_or(plain_bytes, |coded| coded.total_bytes(&extent));
         // Reserved room pins its segments, so a large put must let go of them before room runs out.
         if self.bytes + bytes > self.inner.limits.segment_bytes / 2 {
             self.write()?;
         }
-        let names = (extent.namespace, extent.hashes.clone());
         match self.inner.reserve(bytes, self.call) {
             Ok(place) => {
                 self.bytes += bytes;
-                self.waiting.push((first, count, Append::new(extent, blocks, place), names));
+                let append = match coded {
+                    Some(coded) => Append::coded(extent, coded, place),
+                    None => Append::new(extent, blocks, place),
+                };
+                self.waiting.push((first, count, append, names));
                 Ok(())
             }
             Err(error) => self.lost(&names, &error),
         }
+    }
+
+    /// Codes an extent if its namespace asks for that. Coded extents that wait hold memory, so they are written before
+    /// more is waited for.
+    fn encode(
+        &mut self,
+        extent: &NewExtent,
+        blocks: &[Vec<Memory>],
+    ) -> Result<std::result::Result<Option<Coded>, LogError>> {
+        let coding = self.inner.coding(extent.namespace);
+        if coding.is_plain() {
+            return Ok(Ok(None));
+        }
+        let room = match self.inner.log.try_coding_room(extent) {
+            Some(room) => Ok(room),
+            None => {
+                self.write()?;
+                self.inner.log.coding_room(extent, self.call)
+            }
+        };
+        Ok(room.and_then(|room| self.inner.log.encode(extent, blocks, coding, room, self.call)))
     }
 
     /// An extent was not written: nothing of it stays in DRAM either.

@@ -148,14 +148,17 @@ impl Inner {
         let mut written = 0;
         for run in runs_of(row, &wanted, &good) {
             let part = part_of(row, &wanted[run.clone()]);
-            written += part.total_bytes();
             let source = &bytes[run.start * block_bytes..run.end * block_bytes];
             let appended = lend(|lender| {
-                let blocks =
+                let blocks: Vec<_> =
                     source.chunks_exact(block_bytes).map(|b| vec![lender.shared(b)]).collect();
-                let append = self.log.reserve(part, blocks, true)?;
+                let append = match self.encode_again(&part, &blocks)? {
+                    Some(coded) => self.log.reserve_coded(part, coded, true)?,
+                    None => self.log.reserve(part, blocks, true)?,
+                };
                 self.log.append(vec![append], &Call::background()).remove(0)
             })?;
+            written += appended.extent.total_bytes();
             if row.len() > 1 {
                 // What is made of several extents takes their place at open without being read: see `rebuild.rs`.
                 self.log.make_durable(&appended)?;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use dalsegno_core::{ChainHash, Extent, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
-use dalsegno_io::lend;
-use dalsegno_log::{BlockOutcome, Call, ExtentRead, Log, NewExtent, Target};
+use dalsegno_io::{Memory, lend};
+use dalsegno_log::{BlockOutcome, Call, Coded, ExtentRead, Log, LogError, NewExtent, Target};
 
 use crate::store::Inner;
 
@@ -61,6 +61,18 @@ fn joins(row: &[&Extent], next: &Extent, limits: &Limits) -> bool {
 }
 
 impl Inner {
+    /// Codes what is written again, if its namespace asks for that now, whatever it was before. Only for the one thread
+    /// that makes room and the one that merges.
+    pub(crate) fn encode_again(
+        &self,
+        extent: &NewExtent,
+        blocks: &[Vec<Memory>],
+    ) -> Result<Option<Coded>, LogError> {
+        let coding = self.coding(extent.namespace);
+        let room = self.log.own_coding_room();
+        self.log.encode(extent, blocks, coding, room, &Call::background())
+    }
+
     /// Which blocks of a row of extents lead to it, and are not being removed.
     pub(crate) fn visible_blocks(&self, row: &[&Extent]) -> Vec<Spot> {
         let mut spots = Vec::new();
