@@ -98,9 +98,7 @@ impl Config {
             IndexChoice::Lsm => (capacity_bytes / INDEX_SHARE).max(MIN_INDEX_BYTES),
         };
         let segments = self.segment_count(capacity_bytes, segment_bytes, index_bytes)?;
-        let extent_bytes = sector_down(
-            self.extent.unwrap_or(32 << 20).min(segment_bytes / 4).max(2 * SECTOR_BYTES),
-        );
+        let extent_bytes = self.extent_bytes(segment_bytes);
         let limits = Limits {
             capacity_bytes,
             capacity_is_default: self.capacity.is_none(),
@@ -178,6 +176,11 @@ impl Config {
             format_bytes(MIN_SEGMENTS * segment_bytes + others),
             if self.capacity.is_none() { " (the disk is nearly full: make room)" } else { "" },
         )))
+    }
+
+    fn extent_bytes(&self, segment_bytes: u64) -> u64 {
+        let wanted = self.extent.unwrap_or(32 << 20);
+        sector_down(wanted.min(segment_bytes / 4).max(2 * SECTOR_BYTES))
     }
 
     fn segment_bytes(&self, capacity_bytes: u64, space: SpaceFacts) -> Result<u64> {

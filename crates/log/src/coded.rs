@@ -1,11 +1,11 @@
 //! Coding extents before they are written.
 //!
-//! 1. An extent is coded whole before room is reserved for it, so it takes exactly the room that it needs; one that does
-//!    not shrink by a twentieth is left plain, so coding never costs space.
+//! 1. An extent is coded whole before room is reserved for it, so it takes exactly the room that it needs; one that
+//!    does not shrink by a twentieth is left plain, so coding never costs space.
 //! 2. The checksums of slices are taken from the caller's bytes on the way, so they prove later that nothing was lost.
-//! 3. What is coded and not written yet takes no more memory than a bound. Who holds some of it never waits for more; and
-//!    whoever makes room in the log, for which others wait who hold some, has an extent's worth of its own.
-//! 4. The caller's thread does the work, and stops between two units when its call is over.
+//! 3. What is coded and not written yet takes no more memory than a bound. Who holds some of it never waits for more;
+//!    and whoever makes room in the log, for which others wait who hold some, has an extent's worth of its own.
+//! 4. The caller's thread does the work, and stops between two layers when its call is over.
 
 use std::fmt;
 use std::sync::Arc;

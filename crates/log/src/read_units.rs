@@ -1,9 +1,9 @@
 //! Reading coded extents: which units hold the wanted bytes, and decoding them into the caller's memory.
 //!
-//! 1. Nothing of a coded extent is asked for before its header's tables are known: they say where units lie. So the first
-//!    read of an extent since it was last remembered asks the device twice.
-//! 2. A request holds whole units. A unit is decoded only if its checksum matches, into memory of our own, and its wanted
-//!    bytes are copied from there.
+//! 1. Nothing of a coded extent is asked for before its header's tables are known: they say where units lie. So the
+//!    first read of an extent since it was last remembered asks the device twice.
+//! 2. A request holds whole units. A unit is decoded only if its checksum matches, into memory of our own, and its
+//!    wanted bytes are copied from there.
 //! 3. Slices are verified afterwards like those of plain extents: their checksums are of the bytes as they were put.
 
 use dalsegno_core::{sector_down, sector_up};

@@ -57,8 +57,8 @@ pub(crate) fn verify_units(
         let (mut left, mut is_good) = (row_bytes, true);
         while left > 0 {
             let unit = table.next().expect("the table fits the extent");
-            let raw_bytes = left.min(u64::from(units.unit_bytes));
-            let mut raw = vec![0; usize::try_from(raw_bytes).expect("a unit is small")];
+            let raw_len = left.min(u64::from(units.unit_bytes));
+            let mut raw = vec![0; usize::try_from(raw_len).expect("a unit is small")];
             let stored = read_bytes(core, file, offset, unit.bytes as usize);
             let width = units.coding.element_bytes() as usize;
             let checked = stored.and_then(|stored| {
@@ -77,7 +77,7 @@ pub(crate) fn verify_units(
                 is_good = false;
             }
             offset += u64::from(unit.bytes);
-            left -= raw_bytes;
+            left -= raw_len;
         }
     }
     let padding = usize::try_from(sector_up(offset) - offset).expect("less than a sector");

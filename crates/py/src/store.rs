@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dalsegno_store::{Config, KvLayout, Namespace, Store};
+use dalsegno_store::{Coding, Config, KvLayout, Namespace, Store};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
@@ -59,21 +59,31 @@ impl PyStore {
         to_python(py, &stats)
     }
 
-    #[pyo3(signature = (fields, *, layers, slice_bytes))]
+    #[pyo3(
+        signature = (fields, *, layers, slice_bytes, codec=None, element_bytes=Number(2)),
+        text_signature = "($self, fields, *, layers, slice_bytes, codec=None, element_bytes=2)"
+    )]
     fn namespace(
         &self,
-        py: Python<'_>,
         fields: &Bound<'_, PyMapping>,
         layers: Number<u32>,
         slice_bytes: Number<u32>,
+        codec: Option<&str>,
+        element_bytes: Number<u32>,
     ) -> PyResult<PyNamespace> {
+        let coding = codec.map(|codec| Coding::parse(codec, element_bytes.0));
+        let coding = coding.transpose().or_raise()?;
         let mut builder = Namespace::builder(KvLayout::new(layers.0, slice_bytes.0).or_raise()?);
         for item in fields.items()?.iter() {
             let (tag, value): (String, String) = item.extract()?;
             builder = builder.field(tag, value);
         }
         let namespace = builder.build().or_raise()?;
-        py.detach(|| self.store.register(&namespace)).or_raise()?;
+        let register = || match coding {
+            Some(coding) => self.store.register_coded(&namespace, coding),
+            None => self.store.register(&namespace),
+        };
+        fields.py().detach(register).or_raise()?;
         Ok(PyNamespace::new(self.store.clone(), namespace))
     }
 

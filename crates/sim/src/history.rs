@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Durability, IndexChoice};
-use dalsegno_store::MergeRules;
+use dalsegno_store::{Coding, MergeRules};
 
 use crate::blocks::chain_hashes;
 use crate::random::Random;
@@ -28,6 +28,8 @@ pub struct Style {
     pub evicts: bool,
     /// What merging of small extents aims at.
     pub merging: MergeRules,
+    /// How extents are stored, but after every third opening, when it is plain.
+    pub coding: Coding,
 }
 
 impl Style {
@@ -56,6 +58,7 @@ impl Style {
             actions: 40,
             evicts: false,
             merging: MergeRules::default(),
+            coding: Coding::PLAIN,
         }
     }
 
@@ -70,6 +73,7 @@ impl Style {
             actions: 60,
             evicts: true,
             merging: MergeRules::default(),
+            coding: Coding::PLAIN,
         }
     }
 
@@ -93,6 +97,17 @@ impl Style {
             spare_percent: 100,
             ..MergeRules::default()
         };
+        self
+    }
+
+    /// The same with coded extents among plain ones: half of the blocks shrink.
+    ///
+    /// # Panics
+    ///
+    /// Never: elements of two bytes exist.
+    #[must_use]
+    pub fn coded(mut self) -> Self {
+        self.coding = Coding::zstd(2).expect("a width that exists");
         self
     }
 

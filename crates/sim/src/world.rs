@@ -8,7 +8,9 @@ use dalsegno_core::{
 };
 use dalsegno_io::{BufferPool, Device, Memory, lend};
 use dalsegno_log::{Finding, LogError, VerifyReport};
-use dalsegno_store::{Error, Parts, Put, PutOutcome, PutReport, Scope, Stats, Store, Terms};
+use dalsegno_store::{
+    Coding, Error, Parts, Put, PutOutcome, PutReport, Scope, Stats, Store, Terms,
+};
 
 use crate::blocks::{Blocks, chain_hashes};
 use crate::device::{DeviceOptions, Outage, SimDevice};
@@ -45,6 +47,7 @@ pub struct World {
     pool: BufferPool,
     blocks: Blocks,
     namespaces: Vec<Namespace>,
+    openings: u32,
     /// What outages left to chance so far.
     torn: Vec<Torn>,
     /// Faults that came from rules, not from outages: then less can be promised.
@@ -73,6 +76,7 @@ impl World {
             pool: pool.clone(),
             blocks: blocks.clone(),
             namespaces: namespaces.collect(),
+            openings: 0,
             torn: Vec::new(),
             faulty: false,
         }
@@ -97,8 +101,11 @@ impl World {
             inline_upkeep: true,
             merging: self.style.merging,
         })?;
+        self.openings += 1;
+        let is_plain = self.style.coding.is_plain() || self.openings.is_multiple_of(3);
         for namespace in &self.namespaces {
-            store.register(namespace)?;
+            let coding = if is_plain { Coding::PLAIN } else { self.style.coding };
+            store.register_coded(namespace, coding)?;
         }
         self.store = Some(store);
         Ok(())

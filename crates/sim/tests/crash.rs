@@ -218,6 +218,38 @@ fn a_store_that_merges_lives_through_many_crashes() {
     }
 }
 
+#[test]
+fn a_store_with_coded_extents_survives_a_crash_after_any_operation() {
+    let common = Common::new();
+    let style = Style::roomy(Durability::Batch).coded();
+    let mut world = common.world(&style, 1200, 0);
+    world.open().unwrap();
+    for name in 0..8 {
+        world.act(&Action::Put(
+            Part { namespace: 0, chain: chain_hashes(name, 8), first: 0 },
+            false,
+        ));
+    }
+    assert!(world.stats().log.codec.encoded_bytes > 0, "{:?}", world.stats().log.codec);
+    assert!(crash_everywhere(1200..1205, &style) > 300);
+    assert!(crash_everywhere(1210..1212, &style.merging_at_once().indexed_in_files()) > 150);
+    let crowded = Style::crowded(Durability::None).coded();
+    assert!(crash_everywhere(1220..1222, &crowded) > 50);
+    assert!(crash_everywhere(1230..1231, &crowded.merging_at_once().indexed_in_files()) > 50);
+}
+
+#[test]
+fn a_store_with_coded_extents_lives_through_many_crashes() {
+    for durability in [Durability::Batch, Durability::None] {
+        let (roomy, crowded) =
+            (Style::roomy(durability).coded(), Style::crowded(durability).coded());
+        assert_eq!(many_lives(1300..1308, &roomy), 0);
+        assert_eq!(many_lives(1310..1318, &roomy.merging_at_once().indexed_in_files()), 0);
+        assert_eq!(many_lives(1320..1326, &crowded), 0);
+        assert_eq!(many_lives(1330..1334, &crowded.merging_at_once().indexed_in_files()), 0);
+    }
+}
+
 /// Chains that grow block by block in turn, with removals between them: merging has something to do all the time.
 fn growth_by_single_blocks() -> Vec<Action> {
     let part = |name: u64, blocks: usize, first: usize| Part {

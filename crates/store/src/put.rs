@@ -299,12 +299,11 @@ impl<'a> Group<'a> {
         if coding.is_plain() {
             return Ok(Ok(None));
         }
-        let room = match self.inner.log.try_coding_room(extent) {
-            Some(room) => Ok(room),
-            None => {
-                self.write()?;
-                self.inner.log.coding_room(extent, self.call)
-            }
+        let room = if let Some(room) = self.inner.log.try_coding_room(extent) {
+            Ok(room)
+        } else {
+            self.write()?;
+            self.inner.log.coding_room(extent, self.call)
         };
         Ok(room.and_then(|room| self.inner.log.encode(extent, blocks, coding, room, self.call)))
     }

@@ -137,8 +137,8 @@ impl Store {
         self.register_as(namespace, None)
     }
 
-    /// As [`Store::register`]; from now on new extents of the namespace are stored like this, also those that merging and
-    /// making room write. It is remembered as long as the namespace has blocks.
+    /// As [`Store::register`]; from now on new extents of the namespace are stored like this, also those that merging
+    /// and making room write. It is remembered as long as the namespace has blocks.
     ///
     /// # Errors
     ///
