@@ -427,9 +427,22 @@ class Store:
         (``deferrals``), what it left for later or gave up, by cause (``skipped_no_room``,
         ``skipped_changed``, ``skipped_damaged``, ``skipped_failed``), and how many lineages have
         small extents that wait (``waiting_lineages``).
+
+        ``stats()["log"]["codec"]`` tells what the codec did since the store was opened: bytes it
+        shrank (``encoded_bytes``) and what they became (``encoded_stored_bytes``), bytes stored
+        plain because they would not shrink (``not_shrunk_bytes``), bytes decoded
+        (``decoded_bytes``), and the time of both (``encode_ns``, ``decode_ns``).
         """
 
-    def namespace(self, fields: Mapping[str, str], *, layers: int, slice_bytes: int) -> Namespace:
+    def namespace(
+        self,
+        fields: Mapping[str, str],
+        *,
+        layers: int,
+        slice_bytes: int,
+        codec: str | None = None,
+        element_bytes: int = 2,
+    ) -> Namespace:
         """Opens a namespace: who may share these blocks, and what shape they have.
 
         Args:
@@ -438,11 +451,18 @@ class Store:
                 namespace.
             layers: Layers per block; 1 if blocks are opaque rows.
             slice_bytes: Bytes of one layer of one block.
+            codec: How blocks are stored from now on: ``"none"`` as they came, ``"zstd"`` shrunk
+                without loss. ``None`` leaves it as it was, which is ``"none"`` for a new
+                namespace. It is no part of the identity, and what is stored stays readable
+                whatever is said here. It is remembered as long as the namespace has blocks.
+            element_bytes: With ``"zstd"``, the width of a number: 2 for bf16 and fp16, 4 for fp32,
+                1 for fp8.
 
         Raises:
-            InvalidError: A field is given twice or too long, a block does not fit into a segment,
-                or there are too many namespaces; those without a block are forgotten when the
-                store is opened.
+            UnavailableError: The store could not be marked as one with coded blocks.
+            InvalidError: The codec or the width does not exist, a field is given twice or too
+                long, a block does not fit into a segment, or there are too many namespaces; those
+                without a block are forgotten when the store is opened.
         """
 
     def close(self) -> None:

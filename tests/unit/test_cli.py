@@ -153,7 +153,7 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(
 ) -> None:
     sector = bytearray((path / "store.meta").read_bytes())
     assert struct.unpack_from("<I", sector, 4092)[0] == crc32c(bytes(sector[:4092]))
-    struct.pack_into("<I", sector, 8, 2)
+    struct.pack_into("<I", sector, 8, 3)
     struct.pack_into("<I", sector, 4092, crc32c(bytes(sector[:4092])))
     (path / "store.meta").write_bytes(sector)
     before = {one.name: one.read_bytes() for one in path.iterdir()}

@@ -49,7 +49,10 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
             ),
             ("namespaces", len(found["namespaces"])),
             ("extents", _extent_counts(found)),
-            ("blocks", f"{found['blocks']:,} ({show.byte_count(found['block_bytes'])})"),
+            (
+                "blocks",
+                f"{found['blocks']:,} ({show.byte_count(found['block_bytes'])}{_shrunk(found)})",
+            ),
             *_index(found["index"]),
             ("damage", _damage(found["faults"])),
         ]
@@ -75,6 +78,14 @@ def _index(found: dict[str, Any] | None) -> list[tuple[str, object]]:
     runs = " ".join(str(count) for count in found["runs"]) or "none"
     tables = f"{show.plural(found['tables'], 'table')} of {show.byte_count(found['table_bytes'])}"
     return [("index", f"{tables}, shape {found['shape']}, runs per level: {runs}")]
+
+
+def _shrunk(found: dict[str, Any]) -> str:
+    """What the codec saved, if it saved something."""
+    if found["stored_bytes"] >= found["block_bytes"]:
+        return ""
+    ratio = found["block_bytes"] / found["stored_bytes"]
+    return f", stored in {show.byte_count(found['stored_bytes'])}, ratio {ratio:.2f}"
 
 
 def _extent_counts(found: dict[str, Any]) -> str:
