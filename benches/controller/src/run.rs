@@ -114,6 +114,7 @@ fn less(
         point_sectors: now.point_sectors - before.point_sectors,
         order_sectors: now.order_sectors - before.order_sectors,
         scan_sectors: now.scan_sectors - before.scan_sectors,
+        vain_sectors: now.vain_sectors - before.vain_sectors,
     }
 }
 

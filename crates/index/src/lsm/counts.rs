@@ -15,9 +15,9 @@ use super::keys::KIND_POINT;
 pub struct LsmCounts {
     /// Entries written, of all kinds.
     pub written_entries: u64,
-    /// Look-ups of one key that tables answered.
+    /// Look-ups of one key, or of the extents at one place, that tables answered.
     pub point_hits: u64,
-    /// Look-ups of one key that is nowhere.
+    /// Look-ups of a key or place of which there is nothing.
     pub point_misses: u64,
     /// Scans begun.
     pub scans: u64,
@@ -25,15 +25,17 @@ pub struct LsmCounts {
     pub scanned_entries: u64,
     /// Sectors of 4 KiB read from tables to look up points.
     pub point_sectors: u64,
-    /// Sectors read to look up entries of order.
+    /// Sectors read to look up entries of order, by key or by place.
     pub order_sectors: u64,
+    /// Of the sectors of both kinds of look-ups, those that did not hold what was looked for.
+    pub vain_sectors: u64,
     /// Sectors read by scans.
     pub scan_sectors: u64,
 }
 
 /// Why a block is read.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     Point,
     Order,
     Scan,
@@ -54,6 +56,7 @@ pub(crate) struct Counts {
     misses: AtomicU64,
     scans: AtomicU64,
     scanned: AtomicU64,
+    vain: AtomicU64,
     /// By purpose.
     sectors: [AtomicU64; 3],
 }
@@ -83,6 +86,17 @@ impl Counts {
         add(&self.sectors[purpose as usize], bytes / SECTOR_BYTES);
     }
 
+    /// What has been read for a purpose.
+    pub(super) fn sectors(&self, purpose: Purpose) -> u64 {
+        self.sectors[purpose as usize].load(Ordering::Relaxed)
+    }
+
+    /// Notes that what was read for a purpose since `before` was read in vain. Who reads at the same time may be
+    /// counted too: the count is for means.
+    pub(super) fn in_vain(&self, purpose: Purpose, before: u64) {
+        add(&self.vain, self.sectors(purpose) - before);
+    }
+
     pub(super) fn view(&self) -> LsmCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let [point_sectors, order_sectors, scan_sectors] =
@@ -96,6 +110,7 @@ impl Counts {
             point_sectors,
             order_sectors,
             scan_sectors,
+            vain_sectors: get(&self.vain),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The filter of a table: says that a key is not there, at the cost of one line of the processor's cache.
 //!
-//! 1. A key that was added is never denied.
+//! 1. A key that was added is never denied. What is added and asked is [`filtered`] out of keys first.
 //! 2. All tables use the same hash, so a look-up in many tables hashes its key once.
 
 use dalsegno_io::{PageBuffer, PageVec, Pages};
 
 use super::block::{Place, SECTOR};
+use super::keys::filtered;
 use super::table::TableError;
 
 const MAGIC: [u8; 8] = *b"DSGNFILT";
@@ -22,7 +23,7 @@ pub(crate) struct KeyHash(u64);
 
 impl KeyHash {
     pub(crate) fn of(key: &[u8]) -> Self {
-        Self(xxhash_rust::xxh3::xxh3_64(key))
+        Self(xxhash_rust::xxh3::xxh3_64(filtered(key)))
     }
 
     /// Which of `lines` lines.
@@ -61,9 +62,11 @@ impl FilterBuilder {
         Self { bits_per_key, hashes: PageVec::new_in(Pages) }
     }
 
+    /// Adds a key; keys of one place come one behind the other and are one to the filter.
     pub(crate) fn add(&mut self, key: &[u8]) {
-        if self.bits_per_key > 0.0 {
-            self.hashes.push(KeyHash::of(key));
+        let hash = KeyHash::of(key);
+        if self.bits_per_key > 0.0 && self.hashes.last() != Some(&hash) {
+            self.hashes.push(hash);
         }
     }
 
@@ -211,6 +214,25 @@ mod tests {
             let percent = false_positives(&filter);
             assert!(percent < most_percent, "{bits_per_key} bits: {percent} %");
         }
+    }
+
+    #[test]
+    fn sequences_of_a_place_are_one_key() {
+        let key = |first: u8, sequence: u8| {
+            let mut key = [b'o'; 45];
+            (key[36], key[44]) = (first, sequence);
+            key
+        };
+        let mut builder = FilterBuilder::new(16.0);
+        (0..100).for_each(|sequence| builder.add(&key(1, sequence)));
+        assert_eq!(builder.hashes.len(), 1);
+        let mut out = PageBuffer::default();
+        builder.finish(PLACE, &mut out);
+        let filter = Filter::decode(&out, PLACE).unwrap();
+        assert!(filter.may_contain(KeyHash::of(&key(1, 200))), "a sequence that was not added");
+        assert!(filter.may_contain(KeyHash::of(&key(1, 0)[..37])), "the place alone");
+        let others = (2..=255).filter(|first| filter.may_contain(KeyHash::of(&key(*first, 0))));
+        assert!(others.count() < 5, "other places");
     }
 
     #[test]

@@ -15,8 +15,9 @@ use parking_lot::RwLock;
 
 use super::keys::{ForkKey, LiveBlocks, OrderKey, Point, PointKey, Record, short};
 use super::memtable::{Batch, Change};
+use super::places::Places;
 use super::table::TableError;
-use super::tree::{OrderScan, Tree};
+use super::tree::Tree;
 use crate::usage::Usage;
 use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
 
@@ -131,7 +132,7 @@ impl LsmIndex {
     /// The extent that goes on behind `hit`'s last block with `hash`, if it is the next of its lineage.
     fn next_of(
         &self,
-        scan: &mut Option<(OrderScan, OrderKey)>,
+        places: &mut Option<(Places, OrderKey)>,
         record: &Record,
         hash: &ChainHash,
     ) -> Result<Option<Hit>, TableError> {
@@ -140,24 +141,20 @@ impl LsmIndex {
             return Ok(None);
         };
         let wanted = OrderKey { first, sequence: 0, ..OrderKey::of(extent) };
-        let mut current = match scan.take() {
+        let mut current = match places.take() {
             Some((current, next)) if next == wanted => current,
-            _ => self.tree.orders(&wanted)?,
+            _ => self.tree.places(),
         };
-        while let Some((key, value)) = current.next()? {
-            if key.place() != wanted.place() {
-                return Ok(None);
-            }
-            let Some(next) = self.decode(&key, &value)? else { continue };
-            if next.extent.hashes[0] == *hash && next.live.get(0) {
-                let count = next.extent.block_count();
-                if let Some(behind) = key.first.checked_add(count) {
-                    *scan = Some((current, OrderKey { first: behind, sequence: 0, ..key }));
-                }
-                return Ok(Some(Hit { record: Arc::new(next), block: 0 }));
-            }
+        let next = current.find(&wanted, |key, value| {
+            let next = self.decode(key, value)?;
+            Ok(next.filter(|next| next.extent.hashes[0] == *hash && next.live.get(0)))
+        })?;
+        if let Some(first) =
+            next.as_ref().and_then(|next| first.checked_add(next.extent.block_count()))
+        {
+            *places = Some((current, OrderKey { first, ..wanted }));
         }
-        Ok(None)
+        Ok(next.map(|record| Hit { record: Arc::new(record), block: 0 }))
     }
 
     /// A change to the record of an extent that loses blocks; with `nowhere` they do not lead to another one. Returns
@@ -259,13 +256,13 @@ impl Index for LsmIndex {
 
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
-        let mut scan = None;
+        let mut places = None;
         let mut before: Option<Arc<Record>> = None;
         let mut at = 0;
         while at < hashes.len() {
-            let next = before
-                .take()
-                .and_then(|record| self.or_missing(self.next_of(&mut scan, &record, &hashes[at])));
+            let next = before.take().and_then(|record| {
+                self.or_missing(self.next_of(&mut places, &record, &hashes[at]))
+            });
             let Some(hit) = next.or_else(|| self.find(namespace, &hashes[at])) else {
                 match scope {
                     Scope::Prefix => break,
@@ -308,9 +305,10 @@ impl Index for LsmIndex {
             return fork;
         }
         let wanted = OrderKey { first: index, sequence: 0, ..OrderKey::of(extent) };
-        match self.has_any(&wanted, |key| key.place() == wanted.place()) {
-            Ok(false) => Placement { lineage: extent.lineage, first_block_index: index },
-            Ok(true) => fork,
+        let taken = self.tree.places().find(&wanted, |key, value| self.decode(key, value));
+        match taken {
+            Ok(None) => Placement { lineage: extent.lineage, first_block_index: index },
+            Ok(Some(_)) => fork,
             Err(error) => {
                 self.tree.note(&error);
                 fork

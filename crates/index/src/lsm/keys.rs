@@ -17,6 +17,8 @@ pub(crate) const HASH_BYTES: usize = 32;
 const SHORT: usize = 16;
 /// A header has at most 64 sectors; what a coded extent's payload has is stored above that.
 const PAYLOAD_UNIT: u64 = 128;
+/// Bytes of an order key without its sequence: where an extent begins.
+pub(crate) const PLACE_BYTES: usize = 37;
 pub(crate) const KIND_FORK: u8 = b'f';
 pub(crate) const KIND_ORDER: u8 = b'o';
 pub(crate) const KIND_POINT: u8 = b'p';
@@ -70,6 +72,14 @@ pub(crate) struct LiveBlocks(Vec<u8>);
 
 pub(crate) fn short(hash: &ChainHash) -> [u8; SHORT] {
     *hash.0.first_chunk().expect("a hash is longer")
+}
+
+/// The part of a key that filters know: of an order key its place, for the sequence is often not known to who asks.
+pub(crate) fn filtered(key: &[u8]) -> &[u8] {
+    match key {
+        [KIND_ORDER, ..] => &key[..key.len().min(PLACE_BYTES)],
+        _ => key,
+    }
 }
 
 impl OrderKey {

@@ -14,6 +14,7 @@ mod memtable;
 mod merge;
 mod notes;
 mod open;
+mod places;
 mod table;
 mod table_index;
 mod table_iter;

@@ -17,7 +17,7 @@ use super::table::{Table, TableError};
 #[derive(Clone, Debug)]
 pub(crate) enum Reading {
     /// For a few entries that somebody waits for: a block at a time, kept for others.
-    Cached(BlockCache),
+    Cached(BlockCache, Purpose),
     /// For whole tables: so many bytes at a time, and no block at least. The cache neither helps nor is disturbed.
     Ahead(usize),
 }
@@ -70,8 +70,8 @@ impl TableIter {
         self.block = None;
         if self.next_block < self.table.index.len() {
             let block = match &self.reading {
-                Reading::Cached(cache) => {
-                    self.table.block(self.next_block, cache, Purpose::Scan)?
+                Reading::Cached(cache, purpose) => {
+                    self.table.block(self.next_block, cache, *purpose)?
                 }
                 Reading::Ahead(bytes) => Arc::new(self.read_ahead(*bytes)?),
             };

@@ -108,7 +108,7 @@ impl Table {
         parts.iter().map(|part| *part as u64).sum()
     }
 
-    /// Whether a key of kind order or point may be here; a `false` is certain.
+    /// Whether a key of kind order or point, or a place, may be here; a `false` is certain.
     #[inline]
     pub(crate) fn may_contain(&self, hash: KeyHash) -> bool {
         self.filter.may_contain(hash)
@@ -130,11 +130,16 @@ impl Table {
             return Ok(None);
         }
         let sectors = self.index.sectors(block);
-        let read =
-            |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, Purpose::look_up(key));
-        cache.look(self.place(sectors.start), read, |block| {
+        let purpose = Purpose::look_up(key);
+        let before = cache.asked().sectors(purpose);
+        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, purpose);
+        let found = cache.look(self.place(sectors.start), read, |block| {
             Ok(block.find(key)?.map(|range| use_value(block.slice(range))))
-        })
+        })?;
+        if found.is_none() {
+            cache.asked().in_vain(purpose, before);
+        }
+        Ok(found)
     }
 
     pub(super) fn place(&self, sector: u64) -> Place {

@@ -15,7 +15,7 @@ use dalsegno_core::{ChainHash, NamespaceId, StoreId};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::cache::BlockCache;
-use super::counts::Counts;
+use super::counts::{Counts, Purpose};
 use super::file::TableFiles;
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey, Record};
 use super::memtable::{Batch, Memtable, Newest};
@@ -286,7 +286,7 @@ impl Tree {
             sources.push(Box::new(of_memtable(Arc::clone(memtable))));
         }
         for run in state.version.runs_from(from) {
-            let reading = Reading::Cached(cache.clone());
+            let reading = Reading::Cached(cache.clone(), Purpose::Scan);
             sources.push(Box::new(RunSource::new(run, from, reading)?));
         }
         Ok(Merge::new(sources))
@@ -335,7 +335,7 @@ impl Writer<'_> {
 
 impl State {
     /// Newest first.
-    fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
+    pub(super) fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
         std::iter::once(&self.active).chain(self.frozen.iter().map(|frozen| &frozen.memtable))
     }
 }

@@ -47,6 +47,17 @@ impl Run {
         }
         self.tables.get(at).filter(|table| table.smallest() <= key)
     }
+
+    /// Whether a key may be here that begins as `from` does and is not less: the first bytes of it are all that
+    /// filters know of keys of its kind, `hash` is theirs.
+    pub(super) fn may_begin_with(&self, from: &[u8], first_bytes: usize, hash: KeyHash) -> bool {
+        let first = self.tables.partition_point(|table| table.largest() < from);
+        let reached = |table: &&Arc<Table>| {
+            let smallest = table.smallest();
+            smallest <= from || smallest.starts_with(&from[..first_bytes])
+        };
+        self.tables[first..].iter().take_while(reached).any(|table| table.may_contain(hash))
+    }
 }
 
 /// Which tables are in use.
@@ -66,7 +77,8 @@ impl Version {
         Self { number: 0, levels, sums: self.sums.clone(), cover: self.cover.clone() }
     }
 
-    fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
+    /// The newest first.
+    pub(super) fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
         self.levels.iter().flatten()
     }
 

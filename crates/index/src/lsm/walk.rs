@@ -11,16 +11,7 @@ use super::table::TableError;
 use super::tree::OrderScan;
 
 impl LsmIndex {
-    /// Whether any extent is there from a key on, as long as `is_meant` says that the keys are.
-    pub(super) fn has_any(
-        &self,
-        from: &OrderKey,
-        is_meant: impl Fn(&OrderKey) -> bool,
-    ) -> Result<bool, TableError> {
-        self.any_of(self.tree.orders(from)?, is_meant)
-    }
-
-    /// As [`Self::has_any`], of what a scan finds.
+    /// Whether any extent is there that a scan finds, as long as `is_meant` says that the keys are.
     pub(super) fn any_of(
         &self,
         mut scan: OrderScan,

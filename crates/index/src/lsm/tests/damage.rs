@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::files::MemoryFiles;
 use super::{Model, STORE, get, rest, write};
 use crate::lsm::cache::BlockCache;
+use crate::lsm::counts::Purpose;
 use crate::lsm::file::TableFiles;
 use crate::lsm::table::{Reading, Table, TableError, table_file};
 
@@ -53,7 +54,7 @@ impl Damaged {
                 Err(_) => noticed = true,
             }
         }
-        for reading in [Reading::Cached(cache), Reading::Ahead(65_536)] {
+        for reading in [Reading::Cached(cache, Purpose::Scan), Reading::Ahead(65_536)] {
             match table.iter(&[], reading).and_then(|mut iter| rest(&mut iter)) {
                 Ok(entries) => assert!(entries.into_iter().eq(model.clone())),
                 Err(_) => noticed = true,

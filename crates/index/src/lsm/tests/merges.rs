@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::files::MemoryFiles;
 use super::{Model, key, rest, table_in};
 use crate::lsm::cache::BlockCache;
+use crate::lsm::counts::Purpose;
 use crate::lsm::merge::{Merge, RunSource, Source};
 use crate::lsm::table::{Reading, Table, TableError};
 
@@ -60,7 +61,7 @@ proptest! {
             let mut sources: Vec<Box<dyn Source + '_>> = Vec::new();
             for ((at, model), slice) in (1_u64..).zip(&models).zip(&entries_of) {
                 let reading =
-                    if is_cached { Reading::Cached(cache.clone()) } else { Reading::Ahead(8_192) };
+                    if is_cached { Reading::Cached(cache.clone(), Purpose::Scan) } else { Reading::Ahead(8_192) };
                 if at % 3 == 0 {
                     let begin = slice.partition_point(|(key, _)| *key < from);
                     sources.push(Box::new(SliceSource(&slice[begin..])));

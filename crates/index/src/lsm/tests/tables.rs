@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::files::MemoryFiles;
 use super::{Model, STORE, get, key, model, options, rest, table, table_in, write};
 use crate::lsm::cache::BlockCache;
+use crate::lsm::counts::Purpose;
 use crate::lsm::file::TableFiles;
 use crate::lsm::merge::Source;
 use crate::lsm::table::{Reading, TableError, TableOptions, TableWriter, table_file};
@@ -31,7 +32,7 @@ proptest! {
             prop_assert_eq!(value.as_deref(), model.get(key).map(|value| &value[..]));
         }
         let entries: Vec<_> = model.clone().into_iter().collect();
-        for reading in [Reading::Cached(cache.clone()), Reading::Ahead(ahead)] {
+        for reading in [Reading::Cached(cache.clone(), Purpose::Scan), Reading::Ahead(ahead)] {
             let mut iter = table.iter(&[], reading.clone()).unwrap();
             prop_assert_eq!(&rest(&mut iter).unwrap(), &entries);
             iter.advance().unwrap();

@@ -1,0 +1,130 @@
+//! Finds the extents that begin at a place: in a namespace, of a lineage, at a block.
+//!
+//! 1. Only runs whose filter may hold the place are read. All sequences of a place share one key of the filter.
+//! 2. Of a key only the newest value counts, and sources are asked newest first; so whoever is content with the first
+//!    extent leaves older runs unread.
+//! 3. Places are asked for in ascending order. A run stays where it was asked last, for the next extent of a lineage
+//!    often lies behind it in the same block.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::cache::BlockCache;
+use super::counts::Purpose;
+use super::filter::KeyHash;
+use super::keys::{OrderKey, PLACE_BYTES};
+use super::memtable::Memtable;
+use super::merge::{RunSource, Source};
+use super::table::{Reading, TableError};
+use super::tree::{State, Tree};
+use super::version::Run;
+
+/// Entries that are taken from a memtable at a time.
+const AHEAD: usize = 4;
+
+/// Extents by their places, in one state of a tree.
+pub(crate) struct Places {
+    state: Arc<State>,
+    cache: BlockCache,
+    /// Where each run stands, once it was read; the newest first.
+    sources: Vec<Option<RunSource<Arc<Run>>>>,
+}
+
+impl Tree {
+    /// For places from now on, as the tree is now.
+    pub(crate) fn places(&self) -> Places {
+        let state = self.state();
+        let sources = state.version.runs().map(|_| None).collect();
+        Places { state, cache: self.cache.clone(), sources }
+    }
+}
+
+impl Places {
+    /// What `choose` makes of the first entry at a place of which it makes anything. The place is that of `wanted`,
+    /// whose sequence is zero.
+    pub(crate) fn find<R>(
+        &mut self,
+        wanted: &OrderKey,
+        mut choose: impl FnMut(&OrderKey, &[u8]) -> Result<Option<R>, TableError>,
+    ) -> Result<Option<R>, TableError> {
+        let mut seen = BTreeSet::new();
+        // A removed extent has an empty value, which hides older ones.
+        let mut look = |key: &OrderKey, value: &[u8]| {
+            if !seen.insert(key.sequence) || value.is_empty() {
+                Ok(None)
+            } else {
+                choose(key, value)
+            }
+        };
+        for memtable in self.state.memtables() {
+            if let Some(found) = in_memtable(memtable, wanted, &mut look)? {
+                return Ok(Some(found));
+            }
+        }
+        let found = self.in_runs(wanted, &mut look)?;
+        self.cache.asked().looked_up(found.is_some());
+        Ok(found)
+    }
+
+    fn in_runs<R>(
+        &mut self,
+        wanted: &OrderKey,
+        look: &mut impl FnMut(&OrderKey, &[u8]) -> Result<Option<R>, TableError>,
+    ) -> Result<Option<R>, TableError> {
+        let from = wanted.encode();
+        let hash = KeyHash::of(&from[..PLACE_BYTES]);
+        for (run, source) in self.state.version.runs().zip(&mut self.sources) {
+            if !run.may_begin_with(&from, PLACE_BYTES, hash) {
+                continue;
+            }
+            let before = self.cache.asked().sectors(Purpose::Order);
+            let source = if let Some(source) = source {
+                while source.key().is_some_and(|key| *key < from[..]) {
+                    source.advance()?;
+                }
+                source
+            } else {
+                let reading = Reading::Cached(self.cache.clone(), Purpose::Order);
+                source.insert(RunSource::new(Arc::clone(run), &from, reading)?)
+            };
+            if source.key().is_none_or(|key| !key.starts_with(&from[..PLACE_BYTES])) {
+                self.cache.asked().in_vain(Purpose::Order, before);
+            }
+            while let Some(key) = source.key().filter(|key| key.starts_with(&from[..PLACE_BYTES])) {
+                let key = OrderKey::decode(key).ok_or(TableError::Malformed("an order key"))?;
+                if let Some(found) = look(&key, source.value())? {
+                    return Ok(Some(found));
+                }
+                source.advance()?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn in_memtable<R>(
+    memtable: &Memtable,
+    wanted: &OrderKey,
+    look: &mut impl FnMut(&OrderKey, &[u8]) -> Result<Option<R>, TableError>,
+) -> Result<Option<R>, TableError> {
+    let mut from = *wanted;
+    loop {
+        let entries = memtable.orders(&from, AHEAD);
+        for (key, slot) in &entries {
+            if key.place() != wanted.place() {
+                return Ok(None);
+            }
+            let mut value = Vec::new();
+            memtable.value_to(*slot, &mut value);
+            if let Some(found) = look(key, &value)? {
+                return Ok(Some(found));
+            }
+        }
+        match entries.last() {
+            Some((last, _)) if entries.len() == AHEAD && last.sequence < u64::MAX => {
+                from.sequence = last.sequence + 1;
+            }
+            _ => return Ok(None),
+        }
+    }
+}
