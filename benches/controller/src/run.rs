@@ -194,6 +194,7 @@ impl Run {
                 epoch: 1,
                 offset: 4096 * self.extents,
                 header_bytes: 12_288,
+                coded_bytes: 0,
             },
             hashes: hashes[blocks.clone()].to_vec(),
         };

@@ -33,7 +33,13 @@ fn extent(number: u64) -> Extent {
         first_block_index: 0,
         parent: ChainHash::default(),
         layout: KvLayout::new(2, 4096).unwrap(),
-        location: Location { segment: number / 64, epoch: 1, offset: 4096, header_bytes: 4096 },
+        location: Location {
+            segment: number / 64,
+            epoch: 1,
+            offset: 4096,
+            header_bytes: 4096,
+            coded_bytes: 0,
+        },
         hashes,
     }
 }
