@@ -14,6 +14,7 @@ mod append;
 mod call;
 mod codec;
 mod coded;
+mod copy;
 mod cover;
 mod error;
 pub mod format;

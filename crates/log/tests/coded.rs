@@ -251,3 +251,21 @@ fn a_call_that_is_over_stops_coding_and_frees_its_room() {
     drop((first, others));
     assert!(log.coding_room(&new_extent(), &Call::foreground()).is_ok());
 }
+
+#[test]
+fn a_copy_serves_what_the_original_did_and_damage_is_not_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, extent) = store(dir.path());
+    let new = NewExtent { born: Some(extent.born), ..new_extent() };
+    let coded = log.read_coded(&extent).unwrap().unwrap();
+    let append = log.reserve_coded(new, coded, true).unwrap();
+    let copy = log.append(vec![append], &Call::background()).remove(0).unwrap().extent;
+    assert_eq!((copy.total_bytes(), copy.born), (extent.total_bytes(), extent.born));
+    write_at(dir.path(), &extent, payload_offset(&extent) + extent.payload_bytes() / 2, &[0; 64]);
+    assert!(log.read_coded(&extent).unwrap().is_none());
+    let all: Vec<u32> = (0..BLOCKS).collect();
+    for layer in 0..LAYERS {
+        assert!(read(&log, &copy, layer, &all).iter().all(Result::is_ok), "layer {layer}");
+    }
+    assert_eq!(log.stats().view().codec.encoded_bytes, 0);
+}

@@ -6,7 +6,8 @@
 //!    would only take room.
 //! 4. It may stop between two extents: what was moved stays moved, and the segment goes another time. Within an extent
 //!    it waits for the device, since bytes that were not read in time would be dropped as if they were damaged.
-//! 5. Neighbours of a lineage move as one extent, so that making room also merges.
+//! 5. A coded extent that moves alone moves as it is stored; its checksums go along.
+//! 6. Neighbours of a lineage move as one extent, so that making room also merges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId};
 use dalsegno_io::lend;
-use dalsegno_log::{Call, LogError, SegmentState, SegmentView};
+use dalsegno_log::{Appended, Call, LogError, SegmentState, SegmentView};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
 
-use crate::rewrite::{part_of, read_blocks, rows, runs_of};
+use crate::rewrite::{Spot, part_of, read_blocks, rows, runs_of};
 use crate::stats::add;
 use crate::store::Inner;
 
@@ -139,6 +140,9 @@ impl Inner {
         if wanted.is_empty() {
             return Ok(0);
         }
+        if let Some(bytes) = self.move_as_it_is(row, &wanted)? {
+            return Ok(bytes);
+        }
         let block_bytes = usize::try_from(row[0].layout.block_bytes()).expect("64-bit addresses");
         let mut bytes = vec![0_u8; wanted.len() * block_bytes];
         let outcomes = read_blocks(&self.log, row, &wanted, &mut bytes);
@@ -169,6 +173,23 @@ impl Inner {
         self.index.replace_all(row, new);
         drop(pins);
         Ok(written)
+    }
+
+    /// Copies a coded extent without decoding it, if all of it is visible and its namespace still asks for a codec.
+    fn move_as_it_is(&self, row: &[&Extent], wanted: &[Spot]) -> Result<Option<u64>, LogError> {
+        let [extent] = row else { return Ok(None) };
+        let is_whole = wanted.len() == extent.hashes.len();
+        if !is_whole || !extent.is_coded() || self.coding(extent.namespace).is_plain() {
+            return Ok(None);
+        }
+        let Some(coded) = self.log.read_coded(extent)? else { return Ok(None) };
+        let append = self.log.reserve_coded(part_of(row, wanted), coded, true)?;
+        let Appended { extent: new, pin } =
+            self.log.append(vec![append], &Call::background()).remove(0)?;
+        let bytes = new.total_bytes();
+        self.index.replace_all(row, vec![new]);
+        drop(pin);
+        Ok(Some(bytes))
     }
 
     /// Drops what is still left in a segment that nobody can enter any more.

@@ -193,6 +193,10 @@ fn a_store_that_shrinks_its_blocks_holds_more_of_them_and_moves_them_on() {
             }
             let stats = store.stats();
             assert!(stats.log.segments_recycled > 5 && stats.relocated_bytes > 0, "{stats:?}");
+            if !coding.is_plain() {
+                // What moves is not coded again.
+                assert_eq!(stats.log.codec.encoded_bytes, stats.put_bytes, "{stats:?}");
+            }
             for name in 0..120 {
                 get(&store, id, &chain(name, 10), None, &Terms::default());
             }
@@ -216,7 +220,7 @@ fn small_extents_are_coded_when_they_are_merged() {
         }
         for _ in 0..400 {
             std::thread::sleep(Duration::from_millis(50));
-            if store.stats().extents <= 4 {
+            if store.stats().extents <= 16 {
                 break;
             }
         }
@@ -225,7 +229,7 @@ fn small_extents_are_coded_when_they_are_merged() {
         check(&store, id, &whole);
         store.close();
         let rows = list(dir.path()).unwrap().1;
-        assert!(rows.len() <= 4 && rows.iter().any(|row| row.coded && row.blocks > 8), "{rows:?}");
+        assert!(rows.len() <= 16 && rows.iter().any(|row| row.coded && row.blocks > 8), "{rows:?}");
         let store = open_merging(dir.path(), setup);
         store.register(&namespace()).unwrap();
         check(&store, id, &whole);
