@@ -174,8 +174,17 @@ class Store:
                 "log": {"misses": dict(self.misses)},
             }
 
-    def namespace(self, fields: Mapping[str, str], *, layers: int, slice_bytes: int) -> Namespace:
-        """Opens a namespace."""
+    def namespace(
+        self,
+        fields: Mapping[str, str],
+        *,
+        layers: int,
+        slice_bytes: int,
+        codec: str | None = None,
+        element_bytes: int = 2,
+    ) -> Namespace:
+        """Opens a namespace; how blocks would be stored changes nothing that can be seen here."""
+        del codec, element_bytes
         self.check_open()
         if layers < 1 or slice_bytes < 1:
             raise InvalidError("a block has at least one layer of one byte")

@@ -14,7 +14,7 @@ import pytest
 
 import dalsegno
 from dalsegno.integrations.vllm import fingerprint
-from dalsegno.integrations.vllm.settings import TierSettings, expand, parse_bytes
+from dalsegno.integrations.vllm.settings import TierSettings, element_bytes, expand, parse_bytes
 
 FLAT = {"path": "/kv", "capacity": "2GiB", "cpu_bytes_to_use": "512MiB"}
 OLD = 1_600_000_000_000_000_000
@@ -60,6 +60,9 @@ def test_the_flat_configuration_becomes_vllms_own_once() -> None:
         ({"max_load_jobs": 1.5}, "max_load_jobs is 1.5"),
         ({"salt": 7}, "salt is 7"),
         ({"store": "x"}, "store is 'x'"),
+        ({"codec": "lz4"}, 'codec is \'lz4\'; it must be "none" or "zstd"'),
+        ({"codec": ["zstd"]}, "codec is"),
+        ({"element_bytes": 2}, "unknown key 'element_bytes'"),
         ({"secondary_tiers": []}, "OffloadingConnector"),
         ({"identity": {"a": "b"}}, "unknown key 'identity'"),
         ({"options_fingerprint": "x"}, "unknown key 'options_fingerprint'"),
@@ -78,6 +81,40 @@ def test_the_stores_own_settings_are_handed_on() -> None:
     assert given.store_settings() == {"dram": 7, "capacity": 1 << 30}
     with pytest.raises(dalsegno.InvalidError, match="locality"):
         TierSettings.parse({"path": "/kv", "locality": "MOON"})
+
+
+def test_the_codec_is_off_unless_asked_for_and_reaches_the_tier() -> None:
+    assert TierSettings.parse({"path": "/kv"}).codec == "none"
+    tier = expand({**FLAT, "codec": "zstd"}, on_cpu=False)["secondary_tiers"][0]
+    assert tier["codec"] == "zstd"
+    del tier["type"], tier["module_path"]
+    assert TierSettings.parse(tier).codec == "zstd"
+    assert "codec" not in TierSettings.parse(tier).store_settings()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        ("bfloat16", 2),
+        ("torch.bfloat16", 2),
+        ("float16", 2),
+        ("half", 2),
+        ("float32", 4),
+        ("float", 4),
+        ("fp8", 1),
+        ("fp8_e5m2", 1),
+        ("fp8_ds_mla", 1),
+        ("float8_e4m3fn", 1),
+        ("int8_per_token_head", 1),
+        ("nvfp4", None),
+        ("int4_per_token_head", None),
+        ("turboquant_k8v4", None),
+        ("auto", None),
+        ("", None),
+    ],
+)
+def test_the_width_of_a_number_comes_from_the_caches_dtype(dtype: str, width: int | None) -> None:
+    assert element_bytes(dtype) == width
 
 
 def test_byte_counts_are_read() -> None:

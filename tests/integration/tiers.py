@@ -92,7 +92,9 @@ def parallel(**changes: Any) -> OffloadingParallelConfig:
     return OffloadingParallelConfig(**{**alone, **changes})
 
 
-def config(groups: int = 1, model: str = "m", **changes: Any) -> OffloadingConfig:
+def config(
+    groups: int = 1, model: str = "m", dtype: str = "float32", **changes: Any
+) -> OffloadingConfig:
     """vLLM's configuration of offloading."""
     values: dict[str, Any] = {
         "groups": tuple(
@@ -102,7 +104,7 @@ def config(groups: int = 1, model: str = "m", **changes: Any) -> OffloadingConfi
         "enable_kv_cache_events": False,
         "extra_config": {"cpu_bytes_to_use": 1 << 20},
         "engine_id": "test",
-        "model": OffloadingModelConfig(model, "float32"),
+        "model": OffloadingModelConfig(model, dtype),
         "cache": OffloadingCacheConfig(BLOCK_TOKENS, 1),
         "parallel": parallel(),
         "kv_cache_layout": "LBHNC",

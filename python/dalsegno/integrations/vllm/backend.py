@@ -68,7 +68,7 @@ class Backend:
         path: str,
         settings: Mapping[str, Any],
         fields: Callable[[], Mapping[int, dict[str, str]]],
-        row_bytes: int,
+        shape: Mapping[str, Any],
         retry_s: float = RETRY_S,
     ) -> None:
         """Opens the store, or starts the thread that keeps trying.
@@ -77,14 +77,14 @@ class Backend:
             path: Directory of the store.
             settings: How to open it.
             fields: Returns the fields of each namespace; may read the model's files.
-            row_bytes: Size of a block.
+            shape: What a block is in every namespace, and how it is stored.
             retry_s: Seconds between two attempts.
 
         Raises:
             InvalidError: The configuration is wrong.
             IncompatibleError: The store or the model cannot be used with this version.
         """
-        self._path, self._settings, self._row_bytes = path, settings, row_bytes
+        self._path, self._settings, self._shape = path, settings, dict(shape)
         self._find_fields = fields
         self._fields: Mapping[int, dict[str, str]] = {}
         self._epoch: dict[str, str] = {}
@@ -127,9 +127,7 @@ class Backend:
     def _namespaces(self, store: Any) -> dict[int, Any]:
         """Opens the namespace of each group."""
         return {
-            number: store.namespace(
-                {**fields, **self._epoch}, layers=1, slice_bytes=self._row_bytes
-            )
+            number: store.namespace({**fields, **self._epoch}, **self._shape)
             for number, fields in self._fields.items()
         }
 

@@ -29,6 +29,11 @@ ENGINE_KEYS = (
     "eviction_policy",
     "offload_prompt_only",
 )
+CODECS = ("none", "zstd")
+# Bytes of a number in a KV cache, by vLLM's name of the cache's dtype.
+_WIDTHS = {"bfloat16": 2, "float": 4, "float16": 2, "float32": 4, "half": 2}
+# Names that begin so are of one byte each, whatever follows: `fp8_e4m3`, `fp8_ds_mla` ...
+_BYTE_WIDE = ("float8", "fp8", "int8")
 _TIER_ONLY = ("identity", "locality", "options_fingerprint")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 # The units of the store's own settings.
@@ -49,6 +54,19 @@ def parse_bytes(name: str, value: object) -> int:
     if match is not None and match[2].lower() in _UNITS:
         return int(float(match[1]) * _UNITS[match[2].lower()])
     raise InvalidError(f'{name} is {value!r}; it must be bytes, such as 1073741824 or "1GiB"')
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Returns the width of a number in a KV cache.
+
+    Args:
+        dtype: vLLM's name of the cache's dtype, such as `bfloat16` or `fp8_e4m3`.
+
+    Returns:
+        Its bytes; None if there are none: numbers packed into parts of bytes, or an unknown name.
+    """
+    name = dtype.removeprefix("torch.")
+    return 1 if name.startswith(_BYTE_WIDE) else _WIDTHS.get(name)
 
 
 def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -99,8 +117,16 @@ def _locality(name: str, value: object) -> str:
     raise InvalidError(f"{name} is {value!r}; it must be LOCAL or REMOTE")
 
 
+def _codec(name: str, value: object) -> str:
+    """Checks the name of a codec."""
+    if value in CODECS:
+        return str(value)
+    raise InvalidError(f'{name} is {value!r}; it must be "none" or "zstd"')
+
+
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "capacity": parse_bytes,
+    "codec": _codec,
     "store": _mapping,
     "load_timeout_s": _seconds,
     "store_timeout_s": _seconds,
@@ -122,6 +148,8 @@ class TierSettings:
     Attributes:
         path: Directory of the store; made if missing. One engine has it open at a time.
         capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
+        codec: `zstd` stores blocks shrunk without loss, `none` as they are. It is no part of the
+            identity: blocks that were stored either way are found either way.
         store: Further settings of the store, as `dalsegno.open` takes them.
         load_timeout_s: Seconds after which blocks that are still being read count as a miss.
         store_timeout_s: Seconds after which blocks that are still being written are given up.
@@ -142,6 +170,7 @@ class TierSettings:
 
     path: Path
     capacity: int | None = None
+    codec: str = "none"
     store: Mapping[str, Any] = field(default_factory=dict)
     load_timeout_s: float = 10.0
     store_timeout_s: float = 30.0

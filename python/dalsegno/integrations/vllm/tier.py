@@ -37,7 +37,7 @@ from dalsegno.integrations.vllm import compat, identity, metrics
 from dalsegno.integrations.vllm.backend import Backend, Opened
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
-from dalsegno.integrations.vllm.settings import TierSettings
+from dalsegno.integrations.vllm.settings import TierSettings, element_bytes
 from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains
 
 logger = init_logger("vllm.dalsegno")
@@ -90,7 +90,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
                 str(self._directory()),
                 settings.store_settings(),
                 self._fields,
-                self._rows.row_bytes,
+                {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()},
             )
         except BaseException:
             self._rows.release()
@@ -102,6 +102,25 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if parallel.data_parallel_size > 1:
             return self._settings.path / f"dp{parallel.data_parallel_index}"
         return self._settings.path
+
+    def _codec(self) -> dict[str, Any]:
+        """Returns how blocks are stored from now on.
+
+        `none` is said as well: a namespace remembers `zstd`. vLLM tells its tiers one dtype for
+        all KV-cache groups; where a group has another, the codec gains less and loses nothing.
+        """
+        if self._settings.codec == "none":
+            return {"codec": "none"}
+        dtype = self._config.model.dtype
+        width = element_bytes(dtype)
+        if width is None:
+            logger.warning(
+                "Dalsegno stores blocks without a codec: it does not know how wide a number of a "
+                "KV cache in %s is.",
+                dtype,
+            )
+            return {"codec": "none"}
+        return {"codec": self._settings.codec, "element_bytes": width}
 
     def _fields(self) -> dict[int, dict[str, str]]:
         """Returns the fields of the namespace of each KV-cache group."""
