@@ -1,6 +1,6 @@
 """Real vLLM on the CPU, one process per engine: what it answers with Dalsegno and without.
 
-Nine engine processes of about 25 seconds each. Tokens are compared in float32 and greedily.
+Ten engine processes of about 25 seconds each. Tokens are compared in float32 and greedily.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def connector(path: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def plain(path: Path) -> dict[str, Any]:
+def plain(path: Path, **changes: Any) -> dict[str, Any]:
     """vLLM's own connector with our tier."""
     place = "dalsegno.integrations.vllm"
     tier = {"type": "DalsegnoTier", "module_path": place, "path": str(path), "capacity": "2GiB"}
-    tier["options_fingerprint"] = "all defaults"
+    tier |= {"options_fingerprint": "all defaults", **changes}
     extra = {
         "spec_name": "DalsegnoCpuSpec",
         "spec_module_path": place,
@@ -202,7 +202,18 @@ def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
     assert answer["external_tokens"] < 0.95 * answer["prompt_tokens"]
 
 
-def test_vllms_own_connector_takes_the_tier(stage: Stage, oracle: list[dict[str, Any]]) -> None:
-    cold = stage.ask("plain", QUESTIONS[0], kv_transfer_config=plain(stage.folder / "plain"))[0]
+def test_vllms_own_connector_takes_the_tier_also_with_a_codec(
+    stage: Stage, oracle: list[dict[str, Any]]
+) -> None:
+    path = stage.folder / "plain"
+    coded = plain(path, codec="zstd")
+    cold = stage.ask("plain", QUESTIONS[0], kv_transfer_config=coded)[0]
     assert cold["counters"]["stored_blocks"] >= 12
     assert cold["token_ids"] == oracle[0]["token_ids"]
+    spaces = dalsegno.info(str(path))["namespaces"]
+    assert {(space["codec"], space["element_bytes"]) for space in spaces} == {("zstd", 4)}
+    assert sum(space["stored_bytes"] for space in spaces) < sum(space["bytes"] for space in spaces)
+    # An engine that wants no codec loads what was stored with one.
+    warm = stage.ask("plain-warm", QUESTIONS[1], kv_transfer_config=plain(path))[0]
+    assert warm["external_tokens"] >= 0.95 * warm["prompt_tokens"]
+    assert warm["token_ids"] == oracle[1]["token_ids"]
