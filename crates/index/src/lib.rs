@@ -13,7 +13,8 @@ mod usage;
 
 pub use entry::{Placement, Removed, Run, Scope, SegmentUse};
 pub use lsm::{
-    LsmCounts, LsmIndex, LsmOptions, LsmStats, NOTES_FILE, Pace, index_number, read_notes,
+    IndexCheck, IndexFault, LsmCounts, LsmIndex, LsmOptions, LsmStats, NOTES_FILE, Pace,
+    index_number, read_notes, verify_index,
 };
 pub use memory::MemoryIndex;
 pub use usage::Heat;

@@ -59,6 +59,7 @@ pub(crate) fn verify<'py>(
             "extents": report.extents,
             "blocks": report.blocks,
             "slices": report.slices,
+            "tables": report.tables,
             "bytes": report.bytes,
             "findings": findings,
         }),

@@ -28,6 +28,7 @@ mod terms;
 mod transfer;
 mod tuner;
 mod upkeep;
+mod verify;
 
 pub use dalsegno_core::fluid::IndexTuning;
 pub use dalsegno_core::{
@@ -41,9 +42,7 @@ pub use dalsegno_log::CodecStats;
 pub use dalsegno_policy::merging::MergeRules;
 pub use get::{GetReport, Outcome};
 pub use layers::LayerWriter;
-pub use offline::{
-    ExtentRow, Finding, IndexRow, NamespaceRow, StoreInfo, VerifyReport, info, list, verify,
-};
+pub use offline::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, list};
 pub use open::Parts;
 pub use put::{Put, PutOutcome, PutReport};
 pub use stats::{MergeStats, Stats};
@@ -51,3 +50,4 @@ pub use store::Store;
 pub use terms::{Cancel, Terms};
 pub use transfer::{Transfer, TransferState};
 pub use tuner::{DecisionRow, IndexStats, Tuner};
+pub use verify::{Finding, VerifyReport, verify};

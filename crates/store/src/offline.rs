@@ -19,8 +19,6 @@ use crate::rebuild::rebuild;
 use crate::store::to_error;
 use crate::tuner::{DecisionRow, read_decisions};
 
-pub use dalsegno_log::{Finding, VerifyReport};
-
 const STAGING_BYTES: u64 = 16 << 20;
 const REQUEST_BYTES: u64 = 1 << 20;
 
@@ -150,8 +148,8 @@ struct Offline {
 /// Reads a directory; one thread, no lock.
 pub(crate) struct Reader {
     pub(crate) device: Arc<dyn Device>,
-    clock: Arc<dyn Clock>,
-    pool: BufferPool,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) pool: BufferPool,
 }
 
 impl Reader {
@@ -179,7 +177,7 @@ impl Reader {
 }
 
 /// A reader of a store that nobody has open, and what keeps owners out.
-fn enter(path: &Path) -> Result<(Reader, DirectoryLock)> {
+pub(crate) fn enter(path: &Path) -> Result<(Reader, DirectoryLock)> {
     let reader = Reader::open(path)?;
     if !reader.facts(path)?.is_store {
         let message = format!("{} holds no Dalsegno store", path.display());
@@ -324,14 +322,4 @@ impl Offline {
         }
         Ok(rows)
     }
-}
-
-/// Reads and checks every byte of a store. `progress` hears the bytes done so far and in all.
-///
-/// # Errors
-///
-/// As [`info`]. Damage is no error: it is in the report.
-pub fn verify(path: &Path, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<VerifyReport> {
-    let (Reader { device, clock, pool }, _lock) = enter(path)?;
-    dalsegno_log::verify(device, clock, pool, progress).map_err(to_error)
 }

@@ -23,6 +23,7 @@ mod table_writer;
 mod tree;
 mod upkeep;
 mod varint;
+mod verify;
 mod version;
 mod walk;
 
@@ -35,3 +36,4 @@ pub use notes::{NOTES_FILE, read_notes};
 pub use open::{LsmOptions, index_number};
 pub use tree::Pace;
 pub use upkeep::LsmStats;
+pub use verify::{IndexCheck, IndexFault, verify_index};

@@ -124,16 +124,21 @@ fn read_manifest(
     number: u64,
     store: StoreId,
 ) -> Result<Manifest, TableError> {
-    let opened = files.open(&manifest_file(number))?;
-    let mut bytes = vec![0; usize::try_from(opened.bytes).expect("64-bit addresses")];
-    let read = files.read_at(opened.file, 0, &mut bytes);
-    files.close(opened.file);
-    read?;
+    let bytes = read_file(files, &manifest_file(number))?;
     let manifest = Manifest::decode(&bytes).map_err(TableError::Malformed)?;
     if manifest.store != store || manifest.number != number {
         return Err(TableError::Malformed("a manifest of another place"));
     }
     Ok(manifest)
+}
+
+/// The whole of a file.
+pub(super) fn read_file(files: &dyn TableFiles, name: &str) -> Result<Vec<u8>, IoError> {
+    let opened = files.open(name)?;
+    let mut bytes = vec![0; usize::try_from(opened.bytes).expect("64-bit addresses")];
+    let read = files.read_at(opened.file, 0, &mut bytes);
+    files.close(opened.file);
+    read.map(|()| bytes)
 }
 
 /// Best effort: what is left is removed at the next open.
@@ -155,6 +160,6 @@ pub fn index_number(name: &str) -> Option<u64> {
     (name == table_file(number) || name == manifest_file(number)).then_some(number)
 }
 
-fn manifest_number(name: &str) -> Option<u64> {
+pub(super) fn manifest_number(name: &str) -> Option<u64> {
     index_number(name).filter(|number| name == manifest_file(*number))
 }

@@ -132,6 +132,11 @@ impl TableIndex {
         u64::from(from)..u64::from(self.block_ends[block])
     }
 
+    /// The sector behind all blocks.
+    pub(super) fn end(&self) -> u64 {
+        self.block_ends.last().map_or(0, |end| u64::from(*end))
+    }
+
     /// Bytes of memory.
     pub(super) fn memory_bytes(&self) -> usize {
         let per_block = 4 * (self.key_ends.len() + self.block_ends.len()) + 8 * self.rests.len();

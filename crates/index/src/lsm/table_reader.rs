@@ -61,16 +61,29 @@ impl Table {
         store: StoreId,
         number: u64,
     ) -> Result<Self, TableError> {
+        Self::open_telling(files, store, number, &mut 0)
+    }
+
+    /// As [`Self::open`]; after an error `at` is the offset of what is wrong.
+    pub(super) fn open_telling(
+        files: &Arc<dyn TableFiles>,
+        store: StoreId,
+        number: u64,
+        at: &mut u64,
+    ) -> Result<Self, TableError> {
         let opened = files.open(&table_file(number))?;
         let file = OpenFile { files: Arc::clone(files), file: opened.file };
         let footer_offset =
             opened.bytes.checked_sub(SECTOR_BYTES).ok_or(TableError::Malformed("a table"))?;
+        *at = footer_offset;
         let mut sector = [0; SECTOR];
         file.read(footer_offset, &mut sector)?;
         let footer = Footer::decode(&sector, store, number, opened.bytes)?;
         let place = |offset: u64| Place { table: number, sector: offset / SECTOR_BYTES };
+        *at = footer.filter_offset;
         let filter = file.read_range(footer.filter_offset, footer.index_offset)?;
         let filter = Filter::decode(&filter, place(footer.filter_offset))?;
+        *at = footer.index_offset;
         let index = file.read_range(footer.index_offset, footer_offset)?;
         let index = TableIndex::decode(index, place(footer.index_offset), &footer)?;
         Ok(Self { file, facts: footer.facts, filter, index })
