@@ -494,11 +494,11 @@ def verify(path: str, progress: object | None = None) -> dict[str, Any]:
 
     Args:
         path: The store's directory.
-        progress: Called as ``progress(done_bytes, total_bytes)`` after each segment file.
+        progress: Called as ``progress(done_bytes, total_bytes)``, at the latest after each file.
 
     Returns:
-        Counts, and ``findings``: a list of ``{"file", "offset", "what"}``, empty for a healthy
-        store.
+        Counts, among them the ``tables`` of an index in files, and ``findings``: a list of
+        ``{"file", "offset", "what"}``, empty for a healthy store.
     """
 
 def config_keys() -> list[str]:

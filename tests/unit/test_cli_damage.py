@@ -10,6 +10,8 @@ import pytest
 from tests.outside import flip, segment_of
 from tests.unit.stores import BLOCKS, SECTOR, SLICE_BYTES, Run, extents
 
+import dalsegno
+
 # Planted faults.
 
 
@@ -93,6 +95,24 @@ def test_verify_finds_a_planted_fault_and_names_its_place(
     same_file = [one for one in found["findings"] if one["file"] == file]
     assert [one for one in same_file if offset <= one["offset"] < offset + SECTOR], found
     assert any(words in one["what"] for one in same_file)
+
+
+def test_verify_finds_a_fault_in_an_index_in_files_and_says_what_it_costs(
+    tmp_path: Path, run: Run
+) -> None:
+    path = tmp_path / "store"
+    hashes = [bytes([at]) * 32 for at in range(1, 9)]
+    with dalsegno.open(path, capacity="64MiB", index="lsm") as store:
+        space = store.namespace({"model": "m"}, layers=1, slice_bytes=64)
+        space.put_batch(hashes, [bytes(64)] * 8)
+    assert "1 index table" in run("verify", path).out
+    table = min(path.glob("index-*.table"))
+    flip(table, 20)
+    answer = run("verify", path, "--json")
+    assert answer.code == 1
+    (finding,) = answer.json()["findings"]
+    assert (finding["file"], finding["offset"]) == (table.name, 0)
+    assert "no block is lost" in finding["what"]
 
 
 def test_info_tells_of_damaged_headers(path: Path, run: Run) -> None:

@@ -20,11 +20,12 @@ INTERRUPTED = 130
 
 
 def verify(directory: Directory, *, as_json: AsJson = False) -> None:
-    """Read and check every byte of a store: headers, blocks, padding.
+    """Read and check every byte of a store: headers, blocks, padding, and an index in files.
 
     Nothing is written or repaired, and no damage needs repair: the store itself never hands out
-    damaged blocks, they are misses, and their space is used again. Findings tell that the disk, or
-    whoever wrote to these files, is not to be trusted.
+    damaged blocks, they are misses, and their space is used again; a damaged index is rebuilt and
+    costs no block. Findings tell that the disk, or whoever wrote to these files, is not to be
+    trusted.
 
     Example:
       dalsegno verify /var/cache/kv && echo clean
@@ -79,12 +80,14 @@ def _answer(
 
 
 def _tell(report: dict[str, Any]) -> None:
-    counts = (
+    counts = [
         (report["segments"], "segment"),
         (report["extents"], "extent"),
         (report["blocks"], "block"),
         (report["slices"], "slice"),
-    )
+    ]
+    if report["tables"]:
+        counts.append((report["tables"], "index table"))
     told = ", ".join(show.plural(count, word) for count, word in counts)
     print(f"checked {told}: {show.byte_count(report['bytes'])}")
     findings = report["findings"]
