@@ -8,8 +8,9 @@ use dalsegno_core::fluid::{IndexTuning, Shape};
 use dalsegno_core::{
     ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
 };
-use dalsegno_index::{Index, LsmIndex, LsmOptions, Scope};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, Scope};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_policy::tuning::{Constants, Facts, Shares, cost};
 use dalsegno_store::Tuner;
 
 use crate::workload::{HIT_RATES, Prompt, Workload, hash};
@@ -27,25 +28,45 @@ pub struct Sizes {
     pub memtable_bytes: u64,
     pub cache_bytes: u64,
     pub extent_blocks: usize,
+    pub filter_bits: f64,
 }
 
-/// What was read and written, and how long it took, since the run began.
+/// What was spent since the run began; pages are of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
-    pub pages_read: f64,
-    pub pages_written: f64,
+    /// Pages that look-ups read.
+    pub looked_up: f64,
+    /// Pages of tables that memtables became.
+    pub flushed: f64,
+    /// Pages that merges read, and what else upkeep looked up.
+    pub merge_read: f64,
+    /// Pages that merges wrote.
+    pub merge_written: f64,
+    /// Pages that merges should write by the model because of what was flushed, at once or later.
+    pub debt: f64,
     pub seconds: f64,
 }
 
 impl Spent {
+    pub fn merges(&self) -> f64 {
+        self.merge_read + self.merge_written
+    }
+
     pub fn pages(&self) -> f64 {
-        self.pages_read + self.pages_written
+        self.looked_up + self.flushed + self.merges()
+    }
+
+    pub fn written(&self) -> f64 {
+        self.flushed + self.merge_written
     }
 
     pub fn since(&self, before: &Self) -> Self {
         Self {
-            pages_read: self.pages_read - before.pages_read,
-            pages_written: self.pages_written - before.pages_written,
+            looked_up: self.looked_up - before.looked_up,
+            flushed: self.flushed - before.flushed,
+            merge_read: self.merge_read - before.merge_read,
+            merge_written: self.merge_written - before.merge_written,
+            debt: self.debt - before.debt,
             seconds: self.seconds - before.seconds,
         }
     }
@@ -55,14 +76,12 @@ impl Spent {
 pub struct Trace {
     /// Before the first prompt of the first stage, and after each.
     pub spent: Vec<Spent>,
-    /// Shapes and how many prompts of the stages had come when they were chosen; the first one at 0.
-    pub shapes: Vec<(usize, Shape)>,
-    /// Why, one line each.
+    /// Pages that merges should have written by the model, in each shape.
+    pub debts: Vec<(Shape, f64)>,
+    /// Why the shape changed, one line each.
     pub reasons: Vec<String>,
-    pub entries: u64,
-    pub table_bytes: u64,
-    /// Operations by kind, for the curious.
-    pub asked: dalsegno_index::LsmCounts,
+    pub end: LsmStats,
+    pub flushes: u64,
 }
 
 struct Run {
@@ -71,51 +90,32 @@ struct Run {
     sizes: Sizes,
     extents: u64,
     reasons: Vec<String>,
+    debts: Vec<(Shape, f64)>,
+    debt: f64,
     start: Instant,
 }
 
 /// Runs the warm-up and the ten stages in a new directory.
-pub fn run(dir: &Path, sizes: Sizes, tuning: IndexTuning) -> Trace {
+pub fn run(dir: &Path, sizes: Sizes, tuning: IndexTuning, seed: u64) -> Trace {
     let mut run = Run::open(dir, sizes, tuning);
-    let mut workload = Workload::new(sizes.page_tokens);
+    let mut workload = Workload::new(sizes.page_tokens, seed);
     for _ in 0..sizes.warm_prompts {
         run.serve(&workload.next(0.0));
     }
     let first = run.index.lsm_stats();
-    let mut shapes = vec![(0, run.shape())];
     run.reasons.clear();
+    run.debts.clear();
     run.start = Instant::now();
     let mut spent = vec![run.spent()];
     for hit_rate in HIT_RATES {
         for _ in 0..sizes.stage_prompts {
             run.serve(&workload.next(hit_rate));
             spent.push(run.spent());
-            if shapes.last().is_some_and(|(_, shape)| *shape != run.shape()) {
-                shapes.push((spent.len() - 1, run.shape()));
-            }
         }
     }
-    let stats = run.index.lsm_stats();
-    let asked = less(&stats.asked, &first.asked);
-    let (entries, table_bytes) = (stats.entries, stats.table_bytes);
-    Trace { spent, shapes, reasons: run.reasons, entries, table_bytes, asked }
-}
-
-fn less(
-    now: &dalsegno_index::LsmCounts,
-    before: &dalsegno_index::LsmCounts,
-) -> dalsegno_index::LsmCounts {
-    dalsegno_index::LsmCounts {
-        written_entries: now.written_entries - before.written_entries,
-        point_hits: now.point_hits - before.point_hits,
-        point_misses: now.point_misses - before.point_misses,
-        scans: now.scans - before.scans,
-        scanned_entries: now.scanned_entries - before.scanned_entries,
-        point_sectors: now.point_sectors - before.point_sectors,
-        order_sectors: now.order_sectors - before.order_sectors,
-        scan_sectors: now.scan_sectors - before.scan_sectors,
-        vain_sectors: now.vain_sectors - before.vain_sectors,
-    }
+    let end = run.index.lsm_stats();
+    let flushes = end.flushes - first.flushes;
+    Trace { spent, debts: run.debts, reasons: run.reasons, end, flushes }
 }
 
 impl Run {
@@ -136,36 +136,48 @@ impl Run {
         let options = LsmOptions {
             memtable_bytes: sizes.memtable_bytes,
             cache_bytes: sizes.cache_bytes,
+            filter_bits: sizes.filter_bits,
             shape: Some(shape),
             ..LsmOptions::default()
         };
         let (index, _) =
             LsmIndex::open(Arc::new(device), StoreId([1; 16]), options).expect("an index");
         let tuner = Tuner::new(tuning, shape, Vec::new());
-        Self { index, tuner, sizes, extents: 0, reasons: Vec::new(), start: Instant::now() }
-    }
-
-    fn shape(&self) -> Shape {
-        self.index.lsm_stats().shape.expect("an index has a shape")
+        Self {
+            index,
+            tuner,
+            sizes,
+            extents: 0,
+            reasons: Vec::new(),
+            debts: Vec::new(),
+            debt: 0.0,
+            start: Instant::now(),
+        }
     }
 
     fn spent(&self) -> Spent {
         let stats = self.index.lsm_stats();
         let asked = stats.asked;
         let read = asked.point_sectors + asked.order_sectors + asked.scan_sectors;
+        let pages = |bytes: u64| bytes as f64 / PAGE_BYTES;
         Spent {
-            pages_read: (read + stats.upkeep_sectors) as f64,
-            pages_written: (stats.flushed_bytes + stats.merged_bytes) as f64 / PAGE_BYTES,
+            looked_up: read as f64,
+            flushed: pages(stats.flushed_bytes),
+            merge_read: pages(stats.merge_read_bytes) + stats.upkeep_sectors as f64,
+            merge_written: pages(stats.merged_bytes),
+            debt: self.debt,
             seconds: self.start.elapsed().as_secs_f64(),
         }
     }
 
-    /// As a store does: what of the prompt is there is looked for, the rest is put.
+    /// As an engine does with a store: what of the prompt is there is looked for, then got, and the rest is put.
     fn serve(&mut self, prompt: &Prompt) {
         let hashes: Vec<ChainHash> = prompt.blocks.iter().map(|block| hash(*block)).collect();
         let runs = self.index.resolve(NAMESPACE, &hashes, Scope::Prefix);
         let found: usize = runs.iter().map(|run| run.count as usize).sum();
         assert_eq!(found, prompt.shared, "the index finds what was put");
+        let got = self.index.resolve(NAMESPACE, &hashes[..found], Scope::Prefix);
+        assert_eq!(got.len(), runs.len(), "it finds it again");
         let absent = self.index.resolve(NAMESPACE, &hashes[found..], Scope::Each);
         assert!(absent.is_empty(), "the index finds nothing else");
         let mut at = found;
@@ -205,7 +217,38 @@ impl Run {
             if let Some(decision) = self.tuner.turn(&self.index) {
                 self.reasons.push(decision.reason);
             }
+            let before = self.index.lsm_stats();
             while self.index.step() {}
+            self.owe(before.flushed_bytes);
         }
     }
+
+    /// Notes what merges will write because of what was just flushed.
+    fn owe(&mut self, flushed_before: u64) {
+        let stats = self.index.lsm_stats();
+        let shape = self.index.shape();
+        let pages = (stats.flushed_bytes - flushed_before) as f64 / PAGE_BYTES;
+        let debt = pages * merges_per_flush(shape, &stats);
+        self.debt += debt;
+        match self.debts.iter_mut().find(|(other, _)| *other == shape) {
+            Some((_, sum)) => *sum += debt,
+            None => self.debts.push((shape, debt)),
+        }
+    }
+}
+
+/// How often merges write an entry in a tree of that shape, by the model.
+fn merges_per_flush(shape: Shape, stats: &LsmStats) -> f64 {
+    let entries = stats.entries.max(1);
+    let entry_bytes = (stats.table_bytes / entries).max(1);
+    let facts = Facts {
+        entries,
+        entry_bytes,
+        // An entry is a page, so that a write costs as many pages as it is written times.
+        page_bytes: entry_bytes,
+        memtable_bytes: stats.buffer_bytes,
+        filter_bits_per_entry: 0.0,
+        constants: Constants::io(),
+    };
+    cost(shape, &facts, &Shares::default()).write - 1.0
 }

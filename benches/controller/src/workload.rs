@@ -30,22 +30,23 @@ pub struct Prompt {
     pub shared: usize,
 }
 
-/// All prompts so far, and those to come: the same ones in every run.
+/// All prompts so far, and those to come: the same ones in every run with this seed.
 pub struct Workload {
     page_tokens: u64,
+    seed: u64,
     prompts: Vec<Vec<u64>>,
     next_block: u64,
     asked: u64,
 }
 
 impl Workload {
-    pub fn new(page_tokens: u64) -> Self {
-        Self { page_tokens, prompts: Vec::new(), next_block: 0, asked: 0 }
+    pub fn new(page_tokens: u64, seed: u64) -> Self {
+        Self { page_tokens, seed, prompts: Vec::new(), next_block: seed << 40, asked: 0 }
     }
 
     fn random(&mut self) -> u64 {
         self.asked += 1;
-        mix(self.asked.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xd1b5_4a32_d192_ed03)
+        mix(self.asked.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xd1b5_4a32_d192_ed03 ^ mix(self.seed))
     }
 
     /// The next prompt, of which that part was there before.

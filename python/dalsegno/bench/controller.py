@@ -41,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target)}
     if subprocess.run(build, cwd=source, env=environment, check=False).returncode != 0:
         return 1
-    arguments = [f"--{name}={value}" for name, value in vars(options).items()]
+    given = vars(options)
+    arguments = [f"--{name}={value}" for name, value in given.items() if name != "quick"]
+    arguments += ["--quick"] * options.quick
     return subprocess.run([str(target / "release" / PROGRAM), *arguments], check=False).returncode
 
 
@@ -54,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         "--prompts", type=int, default=288, help="prompts a stage, of 64-token pages (%(default)s)"
     )
     parser.add_argument("--pages", default="64,1", help="tokens of a page (default: %(default)s)")
+    parser.add_argument("--seeds", default="1,2", help="of the prompts (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a smoke test of few prompts")
     parser.add_argument(
         "--dir",
         default=str(MEMORY) if MEMORY.is_dir() else tempfile.gettempdir(),

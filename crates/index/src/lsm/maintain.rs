@@ -183,6 +183,8 @@ impl Tree {
             let run = self.merge(&inputs, bits, &rule)?;
             self.counters.merges.fetch_add(1, Ordering::Relaxed);
             self.counters.merged_bytes.fetch_add(run.bytes(), Ordering::Relaxed);
+            let read = inputs.iter().map(|run| run.bytes()).sum();
+            self.counters.merge_read_bytes.fetch_add(read, Ordering::Relaxed);
             merged = Some(run).filter(|run| !run.tables().is_empty());
         }
         // Meanwhile memtables may have been flushed: their runs are the newest ones.

@@ -76,6 +76,7 @@ pub(crate) struct TreeCounters {
     pub(crate) merges: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,
     pub(crate) merged_bytes: AtomicU64,
+    pub(crate) merge_read_bytes: AtomicU64,
     pub(crate) forgotten_tables: AtomicU64,
     /// What upkeep asked of the tables.
     pub(super) upkeep: Arc<Counts>,

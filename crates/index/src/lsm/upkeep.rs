@@ -21,6 +21,8 @@ pub struct LsmStats {
     pub shape: Option<Shape>,
     /// Runs of each level, the newest data first.
     pub runs: Vec<u64>,
+    /// Bytes of each run, level by level, the newest data first.
+    pub run_bytes: Vec<Vec<u64>>,
     /// Files of tables.
     pub tables: u64,
     /// Their bytes.
@@ -45,6 +47,8 @@ pub struct LsmStats {
     pub merges: u64,
     /// Bytes that they wrote.
     pub merged_bytes: u64,
+    /// Bytes of the tables that they read.
+    pub merge_read_bytes: u64,
     /// Tables that were given up because the index outgrew its room on disk; the blocks they led to are misses.
     pub forgotten_tables: u64,
     /// Whether a table turned out to be damaged: the index is built anew at the next open.
@@ -107,6 +111,12 @@ impl LsmIndex {
         self.tree.shape()
     }
 
+    /// Bits of filter per entry that all tables together may have.
+    #[must_use]
+    pub fn filter_bits(&self) -> f64 {
+        self.tree.options.filter_bits
+    }
+
     /// Changes the shape; the steps after the next flush follow it.
     pub fn set_shape(&self, shape: Shape) {
         self.tree.set_shape(shape);
@@ -133,6 +143,7 @@ impl LsmIndex {
         LsmStats {
             shape: Some(self.tree.shape()),
             runs: state.version.levels.iter().map(|runs| runs.len() as u64).collect(),
+            run_bytes: state.version.sizes(),
             tables: tables().count() as u64,
             table_bytes: tables().map(|table| table.file_bytes()).sum(),
             entries: tables().map(|table| table.entries()).sum(),
@@ -145,6 +156,7 @@ impl LsmIndex {
             flushed_bytes: counters.flushed_bytes.load(Ordering::Relaxed),
             merges: counters.merges.load(Ordering::Relaxed),
             merged_bytes: counters.merged_bytes.load(Ordering::Relaxed),
+            merge_read_bytes: counters.merge_read_bytes.load(Ordering::Relaxed),
             forgotten_tables: counters.forgotten_tables.load(Ordering::Relaxed),
             damaged: self.tree.is_damaged(),
         }
