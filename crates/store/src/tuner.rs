@@ -11,7 +11,7 @@ use dalsegno_core::fluid::{IndexTuning, Shape};
 use dalsegno_index::{LsmCounts, LsmIndex, LsmStats, read_notes};
 use dalsegno_io::Device;
 use dalsegno_policy::tuning::{
-    Constants, Controller, ControllerOptions, Counts, Decision, Facts, Mode,
+    Constants, Controller, ControllerOptions, Counts, Decision, Facts, Mode, reads_in_vain,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +21,13 @@ const DECISIONS_KEPT: usize = 16;
 const BEGIN_PAGES: f64 = 4.0;
 /// Scans that replace what was learnt of those before.
 const LEARNT_SCANS: f64 = 512.0;
-/// Bits of filter per entry, [`dalsegno_index::LsmOptions`]' default.
-const FILTER_BITS: f64 = 10.0;
+/// Look-ups that read something, in vain or not, that replace what was learnt of those before.
+const LEARNT_READS: f64 = 4096.0;
+/// Part of the cost that a change must save. Most of the cost is the same in every shape, the pages that hold what is
+/// looked for and those of flushes; who waits for a tenth of it misses what a growing tree offers: docs/decisions/0010.
+const MARGIN: f64 = 0.02;
+/// How many times dearer or cheaper a read may turn out than one page.
+const MOST_LEARNT: f64 = 8.0;
 
 /// A change of the index's shape, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,8 +60,8 @@ pub struct Tuner {
     tuning: IndexTuning,
     controller: Controller,
     seen: LsmCounts,
-    /// Pages that a range reads in each run, as counted.
-    begin: f64,
+    /// What things cost, as counted.
+    constants: Constants,
     decisions: VecDeque<DecisionRow>,
 }
 
@@ -69,13 +74,15 @@ impl Tuner {
             IndexTuning::Off => Mode::Pinned(start),
             IndexTuning::Pinned(shape) => Mode::Pinned(shape),
         };
-        let options = ControllerOptions { mode, start, ..ControllerOptions::default() };
+        let options =
+            ControllerOptions { mode, start, margin: MARGIN, ..ControllerOptions::default() };
         let controller = Controller::new(options);
         Self {
             tuning,
             controller,
             seen: LsmCounts::default(),
-            begin: BEGIN_PAGES,
+            // A merge reads what it writes.
+            constants: Constants { begin: BEGIN_PAGES, merge: 2.0, ..Constants::io() },
             decisions: decisions.into(),
         }
     }
@@ -91,10 +98,10 @@ impl Tuner {
             return None;
         }
         let stats = index.lsm_stats();
-        self.learn(&stats);
+        self.learn(index, &stats);
         self.controller.observe(delta(&self.seen, &stats.asked));
         self.seen = stats.asked;
-        let decision = self.controller.decide(&self.facts(&stats))?;
+        let decision = self.controller.decide(&self.facts(index, &stats))?;
         tracing::info!(from = %decision.from, to = %decision.to, "index: {}", decision.reason);
         index.set_shape(decision.to);
         if self.decisions.len() == DECISIONS_KEPT {
@@ -109,27 +116,43 @@ impl Tuner {
         Some(decision)
     }
 
-    /// Measures what the model cannot know: how large the blocks are that ranges begin with, and how many of them are
-    /// in memory.
-    fn learn(&mut self, stats: &LsmStats) {
-        let scans = stats.asked.scans - self.seen.scans;
+    /// Measures what the model cannot know: how large the blocks are that are read, how many of them are in memory, and
+    /// how often filters say yes in vain, over what the model expects of them.
+    fn learn(&mut self, index: &LsmIndex, stats: &LsmStats) {
+        let (now, before) = (&stats.asked, &self.seen);
+        let scans = now.scans - before.scans;
         let runs: u64 = stats.runs.iter().sum();
         if scans > 0 && runs > 0 {
-            let sectors = stats.asked.scan_sectors - self.seen.scan_sectors;
-            let weight = (number(scans) / LEARNT_SCANS).min(1.0);
-            self.begin += weight * (number(sectors) / number(scans * runs) - self.begin);
+            let sectors = now.scan_sectors - before.scan_sectors;
+            let measured = number(sectors) / number(scans * runs);
+            approach(&mut self.constants.begin, measured, number(scans) / LEARNT_SCANS);
+        }
+        let hits = now.point_hits - before.point_hits;
+        let vain = now.vain_sectors - before.vain_sectors;
+        let all =
+            now.point_sectors + now.order_sectors - before.point_sectors - before.order_sectors;
+        if hits > 0 {
+            let measured = number(all - vain.min(all)) / number(hits);
+            approach(&mut self.constants.read, measured, number(hits) / LEARNT_READS);
+        }
+        let (per_miss, per_hit) = reads_in_vain(&stats.run_bytes, index.filter_bits());
+        let misses = now.point_misses - before.point_misses;
+        let expected = per_hit * number(hits) + per_miss * number(misses);
+        if expected > 1.0 {
+            let measured = (number(vain) / expected).clamp(1.0 / MOST_LEARNT, MOST_LEARNT);
+            approach(&mut self.constants.vain, measured, expected / LEARNT_READS);
         }
     }
 
     /// The tree as it is.
-    fn facts(&self, stats: &LsmStats) -> Facts {
+    fn facts(&self, index: &LsmIndex, stats: &LsmStats) -> Facts {
         Facts {
             entries: stats.entries,
             entry_bytes: (stats.table_bytes / stats.entries.max(1)).max(1),
             page_bytes: SECTOR_BYTES,
             memtable_bytes: stats.buffer_bytes,
-            filter_bits_per_entry: FILTER_BITS,
-            constants: Constants { begin: self.begin, ..Constants::io() },
+            filter_bits_per_entry: index.filter_bits(),
+            constants: self.constants,
         }
     }
 
@@ -160,6 +183,11 @@ pub(crate) fn read_decisions(device: &Arc<dyn Device>) -> Vec<DecisionRow> {
     let mut rows: Vec<DecisionRow> = rows.collect();
     rows.drain(..rows.len().saturating_sub(DECISIONS_KEPT));
     rows
+}
+
+/// Moves a mean towards what was measured; a weight of one or more replaces it.
+fn approach(mean: &mut f64, measured: f64, weight: f64) {
+    *mean += weight.min(1.0) * (measured - *mean);
 }
 
 /// What was asked between two moments.

@@ -68,18 +68,18 @@ pub fn cost(shape: Shape, facts: &Facts, shares: &Shares) -> Cost {
     let tree = Tree::new(shape, facts);
     let rates = false_positive_rates(&tree.levels, facts.filter_bits_per_entry);
     let constants = &facts.constants;
-    let looking = constants.seek + constants.read;
+    let [found, vain] = [constants.read, constants.vain].map(|read| constants.seek + read);
     let (mut runs, mut miss, mut hit) = (0.0, 0.0, 0.0);
     for (level, rate) in tree.levels.iter().zip(&rates) {
-        let vain = constants.filter + rate * looking;
+        let vain = constants.filter + rate * vain;
         let part = level.entries / number(facts.entries);
         // Of the level's other runs half are newer than the one that holds the entry.
         let newer = miss + vain * (level.runs - 1.0).max(0.0) / 2.0;
-        hit += part * (newer + constants.filter + looking);
+        hit += part * (newer + constants.filter + found);
         miss += vain * level.runs;
         runs += level.runs;
     }
-    let write = tree.writes * constants.merge / facts.page_entries();
+    let write = (constants.flush + (tree.writes - 1.0) * constants.merge) / facts.page_entries();
     let range = runs * (constants.seek + constants.begin)
         + shares.range_entries / facts.page_entries() * constants.scan;
     let total =
@@ -120,8 +120,10 @@ fn waiting_cost(from: Shape, to: Shape, facts: &Facts, shares: &Shares, horizon:
     let more = (runs - new.levels[last].runs).max(0.0);
     let arrival = f64::from(to.size_ratio()).powf(number(last as u64)) * memtable_entries;
     let wait = arrival / 2.0 / shares.writes.max(f64::MIN_POSITIVE);
-    let per_run = shares.ranges * (facts.constants.seek + facts.constants.begin)
-        + shares.misses * facts.constants.filter;
+    let constants = &facts.constants;
+    let rates = false_positive_rates(&new.levels, facts.filter_bits_per_entry);
+    let per_run = shares.ranges * (constants.seek + constants.begin)
+        + shares.misses * (constants.filter + rates[last] * (constants.seek + constants.vain));
     more * per_run * (wait / horizon).min(1.0)
 }
 

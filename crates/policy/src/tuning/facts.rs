@@ -50,12 +50,16 @@ impl Unit {
 pub struct Constants {
     /// In what the rest is counted.
     pub unit: Unit,
-    /// Reading one page somewhere.
+    /// Reading in one run what is looked for.
     pub read: f64,
+    /// Reading in one run that it is not there although the filter did not deny it.
+    pub vain: f64,
     /// Reading where a range begins, in one run.
     pub begin: f64,
     /// Reading the next page, as a range does.
     pub scan: f64,
+    /// Writing one page of a memtable.
+    pub flush: f64,
     /// Merging one page of entries: reading it, comparing, writing it.
     pub merge: f64,
     /// Asking the filter of one run.
@@ -71,8 +75,10 @@ impl Constants {
         Self {
             unit: Unit::Io,
             read: 1.0,
+            vain: 1.0,
             begin: 1.0,
             scan: 1.0,
+            flush: 1.0,
             merge: 1.0,
             filter: 0.0,
             seek: 0.0,
@@ -85,15 +91,16 @@ impl Constants {
     #[must_use]
     pub fn device_ns() -> Self {
         let unit = Unit::Nanoseconds;
-        let read = 24_000.0;
-        Self { unit, read, begin: read, scan: 1_700.0, merge: 8_000.0, filter: 60.0, seek: 300.0 }
+        let (read, merge) = (24_000.0, 8_000.0);
+        let (vain, begin, flush) = (read, read, merge);
+        Self { unit, read, vain, begin, scan: 1_700.0, flush, merge, filter: 60.0, seek: 300.0 }
     }
 
     /// Time where the page cache holds the tables: a read is a system call and a copy. Estimates
     /// all of them; measure where it matters.
     #[must_use]
     pub fn cached_ns() -> Self {
-        Self { read: 1_500.0, begin: 1_500.0, scan: 1_000.0, ..Self::device_ns() }
+        Self { read: 1_500.0, vain: 1_500.0, begin: 1_500.0, scan: 1_000.0, ..Self::device_ns() }
     }
 }
 

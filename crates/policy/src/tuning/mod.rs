@@ -65,9 +65,11 @@ mod controller;
 mod cost;
 mod facts;
 mod reason;
+mod vain;
 mod window;
 
 pub use controller::{Controller, ControllerOptions, Decision, Mode};
 pub use cost::{Bounds, Choice, Cost, best_shape, cost, transition_cost};
 pub use facts::{Constants, Facts, Unit};
+pub use vain::reads_in_vain;
 pub use window::{Counts, Shares, Window};
