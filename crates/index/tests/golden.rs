@@ -1,4 +1,5 @@
-//! The index in `tests/golden/index-v1` must open for ever, and the worked example of `docs/formats/index.md` is its dump.
+//! The index in `tests/golden/index-v1` must open for ever, and the worked example of `docs/formats/index.md` is its
+//! dump.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p dalsegno-index --test golden` writes the worked example anew, and those golden files
 //! that do not exist yet. One that exists is never changed: a new format gets a new folder.

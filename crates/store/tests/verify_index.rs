@@ -1,4 +1,5 @@
-//! The offline check and an index in files: damage anywhere in it is found and costs no block, what a crash left is none.
+//! The offline check and an index in files: damage anywhere in it is found and costs no block, what a crash left is
+//! none.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
