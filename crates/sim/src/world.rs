@@ -402,6 +402,7 @@ impl World {
     pub fn verify(&self) {
         let device: Arc<dyn Device> = Arc::<SimDevice>::clone(&self.device);
         let clock = Arc::<ManualClock>::clone(&self.clock);
+        let index = dalsegno_index::verify_index(Arc::clone(&device), None, &|_| {});
         let report = match dalsegno_log::verify(device, clock, self.pool.clone(), &|_, _| {}) {
             Ok(report) => report,
             Err(LogError::Format { .. }) => {
@@ -410,7 +411,9 @@ impl World {
             }
             Err(error) => panic!("verify fails: {error}"),
         };
-        let VerifyReport { findings, .. } = report;
+        let VerifyReport { mut findings, .. } = report;
+        let faults = index.expect("the device lists its files").faults.into_iter();
+        findings.extend(faults.map(|f| Finding { file: f.file, offset: f.offset, what: f.what }));
         let contradiction = findings.iter().find(|finding| !self.explains(finding));
         assert!(contradiction.is_none(), "verify contradicts: {contradiction:?}");
     }
