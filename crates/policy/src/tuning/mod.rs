@@ -54,12 +54,15 @@
 //! than their median. What it gives is that nobody has to know the stages beforehand. It is not a
 //! gain over a shape that happens to be right.
 //!
-//! The real index says the same (`make bench NAME=controller`): with pages of 64 tokens 3% more pages than the best of
-//! 31 shapes in hindsight, and fewer than 28 of them; with pages of one token, where one prompt is about a window,
-//! 31% more. That is one workload, and the margin is not robust: with windows twice and four times as long it was 65%
-//! and 52% more with pages of 64 tokens, 24% and 32% with pages of one. A stage is a few tens of flushes
-//! there, so deep levels are not touched within one, and a stage's cost depends more on whether a large merge falls
-//! into it than on the shape.
+//! The real index says more and less (`make bench NAME=controller`, counted I/O; docs/decisions/0010 has the figures).
+//! Between stages there is as little to win as above: misses go with writes, two for each block that is put, and what
+//! is found costs the same in nearly every shape since filters know places. With ten bits of filter the best shape of
+//! each stage, changed for free, saves nothing. What there is to win is growth: with four bits a look-up reads in vain
+//! in proportion to `exp` of the entropy of the runs' sizes ([`reads_in_vain`]), and which shape keeps that low depends
+//! on how full its last level is. With pages of 64 tokens the controller follows that and beats all shapes that stay;
+//! with pages of one token it does not. It is not robust either way: other windows and margins, or another seed, move
+//! its figure by tens of percent, for a size ratio that rises leaves runs in the last level until something arrives
+//! there.
 
 mod controller;
 mod cost;
