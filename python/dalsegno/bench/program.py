@@ -25,7 +25,7 @@ def build_and_run(
     Args:
         folder: The program's workspace, a folder of ``benches/``.
         program: Its name.
-        arguments: Option -> value, given as ``--option=value``.
+        arguments: Option -> value, given as ``--option=value``, or as ``--option`` if it is true.
         features: Of its workspace, to be switched on.
         environment: What the build needs besides the present environment.
 
@@ -45,7 +45,8 @@ def build_and_run(
     full = {**os.environ, **(environment or {}), "CARGO_TARGET_DIR": str(target)}
     if subprocess.run(build, cwd=source, env=full, check=False).returncode != 0:
         return 1
-    options = [f"--{name}={value}" for name, value in arguments.items()]
+    given = {name: value for name, value in arguments.items() if value is not False}
+    options = [f"--{name}" if one is True else f"--{name}={one}" for name, one in given.items()]
     return subprocess.run([str(target / "release" / program), *options], check=False).returncode
 
 
