@@ -20,12 +20,12 @@ INTERRUPTED = 130
 
 
 def verify(directory: Directory, *, as_json: AsJson = False) -> None:
-    """Read and check every byte of a store: headers, blocks, padding, and an index in files.
+    """Read every byte of a store and check it.
 
-    Nothing is written or repaired, and no damage needs repair: the store itself never hands out
-    damaged blocks, they are misses, and their space is used again; a damaged index is rebuilt and
-    costs no block. Findings tell that the disk, or whoever wrote to these files, is not to be
-    trusted.
+    That is headers, blocks, padding, and an index in files. Nothing is written or repaired, and no
+    damage needs repair: the store itself never hands out damaged blocks, they are misses, and their
+    space is used again; a damaged index is rebuilt and costs no block. Findings tell that the disk,
+    or whoever wrote to these files, is not to be trusted.
 
     Example:
       dalsegno verify /var/cache/kv && echo clean
