@@ -200,13 +200,17 @@ impl Tree {
     }
 
     /// Lets a memtable go first if one waits. Not more than one for each table that a merge writes: whoever writes
-    /// faster than runs are merged has to wait for merges in the end.
-    fn give_way(&self) {
+    /// faster than runs are merged has to wait for merges in the end. Fails where the merge must not go on.
+    fn give_way(&self) -> Result<(), TableError> {
         let state = self.state();
-        let Some(frozen) = state.frozen.back() else { return };
-        if let Err(error) = self.flush(&state, frozen) {
-            // The next step tries it again.
-            self.note(&error);
+        let Some(frozen) = state.frozen.back() else { return Ok(()) };
+        match self.flush(&state, frozen) {
+            Err(error) if !self.has_failed() => {
+                // The next step tries it again.
+                self.note(&error);
+                Ok(())
+            }
+            flushed => flushed,
         }
     }
 
@@ -418,7 +422,7 @@ impl<'a> Output<'a> {
             }
         })?;
         if self.is_merge {
-            self.tree.give_way();
+            self.tree.give_way()?;
         }
         let number = *self.numbers.last().expect("a table that is written has a number");
         let table = Table::open(&self.tree.files, self.tree.store, number)?;

@@ -19,6 +19,8 @@ pub(super) struct MemoryFiles {
     next: AtomicU64,
     /// How many writes and syncs still succeed; none for all.
     pub(super) failing_after: Mutex<Option<u64>>,
+    /// Files whose names end like this cannot be created.
+    pub(super) refused: Mutex<Option<&'static str>>,
     pub(super) reads: AtomicU64,
 }
 
@@ -67,6 +69,9 @@ impl TableFiles for MemoryFiles {
     }
 
     fn create(&self, name: &str, bytes: u64) -> Result<FileId, IoError> {
+        if self.refused.lock().is_some_and(|end| name.ends_with(end)) {
+            return Err(os("create", name, std::io::ErrorKind::StorageFull));
+        }
         let mut names = self.names.lock();
         if names.contains_key(name) {
             return Err(os("create", name, std::io::ErrorKind::AlreadyExists));

@@ -3,6 +3,7 @@
 mod blocks;
 mod damage;
 mod files;
+mod maintain;
 mod merges;
 mod speed;
 mod tables;

@@ -1,0 +1,110 @@
+//! What a flush in the middle of a merge does to the merge.
+
+use std::sync::{Arc, Weak};
+
+use dalsegno_core::fluid::Shape;
+use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
+
+use super::STORE;
+use super::files::MemoryFiles;
+use crate::lsm::file::TableFiles;
+use crate::lsm::index::LsmIndex;
+use crate::lsm::tree::{Options, Pace, Tree};
+use crate::lsm::version::Version;
+use crate::usage::Usage;
+use crate::{Index, LsmStats};
+
+const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+
+fn hash(number: u64) -> ChainHash {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+    bytes[24..].copy_from_slice(&number.to_be_bytes());
+    ChainHash(bytes)
+}
+
+fn put(index: &LsmIndex, number: u64) {
+    let extent = Extent {
+        id: ExtentId(number + 1),
+        born: number + 1,
+        namespace: NAMESPACE,
+        lineage: hash(number),
+        first_block_index: 0,
+        parent: ChainHash::default(),
+        layout: KvLayout::new(1, 4096).unwrap(),
+        location: Location {
+            segment: 1,
+            epoch: 1,
+            offset: 4096,
+            header_bytes: 4096,
+            coded_bytes: 0,
+        },
+        hashes: vec![hash(number)],
+    };
+    assert_eq!(index.insert(extent, &|_| true), 1);
+}
+
+/// Before a merge writes, freezes a memtable whose manifest cannot be written.
+#[derive(Debug)]
+struct Refusing {
+    index: Weak<LsmIndex>,
+    files: Arc<MemoryFiles>,
+}
+
+impl Pace for Refusing {
+    fn wait(&self, _bytes: u64) {
+        let mut refused = self.files.refused.lock();
+        if refused.is_none() {
+            *refused = Some(".manifest");
+            let index = self.index.upgrade().unwrap();
+            put(&index, 1 << 20);
+            index.freeze(Vec::new());
+        }
+    }
+}
+
+fn index_in(files: &Arc<MemoryFiles>) -> Arc<LsmIndex> {
+    let options = Options {
+        memtable_bytes: 1 << 20,
+        table_bytes: 16 << 10,
+        request_bytes: 1 << 20,
+        cache_bytes: 0,
+        filter_bits: 10.0,
+        disk_bytes: u64::MAX,
+    };
+    let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
+    let shape = Shape::nearest(4, 1, 1);
+    let tree = Tree::new(files, STORE, options, shape, Version::default(), 1);
+    Arc::new(LsmIndex::over(tree, Usage::default()))
+}
+
+fn names(files: &MemoryFiles) -> Vec<String> {
+    files.list().unwrap().into_iter().map(|entry| entry.name).collect()
+}
+
+#[test]
+fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
+    let files = Arc::new(MemoryFiles::default());
+    let index = index_in(&files);
+    for half in 0..2 {
+        (half * 500..(half + 1) * 500).for_each(|number| put(&index, number));
+        index.freeze(Vec::new());
+        assert!(index.step());
+    }
+    let pace = Refusing { index: Arc::downgrade(&index), files: Arc::clone(&files) };
+    index.set_pace(Arc::new(pace));
+    let (before, all) = (index.lsm_stats(), names(&files));
+    assert!(!index.step(), "a merge went on");
+    let after = index.lsm_stats();
+    assert_eq!(after.runs, before.runs);
+    let LsmStats { flushes, merges, .. } = after;
+    assert_eq!((flushes, merges), (before.flushes + 1, before.merges));
+    // The flushed table may be named by the manifest that failed; what the merge wrote is named by none.
+    let left: Vec<_> = names(&files).into_iter().filter(|name| !all.contains(name)).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert!(all.iter().all(|name| names(&files).contains(name)), "a table was removed");
+    *files.refused.lock() = None;
+    assert!(!index.step(), "nothing is written after a failed manifest");
+    assert!((0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)]) == 1));
+    assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)]), 1);
+}
