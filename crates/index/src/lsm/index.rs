@@ -52,11 +52,11 @@ impl LsmIndex {
 
     /// The record under a key, unless it is gone.
     fn record(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, TableError> {
-        let record = self.tree.order(key, |value| self.decode(key, value))?;
-        Ok(record.filter(|record| {
+        let is_here = |record: &Record| {
             let location = record.extent.location;
             self.is_present(location.segment, location.epoch)
-        }))
+        };
+        Ok(self.tree.order(key)?.filter(is_here).map(Arc::new))
     }
 
     /// Whether a block is here.

@@ -92,11 +92,6 @@ impl OrderKey {
         }
     }
 
-    /// Where the extent begins: keys that differ in the sequence alone have the same place.
-    pub(crate) fn place(&self) -> (NamespaceId, [u8; SHORT], u32) {
-        (self.namespace, self.lineage, self.first)
-    }
-
     pub(crate) fn encode(&self) -> [u8; 45] {
         let mut key = [KIND_ORDER; 45];
         key[1..17].copy_from_slice(&self.namespace.0);

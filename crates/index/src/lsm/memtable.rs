@@ -130,16 +130,21 @@ fn small(number: usize) -> u32 {
     u32::try_from(number).expect("a memtable is far below 4 GiB")
 }
 
+/// The block that a point is of.
+fn key_of(slots: &[Slot], chunks: &[PageBuffer], point: &PointSlot) -> PointKey {
+    let slot = &slots[point.slot as usize];
+    let at = slot.at as usize + slot.hashes_at as usize + HASH_BYTES * usize::from(point.block);
+    let hash = chunks[slot.chunk as usize][at..].first_chunk().expect("inside");
+    PointKey { namespace: slot.key.namespace, hash: *hash }
+}
+
 impl Entries {
     fn record(&self, slot: &Slot) -> &[u8] {
         &self.chunks[slot.chunk as usize][slot.at as usize..][..slot.bytes as usize]
     }
 
     fn key_of(&self, point: &PointSlot) -> PointKey {
-        let slot = &self.slots[point.slot as usize];
-        let at = slot.at as usize + slot.hashes_at as usize + HASH_BYTES * usize::from(point.block);
-        let hash = self.chunks[slot.chunk as usize][at..].first_chunk().expect("inside");
-        PointKey { namespace: slot.key.namespace, hash: *hash }
+        key_of(&self.slots, &self.chunks, point)
     }
 
     fn point_of(&self, point: &PointSlot) -> Newest<Point> {
@@ -188,12 +193,10 @@ impl Entries {
             let hash = hash_of(&key);
             let block = u16::try_from(*block).expect("at most MAX_EXTENT_BLOCKS");
             let point = PointSlot { hash, slot, block, is_removed: !change.lead_here };
-            match self.find(hash, &key).copied() {
-                Some(old) => {
-                    let is_old =
-                        |found: &PointSlot| (found.slot, found.block) == (old.slot, old.block);
-                    *self.points.find_mut(hash, is_old).expect("just found") = point;
-                }
+            let (slots, chunks) = (&self.slots, &self.chunks);
+            let is_same = |old: &PointSlot| old.hash == hash && key_of(slots, chunks, old) == key;
+            match self.points.find_mut(hash, is_same) {
+                Some(old) => *old = point,
                 None => drop(self.points.insert_unique(hash, point, |point| point.hash)),
             }
         }

@@ -13,14 +13,10 @@ use super::cache::BlockCache;
 use super::counts::Purpose;
 use super::filter::KeyHash;
 use super::keys::{OrderKey, PLACE_BYTES};
-use super::memtable::Memtable;
 use super::merge::{RunSource, Source};
 use super::table::{Reading, TableError};
-use super::tree::{State, Tree};
+use super::tree::{MemtableScan, State, Tree};
 use super::version::Run;
-
-/// Entries that are taken from a memtable at a time.
-const AHEAD: usize = 4;
 
 /// Extents by their places, in one state of a tree.
 pub(crate) struct Places {
@@ -57,7 +53,8 @@ impl Places {
             }
         };
         for memtable in self.state.memtables() {
-            if let Some(found) = in_memtable(memtable, wanted, &mut look)? {
+            let mut source = MemtableScan::orders(Arc::clone(memtable), *wanted);
+            if let Some(found) = at_place(&mut source, wanted, &mut look)? {
                 return Ok(Some(found));
             }
         }
@@ -90,41 +87,27 @@ impl Places {
             if source.key().is_none_or(|key| !key.starts_with(&from[..PLACE_BYTES])) {
                 self.cache.asked().in_vain(Purpose::Order, before);
             }
-            while let Some(key) = source.key().filter(|key| key.starts_with(&from[..PLACE_BYTES])) {
-                let key = OrderKey::decode(key).ok_or(TableError::Malformed("an order key"))?;
-                if let Some(found) = look(&key, source.value())? {
-                    return Ok(Some(found));
-                }
-                source.advance()?;
+            if let Some(found) = at_place(source, wanted, look)? {
+                return Ok(Some(found));
             }
         }
         Ok(None)
     }
 }
 
-fn in_memtable<R>(
-    memtable: &Memtable,
+/// What `look` makes of the first entry of which it makes anything, at the place of `wanted` where the source stands.
+fn at_place<R>(
+    source: &mut impl Source,
     wanted: &OrderKey,
     look: &mut impl FnMut(&OrderKey, &[u8]) -> Result<Option<R>, TableError>,
 ) -> Result<Option<R>, TableError> {
-    let mut from = *wanted;
-    loop {
-        let entries = memtable.orders(&from, AHEAD);
-        for (key, slot) in &entries {
-            if key.place() != wanted.place() {
-                return Ok(None);
-            }
-            let mut value = Vec::new();
-            memtable.value_to(*slot, &mut value);
-            if let Some(found) = look(key, &value)? {
-                return Ok(Some(found));
-            }
+    let place = wanted.encode();
+    while let Some(key) = source.key().filter(|key| key.starts_with(&place[..PLACE_BYTES])) {
+        let key = OrderKey::decode(key).ok_or(TableError::Malformed("an order key"))?;
+        if let Some(found) = look(&key, source.value())? {
+            return Ok(Some(found));
         }
-        match entries.last() {
-            Some((last, _)) if entries.len() == AHEAD && last.sequence < u64::MAX => {
-                from.sequence = last.sequence + 1;
-            }
-            _ => return Ok(None),
-        }
+        source.advance()?;
     }
+    Ok(None)
 }

@@ -26,8 +26,8 @@ use crate::usage::SegmentSum;
 
 /// Most memtables that wait to become tables; with one more, whoever writes has to wait.
 pub(crate) const MOST_FROZEN: usize = 2;
-/// Entries that a scan takes from a memtable at a time.
-const SCAN_AHEAD: usize = 16;
+/// Entries that a scan takes from a memtable at a time: few, for most want to know what is at one place.
+const SCAN_AHEAD: usize = 4;
 
 /// What goes on while a merge does: asked before it writes. Flushes do not ask.
 pub trait Pace: Send + Sync + std::fmt::Debug {
@@ -227,35 +227,35 @@ impl Tree {
         found.unwrap_or(Ok(None))
     }
 
-    /// What `decode` makes of an order entry in the tables, or the record in memory; none if it was removed.
-    pub(crate) fn order(
-        &self,
-        key: &OrderKey,
-        decode: impl Fn(&[u8]) -> Result<Option<Record>, TableError>,
-    ) -> Result<Option<Arc<Record>>, TableError> {
+    /// An extent's record, if it was not removed.
+    pub(crate) fn order(&self, key: &OrderKey) -> Result<Option<Record>, TableError> {
         let state = self.state();
         let newest = state.memtables().find_map(|memtable| memtable.order(key));
         if let Some(newest) = newest {
-            return Ok(newest.there().map(Arc::new));
+            return Ok(newest.there());
         }
-        let decode = |value: &[u8]| if value.is_empty() { Ok(None) } else { decode(value) };
-        let decoded = state.version.get(&key.encode(), &self.cache, decode)?;
-        self.cache.asked().looked_up(decoded.is_some());
-        Ok(decoded.unwrap_or(Ok(None))?.map(Arc::new))
+        let decode = |value: &[u8]| match Record::decode(key, value) {
+            None if !value.is_empty() => Err(TableError::Malformed("an extent record")),
+            record => Ok(record),
+        };
+        let found = state.version.get(&key.encode(), &self.cache, decode)?;
+        self.cache.asked().looked_up(found.is_some());
+        found.unwrap_or(Ok(None))
     }
 
     /// Entries of order from a key on, in their order.
     pub(crate) fn orders(&self, from: &OrderKey) -> Result<OrderScan, TableError> {
-        let memtable = |memtable| MemtableScan::orders(memtable, *from);
-        let merge = self.merge_from(&from.encode(), memtable, &self.cache)?;
-        Ok(OrderScan { merge, asked: Arc::clone(self.cache.asked()) })
+        self.orders_through(&self.cache, from)
     }
 
     /// As [`Self::orders`], for upkeep.
     pub(crate) fn orders_for_upkeep(&self, from: &OrderKey) -> Result<OrderScan, TableError> {
+        self.orders_through(&self.cache.counted_apart(&self.counters.upkeep), from)
+    }
+
+    fn orders_through(&self, cache: &BlockCache, from: &OrderKey) -> Result<OrderScan, TableError> {
         let memtable = |memtable| MemtableScan::orders(memtable, *from);
-        let cache = self.cache.counted_apart(&self.counters.upkeep);
-        let merge = self.merge_from(&from.encode(), memtable, &cache)?;
+        let merge = self.merge_from(&from.encode(), memtable, cache)?;
         Ok(OrderScan { merge, asked: Arc::clone(cache.asked()) })
     }
 
@@ -363,8 +363,8 @@ impl OrderScan {
     }
 }
 
-/// A memtable as a source of a merge, a few entries at a time.
-struct MemtableScan {
+/// A memtable as a source, a few entries at a time.
+pub(super) struct MemtableScan {
     memtable: Arc<Memtable>,
     /// Keys, and what leads to their values.
     waiting: VecDeque<(Vec<u8>, Option<u32>)>,
@@ -375,7 +375,7 @@ struct MemtableScan {
 }
 
 impl MemtableScan {
-    fn orders(memtable: Arc<Memtable>, from: OrderKey) -> Self {
+    pub(super) fn orders(memtable: Arc<Memtable>, from: OrderKey) -> Self {
         let (waiting, value) = (VecDeque::new(), Vec::new());
         let mut scan = Self { memtable, waiting, next: Some(from), value };
         scan.refill();

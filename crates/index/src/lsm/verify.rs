@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dalsegno_core::{SECTOR_BYTES, StoreId};
 use dalsegno_io::{Device, IoError};
 
-use super::block::{Block, Cursor};
+use super::block::{Block, Cursor, SECTOR};
 use super::device_files::DeviceFiles;
 use super::file::TableFiles;
 use super::filter::KeyHash;
@@ -22,7 +22,6 @@ use super::table::{Table, TableError, table_file};
 
 /// Bytes of a table that are read at a time.
 const AHEAD_BYTES: u64 = 256 << 10;
-const SECTOR: usize = 4096;
 /// What damage costs where an open finds it.
 const AT_OPEN: &str = "the index is rebuilt at the next open, and no block is lost";
 /// Blocks are not read at open: a get finds the damage, and the open behind it rebuilds the index.
