@@ -52,15 +52,9 @@ pub trait Index: Send + Sync + std::fmt::Debug {
         first_index: u32,
     ) -> Placement;
 
-    /// Swings the blocks that still lead to `old` over to `new`; the rest of `new` stays invisible. Returns how many
-    /// blocks moved.
-    fn replace(&self, old: &Extent, new: Vec<Extent>) -> u32 {
-        self.replace_all(&[old], new)
-    }
-
     /// Swings the blocks that still lead to one of `old` over to `new`, all at once: several extents become one, or
     /// few. The rest of `new` stays invisible. Returns how many blocks moved.
-    fn replace_all(&self, old: &[&Extent], new: Vec<Extent>) -> u32;
+    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> u32;
 
     /// Removes blocks.
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed;

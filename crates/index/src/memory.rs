@@ -33,7 +33,7 @@ impl Index for MemoryIndex {
         self.table.read().place(namespace, parent, first, first_index)
     }
 
-    fn replace_all(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
+    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
         self.table.write().replace(&old.iter().map(|extent| extent.id).collect(), new)
     }
 

@@ -133,7 +133,7 @@ proptest! {
                             *holder = new.id;
                         }
                         extents.insert(new.id, new.clone());
-                        index.replace(&old, vec![new]);
+                        index.replace(&[&old], vec![new]);
                     }
                 }
                 Step::Merge(one, two) => {
@@ -147,7 +147,7 @@ proptest! {
                             *holder = new.id;
                         }
                         extents.insert(new.id, new.clone());
-                        index.replace_all(&[&one, &two], vec![new]);
+                        index.replace(&[&one, &two], vec![new]);
                     }
                 }
             }

@@ -51,7 +51,7 @@ impl Change {
             Self::Insert(extent) => u64::from(index.insert(extent.clone(), &|_| true)),
             Self::Replace(old, new) => {
                 let old: Vec<&Extent> = old.iter().collect();
-                u64::from(index.replace_all(&old, new.clone()))
+                u64::from(index.replace(&old, new.clone()))
             }
             Self::RemoveBlocks(namespace, hashes) => index.remove_blocks(*namespace, hashes).blocks,
             Self::RemoveNamespace(namespace) => index.remove_namespace(*namespace).blocks,

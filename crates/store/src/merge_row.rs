@@ -238,7 +238,7 @@ impl Inner {
         let Appended { extent, pin } = appended;
         self.upkeep.before_write(call, self.clock.as_ref());
         let last_hit = row.iter().map(|old| self.index.heat(old).last_hit).max();
-        let moved = self.index.replace_all(row, vec![extent.clone()]);
+        let moved = self.index.replace(row, vec![extent.clone()]);
         if moved == 0 {
             self.log.forget(extent.id);
         } else if let Some(last_hit) = last_hit.filter(|last_hit| *last_hit > 0) {

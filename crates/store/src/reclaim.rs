@@ -170,7 +170,7 @@ impl Inner {
             new.push(appended.extent);
             pins.push(appended.pin);
         }
-        self.index.replace_all(row, new);
+        self.index.replace(row, new);
         drop(pins);
         Ok(written)
     }
@@ -187,7 +187,7 @@ impl Inner {
         let Appended { extent: new, pin } =
             self.log.append(vec![append], &Call::background()).remove(0)?;
         let bytes = new.total_bytes();
-        self.index.replace_all(row, vec![new]);
+        self.index.replace(row, vec![new]);
         drop(pin);
         Ok(Some(bytes))
     }

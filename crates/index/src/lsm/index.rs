@@ -316,7 +316,7 @@ impl Index for LsmIndex {
         }
     }
 
-    fn replace_all(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
+    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
         let writer = self.tree.writer();
         let mut losing: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
         let mut leading: BTreeMap<ChainHash, (OrderKey, u32)> = BTreeMap::new();
