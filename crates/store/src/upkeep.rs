@@ -72,9 +72,9 @@ impl Upkeep {
         if inline {
             return Ok(Self { shared: Some(shared), threads: None });
         }
-        let (of, bucket) = (Arc::downgrade(&shared), Mutex::new(Bucket::new(bytes_per_s)));
-        let is_bounded = bytes_per_s > 0;
-        shared.index.set_pace(Arc::new(MergePace { of, clock, bucket, is_bounded }));
+        let bucket = (bytes_per_s > 0).then(|| Mutex::new(Bucket::new(bytes_per_s)));
+        let of = Arc::downgrade(&shared);
+        shared.index.set_pace(Arc::new(MergePace { of, clock, bucket }));
         let mut threads = Workers::new();
         let body = Arc::clone(&shared);
         threads.start("dalsegno-index", move || body.run()).map_err(|error| {
@@ -149,18 +149,16 @@ impl Upkeep {
 struct MergePace {
     of: Weak<Shared>,
     clock: Arc<dyn Clock>,
-    bucket: Mutex<Bucket>,
-    is_bounded: bool,
+    /// None where merges may write as much as they can.
+    bucket: Option<Mutex<Bucket>>,
 }
 
 impl Pace for MergePace {
     fn wait(&self, bytes: u64) {
         let Some(shared) = self.of.upgrade() else { return };
         shared.freeze_if_full();
-        if !self.is_bounded {
-            return;
-        }
-        let mut bucket = self.bucket.lock();
+        let Some(bucket) = &self.bucket else { return };
+        let mut bucket = bucket.lock();
         let mut state = shared.state.lock();
         // Whoever waits for a flush waits for this merge's next table.
         while !state.stopped
