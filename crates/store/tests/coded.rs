@@ -6,16 +6,13 @@ mod support;
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::SpaceFacts;
-use dalsegno_io::{BufferPool, Device, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_store::{
-    ChainHash, Coding, Config, ErrorKind, KvLayout, Memory, MergeRules, Namespace, NamespaceId,
-    Parts, Put, PutReport, Scope, Store, StoreId, Terms, info, lend, list, verify,
+    ChainHash, Coding, Config, ErrorKind, KvLayout, Memory, Namespace, NamespaceId, Put, PutReport,
+    Scope, Store, Terms, info, lend, list, verify,
 };
-use support::{Setup, chain, setups};
+use support::{chain, open_with, setups, soon};
 
 const LAYERS: u32 = 3;
 const SLICE: u32 = 8192;
@@ -212,7 +209,7 @@ fn a_store_that_shrinks_its_blocks_holds_more_of_them_and_moves_them_on() {
 fn small_extents_are_coded_when_they_are_merged() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
-        let store = open_merging(dir.path(), setup);
+        let store = open_with(dir.path(), &setup.config(64 << 20), soon());
         store.register_coded(&namespace(), zstd()).unwrap();
         let (id, whole) = (namespace().id(), chain(7, 64));
         for count in 1..=whole.len() {
@@ -230,35 +227,10 @@ fn small_extents_are_coded_when_they_are_merged() {
         store.close();
         let rows = list(dir.path()).unwrap().1;
         assert!(rows.len() <= 16 && rows.iter().any(|row| row.coded && row.blocks > 8), "{rows:?}");
-        let store = open_merging(dir.path(), setup);
+        let store = open_with(dir.path(), &setup.config(64 << 20), soon());
         store.register(&namespace()).unwrap();
         check(&store, id, &whole);
     }
-}
-
-fn open_merging(dir: &Path, setup: Setup) -> Store {
-    let config = setup.config(64 << 20);
-    let clock = Arc::new(SystemClock::new());
-    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
-    let options = DirectoryOptions { engine: config.io_engine, ..DirectoryOptions::default() };
-    let device = LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock));
-    let device: Arc<dyn Device> = Arc::new(device.unwrap());
-    let space = SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: None };
-    let parts = Parts {
-        device,
-        clock,
-        pool,
-        limits: config.validate(space).unwrap(),
-        lock: None,
-        new_store: StoreId([7; 16]),
-        inline_upkeep: false,
-        merging: MergeRules {
-            pile_extents: 16,
-            quiet: Duration::from_millis(300),
-            ..MergeRules::default()
-        },
-    };
-    Store::open_parts(parts).unwrap()
 }
 
 #[test]

@@ -3,48 +3,18 @@
 
 mod support;
 
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::SpaceFacts;
-use dalsegno_io::{BufferPool, Device, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_store::{
-    ChainHash, Config, Durability, MergeRules, MergeStats, NamespaceId, Parts, Scope, Store,
-    StoreId, Terms, lend, list,
+    ChainHash, Config, Durability, MergeRules, MergeStats, NamespaceId, Scope, Store, Terms, lend,
+    list,
 };
-use support::{Setup, block, chain, get, namespace, put, setups};
+use support::{Setup, block, chain, get, namespace, open_with, put, setups, soon};
 
 const LAYERS: u32 = 2;
 const SLICE: u32 = 4096;
 const BLOCK: usize = (LAYERS * SLICE) as usize;
-
-/// Merges soon, so that tests need not wait.
-fn soon() -> MergeRules {
-    MergeRules { pile_extents: 16, quiet: Duration::from_millis(300), ..MergeRules::default() }
-}
-
-/// A store over real files that merges by these rules.
-fn open_with(dir: &Path, config: &Config, merging: MergeRules) -> Store {
-    let clock = Arc::new(SystemClock::new());
-    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
-    let options = DirectoryOptions { engine: config.io_engine, ..DirectoryOptions::default() };
-    let device = LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock));
-    let device: Arc<dyn Device> = Arc::new(device.unwrap());
-    let space = SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: None };
-    let parts = Parts {
-        device,
-        clock,
-        pool,
-        limits: config.validate(space).unwrap(),
-        lock: None,
-        new_store: StoreId([7; 16]),
-        inline_upkeep: false,
-        merging,
-    };
-    Store::open_parts(parts).unwrap()
-}
 
 fn config(setup: Setup, capacity: u64) -> Config {
     Config { segment: Some(1 << 20), ..setup.config(capacity) }

@@ -5,11 +5,14 @@
 mod skip;
 
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use dalsegno_core::SpaceFacts;
+use dalsegno_io::{BufferPool, Device, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_store::{
-    ChainHash, Config, EngineChoice, IndexChoice, KvLayout, Memory, Namespace, NamespaceId, Put,
-    PutReport, Scope, Store, Terms, lend,
+    ChainHash, Config, EngineChoice, IndexChoice, KvLayout, Memory, MergeRules, Namespace,
+    NamespaceId, Parts, Put, PutReport, Scope, Store, StoreId, Terms, lend,
 };
 pub(crate) use skip::skip;
 
@@ -70,6 +73,32 @@ pub(crate) fn config(capacity: u64) -> Config {
         io_engine: EngineChoice::Psync,
         ..Config::default()
     }
+}
+
+/// Merges soon, so that tests need not wait.
+pub(crate) fn soon() -> MergeRules {
+    MergeRules { pile_extents: 16, quiet: Duration::from_millis(300), ..MergeRules::default() }
+}
+
+/// A store over real files that merges by these rules.
+pub(crate) fn open_with(dir: &Path, config: &Config, merging: MergeRules) -> Store {
+    let clock = Arc::new(SystemClock::new());
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    let options = DirectoryOptions { engine: config.io_engine, ..DirectoryOptions::default() };
+    let device = LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock));
+    let device: Arc<dyn Device> = Arc::new(device.unwrap());
+    let space = SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: None };
+    let parts = Parts {
+        device,
+        clock,
+        pool,
+        limits: config.validate(space).unwrap(),
+        lock: None,
+        new_store: StoreId([7; 16]),
+        inline_upkeep: false,
+        merging,
+    };
+    Store::open_parts(parts).unwrap()
 }
 
 /// Opens a store, and checks that it is served by what was asked for.
