@@ -13,7 +13,8 @@ pub const KEY_BYTES: usize = 80;
 /// See [`KEY_BYTES`].
 pub const VALUE_BYTES: usize = 32;
 
-fn mix(mut bits: u64) -> u64 {
+/// Spreads a number's bits.
+pub fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)

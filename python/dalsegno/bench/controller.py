@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         Its exit code; 1 if it cannot be built.
     """
     options = vars(_parser().parse_args(argv))
-    return build_and_run("controller", "dalsegno-bench-controller", options)
+    return build_and_run("index", "dalsegno-bench-controller", options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,19 +8,20 @@
 //! model of the tree, in the shape that each of them met. The rule is the same for the shape that follows and for those
 //! that stay, and the sum over a run is what was counted.
 
+mod prompts;
 mod report;
 mod run;
-mod workload;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
+use dalsegno_bench_index::workload::load;
 use dalsegno_core::fluid::{IndexTuning, Shape};
+use prompts::HIT_RATES;
 use report::{Contender, Scenario};
 use run::{Sizes, Trace};
-use workload::HIT_RATES;
 
 #[derive(Parser)]
 #[command(about = "Compares the adaptive shape of the index with fixed ones")]
@@ -171,9 +172,4 @@ fn main() {
     told["seeds"] = args.seeds.clone().into();
     told["load"] = serde_json::json!([before, load()]);
     println!("{told}");
-}
-
-fn load() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
 }

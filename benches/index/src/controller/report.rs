@@ -3,8 +3,8 @@
 use dalsegno_core::fluid::Shape;
 use serde_json::{Value, json};
 
+use crate::prompts::HIT_RATES;
 use crate::run::{Sizes, Spent, Trace};
-use crate::workload::HIT_RATES;
 
 /// Of a stage its first fifth is left out: that is how long a change may take.
 const LEFT_OUT: usize = 5;

@@ -1,28 +1,11 @@
 //! The prompts of the paper's ten stages: each shares a beginning with an earlier one and goes on by itself.
 
-use dalsegno_core::ChainHash;
+use dalsegno_bench_index::workload::mix;
 
 /// Part of a prompt's tokens that were there before, stage by stage.
 pub const HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
 /// Tokens of prompts, in turn.
 pub const PROMPT_TOKENS: [u64; 3] = [4096, 8192, 16_384];
-
-fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
-}
-
-/// The hash of a block: spread like a cryptographic one.
-pub fn hash(block: u64) -> ChainHash {
-    let mut bytes = [0; 32];
-    for (word, part) in (1_u64..).zip(bytes.chunks_exact_mut(8)) {
-        part.copy_from_slice(
-            &mix(block.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(word)).to_le_bytes(),
-        );
-    }
-    ChainHash(bytes)
-}
 
 /// A prompt: its blocks, and how many of them another one had before.
 pub struct Prompt {

@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dalsegno_core::fluid::{IndexTuning, Shape};
-use dalsegno_core::{
-    ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
-};
+use dalsegno_core::{ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, Scope};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::tuning::{Constants, Facts, Shares, cost};
 use dalsegno_store::Tuner;
 
-use crate::workload::{HIT_RATES, Prompt, Workload, hash};
+use dalsegno_bench_index::workload::{NAMESPACE, hash};
 
-const NAMESPACE: NamespaceId = NamespaceId([7; 16]);
+use crate::prompts::{HIT_RATES, Prompt, Workload};
+
 /// Bytes of a 4 KiB page.
 pub const PAGE_BYTES: f64 = 4096.0;
 
