@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dalsegno.bench import fio
 from dalsegno.bench import log as bench
+from dalsegno.bench.speed import Sample
 
 BEST = {"read": 2.0, "write": 4.0}
 SPEEDS = {
@@ -21,7 +21,7 @@ SPEEDS = {
 def rounds(figures: bench.Figures, contender: str, measure: str, speed: float, cpu: float) -> None:
     """Three samples around a median."""
     for factor in (0.5, 1.0, 10.0):
-        figures.add(contender, measure, fio.Sample(speed * factor, cpu * factor))
+        figures.add(contender, measure, Sample(speed * factor, cpu * factor))
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_a_slow_round_moves_no_figure(
     calm = bench.report(figures, [])
     printed = capsys.readouterr().out
     for contender, measure in list(figures.samples):
-        figures.add(contender, measure, fio.Sample(0.001, 100.0))
-        figures.add(contender, measure, fio.Sample(1000.0, 0.0))
+        figures.add(contender, measure, Sample(0.001, 100.0))
+        figures.add(contender, measure, Sample(1000.0, 0.0))
     assert bench.report(figures, []) == calm
     assert capsys.readouterr().out == printed
     assert "dalsegno 8m                     2.20        5.00" in printed

@@ -17,20 +17,19 @@ import importlib
 import json
 import mmap
 import os
-import resource
 import shutil
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dalsegno
+from dalsegno.bench.speed import Sample, timed
 
-__all__ = ["SUMMARY", "Cache", "Samples", "main", "report"]
+__all__ = ["SUMMARY", "Cache", "main", "report"]
 
 SUMMARY = "what the codec makes of KV caches: ratio, speed per core, cost of puts and gets"
 
@@ -59,21 +58,6 @@ class Cache:
     def block_bytes(self) -> int:
         """Bytes of a block."""
         return self.layers * self.slice_bytes
-
-
-@dataclass
-class Samples:
-    """Speeds and CPU costs of one direction of one store, a value a round."""
-
-    gb_per_s: list[float] = field(default_factory=list)
-    cpu_s_per_gb: list[float] = field(default_factory=list)
-
-    def time(self, moved_bytes: int, work: Callable[[], None]) -> None:
-        """Runs ``work`` once."""
-        cpu, start = _cpu_s(), time.perf_counter()
-        work()
-        self.gb_per_s.append(moved_bytes / GB / (time.perf_counter() - start))
-        self.cpu_s_per_gb.append((_cpu_s() - cpu) / (moved_bytes / GB))
 
 
 def made_up(layers: int = 16, channels: int = 512, tokens: int = 1024) -> Cache:
@@ -136,11 +120,6 @@ def capture(model: str, text: Path, out: Path) -> None:
         file.write(blocks.view(torch.uint8).numpy().tobytes())
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 class Subject:
     """One store, coded or not.
 
@@ -163,7 +142,8 @@ class Subject:
         )
         self.cache = cache
         self.batches = max(1, total_bytes // (BATCH_BLOCKS * cache.block_bytes))
-        self.put, self.get = Samples(), Samples()
+        self.put: list[Sample] = []
+        self.get: list[Sample] = []
 
     def round(self, number: int, source: memoryview, target: memoryview) -> None:
         """Puts and gets everything once, and compares the last batch."""
@@ -192,8 +172,8 @@ class Subject:
                 assert self.namespace.get_batch(chain, out) == len(chain)
 
         moved = self.batches * BATCH_BLOCKS * size
-        self.put.time(moved, put)
-        self.get.time(moved, get)
+        self.put.append(timed(moved, put))
+        self.get.append(timed(moved, get))
         assert all(a == b for a, b in zip(out, picks[-1], strict=True)), "wrong bytes"
         self.namespace.remove()
 
@@ -229,7 +209,7 @@ def run(directory: Path, cache: Cache, rounds: int, total_bytes: int) -> dict[st
 
 def report(
     origin: str,
-    samples: dict[str, tuple[Samples, Samples]],
+    samples: dict[str, tuple[list[Sample], list[Sample]]],
     stats: dict[str, int],
     load: list[float],
 ) -> dict[str, object]:
@@ -249,8 +229,8 @@ def report(
         "not_shrunk_bytes": stats["not_shrunk_bytes"],
     }
     for codec, (put, get) in samples.items():
-        speeds = [statistics.median(one.gb_per_s) for one in (put, get)]
-        costs = [statistics.median(one.cpu_s_per_gb) for one in (put, get)]
+        speeds = [statistics.median(one.gb_per_s for one in way) for way in (put, get)]
+        costs = [statistics.median(one.cpu_s_per_gb for one in way) for way in (put, get)]
         print(f"{codec:8}{speeds[0]:12.2f}{speeds[1]:12.2f}{costs[0]:14.3f}{costs[1]:14.3f}")
         result[codec] = {
             "put_gb_per_s": round(speeds[0], 3),

@@ -36,10 +36,15 @@ def _parser() -> argparse.ArgumentParser:
         description=f"Measures {SUMMARY}: 4 KiB pages read and written, and time.",
     )
     parser.add_argument(
-        "--prompts", type=int, default=288, help="prompts a stage, of 64-token pages (%(default)s)"
+        "--prompts", type=int, default=192, help="prompts a stage, of 64-token pages (%(default)s)"
     )
     parser.add_argument("--pages", default="64,1", help="tokens of a page (default: %(default)s)")
-    parser.add_argument("--seeds", default="1,2", help="of the prompts (default: %(default)s)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=6,
+        help="of each shape, after warm-ups of other lengths (%(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke test of few prompts")
     parser.add_argument(
         "--dir",

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dalsegno.bench.speed import Sample
+
 
 class FioMissingError(RuntimeError):
     """fio is not installed."""
@@ -34,19 +36,6 @@ class Cell:
         """The cell as people write it: ``randread 512K qd4``."""
         registered = " registered" if self.registered else ""
         return f"{self.pattern} {self.request_bytes >> 10}K qd{self.depth}{registered}"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What one run gave.
-
-    Attributes:
-        gb_per_s: Gigabytes (1e9) a second.
-        cpu_s_per_gb: CPU seconds, user and system, per gigabyte.
-    """
-
-    gb_per_s: float
-    cpu_s_per_gb: float
 
 
 def cells(patterns: tuple[str, ...], sizes: tuple[int, ...], depths: tuple[int, ...]) -> list[Cell]:

@@ -12,12 +12,10 @@ import json
 import mmap
 import os
 import random
-import resource
 import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from pathlib import Path
 import dalsegno
 from dalsegno.bench import fio
 from dalsegno.bench.objects import FilePerObject
+from dalsegno.bench.speed import Sample, timed
 
 SUMMARY = "bandwidth and CPU cost of the tensor log against fio and one file per object"
 
@@ -41,11 +40,9 @@ WRITE_CELLS = fio.cells(("write",), (512 << 10, 1 << 20), (4, 8))
 class Figures:
     """Samples by contender and measure, such as ``("dalsegno", "read_512k")``."""
 
-    samples: dict[tuple[str, str], list[fio.Sample]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    samples: dict[tuple[str, str], list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, contender: str, measure: str, sample: fio.Sample) -> None:
+    def add(self, contender: str, measure: str, sample: Sample) -> None:
         """Takes in one sample."""
         self.samples[contender, measure].append(sample)
 
@@ -78,17 +75,6 @@ def aligned(total_bytes: int) -> memoryview:
         part = view[at : at + len(pattern)]
         part[:] = pattern[: len(part)]
     return view
-
-
-def timed(moved_bytes: int, work: Callable[[], None]) -> fio.Sample:
-    """Runs ``work`` once."""
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    start = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return fio.Sample(moved_bytes / 1e9 / seconds, cpu_s / (moved_bytes / 1e9))
 
 
 class Contender:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import statistics
 import sys
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import dalsegno
+from dalsegno.bench.speed import cpu_s
 
 __all__ = ["SUMMARY", "main", "percentile", "report"]
 
@@ -99,7 +99,7 @@ class Subject:
         done = threading.Event()
         samples: list[float] = []
         reader = threading.Thread(target=self._read, args=(done, samples))
-        cpu = _cpu_s()
+        cpu = cpu_s()
         start = time.perf_counter()
         reader.start()
         try:
@@ -108,7 +108,7 @@ class Subject:
             done.set()
             reader.join()
         self.figures.put_s += time.perf_counter() - start
-        self.figures.cpu_s += _cpu_s() - cpu
+        self.figures.cpu_s += cpu_s() - cpu
         self.figures.p50_ms.append(percentile(samples, 0.5) * 1e3)
         self.figures.p99_ms.append(percentile(samples, 0.99) * 1e3)
 
@@ -131,11 +131,11 @@ class Subject:
 
     def settle(self) -> dict[str, int]:
         """Waits until nothing waits to be merged; returns what merging did."""
-        cpu = _cpu_s()
+        cpu = cpu_s()
         end = time.monotonic() + SETTLE_S
         while self.store.stats()["merging"]["waiting_lineages"] and time.monotonic() < end:
             time.sleep(0.2)
-        self.figures.cpu_s += _cpu_s() - cpu
+        self.figures.cpu_s += cpu_s() - cpu
         merging: dict[str, int] = self.store.stats()["merging"]
         return merging
 
@@ -144,11 +144,6 @@ class Subject:
         self.store.close()
         row: dict[str, int] = dalsegno.info(str(self.directory))["namespaces"][0]
         return {name: row[name] for name in ("lineages", "extents", "most_extents")}
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def run(directory: Path, options: argparse.Namespace) -> dict[str, object]:
