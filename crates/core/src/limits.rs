@@ -74,8 +74,9 @@ pub struct Limits {
 
 /// Bytes set aside for the store's small files: its own header and namespace descriptors.
 const SMALL_FILES_BYTES: u64 = 1 << 20;
-/// An index in files gets this part of the capacity: half for its tables, half to merge them.
-const INDEX_SHARE: u64 = 16;
+/// An index in files gets this part of the capacity: half for its tables, half to merge them. It takes about 82 bytes a
+/// block, so that is enough for blocks of 5 KiB; a token of a small model, at eight bits a value, has 6.
+const INDEX_SHARE: u64 = 32;
 const MIN_INDEX_BYTES: u64 = 4 << 20;
 const MIN_SEGMENT_BYTES: u64 = 1 << 20;
 const MAX_SEGMENT_BYTES: u64 = 4 << 30;

@@ -39,6 +39,7 @@ struct Workload {
 
 fn facts(entries: u64) -> Facts {
     Facts {
+        levels: Vec::new(),
         entries,
         entry_bytes: ENTRY_BYTES,
         page_bytes: 4096,
@@ -100,6 +101,11 @@ impl Tree {
         self.memtable + self.levels.iter().flatten().sum::<u64>()
     }
 
+    fn facts(&self) -> Facts {
+        let bytes = |runs: &Vec<u64>| runs.iter().map(|entries| entries * ENTRY_BYTES).collect();
+        Facts { levels: self.levels.iter().map(bytes).collect(), ..facts(self.entries()) }
+    }
+
     fn write(&mut self, entries: u64, shape: Shape) {
         self.memtable += entries;
         while self.memtable >= MEMTABLE_ENTRIES {
@@ -158,7 +164,7 @@ fn replay(workload: Workload, mode: Mode) -> f64 {
         for prompt in stage(workload, hit_rate) {
             cost += tree.serve(&prompt, controller.shape());
             controller.observe(prompt);
-            if let Some(decision) = controller.decide(&facts(tree.entries())) {
+            if let Some(decision) = controller.decide(&tree.facts()) {
                 println!("{workload:?} {at}: {}", decision.reason);
             }
         }
@@ -199,7 +205,7 @@ fn ideal(workload: Workload) -> (f64, Shape) {
         })
         .collect();
     let best = |(shares, operations): &(Shares, f64)| {
-        best_shape(Shape::default(), &facts, shares, free).cost.total * operations
+        best_shape(Shape::default(), &facts, shares, free).best.cost.total * operations
     };
     let single = |shape: Shape| -> f64 {
         stages.iter().map(|(shares, count)| cost(shape, &facts, shares).total * count).sum()

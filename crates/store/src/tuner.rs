@@ -147,6 +147,7 @@ impl Tuner {
     /// The tree as it is.
     fn facts(&self, index: &LsmIndex, stats: &LsmStats) -> Facts {
         Facts {
+            levels: stats.run_bytes.clone(),
             entries: stats.entries,
             entry_bytes: (stats.table_bytes / stats.entries.max(1)).max(1),
             page_bytes: SECTOR_BYTES,

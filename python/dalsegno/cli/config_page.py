@@ -139,7 +139,7 @@ SETTINGS = (
         ("memory", "lsm"),
         "Where the index lives: in memory, about 150 bytes per block and rebuilt at every open; "
         "or in files beside the blocks, with bounded memory and a quick open however many blocks "
-        "there are, for which a sixteenth of the capacity is set aside.",
+        "there are, for which 1/32 of the capacity is set aside.",
     ),
     Setting(
         "index_memory",

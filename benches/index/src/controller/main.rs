@@ -2,6 +2,9 @@
 //!
 //! Prints tables, and as its last line one JSON object.
 //!
+//! When the large merges come decides what a run of one length costs: who joined all just before it begins has won. So
+//! every shape has several runs with other warm-ups, and only sums over them are compared.
+//!
 //! What counts is pages of 4 KiB: those that look-ups read, those of flushes, those that merges read and write. A large
 //! merge falls into one stage and works for many, in every shape at another time. So a stage is charged not what was
 //! merged in it but its part of what the run merged in all: by how much of that its flushes caused according to the
@@ -26,20 +29,20 @@ use run::{Sizes, Trace};
 #[derive(Parser)]
 #[command(about = "Compares the adaptive shape of the index with fixed ones")]
 struct Args {
-    /// Prompts of a stage with pages of 64 tokens; with pages of one token there are 24 times fewer.
-    #[arg(long, default_value_t = 288)]
+    /// Prompts of a stage with pages of 64 tokens; with pages of one token there are 32 times fewer.
+    #[arg(long, default_value_t = 192)]
     prompts: u64,
     /// Tokens of a page.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 1])]
     pages: Vec<u64>,
-    /// Seeds of the prompts; figures are sums over them.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
-    seeds: Vec<u64>,
-    /// KiB of memory before a table is written with pages of 64 tokens; with pages of one token it is four times this.
-    #[arg(long, default_value_t = 48)]
+    /// Runs of each shape, each with prompts of its own; figures are sums over them.
+    #[arg(long, default_value_t = 6)]
+    runs: u64,
+    /// KiB of memory before a table is written with pages of 64 tokens; with pages of one token it is twice this.
+    #[arg(long, default_value_t = 32)]
     memtable_kib: u64,
-    /// KiB of memory for blocks of tables.
-    #[arg(long, default_value_t = 128)]
+    /// KiB of memory for blocks of tables, likewise.
+    #[arg(long, default_value_t = 96)]
     cache_kib: u64,
     /// Bits of filter per entry.
     #[arg(long, default_value_t = 4.0)]
@@ -50,7 +53,7 @@ struct Args {
     /// Where the files go; a new folder in it is used and removed.
     #[arg(long, default_value = "/tmp")]
     dir: PathBuf,
-    /// A smoke test: few prompts, one seed, few shapes.
+    /// A smoke test: few prompts, one run, few shapes.
     #[arg(long)]
     quick: bool,
     /// Only the adaptive runs, and what they counted.
@@ -58,12 +61,13 @@ struct Args {
     adaptive_only: bool,
 }
 
-/// Leveled, halfway, tiered above one run, tiered everywhere.
+/// Leveled, halfway and lazy above one run, tiered.
 fn grid(quick: bool) -> Vec<Shape> {
     let ratios: &[u32] = if quick { &[2, 8] } else { &[2, 4, 6, 8, 12, 16] };
     let shapes = ratios.iter().flat_map(|&ratio| {
-        let runs = [1, ratio / 2, ratio - 1].into_iter();
-        runs.flat_map(move |runs| [1, runs].map(|last| Shape::nearest(ratio, runs, last)))
+        let most = ratio - 1;
+        [(1, 1), (ratio / 2, 1), (most, 1), (most, most)]
+            .map(|(runs, last)| Shape::nearest(ratio, runs, last))
     });
     let mut shapes: Vec<Shape> = shapes.collect();
     shapes.sort_unstable();
@@ -72,17 +76,12 @@ fn grid(quick: bool) -> Vec<Shape> {
 }
 
 fn sizes(args: &Args, page_tokens: u64) -> Sizes {
-    // With pages of one token a prompt is 64 times longer. A quarter of that goes into more blocks a stage, another
-    // into larger memtables; the rest into fewer prompts.
-    let larger = if page_tokens == 1 { 4 } else { 1 };
-    let prompts = args.prompts * page_tokens.min(64) / 64 * larger;
-    let prompts = if page_tokens == 1 { args.prompts / 24 } else { prompts };
-    let stage_prompts = prompts.max(6).next_multiple_of(3);
+    // With pages of one token a prompt is 64 times longer: there are fewer prompts, and memtables are larger.
+    let (fewer, larger) = if page_tokens == 1 { (32, 2) } else { (1, 1) };
+    let stage_prompts = (args.prompts / fewer).max(6).next_multiple_of(3);
     Sizes {
         page_tokens,
         stage_prompts,
-        // As in the paper: twice what the stages put.
-        warm_prompts: stage_prompts * 12,
         memtable_bytes: (args.memtable_kib << 10) * larger,
         cache_bytes: (args.cache_kib << 10) * larger,
         extent_blocks: if page_tokens == 1 { 256 } else { 64 },
@@ -90,9 +89,16 @@ fn sizes(args: &Args, page_tokens: u64) -> Sizes {
     }
 }
 
-/// Runs every shape with every seed, some at a time; `None` stands for the adaptive one.
+/// Prompts before the stages of a run: as in the paper twice what the stages put, on average; half to one and a half
+/// times that.
+fn warm_prompts(sizes: Sizes, run: u64, runs: u64) -> u64 {
+    sizes.stage_prompts * 6 + sizes.stage_prompts * 6 * (2 * run + 1) / runs
+}
+
+/// Carries out all runs of every shape, some at a time; `None` stands for the adaptive one.
 fn run_all(args: &Args, dir: &Path, sizes: Sizes, shapes: &[Option<Shape>]) -> Vec<Vec<Trace>> {
-    let count = shapes.len() * args.seeds.len();
+    let runs = args.runs as usize;
+    let count = shapes.len() * runs;
     let next = AtomicUsize::new(0);
     let traces: Mutex<Vec<Option<Trace>>> = Mutex::new((0..count).map(|_| None).collect());
     let work = || {
@@ -101,13 +107,14 @@ fn run_all(args: &Args, dir: &Path, sizes: Sizes, shapes: &[Option<Shape>]) -> V
             if at >= count {
                 return;
             }
-            let (shape, seed) = (shapes[at / args.seeds.len()], args.seeds[at % args.seeds.len()]);
+            let (shape, run) = (shapes[at / runs], (at % runs) as u64);
+            let warm_prompts = warm_prompts(sizes, run, args.runs);
             let tuning = shape.map_or(IndexTuning::Auto, IndexTuning::Pinned);
             let dir = dir.join(at.to_string());
-            let trace = run::run(&dir, sizes, tuning, seed);
+            let trace = run::run(&dir, sizes, warm_prompts, tuning, run + 1);
             let _ = std::fs::remove_dir_all(&dir);
             let name = shape.map_or("adaptive".to_owned(), |shape| shape.to_string());
-            eprintln!("{name}, seed {seed}: {}", report::line(&trace));
+            eprintln!("{name}, run {run}: {}", report::line(&trace));
             traces.lock().expect("nobody panics")[at] = Some(trace);
         }
     };
@@ -117,11 +124,11 @@ fn run_all(args: &Args, dir: &Path, sizes: Sizes, shapes: &[Option<Shape>]) -> V
         }
     });
     let mut traces = traces.into_inner().expect("nobody panics").into_iter();
-    let mut of_shape = || {
-        let of_seeds = traces.by_ref().take(args.seeds.len());
-        of_seeds.map(|trace| trace.expect("all ran")).collect()
+    let mut next = || {
+        let of_shape = traces.by_ref().take(runs);
+        of_shape.map(|trace| trace.expect("all ran")).collect()
     };
-    shapes.iter().map(|_| of_shape()).collect()
+    shapes.iter().map(|_| next()).collect()
 }
 
 fn scenario(args: &Args, dir: &Path, page_tokens: u64) -> Scenario {
@@ -130,23 +137,10 @@ fn scenario(args: &Args, dir: &Path, page_tokens: u64) -> Scenario {
     for reason in adaptive.iter().flat_map(|trace| &trace.reasons) {
         eprintln!("  {reason}");
     }
-    let mut shapes = if args.adaptive_only { Vec::new() } else { grid(args.quick) };
-    let in_grid = shapes.len();
-    // What a change of shape cost is what was merged more than in these.
-    if !args.adaptive_only {
-        for (shape, _) in adaptive.iter().flat_map(|trace| &trace.debts) {
-            if !shapes.contains(shape) {
-                shapes.push(*shape);
-            }
-        }
-    }
+    let shapes = if args.adaptive_only { Vec::new() } else { grid(args.quick) };
     let asked: Vec<Option<Shape>> = shapes.iter().copied().map(Some).collect();
-    let traces = run_all(args, dir, sizes, &asked).into_iter().enumerate();
-    let statics = traces.zip(shapes).map(|((at, traces), shape)| Contender {
-        shape,
-        in_grid: at < in_grid,
-        traces,
-    });
+    let traces = run_all(args, dir, sizes, &asked).into_iter();
+    let statics = traces.zip(shapes).map(|(traces, shape)| Contender { shape, traces });
     Scenario { sizes, statics: statics.collect(), adaptive }
 }
 
@@ -154,7 +148,7 @@ fn main() {
     let mut args = Args::parse();
     if args.quick {
         args.prompts = args.prompts.min(48);
-        args.seeds.truncate(1);
+        args.runs = 1;
     }
     let dir = args.dir.join(format!("dalsegno-bench-controller-{}", std::process::id()));
     let before = load();
@@ -169,7 +163,7 @@ fn main() {
     }
     let mut told = report::summary(&scenarios);
     told["hit_rates"] = HIT_RATES.to_vec().into();
-    told["seeds"] = args.seeds.clone().into();
+    told["runs_of_each"] = args.runs.into();
     told["load"] = serde_json::json!([before, load()]);
     println!("{told}");
 }

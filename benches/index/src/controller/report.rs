@@ -10,11 +10,9 @@ use crate::run::{Sizes, Spent, Trace};
 const LEFT_OUT: usize = 5;
 const STAGES: std::ops::Range<usize> = 0..HIT_RATES.len();
 
-/// A shape that stayed: a run for each seed.
+/// A shape that stayed, and its runs.
 pub struct Contender {
     pub shape: Shape,
-    /// Whether it is one of the grid, or only there for comparison.
-    pub in_grid: bool,
     pub traces: Vec<Trace>,
 }
 
@@ -72,11 +70,19 @@ fn charged_in_all(trace: &Trace) -> f64 {
     STAGES.map(|stage| charged(trace, stage)).sum()
 }
 
+/// How much two shapes differ.
+fn distance(one: Shape, two: Shape) -> f64 {
+    let numbers =
+        |shape: Shape| [shape.size_ratio(), shape.runs(), shape.last_runs()].map(f64::from);
+    let pairs = numbers(one).into_iter().zip(numbers(two));
+    pairs.map(|(one, two)| (one / two).ln().abs()).sum()
+}
+
 impl Scenario {
-    /// The best shape of the grid, by a sum over seeds.
+    /// The best shape of the grid, by a sum over runs.
     fn best(&self, cost: impl Fn(&Trace) -> f64) -> (f64, Shape) {
-        let in_grid = self.statics.iter().filter(|contender| contender.in_grid);
-        let costs = in_grid.map(|contender| (sum(&contender.traces, &cost), contender.shape));
+        let costs =
+            self.statics.iter().map(|contender| (sum(&contender.traces, &cost), contender.shape));
         costs.min_by(|one, two| one.0.total_cmp(&two.0)).expect("a grid has shapes")
     }
 
@@ -92,8 +98,8 @@ impl Scenario {
         stages / self.best(charged_in_all).0
     }
 
-    /// How far the same shape's cost with another seed is from the mean, in the whole run and in a stage: the median
-    /// over shapes and seeds, and the most.
+    /// How far the same shape's cost with another run is from the mean, in the whole run and in a stage: the median
+    /// over shapes and runs, and the most.
     fn noise(&self) -> [[f64; 2]; 2] {
         let spread = |of: &dyn Fn(&Trace) -> f64, out: &mut Vec<f64>| {
             for contender in &self.statics {
@@ -111,11 +117,13 @@ impl Scenario {
     }
 
     /// Pages that adaptive runs wrote in merges beyond those that their shapes write when they stay, as a share of all
-    /// they wrote. A shape that stays tells how much it merges for each page the model expects.
+    /// they wrote. The shape of the grid that is most alike tells how much is merged for each page the model expects.
     fn transition_extra(&self) -> f64 {
         let per_debt = |shape: Shape| {
-            let twin = self.statics.iter().find(|contender| contender.shape == shape);
-            let traces = &twin.expect("each shape ran alone too").traces;
+            let alike = |one: &&Contender, two: &&Contender| {
+                distance(shape, one.shape).total_cmp(&distance(shape, two.shape))
+            };
+            let traces = &self.statics.iter().min_by(alike).expect("a grid has shapes").traces;
             sum(traces, |trace| whole(trace).merge_written) / sum(traces, |trace| whole(trace).debt)
         };
         let expected = |trace: &Trace| -> f64 {
@@ -147,7 +155,7 @@ impl Scenario {
     }
 
     pub fn print(&self) {
-        println!("\npages of {} tokens, sums over seeds", self.sizes.page_tokens);
+        println!("\npages of {} tokens, sums over runs", self.sizes.page_tokens);
         println!(
             "{:<16}{:>10}{:>10}{:>10}{:>10}{:>9}",
             "shape", "looked up", "flushed", "merged", "pages", "seconds"
@@ -187,7 +195,7 @@ impl Scenario {
         println!("adaptive / best static: {:.3}", self.ratio(pages));
         println!("best of each stage for free / best static: {:.3}", self.ideal());
         println!(
-            "same shape, other seed: {:.1}% ({:.1}% at most) in a run, {:.1}% ({:.1}%) in a stage",
+            "same shape, other run: {:.1}% ({:.1}% at most) in a run, {:.1}% ({:.1}%) in a stage",
             100.0 * runs[0],
             100.0 * runs[1],
             100.0 * stages[0],

@@ -23,7 +23,6 @@ pub const PAGE_BYTES: f64 = 4096.0;
 pub struct Sizes {
     pub page_tokens: u64,
     pub stage_prompts: u64,
-    pub warm_prompts: u64,
     pub memtable_bytes: u64,
     pub cache_bytes: u64,
     pub extent_blocks: usize,
@@ -95,10 +94,10 @@ struct Run {
 }
 
 /// Runs the warm-up and the ten stages in a new directory.
-pub fn run(dir: &Path, sizes: Sizes, tuning: IndexTuning, seed: u64) -> Trace {
+pub fn run(dir: &Path, sizes: Sizes, warm_prompts: u64, tuning: IndexTuning, seed: u64) -> Trace {
     let mut run = Run::open(dir, sizes, tuning);
     let mut workload = Workload::new(sizes.page_tokens, seed);
-    for _ in 0..sizes.warm_prompts {
+    for _ in 0..warm_prompts {
         run.serve(&workload.next(0.0));
     }
     let first = run.index.lsm_stats();
@@ -241,6 +240,7 @@ fn merges_per_flush(shape: Shape, stats: &LsmStats) -> f64 {
     let entries = stats.entries.max(1);
     let entry_bytes = (stats.table_bytes / entries).max(1);
     let facts = Facts {
+        levels: Vec::new(),
         entries,
         entry_bytes,
         // An entry is a page, so that a write costs as many pages as it is written times.

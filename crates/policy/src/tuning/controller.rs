@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 
 use dalsegno_core::fluid::Shape;
 
-use super::cost::{Bounds, best_shape, cost};
+use super::cost::cost;
 use super::facts::{Facts, Unit, number};
 use super::reason::{Cause, explain};
-use super::{Cost, Counts, Shares, Window};
+use super::search::{Bounds, best_shape};
+use super::{Counts, Shares, Window};
 
 /// Decisions kept to be shown.
 const DECISIONS_KEPT: usize = 16;
@@ -58,7 +59,7 @@ impl Default for ControllerOptions {
         Self {
             mode: Mode::Adaptive,
             start: Shape::default(),
-            window_operations: 32_768,
+            window_operations: 65_536,
             shift: 0.1,
             margin: 0.1,
             pause_operations: 32_768,
@@ -79,10 +80,10 @@ pub struct Decision {
     pub operations: u64,
     /// The window that it was decided on.
     pub shares: Shares,
-    /// What its operations cost in the old shape, by the model.
-    pub cost_before: Cost,
-    /// What they cost in the new one.
-    pub cost_after: Cost,
+    /// What one of its operations costs from here if the shape stays, by the model.
+    pub cost_before: f64,
+    /// What it costs with the new one.
+    pub cost_after: f64,
     /// In what these are counted.
     pub unit: Unit,
     /// One sentence for people.
@@ -150,29 +151,29 @@ impl Controller {
         let again_at = operations.saturating_add(lasted.max(self.options.window_operations));
         self.look = Some(Look { operations, shares, entries, memtables, again_at });
 
-        let before = cost(self.shape, facts, &shares);
         let bounds = Bounds {
             size_ratio_max: self.options.size_ratio_max,
             horizon_operations: number(self.options.horizon_operations.max(lasted).max(1)),
         };
-        let choice = best_shape(self.shape, facts, &shares, bounds);
+        let found = best_shape(self.shape, facts, &shares, bounds);
         // Written so that a cost that is not a number never leads to a change.
-        let pays = choice.total_with_change < before.total * (1.0 - self.options.margin);
-        if !pays || choice.shape == self.shape {
+        let (stay, best) = (found.stay, found.best);
+        let pays = best.total_from_here < stay.total_from_here * (1.0 - self.options.margin);
+        if !pays || best.shape == self.shape {
             return None;
         }
         let mut decision = Decision {
             from: self.shape,
-            to: choice.shape,
+            to: best.shape,
             operations,
             shares,
-            cost_before: before,
-            cost_after: choice.cost,
+            cost_before: stay.total_from_here,
+            cost_after: best.total_from_here,
             unit: facts.constants.unit,
             reason: String::new(),
         };
         decision.reason = explain(&cause, &decision);
-        self.shape = choice.shape;
+        self.shape = best.shape;
         if self.decisions.len() == DECISIONS_KEPT {
             self.decisions.pop_front();
         }

@@ -29,7 +29,7 @@ struct Tree {
     /// The levels, the newest first.
     levels: Vec<Level>,
     /// How often an entry is written until it rests in the last level, its flush included.
-    writes: f64,
+    pub(super) writes: f64,
 }
 
 impl Tree {
@@ -55,6 +55,11 @@ impl Tree {
         }
         Self { levels, writes }
     }
+}
+
+/// The levels of a tree of this shape on average, the newest first.
+pub(super) fn mean_tree(shape: Shape, facts: &Facts) -> Vec<Level> {
+    Tree::new(shape, facts).levels
 }
 
 /// What operations of these shares cost in a tree of this shape.
@@ -87,87 +92,6 @@ pub fn cost(shape: Shape, facts: &Facts, shares: &Shares) -> Cost {
     Cost { write, hit, miss, range, total }
 }
 
-/// What the tree rewrites once because its shape changes, over what it would in the new shape anyhow, in the unit of
-/// the constants.
-///
-/// Where fewer runs are allowed, the next arrival joins those that are too many. More runs cost nothing, nor does
-/// another size ratio: levels move as they are.
-#[must_use]
-pub fn transition_cost(from: Shape, to: Shape, facts: &Facts) -> f64 {
-    let tree = Tree::new(from, facts);
-    let last = tree.levels.len() - 1;
-    let rewritten = tree.levels.iter().enumerate().map(|(at, level)| {
-        let allowed = f64::from(if at == last { to.last_runs() } else { to.runs() });
-        level.entries * (1.0 - allowed / level.runs).max(0.0)
-    });
-    rewritten.sum::<f64>() / facts.page_entries() * facts.constants.merge
-}
-
-/// How much dearer operations are on average over the horizon because the last level keeps its runs until something
-/// arrives in it: those that are now too many, and with a larger size ratio those of levels that become one with it.
-fn waiting_cost(from: Shape, to: Shape, facts: &Facts, shares: &Shares, horizon: f64) -> f64 {
-    let (old, new) = (Tree::new(from, facts), Tree::new(to, facts));
-    let last = new.levels.len() - 1;
-    let memtable_entries = number(facts.entries) / facts.memtables();
-    let above: f64 = new.levels[..last].iter().map(|level| level.entries).sum();
-    // The oldest levels, as far as together they hold what the new last one holds.
-    let mut rest = number(facts.entries) - above;
-    let mut runs = 0.0;
-    for level in old.levels.iter().rev() {
-        runs += level.runs * (rest / level.entries).clamp(0.0, 1.0);
-        rest -= level.entries;
-    }
-    let more = (runs - new.levels[last].runs).max(0.0);
-    let arrival = f64::from(to.size_ratio()).powf(number(last as u64)) * memtable_entries;
-    let wait = arrival / 2.0 / shares.writes.max(f64::MIN_POSITIVE);
-    let constants = &facts.constants;
-    let rates = false_positive_rates(&new.levels, facts.filter_bits_per_entry);
-    let per_run = shares.ranges * (constants.seek + constants.begin)
-        + shares.misses * (constants.filter + rates[last] * (constants.seek + constants.vain));
-    more * per_run * (wait / horizon).min(1.0)
-}
-
-/// How far a search goes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bounds {
-    /// Largest size ratio to look at.
-    pub size_ratio_max: u32,
-    /// Operations that pay for a change; infinite if it is free.
-    pub horizon_operations: f64,
-}
-
-/// A shape that a search found.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
-    /// The shape.
-    pub shape: Shape,
-    /// What operations cost in it.
-    pub cost: Cost,
-    /// The mean of all operations when the change is paid for too.
-    pub total_with_change: f64,
-}
-
-/// The shape to change to: the one that costs least when what the change rewrites is spread over
-/// the horizon. Among equals it is the one at hand, then the one with the smallest numbers.
-///
-/// # Panics
-///
-/// As [`cost`].
-#[must_use]
-pub fn best_shape(from: Shape, facts: &Facts, shares: &Shares, bounds: Bounds) -> Choice {
-    let judge = |shape: Shape| {
-        let cost = cost(shape, facts, shares);
-        let horizon = bounds.horizon_operations;
-        let change = transition_cost(from, shape, facts) / horizon
-            + waiting_cost(from, shape, facts, shares, horizon);
-        Choice { shape, cost, total_with_change: cost.total + change }
-    };
-    let others = Shape::all(bounds.size_ratio_max).map(judge);
-    others.fold(judge(from), |best, next| {
-        if next.total_with_change < best.total_with_change { next } else { best }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Constants;
@@ -190,6 +114,7 @@ mod tests {
     fn an_example_reckoned_by_hand() {
         let shape = Shape::lazy_leveled(4).unwrap();
         let facts = Facts {
+            levels: Vec::new(),
             entries: 10_000,
             entry_bytes: 40,
             page_bytes: 4000,
@@ -207,11 +132,6 @@ mod tests {
         assert!(close(cost.hit, 2.3125), "{cost:?}");
         assert!(close(cost.total, 0.020_625 + 0.4625 + 0.5 + 0.3), "{cost:?}");
 
-        // To one run per level: a third of the 1,500 entries above is in runs that are too many.
-        let leveled = Shape::leveled(4).unwrap();
-        assert!(close(transition_cost(shape, leveled, &facts), 15.0 / 3.0));
-        assert!(close(transition_cost(leveled, shape, &facts), 0.0));
-
         // Filters: r p is 1.5 p above and 1 p below; entries per run are 1,000 and 8,500, so the
         // rates are as 1 to 8.5. With 10 bits the mean of ln p is -10 ln(2)^2 = -4.805.
         let facts = Facts { filter_bits_per_entry: 10.0, ..facts };
@@ -226,6 +146,7 @@ mod tests {
         let (entries, entry_bytes, page_bytes, memtable_bytes) = (3, 80, 4096, 1 << 20);
         let filter_bits_per_entry = 10.0;
         let facts = Facts {
+            levels: Vec::new(),
             entries,
             entry_bytes,
             page_bytes,

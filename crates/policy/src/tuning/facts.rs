@@ -4,8 +4,10 @@
 //! 2. A constant is a cost of one thing the tree does, all in one unit; the model never mixes two.
 
 /// The tree as it is now.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
+    /// Bytes of the runs of each level, newest first. Without any, the tree is taken for what it is on average.
+    pub levels: Vec<Vec<u64>>,
     /// Entries in all runs; the newest version of each is meant, but old ones may be counted.
     pub entries: u64,
     /// Bytes of an entry on disk, on average.
@@ -113,6 +115,11 @@ impl Facts {
     /// How many full memtables the tree holds, at least one.
     pub(super) fn memtables(&self) -> f64 {
         (number(self.entries) * number(self.entry_bytes) / number(self.memtable_bytes)).max(1.0)
+    }
+
+    /// Entries that make a memtable full.
+    pub(super) fn memtable_entries(&self) -> f64 {
+        number(self.entries) / self.memtables()
     }
 
     /// Whether the sizes can be reckoned with.

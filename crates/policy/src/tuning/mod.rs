@@ -68,11 +68,13 @@ mod controller;
 mod cost;
 mod facts;
 mod reason;
+mod search;
 mod vain;
 mod window;
 
 pub use controller::{Controller, ControllerOptions, Decision, Mode};
-pub use cost::{Bounds, Choice, Cost, best_shape, cost, transition_cost};
+pub use cost::{Cost, cost};
 pub use facts::{Constants, Facts, Unit};
+pub use search::{Bounds, Choice, Found, best_shape};
 pub use vain::reads_in_vain;
 pub use window::{Counts, Shares, Window};

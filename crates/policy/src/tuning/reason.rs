@@ -25,7 +25,7 @@ pub(super) fn explain(cause: &Cause, decision: &Decision) -> String {
             format!("the tree {verb} from {before} to {now} entries")
         }
     };
-    let (before, after) = (decision.cost_before.total, decision.cost_after.total);
+    let (before, after) = (decision.cost_before, decision.cost_after);
     let digits = if before < 10.0 { 2 } else { 0 };
     let unit = decision.unit.name();
     format!(
@@ -72,13 +72,12 @@ fn changes(decision: &Decision) -> String {
 mod tests {
     use dalsegno_core::fluid::Shape;
 
-    use super::super::{Cost, Unit};
+    use super::super::Unit;
     use super::*;
 
     fn decision(from: Shape, to: Shape) -> Decision {
         let shares = Shares { writes: 0.78, hits: 0.12, misses: 0.1, ..Shares::default() };
-        let cost = |total| Cost { total, ..Cost::default() };
-        let (cost_before, cost_after) = (cost(0.81), cost(0.44));
+        let (cost_before, cost_after) = (0.81, 0.44);
         let reason = String::new();
         let unit = Unit::Io;
         Decision { from, to, operations: 0, shares, cost_before, cost_after, unit, reason }
