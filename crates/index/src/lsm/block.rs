@@ -303,7 +303,11 @@ impl Cursor {
     }
 
     /// Goes to the first entry whose key is at least `wanted`; `false` if there is none.
-    pub(crate) fn seek(&mut self, block: &Block, wanted: &[u8]) -> Result<bool, TableError> {
+    pub(crate) fn seek<B: Deref<Target = [u8]>>(
+        &mut self,
+        block: &Block<B>,
+        wanted: &[u8],
+    ) -> Result<bool, TableError> {
         *self = Self::default();
         if let Some(restart) = block.restart_before(wanted)? {
             self.next = block.restart(restart);

@@ -6,8 +6,8 @@
 //! 3. A block is kept when it is read for the second time: look-ups of random blocks neither pay for keeping what
 //!    nobody asks for again, nor push out what somebody does.
 
-use std::cell::RefCell;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,16 +17,11 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 
 use super::block::{Block, Place};
 use super::counts::Counts;
+use super::scratch::Scratch;
 use super::table::TableError;
 
 /// What an entry takes besides its block: its place twice, a counter, links, two counts of references. Rounded up.
 const ENTRY_BYTES: u64 = 96;
-/// A thread keeps so much memory to read blocks that are not kept.
-const SCRATCH_BYTES: usize = 64 << 10;
-
-thread_local! {
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 #[derive(Clone, Copy, Debug)]
 struct BlockWeight;
@@ -91,6 +86,29 @@ pub(crate) struct BlockCache {
     asked: Arc<Counts>,
 }
 
+/// A block for somebody who looks at it: one of the cache, or one that it does not keep.
+#[derive(Debug)]
+pub(super) enum Held {
+    Kept(Arc<Block>),
+    Lent(Block<Scratch>),
+}
+
+impl Held {
+    pub(super) fn view(&self) -> Block<&[u8]> {
+        match self {
+            Self::Kept(block) => block.view(),
+            Self::Lent(block) => block.view(),
+        }
+    }
+
+    pub(super) fn slice(&self, range: Range<usize>) -> &[u8] {
+        match self {
+            Self::Kept(block) => block.slice(range),
+            Self::Lent(block) => block.slice(range),
+        }
+    }
+}
+
 /// What the cache did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheCounts {
@@ -119,60 +137,33 @@ impl BlockCache {
         &self.asked
     }
 
-    /// The block of a place, for somebody who holds on to it. Two who miss it at once read it twice: rare, and cheaper
-    /// than to wait for one another.
+    /// The block of so many bytes at a place, which `read` fills. Two who miss it at once read it twice: rare, and
+    /// cheaper than to wait for one another.
     pub(super) fn get_or(
         &self,
         place: Place,
-        read: impl FnOnce(&mut Vec<u8>) -> Result<(), TableError>,
-    ) -> Result<Arc<Block>, TableError> {
+        bytes: usize,
+        read: impl FnOnce(&mut [u8]) -> Result<(), TableError>,
+    ) -> Result<Held, TableError> {
         if let Some(block) = self.blocks.get(&place) {
-            return Ok(block);
+            return Ok(Held::Kept(block));
         }
-        let block = read_block(place, read)?;
-        if self.seen.again(place) {
-            self.blocks.insert(place, Arc::clone(&block));
+        if !self.seen.again(place) {
+            let mut scratch = Scratch::of(bytes);
+            read(&mut scratch)?;
+            return Ok(Held::Lent(Block::parse(scratch, place)?));
         }
-        Ok(block)
-    }
-
-    /// Looks at the block of a place; `find` must not look at another one.
-    pub(super) fn look<R>(
-        &self,
-        place: Place,
-        read: impl FnOnce(&mut Vec<u8>) -> Result<(), TableError>,
-        find: impl FnOnce(Block<&[u8]>) -> Result<R, TableError>,
-    ) -> Result<R, TableError> {
-        if let Some(block) = self.blocks.get(&place) {
-            return find(block.view());
-        }
-        if self.seen.again(place) {
-            let block = read_block(place, read)?;
-            self.blocks.insert(place, Arc::clone(&block));
-            return find(block.view());
-        }
-        SCRATCH.with_borrow_mut(|scratch| {
-            scratch.clear();
-            read(scratch)?;
-            let found = find(Block::parse(&scratch[..], place)?);
-            scratch.shrink_to(SCRATCH_BYTES);
-            found
-        })
+        let mut memory = vec![0; bytes];
+        read(&mut memory)?;
+        let block = Arc::new(Block::parse(memory.into_boxed_slice(), place)?);
+        self.blocks.insert(place, Arc::clone(&block));
+        Ok(Held::Kept(block))
     }
 
     pub(crate) fn counts(&self) -> CacheCounts {
         let blocks = &self.blocks;
         CacheCounts { hits: blocks.hits(), misses: blocks.misses(), bytes: blocks.weight() }
     }
-}
-
-fn read_block(
-    place: Place,
-    read: impl FnOnce(&mut Vec<u8>) -> Result<(), TableError>,
-) -> Result<Arc<Block>, TableError> {
-    let mut bytes = Vec::new();
-    read(&mut bytes)?;
-    Ok(Arc::new(Block::parse(bytes.into_boxed_slice(), place)?))
 }
 
 impl std::fmt::Debug for BlockCache {

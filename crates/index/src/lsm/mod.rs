@@ -15,6 +15,7 @@ mod merge;
 mod notes;
 mod open;
 mod places;
+mod scratch;
 mod table;
 mod table_index;
 mod table_iter;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dalsegno_io::PageBuffer;
 
 use super::block::{Block, Cursor, SECTOR};
-use super::cache::BlockCache;
+use super::cache::{BlockCache, Held};
 use super::counts::Purpose;
 use super::merge::Source;
 use super::table::{Table, TableError};
@@ -28,7 +28,7 @@ pub(crate) struct TableIter {
     table: Arc<Table>,
     reading: Reading,
     /// The present block; none behind the last entry.
-    block: Option<Arc<Block>>,
+    block: Option<Held>,
     next_block: usize,
     cursor: Cursor,
     /// Sectors that were read ahead, and which is the first of them.
@@ -54,7 +54,7 @@ impl Table {
         };
         iter.load()?;
         if let Some(block) = &iter.block
-            && !iter.cursor.seek(block, from)?
+            && !iter.cursor.seek(&block.view(), from)?
         {
             // The index may give a block whose keys are all less: its own key may be larger than they are.
             iter.load()?;
@@ -73,7 +73,7 @@ impl TableIter {
                 Reading::Cached(cache, purpose) => {
                     self.table.block(self.next_block, cache, *purpose)?
                 }
-                Reading::Ahead(bytes) => Arc::new(self.read_ahead(*bytes)?),
+                Reading::Ahead(bytes) => Held::Kept(Arc::new(self.read_ahead(*bytes)?)),
             };
             self.block = Some(block);
             self.next_block += 1;
@@ -108,7 +108,7 @@ impl TableIter {
 
     fn try_advance(&mut self) -> Result<(), TableError> {
         while let Some(block) = &self.block
-            && !self.cursor.next(block)?
+            && !self.cursor.next(&block.view())?
         {
             self.load()?;
         }

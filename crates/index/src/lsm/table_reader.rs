@@ -3,14 +3,13 @@
 //! 1. Filter and index are checked at open and stay in memory; a block is checked whenever it comes from the device.
 //! 2. The file is open as long as the table is.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
 use dalsegno_io::{FileId, PageBuffer};
 
-use super::block::{Block, Place, SECTOR};
-use super::cache::BlockCache;
+use super::block::{Place, SECTOR};
+use super::cache::{BlockCache, Held};
 use super::counts::Purpose;
 use super::file::TableFiles;
 use super::filter::{Filter, KeyHash};
@@ -142,13 +141,11 @@ impl Table {
         if block == self.index.len() {
             return Ok(None);
         }
-        let sectors = self.index.sectors(block);
         let purpose = Purpose::look_up(key);
         let before = cache.asked().sectors(purpose);
-        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, purpose);
-        let found = cache.look(self.place(sectors.start), read, |block| {
-            Ok(block.find(key)?.map(|range| use_value(block.slice(range))))
-        })?;
+        let block = self.block(block, cache, purpose)?;
+        let block = block.view();
+        let found = block.find(key)?.map(|range| use_value(block.slice(range)));
         if found.is_none() {
             cache.asked().in_vain(purpose, before);
         }
@@ -159,30 +156,21 @@ impl Table {
         Place { table: self.facts.number, sector }
     }
 
-    /// A block, from the cache if it is there.
+    /// A block, from the cache if it is there. It is inside the file, so no damaged length asks for more than that has.
     pub(super) fn block(
         &self,
         block: usize,
         cache: &BlockCache,
         purpose: Purpose,
-    ) -> Result<Arc<Block>, TableError> {
+    ) -> Result<Held, TableError> {
         let sectors = self.index.sectors(block);
-        let read = |bytes: &mut Vec<u8>| self.read_block(&sectors, bytes, cache, purpose);
-        cache.get_or(self.place(sectors.start), read)
-    }
-
-    /// Reads sectors into an empty buffer. They are inside the file, so no damaged length asks for more than it has.
-    fn read_block(
-        &self,
-        sectors: &Range<u64>,
-        bytes: &mut Vec<u8>,
-        cache: &BlockCache,
-        purpose: Purpose,
-    ) -> Result<(), TableError> {
-        let length = (sectors.end - sectors.start) * SECTOR_BYTES;
-        cache.asked().read(purpose, length);
-        bytes.resize(usize::try_from(length).expect("64-bit addresses"), 0);
-        self.read_sectors(sectors.start, bytes)
+        let bytes = (sectors.end - sectors.start) * SECTOR_BYTES;
+        let read = |buffer: &mut [u8]| {
+            cache.asked().read(purpose, bytes);
+            self.read_sectors(sectors.start, buffer)
+        };
+        let bytes = usize::try_from(bytes).expect("64-bit addresses");
+        cache.get_or(self.place(sectors.start), bytes, read)
     }
 
     /// Fills `buffer` from a sector on.
