@@ -281,13 +281,18 @@ impl Cursor {
         self.value.clone()
     }
 
+    /// Whether no entry of the block is behind the present one.
+    pub(crate) fn is_last<B: Deref<Target = [u8]>>(&self, block: &Block<B>) -> bool {
+        self.next == block.entries_end
+    }
+
     /// Goes to the next entry; `false` if there is none.
     #[inline]
     pub(crate) fn next<B: Deref<Target = [u8]>>(
         &mut self,
         block: &Block<B>,
     ) -> Result<bool, TableError> {
-        if self.next == block.entries_end {
+        if self.is_last(block) {
             return Ok(false);
         }
         let entry = block.entry(self.next)?;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_core::{ChainHash, Extent, Location, NamespaceId};
 use parking_lot::RwLock;
 
 use super::keys::{ForkKey, LiveBlocks, OrderKey, Point, PointKey, Record, short};
@@ -87,9 +87,9 @@ impl LsmIndex {
         record.map(Some).ok_or(TableError::Malformed("an extent record"))
     }
 
-    /// Finds a block. A block that moves while it is looked for is looked for again: `replacements` is odd as long as
-    /// one is under way.
-    fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<Hit> {
+    /// Finds a block, and where its order entry stands, for what goes on behind it. A block that moves while it is
+    /// looked for is looked for again: `replacements` is odd as long as one is under way.
+    fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<(Hit, Places)> {
         for _ in 0..RETRIES {
             let before = self.replacements.load(Ordering::Acquire);
             let found = self.try_find(namespace, hash);
@@ -115,24 +115,28 @@ impl LsmIndex {
         &self,
         namespace: NamespaceId,
         hash: &ChainHash,
-    ) -> Result<Option<Hit>, TableError> {
+    ) -> Result<Option<(Hit, Places)>, TableError> {
         let Some(point) = self.tree.point(&PointKey::of(namespace, hash))? else { return Ok(None) };
         if !self.is_present(point.segment, point.epoch) {
             return Ok(None);
         }
-        let record = self.record(&point.order_key(namespace))?;
-        let shows = |record: &Arc<Record>| {
-            record.extent.hashes.get(point.block as usize) == Some(hash)
+        let mut places = self.tree.places();
+        let record = places.get(&point.order_key(namespace))?;
+        let shows = |record: &Record| {
+            let Location { segment, epoch, .. } = record.extent.location;
+            self.is_present(segment, epoch)
+                && record.extent.hashes.get(point.block as usize) == Some(hash)
                 && record.live.get(point.block)
         };
         let hit = record.filter(shows);
-        Ok(hit.map(|record| Hit { record, block: point.block }))
+        Ok(hit.map(|record| (Hit { record: Arc::new(record), block: point.block }, places)))
     }
 
-    /// The extent that goes on behind `hit`'s last block with `hash`, if it is the next of its lineage.
+    /// The extent that goes on behind `record` with `hash`, if it is the next of its lineage; `places` is where `record`
+    /// was found.
     fn next_of(
         &self,
-        places: &mut Option<(Places, OrderKey)>,
+        places: &mut Places,
         record: &Record,
         hash: &ChainHash,
     ) -> Result<Option<Hit>, TableError> {
@@ -141,19 +145,10 @@ impl LsmIndex {
             return Ok(None);
         };
         let wanted = OrderKey { first, sequence: 0, ..OrderKey::of(extent) };
-        let mut current = match places.take() {
-            Some((current, next)) if next == wanted => current,
-            _ => self.tree.places(),
-        };
-        let next = current.find(&wanted, |key, value| {
+        let next = places.find(&wanted, |key, value| {
             let next = self.decode(key, value)?;
             Ok(next.filter(|next| next.extent.hashes[0] == *hash && next.live.get(0)))
         })?;
-        if let Some(first) =
-            next.as_ref().and_then(|next| first.checked_add(next.extent.block_count()))
-        {
-            *places = Some((current, OrderKey { first, ..wanted }));
-        }
         Ok(next.map(|record| Hit { record: Arc::new(record), block: 0 }))
     }
 
@@ -207,7 +202,7 @@ impl LsmIndex {
 
     /// Where the lineage that begins with this extent leaves another one.
     fn fork_of(&self, extent: &Extent) -> Option<ForkKey> {
-        let Hit { record, block } = self.find(extent.namespace, &extent.parent)?;
+        let (Hit { record, block }, _) = self.find(extent.namespace, &extent.parent)?;
         let parent = &record.extent;
         let block = parent.first_block_index.checked_add(block)?;
         let (lineage, child) = (short(&parent.lineage), short(&extent.lineage));
@@ -256,28 +251,28 @@ impl Index for LsmIndex {
 
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
-        let mut places = None;
-        let mut before: Option<Arc<Record>> = None;
+        let mut before: Option<(Places, Arc<Record>)> = None;
         let mut at = 0;
         while at < hashes.len() {
-            let next = before.take().and_then(|record| {
-                self.or_missing(self.next_of(&mut places, &record, &hashes[at]))
+            let next = before.take().and_then(|(mut places, record)| {
+                let next = self.next_of(&mut places, &record, &hashes[at]);
+                Some((self.or_missing(next)?, places))
             });
-            let Some(hit) = next.or_else(|| self.find(namespace, &hashes[at])) else {
+            let found = next.or_else(|| self.find(namespace, &hashes[at]));
+            let Some((Hit { record, block }, places)) = found else {
                 match scope {
                     Scope::Prefix => break,
                     Scope::Each => at += 1,
                 }
                 continue;
             };
-            let Hit { record, block } = hit;
             let rest = record.extent.hashes[block as usize..].iter();
             let same = (block..)
                 .zip(hashes[at..].iter().zip(rest))
                 .take_while(|(block, (wanted, found))| wanted == found && record.live.get(*block));
             let count = u32::try_from(same.count()).expect("bounded by the extent").max(1);
             if block + count == record.extent.block_count() {
-                before = Some(Arc::clone(&record));
+                before = Some((places, Arc::clone(&record)));
             }
             let extent = Arc::clone(&record.extent);
             runs.push(Run { at, extent, first_block: block, count });
@@ -294,10 +289,8 @@ impl Index for LsmIndex {
         first_index: u32,
     ) -> Placement {
         let own = Placement { lineage: first, first_block_index: first_index };
-        let Some(Hit { record, block }) = parent.and_then(|hash| self.find(namespace, &hash))
-        else {
-            return own;
-        };
+        let found = parent.and_then(|hash| self.find(namespace, &hash));
+        let Some((Hit { record, block }, mut places)) = found else { return own };
         let extent = &record.extent;
         let Some(index) = extent.first_block_index.checked_add(block + 1) else { return own };
         let fork = Placement { lineage: first, first_block_index: index };
@@ -305,7 +298,7 @@ impl Index for LsmIndex {
             return fork;
         }
         let wanted = OrderKey { first: index, sequence: 0, ..OrderKey::of(extent) };
-        let taken = self.tree.places().find(&wanted, |key, value| self.decode(key, value));
+        let taken = places.find(&wanted, |key, value| self.decode(key, value));
         match taken {
             Ok(None) => Placement { lineage: extent.lineage, first_block_index: index },
             Ok(Some(_)) => fork,
@@ -356,7 +349,7 @@ impl Index for LsmIndex {
                 self.give_tables_up(&error);
                 self.try_find(namespace, hash)
             });
-            if let Some(Hit { record, block }) = self.or_missing(found) {
+            if let Some((Hit { record, block }, _)) = self.or_missing(found) {
                 let key = OrderKey::of(&record.extent);
                 lost.entry(key).or_insert_with(|| (record, Vec::new())).1.push(block);
             }

@@ -116,11 +116,20 @@ impl<S: Source> Source for Merge<S> {
 /// Tables that do not overlap, in the order of their keys.
 pub(crate) trait Tables {
     fn tables(&self) -> &[Arc<Table>];
+
+    /// The first table whose largest key is not less than this one.
+    fn first_table(&self, key: &[u8]) -> usize {
+        self.tables().partition_point(|table| table.largest() < key)
+    }
 }
 
 impl<T: Tables> Tables for Arc<T> {
     fn tables(&self) -> &[Arc<Table>] {
         (**self).tables()
+    }
+
+    fn first_table(&self, key: &[u8]) -> usize {
+        (**self).first_table(key)
     }
 }
 
@@ -136,7 +145,7 @@ pub(crate) struct RunSource<T> {
 impl<T: Tables> RunSource<T> {
     /// Stands at the first entry whose key is at least `from`; an empty one is less than every key.
     pub(crate) fn new(run: T, from: &[u8], reading: Reading) -> Result<Self, TableError> {
-        let next_table = run.tables().partition_point(|table| table.largest() < from);
+        let next_table = run.first_table(from);
         let mut source = Self { run, reading, next_table, current: None };
         source.enter(from)?;
         Ok(source)
@@ -150,6 +159,13 @@ impl<T: Tables> RunSource<T> {
             self.next_table += 1;
         }
         Ok(())
+    }
+}
+
+impl<T> RunSource<T> {
+    /// Whether the next entry can be had without reading a block.
+    pub(super) fn has_more_at_hand(&self) -> bool {
+        self.current.as_ref().is_some_and(TableIter::has_more_at_hand)
     }
 }
 

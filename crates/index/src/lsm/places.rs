@@ -1,10 +1,11 @@
 //! Finds the extents that begin at a place: in a namespace, of a lineage, at a block.
 //!
-//! 1. Only runs whose filter may hold the place are read. All sequences of a place share one key of the filter.
+//! 1. A block is read only of a run whose filter may hold the place: of a run that stands in front of it in a block
+//!    that was read, the next entries are looked at first. All sequences of a place share one key of the filter.
 //! 2. Of a key only the newest value counts, and sources are asked newest first; so whoever is content with the first
 //!    extent leaves older runs unread.
-//! 3. Places are asked for in ascending order. A run stays where it was asked last, for the next extent of a lineage
-//!    often lies behind it in the same block.
+//! 3. Places are asked for in ascending order, all of one lineage. A run stays where it was asked last, for the next
+//!    extent often lies behind it in the same block.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,9 +13,10 @@ use std::sync::Arc;
 use super::cache::BlockCache;
 use super::counts::Purpose;
 use super::filter::KeyHash;
-use super::keys::{OrderKey, PLACE_BYTES};
+use super::keys::{OrderKey, PLACE_BYTES, Record};
 use super::merge::{RunSource, Source};
 use super::table::{Reading, TableError};
+use super::table_index::Head;
 use super::tree::{MemtableScan, State, Tree};
 use super::version::Run;
 
@@ -27,7 +29,7 @@ pub(crate) struct Places {
 }
 
 impl Tree {
-    /// For places from now on, as the tree is now.
+    /// For places of one lineage from now on, as the tree is now.
     pub(crate) fn places(&self) -> Places {
         let state = self.state();
         let sources = state.version.runs().map(|_| None).collect();
@@ -63,15 +65,35 @@ impl Places {
         Ok(found)
     }
 
+    /// The record of a key, if it was not removed.
+    pub(crate) fn get(&mut self, key: &OrderKey) -> Result<Option<Record>, TableError> {
+        let newest = self.state.memtables().find_map(|memtable| memtable.order(key));
+        if let Some(newest) = newest {
+            return Ok(newest.there());
+        }
+        let mut look = |found: &OrderKey, value: &[u8]| {
+            Ok((found == key).then(|| match Record::decode(key, value) {
+                None if !value.is_empty() => Err(TableError::Malformed("an extent record")),
+                record => Ok(record),
+            }))
+        };
+        let found = self.in_runs(key, &mut look)?;
+        self.cache.asked().looked_up(found.is_some());
+        found.unwrap_or(Ok(None))
+    }
+
     fn in_runs<R>(
         &mut self,
         wanted: &OrderKey,
         look: &mut impl FnMut(&OrderKey, &[u8]) -> Result<Option<R>, TableError>,
     ) -> Result<Option<R>, TableError> {
         let from = wanted.encode();
-        let hash = KeyHash::of(&from[..PLACE_BYTES]);
+        let (hash, head) = (KeyHash::of(&from), Head::of(&from));
         for (run, source) in self.state.version.runs().zip(&mut self.sources) {
-            if !run.may_begin_with(&from, PLACE_BYTES, hash) {
+            let is_at_hand = source.as_ref().is_some_and(|source| {
+                source.key().is_some_and(|key| *key >= from[..]) || source.has_more_at_hand()
+            });
+            if !is_at_hand && !run.may_begin_with(&from, PLACE_BYTES, hash, head) {
                 continue;
             }
             let before = self.cache.asked().sectors(Purpose::Order);

@@ -35,6 +35,55 @@ impl Head {
     }
 }
 
+/// The heads of keys that ascend.
+#[derive(Debug, Default)]
+pub(super) struct Heads {
+    /// Kinds and namespaces, and which is the first key of each.
+    groups: Vec<([u64; 3], u32)>,
+    /// What comes behind the group in each key.
+    rests: Vec<u64>,
+}
+
+impl Heads {
+    /// Adds the head of a key that is larger than those before; `None` if there are too many.
+    pub(super) fn push(&mut self, key: &[u8]) -> Option<()> {
+        let head = Head::of(key);
+        if self.groups.last().is_none_or(|(group, _)| *group != head.group) {
+            self.groups.push((head.group, u32::try_from(self.rests.len()).ok()?));
+        }
+        self.rests.push(head.rest);
+        Some(())
+    }
+
+    /// The keys with this head: those in front have smaller ones, those behind larger ones.
+    #[inline]
+    pub(super) fn range(&self, head: Head) -> Range<usize> {
+        let at = self.groups.partition_point(|(group, _)| *group < head.group);
+        let first_of =
+            |at: usize| self.groups.get(at).map_or(self.rests.len(), |(_, at)| *at as usize);
+        let first = first_of(at);
+        if self.groups.get(at).is_none_or(|(group, _)| *group != head.group) {
+            return first..first;
+        }
+        let rests = &self.rests[first..first_of(at + 1)];
+        let low = rests.partition_point(|rest| *rest < head.rest);
+        if rests.get(low) != Some(&head.rest) {
+            return first + low..first + low;
+        }
+        let same = rests[low..].partition_point(|rest| *rest == head.rest);
+        first + low..first + low + same
+    }
+
+    fn shrink_to_fit(&mut self) {
+        self.groups.shrink_to_fit();
+        self.rests.shrink_to_fit();
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.groups) + size_of_val(&*self.rests)
+    }
+}
+
 /// Keys in one piece of memory: a table has thousands of blocks, and an allocation for each costs more than its key.
 #[derive(Debug)]
 pub(super) struct TableIndex {
@@ -43,10 +92,7 @@ pub(super) struct TableIndex {
     key_ends: Box<[u32]>,
     /// The sector behind each block.
     block_ends: Box<[u32]>,
-    /// Kinds and namespaces of keys, and which is the first block of each.
-    groups: Box<[([u64; 3], u32)]>,
-    /// What comes behind the group in each key.
-    rests: Box<[u64]>,
+    heads: Heads,
 }
 
 impl TableIndex {
@@ -59,27 +105,23 @@ impl TableIndex {
         const WRONG: TableError = TableError::Malformed("the index of a table");
         let block = Block::parse(bytes, place)?;
         let (mut keys, mut key_ends, mut block_ends) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut groups, mut rests) = (Vec::<([u64; 3], u32)>::new(), Vec::new());
+        let mut heads = Heads::default();
         let mut cursor = Cursor::default();
         let mut end = 0_u32;
         while cursor.next(&block)? {
-            let head = Head::of(cursor.key());
-            if groups.last().is_none_or(|(group, _)| *group != head.group) {
-                groups.push((head.group, u32::try_from(rests.len()).map_err(|_| WRONG)?));
-            }
-            rests.push(head.rest);
+            heads.push(cursor.key()).ok_or(WRONG)?;
             keys.extend_from_slice(cursor.key());
             key_ends.push(u32::try_from(keys.len()).map_err(|_| WRONG)?);
             let sectors = sectors_of(block.slice(cursor.value()), end).ok_or(WRONG)?;
             end = end.checked_add(sectors).ok_or(WRONG)?;
             block_ends.push(end);
         }
+        heads.shrink_to_fit();
         let index = Self {
             keys: keys.into(),
             key_ends: key_ends.into(),
             block_ends: block_ends.into(),
-            groups: groups.into(),
-            rests: rests.into(),
+            heads,
         };
         let facts = &footer.facts;
         let is_whole = u64::from(end) * SECTOR_BYTES == footer.filter_offset
@@ -101,20 +143,8 @@ impl TableIndex {
 
     /// The block that a key would be in; the number of blocks if it is larger than all keys.
     pub(super) fn find(&self, key: &[u8]) -> usize {
-        let head = Head::of(key);
-        let at = self.groups.partition_point(|(group, _)| *group < head.group);
-        let first_of = |at: usize| self.groups.get(at).map_or(self.len(), |(_, at)| *at as usize);
-        let first = first_of(at);
-        if self.groups.get(at).is_none_or(|(group, _)| *group != head.group) {
-            return first;
-        }
-        let rests = &self.rests[first..first_of(at + 1)];
-        let low = rests.partition_point(|rest| *rest < head.rest);
-        if rests.get(low) != Some(&head.rest) {
-            return first + low;
-        }
-        let same = rests[low..].partition_point(|rest| *rest == head.rest);
-        let (mut low, mut high) = (first + low, first + low + same);
+        let Range { start, end } = self.heads.range(Head::of(key));
+        let (mut low, mut high) = (start, end);
         while low < high {
             let middle = low.midpoint(high);
             if self.key(middle) < key {
@@ -139,8 +169,8 @@ impl TableIndex {
 
     /// Bytes of memory.
     pub(super) fn memory_bytes(&self) -> usize {
-        let per_block = 4 * (self.key_ends.len() + self.block_ends.len()) + 8 * self.rests.len();
-        self.keys.len() + per_block + size_of_val(&*self.groups)
+        let ends = size_of_val(&*self.key_ends) + size_of_val(&*self.block_ends);
+        self.keys.len() + ends + self.heads.memory_bytes()
     }
 }
 

@@ -120,6 +120,13 @@ fn in_memory(sectors: u64) -> usize {
     usize::try_from(sectors).expect("64-bit addresses") * SECTOR
 }
 
+impl TableIter {
+    /// Whether the next entry can be had without reading a block.
+    pub(super) fn has_more_at_hand(&self) -> bool {
+        self.block.as_ref().is_some_and(|block| !self.cursor.is_last(&block.view()))
+    }
+}
+
 impl Source for TableIter {
     fn key(&self) -> Option<&[u8]> {
         self.block.as_ref().map(|_| self.cursor.key())

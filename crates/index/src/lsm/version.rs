@@ -11,7 +11,7 @@ use super::filter::KeyHash;
 use super::manifest::Manifest;
 use super::merge::Tables;
 use super::table::{Table, TableError};
-use super::table_index::Head;
+use super::table_index::{Head, Heads};
 use crate::usage::SegmentSum;
 
 /// Sorted tables that were written together.
@@ -19,19 +19,26 @@ use crate::usage::SegmentSum;
 pub(crate) struct Run {
     tables: Vec<Arc<Table>>,
     /// Of each table's largest key.
-    heads: Vec<Head>,
+    heads: Heads,
 }
 
 impl Tables for Run {
     fn tables(&self) -> &[Arc<Table>] {
         &self.tables
     }
+
+    fn first_table(&self, key: &[u8]) -> usize {
+        self.first_from(key, Head::of(key))
+    }
 }
 
 impl Run {
     /// `tables` do not overlap and are in the order of their keys.
     pub(crate) fn new(tables: Vec<Arc<Table>>) -> Self {
-        let heads = tables.iter().map(|table| Head::of(table.largest())).collect();
+        let mut heads = Heads::default();
+        for table in &tables {
+            heads.push(table.largest()).expect("fewer than 2^32 tables");
+        }
         Self { tables, heads }
     }
 
@@ -39,24 +46,38 @@ impl Run {
         self.tables.iter().map(|table| table.file_bytes()).sum()
     }
 
+    /// The first table whose largest key is not less; `head` is the key's.
+    fn first_from(&self, key: &[u8], head: Head) -> usize {
+        let same = self.heads.range(head);
+        same.start + self.tables[same].partition_point(|table| table.largest() < key)
+    }
+
     /// The table that a key would be in; `head` is its head.
     fn table_of(&self, key: &[u8], head: Head) -> Option<&Arc<Table>> {
-        let mut at = self.heads.partition_point(|largest| *largest < head);
-        while self.heads.get(at) == Some(&head) && self.tables[at].largest() < key {
-            at += 1;
-        }
-        self.tables.get(at).filter(|table| table.smallest() <= key)
+        self.tables.get(self.first_from(key, head)).filter(|table| table.smallest() <= key)
     }
 
     /// Whether a key may be here that begins as `from` does and is not less: the first bytes of it are all that
-    /// filters know of keys of its kind, `hash` is theirs.
-    pub(super) fn may_begin_with(&self, from: &[u8], first_bytes: usize, hash: KeyHash) -> bool {
-        let first = self.tables.partition_point(|table| table.largest() < from);
-        let reached = |table: &&Arc<Table>| {
+    /// filters know of keys of its kind, `hash` is theirs, `head` that of `from`.
+    pub(super) fn may_begin_with(
+        &self,
+        from: &[u8],
+        first_bytes: usize,
+        hash: KeyHash,
+        head: Head,
+    ) -> bool {
+        let begins = |key: &[u8]| key.starts_with(&from[..first_bytes]);
+        for table in &self.tables[self.first_from(from, head)..] {
             let smallest = table.smallest();
-            smallest <= from || smallest.starts_with(&from[..first_bytes])
-        };
-        self.tables[first..].iter().take_while(reached).any(|table| table.may_contain(hash))
+            if table.may_contain(hash) && (smallest <= from || begins(smallest)) {
+                return true;
+            }
+            // It ends at or behind `from`; where it ends with another beginning, the next table is further behind.
+            if !begins(table.largest()) {
+                return false;
+            }
+        }
+        false
     }
 }
 
