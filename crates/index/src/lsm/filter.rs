@@ -1,12 +1,13 @@
 //! The filter of a table: says that a key is not there, at the cost of one line of the processor's cache.
 //!
-//! 1. A key that was added is never denied. What is added and asked is [`filtered`] out of keys first.
+//! 1. A key that was added is never denied. What is added and asked is [`filtered`] out of keys first, and of an order
+//!    key [`lineage_of`] it as well.
 //! 2. All tables use the same hash, so a look-up in many tables hashes its key once.
 
 use dalsegno_io::{PageBuffer, PageVec, Pages};
 
 use super::block::{Place, SECTOR};
-use super::keys::filtered;
+use super::keys::{filtered, lineage_of};
 use super::table::TableError;
 
 const MAGIC: [u8; 8] = *b"DSGNFILT";
@@ -54,18 +55,29 @@ struct Line([u64; 8]);
 pub(crate) struct FilterBuilder {
     bits_per_key: f64,
     hashes: PageVec<KeyHash>,
+    /// That of the last order key.
+    lineage: Option<KeyHash>,
 }
 
 impl FilterBuilder {
     /// With no bits there is no filter.
     pub(crate) fn new(bits_per_key: f64) -> Self {
-        Self { bits_per_key, hashes: PageVec::new_in(Pages) }
+        Self { bits_per_key, hashes: PageVec::new_in(Pages), lineage: None }
     }
 
-    /// Adds a key; keys of one place come one behind the other and are one to the filter.
+    /// Adds a key; keys of one place come one behind the other and are one to the filter, and so are those of one
+    /// lineage, for which a key of its own is added.
     pub(crate) fn add(&mut self, key: &[u8]) {
+        if self.bits_per_key <= 0.0 {
+            return;
+        }
+        if let Some(lineage) = lineage_of(key).map(KeyHash::of)
+            && self.lineage.replace(lineage) != Some(lineage)
+        {
+            self.hashes.push(lineage);
+        }
         let hash = KeyHash::of(key);
-        if self.bits_per_key > 0.0 && self.hashes.last() != Some(&hash) {
+        if self.hashes.last() != Some(&hash) {
             self.hashes.push(hash);
         }
     }
@@ -225,12 +237,13 @@ mod tests {
         };
         let mut builder = FilterBuilder::new(16.0);
         (0..100).for_each(|sequence| builder.add(&key(1, sequence)));
-        assert_eq!(builder.hashes.len(), 1);
+        assert_eq!(builder.hashes.len(), 2, "the lineage and the place");
         let mut out = PageBuffer::default();
         builder.finish(PLACE, &mut out);
         let filter = Filter::decode(&out, PLACE).unwrap();
         assert!(filter.may_contain(KeyHash::of(&key(1, 200))), "a sequence that was not added");
         assert!(filter.may_contain(KeyHash::of(&key(1, 0)[..37])), "the place alone");
+        assert!(filter.may_contain(KeyHash::of(&key(1, 0)[..33])), "the lineage alone");
         let others = (2..=255).filter(|first| filter.may_contain(KeyHash::of(&key(*first, 0))));
         assert!(others.count() < 5, "other places");
     }

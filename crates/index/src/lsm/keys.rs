@@ -19,6 +19,8 @@ const SHORT: usize = 16;
 const PAYLOAD_UNIT: u64 = 128;
 /// Bytes of an order key without its sequence: where an extent begins.
 pub(crate) const PLACE_BYTES: usize = 37;
+/// Bytes of an order key that all extents of a lineage share.
+pub(crate) const LINEAGE_BYTES: usize = 33;
 pub(crate) const KIND_FORK: u8 = b'f';
 pub(crate) const KIND_ORDER: u8 = b'o';
 pub(crate) const KIND_POINT: u8 = b'p';
@@ -80,6 +82,11 @@ pub(crate) fn filtered(key: &[u8]) -> &[u8] {
         [KIND_ORDER, ..] => &key[..key.len().min(PLACE_BYTES)],
         _ => key,
     }
+}
+
+/// What filters know of an order key besides: its lineage, so that whoever walks along one asks them once.
+pub(crate) fn lineage_of(key: &[u8]) -> Option<&[u8]> {
+    key.get(..LINEAGE_BYTES).filter(|lineage| lineage[0] == KIND_ORDER)
 }
 
 impl OrderKey {

@@ -6,6 +6,7 @@
 //!    extent leaves older runs unread.
 //! 3. Places are asked for in ascending order, all of one lineage. A run stays where it was asked last, for the next
 //!    extent often lies behind it in the same block.
+//! 4. A run whose filter denies the lineage is not asked for its places.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,27 +14,36 @@ use std::sync::Arc;
 use super::cache::BlockCache;
 use super::counts::Purpose;
 use super::filter::KeyHash;
-use super::keys::{OrderKey, PLACE_BYTES, Record};
+use super::keys::{LINEAGE_BYTES, OrderKey, PLACE_BYTES, Record};
 use super::merge::{RunSource, Source};
 use super::table::{Reading, TableError};
 use super::table_index::Head;
 use super::tree::{MemtableScan, State, Tree};
 use super::version::Run;
 
+/// What is known of a run.
+#[derive(Default)]
+struct Standing {
+    /// Whether its filter may hold the lineage, once that was asked.
+    may_hold: Option<bool>,
+    /// Where it stands, once it was read.
+    source: Option<RunSource<Arc<Run>>>,
+}
+
 /// Extents by their places, in one state of a tree.
 pub(crate) struct Places {
     state: Arc<State>,
     cache: BlockCache,
-    /// Where each run stands, once it was read; the newest first.
-    sources: Vec<Option<RunSource<Arc<Run>>>>,
+    /// Of each run, the newest first.
+    runs: Vec<Standing>,
 }
 
 impl Tree {
     /// For places of one lineage from now on, as the tree is now.
     pub(crate) fn places(&self) -> Places {
         let state = self.state();
-        let sources = state.version.runs().map(|_| None).collect();
-        Places { state, cache: self.cache.clone(), sources }
+        let runs = state.version.runs().map(|_| Standing::default()).collect();
+        Places { state, cache: self.cache.clone(), runs }
     }
 }
 
@@ -89,7 +99,12 @@ impl Places {
     ) -> Result<Option<R>, TableError> {
         let from = wanted.encode();
         let (hash, head) = (KeyHash::of(&from), Head::of(&from));
-        for (run, source) in self.state.version.runs().zip(&mut self.sources) {
+        let lineage = KeyHash::of(&from[..LINEAGE_BYTES]);
+        for (run, Standing { may_hold, source }) in self.state.version.runs().zip(&mut self.runs) {
+            let ask = || run.may_begin_with(&from, LINEAGE_BYTES, lineage, head);
+            if !*may_hold.get_or_insert_with(ask) {
+                continue;
+            }
             let is_at_hand = source.as_ref().is_some_and(|source| {
                 source.key().is_some_and(|key| *key >= from[..]) || source.has_more_at_hand()
             });

@@ -15,7 +15,9 @@ use super::block::{Block, Cursor, SECTOR};
 use super::device_files::DeviceFiles;
 use super::file::TableFiles;
 use super::filter::KeyHash;
-use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, OrderKey, Point, Record};
+use super::keys::{
+    ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, OrderKey, Point, Record, lineage_of,
+};
 use super::manifest::{Manifest, manifest_file};
 use super::open::{manifest_number, read_file};
 use super::table::{Table, TableError, table_file};
@@ -236,7 +238,8 @@ impl Seen {
             if !is_entry(key, value) {
                 return Ok(Some("an entry is not in the format"));
             }
-            if key[0] != KIND_FORK && !table.may_contain(KeyHash::of(key)) {
+            let is_denied = |key| !table.may_contain(KeyHash::of(key));
+            if key[0] != KIND_FORK && (is_denied(key) || lineage_of(key).is_some_and(is_denied)) {
                 return Ok(Some("the filter denies a key"));
             }
             self.entries += 1;

@@ -5,6 +5,7 @@ mod damage;
 mod files;
 mod maintain;
 mod merges;
+mod reads;
 mod speed;
 mod tables;
 
