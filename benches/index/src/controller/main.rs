@@ -95,7 +95,7 @@ fn warm_prompts(sizes: Sizes, run: u64, runs: u64) -> u64 {
     sizes.stage_prompts * 6 + sizes.stage_prompts * 6 * (2 * run + 1) / runs
 }
 
-/// Carries out all runs of every shape, some at a time; `None` stands for the adaptive one.
+/// Carries out all runs of every shape, some at a time and the shapes in turn; `None` stands for the adaptive one.
 fn run_all(args: &Args, dir: &Path, sizes: Sizes, shapes: &[Option<Shape>]) -> Vec<Vec<Trace>> {
     let runs = args.runs as usize;
     let count = shapes.len() * runs;
@@ -107,15 +107,15 @@ fn run_all(args: &Args, dir: &Path, sizes: Sizes, shapes: &[Option<Shape>]) -> V
             if at >= count {
                 return;
             }
-            let (shape, run) = (shapes[at / runs], (at % runs) as u64);
+            let (run, of) = ((at / shapes.len()) as u64, at % shapes.len());
             let warm_prompts = warm_prompts(sizes, run, args.runs);
-            let tuning = shape.map_or(IndexTuning::Auto, IndexTuning::Pinned);
+            let tuning = shapes[of].map_or(IndexTuning::Auto, IndexTuning::Pinned);
             let dir = dir.join(at.to_string());
             let trace = run::run(&dir, sizes, warm_prompts, tuning, run + 1);
             let _ = std::fs::remove_dir_all(&dir);
-            let name = shape.map_or("adaptive".to_owned(), |shape| shape.to_string());
-            eprintln!("{name}, run {run}: {}", report::line(&trace));
-            traces.lock().expect("nobody panics")[at] = Some(trace);
+            let name = shapes[of].map_or("adaptive".to_owned(), |shape| shape.to_string());
+            eprintln!("{} of {count}: {name}, run {run}: {}", at + 1, report::line(&trace));
+            traces.lock().expect("nobody panics")[of * runs + run as usize] = Some(trace);
         }
     };
     std::thread::scope(|scope| {
@@ -133,14 +133,15 @@ fn run_all(args: &Args, dir: &Path, sizes: Sizes, shapes: &[Option<Shape>]) -> V
 
 fn scenario(args: &Args, dir: &Path, page_tokens: u64) -> Scenario {
     let sizes = sizes(args, page_tokens);
-    let adaptive = run_all(args, dir, sizes, &[None]).remove(0);
+    let shapes = if args.adaptive_only { Vec::new() } else { grid(args.quick) };
+    let asked = std::iter::once(None).chain(shapes.iter().copied().map(Some));
+    let mut traces = run_all(args, dir, sizes, &asked.collect::<Vec<_>>());
+    let adaptive = traces.remove(0);
     for reason in adaptive.iter().flat_map(|trace| &trace.reasons) {
         eprintln!("  {reason}");
     }
-    let shapes = if args.adaptive_only { Vec::new() } else { grid(args.quick) };
-    let asked: Vec<Option<Shape>> = shapes.iter().copied().map(Some).collect();
-    let traces = run_all(args, dir, sizes, &asked).into_iter();
-    let statics = traces.zip(shapes).map(|(traces, shape)| Contender { shape, traces });
+    let statics = traces.into_iter().zip(shapes);
+    let statics = statics.map(|(traces, shape)| Contender { shape, traces });
     Scenario { sizes, statics: statics.collect(), adaptive }
 }
 
