@@ -3,9 +3,9 @@
 use std::sync::{Arc, Weak};
 
 use dalsegno_core::fluid::Shape;
-use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
 
 use super::STORE;
+use super::chains::{NAMESPACE, hash, put};
 use super::files::MemoryFiles;
 use crate::lsm::file::TableFiles;
 use crate::lsm::index::LsmIndex;
@@ -14,34 +14,8 @@ use crate::lsm::version::Version;
 use crate::usage::Usage;
 use crate::{Index, LsmStats};
 
-const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
-
-fn hash(number: u64) -> ChainHash {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
-    bytes[24..].copy_from_slice(&number.to_be_bytes());
-    ChainHash(bytes)
-}
-
-fn put(index: &LsmIndex, number: u64) {
-    let extent = Extent {
-        id: ExtentId(number + 1),
-        born: number + 1,
-        namespace: NAMESPACE,
-        lineage: hash(number),
-        first_block_index: 0,
-        parent: ChainHash::default(),
-        layout: KvLayout::new(1, 4096).unwrap(),
-        location: Location {
-            segment: 1,
-            epoch: 1,
-            offset: 4096,
-            header_bytes: 4096,
-            coded_bytes: 0,
-        },
-        hashes: vec![hash(number)],
-    };
-    assert_eq!(index.insert(extent, &|_| true), 1);
+fn put_one(index: &LsmIndex, number: u64) {
+    put(index, number + 1, &[hash(number)], 0, 1);
 }
 
 /// Before a merge writes, freezes a memtable whose manifest cannot be written.
@@ -57,7 +31,7 @@ impl Pace for Refusing {
         if refused.is_none() {
             *refused = Some(".manifest");
             let index = self.index.upgrade().unwrap();
-            put(&index, 1 << 20);
+            put_one(&index, 1 << 20);
             index.freeze(Vec::new());
         }
     }
@@ -87,7 +61,7 @@ fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
     let files = Arc::new(MemoryFiles::default());
     let index = index_in(&files);
     for half in 0..2 {
-        (half * 500..(half + 1) * 500).for_each(|number| put(&index, number));
+        (half * 500..(half + 1) * 500).for_each(|number| put_one(&index, number));
         index.freeze(Vec::new());
         assert!(index.step());
     }

@@ -1,6 +1,7 @@
 //! Tables against plain maps, damaged files and the clock.
 
 mod blocks;
+mod chains;
 mod damage;
 mod files;
 mod maintain;

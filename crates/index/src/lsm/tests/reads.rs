@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use dalsegno_core::ChainHash;
 use dalsegno_core::fluid::Shape;
-use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
 
 use super::STORE;
+use super::chains::{NAMESPACE, hash, put};
 use super::files::MemoryFiles;
 use crate::lsm::index::LsmIndex;
 use crate::lsm::tree::{Options, Tree};
@@ -13,45 +14,21 @@ use crate::lsm::version::Version;
 use crate::usage::Usage;
 use crate::{Index, Scope};
 
-const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 const BLOCKS: u64 = 64;
 const EXTENTS: u64 = 4;
 const CHAINS: u64 = 40;
 const RUNS: u64 = 2;
-
-fn hash(block: u64) -> ChainHash {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&block.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
-    bytes[24..].copy_from_slice(&block.to_be_bytes());
-    ChainHash(bytes)
-}
 
 fn chain(chain: u64) -> Vec<ChainHash> {
     let first = chain * EXTENTS * BLOCKS;
     (first..first + EXTENTS * BLOCKS).map(hash).collect()
 }
 
-fn put(index: &LsmIndex, number: u64) {
+fn put_chain(index: &LsmIndex, number: u64) {
     let chain = chain(number);
-    for (at, hashes) in (0_u32..).zip(chain.chunks(64)) {
-        let extent = Extent {
-            id: ExtentId(number * EXTENTS + u64::from(at) + 1),
-            born: 1,
-            namespace: NAMESPACE,
-            lineage: chain[0],
-            first_block_index: 64 * at,
-            parent: ChainHash::default(),
-            layout: KvLayout::new(1, 4096).unwrap(),
-            location: Location {
-                segment: 1,
-                epoch: 1,
-                offset: 4096,
-                header_bytes: 4096,
-                coded_bytes: 0,
-            },
-            hashes: hashes.to_vec(),
-        };
-        assert_eq!(index.insert(extent, &|_| true), 64);
+    for at in 0..EXTENTS {
+        let first = usize::try_from(at * BLOCKS).unwrap();
+        put(index, number * EXTENTS + at + 1, &chain, first, usize::try_from(BLOCKS).unwrap());
     }
 }
 
@@ -69,7 +46,7 @@ fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
     let tree = Tree::new(files, STORE, options, Shape::nearest(8, 4, 4), Version::default(), 1);
     let index = LsmIndex::over(tree, Usage::default());
     for run in 0..RUNS {
-        (run * CHAINS..(run + 1) * CHAINS).for_each(|number| put(&index, number));
+        (run * CHAINS..(run + 1) * CHAINS).for_each(|number| put_chain(&index, number));
         index.freeze(Vec::new());
         assert!(index.step(), "a flush, not yet a merge");
     }
