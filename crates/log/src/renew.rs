@@ -1,10 +1,11 @@
 //! A segment's next life, and the tombstones that outlive the last one.
 //!
-//! 1. A tombstone outlives every segment that may hold what it removed.
+//! 1. A tombstone outlives every segment that may hold what it removed, or a later one that removes the same outlives it.
 //! 2. Recycling needs no room elsewhere, so a log can always make some: tombstones move within their segment. Their
 //!    copies of the next epoch are durable, clear of the old ones, before the header makes that epoch count.
 //! 3. The next epoch is durable before the segment is free.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
@@ -29,13 +30,13 @@ impl Core {
     /// than half of it. `before` runs when it is sure that the segment goes.
     pub(crate) fn renew(&self, segment: &Segment, before: impl FnOnce()) -> Result<bool, LogError> {
         let (all, carried) = self.tombstones_of(segment.number);
-        let Some(start) = room_between(&all, &carried, self.options.segment_bytes / 2) else {
+        let Some(carried) = between(&all, carried, self.options.segment_bytes / 2) else {
             return Ok(false);
         };
         before();
         let epoch = segment.epoch() + 1;
         let first_sequence = self.segments.lock().first_sequence();
-        let carried = self.copy_tombstones(segment, epoch, start, carried)?;
+        self.copy_tombstones(segment, epoch, &carried)?;
         self.write_segment_header(segment, epoch, first_sequence)?;
         let mut segments = self.segments.lock();
         segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
@@ -84,22 +85,29 @@ impl Core {
         let here = segments.tombstones.iter().filter(|tombstone| tombstone.segment == number);
         let mut all: Vec<Tombstone> = here.cloned().collect();
         all.sort_unstable_by_key(|tombstone| tombstone.offset);
-        let carried = all.iter().filter(|t| oldest_elsewhere < t.kills_before).cloned().collect();
+        let mut latest: HashMap<(NamespaceId, &[ChainHash]), u64> = HashMap::new();
+        for tombstone in &segments.tombstones {
+            let kills_before = latest.entry(tombstone.removes()).or_default();
+            *kills_before = tombstone.kills_before.max(*kills_before);
+        }
+        let hides = |tombstone: &&Tombstone| {
+            oldest_elsewhere < tombstone.kills_before
+                && tombstone.kills_before == latest[&tombstone.removes()]
+        };
+        let carried = all.iter().filter(hides).cloned().collect();
         (all, carried)
     }
 
-    /// Writes tombstones as records of a coming epoch, one behind the other from `start` on, and syncs them.
+    /// Writes tombstones at their places as records of a coming epoch, and syncs them.
     fn copy_tombstones(
         &self,
         segment: &Segment,
         epoch: u64,
-        start: u64,
-        mut carried: Vec<Tombstone>,
-    ) -> Result<Vec<Tombstone>, IoError> {
+        carried: &[Tombstone],
+    ) -> Result<(), IoError> {
         let call = self.patient_call();
-        let mut offset = start;
-        for tombstone in &mut carried {
-            tombstone.offset = offset;
+        for tombstone in carried {
+            let mut offset = tombstone.offset;
             let kind = RecordKind::Tombstone { kills_before: tombstone.kills_before };
             let sequence = self.segments.lock().take_sequence();
             let header = RecordHeader {
@@ -117,7 +125,7 @@ impl Core {
         if !carried.is_empty() {
             self.sync_file(segment.file, &call)?;
         }
-        Ok(carried)
+        Ok(())
     }
 
     pub(crate) fn write_tombstone(
@@ -140,18 +148,21 @@ impl Core {
     }
 }
 
-/// Where records of the size of `carried` fit between the records `all`, which are sorted by place; `None` if they
-/// would end behind `limit`.
-fn room_between(all: &[Tombstone], carried: &[Tombstone], limit: u64) -> Option<u64> {
-    let bytes: u64 = carried.iter().map(Tombstone::record_bytes).sum();
-    let mut start = SECTOR_BYTES;
-    for tombstone in all {
-        if bytes == 0 || start + bytes <= tombstone.offset {
-            break;
+/// Gives `carried` places, in their order, clear of the records `all`, which are sorted by place; `None` if they would end
+/// behind `limit`.
+fn between(all: &[Tombstone], mut carried: Vec<Tombstone>, limit: u64) -> Option<Vec<Tombstone>> {
+    let (mut offset, mut ahead) = (SECTOR_BYTES, all);
+    for tombstone in &mut carried {
+        while let Some((next, behind)) = ahead.split_first()
+            && offset + tombstone.record_bytes() > next.offset
+        {
+            offset = next.end();
+            ahead = behind;
         }
-        start = tombstone.end();
+        tombstone.offset = offset;
+        offset = tombstone.end();
     }
-    (start + bytes <= limit).then_some(start)
+    carried.last().is_none_or(|last| last.end() <= limit).then_some(carried)
 }
 
 #[cfg(test)]
@@ -166,13 +177,19 @@ mod tests {
 
     #[test]
     fn copies_never_lie_over_what_they_are_copied_from() {
+        let places = |all: &[Tombstone], carried: &[Tombstone], limit| {
+            let placed = between(all, carried.to_vec(), limit);
+            placed.map(|placed| placed.iter().map(|t| t.offset).collect::<Vec<_>>())
+        };
         let all = [tombstone(4096, 1), tombstone(12_288, 1), tombstone(40_960, 1)];
-        assert_eq!(room_between(&all, &all[..0], 1 << 20), Some(4096));
-        assert_eq!(room_between(&all, &all[..1], 1 << 20), Some(8192));
-        assert_eq!(room_between(&all, &all[..2], 1 << 20), Some(16_384));
-        assert_eq!(room_between(&all, &all, 1 << 20), Some(16_384));
+        assert_eq!(places(&all, &all[..0], 1 << 20), Some(vec![]));
+        assert_eq!(places(&all, &all[..1], 1 << 20), Some(vec![8192]));
+        assert_eq!(places(&all, &all, 1 << 20), Some(vec![8192, 16_384, 20_480]));
+        // One between any two, as with a put between any two removals.
+        let spread: Vec<_> = (0..20).map(|at| tombstone(4096 + at * 8192, 1)).collect();
+        assert_eq!(places(&spread, &spread, 1 << 20).unwrap()[19], 8192 + 19 * 8192);
         let large = [tombstone(4096, 4096)];
-        assert_eq!(room_between(&large, &large, 1 << 20), Some(large[0].end()));
-        assert_eq!(room_between(&large, &large, 1 << 17), None);
+        assert_eq!(places(&large, &large, 1 << 20), Some(vec![large[0].end()]));
+        assert_eq!(places(&large, &large, 1 << 17), None);
     }
 }

@@ -174,6 +174,11 @@ impl Tombstone {
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.record_bytes()
     }
+
+    /// What it removes, of all that is older than it; no hashes stand for the whole namespace.
+    pub(crate) fn removes(&self) -> (NamespaceId, &[ChainHash]) {
+        (self.namespace, &self.hashes)
+    }
 }
 
 #[derive(Debug)]

@@ -173,6 +173,29 @@ fn removed_blocks_stay_gone_after_reopening_and_can_be_put_again() {
     assert_eq!(get(&store, ns, &chain, 4096, &Terms::default()), 6);
 }
 
+/// What an open writer keeps in place is older than all removals, so none of them may be forgotten before it ends. Each
+/// lies between two puts.
+#[test]
+fn blocks_are_put_and_removed_without_end_while_a_writer_stays_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { segment: Some(1 << 20), ..config(6 << 20) };
+    let store = open(dir.path(), &config);
+    let ns = namespace(&store, 1, 4096, "removed");
+    let writer = store.layer_writer(ns, &chain(1, 4), 0, 4, &Terms::default()).unwrap();
+    let (mut same, others) = (chain(2, 1), chain(3, 100));
+    for round in 0..1000_usize {
+        if round % 10 == 0 {
+            same[0] = others[round / 10];
+        }
+        assert_eq!(put(&store, ns, &same, 0, 4096).count(PutOutcome::Stored), 1, "{round}");
+        assert_eq!(store.remove(ns, Some(&same), &Terms::default()).unwrap(), 1, "{round}");
+    }
+    drop(writer);
+    drop(store);
+    let store = open(dir.path(), &config);
+    assert!(others.iter().all(|hash| store.probe(ns, &[*hash]).unwrap() == 0));
+}
+
 #[test]
 fn transfers_end_once_and_give_their_result() {
     let dir = tempfile::tempdir().unwrap();

@@ -132,8 +132,8 @@ impl LsmIndex {
         Ok(hit.map(|record| (Hit { record: Arc::new(record), block: point.block }, places)))
     }
 
-    /// The extent that goes on behind `record` with `hash`, if it is the next of its lineage; `places` is where `record`
-    /// was found.
+    /// The extent that goes on behind `record` with `hash`, if it is the next of its lineage; `places` is where
+    /// `record` was found.
     fn next_of(
         &self,
         places: &mut Places,

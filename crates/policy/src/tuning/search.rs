@@ -1,10 +1,10 @@
 //! Which shape to change to, from the tree as it is.
 //!
-//! 1. No shape is taken for what it is on average before the tree can have become so. Until something arrives in the last
-//!    level that keeps its runs, and with a larger size ratio those of levels that become one with it; the present shape
-//!    is judged by the runs that are there like any other.
-//! 2. A change that has the last level rewritten sooner pays for the part of the time that this was to last and now does
-//!    not.
+//! 1. No shape is taken for what it is on average before the tree can have become so. Until something arrives in the
+//!    last level that keeps its runs, and with a larger size ratio those of levels that become one with it; the present
+//!    shape is judged by the runs that are there like any other.
+//! 2. A change that has the last level rewritten sooner pays for the part of the time that this was to last and now
+//!    does not.
 //! 3. Both are spread over the horizon.
 //! 4. The answer depends on what is given and nothing else.
 
