@@ -1,6 +1,6 @@
 //! A segment's next life, and the tombstones that outlive the last one.
 //!
-//! 1. A tombstone outlives every segment that may hold what it removed, or a later one that removes the same outlives it.
+//! 1. A tombstone, or a later one that removes the same, outlives every segment that may hold what it removed.
 //! 2. Recycling needs no room elsewhere, so a log can always make some: tombstones move within their segment. Their
 //!    copies of the next epoch are durable, clear of the old ones, before the header makes that epoch count.
 //! 3. The next epoch is durable before the segment is free.
@@ -148,8 +148,8 @@ impl Core {
     }
 }
 
-/// Gives `carried` places, in their order, clear of the records `all`, which are sorted by place; `None` if they would end
-/// behind `limit`.
+/// Gives `carried` places, in their order, clear of the records `all`, which are sorted by place; `None` if they would
+/// end behind `limit`.
 fn between(all: &[Tombstone], mut carried: Vec<Tombstone>, limit: u64) -> Option<Vec<Tombstone>> {
     let (mut offset, mut ahead) = (SECTOR_BYTES, all);
     for tombstone in &mut carried {

@@ -42,7 +42,8 @@
 //! size ratio makes several levels, with all their runs, one. A model of average trees does not see that; who went by
 //! it alone sat on eight runs where one is allowed, at 2.1 times the pages of the best shape that stays. So a search
 //! follows the planner from the tree as it is until the last level gets an arrival (`search.rs`). What that adds is
-//! spread over a horizon; since a workload that has lasted long may be expected to last as long again, it grows with it.
+//! spread over a horizon; since a workload that has lasted long may be expected to last as long again, it grows with
+//! it.
 //!
 //! # What it is worth
 //!
