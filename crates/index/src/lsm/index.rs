@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, Extent, Location, NamespaceId};
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use parking_lot::RwLock;
 
 use super::keys::{ForkKey, LiveBlocks, OrderKey, Point, PointKey, Record, short};
@@ -52,11 +52,20 @@ impl LsmIndex {
 
     /// The record under a key, unless it is gone.
     fn record(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, TableError> {
+        self.record_in(&mut self.tree.places(), key)
+    }
+
+    /// As [`Self::record`], for who goes on from there.
+    fn record_in(
+        &self,
+        places: &mut Places,
+        key: &OrderKey,
+    ) -> Result<Option<Arc<Record>>, TableError> {
         let is_here = |record: &Record| {
             let location = record.extent.location;
             self.is_present(location.segment, location.epoch)
         };
-        Ok(self.tree.order(key)?.filter(is_here).map(Arc::new))
+        Ok(places.get(key)?.filter(is_here).map(Arc::new))
     }
 
     /// Whether a block is here.
@@ -121,15 +130,13 @@ impl LsmIndex {
             return Ok(None);
         }
         let mut places = self.tree.places();
-        let record = places.get(&point.order_key(namespace))?;
-        let shows = |record: &Record| {
-            let Location { segment, epoch, .. } = record.extent.location;
-            self.is_present(segment, epoch)
-                && record.extent.hashes.get(point.block as usize) == Some(hash)
+        let record = self.record_in(&mut places, &point.order_key(namespace))?;
+        let shows = |record: &Arc<Record>| {
+            record.extent.hashes.get(point.block as usize) == Some(hash)
                 && record.live.get(point.block)
         };
         let hit = record.filter(shows);
-        Ok(hit.map(|record| (Hit { record: Arc::new(record), block: point.block }, places)))
+        Ok(hit.map(|record| (Hit { record, block: point.block }, places)))
     }
 
     /// The extent that goes on behind `record` with `hash`, if it is the next of its lineage; `places` is where

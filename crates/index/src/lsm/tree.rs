@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use super::cache::BlockCache;
 use super::counts::{Counts, Purpose};
 use super::file::TableFiles;
-use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey, Record};
+use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey};
 use super::memtable::{Batch, Memtable, Newest};
 use super::merge::{Merge, RunSource, Source};
 use super::table::{Reading, TableError};
@@ -223,22 +223,6 @@ impl Tree {
             point => Ok(point),
         };
         let found = version.get(&key.encode(), &self.cache, decode)?;
-        self.cache.asked().looked_up(found.is_some());
-        found.unwrap_or(Ok(None))
-    }
-
-    /// An extent's record, if it was not removed.
-    pub(crate) fn order(&self, key: &OrderKey) -> Result<Option<Record>, TableError> {
-        let state = self.state();
-        let newest = state.memtables().find_map(|memtable| memtable.order(key));
-        if let Some(newest) = newest {
-            return Ok(newest.there());
-        }
-        let decode = |value: &[u8]| match Record::decode(key, value) {
-            None if !value.is_empty() => Err(TableError::Malformed("an extent record")),
-            record => Ok(record),
-        };
-        let found = state.version.get(&key.encode(), &self.cache, decode)?;
         self.cache.asked().looked_up(found.is_some());
         found.unwrap_or(Ok(None))
     }
