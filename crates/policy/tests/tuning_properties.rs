@@ -159,7 +159,7 @@ proptest! {
         facts in facts(), shares in shares(), other in shape(),
     ) {
         let bounds = Bounds { size_ratio_max: 32, horizon_operations: f64::INFINITY };
-        let best = best_shape(Shape::default(), &facts, &shares, bounds).best.cost.total;
+        let best = best_shape(Shape::default(), &facts, &shares, bounds).best.total_from_here;
         let other = cost(other, &facts, &shares).total;
         prop_assert!(other >= best * 0.97, "{other} {best}");
     }

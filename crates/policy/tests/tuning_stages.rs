@@ -205,7 +205,7 @@ fn ideal(workload: Workload) -> (f64, Shape) {
         })
         .collect();
     let best = |(shares, operations): &(Shares, f64)| {
-        best_shape(Shape::default(), &facts, shares, free).best.cost.total * operations
+        best_shape(Shape::default(), &facts, shares, free).best.total_from_here * operations
     };
     let single = |shape: Shape| -> f64 {
         stages.iter().map(|(shares, count)| cost(shape, &facts, shares).total * count).sum()

@@ -29,7 +29,7 @@ struct Tree {
     /// The levels, the newest first.
     levels: Vec<Level>,
     /// How often an entry is written until it rests in the last level, its flush included.
-    pub(super) writes: f64,
+    writes: f64,
 }
 
 impl Tree {

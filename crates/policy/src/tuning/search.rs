@@ -10,7 +10,7 @@
 
 use dalsegno_core::fluid::{Shape, Step, carry_out, false_positive_rates, next_step};
 
-use super::cost::{Cost, cost, mean_tree};
+use super::cost::{cost, mean_tree};
 use super::facts::number;
 use super::{Facts, Shares, reads_in_vain};
 
@@ -36,8 +36,6 @@ pub struct Bounds {
 pub struct Choice {
     /// The shape.
     pub shape: Shape,
-    /// What operations cost in it, on average.
-    pub cost: Cost,
     /// The mean of all operations over the horizon, from the tree as it is.
     pub total_from_here: f64,
 }
@@ -70,25 +68,24 @@ struct Ahead {
 #[must_use]
 pub fn best_shape(from: Shape, facts: &Facts, shares: &Shares, bounds: Bounds) -> Found {
     let ahead_of = |shape: Shape| Ahead::of(shape, facts, shares);
+    let mean = |shape: Shape| cost(shape, facts, shares).total;
     let staying = ahead_of(from);
-    let judge = |shape: Shape, cost: Cost| {
-        let once = ahead_of(shape).map_or(0.0, |ahead| {
-            ahead.more + staying.map_or(0.0, |staying| ahead.hurry(&staying, facts))
-        });
-        Choice { shape, cost, total_from_here: cost.total + once / bounds.horizon_operations }
+    let judge = |shape: Shape, mean: f64, ahead: Option<Ahead>| {
+        let both = ahead.zip(staying);
+        let once = both.map_or(0.0, |(ahead, staying)| ahead.more + ahead.hurry(&staying, facts));
+        Choice { shape, total_from_here: mean + once / bounds.horizon_operations }
     };
-    let stay = judge(from, cost(from, facts, shares));
+    let stay = judge(from, mean(from), staying);
     let others = Shape::all(bounds.size_ratio_max).filter(|shape| *shape != from);
-    let mut others: Vec<_> = others.map(|shape| (shape, cost(shape, facts, shares))).collect();
-    others.sort_by(|one, two| one.1.total.total_cmp(&two.1.total));
-    let closer = others.into_iter().take(CLOSER).map(|(shape, cost)| judge(shape, cost));
-    let best =
-        closer.fold(
-            stay,
-            |best, next| {
-                if next.total_from_here < best.total_from_here { next } else { best }
-            },
-        );
+    let mut others: Vec<(f64, Shape)> = others.map(|shape| (mean(shape), shape)).collect();
+    others.sort_by(|one, two| one.0.total_cmp(&two.0));
+    let mut best = stay;
+    for (mean, shape) in others.into_iter().take(CLOSER) {
+        let next = judge(shape, mean, ahead_of(shape));
+        if next.total_from_here < best.total_from_here {
+            best = next;
+        }
+    }
     Found { stay, best }
 }
 
