@@ -24,8 +24,8 @@ MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 # Targets share environments and the build folder.
 .NOTPARALLEL:
-.PHONY: help dev env-dev env-vllm wheel demo test lint lint-rust lint-python fmt test-rust \
-	test-python test-vllm bench clean clean-all need-cargo
+.PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
+	fmt test-rust test-python test-vllm test-sglang test-lmcache bench clean clean-all need-cargo
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -36,10 +36,13 @@ dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
 	$(call quietly,$(DEV)/maturin develop --uv --release --locked)
 
 env-vllm: need-cargo ## set up .envs/vllm: real vLLM on the CPU, with our wheel installed
-	@$(PYTHON) tools/env.py vllm
-	@$(call build-wheel,$(VLLM))
-	@$(UV) pip install --quiet --no-config --no-deps --reinstall --python $(VLLM)/python \
-		$(WHEELS)/dalsegno-*.whl
+	@$(call engine-env,vllm)
+
+env-sglang: need-cargo ## the same for SGLang
+	@$(call engine-env,sglang)
+
+env-lmcache: need-cargo ## the same for LMCache
+	@$(call engine-env,lmcache)
 
 wheel: env-dev need-cargo ## build the wheel into dist/
 	@$(call build-wheel,$(DEV))
@@ -48,7 +51,7 @@ wheel: env-dev need-cargo ## build the wheel into dist/
 demo: env-vllm ## ask a real vLLM about a long text, kill it, ask again (DOC=path for your own)
 	@$(VLLM)/python -m dalsegno.cli demo vllm $(if $(DOC),--doc "$(DOC)")
 
-test: lint test-rust test-python test-vllm ## everything that CI runs
+test: lint test-rust test-python test-vllm test-sglang test-lmcache ## everything that CI runs
 
 lint: lint-rust lint-python ## check format, lints, types and the border between Rust and Python
 
@@ -62,11 +65,16 @@ test-rust: env-dev need-cargo ## run the Rust tests
 	@cargo test --quiet --workspace --locked --exclude dalsegno-py
 
 test-python: dev ## run the Python tests that need no engine
-	@$(DEV)/python -m pytest -q -m "not engine" $(ARGS)
+	@$(DEV)/python -m pytest -q $(ARGS)
 
 test-vllm: env-vllm ## run the tests against real vLLM
-	@# Engines warn as they like, and take minutes to start on a small machine.
-	@$(VLLM)/python -m pytest -q -m engine -W default --timeout 900 tests/integration $(ARGS)
+	@$(call test-engine,vllm)
+
+test-sglang: env-sglang ## run the tests against real SGLang
+	@$(call test-engine,sglang)
+
+test-lmcache: env-lmcache ## run the tests against real LMCache
+	@$(call test-engine,lmcache)
 
 bench: dev ## run one bench: make bench NAME=log ARGS="--help"
 	@$(DEV)/python -m dalsegno.cli bench $(NAME) $(ARGS)
@@ -101,6 +109,20 @@ lint-python: dev
 define build-wheel
 echo "make: building the wheel"; rm -rf $(WHEELS); \
 $(call quietly,$(1)/maturin build --release --locked --interpreter $(1)/python --out $(WHEELS))
+endef
+
+# $(call engine-env,NAME) builds the environment of an engine and installs our wheel into it.
+define engine-env
+$(PYTHON) tools/env.py $(1); $(call build-wheel,.envs/$(1)/bin); \
+$(UV) pip install --quiet --no-config --no-deps --reinstall --python .envs/$(1)/bin/python \
+	$(WHEELS)/dalsegno-*.whl
+endef
+
+# $(call test-engine,NAME) runs an engine's tests and the checks of its route.
+# Engines warn as they like, and take minutes to start on a small machine.
+define test-engine
+.envs/$(1)/bin/python -m pytest -q --engine $(1) -W default --timeout 900 \
+	tests/integration tests/contract/test_routes*.py $(ARGS)
 endef
 
 # $(call quietly,COMMAND) shows what COMMAND says only when it fails.

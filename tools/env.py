@@ -115,6 +115,12 @@ ENVIRONMENTS = {
             "import vllm._C, gguf, pytest",
             (stub_cuda,),
         ),
+        Environment(
+            "sglang",
+            "the same with real SGLang on the CPU",
+            "import sglang.srt.mem_cache.hicache_storage, pytest",
+            (stub_cuda,),
+        ),
     )
 }
 

@@ -1,4 +1,4 @@
-"""A store of each subject, and the look at its files when the test is over."""
+"""A store of each subject or route, and the look at its files when the test is over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.contract.places import Place
+from tests.contract.routes import Route, routes
 from tests.contract.subjects import SUBJECTS, Box, Subject
+
+import dalsegno
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -16,6 +20,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         fitting = [subject for subject in SUBJECTS if subject.files or not needs_files]
         names = [subject.name for subject in fitting]
         metafunc.parametrize("subject", fitting, ids=names, scope="session")
+    if "route" in metafunc.fixturenames:
+        found = routes(metafunc.config.getoption("--engine") or "")
+        metafunc.parametrize("route", found, ids=[one.name for one in found], scope="session")
 
 
 @pytest.fixture
@@ -31,3 +38,12 @@ def box(subject: Subject, tmp_path: Path) -> Iterator[Box]:
 def filed(box: Box) -> Box:
     """The box of a store with files of its own; a test that asks for it runs on no other."""
     return box
+
+
+@pytest.fixture
+def place(route: Route, tmp_path: Path) -> Iterator[Place]:
+    """A directory that is reached on a route; clean in the end unless a test damaged it."""
+    made = Place(route, tmp_path / "store")
+    yield made
+    if made.path.exists() and not made.damaged:
+        assert dalsegno.verify(str(made.path))["findings"] == []
