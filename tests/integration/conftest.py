@@ -57,11 +57,11 @@ def tier(
     from tests.contract import reference_store
     from tests.integration import tiers
 
-    from dalsegno.integrations.vllm import backend
+    from dalsegno.integrations.common import opening
 
     if request.param == "reference":
         opener = reference_store.Store
-        monkeypatch.setattr(backend, "open_store", lambda path, settings: opener(path, "{}"))
+        monkeypatch.setattr(opening, "open_store", lambda path, settings: opener(path, "{}"))
     return make_tier(of=tiers.config(groups=2))
 
 
@@ -70,10 +70,10 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ManualStore:
     """The store of every tier of this test; its transfers end when the test says so."""
     from tests.integration.manual_store import ManualStore
 
-    from dalsegno.integrations.vllm import backend
+    from dalsegno.integrations.common import opening
 
     store = ManualStore(str(tmp_path / "manual"))
-    monkeypatch.setattr(backend, "open_store", lambda path, settings: store)
+    monkeypatch.setattr(opening, "open_store", lambda path, settings: store)
     return store
 
 

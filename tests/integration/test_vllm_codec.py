@@ -16,7 +16,8 @@ from tests.integration import tiers
 from tests.integration.tiers import HIT, ROW_BYTES, Primary, Request, finished, keys
 
 import dalsegno
-from dalsegno.integrations.vllm import backend, identity
+from dalsegno.integrations.common import opening
+from dalsegno.integrations.vllm import identity
 from dalsegno.integrations.vllm import tier as tier_module
 from dalsegno.integrations.vllm.connector import configure
 from dalsegno.integrations.vllm.tier import DalsegnoTier
@@ -115,7 +116,7 @@ class Noticing(reference_store.Store):
 def noticing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Noticing:
     """The store of every tier of this test."""
     store = Noticing(str(tmp_path / "noticing"))
-    monkeypatch.setattr(backend, "open_store", lambda path, settings: store)
+    monkeypatch.setattr(opening, "open_store", lambda path, settings: store)
     return store
 
 

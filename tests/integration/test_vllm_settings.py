@@ -1,23 +1,19 @@
-"""Settings and weights of the vLLM integration; needs no vLLM."""
+"""Settings of the vLLM integration. They need no vLLM, but run where there is one."""
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dalsegno
-from dalsegno.integrations.vllm import fingerprint
-from dalsegno.integrations.vllm.settings import TierSettings, element_bytes, expand, parse_bytes
+from dalsegno.integrations.vllm.settings import TierSettings, expand
+
+pytestmark = pytest.mark.engine
 
 FLAT = {"path": "/kv", "capacity": "2GiB", "cpu_bytes_to_use": "512MiB"}
-OLD = 1_600_000_000_000_000_000
 
 
 def test_importing_the_integration_imports_no_engine() -> None:
@@ -90,113 +86,3 @@ def test_the_codec_is_off_unless_asked_for_and_reaches_the_tier() -> None:
     del tier["type"], tier["module_path"]
     assert TierSettings.parse(tier).codec == "zstd"
     assert "codec" not in TierSettings.parse(tier).store_settings()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "width"),
-    [
-        ("bfloat16", 2),
-        ("torch.bfloat16", 2),
-        ("float16", 2),
-        ("half", 2),
-        ("float32", 4),
-        ("float", 4),
-        ("fp8", 1),
-        ("fp8_e5m2", 1),
-        ("fp8_ds_mla", 1),
-        ("float8_e4m3fn", 1),
-        ("int8_per_token_head", 1),
-        ("nvfp4", None),
-        ("int4_per_token_head", None),
-        ("turboquant_k8v4", None),
-        ("auto", None),
-        ("", None),
-    ],
-)
-def test_the_width_of_a_number_comes_from_the_caches_dtype(dtype: str, width: int | None) -> None:
-    assert element_bytes(dtype) == width
-
-
-def test_byte_counts_are_read() -> None:
-    assert [parse_bytes("x", one) for one in (7, "7", "1.5KiB", "2 TB")] == [7, 7, 1536, 2 * 10**12]
-
-
-def model(folder: Path, *files: bytes) -> Path:
-    """A model whose weight files are old enough to be remembered."""
-    folder.mkdir()
-    for number, content in enumerate(files):
-        path = folder / f"model-{number}.safetensors"
-        path.write_bytes(content)
-        os.utime(path, ns=(OLD, OLD))
-    (folder / "config.json").write_text("{}")
-    return folder
-
-
-def test_the_fingerprint_is_of_content_and_names_not_of_the_folder(tmp_path: Path) -> None:
-    one = fingerprint.weights_fingerprint(model(tmp_path / "a", b"x" * 100, b"y"))
-    assert one == fingerprint.weights_fingerprint(model(tmp_path / "b", b"x" * 100, b"y"))
-    assert one != fingerprint.weights_fingerprint(model(tmp_path / "c", b"x" * 100, b"z"))
-    assert one != fingerprint.weights_fingerprint(model(tmp_path / "d", b"y", b"x" * 100))
-    with pytest.raises(dalsegno.IncompatibleError, match="no weight file"):
-        fingerprint.weights_fingerprint(model(tmp_path / "e"))
-
-
-def test_replaced_weights_of_the_same_size_and_mtime_have_another_fingerprint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Pretend that two seconds are over, so that the first hash is remembered.
-    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -(10**18))
-    folder = model(tmp_path / "m", b"a" * 5_000_000)
-    path = folder / "model-0.safetensors"
-    before = fingerprint.weights_fingerprint(folder)
-    assert str(path) in json.loads(fingerprint.cache_file().read_text())["files"]
-    content = bytearray(path.read_bytes())
-    content[2_500_000] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(OLD, OLD))
-    changed = fingerprint.weights_fingerprint(folder)
-    assert changed != before
-    other = folder / "new"
-    other.write_bytes(b"a" * 5_000_000)
-    os.utime(other, ns=(OLD, OLD))
-    other.replace(path)
-    assert fingerprint.weights_fingerprint(folder) == before
-
-
-def test_a_remembered_file_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = model(tmp_path / "m", b"a")
-    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -(10**18))
-    before = fingerprint.weights_fingerprint(folder)
-
-    def refuse(path: Path) -> Any:
-        raise AssertionError(f"{path} was read again")
-
-    monkeypatch.setattr(fingerprint, "_hash", refuse)
-    assert fingerprint.weights_fingerprint(folder) == before
-
-
-def test_a_file_that_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
-    fingerprint.weights_fingerprint(model(tmp_path / "m", b"a"))
-    assert not fingerprint.cache_file().exists()
-
-
-def test_a_file_that_changes_meanwhile_has_no_fingerprint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = model(tmp_path / "m", b"a")
-    monkeypatch.setattr(fingerprint, "_stamp", lambda path: [time.perf_counter_ns(), 0, 0, 0, 0])
-    with pytest.raises(dalsegno.UnavailableError, match="changed while"):
-        fingerprint.weights_fingerprint(folder)
-
-
-def test_a_damaged_or_unwritable_memory_costs_only_time(tmp_path: Path) -> None:
-    folder = model(tmp_path / "m", b"a")
-    target = fingerprint.cache_file()
-    target.parent.mkdir(parents=True)
-    target.write_text("{")
-    before = fingerprint.weights_fingerprint(folder)
-    target.unlink()
-    target.mkdir()
-    assert fingerprint.weights_fingerprint(folder) == before

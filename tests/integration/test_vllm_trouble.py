@@ -29,7 +29,8 @@ from tests.integration.tiers import (
 from tests.outside import another_process
 
 import dalsegno
-from dalsegno.integrations.vllm import backend, transfers
+from dalsegno.integrations.common import opening
+from dalsegno.integrations.vllm import transfers
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
@@ -153,7 +154,7 @@ def test_a_locked_store_is_an_empty_tier_until_it_is_free(
     make_tier: Callable[..., DalsegnoTier],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backend.Backend.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(opening.Backend.__init__, "__defaults__", (0.05,))
     ours = keys(2)
     with another_process(tmp_path / "store", capacity="64MiB"):
         tier = make_tier()

@@ -132,8 +132,11 @@ def is_under(module: str, package: str) -> bool:
 def import_complaint(inside: tuple[str, ...], module: str) -> str | None:
     """Returns what is wrong with an import, made by a module at `inside` under dalsegno."""
     engine = module.partition(".")[0]
-    if engine in ENGINES and inside[0] != "integrations":
-        return f"imports {engine}: only dalsegno.integrations may know an engine; move it there"
+    if engine in ENGINES and (inside[0] != "integrations" or inside[1] == "common"):
+        return (
+            f"imports {engine}: only the packages of dalsegno.integrations that are named after an "
+            "engine may know one; move it there"
+        )
     if is_under(module, "dalsegno.integrations") and inside[0] in PURE_PACKAGES:
         return (
             f"imports {module}: dalsegno.{inside[0]} must work without integrations; "

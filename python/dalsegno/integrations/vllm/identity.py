@@ -16,12 +16,10 @@ model. These fields cover the rest. Two ways lead here:
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
 import platform
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,9 @@ import vllm
 from vllm.platforms import current_platform
 
 from dalsegno import IncompatibleError
+from dalsegno.integrations.common.fields import digest, nonce
+from dalsegno.integrations.common.fingerprint import hash_files, weights_fingerprint
 from dalsegno.integrations.vllm import compat
-from dalsegno.integrations.vllm.fingerprint import hash_files, weights_fingerprint
 
 # The block hashes of vLLM that are cryptographic; others collide on purpose.
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
@@ -52,17 +51,6 @@ LOCAL_FORMATS = (
 HIDDEN_OPTIONS = "--quantization, --hf-overrides, --attention-backend or LoRA adapters"
 _CONFIG_NOISE = ("_name_or_path", "transformers_version")
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
-
-
-def digest(value: object) -> str:
-    """Returns a hash of anything that can be written as JSON."""
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def nonce() -> str:
-    """Returns a value that no other process has."""
-    return secrets.token_hex(16)
 
 
 def rope_depends_on_length(config: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ purpose, and both have a bound: `drain_jobs`, with which vLLM's caches are reset
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,11 +33,12 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
+from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
+from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.vllm import compat, identity, metrics
-from dalsegno.integrations.vllm.backend import Backend, Opened
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
-from dalsegno.integrations.vllm.settings import TierSettings, element_bytes
+from dalsegno.integrations.vllm.settings import TierSettings
 from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains
 
 logger = init_logger("vllm.dalsegno")
@@ -86,11 +87,13 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._rows = Rows(primary_kv_view)
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
         try:
+            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()}
             self._backend = Backend(
                 str(self._directory()),
                 settings.store_settings(),
-                self._fields,
-                {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()},
+                self._prepare,
+                "vLLM",
+                logger,
             )
         except BaseException:
             self._rows.release()
@@ -121,6 +124,18 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             )
             return {"codec": "none"}
         return {"codec": self._settings.codec, "element_bytes": width}
+
+    def _prepare(self) -> OpenNamespaces:
+        """Establishes the identity; returns what opens the namespace of each KV-cache group."""
+        known = self._fields()
+
+        def namespaces(store: Any, epoch: Mapping[str, str]) -> dict[int, Any]:
+            return {
+                number: store.namespace({**fields, **epoch}, **self._shape)
+                for number, fields in known.items()
+            }
+
+        return namespaces
 
     def _fields(self) -> dict[int, dict[str, str]]:
         """Returns the fields of the namespace of each KV-cache group."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dalsegno import InvalidError, PoisonedError
+from dalsegno.integrations.common.opening import Opened
 from dalsegno.integrations.vllm import compat
-from dalsegno.integrations.vllm.backend import Opened
 from dalsegno.integrations.vllm.identity import HASH_ALGORITHMS
 from dalsegno.integrations.vllm.jobs import Job, JobBook, Part
 from dalsegno.integrations.vllm.metrics import Meter

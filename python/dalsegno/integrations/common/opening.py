@@ -1,7 +1,7 @@
-"""The store behind a tier, or its absence.
+"""The store behind an integration, or its absence.
 
 1. A wrong configuration and a store of another format fail at start-up. Anything else (locked by
-   another process, read-only, a full disk) leaves the tier empty: every answer is a miss, and a
+   another process, read-only, a full disk) leaves no store: every answer is a miss, and a
    thread tries again until the store opens or the engine ends.
 2. `current` is one reference, replaced as a whole: whoever reads it sees a store with all of its
    namespaces, or None.
@@ -11,22 +11,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from vllm.logger import init_logger
+from typing import Any, TypeAlias
 
 from dalsegno import IncompatibleError, InvalidError
-from dalsegno.integrations.vllm.identity import nonce
-
-logger = init_logger("vllm.dalsegno")
+from dalsegno.integrations.common.fields import nonce
 
 RETRY_S = 10.0
-# How long vLLM's scheduler waits, when its caches are reset, until it is durable that a namespace
-# is empty. Its blocks are gone at once; past this the process moves on to other namespaces.
+# How long an engine waits, when its caches are reset, until it is durable that a namespace is
+# empty. Its blocks are gone at once; past this the process moves on to other namespaces.
 EMPTY_S = 2.0
+
+# Opens the namespaces of a store. The second argument belongs into the fields of each: it is empty
+# until `Backend.renew` makes the process move to namespaces that no other has.
+OpenNamespaces: TypeAlias = Callable[[Any, Mapping[str, str]], Mapping[Any, Any]]
 
 
 def open_store(path: str, settings: Mapping[str, Any]) -> Any:
@@ -42,22 +43,11 @@ class Opened:
 
     Attributes:
         store: The store.
-        namespaces: One per KV-cache group, by the number that keys carry.
+        namespaces: Its namespaces, by whatever the integration tells them apart.
     """
 
     store: Any
-    namespaces: Mapping[int, Any]
-
-
-def _emptied(namespaces: Mapping[int, Any]) -> bool:
-    """Removes every block of namespaces that no other process knows; returns whether all went."""
-    try:
-        for space in namespaces.values():
-            space.remove(timeout_s=EMPTY_S)
-    except Exception as error:  # noqa: BLE001 - the caller moves on to other namespaces
-        logger.debug("Dalsegno cannot remove blocks: %s", error)
-        return False
-    return True
+    namespaces: Mapping[Any, Any]
 
 
 class Backend:
@@ -67,8 +57,9 @@ class Backend:
         self,
         path: str,
         settings: Mapping[str, Any],
-        fields: Callable[[], Mapping[int, dict[str, str]]],
-        shape: Mapping[str, Any],
+        prepare: Callable[[], OpenNamespaces],
+        engine: str,
+        logger: logging.Logger,
         retry_s: float = RETRY_S,
     ) -> None:
         """Opens the store, or starts the thread that keeps trying.
@@ -76,17 +67,19 @@ class Backend:
         Args:
             path: Directory of the store.
             settings: How to open it.
-            fields: Returns the fields of each namespace; may read the model's files.
-            shape: What a block is in every namespace, and how it is stored.
+            prepare: Returns what opens the namespaces of a store. It is called before the store is
+                opened, until it has returned once, and may read the model's files.
+            engine: Its name as it stands in messages.
+            logger: Where messages go.
             retry_s: Seconds between two attempts.
 
         Raises:
             InvalidError: The configuration is wrong.
             IncompatibleError: The store or the model cannot be used with this version.
         """
-        self._path, self._settings, self._shape = path, settings, dict(shape)
-        self._find_fields = fields
-        self._fields: Mapping[int, dict[str, str]] = {}
+        self._path, self._settings = path, settings
+        self._prepare, self._logger = prepare, logger
+        self._open_namespaces: OpenNamespaces | None = None
         self._epoch: dict[str, str] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -99,10 +92,11 @@ class Backend:
             raise
         except Exception as error:  # noqa: BLE001 - an engine runs on without its store
             logger.warning(
-                "Dalsegno cannot use the store at %s: %s. vLLM runs on without it; the next "
+                "Dalsegno cannot use the store at %s: %s. %s runs on without it; the next "
                 "attempt is in %.0f s.",
                 path,
                 error,
+                engine,
                 retry_s,
             )
             self._thread = threading.Thread(
@@ -112,24 +106,17 @@ class Backend:
 
     def _attach(self) -> None:
         """Opens the store and its namespaces and makes them current, unless closed meanwhile."""
-        self._fields = self._fields or self._find_fields()
+        opening = self._open_namespaces = self._open_namespaces or self._prepare()
         store = open_store(self._path, self._settings)
         try:
             with self._lock:
                 if not self._closing.is_set():
-                    self.current = Opened(store, self._namespaces(store))
+                    self.current = Opened(store, opening(store, self._epoch))
                     return
         except BaseException:
             store.close()
             raise
         store.close()
-
-    def _namespaces(self, store: Any) -> dict[int, Any]:
-        """Opens the namespace of each group."""
-        return {
-            number: store.namespace({**fields, **self._epoch}, **self._shape)
-            for number, fields in self._fields.items()
-        }
 
     def _retry(self, retry_s: float) -> None:
         """Keeps trying to open the store; runs on a thread of its own."""
@@ -137,12 +124,12 @@ class Backend:
             try:
                 self._attach()
             except (InvalidError, IncompatibleError) as error:
-                logger.warning("Dalsegno gives up on the store at %s: %s", self._path, error)
+                self._logger.warning("Dalsegno gives up on the store at %s: %s", self._path, error)
                 return
             except Exception as error:  # noqa: BLE001 - tried again
-                logger.debug("Dalsegno still cannot use %s: %s", self._path, error)
+                self._logger.debug("Dalsegno still cannot use %s: %s", self._path, error)
                 continue
-            logger.info("Dalsegno uses the store at %s from now on.", self._path)
+            self._logger.info("Dalsegno uses the store at %s from now on.", self._path)
             return
 
     def renew(self) -> None:
@@ -154,20 +141,30 @@ class Backend:
         with self._lock:
             fresh = not self._epoch
             if self.current is not None and not fresh:
-                fresh = not _emptied(self.current.namespaces)
+                fresh = not self._emptied(self.current.namespaces)
             if fresh:
                 self._epoch = {"reset": nonce()}
-            if self.current is None or not fresh:
+            if self.current is None or self._open_namespaces is None or not fresh:
                 return
             store, self.current = self.current.store, None
             try:
-                self.current = Opened(store, self._namespaces(store))
+                self.current = Opened(store, self._open_namespaces(store, self._epoch))
             except Exception:
                 store.close()
                 raise
 
+    def _emptied(self, namespaces: Mapping[Any, Any]) -> bool:
+        """Removes every block of namespaces that no other process knows; tells if all went."""
+        try:
+            for space in namespaces.values():
+                space.remove(timeout_s=EMPTY_S)
+        except Exception as error:  # noqa: BLE001 - the caller moves on to other namespaces
+            self._logger.debug("Dalsegno cannot remove blocks: %s", error)
+            return False
+        return True
+
     def close(self) -> None:
-        """Closes the store and ends the thread; nothing of the tier may be under way."""
+        """Closes the store and ends the thread; nothing of the store may be under way."""
         self._closing.set()
         with self._lock:
             opened, self.current = self.current, None
@@ -175,6 +172,6 @@ class Backend:
             self._thread.join(timeout=5)
         if opened is not None:
             if self._epoch:
-                _emptied(opened.namespaces)
+                self._emptied(opened.namespaces)
             with contextlib.suppress(Exception):
                 opened.store.close()

@@ -1,0 +1,1 @@
+"""What the integrations share; nothing here imports an engine."""

@@ -1,0 +1,166 @@
+"""Checks of settings, one for each kind of value.
+
+1. An unknown key is an error that names the nearest known one; a wrong value says what is allowed.
+2. A setting whose value is None is one that was not given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dalsegno import InvalidError
+
+Check = Callable[[str, object], Any]
+
+CODECS = ("none", "zstd")
+# Bytes of a number in a KV cache, by the name of the cache's dtype.
+_WIDTHS = {"bfloat16": 2, "float": 4, "float16": 2, "float32": 4, "half": 2}
+# Names that begin so are of one byte each, whatever follows: `fp8_e4m3`, `fp8_ds_mla` ...
+_BYTE_WIDE = ("float8", "fp8", "int8")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+# The units of the store's own settings.
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{name}ib": 1 << 10 * power for power, name in enumerate("kmgt", 1)}
+_UNITS |= {f"{name}b": 1000**power for power, name in enumerate("kmgt", 1)}
+
+
+def parse_bytes(name: str, value: object) -> int:
+    """Reads a byte count such as `4096` or `"2GiB"`.
+
+    Raises:
+        InvalidError: It is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is not None and match[2].lower() in _UNITS:
+        return int(float(match[1]) * _UNITS[match[2].lower()])
+    raise InvalidError(f'{name} is {value!r}; it must be bytes, such as 1073741824 or "1GiB"')
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Returns the width of a number in a KV cache.
+
+    Args:
+        dtype: The name of the cache's dtype, such as `bfloat16` or `fp8_e4m3`.
+
+    Returns:
+        Its bytes; None if there are none: numbers packed into parts of bytes, or an unknown name.
+    """
+    name = dtype.removeprefix("torch.")
+    return 1 if name.startswith(_BYTE_WIDE) else _WIDTHS.get(name)
+
+
+def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Checks that every key is known.
+
+    Raises:
+        InvalidError: One is not; the message names the nearest known key.
+    """
+    names = sorted(known)
+    for key in given:
+        if key not in names:
+            nearest = difflib.get_close_matches(key, names, 1, 0.0)[0]
+            raise InvalidError(f"unknown key {key!r} in {where}; did you mean {nearest!r}?")
+
+
+def seconds(name: str, value: object, most: float = 3600.0) -> float:
+    """Checks a number of seconds.
+
+    Raises:
+        InvalidError: It is none, or not above 0, or more than `most`.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most:
+        return float(value)
+    raise InvalidError(f"{name} is {value!r}; it must be seconds above 0 and at most {most:g}")
+
+
+def count(name: str, value: object, most: int = 100_000) -> int:
+    """Checks a number of things.
+
+    Raises:
+        InvalidError: It is no whole number from 1 to `most`.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
+        return value
+    raise InvalidError(f"{name} is {value!r}; it must be a whole number from 1 to {most}")
+
+
+def text(name: str, value: object, most: int = 1024) -> str:
+    """Checks a short text.
+
+    Raises:
+        InvalidError: It is no text, or one of more than `most` bytes.
+    """
+    if isinstance(value, str) and len(value.encode()) <= most:
+        return value
+    raise InvalidError(f"{name} is {value!r}; it must be text of at most {most} bytes")
+
+
+def mapping(name: str, value: object) -> dict[str, Any]:
+    """Checks a dictionary with text as keys.
+
+    Raises:
+        InvalidError: It is none.
+    """
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    raise InvalidError(f"{name} is {value!r}; it must be an object")
+
+
+def codec(name: str, value: object) -> str:
+    """Checks the name of a codec.
+
+    Raises:
+        InvalidError: There is none of that name.
+    """
+    if value in CODECS:
+        return str(value)
+    raise InvalidError(f'{name} is {value!r}; it must be "none" or "zstd"')
+
+
+def directory(who: str, value: object) -> Path:
+    """Checks the directory of a store, which must be given.
+
+    Args:
+        who: Who needs it, for the message.
+        value: Its path; `~` stands for the home directory.
+
+    Raises:
+        InvalidError: It is missing, or no text.
+    """
+    if not value:
+        raise InvalidError(f'{who} needs "path", the directory of the store')
+    return Path(text("path", value, 4096)).expanduser()
+
+
+def checked(given: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Returns what is given of the settings that have a check, as the checks return it.
+
+    Raises:
+        InvalidError: A value is not allowed.
+    """
+    return {
+        name: check(name, given[name])
+        for name, check in checks.items()
+        if given.get(name) is not None
+    }
+
+
+def store_settings(store: Mapping[str, Any], capacity: int | None) -> dict[str, Any]:
+    """Returns the settings with which a store is opened under an engine.
+
+    Its DRAM tier is off unless asked for: the engine keeps the same blocks in memory itself.
+
+    Args:
+        store: Settings of the store as the user gave them.
+        capacity: Most bytes of disk; None is the store's default.
+    """
+    settings = {"dram": 0, **store}
+    if capacity is not None:
+        settings["capacity"] = capacity
+    return settings
