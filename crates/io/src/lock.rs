@@ -31,7 +31,7 @@ pub enum LockError {
     /// Somebody else has it.
     #[error("the directory is in use by {owner}")]
     Held {
-        /// Who, as far as the lock file tells: `pid 123 on host`.
+        /// Who, as far as the lock file tells: `pid 123 (command) on host`.
         owner: String,
     },
     /// The file system is mounted read-only.
@@ -124,8 +124,20 @@ fn write_owner(file: &OwnedFd) -> Result<(), Errno> {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy();
     rustix::fs::ftruncate(file, 0)?;
-    let line = format!("pid {} on {host}\n", std::process::id());
+    let command = command_name().map_or_else(String::new, |name| format!(" ({name})"));
+    let line = format!("pid {}{command} on {host}\n", std::process::id());
     rustix::io::pwrite(file, line.as_bytes(), 0).map(|_| ())
+}
+
+/// What people call this process, in one line of text; `None` where the system does not tell.
+///
+/// The owner notes its own name: a pid of another machine or container means nothing to who is refused.
+#[expect(clippy::disallowed_methods, reason = "the room that touches files")]
+fn command_name() -> Option<String> {
+    let raw = std::fs::read("/proc/self/comm").ok()?;
+    let text = String::from_utf8_lossy(&raw);
+    let name: String = text.trim().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    (!name.is_empty()).then_some(name)
 }
 
 /// Names whoever holds the lock that we were refused.

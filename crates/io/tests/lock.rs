@@ -10,6 +10,12 @@ use dalsegno_io::{DirectoryLock, LockError};
 /// Set in the child process: the directory to lock.
 const CHILD: &str = "DALSEGNO_TEST_LOCK";
 
+/// How the lock file names a process that runs this file's tests.
+fn named(pid: u32) -> String {
+    let command = std::fs::read_to_string("/proc/self/comm").expect("every process has a name");
+    format!("pid {pid} ({}) on ", command.trim())
+}
+
 fn held(result: Result<DirectoryLock, LockError>) -> String {
     match result {
         Err(LockError::Held { owner }) => owner,
@@ -18,10 +24,10 @@ fn held(result: Result<DirectoryLock, LockError>) -> String {
 }
 
 #[test]
-fn a_second_owner_in_this_process_is_told_its_pid() {
+fn a_second_owner_in_this_process_is_told_its_pid_and_command() {
     let directory = tempfile::tempdir().unwrap();
     let lock = DirectoryLock::acquire(directory.path()).unwrap();
-    let me = format!("pid {} on ", std::process::id());
+    let me = named(std::process::id());
     assert!(held(DirectoryLock::acquire(directory.path())).starts_with(&me));
     assert!(held(DirectoryLock::acquire_shared(directory.path())).starts_with(&me));
     let text = std::fs::read_to_string(directory.path().join("LOCK")).unwrap();
@@ -75,7 +81,7 @@ fn a_crashed_owner_in_another_process_leaves_the_directory_free() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let expected = format!("pid {} on ", child.id());
+    let expected = named(child.id());
     let owner = (0..6000).find_map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         match DirectoryLock::acquire(directory.path()) {
