@@ -120,8 +120,15 @@ impl Usage {
         gone
     }
 
-    /// Drops segments that are not among these, or are in an earlier epoch than these.
+    /// The newest segment that is or was known.
+    pub(crate) fn newest(&self) -> Option<u64> {
+        self.segments.keys().copied().max()
+    }
+
+    /// Drops segments that are not among these, or are in an earlier epoch than these. The newest stays known, though
+    /// nothing is in it: nobody must take its number again, for tables may still lead there.
     pub(crate) fn align(&mut self, segments: &[(u64, u64)]) {
+        let newest = self.newest();
         let present: HashMap<u64, u64> = segments.iter().copied().collect();
         let known: Vec<(u64, u64)> =
             self.segments.iter().map(|(number, segment)| (*number, segment.sum.epoch)).collect();
@@ -129,6 +136,11 @@ impl Usage {
             match present.get(&number) {
                 Some(now) if *now <= epoch => {}
                 Some(now) => drop(self.drop_segment(number, now - 1)),
+                None if Some(number) == newest => {
+                    if self.segments.get(&number).is_some_and(|segment| segment.sum.extents > 0) {
+                        self.drop_segment(number, epoch);
+                    }
+                }
                 None => {
                     self.drop_segment(number, epoch);
                     self.segments.remove(&number);

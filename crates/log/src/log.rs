@@ -150,6 +150,12 @@ impl Log {
         self.core.segments.lock().slots.values().map(crate::segment::Slot::view).collect()
     }
 
+    /// Gives no new segment this number or a smaller one: an index may still lead to what had it and is gone.
+    pub fn begin_after(&self, number: u64) {
+        let mut segments = self.core.segments.lock();
+        segments.next_number = segments.next_number.max(number);
+    }
+
     /// Bytes of disk that the segment files take.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {

@@ -295,6 +295,7 @@ fn open_log(
     // A segment whose header is damaged has no epoch.
     let sound = log.segments().into_iter().filter(|view| view.epoch > 0);
     index.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
+    log.begin_after(index.newest_segment().unwrap_or_default());
     Ok(Opened {
         log,
         recovered,

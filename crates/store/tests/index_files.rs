@@ -360,3 +360,29 @@ fn an_open_reads_no_headers_that_the_index_covers() {
         assert!(reads > 100, "{reads} reads tell an index in memory");
     }
 }
+
+#[test]
+fn regression_a_new_segment_never_takes_the_place_of_one_that_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(EngineChoice::Psync);
+    fill(dir.path(), &config);
+    for name in snapshot(dir.path()).into_keys().filter(|name| name.starts_with("segment-")) {
+        fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    for life in 0..3 {
+        let store = open(dir.path(), &config);
+        let ns = kept(&store);
+        // One chain in each life, the last of it in a segment that the index has not heard of.
+        let fresh = 1000 + life;
+        put(&store, ns, &chain(fresh, BLOCKS), 0, BLOCK);
+        for name in (0..CHAINS[1].end).chain(1000..=fresh) {
+            let present = [name >= 1000; BLOCKS];
+            assert_eq!(
+                store.contains(ns, &chain(name, BLOCKS)).unwrap(),
+                present,
+                "{life}: {name}"
+            );
+        }
+        assert_eq!(store.stats().blocks, (life + 1) * BLOCKS as u64);
+    }
+}

@@ -134,6 +134,12 @@ impl LsmIndex {
         self.usage.write().align(segments);
     }
 
+    /// The newest segment that it ever led to, as far as it knows; gone or not.
+    #[must_use]
+    pub fn newest_segment(&self) -> Option<u64> {
+        self.usage.read().newest()
+    }
+
     /// What it is made of, and what it did.
     #[must_use]
     pub fn lsm_stats(&self) -> LsmStats {
