@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.contract import reference_store
-from tests.outside import flip, segment_of
+from tests.outside import Extent, extents, flip, segments
 
 import dalsegno
 
@@ -46,25 +46,25 @@ class Subject:
 
     def place(self, path: Path, first_hash: bytes) -> tuple[Path, int, int]:
         """The file, start and end of the extent that begins with a block."""
-        for row in dalsegno.list_extents(str(path)):
-            for extent in row["extent_rows"]:
-                if extent["first_hash"] == first_hash.hex():
-                    start = extent["offset"]
-                    return segment_of(path, extent), start, start + extent["bytes"]
-        raise AssertionError("the block was not stored at the start of an extent")
+        extent = beginning_with(path, first_hash)
+        return extent.file, extent.start, extent.end
 
     def damage(self, path: Path, first_hash: bytes) -> None:
         """Flips one bit in the first byte of a block that was put alone."""
-        file, start, _ = self.place(path, first_hash)
-        with file.open("rb") as stream:
-            stream.seek(start + 12)
-            payload = start + int.from_bytes(stream.read(4), "little")
-        flip(file, payload)
+        extent = beginning_with(path, first_hash)
+        flip(extent.file, extent.payload)
 
     def lose(self, path: Path) -> None:
         """Removes all data, as somebody would who needs room."""
-        for file in path.glob("segment-*.log"):
+        for file in segments(path):
             file.unlink()
+
+
+def beginning_with(path: Path, first_hash: bytes) -> Extent:
+    """The extent that begins with a block."""
+    found = next((one for one in extents(path) if one.first_hash == first_hash), None)
+    assert found is not None, "the block was not stored at the start of an extent"
+    return found
 
 
 class Reference(Subject):
@@ -139,8 +139,3 @@ def content(one: bytes, size: int) -> bytes:
 
 def contents(hashes: Sequence[bytes], size: int) -> list[bytes]:
     return [content(one, size) for one in hashes]
-
-
-def disk_bytes(path: Path) -> int:
-    """Disk space of a directory as the file system counts it."""
-    return sum(512 * one.stat().st_blocks for one in path.iterdir())

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from tests.contract.expect import buffers, expect, expect_right_or_absent
-from tests.contract.subjects import Box, chain, content, contents, disk_bytes
+from tests.contract.subjects import Box, chain, content, contents
+from tests.contract.threads import threads
+from tests.outside import disk_bytes
 
 import dalsegno
 
 MIB = 1 << 20
-
-
-@contextmanager
-def threads(works: list[Callable[[], None]]) -> Iterator[None]:
-    """Runs works at once; an error of any of them is the test's."""
-    errors: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    running = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for one in running:
-        one.start()
-    yield
-    for one in running:
-        one.join()
-    if errors:
-        raise errors[0]
 
 
 # Time.
