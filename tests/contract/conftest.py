@@ -41,9 +41,12 @@ def filed(box: Box) -> Box:
 
 
 @pytest.fixture
-def place(route: Route, tmp_path: Path) -> Iterator[Place]:
+def place(
+    route: Route, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
     """A directory that is reached on a route; clean in the end unless a test damaged it."""
-    made = Place(route, tmp_path / "store")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = Place(route, tmp_path / "store", request.config.getoption("--engine") or "")
     yield made
-    if made.path.exists() and not made.damaged:
-        assert dalsegno.verify(str(made.path))["findings"] == []
+    if made.directory.exists() and not made.damaged:
+        assert dalsegno.verify(str(made.directory))["findings"] == []

@@ -14,11 +14,24 @@ SMALL = Shape()
 
 @dataclass
 class Place:
-    """A directory, the route by which it is reached, and whether a test damaged it."""
+    """A directory, how it is reached, and whether a test damaged it.
+
+    Attributes:
+        route: The route.
+        path: What it is given as the store's path.
+        engine: Whose route it is; empty for those without one.
+        damaged: Whether its files need not be clean in the end.
+    """
 
     route: Route
     path: Path
+    engine: str = ""
     damaged: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the store's files lie."""
+        return self.route.directory(self.path)
 
     def open(
         self,
@@ -29,9 +42,7 @@ class Place:
         **settings: object,
     ) -> Session:
         """Opens a session."""
-        return self.route.open(
-            self.path, shape, identity=identity, timeout_s=timeout_s, **settings
-        )
+        return self.route.open(self.path, shape, identity=identity, timeout_s=timeout_s, **settings)
 
 
 def fill(session: Session, chain: Sequence[bytes], first: int = 0) -> list[bool]:
@@ -41,9 +52,18 @@ def fill(session: Session, chain: Sequence[bytes], first: int = 0) -> list[bool]
 
 def right_or_missing(session: Session, chain: Sequence[bytes]) -> list[bool]:
     """Loads blocks; what comes must be right. Returns which came."""
-    found = session.get(chain)
+    return judged(session, chain, session.get(chain))
+
+
+def judged(session: Session, chain: Sequence[bytes], found: Sequence[bytes | None]) -> list[bool]:
+    """Asserts that what came is right. Returns which came."""
     right = contents(chain, session.block_bytes)
-    assert all(one is None or one == other for one, other in zip(found, right, strict=True))
+    wrong = [
+        at
+        for at, (one, other) in enumerate(zip(found, right, strict=True))
+        if one is not None and one != other
+    ]
+    assert not wrong, f"wrong bytes in blocks {wrong}"
     return [one is not None for one in found]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,8 @@ from typing import Any, Self
 
 # Engine -> its module beside this one. The engine's package decides whether it can run here.
 ROUTES = {"": "straight", "vllm": "vllm_tier", "sglang": "sglang_backend", "lmcache": "lmcache_l2"}
+# Bytes of a number, by the name of its dtype.
+WIDTHS = {"float8_e4m3fn": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Shape:
     heads: int = 2
     head_dim: int = 16
     dtype: str = "bfloat16"
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of one layer of a block: keys and values."""
+        return 2 * self.tokens * self.heads * self.head_dim * WIDTHS[self.dtype]
 
 
 class Session(ABC):
@@ -69,7 +76,20 @@ class Session(ABC):
 
     @abstractmethod
     def interrupted_get(self, chain: Sequence[bytes]) -> list[bytes | None]:
-        """As `get`, but called off at once in the engine's way; returns when memory is at rest."""
+        """As `get`, but called off at once in the engine's way; returns when memory is at rest.
+
+        Where an engine interrupts only by resetting its caches, everything is forgotten as well,
+        as `clear` does.
+        """
+
+    def scribble(self) -> Callable[[], bool] | None:
+        """Overwrites the memory that the loads so far went to.
+
+        Returns:
+            What tells whether that memory is still as it was overwritten, so that whatever lands
+            late is seen; None where a route cannot say. Nothing may be loaded in between.
+        """
+        return None
 
     @abstractmethod
     def clear(self) -> None:
@@ -77,7 +97,7 @@ class Session(ABC):
 
     @abstractmethod
     def counters(self) -> dict[str, Any]:
-        """The store's own counters, as `dalsegno.Store.stats` has them."""
+        """The store's own counters, as `dalsegno.Store.stats` has them; empty without a store."""
 
     @abstractmethod
     def close(self) -> None:
@@ -100,9 +120,18 @@ class Route(ABC):
 
     Attributes:
         name: As it stands in the name of a test.
+        threads: Who may call a session at once: `any`, or `one per direction` where an engine has
+            one thread that puts and one that gets.
+        dtypes: The dtypes that the engine can have.
     """
 
     name: str
+    threads: str = "any"
+    dtypes: Sequence[str] = tuple(WIDTHS)
+
+    def directory(self, path: Path) -> Path:
+        """Where the files of a store lie that was opened at `path`."""
+        return path
 
     @abstractmethod
     def open(

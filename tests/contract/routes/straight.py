@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,19 @@ from tests.contract.routes import Route, Session, Shape
 
 import dalsegno
 
-# Bytes of a number, by the name of its dtype.
-WIDTHS = {"float8_e4m3fn": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+PATTERN = 0xA5
 
 
 class _Straight(Session):
     """A namespace of an open store."""
 
     def __init__(self, store: dalsegno.Store, shape: Shape, identity: str) -> None:
-        slice_bytes = 2 * shape.tokens * shape.heads * shape.head_dim * WIDTHS[shape.dtype]
+        fields = {name: str(value) for name, value in asdict(shape).items()}
         self._store = store
         self._space = store.namespace(
-            {"weights": identity, "dtype": shape.dtype},
-            layers=shape.layers,
-            slice_bytes=slice_bytes,
+            {"weights": identity, **fields}, layers=shape.layers, slice_bytes=shape.slice_bytes
         )
+        self._targets: list[bytearray] = []
         self.block_bytes = self._space.block_bytes
 
     def put(self, chain: Sequence[bytes], blocks: Sequence[bytes], first: int = 0) -> list[bool]:
@@ -41,13 +39,20 @@ class _Straight(Session):
         return self._got(chain, interrupted=True)
 
     def _got(self, chain: Sequence[bytes], *, interrupted: bool) -> list[bytes | None]:
-        out = [bytearray(self.block_bytes) for _ in chain]
+        self._targets = out = [bytearray(self.block_bytes) for _ in chain]
         transfer = self._space.submit_get(chain, out, each=True)
         if interrupted:
             transfer.cancel()
         assert transfer.wait(60)
         report = transfer.get_report()
         return [bytes(one) if there else None for one, there in zip(out, report, strict=True)]
+
+    def scribble(self) -> Callable[[], bool] | None:
+        pattern = bytes([PATTERN]) * self.block_bytes
+        targets = self._targets
+        for one in targets:
+            one[:] = pattern
+        return lambda: all(one == pattern for one in targets)
 
     def clear(self) -> None:
         self._space.remove()
@@ -73,7 +78,7 @@ class _Hurried(_Straight):
         return list(report.kept)
 
     def get(self, chain: Sequence[bytes]) -> list[bytes | None]:
-        out = [bytearray(self.block_bytes) for _ in chain]
+        self._targets = out = [bytearray(self.block_bytes) for _ in chain]
         report = self._space.get_each(chain, out, timeout_s=self._timeout_s)
         return [bytes(one) if there else None for one, there in zip(out, report, strict=True)]
 
