@@ -32,9 +32,9 @@ IDENTITY = {"source": "test", "weights": "w"}
 class Primary:
     """The memory of a primary tier; `free` fails while anything refers to it."""
 
-    def __init__(self, rows: int) -> None:
-        self.memory = mmap.mmap(-1, rows * ROW_BYTES)
-        self.array = np.frombuffer(self.memory, dtype=np.int8).reshape(rows, ROW_BYTES)
+    def __init__(self, rows: int, row_bytes: int = ROW_BYTES) -> None:
+        self.memory = mmap.mmap(-1, rows * row_bytes)
+        self.array = np.frombuffer(self.memory, dtype=np.int8).reshape(rows, row_bytes)
         self.view: memoryview = self.array.data
 
     def fill(self, of: Sequence[bytes]) -> None:
@@ -66,12 +66,14 @@ def keys(count: int, prompt: str = "a", group: int = 0, first: int = 0) -> list[
     return [make_offload_key(one, group) for one in hashes]
 
 
-def request_context(name: str, *groups: Sequence[bytes]) -> ReqContext:
+def request_context(
+    name: str, *groups: Sequence[bytes], block_tokens: int = BLOCK_TOKENS
+) -> ReqContext:
     """A request, and where its keys end in its prompt, as vLLM notes it since 0.31."""
     context = ReqContext(name)
     for group in groups:
         for number, key in enumerate(group, 1):
-            context.set_offload_key_position(key, number * BLOCK_TOKENS)
+            context.set_offload_key_position(key, number * block_tokens)
     return context
 
 
@@ -92,14 +94,21 @@ def parallel(**changes: Any) -> OffloadingParallelConfig:
     return OffloadingParallelConfig(**{**alone, **changes})
 
 
+def groups_of(count: int, layers: int = 1, block_tokens: int = BLOCK_TOKENS) -> tuple[Any, ...]:
+    """vLLM's KV-cache groups, each with so many layers of its own."""
+    names = [f"layer{number}" for number in range(count * layers)]
+    return tuple(
+        OffloadingGroupConfig(block_tokens, tuple(names[group * layers :][:layers]), group)
+        for group in range(count)
+    )
+
+
 def config(
     groups: int = 1, model: str = "m", dtype: str = "float32", **changes: Any
 ) -> OffloadingConfig:
-    """vLLM's configuration of offloading."""
+    """vLLM's configuration of offloading; `changes` are fields of it."""
     values: dict[str, Any] = {
-        "groups": tuple(
-            OffloadingGroupConfig(BLOCK_TOKENS, (f"layer{n}",), n) for n in range(groups)
-        ),
+        "groups": groups_of(groups),
         "worker_kv_bytes_per_block": ROW_BYTES,
         "enable_kv_cache_events": False,
         "extra_config": {"cpu_bytes_to_use": 1 << 20},
@@ -135,14 +144,24 @@ class Request:
         context: The request as vLLM hands it over.
     """
 
-    def __init__(self, tier: DalsegnoTier, name: str, *groups: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        tier: DalsegnoTier,
+        name: str,
+        *groups: Sequence[bytes],
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
         self._tier = tier
         self.keys = [key for group in groups for key in group]
-        self.context = request_context(name, *groups)
+        self.context = request_context(name, *groups, block_tokens=block_tokens)
 
     def begin(self) -> None:
         """Announces it, so that the tier remembers it from its first job on."""
         self._tier.on_new_request(self.context)
+
+    def end(self) -> None:
+        """Tells that it is over; its jobs may still be under way."""
+        self._tier.on_request_finished(self.context)
 
     def lookup(self, key: bytes) -> LookupResult:
         """Looks up one block."""
