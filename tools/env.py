@@ -36,7 +36,8 @@ from pathlib import Path
 
 import cuda_stubs
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 REQUIREMENTS = ROOT / "requirements"
 ENVS = ROOT / ".envs"
 STAMP = "dalsegno-stamp.txt"
@@ -71,12 +72,19 @@ class Environment:
         purpose: What it is for, in a few words.
         check: Python code that must run in the finished environment.
         hooks: Called with the environment's folder after the packages are installed.
+        extras: Folder beside this file whose content is put among the packages, if any.
     """
 
     name: str
     purpose: str
     check: str
     hooks: tuple[Callable[[Path], None], ...] = ()
+    extras: str = ""
+
+    def sources(self) -> list[Path]:
+        """Returns the files that it is made from, the lock file first."""
+        found = (HERE / self.extras).rglob("*") if self.extras else ()
+        return [self.lock, *sorted(path for path in found if path.suffix in (".py", ".pth"))]
 
     @property
     def folder(self) -> Path:
@@ -92,6 +100,15 @@ class Environment:
     def lock(self) -> Path:
         """Its lock file."""
         return REQUIREMENTS / f"{self.name}.lock"
+
+
+def put_extras(row: Environment) -> None:
+    """Copies a row's extras among the packages of its environment."""
+    for target in sorted(row.folder.glob("lib/python*/site-packages")):
+        for path in row.sources()[1:]:
+            place = target / path.relative_to(HERE / row.extras)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def stub_cuda(folder: Path) -> None:
@@ -118,8 +135,9 @@ ENVIRONMENTS = {
         Environment(
             "sglang",
             "the same with real SGLang on the CPU",
-            "import sglang.srt.mem_cache.hicache_storage, pytest",
+            "import dalsegno_sglang_cpu, sglang.srt.mem_cache.hicache_storage, pytest",
             (stub_cuda,),
+            "sglang_cpu",
         ),
     )
 }
@@ -217,7 +235,7 @@ def build(row: Environment) -> None:
         raise EnvError(
             f"{row.lock} is missing; make it with: python3 tools/env.py --lock {row.name}"
         )
-    expected = fingerprint(row.lock)
+    expected = fingerprint(*row.sources())
     if is_complete(row.folder, expected):
         say(f"{row.name} is up to date: {row.python}")
         return
@@ -241,6 +259,7 @@ def build(row: Environment) -> None:
             hook(row.folder)
     except cuda_stubs.StubError as error:
         raise EnvError(str(error)) from error
+    put_extras(row)
     run(row.python, "-c", row.check)
     (row.folder / STAMP).write_text(expected)
     say(f"{row.name} is ready after {time.monotonic() - started:.0f} s: {row.python}")
@@ -278,7 +297,7 @@ def lock_requirements(row: Environment) -> None:
 def show() -> None:
     """Prints the state of each environment."""
     for row in ENVIRONMENTS.values():
-        done = row.lock.is_file() and is_complete(row.folder, fingerprint(row.lock))
+        done = row.lock.is_file() and is_complete(row.folder, fingerprint(*row.sources()))
         print(f"{row.name:8} {'ready' if done else 'to be built':12} {row.purpose}")
 
 
