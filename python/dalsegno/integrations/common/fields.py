@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
+from typing import Any
+
+_LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 
 
 def digest(value: object) -> str:
@@ -16,3 +20,14 @@ def digest(value: object) -> str:
 def nonce() -> str:
     """Returns a value that no other process has."""
     return secrets.token_hex(16)
+
+
+def rope_depends_on_length(config: Mapping[str, Any]) -> bool:
+    """Tells whether a model's rotary embedding depends on the longest context that is served."""
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = config.get(name)
+        if isinstance(scaling, Mapping):
+            kinds = [scaling, *(one for one in scaling.values() if isinstance(one, Mapping))]
+            if any(kind.get("rope_type", kind.get("type")) in _LENGTH_DEPENDENT for kind in kinds):
+                return True
+    return False

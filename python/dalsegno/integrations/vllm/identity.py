@@ -28,7 +28,7 @@ import vllm
 from vllm.platforms import current_platform
 
 from dalsegno import IncompatibleError
-from dalsegno.integrations.common.fields import digest, nonce
+from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_length
 from dalsegno.integrations.common.fingerprint import hash_files, weights_fingerprint
 from dalsegno.integrations.vllm import compat
 
@@ -50,18 +50,6 @@ LOCAL_FORMATS = (
 # What changes the values or the layout of the KV, and is not in vLLM's `OffloadingConfig`.
 HIDDEN_OPTIONS = "--quantization, --hf-overrides, --attention-backend or LoRA adapters"
 _CONFIG_NOISE = ("_name_or_path", "transformers_version")
-_LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
-
-
-def rope_depends_on_length(config: Mapping[str, Any]) -> bool:
-    """Tells whether a model's rotary embedding depends on the longest context that is served."""
-    for name in ("rope_scaling", "rope_parameters"):
-        scaling = config.get(name)
-        if isinstance(scaling, Mapping):
-            kinds = [scaling, *(one for one in scaling.values() if isinstance(one, Mapping))]
-            if any(kind.get("rope_type", kind.get("type")) in _LENGTH_DEPENDENT for kind in kinds):
-                return True
-    return False
 
 
 def machine_fields() -> dict[str, str]:
