@@ -1,0 +1,365 @@
+"""The backend: SGLang's `HiCacheStorage` over a store, in all three generations of its interface.
+
+SGLang calls look-ups, loads and stores from one thread each, and a few methods from its scheduler.
+Look-ups are answered from the store's index; loads and stores go straight from and into the host
+pools, where these have addresses, and wait for the disk up to a deadline.
+
+1. No exception leaves a method that SGLang calls while it serves: it becomes a miss or a page that
+   is not kept, a counter and, now and then, a line in the log. A wrong configuration fails when the
+   backend is attached.
+2. A call returns when nothing of it is under way any more.
+3. A page is found by its hash alone. `prefix_keys` is a hint of where to put pages: SGLang tells it
+   wrongly when it reads.
+4. `get_stats` and `exists` touch no disk and take no lock that a transfer holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from dalsegno.integrations.sglang import hits, identity, plugin
+from dalsegno.integrations.sglang.metrics import Meter
+from dalsegno.integrations.sglang.pools import PoolPages, byte_view
+from dalsegno.integrations.sglang.settings import HiCacheSettings
+from dalsegno.integrations.sglang.spaces import KV, PoolSpaces, block_hash, logger
+from dalsegno.integrations.sglang.transfers import Moved, Mover
+
+T = TypeVar("T")
+
+
+class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
+    """Keeps the pages of SGLang's host pools in a store, and brings them back."""
+
+    def __init__(
+        self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Opens the store.
+
+        Args:
+            storage_config: SGLang's description of this rank; `extra_config` holds our settings.
+            kwargs: What SGLang may hand to external backends; not needed.
+
+        Raises:
+            InvalidError: The configuration is wrong.
+            IncompatibleError: The store or the model cannot be used with this version.
+        """
+        del kwargs
+        extra = storage_config.extra_config
+        settings = HiCacheSettings.parse(extra or {})
+        if extra is not None:
+            # SGLang looks for it once we are made; only whoever says 0 gets the copying interface.
+            extra.setdefault("interface_v1", 1)
+        ranks = identity.Ranks.of(storage_config)
+        if ranks.replicated:
+            plugin.write_on_every_rank(storage_config)
+        self._meter = Meter(logger)
+        self._mover = Mover(settings.load_timeout_s, settings.store_timeout_s)
+        self._spaces = PoolSpaces(settings, ranks, flat=not (extra or {}).get("interface_v1", 1))
+        plugin.watch(self)
+
+    # Pools.
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        """Takes the host pool of the KV cache."""
+        super().register_mem_pool_host(mem_pool_host)
+        self._spaces.pools[KV] = PoolPages(mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Takes a further host pool: of sliding windows, states, indexers, drafts."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        name = str(host_pool_name)
+        if name != KV or name not in self._spaces.pools:
+            self._spaces.pools[name] = PoolPages(host_pool)
+
+    def _safe(self, call: str, work: Callable[[], T], otherwise: T) -> T:
+        """Does what SGLang asks; an exception becomes a miss."""
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - SGLang loses a thread, or more, by it
+            self._meter.trouble(call, error)
+            return otherwise
+
+    # Look-ups.
+
+    def exists(self, key: str) -> bool:
+        """Tells whether a page of the KV is there, in whatever form."""
+
+        def work() -> bool:
+            if self._spaces.kv() is None:
+                return False
+            # Also in the namespaces of other sizes that the oldest interface came with.
+            one = [block_hash(key)]
+            return any(space.contains(one)[0] for space in self._spaces.used())
+
+        return self._safe("exists", work, otherwise=False)
+
+    def batch_exists(
+        self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> int:
+        """Returns how many leading pages of a chain are there; it may start at any page."""
+        del extra_info
+        return self._safe("batch_exists", lambda: self._probe(list(map(block_hash, keys))), 0)
+
+    def _probe(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many leading pages the KV has."""
+        space = self._spaces.kv()
+        found = int(space.probe(hashes)) if space is not None else 0
+        self._meter.count("lookup_pages", found, "hit")
+        self._meter.count("lookup_pages", len(hashes) - found, "miss")
+        return found
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """Returns which prefixes of a chain all pools can restore."""
+        del extra_info
+
+        def work() -> PoolTransferResult:
+            hashes = list(map(block_hash, keys))
+            logical = not self._spaces.pools[KV].shape.block_bytes
+            kv_pages = len(keys) if logical else self._probe(hashes)
+            wanted = [self._wanted(one, hashes[:kv_pages]) for one in pool_transfers or ()]
+            lengths, longest = hits.restorable(kv_pages, wanted)
+            if kv_pages:
+                longest[PoolName.KV] = kv_pages
+            return PoolTransferResult(max(lengths, default=0), longest, lengths)
+
+        return self._safe("batch_exists_v2", work, PoolTransferResult(0, {}, []))
+
+    def _wanted(self, transfer: PoolTransfer, hashes: Sequence[bytes]) -> hits.Wanted:
+        """Asks what one pool has of a chain."""
+        groups = transfer.hit_policy == hits.BLOCK_GROUPS
+        asked = list(map(block_hash, transfer.keys or ())) if groups else hashes
+        space = self._spaces.of(str(transfer.name))
+        present = space.contains(asked) if space is not None and asked else [False] * len(asked)
+        return hits.Wanted(
+            transfer.name,
+            str(transfer.hit_policy.value),
+            present,
+            len(transfer.keys or ()),
+            transfer.block_pages,
+            transfer.group_pages,
+        )
+
+    # Loads and stores of the second and third interface.
+
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Fills pages of the KV pool; tells for each whether it holds its bytes."""
+        del extra_info
+        return self._load("batch_get_v1", KV, keys, host_indices)
+
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Stores pages of the KV pool; tells for each whether the store has dealt with it."""
+        return self._store("batch_set_v1", KV, keys, host_indices, _before(extra_info))
+
+    def batch_get_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Fills pages of several pools."""
+        del extra_info
+        return {
+            one.name: self._load("batch_get_v2", str(one.name), one.keys or [], one.host_indices)
+            for one in transfers
+        }
+
+    def batch_set_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> dict[str, list[bool]]:
+        """Stores pages of several pools."""
+        before = _before(extra_info)
+        return {
+            one.name: self._store(
+                "batch_set_v2", str(one.name), one.keys or [], one.host_indices, before
+            )
+            for one in transfers
+        }
+
+    def _load(self, call: str, name: str, keys: Sequence[str], indices: Any) -> list[bool]:
+        """Fills pages of a pool."""
+
+        def work() -> list[bool]:
+            pages, space = self._spaces.pools[name], self._spaces.of(name)
+            if not pages.shape.block_bytes:
+                # It only stands for pools that hold the bytes.
+                return [True] * len(keys)
+            if space is None:
+                return [False] * len(keys)
+            hashes = list(map(block_hash, keys))
+            return self._note_load(
+                call, space, lambda: self._mover.get(space, hashes, pages, indices)
+            )
+
+        return self._safe(call, work, [False] * len(keys))
+
+    def _store(
+        self, call: str, name: str, keys: Sequence[str], indices: Any, before: bytes | None
+    ) -> list[bool]:
+        """Stores pages of a pool."""
+
+        def work() -> list[bool]:
+            pages, space = self._spaces.pools[name], self._spaces.of(name)
+            if not pages.shape.block_bytes:
+                return [True] * len(keys)
+            if space is None:
+                return [False] * len(keys)
+            hashes = list(map(block_hash, keys))
+            return self._note_store(
+                call, space, lambda: self._mover.put(space, hashes, pages, indices, before)
+            )
+
+        return self._safe(call, work, [False] * len(keys))
+
+    # Loads and stores of the first interface.
+
+    def get(
+        self, key: str, target_location: Any = None, target_sizes: Any = None
+    ) -> torch.Tensor | None:
+        """Fills a tensor with a page; returns it, or None."""
+        del target_sizes
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[torch.Tensor | None]:
+        """Fills tensors with pages; returns each tensor, or None in its place."""
+        del target_sizes
+
+        def work() -> list[torch.Tensor | None]:
+            pages = self._spaces.pools[KV].pool
+            given = list(target_locations or [None] * len(keys))
+            targets = [pages.get_dummy_flat_data_page() if one is None else one for one in given]
+            blocks = [[byte_view(one)] for one in targets]
+            space = self._spaces.flat(len(blocks[0][0])) if blocks else None
+            if space is None:
+                return [None] * len(keys)
+            hashes = list(map(block_hash, keys))
+            done = self._note_load(
+                "batch_get", space, lambda: self._mover.get_blocks(space, hashes, blocks)
+            )
+            return [one if there else None for one, there in zip(targets, done, strict=True)]
+
+        return self._safe("batch_get", work, [None] * len(keys))
+
+    def set(
+        self,
+        key: str,
+        value: Any = None,
+        target_location: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        """Stores a tensor as a page; tells whether the store has dealt with it."""
+        del target_location, target_sizes
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        """Stores tensors as pages; tells whether the store has dealt with all of them."""
+        del target_locations, target_sizes
+
+        def work() -> bool:
+            blocks = [[byte_view(one.contiguous())] for one in values or ()]
+            space = self._spaces.flat(len(blocks[0][0])) if blocks else None
+            if space is None:
+                return not keys
+            hashes = list(map(block_hash, keys))
+            return all(
+                self._note_store(
+                    "batch_set", space, lambda: self._mover.put_blocks(space, hashes, blocks, None)
+                )
+            )
+
+        return self._safe("batch_set", work, otherwise=False)
+
+    def _note_load(self, call: str, space: Any, load: Callable[[], Moved]) -> list[bool]:
+        """Carries out a load and counts what came of it."""
+        started = time.monotonic()
+        moved = load()
+        moved_bytes = moved.pages * space.block_bytes
+        self._meter.observe("load", moved.pages, moved_bytes, time.monotonic() - started)
+        self._meter.count("loaded_pages", moved.pages)
+        self._meter.count("loaded_bytes", moved_bytes)
+        self._meter.count("load_failed_pages", moved.refused)
+        return self._noted(call, "load", moved)
+
+    def _note_store(self, call: str, space: Any, store: Callable[[], Moved]) -> list[bool]:
+        """Carries out a store and counts what came of it."""
+        started = time.monotonic()
+        moved = store()
+        moved_bytes = moved.pages * space.block_bytes
+        self._meter.observe("store", moved.pages, moved_bytes, time.monotonic() - started)
+        self._meter.count("stored_pages", moved.pages)
+        self._meter.count("stored_bytes", moved_bytes)
+        self._meter.count("present_pages", moved.known)
+        self._meter.count("store_failed_pages", moved.refused)
+        return self._noted(call, "store", moved)
+
+    def _noted(self, call: str, direction: str, moved: Moved) -> list[bool]:
+        """Counts what went wrong; returns what became of each page."""
+        self._meter.count("throttled_pages", moved.throttled, direction)
+        for error in moved.errors:
+            self._meter.trouble(call, error)
+        return moved.done
+
+    # What SGLang asks now and then.
+
+    def clear(self) -> bool:
+        """Forgets every page of this model, for good; tells whether that succeeded."""
+        return self._safe("clear", self._spaces.clear, otherwise=False)
+
+    def renew(self) -> None:
+        """Forgets every page, for this process: the weights may be others from now on."""
+        self._safe("renew", self._spaces.renew, None)
+
+    def get_stats(self) -> Any:
+        """Returns SGLang's record of loads and stores since the last call."""
+        if self._meter.due():
+            self._meter.gauge(self._safe("get_stats", self._spaces.counters, None))
+        return self._meter.take()
+
+    def counts(self) -> dict[str, int]:
+        """Returns the backend's own counters, by name and label."""
+        return self._meter.counts()
+
+    def close(self) -> None:
+        """Closes the store; SGLang has ended its threads by then."""
+        self._safe("close", self._spaces.close, None)
+
+
+def _before(extra_info: HiCacheStorageExtraInfo | None) -> bytes | None:
+    """Returns the page that comes before those of a call, if SGLang tells."""
+    prefix = extra_info.prefix_keys if extra_info is not None else None
+    return block_hash(prefix[-1]) if prefix else None

@@ -1,0 +1,98 @@
+"""What SGLang is told when it starts, by the entry point `sglang.srt.plugins`.
+
+* The backend is found by its name: `{"backend_name": "dalsegno", "path": "..."}` is a whole extra
+  configuration for `--hicache-storage-backend dynamic`.
+* When weights are updated in a running server, SGLang empties its own caches but leaves storage as
+  it is, so that pages of the old weights would be found again. From here on it does not: the
+  backends of the process move to namespaces that no other has.
+
+1. Both go through SGLang's own registry of hooks, and nothing else of SGLang is changed.
+2. `register` may be called any number of times.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from dalsegno.integrations.sglang.settings import CLASS, MODULE, NAME
+
+logger = logging.getLogger("sglang.dalsegno")
+
+_FACTORY = "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_ipc",
+    "update_weights_from_tensor",
+)
+
+
+class Renewable(Protocol):
+    """A backend whose pages may have become those of other weights."""
+
+    def renew(self) -> None:
+        """Forgets every page that was stored before."""
+
+
+_backends: weakref.WeakSet[Any] = weakref.WeakSet()
+_registered = False
+
+
+def register() -> None:
+    """Registers the hooks; SGLang applies them when all plugins are loaded."""
+    global _registered  # noqa: PLW0603 - SGLang's registry is of the process, too
+    if _registered:
+        return
+    _registered = True
+    HookRegistry.register(_FACTORY, name_backend, HookType.BEFORE)
+    for name in _UPDATES:
+        HookRegistry.register(f"{_UPDATER}.{name}", _renew_after, HookType.AROUND)
+
+
+def watch(backend: Renewable) -> None:
+    """Has a backend renewed after every update of the weights, as long as it lives."""
+    if not _registered:
+        logger.warning(
+            "Dalsegno's plugin was not loaded when SGLang started (is SGLANG_PLUGINS set without "
+            "it?): if the weights are updated in the running server, clear the storage backend."
+        )
+        register()
+        HookRegistry.apply_hooks()
+    _backends.add(backend)
+
+
+def name_backend(*args: Any, **kwargs: Any) -> None:
+    """Tells SGLang's factory where the backend called `dalsegno` is; changes its configuration."""
+    config = next((one for one in (*args, *kwargs.values()) if hasattr(one, "extra_config")), None)
+    extra = getattr(config, "extra_config", None)
+    if isinstance(extra, dict) and extra.get("backend_name") == NAME:
+        extra.setdefault("module_path", MODULE)
+        extra.setdefault("class_name", CLASS)
+
+
+def _renew_after(update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Updates the weights; whatever came of that, what was stored before is not theirs."""
+    try:
+        return update(*args, **kwargs)
+    finally:
+        for backend in list(_backends):
+            backend.renew()
+
+
+def write_on_every_rank(config: Any) -> None:
+    """Has every rank keep the pages that all ranks of an MLA model hold alike.
+
+    SGLang has one rank write them, for backends that all ranks read. A store is read by its owner
+    only, so each rank needs a copy of its own.
+
+    Args:
+        config: SGLang's `HiCacheStorageConfig`, which decides who writes.
+    """
+    if config.tp_size > 1:
+        config.is_mla_model = False

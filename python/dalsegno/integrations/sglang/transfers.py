@@ -1,0 +1,208 @@
+"""Moves pages between SGLang's host pools and the store.
+
+SGLang calls from one thread per direction and waits, so the parallelism is here: a call is cut into
+parts that the store's threads carry out together.
+
+1. A call returns when nothing of it is under way any more: SGLang may then use the memory again.
+2. Every part has a deadline, kept by the store; what is late is a miss, or is not kept.
+3. What is copied through scratch memory goes in pieces of at most `SCRATCH_BYTES`, or one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dalsegno import InvalidError, PoisonedError
+from dalsegno.integrations.sglang.pools import Blocks, PoolPages
+
+# Large enough for long requests to the device, small enough to keep all threads busy.
+PART_BYTES = 16 << 20
+MOST_PARTS = 64
+SCRATCH_BYTES = 64 << 20
+
+
+@dataclass
+class Moved:
+    """What became of the pages of a call.
+
+    Attributes:
+        done: For each page whether it is in the store, or in memory, now.
+        pages: Pages that were really moved.
+        known: Pages that the store had already, or was being given.
+        refused: Pages that the store could not or would not take, or that were not there.
+        throttled: Pages that were refused because too much was under way.
+        errors: What went wrong on the way.
+    """
+
+    done: list[bool] = field(default_factory=list)
+    pages: int = 0
+    known: int = 0
+    refused: int = 0
+    throttled: int = 0
+    errors: list[Exception] = field(default_factory=list)
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether the store takes nothing any more."""
+        return any(isinstance(error, PoisonedError) for error in self.errors)
+
+    def add(self, other: Moved) -> None:
+        """Appends what became of the next pages."""
+        self.done += other.done
+        self.pages += other.pages
+        self.known += other.known
+        self.refused += other.refused
+        self.throttled += other.throttled
+        self.errors += other.errors
+
+
+def _cuts(count: int, each: int) -> list[range]:
+    """Cuts pages into parts of so many, at least one."""
+    each = max(1, each)
+    return [range(at, min(at + each, count)) for at in range(0, count, each)]
+
+
+def _parts(count: int, block_bytes: int) -> list[range]:
+    """Cuts pages into parts for the store's threads."""
+    return _cuts(count, max(PART_BYTES // block_bytes, -(-count // MOST_PARTS)))
+
+
+class Mover:
+    """Carries out the calls of one backend."""
+
+    def __init__(self, load_timeout_s: float, store_timeout_s: float) -> None:
+        """Takes the deadlines, in seconds."""
+        self._load_timeout_s, self._store_timeout_s = load_timeout_s, store_timeout_s
+
+    def put(
+        self,
+        space: Any,
+        hashes: Sequence[bytes],
+        pages: PoolPages,
+        indices: torch.Tensor,
+        before: bytes | None,
+    ) -> Moved:
+        """Stores pages.
+
+        Args:
+            space: Their namespace.
+            hashes: One per page, in the order of the prompt.
+            pages: The pool in which they lie.
+            indices: Where in the pool, `page_tokens` indices per page.
+            before: The page that comes right before, if SGLang tells; only a hint.
+        """
+        moved = Moved()
+        for cut, chosen in _pieces(pages, hashes, indices):
+            blocks = pages.sources(chosen)
+            moved.add(self.put_blocks(space, hashes[cut.start : cut.stop], blocks, before))
+            before = hashes[cut.stop - 1]
+        return moved
+
+    def put_blocks(
+        self, space: Any, hashes: Sequence[bytes], blocks: Blocks, before: bytes | None
+    ) -> Moved:
+        """Stores blocks that lie in memory."""
+        chain = [before, *hashes] if before else list(hashes)
+        shift = len(chain) - len(hashes)
+
+        def start(part: range) -> Any:
+            first = max(0, part.start + shift - 1)
+            return space.submit_put(
+                chain[first : part.stop + shift],
+                blocks[part.start : part.stop],
+                first=part.start + shift - first,
+                timeout_s=self._store_timeout_s,
+            )
+
+        return _carry_out(_parts(len(hashes), space.block_bytes), start, _stored)
+
+    def get(
+        self, space: Any, hashes: Sequence[bytes], pages: PoolPages, indices: torch.Tensor
+    ) -> Moved:
+        """Fills pages of a pool; a page that is not there leaves its memory undefined."""
+        moved = Moved()
+        for cut, chosen in _pieces(pages, hashes, indices):
+            blocks, fill = pages.targets(chosen)
+            came = self.get_blocks(space, hashes[cut.start : cut.stop], blocks)
+            for place, there in enumerate(came.done):
+                if there:
+                    fill(place)
+            moved.add(came)
+        return moved
+
+    def get_blocks(self, space: Any, hashes: Sequence[bytes], blocks: Blocks) -> Moved:
+        """Fills memory with blocks."""
+
+        def start(part: range) -> Any:
+            return space.submit_get(
+                hashes[part.start : part.stop],
+                blocks[part.start : part.stop],
+                each=True,
+                timeout_s=self._load_timeout_s,
+            )
+
+        return _carry_out(_parts(len(hashes), space.block_bytes), start, _loaded)
+
+
+def _pieces(
+    pages: PoolPages, hashes: Sequence[bytes], indices: torch.Tensor
+) -> Iterator[tuple[range, torch.Tensor]]:
+    """Cuts a call into what is moved at once: all of it, unless it goes through scratch memory.
+
+    Raises:
+        InvalidError: There are not as many keys as pages.
+    """
+    count = pages.count(indices)
+    if count != len(hashes):
+        raise InvalidError(f"SGLang gives {len(hashes)} keys for {count} pages")
+    flat = pages.shape.form == "flat"
+    for cut in _cuts(count, SCRATCH_BYTES // pages.shape.block_bytes if flat else count):
+        yield cut, indices[cut.start * pages.page_tokens : cut.stop * pages.page_tokens]
+
+
+def _carry_out(
+    parts: Sequence[range], start: Callable[[range], Any], report: Callable[[Any, int], Moved]
+) -> Moved:
+    """Starts all parts, waits for each, and puts their results together."""
+    under_way, moved = [], Moved()
+    for part in parts:
+        try:
+            under_way.append(start(part))
+        except Exception as error:  # noqa: BLE001 - what was started must end first
+            moved.errors.append(error)
+            break
+    for part, transfer in zip(parts, under_way, strict=False):
+        transfer.wait()
+        count = len(part)
+        try:
+            if transfer.throttled:
+                moved.add(Moved([False] * count, refused=count, throttled=count))
+            else:
+                moved.add(report(transfer, count))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
+            moved.add(Moved([False] * count, refused=count, errors=[error]))
+    left = sum(map(len, parts)) - len(moved.done)
+    moved.add(Moved([False] * left, refused=left))
+    return moved
+
+
+def _stored(transfer: Any, count: int) -> Moved:
+    """Tells what became of a put.
+
+    Pages that admission declines, or that another put is writing, count as done: the store has
+    dealt with them, and SGLang gives up the rest of a backup at the first page that is not.
+    """
+    report = transfer.put_report()
+    done = [True] * count if report.failed == 0 else list(report.kept)
+    known = report.present + report.pending
+    return Moved(done, report.stored, known, report.failed + report.declined)
+
+
+def _loaded(transfer: Any, count: int) -> Moved:
+    """Tells what became of a get."""
+    done = list(transfer.get_report())
+    return Moved(done, sum(done), 0, count - sum(done))
