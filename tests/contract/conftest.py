@@ -22,6 +22,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("subject", fitting, ids=names, scope="session")
     if "route" in metafunc.fixturenames:
         found = routes(metafunc.config.getoption("--engine") or "")
+        if metafunc.definition.get_closest_marker("starts_engine"):
+            found = [one for one in found if not one.variant]
         metafunc.parametrize("route", found, ids=[one.name for one in found], scope="session")
 
 

@@ -34,6 +34,7 @@ for number in range(1_000_000):
 """
 
 
+@pytest.mark.starts_engine
 def test_a_process_that_is_killed_loses_nothing_that_it_was_told_is_kept(place: Place) -> None:
     command = [sys.executable, "-c", CHILD, place.engine, place.route.name, str(place.path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:

@@ -123,11 +123,14 @@ class Route(ABC):
         threads: Who may call a session at once: `any`, or `one per direction` where an engine has
             one thread that puts and one that gets.
         dtypes: The dtypes that the engine can have.
+        variant: Whether another route of the engine differs in nothing that matters to a check
+            which starts the engine once more, in a process of its own: that one is enough.
     """
 
     name: str
     threads: str = "any"
     dtypes: Sequence[str] = tuple(WIDTHS)
+    variant: bool = False
 
     def directory(self, path: Path) -> Path:
         """Where the files of a store lie that was opened at `path`."""
