@@ -64,6 +64,8 @@ class Meter:
 
     def __init__(self, logger: logging.Logger) -> None:
         """Starts at zero."""
+        # Now, as importing the library takes a while and SGLang's threads wait for what is counted.
+        _prometheus()
         self._logger = logger
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
