@@ -5,12 +5,14 @@
 //! 2. Every completion has its byte count checked; a short transfer is an error, never success.
 //! 3. Every request gets exactly one completion, also when it is refused, late or the device is closed.
 
+mod arena;
 mod clock;
 mod device;
 mod direct;
 mod directory;
 mod engine;
 mod error;
+mod frames;
 mod lock;
 mod memory;
 mod pages;
@@ -26,6 +28,7 @@ pub use device::{
 };
 pub use directory::{DirectoryOptions, LocalDirectory};
 pub use error::IoError;
+pub use frames::{Framed, Frames, Reserved};
 pub use lock::{DirectoryLock, LockError};
 pub use memory::{Lender, Memory, lend};
 pub use pages::{PageBuffer, PageVec, Pages};

@@ -6,13 +6,13 @@
 //! 3. A forked child has no arena: nothing there may touch its address.
 
 use std::any::Any;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Deadline};
 use parking_lot::{Condvar, Mutex};
 
-use crate::{IoError, Memory, Process};
+use crate::arena::{Arena, Touch};
+use crate::{IoError, Memory};
 
 /// Small buffers hold most headers.
 const SMALL_BYTES: usize = 64 << 10;
@@ -35,66 +35,6 @@ struct Shared {
 struct Free {
     small: Vec<usize>,
     large: Vec<usize>,
-}
-
-/// A private anonymous mapping, page-aligned and touched.
-#[derive(Debug)]
-struct Arena {
-    start: NonNull<u8>,
-    bytes: usize,
-    process: Process,
-}
-
-// SAFETY: the arena is plain memory; who may touch which part is ruled by the pool's free lists.
-unsafe impl Send for Arena {}
-// SAFETY: as above; `&Arena` gives out no access by itself.
-unsafe impl Sync for Arena {}
-
-impl Arena {
-    fn map(bytes: usize) -> Result<Self, IoError> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh anonymous mapping; no existing memory is involved.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                -1,
-                0,
-            )
-        };
-        let failed = || IoError::Os {
-            operation: "allocation",
-            file: format!("{bytes} bytes of staging memory"),
-            source: std::io::Error::last_os_error(),
-        };
-        let mapped = NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED);
-        let arena = Self { start: mapped.ok_or_else(failed)?, bytes, process: Process::this() };
-        // Huge pages keep a request in few physical pieces: 2.6 instead of 1.9 GB/s on a virtio disk, whose requests
-        // hold 254 of them. Where there are none, ordinary pages do.
-        // SAFETY: advice about our own mapping.
-        unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
-        // A fork would copy all of it, since the device may hold its pages, or else share the pages under a running
-        // read: open(2) warns of that. The child has no use for them.
-        // SAFETY: as above; a forked child never touches the arena (invariant 3).
-        unsafe { libc::madvise(start, bytes, libc::MADV_DONTFORK) };
-        // SAFETY: as above; touches the pages now, so that no request pays for it. A kernel without this advice (before
-        // 5.14) touches them at first use.
-        unsafe { libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
-        Ok(arena)
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        if !self.process.is_this() {
-            // Whatever lies at this address by now is somebody else's.
-            return;
-        }
-        // SAFETY: the mapping is ours, and every buffer of it held the pool (and so this arena) alive.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
-    }
 }
 
 /// Puts its buffer back when the last piece of it is dropped.
@@ -135,7 +75,7 @@ impl BufferPool {
             large: (0..large_count).map(|i| large_start + i * large_bytes).collect(),
         };
         let shared = Shared {
-            arena: Arena::map(total)?,
+            arena: Arena::map(total, Touch::Now, "staging memory")?,
             large_bytes,
             free: Mutex::new(free),
             returned: Condvar::new(),
@@ -152,7 +92,7 @@ impl BufferPool {
     /// Address and length of the arena, for registration with `io_uring`.
     #[must_use]
     pub fn arena(&self) -> (usize, usize) {
-        (self.shared.arena.start.as_ptr() as usize, self.shared.arena.bytes)
+        self.shared.arena.range()
     }
 
     /// Takes a buffer of `len` bytes if one is free. The contents are whatever the last user left.
@@ -206,9 +146,10 @@ impl BufferPool {
         let offset = if small { free.small.pop() } else { free.large.pop() }?;
         let owner: Arc<dyn Any + Send + Sync> =
             Arc::new(Lease { shared: Arc::clone(&self.shared), offset, small });
-        // SAFETY: offset + len lies inside of the arena; the buffer was in the free list, so nobody else holds it,
-        // and it returns there only when the lease, held by every piece, is dropped.
-        Some(unsafe { Memory::from_raw(self.shared.arena.start.add(offset), len, true, owner) })
+        let start = self.shared.arena.part(offset, len);
+        // SAFETY: `part` lies inside of the arena; the buffer was in the free list, so nobody else holds it, and it
+        // returns there only when the lease, held by every piece, is dropped.
+        Some(unsafe { Memory::from_raw(start, len, true, owner) })
     }
 }
 

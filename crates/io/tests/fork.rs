@@ -5,7 +5,7 @@ mod common;
 
 use common::{Rig, SECTOR, is_available};
 use dalsegno_core::EngineChoice;
-use dalsegno_io::{Process, forked_amid_threads, spawn};
+use dalsegno_io::{Frames, Memory, Process, forked_amid_threads, spawn};
 
 /// A child that takes longer than this hangs: the system ends it, and the test fails.
 const LIMIT_SECONDS: u32 = 20;
@@ -79,6 +79,25 @@ fn a_child_has_no_arena_and_unmaps_nothing_at_its_address() {
         assert!(is_mapped(arena));
     });
     assert!(is_mapped(arena));
+}
+
+#[test]
+fn a_child_has_no_frames_and_gives_none_back() {
+    let frames = Frames::new(1 << 20).unwrap();
+    let block = frames.keep(&[Memory::owned(vec![7; SECTOR], ())]).unwrap();
+    let arena = (block.slices().next().unwrap().as_ptr() as usize, SECTOR);
+    let mut both = Some((block, frames));
+    in_child(|| {
+        assert!(!is_mapped(arena));
+        let (block, frames) = both.take().unwrap();
+        let reads = || block.slices().count();
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(reads)).is_err());
+        let free = frames.free_bytes();
+        drop(block);
+        assert_eq!(frames.free_bytes(), free);
+    });
+    let (block, _) = both.unwrap();
+    assert!(block.slices().flatten().all(|byte| *byte == 7));
 }
 
 #[test]

@@ -213,18 +213,14 @@ impl<'a> Get<'a> {
             return;
         }
         let slice = self.namespace.layout().slice_bytes() as usize;
-        let layers = self.layers.start as usize * slice..self.layers.end as usize * slice;
+        let layers_start = self.layers.start as usize * slice;
         for at in wanted {
-            let Some(block) = self.inner.dram.get(&(self.namespace.id(), self.chain[*at])) else {
-                continue;
-            };
-            let mut bytes = &block[layers.clone()];
-            for mut piece in out[*at].take().into_iter().flatten() {
-                let (head, tail) = bytes.split_at(piece.len());
-                piece.as_mut_slice().copy_from_slice(head);
-                bytes = tail;
+            let key = (self.namespace.id(), self.chain[*at]);
+            let pieces = out[*at].as_mut().expect("each block is asked for once");
+            if self.inner.dram.copy_to(&key, layers_start, pieces) {
+                out[*at] = None;
+                self.outcomes[*at] = Outcome::Dram;
             }
-            self.outcomes[*at] = Outcome::Dram;
         }
     }
 

@@ -127,6 +127,7 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_parts(parts: Parts) -> Result<Self> {
         let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep, merging } = parts;
+        let dram = open_dram(&limits)?;
         let Opened { log, recovered, index, lsm, cover } =
             open_log(&device, &clock, pool, &limits, new_store)?;
         let counters = Counters::default();
@@ -177,7 +178,7 @@ impl Store {
         let inner = Inner {
             merger,
             reads: AtomicU32::new(0),
-            dram: Dram::new(limits.dram_bytes),
+            dram,
             admission: Mutex::new(AdmissionFilter::new(limits.admission, ADMISSION_BYTES)),
             limits,
             device,
@@ -197,6 +198,14 @@ impl Store {
         store.enter()?.start_merging()?;
         Ok(store)
     }
+}
+
+fn open_dram(limits: &Limits) -> Result<Dram> {
+    Dram::new(limits.dram_bytes).map_err(|error| {
+        let asked = format_bytes(limits.dram_bytes);
+        let message = format!("a DRAM tier of {asked} cannot be had; set `dram` to less");
+        Error::new(ErrorKind::Unavailable, message).with_source(error)
+    })
 }
 
 /// Refuses to open anything in a child that was forked while a store was open: it might wait for ever.

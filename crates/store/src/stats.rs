@@ -124,12 +124,14 @@ pub struct Stats {
     pub blocks: u64,
     /// Blocks in DRAM.
     pub dram_blocks: u64,
-    /// Bytes in DRAM.
+    /// Bytes in DRAM, each block's rounded up to sectors.
     pub dram_bytes: u64,
     /// Blocks that entered DRAM.
     pub dram_admitted_blocks: u64,
     /// Blocks that left DRAM to make room.
     pub dram_evicted_blocks: u64,
+    /// Blocks that did not enter DRAM because readers still held the memory of those that had left.
+    pub dram_throttled_blocks: u64,
     /// Bytes of disk taken.
     pub disk_bytes: u64,
     /// Most bytes of disk.
@@ -202,6 +204,7 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         dram_bytes: dram.bytes,
         dram_admitted_blocks: dram.admitted,
         dram_evicted_blocks: dram.evicted,
+        dram_throttled_blocks: dram.throttled,
         disk_bytes: inner.log.disk_bytes(),
         capacity_bytes: inner.limits.capacity_bytes,
         poisoned: inner.log.is_poisoned(),
