@@ -1,7 +1,7 @@
 //! Memory for blocks that stay: an arena in frames of one sector.
 //!
-//! 1. A frame is free, or belongs to one [`Reserved`] or one [`Framed`]. Whoever reserves it writes it, once; as part of
-//!    a `Framed` it is only read, until that is dropped.
+//! 1. A frame is free, or belongs to one [`Reserved`] or one [`Framed`]. Whoever reserves it writes it, once; as part
+//!    of a `Framed` it is only read, until that is dropped.
 //! 2. The capacity is mapped once and nothing else is ever allocated for bytes. Memory is taken from the system when a
 //!    frame is used first, and kept: frames that were used are used again before others.
 //! 3. Frames are had at once or not at all; nobody waits for any.
