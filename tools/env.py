@@ -139,6 +139,12 @@ ENVIRONMENTS = {
             (stub_cuda,),
             "sglang_cpu",
         ),
+        Environment(
+            "lmcache",
+            "the same with real LMCache on the CPU",
+            "import lmcache.v1.distributed.l2_adapters, pytest",
+            (stub_cuda,),
+        ),
     )
 }
 
