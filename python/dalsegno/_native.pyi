@@ -465,6 +465,12 @@ class Store:
                 without a block are forgotten when the store is opened.
         """
 
+    def namespaces(self) -> list[Namespace]:
+        """Returns the namespaces that are known: those that had blocks when the store was opened.
+
+        Those opened since are there too. They come in the order of their ids.
+        """
+
     def close(self) -> None:
         """Waits for transfers under way and lets go of the directory.
 

@@ -196,6 +196,12 @@ class Store:
             bank = self.banks.setdefault(name, Bank(dict(fields), layers, slice_bytes))
         return Namespace(self, name, bank)
 
+    def namespaces(self) -> list[Namespace]:
+        """Returns the namespaces that are known, in the order of their ids."""
+        self.check_open()
+        with self.guard:
+            return [Namespace(self, name, bank) for name, bank in sorted(self.banks.items())]
+
     def close(self) -> None:
         """Waits for transfers under way and lets go of the directory."""
         if self.closed:

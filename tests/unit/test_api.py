@@ -107,6 +107,21 @@ def test_a_bad_settings_file_is_invalid(
         dalsegno.open(tmp_path / "store")
 
 
+def test_a_store_names_the_namespaces_that_have_blocks(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        assert store.namespaces() == []
+        full = store.namespace({"model": "a"}, layers=2, slice_bytes=4)
+        store.namespace({"model": "b"}, layers=1, slice_bytes=8)
+        full.put_batch(chain(1), [b"12345678"])
+        assert {one.fields["model"] for one in store.namespaces()} == {"a", "b"}
+    with open_store(tmp_path / "store") as store:
+        (found,) = store.namespaces()
+        assert (found.fields, found.layers, found.slice_bytes) == ({"model": "a"}, 2, 4)
+        assert (found.id, found.probe(chain(1))) == (full.id, 1)
+    with pytest.raises(dalsegno.ClosedError):
+        store.namespaces()
+
+
 # Directories and owners.
 
 

@@ -87,6 +87,11 @@ impl PyStore {
         Ok(PyNamespace::new(self.store.clone(), namespace))
     }
 
+    fn namespaces(&self) -> PyResult<Vec<PyNamespace>> {
+        let known = self.store.namespaces().or_raise()?;
+        Ok(known.into_iter().map(|one| PyNamespace::new(self.store.clone(), one)).collect())
+    }
+
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.store.close());
     }

@@ -176,6 +176,19 @@ impl Store {
         Ok(())
     }
 
+    /// The namespaces that are known, by id: those with blocks when the store was opened, and those registered since.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn namespaces(&self) -> Result<Vec<Namespace>> {
+        let inner = self.enter()?;
+        let mut known: Vec<Namespace> =
+            inner.namespaces.read().values().map(|(namespace, _)| (**namespace).clone()).collect();
+        known.sort_by_key(Namespace::id);
+        Ok(known)
+    }
+
     /// How many leading blocks of `chain` are present; it may start at any block of a prompt.
     ///
     /// # Errors
