@@ -51,7 +51,12 @@ class Opened:
 
 
 class Backend:
-    """Opens the store, now or later, and closes it."""
+    """Opens the store, now or later, and closes it.
+
+    Attributes:
+        current: The open store; None while there is none.
+        problem: Why there is none, empty while there is one.
+    """
 
     def __init__(
         self,
@@ -85,12 +90,14 @@ class Backend:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.current: Opened | None = None
+        self.problem = ""
         try:
             self._attach()
             logger.info("Dalsegno uses the store at %s.", path)
         except (InvalidError, IncompatibleError):
             raise
         except Exception as error:  # noqa: BLE001 - an engine runs on without its store
+            self.problem = str(error)
             logger.warning(
                 "Dalsegno cannot use the store at %s: %s. %s runs on without it; the next "
                 "attempt is in %.0f s.",
@@ -124,11 +131,14 @@ class Backend:
             try:
                 self._attach()
             except (InvalidError, IncompatibleError) as error:
+                self.problem = str(error)
                 self._logger.warning("Dalsegno gives up on the store at %s: %s", self._path, error)
                 return
             except Exception as error:  # noqa: BLE001 - tried again
+                self.problem = str(error)
                 self._logger.debug("Dalsegno still cannot use %s: %s", self._path, error)
                 continue
+            self.problem = ""
             self._logger.info("Dalsegno uses the store at %s from now on.", self._path)
             return
 
