@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.integration.manual_store import ManualStore
     from tests.integration.tiers import Primary
 
+    from dalsegno.integrations.lmcache.adapter import DalsegnoL2Adapter
     from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 
@@ -81,3 +82,18 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ManualStore:
 def manual_tier(manual: ManualStore, make_tier: Callable[..., DalsegnoTier]) -> DalsegnoTier:
     """A tier over `manual`."""
     return make_tier()
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path) -> Iterator[Callable[..., DalsegnoL2Adapter]]:
+    """Opens LMCache's adapter with the settings given, and closes it when the test is over."""
+    from dalsegno.integrations.lmcache import DalsegnoL2Adapter
+
+    with ExitStack() as opened:
+
+        def make(path: Path = tmp_path / "store", **settings: Any) -> DalsegnoL2Adapter:
+            adapter = DalsegnoL2Adapter({"path": str(path), "capacity": "64MiB", **settings})
+            opened.callback(adapter.close)
+            return adapter
+
+        yield make

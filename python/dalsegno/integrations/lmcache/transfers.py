@@ -1,0 +1,203 @@
+"""Moves objects between LMCache's memory and the store.
+
+1. Objects of one kind (`spaces.py`) go into one namespace, as one put or one get.
+2. What the store has is not written again, and counts as stored.
+3. A bound is kept by refusing, at once, what is over it: the whole task, for LMCache knows of a
+   store only whether all of it is there.
+4. Objects are read and written where they lie; Python never copies one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+from dalsegno import InvalidError, PoisonedError
+from dalsegno.integrations.lmcache.keys import Hasher, by_model
+from dalsegno.integrations.lmcache.meter import Meter
+from dalsegno.integrations.lmcache.spaces import Layout, Space
+from dalsegno.integrations.lmcache.tasks import Part, Task
+
+# A large task is cut into parts of this size, at most so many, to keep the store's threads busy.
+PART_BYTES = 64 << 20
+MOST_PARTS = 8
+
+
+def looked_up(spaces: Any, hasher: Hasher, keys: Sequence[Any], described: Any) -> list[int]:
+    """Returns the places of the keys that the store has; asks its index in memory, nothing else.
+
+    Args:
+        spaces: The namespaces of the open store.
+        hasher: Makes block hashes.
+        keys: LMCache's keys.
+        described: The layout of each object group, as far as LMCache tells.
+    """
+    layouts = [Layout.of_description(one) for one in described.values() if one.shapes]
+    hits: list[int] = []
+    hashes = hasher.hashes(keys)
+    for model, left in by_model(keys).items():
+        for space in spaces.of_model(model, layouts):
+            asked = hashes if len(left) == len(hashes) else [hashes[one] for one in left]
+            there = space.namespace.contains(asked)
+            hits += compress(left, there)
+            if all(there):
+                break
+            left[:] = [place for place, found in zip(left, there, strict=True) if not found]
+    return hits
+
+
+def by_space(spaces: Any, keys: Sequence[Any], objects: Sequence[Any]) -> dict[Space, list[int]]:
+    """Returns the places of the objects of each namespace.
+
+    Raises:
+        InvalidError: There are not as many objects as keys, or too many kinds of them.
+    """
+    if len(keys) != len(objects):
+        raise InvalidError(f"there are {len(objects)} objects for {len(keys)} keys")
+    kinds: dict[tuple[str, Layout], list[int]] = {}
+    for place, (key, one) in enumerate(zip(keys, objects, strict=True)):
+        kinds.setdefault((key.model_name, Layout.of_object(one)), []).append(place)
+    found: dict[Space, list[int]] = {}
+    for (model, layout), places in kinds.items():
+        found.setdefault(spaces.open(model, layout), []).extend(places)
+    return found
+
+
+def _shares(places: list[int], object_bytes: int) -> list[list[int]]:
+    """Cuts the places of a large task into parts."""
+    most = max(1, PART_BYTES // object_bytes, -(-len(places) // MOST_PARTS))
+    return [places[at : at + most] for at in range(0, len(places), most)]
+
+
+class Mover:
+    """Starts the transfers of tasks, and says what became of them."""
+
+    def __init__(self, hasher: Hasher, meter: Meter) -> None:
+        """Starts nothing yet."""
+        self._hasher, self._meter = hasher, meter
+        self.poisoned = False
+
+    def start_store(self, task: Task, spaces: Any, objects: Sequence[Any], room_bytes: int) -> None:
+        """Starts to write the objects that the store lacks.
+
+        Args:
+            task: The task; takes note of what is under way.
+            spaces: The namespaces of the open store.
+            objects: One for each key of the task.
+            room_bytes: How much may be written now; a task with more is refused.
+        """
+        hashes = self._hasher.hashes(task.keys)
+        fresh: list[tuple[Space, list[int]]] = []
+        for space, places in by_space(spaces, task.keys, objects).items():
+            there = space.namespace.contains([hashes[place] for place in places])
+            task.present += [place for place, found in zip(places, there, strict=True) if found]
+            left = [place for place, found in zip(places, there, strict=True) if not found]
+            if left:
+                fresh.append((space, left))
+        moving_bytes = sum(space.object_bytes * len(places) for space, places in fresh)
+        if moving_bytes > room_bytes:
+            self.refuse(task)
+            return
+        task.moving_bytes = moving_bytes
+        for space, places in fresh:
+            self._put(task, space, places, hashes, objects)
+
+    def _put(
+        self, task: Task, space: Space, places: list[int], hashes: list[bytes], objects: Any
+    ) -> None:
+        """Starts the puts of one namespace, next to the object before them in the task."""
+        before = hashes[: places[0]][-1:]
+        for part in _shares(places, space.object_bytes):
+            named, moved = [hashes[place] for place in part], [objects[place] for place in part]
+            handle = space.namespace.submit_put(
+                before + named,
+                [one.byte_array for one in moved],
+                first=len(before),
+                timeout_s=task.timeout_s,
+            )
+            task.parts.append(Part(part, space, named, moved, handle))
+            before = named[-1:]
+
+    def start_load(self, task: Task, spaces: Any, objects: Sequence[Any]) -> None:
+        """Starts to fill objects with what the store has of them.
+
+        Args:
+            task: The task; takes note of what is under way.
+            spaces: The namespaces of the open store.
+            objects: One for each key of the task, to be filled.
+        """
+        hashes = self._hasher.hashes(task.keys)
+        for space, places in by_space(spaces, task.keys, objects).items():
+            for part in _shares(places, space.object_bytes):
+                named, moved = [hashes[place] for place in part], [objects[place] for place in part]
+                out = [one.byte_array for one in moved]
+                handle = space.namespace.submit_get(named, out, each=True, timeout_s=task.timeout_s)
+                task.moving_bytes += space.object_bytes * len(part)
+                task.parts.append(Part(part, space, named, moved, handle))
+
+    def refuse(self, task: Task) -> None:
+        """Counts a task that is over a bound."""
+        task.failed = True
+        self._meter.count(throttled_objects=len(task.keys))
+
+    def stored(self, task: Task) -> tuple[dict[int, int], int]:
+        """Says what became of a store task.
+
+        Returns:
+            The places of the keys that the store has now, each with the bytes that this task added
+            for it, and the bytes written in all.
+        """
+        kept, written_bytes = dict.fromkeys(task.present, 0), 0
+        self._meter.count(present_objects=len(task.present))
+        for part in task.parts:
+            try:
+                there, added = self._put_result(part)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the part is not there
+                self.poisoned = self.poisoned or isinstance(error, PoisonedError)
+                self._meter.trouble("store", error)
+                there, added = [False] * len(part.places), 0
+            written_bytes += added
+            for place, found in zip(part.places, there, strict=True):
+                if found:
+                    kept[place] = part.space.object_bytes if added else 0
+            self._meter.count(store_failed_objects=len(there) - sum(there))
+        return kept, written_bytes
+
+    def _put_result(self, part: Part) -> tuple[list[bool], int]:
+        """Returns which objects of a put are there, and how many bytes it wrote."""
+        if part.transfer.throttled:
+            self._meter.count(throttled_objects=len(part.places))
+            return [False] * len(part.places), 0
+        report = part.transfer.put_report()
+        there = list(report.kept)
+        if report.pending:
+            # Another task wrote them meanwhile, and mostly has by now.
+            there = list(part.space.namespace.contains(part.hashes))
+        written_bytes = report.stored * part.space.object_bytes
+        self._meter.count(
+            stored_objects=report.stored,
+            stored_bytes=written_bytes,
+            present_objects=report.present + report.pending,
+        )
+        return there, written_bytes
+
+    def loaded(self, task: Task) -> list[int]:
+        """Returns the places of the keys whose objects hold what was stored under them."""
+        done: list[int] = []
+        for part in task.parts:
+            try:
+                if part.transfer.throttled:
+                    self._meter.count(throttled_objects=len(part.places))
+                    continue
+                there = part.transfer.get_report()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
+                self._meter.trouble("load", error)
+                continue
+            came = [place for place, found in zip(part.places, there, strict=True) if found]
+            self._meter.count(
+                loaded_objects=len(came), loaded_bytes=len(came) * part.space.object_bytes
+            )
+            done += came
+        self._meter.count(load_failed_objects=len(task.keys) - len(done))
+        return done
