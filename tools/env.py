@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cuda_stubs
+import source_tests
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -118,6 +119,12 @@ def stub_cuda(folder: Path) -> None:
         say(f"{len(stubs)} CUDA libraries are stubs: torch runs on the CPU only")
 
 
+def fetch_lmcache_tests(folder: Path) -> None:
+    """Fetches LMCache's own tests of its L2 adapters, which run on ours too."""
+    tests = source_tests.fetch(folder, REQUIREMENTS / "lmcache.lock", "lmcache")
+    say(f"LMCache's own tests are in {tests}")
+
+
 ENVIRONMENTS = {
     row.name: row
     for row in (
@@ -143,7 +150,7 @@ ENVIRONMENTS = {
             "lmcache",
             "the same with real LMCache on the CPU",
             "import lmcache.v1.distributed.l2_adapters, pytest",
-            (stub_cuda,),
+            (stub_cuda, fetch_lmcache_tests),
         ),
     )
 }
@@ -190,7 +197,8 @@ def run(*command: str | Path) -> None:
 def fingerprint(*files: Path) -> str:
     """Hashes what an environment is made from: files, these tools, interpreter, machine."""
     digest = hashlib.sha256(f"{sys.version} {platform.machine()} {sys.base_prefix}".encode())
-    for path in (*files, Path(__file__), Path(cuda_stubs.__file__)):
+    tools = (Path(str(module.__file__)) for module in (cuda_stubs, source_tests))
+    for path in (*files, Path(__file__), *tools):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode())
         digest.update(content)
@@ -263,7 +271,7 @@ def build(row: Environment) -> None:
     try:
         for hook in row.hooks:
             hook(row.folder)
-    except cuda_stubs.StubError as error:
+    except (cuda_stubs.StubError, source_tests.FetchError) as error:
         raise EnvError(str(error)) from error
     put_extras(row)
     run(row.python, "-c", row.check)
