@@ -13,6 +13,10 @@ VLLM := .envs/vllm/bin
 UV := .envs/uv/bin/uv
 WHEELS := dist
 
+# A bench that needs an engine names its environment.
+BENCH_FILE = python/dalsegno/bench/$(subst -,_,$(NAME)).py
+BENCH_ENV = $(or $(shell sed -n 's/^ENVIRONMENT = "\(.*\)"$$/\1/p' $(BENCH_FILE) 2> /dev/null),dev)
+
 # pyo3 asks an interpreter for its version. Always the same one: a change would rebuild the crate.
 export PYO3_PYTHON := $(CURDIR)/$(DEV)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -76,8 +80,8 @@ test-sglang: env-sglang ## run the tests against real SGLang
 test-lmcache: env-lmcache ## run the tests against real LMCache
 	@$(call test-engine,lmcache)
 
-bench: dev ## run one bench: make bench NAME=log ARGS="--help"
-	@$(DEV)/python -m dalsegno.cli bench $(NAME) $(ARGS)
+bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: make bench NAME=log ARGS="--help"
+	@.envs/$(BENCH_ENV)/bin/python -m dalsegno.cli bench $(NAME) $(ARGS)
 
 clean: ## remove what was built; environments stay
 	@rm -rf target $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

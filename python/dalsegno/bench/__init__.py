@@ -2,7 +2,9 @@
 
 A bench is a module of this package, ``index_scale`` for ``index-scale``, with a line ``SUMMARY``
 that says what it measures, and ``main(argv) -> int``. The last line that it prints is one JSON
-object with every number; a module without ``SUMMARY`` is a part shared by benches.
+object with every number; a module without ``SUMMARY`` is a part shared by benches. A bench that
+needs an engine has a line ``ENVIRONMENT`` with the name of the environment under ``.envs``, which
+``make bench`` builds and runs it in.
 
 A figure means something beside another one of the same run: a bench prints its baseline too.
 """
