@@ -1,9 +1,9 @@
 """Backup to storage and prefetch from it through SGLang's own tree, controller and host pool.
 
 No model runs: prompts with random KV are copied to the host pool, backed up by SGLang's threads,
-and prefetched twice, first with nothing in memory and then with what the first time left there. The
-backends take turns in another order each round, each in an empty directory, and the bytes of every
-prompt are compared:
+and prefetched twice: with what the backup left in memory, and after that memory was dropped. The
+backends take turns in another order each round, each in an empty directory and after as many other
+prompts, untimed, went through it; the bytes of every prompt are compared:
 
 * `dalsegno`: our backend, every page verified, with as much DRAM of its own (`--dram-mib`) as the
   files of the others may take of the page cache;
@@ -34,7 +34,7 @@ SUMMARY = "backup and prefetch through SGLang's own controller, against file bac
 ENVIRONMENT = "sglang"
 
 ENGINE = "dalsegno.integrations.sglang.bench_engine"
-PHASES = ("backup", "prefetch_cold", "prefetch")
+PHASES = ("backup", "prefetch", "prefetch_cold")
 BASELINE = "v1file"
 
 
@@ -119,7 +119,11 @@ def table(name: str, found: Mapping[str, Any]) -> None:
     print("  " + " ".join([f"{'':10}", *(f"{phase:>16}" for phase in PHASES)]))
     for backend, one in found.items():
         if isinstance(one, dict):
-            cells = [f"{one[phase]:7.2f} ({one['cpu_s_per_gib'][phase]:5.2f})" for phase in PHASES]
+            costs = one["cpu_s_per_gib"]
+            cells = [
+                f"{one[phase]:7.2f} ({costs[phase]:5.2f})" if phase in one else "-"
+                for phase in PHASES
+            ]
             print("  " + " ".join([f"{backend:10}", *(f"{cell:>16}" for cell in cells)]))
     ratios = [f"{found[f'{phase}_ratio_{BASELINE}']:.2f} x" for phase in PHASES]
     print("  " + " ".join([f"{'ratio':10}", *(f"{ratio:>16}" for ratio in ratios)]))

@@ -62,6 +62,11 @@ class FilePerPage(HiCacheStorage):  # type: ignore[misc]
         del extra_info
         return [_read(file, parts) for file, parts in self._pages(keys, host_indices)]
 
+    def clear(self) -> None:
+        """Removes all files."""
+        for file in self._folder.iterdir():
+            file.unlink()
+
     def exists(self, key: str) -> bool:
         """Tells whether a page has a file."""
         return (self._folder / key).exists()

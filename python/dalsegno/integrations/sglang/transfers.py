@@ -21,6 +21,7 @@ from dalsegno.integrations.sglang.pools import Blocks, PoolPages
 
 # Large enough for long requests to the device, small enough to keep all threads busy.
 PART_BYTES = 16 << 20
+LEAST_PART_BYTES = 2 << 20
 MOST_PARTS = 64
 SCRATCH_BYTES = 64 << 20
 
@@ -66,9 +67,9 @@ def _cuts(count: int, each: int) -> list[range]:
     return [range(at, min(at + each, count)) for at in range(0, count, each)]
 
 
-def _parts(count: int, block_bytes: int) -> list[range]:
+def _parts(count: int, block_bytes: int, part_bytes: int) -> list[range]:
     """Cuts pages into parts for the store's threads."""
-    return _cuts(count, max(PART_BYTES // block_bytes, -(-count // MOST_PARTS)))
+    return _cuts(count, max(part_bytes // block_bytes, -(-count // MOST_PARTS)))
 
 
 class Mover:
@@ -118,7 +119,9 @@ class Mover:
                 timeout_s=self._store_timeout_s,
             )
 
-        return _carry_out(_parts(len(hashes), space.block_bytes), start, _stored)
+        # A part is stored in one piece, and what is stored in large pieces is read in large pieces.
+        parts = _parts(len(hashes), space.block_bytes, PART_BYTES)
+        return _carry_out(parts, start, _stored)
 
     def get(
         self, space: Any, hashes: Sequence[bytes], pages: PoolPages, indices: torch.Tensor
@@ -145,7 +148,10 @@ class Mover:
                 timeout_s=self._load_timeout_s,
             )
 
-        return _carry_out(_parts(len(hashes), space.block_bytes), start, _loaded)
+        # SGLang waits for it, so even a small load keeps two threads busy.
+        half = len(hashes) * space.block_bytes // 2
+        part_bytes = min(PART_BYTES, max(LEAST_PART_BYTES, half))
+        return _carry_out(_parts(len(hashes), space.block_bytes, part_bytes), start, _loaded)
 
 
 def _pieces(
