@@ -8,6 +8,10 @@
 
 1. Both go through SGLang's own registry of hooks, and nothing else of SGLang is changed.
 2. `register` may be called any number of times.
+3. A process whose weights were updated once never uses pages of its model's files again, whenever
+   a backend is attached.
+4. After SGLang's caches were emptied, no page is found that was computed with earlier weights: an
+   update may leave them full, and what is in them is stored after it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,11 @@ logger = logging.getLogger("sglang.dalsegno")
 
 _FACTORY = "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_RESET = "sglang.srt.managers.cache_controller.HiCacheController.reset"
+# Between begin and end the weights may also be written from outside.
 _UPDATES = (
+    "begin_weight_update",
+    "end_weight_update",
     "update_weights_from_disk",
     "update_weights_from_distributed",
     "update_weights_from_ipc",
@@ -40,31 +48,52 @@ class Renewable(Protocol):
         """Forgets every page that was stored before."""
 
 
-_backends: weakref.WeakSet[Any] = weakref.WeakSet()
-_registered = False
+class _State:
+    """What this process has seen.
+
+    Attributes:
+        registered: Whether the hooks are known to SGLang.
+        updated: Whether the weights may be others than those of the model's files.
+        mixed: Whether SGLang's caches may hold pages of the weights before an update.
+        backends: The backends in use.
+    """
+
+    def __init__(self) -> None:
+        self.registered = self.updated = self.mixed = False
+        self.backends: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def renew(self) -> None:
+        """Has every backend forget what was stored before."""
+        for backend in list(self.backends):
+            backend.renew()
+
+
+_state = _State()
 
 
 def register() -> None:
     """Registers the hooks; SGLang applies them when all plugins are loaded."""
-    global _registered  # noqa: PLW0603 - SGLang's registry is of the process, too
-    if _registered:
+    if _state.registered:
         return
-    _registered = True
+    _state.registered = True
     HookRegistry.register(_FACTORY, name_backend, HookType.BEFORE)
     for name in _UPDATES:
-        HookRegistry.register(f"{_UPDATER}.{name}", _renew_after, HookType.AROUND)
+        HookRegistry.register(f"{_UPDATER}.{name}", _renew_after_update, HookType.AROUND)
+    HookRegistry.register(_RESET, _renew_after_reset, HookType.AFTER)
 
 
 def watch(backend: Renewable) -> None:
     """Has a backend renewed after every update of the weights, as long as it lives."""
-    if not _registered:
+    if not _state.registered:
         logger.warning(
             "Dalsegno's plugin was not loaded when SGLang started (is SGLANG_PLUGINS set without "
             "it?): if the weights are updated in the running server, clear the storage backend."
         )
         register()
         HookRegistry.apply_hooks()
-    _backends.add(backend)
+    _state.backends.add(backend)
+    if _state.updated:
+        backend.renew()
 
 
 def name_backend(*args: Any, **kwargs: Any) -> None:
@@ -76,13 +105,23 @@ def name_backend(*args: Any, **kwargs: Any) -> None:
         extra.setdefault("class_name", CLASS)
 
 
-def _renew_after(update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _renew_after_update(update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Updates the weights; whatever came of that, what was stored before is not theirs."""
+    _state.updated = _state.mixed = True
     try:
         return update(*args, **kwargs)
     finally:
-        for backend in list(_backends):
-            backend.renew()
+        _state.renew()
+
+
+def _renew_after_reset(*_: Any, **__: Any) -> None:
+    """Forgets what was stored from caches that an update had left as they were.
+
+    SGLang has ended its threads and dropped its queues by then.
+    """
+    if _state.mixed:
+        _state.mixed = False
+        _state.renew()
 
 
 def write_on_every_rank(config: Any) -> None:

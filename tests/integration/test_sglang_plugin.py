@@ -1,0 +1,87 @@
+"""The plugin: what it hooks is there, and when backends forget what was stored before."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from dalsegno.integrations.sglang import plugin
+
+pytestmark = pytest.mark.engine
+
+
+class Backend:
+    """Counts how often it was renewed."""
+
+    renewed = 0
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """A backend of a process that has seen nothing yet, with the hooks in place."""
+    plugin.register()
+    HookRegistry.apply_hooks()
+    state = plugin._State()
+    state.registered = True
+    monkeypatch.setattr(plugin, "_state", state)
+    one = Backend()
+    plugin.watch(one)
+    return one
+
+
+def refused(name: str) -> None:
+    """Calls an update of SGLang's on an object that can carry out none."""
+    with pytest.raises(AttributeError):
+        getattr(SchedulerWeightUpdaterManager, name)(object(), None)
+
+
+def empty() -> None:
+    """Empties caches that are none."""
+    HiCacheController.reset(MagicMock(enable_storage=False))
+
+
+def test_sglang_has_all_that_is_hooked(backend: Backend) -> None:
+    ours = {
+        target
+        for target, hooks in HookRegistry._hooks.items()
+        if any(hook.__module__ == plugin.__name__ for _, hook, _ in hooks)
+    }
+    assert len(ours) == 2 + len(plugin._UPDATES)
+    assert ours <= HookRegistry._patched
+
+
+@pytest.mark.parametrize("name", plugin._UPDATES)
+def test_whatever_came_of_an_update_its_backends_forget(backend: Backend, name: str) -> None:
+    refused(name)
+    assert backend.renewed == 1
+
+
+def test_a_backend_that_comes_after_an_update_forgets_at_once(backend: Backend) -> None:
+    before, after = Backend(), Backend()
+    plugin.watch(before)
+    assert before.renewed == 0
+    refused("update_weights_from_tensor")
+    plugin.watch(after)
+    assert (before.renewed, after.renewed) == (1, 1)
+
+
+def test_what_an_update_left_in_caches_is_forgotten_when_they_are_emptied(
+    backend: Backend,
+) -> None:
+    empty()
+    assert backend.renewed == 0, "caches are emptied for other reasons, too"
+    refused("update_weights_from_disk")
+    empty()
+    assert backend.renewed == 2
+    empty()
+    assert backend.renewed == 2
