@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,13 @@ class Stage:
         self.model = sglang_server.make_model(folder / "model", 1)
         self.other_model = sglang_server.make_model(folder / "other", 2)
         self.store = folder / "store"
-        self.extra = {"backend_name": "dalsegno", "path": str(self.store), "capacity": "1GiB"}
+        self.extra: dict[str, Any] = {
+            "backend_name": "dalsegno",
+            "path": str(self.store),
+            "capacity": "1GiB",
+            # SGLang's default policy gives a load a second and a bit: too little on a busy machine.
+            "prefetch_timeout_base": 60,
+        }
 
     @contextmanager
     def server(self, name: str, model: Path, page: int, **changes: str) -> Iterator[Server]:
