@@ -20,7 +20,6 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
-from sglang.srt.plugins.hook_registry import HookRegistry
 from tests.contract.subjects import chain
 from tests.outside import another_process
 
@@ -219,6 +218,9 @@ def test_memory_outside_of_the_pool_is_never_touched(rig: Rig) -> None:
     for address, wanted in ((start - 1, 1), (start + size, 1), (start + 1, size)):
         with pytest.raises(InvalidError, match="outside of its tensors"):
             memory.view(address, wanted)
+        with pytest.raises(InvalidError, match="outside of its tensors"):
+            memory.views([start, address], [1, wanted])
+    assert [one.nbytes for one in memory.views([start, start + 8], [3, 5])] == [3, 5]
 
 
 # Identity.
@@ -272,36 +274,31 @@ def test_a_key_is_its_own_hash_and_nothing_else_is() -> None:
 
 
 def test_updated_weights_find_no_page_of_the_old_ones(
-    make: Callable[..., DalsegnoHiCache], rig: Rig
+    make: Callable[..., DalsegnoHiCache], rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def another_process_begins() -> None:
+        state = plugin._State()
+        state.registered = True
+        monkeypatch.setattr(plugin, "_state", state)
+
+    another_process_begins()
     backend = make()
     noise(rig, 2)
     assert backend.batch_set_v1(keys(2), indices(2)) == [True, True]
     for number in range(3):
-        plugin._renew_after(lambda: None)
+        plugin._renew_after_update(lambda: None)
         assert backend.batch_exists(keys(2)) == 0, number
         assert backend.batch_set_v1(keys(2), indices(2)) == [True, True]
     with pytest.raises(ZeroDivisionError):
-        plugin._renew_after(lambda: 1 // 0)
+        plugin._renew_after_update(lambda: 1 // 0)
     assert backend.batch_exists(keys(2)) == 0
     backend.close()
+    later = make()
+    assert later.batch_exists(keys(2)) == 0
+    later.close()
     # The pages of the weights with which the process started are still theirs.
+    another_process_begins()
     assert make().batch_exists(keys(2)) == 2
-
-
-def test_the_plugin_hooks_every_way_to_update_weights() -> None:
-    plugin.register()
-    HookRegistry.apply_hooks()
-    from sglang.srt.managers.scheduler_components.weight_updater import (
-        SchedulerWeightUpdaterManager,
-    )
-
-    found = {
-        name for name in vars(SchedulerWeightUpdaterManager) if name.startswith("update_weights_")
-    }
-    assert found == set(plugin._UPDATES)
-    for name in found:
-        assert hasattr(getattr(SchedulerWeightUpdaterManager, name), "__wrapped__")
 
 
 def test_the_backend_is_found_by_its_name() -> None:

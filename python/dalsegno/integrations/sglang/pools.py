@@ -60,6 +60,25 @@ class Memory:
         self._starts = sorted(found)
         self._views = [found[start] for start in self._starts]
 
+    def views(self, addresses: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """Returns as many bytes at each address.
+
+        Raises:
+            InvalidError: They are not all in tensors of the pool.
+        """
+        if not addresses:
+            return []
+        lowest, end = min(addresses), max(addresses) + max(sizes)
+        at = bisect_right(self._starts, lowest) - 1
+        if at >= 0 and end <= self._starts[at] + len(self._views[at]):
+            # All in one tensor, as nearly always.
+            start, whole = self._starts[at], self._views[at]
+            return [
+                whole[address - start : address - start + size]
+                for address, size in zip(addresses, sizes, strict=True)
+            ]
+        return list(map(self.view, addresses, sizes))
+
     def view(self, address: int, size: int) -> memoryview:
         """Returns `size` bytes at an address.
 
@@ -176,7 +195,7 @@ class PoolPages:
                 f"SGLang's host pool tells of {len(sizes)} parts for {self.count(host_indices)} "
                 f"pages, where each has {each}"
             )
-        views = list(map(self._memory.view, addresses, sizes))
+        views = self._memory.views(addresses, sizes)
         return [views[at : at + each] for at in range(0, len(views), each)]
 
 
