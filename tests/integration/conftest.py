@@ -92,7 +92,10 @@ def make_adapter(tmp_path: Path) -> Iterator[Callable[..., DalsegnoL2Adapter]]:
     with ExitStack() as opened:
 
         def make(path: Path = tmp_path / "store", **settings: Any) -> DalsegnoL2Adapter:
-            adapter = DalsegnoL2Adapter({"path": str(path), "capacity": "64MiB", **settings})
+            given = {"path": str(path), "capacity": "64MiB", **settings}
+            if "model" not in settings:
+                given.setdefault("weights_fingerprint", "w")
+            adapter = DalsegnoL2Adapter(given)
             opened.callback(adapter.close)
             return adapter
 

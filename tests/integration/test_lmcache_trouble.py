@@ -64,13 +64,15 @@ def through_lmcache(given: dict[str, Any]) -> Any:
         ({"max_store_bytes": -1}, "max_store_bytes is -1"),
         ({"codec": "lz4"}, 'codec is \'lz4\'; it must be "none" or "zstd"'),
         ({"store": {"io_deph": 3}}, "io_depth"),
-        ({"model": "/x", "weights_fingerprint": "y"}, "give one"),
+        ({"model": "/x", "weights_fingerprint": "y"}, 'needs either "model"'),
+        ({"weights_fingerprint": ""}, 'needs either "model"'),
     ],
 )
 def test_a_wrong_setting_stops_the_server_and_is_named(
     tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
-    given = {"path": str(tmp_path / "store"), "capacity": "64MiB", **change}
+    sizes = {"capacity": "64MiB", "weights_fingerprint": "w"}
+    given = {"path": str(tmp_path / "store"), **sizes, **change}
     with pytest.raises(dalsegno.InvalidError, match=says):
         through_lmcache(given)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import tempfile
@@ -151,3 +152,30 @@ def weights_fingerprint(model: Path) -> str:
     hashes = hash_files(weight_files(model))
     named = sorted((path.name, digest) for path, digest in hashes.items())
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def local_model(name: str, revision: str | None, download_dir: str | None) -> Path:
+    """Returns the folder or file from which an engine read a model.
+
+    Args:
+        name: The model as the engine was given it: a path or a name on the hub.
+        revision: Revision on the hub.
+        download_dir: The engine's setting of that name.
+
+    Raises:
+        IncompatibleError: There is none on this machine.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        found = hub.snapshot_download(
+            name, revision=revision, cache_dir=download_dir, local_files_only=True
+        )
+        return Path(found)
+    except Exception as error:
+        raise IncompatibleError(
+            f"the weights of {name!r} are not on this machine, so nothing tells whether another "
+            f"engine has the same; set weights_fingerprint to say so yourself"
+        ) from error

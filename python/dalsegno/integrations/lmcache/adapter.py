@@ -85,16 +85,11 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what finds and opens the namespaces."""
-        settings, weights = self._settings, ""
+        settings = self._settings
         if settings.model:
             weights = weights_fingerprint(Path(settings.model).expanduser())
-        elif settings.weights_fingerprint:
-            weights = f"stated:{settings.weights_fingerprint}"
         else:
-            logger.warning(
-                "Dalsegno goes by the names of models alone: if the weights behind a name change, "
-                "set another weights_fingerprint, or set model so that they are hashed."
-            )
+            weights = f"stated:{settings.weights_fingerprint}"
         identity = {"source": FORMAT, "weights": weights, "salt": settings.salt}
 
         def namespaces(store: Any, epoch: Mapping[str, str]) -> Spaces:

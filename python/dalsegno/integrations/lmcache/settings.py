@@ -91,9 +91,11 @@ class AdapterSettings:
         check_keys(given, cls.names(), "adapter_params")
         path = directory('DalsegnoL2Adapter: "adapter_params"', given.get("path"))
         settings = cls(path=path, **checked(given, _CHECKS))
-        if settings.model and settings.weights_fingerprint:
+        if bool(settings.model) == bool(settings.weights_fingerprint):
             raise InvalidError(
-                "model and weights_fingerprint both say what the weights are: give one"
+                'adapter_params needs either "model", the folder of the only model that is served, '
+                'or "weights_fingerprint", a text of yours that changes whenever weights do: '
+                "LMCache's keys do not tell the weights behind a model's name"
             )
         return settings
 

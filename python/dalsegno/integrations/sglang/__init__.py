@@ -9,8 +9,9 @@ Importing this package imports neither SGLang nor the store.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from dalsegno.integrations.common import lazy
 
 if TYPE_CHECKING:
     from dalsegno.integrations.sglang.hicache import DalsegnoHiCache
@@ -28,15 +29,4 @@ def __getattr__(name: str) -> Any:
         ImportError: SGLang is missing, or a version that the integration does not know.
         AttributeError: There is no such name.
     """
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    except ImportError as error:
-        if not (error.name or "").startswith("sglang"):
-            raise
-        raise ImportError(
-            f"{name} needs SGLang 0.5.23 in this Python environment, and importing "
-            f"{error.name!r} failed: {error}"
-        ) from error
-    return getattr(module, name)
+    return lazy.load(__name__, _HOMES, name, "SGLang 0.5.23")

@@ -12,7 +12,6 @@ KV is computed and laid out, and which part of it a rank holds.
 
 from __future__ import annotations
 
-import importlib
 import json
 import platform
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from dalsegno import IncompatibleError
 from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_length
-from dalsegno.integrations.common.fingerprint import hash_files, weights_fingerprint
+from dalsegno.integrations.common.fingerprint import hash_files, local_model, weights_fingerprint
 from dalsegno.integrations.sglang.pools import PoolPages
 
 MAMBA = str(PoolName.MAMBA)
@@ -81,28 +80,6 @@ _DRAFT_OPTIONS = (
 )
 
 
-def _model_files(name: str, revision: str | None, download_dir: str | None) -> Path:
-    """Returns the folder or file from which SGLang read a model.
-
-    Raises:
-        IncompatibleError: There is none on this machine.
-    """
-    path = Path(name)
-    if path.exists():
-        return path
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        found = hub.snapshot_download(
-            name, revision=revision, cache_dir=download_dir, local_files_only=True
-        )
-        return Path(found)
-    except Exception as error:
-        raise IncompatibleError(
-            f"the weights of {name!r} are not on this machine, so nothing tells whether another "
-            f"engine has the same; set weights_fingerprint to say so yourself"
-        ) from error
-
-
 def _weights(args: Any, name: str, revision: str | None, load_format: str, stated: str) -> str:
     """Returns what stands for the weights of a model.
 
@@ -119,7 +96,7 @@ def _weights(args: Any, name: str, revision: str | None, load_format: str, state
             f"SGLang loads the weights with load_format {load_format!r}, which this version of "
             f"Dalsegno cannot fingerprint; set weights_fingerprint to say what they are"
         )
-    return weights_fingerprint(_model_files(name, revision, args.download_dir))
+    return weights_fingerprint(local_model(name, revision, args.download_dir))
 
 
 def _config(args: Any, stated: str) -> dict[str, str]:
@@ -130,7 +107,7 @@ def _config(args: Any, stated: str) -> dict[str, str]:
         UnavailableError: It cannot be read.
     """
     try:
-        file = _model_files(args.model_path, args.revision, args.download_dir) / "config.json"
+        file = local_model(args.model_path, args.revision, args.download_dir) / "config.json"
     except IncompatibleError:
         if stated:
             return {"context_length": str(args.context_length or "")}

@@ -11,8 +11,9 @@ Importing this package imports neither vLLM nor the store.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from dalsegno.integrations.common import lazy
 
 if TYPE_CHECKING:
     from dalsegno.integrations.vllm.connector import DalsegnoConnector
@@ -31,15 +32,4 @@ def __getattr__(name: str) -> Any:
         ImportError: vLLM is missing, or a version that the integration does not know.
         AttributeError: There is no such name.
     """
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    except ImportError as error:
-        if not (error.name or "").startswith("vllm"):
-            raise
-        raise ImportError(
-            f"{name} needs vLLM 0.28 to 0.33 in this Python environment, and importing "
-            f"{error.name!r} failed: {error}"
-        ) from error
-    return getattr(module, name)
+    return lazy.load(__name__, _HOMES, name, "vLLM 0.28 to 0.33")

@@ -16,7 +16,6 @@ model. These fields cover the rest. Two ways lead here:
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
@@ -29,7 +28,7 @@ from vllm.platforms import current_platform
 
 from dalsegno import IncompatibleError
 from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_length
-from dalsegno.integrations.common.fingerprint import hash_files, weights_fingerprint
+from dalsegno.integrations.common.fingerprint import hash_files, local_model, weights_fingerprint
 from dalsegno.integrations.vllm import compat
 
 # The block hashes of vLLM that are cryptographic; others collide on purpose.
@@ -69,33 +68,6 @@ def machine_fields() -> dict[str, str]:
         # CPU vLLM calls the processor "cpu"; which one it is does not change the layout.
         fields["device"] = "cpu"
     return fields
-
-
-def local_model(name: str, revision: str | None, download_dir: str | None) -> Path:
-    """Returns the folder or file from which vLLM read the weights.
-
-    Args:
-        name: The model as vLLM was given it: a path or a name on the hub.
-        revision: Revision on the hub.
-        download_dir: vLLM's setting of that name.
-
-    Raises:
-        IncompatibleError: There is none on this machine.
-    """
-    path = Path(name)
-    if path.exists():
-        return path
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        found = hub.snapshot_download(
-            name, revision=revision, cache_dir=download_dir, local_files_only=True
-        )
-        return Path(found)
-    except Exception as error:
-        raise IncompatibleError(
-            f"the weights of {name!r} are not on this machine, so nothing tells whether another "
-            f"engine has the same; set weights_fingerprint to say so yourself"
-        ) from error
 
 
 def _weights(model_config: Any, load_config: Any, stated: str) -> str:
