@@ -84,7 +84,9 @@ def test_a_model_without_weights_stops_the_server(tmp_path: Path) -> None:
 
 def test_lmcache_makes_the_adapter_from_one_line(tmp_path: Path) -> None:
     ours = keys(2)
-    made = through_lmcache({"path": str(tmp_path / "store"), "capacity": "64MiB"})
+    made = through_lmcache(
+        {"weights_fingerprint": "w", "path": str(tmp_path / "store"), "capacity": "64MiB"}
+    )
     assert Driver(made).store(ours, filled(ours)).is_successful()
     assert made.supports_global_eviction
     made.close()
