@@ -223,6 +223,41 @@ def test_memory_outside_of_the_pool_is_never_touched(rig: Rig) -> None:
     assert [one.nbytes for one in memory.views([start, start + 8], [3, 5])] == [3, 5]
 
 
+def test_a_pool_that_got_other_memory_is_looked_at_again(
+    make: Callable[..., DalsegnoHiCache], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, before = make(), noise(rig, 2)
+    assert backend.batch_set_v1(keys(2), indices(2)) == [True, True]
+    monkeypatch.setattr(rig.host, "kv_buffer", torch.zeros_like(rig.host.kv_buffer))
+    assert backend.batch_get_v1(keys(2), indices(2, first=7)) == [True, True]
+    assert pages(rig, 2, first=7) == before
+
+
+class NoBytes:
+    """A host pool that only stands for others, as DeepSeek V4's of the KV."""
+
+    page_size = 4
+    layout = "page_first"
+    get_page_buffer_meta = staticmethod(lambda indices: None)
+
+
+def test_a_kv_pool_without_bytes_has_what_the_other_pools_have(
+    make: Callable[..., DalsegnoHiCache], rig: Rig
+) -> None:
+    backend = make()
+    backend.register_mem_pool_host(NoBytes())
+    backend.register_mem_host_pool_v2(rig.host, PoolName.DEEPSEEK_V4_C4)
+    noise(rig, 3)
+    part = PoolTransfer(PoolName.DEEPSEEK_V4_C4, host_indices=indices(3), keys=keys(3))
+    assert backend.batch_set_v1(keys(3), indices(3)) == [True] * 3
+    assert backend.batch_set_v2([part]) == {PoolName.DEEPSEEK_V4_C4: [True] * 3}
+    assert backend.batch_exists_v2(keys(5), [part]).kv_hit_pages == 3
+    assert backend.batch_get_v1(keys(3), indices(3)) == [True] * 3
+    # Nobody tells that anything is there: then nothing is.
+    assert backend.batch_exists_v2(keys(5), []).kv_hit_pages == 0
+    assert backend.batch_exists(keys(5)) == 0
+
+
 # Identity.
 
 

@@ -97,11 +97,8 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         """Tells whether a page of the KV is there, in whatever form."""
 
         def work() -> bool:
-            if self._spaces.kv() is None:
-                return False
-            # Also in the namespaces of other sizes that the oldest interface came with.
             one = [block_hash(key)]
-            return any(space.contains(one)[0] for space in self._spaces.used())
+            return any(space.contains(one)[0] for space in self._spaces.all_kv())
 
         return self._safe("exists", work, otherwise=False)
 
@@ -130,10 +127,14 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         del extra_info
 
         def work() -> PoolTransferResult:
-            hashes = list(map(block_hash, keys))
-            logical = not self._spaces.pools[KV].shape.block_bytes
-            kv_pages = len(keys) if logical else self._probe(hashes)
-            wanted = [self._wanted(one, hashes[:kv_pages]) for one in pool_transfers or ()]
+            hashes, transfers = list(map(block_hash, keys)), pool_transfers or []
+            if self._spaces.pools[KV].shape.block_bytes:
+                kv_pages = self._probe(hashes)
+            else:
+                # A KV pool without bytes has what the other pools have: one at least must tell.
+                told = any(one.hit_policy != hits.BLOCK_GROUPS for one in transfers)
+                kv_pages = len(keys) if told else 0
+            wanted = [self._wanted(one, hashes[:kv_pages]) for one in transfers]
             lengths, longest = hits.restorable(kv_pages, wanted)
             if kv_pages:
                 longest[PoolName.KV] = kv_pages

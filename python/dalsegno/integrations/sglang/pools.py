@@ -195,7 +195,12 @@ class PoolPages:
                 f"SGLang's host pool tells of {len(sizes)} parts for {self.count(host_indices)} "
                 f"pages, where each has {each}"
             )
-        views = self._memory.views(addresses, sizes)
+        try:
+            views = self._memory.views(addresses, sizes)
+        except InvalidError:
+            # The pool may have got other memory since.
+            self._memory = Memory(self.pool)
+            views = self._memory.views(addresses, sizes)
         return [views[at : at + each] for at in range(0, len(views), each)]
 
 

@@ -161,10 +161,13 @@ class PoolSpaces:
         """Returns the namespace in which SGLang's way of moving pages finds those of the KV."""
         return self.flat(self.pools[KV].flat_bytes()) if self._flat else self.of(KV)
 
-    def used(self) -> list[Any]:
-        """Returns the namespaces that this process has used."""
+    def all_kv(self) -> list[Any]:
+        """Returns all namespaces of the KV: also those of sizes that the oldest interface had."""
         opened = self._opened()
-        return [] if opened is None else list(opened.values())
+        if opened is None:
+            return []
+        self.kv()
+        return [space for name, space in opened.items() if name == KV or name.startswith(f"{KV} ")]
 
     def _storing(self, pages: PoolPages) -> dict[str, Any]:
         """Returns how pages are stored from now on.
@@ -187,12 +190,13 @@ class PoolSpaces:
         Raises:
             DalsegnoError: It is not durable that they are gone.
         """
-        if self._opened() is None:
+        opened = self._opened()
+        if opened is None:
             return False
         for name in list(self.pools):
             # What no call has asked for yet may hold pages of an earlier process.
             self.of(name)
-        for space in self.used():
+        for space in list(opened.values()):
             space.remove(timeout_s=self._settings.store_timeout_s)
         return True
 
@@ -201,5 +205,6 @@ class PoolSpaces:
         self._backend.renew()
 
     def close(self) -> None:
-        """Closes the store; nothing of it may be under way."""
+        """Closes the store and lets go of SGLang's memory; nothing may be under way."""
         self._backend.close()
+        self.pools.clear()
