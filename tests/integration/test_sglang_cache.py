@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler
+
 from dalsegno.integrations.sglang.rig import LAYOUTS, Geometry, Rig
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
 
@@ -35,8 +37,8 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """Makes caches with our backend over one directory."""
     with ExitStack() as opened:
 
-        def make(layout: str = "page_first", **more: Any) -> Rig:
-            rig = Rig(Geometry(page_tokens=PAGE_TOKENS, layout=layout))
+        def make(layout: str = "page_first", latent: int = 0, **more: Any) -> Rig:
+            rig = Rig(Geometry(page_tokens=PAGE_TOKENS, layout=layout, latent=latent))
             opened.callback(rig.close)
             rig.attach("dynamic", extra(tmp_path / "store", **more))
             return rig
@@ -61,6 +63,38 @@ def test_prompts_come_back_byte_for_byte(
     counts = rig.backend.counts()
     assert (counts["stored_pages"], counts["loaded_pages"]) == (60, 60)
     assert not [name for name in counts if "errors" in name or "failed" in name]
+
+
+@pytest.mark.parametrize("interface_v1", [1, 0])
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+def test_latent_vectors_come_back_byte_for_byte(
+    layout: str, interface_v1: int, make_rig: Callable[..., Rig]
+) -> None:
+    """A model with MLA has one vector for each token, and no heads."""
+    rig = make_rig(layout, latent=64, interface_v1=interface_v1)
+    assert rig.controller.storage_config.is_mla_model
+    digest = rig.insert(prompt(1), seed=1)
+    rig.to_host(prompt(1))
+    rig.to_storage(prompt(1))
+    rig.flush()
+    assert rig.prefetch(prompt(1)).tokens == 20 * PAGE_TOKENS
+    assert rig.to_device(prompt(1)) == digest
+    assert rig.backend.counts()["loaded_bytes"] == 20 * rig.geometry.page_bytes
+
+
+def test_host_memory_that_processes_share_is_served_alike(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's `"allocator": "shm"`."""
+    monkeypatch.setattr(hybrid_pool_assembler, "_get_allocator_type", lambda: "shm")
+    rig = make_rig()
+    assert rig.host.fd is not None
+    digest = rig.insert(prompt(1), seed=1)
+    rig.to_host(prompt(1))
+    rig.to_storage(prompt(1))
+    rig.flush()
+    assert rig.prefetch(prompt(1)).tokens == 20 * PAGE_TOKENS
+    assert rig.to_device(prompt(1)) == digest
 
 
 def test_a_new_process_finds_the_prefix_and_stores_only_what_is_new(

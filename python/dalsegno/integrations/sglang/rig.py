@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -26,6 +27,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     InsertParams,
     MatchPrefixParams,
 )
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.pool_host import base as pool_base
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
@@ -52,7 +54,8 @@ class Geometry:
         dtype: Name of the KV cache's dtype as torch has it.
         layout: One of `LAYOUTS`.
         tokens: Tokens of the device pool; the host pool has half as many again.
-        components: What the cache consists of: `FULL`, also `SWA` or `MAMBA`.
+        latent: Numbers of a token's latent vector, as models with MLA have one; 0 for heads. An
+            eighth as many for the position come with it.
     """
 
     layers: int = 2
@@ -62,24 +65,37 @@ class Geometry:
     dtype: str = "bfloat16"
     layout: str = "page_first"
     tokens: int = 1024
-    components: tuple[str, ...] = ("FULL",)
+    latent: int = 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of the KV of a token."""
         width = getattr(torch, self.dtype).itemsize
-        return int(2 * self.layers * self.heads * self.head_dim * width)
+        numbers = self.latent + self.latent // 8 or 2 * self.heads * self.head_dim
+        return int(self.layers * numbers * width)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page."""
         return self.token_bytes * self.page_tokens
 
+    def device_pool(self, **given: Any) -> Any:
+        """Makes the device pool of a model with MLA.
+
+        Args:
+            **given: What SGLang's tests make the pool of heads with.
+        """
+        for name in ("head_num", "head_dim"):
+            del given[name]
+        return MLATokenToKVPool(
+            kv_lora_rank=self.latent, qk_rope_head_dim=self.latent // 8, **given
+        )
+
     def config(self) -> CacheConfig:
         """Returns it as SGLang's tests describe a cache."""
         return CacheConfig(
             page_size=self.page_tokens,
-            components=tuple(ComponentType[name] for name in self.components),
+            components=(ComponentType.FULL,),
             num_layers=self.layers,
             head_num=self.heads,
             head_dim=self.head_dim,
@@ -122,7 +138,10 @@ class Rig:
         # SGLang leaves 10 GiB of the machine alone; these pools are small.
         pool_base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
         self.geometry = geometry
-        self.cache, self._allocator, self._requests_pool = fixtures.build_fixture(geometry.config())
+        pool = geometry.device_pool if geometry.latent else fixtures.MHATokenToKVPool
+        with mock.patch.object(fixtures, "MHATokenToKVPool", pool):
+            made = fixtures.build_fixture(geometry.config())
+        self.cache, self._allocator, self._requests_pool = made
         arguments = ServerArgs(
             model_path="dummy",
             page_size=geometry.page_tokens,
