@@ -53,7 +53,7 @@ def test_a_restarted_server_has_what_it_stored(tmp_path: Path, end: str) -> None
 
 
 def test_a_second_server_runs_without_the_store_and_names_its_owner(tmp_path: Path) -> None:
-    given = {"path": str(tmp_path / "kv"), "capacity": "256MiB"}
+    given = {"path": str(tmp_path / "kv"), "capacity": "256MiB", "weights_fingerprint": "w"}
     with serving(tmp_path, given) as first, serving(tmp_path, given) as second:
         assert f"pid {first.pid}" in second.log.read_text()
         assert f"pid {first.pid}" in second.adapter()["problem"]

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,13 +158,14 @@ class Spaces(Mapping[tuple[str, str, int], Any]):
             model: Its name.
             layouts: What the objects are made of, if LMCache tells. Then these, and those of
                 serialized objects, whose layout LMCache does not tell; else all of the model.
-
-        Raises:
-            InvalidError: As `open`.
         """
         if not layouts:
             return self._models.get(_short(model), [])
-        told = [self.open(model, layout) for layout in layouts]
+        told = []
+        for layout in layouts:
+            # Objects that the store cannot keep are not there; serialized, they may be smaller.
+            with contextlib.suppress(InvalidError):
+                told.append(self.open(model, layout))
         others = [space for space in self._models.get(_short(model), ()) if space.serialized]
         return list(dict.fromkeys([*told, *others]))
 
