@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -139,11 +140,12 @@ class PoolPages:
         try:
             meta = self.pool.get_page_buffer_meta(torch.arange(self.page_tokens))
         except (AttributeError, NotImplementedError, ValueError):
-            return Shape("flat", (self.flat_bytes(),))
+            return Shape("flat", (self.flat_bytes,))
         return Shape("parts", tuple(int(size) for size in meta[1])) if meta else Shape("parts", ())
 
+    @cached_property
     def flat_bytes(self) -> int:
-        """Returns the bytes of a flat page, as the first interface moves it."""
+        """The bytes of a flat page, as the first interface moves it."""
         page = self.pool.get_dummy_flat_data_page()
         return int(page.numel() * page.element_size())
 

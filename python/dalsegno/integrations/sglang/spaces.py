@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, cast
 
 from dalsegno import InvalidError
 from dalsegno.integrations.common.opening import Backend, OpenNamespaces
@@ -27,6 +27,9 @@ KV = "kv"
 HASH_BYTES = 32
 # Namespaces of one process: a handful of pools, and sizes that the oldest interface came with.
 MOST = 64
+
+# Fields of a namespace, and how its blocks are stored: `codec`, `element_bytes`.
+Description: TypeAlias = tuple[Mapping[str, str], Mapping[str, Any]]
 
 
 def block_hash(key: str) -> bytes:
@@ -57,16 +60,14 @@ class Spaces(Mapping[str, Any]):
         self._lock = threading.Lock()
         self._known: dict[str, Any] = {}
 
-    def open(
-        self, name: str, fields: Mapping[str, str], block_bytes: int, storing: Mapping[str, Any]
-    ) -> Any:
+    def open(self, name: str, block_bytes: int, describe: Callable[[], Description]) -> Any:
         """Returns a namespace; the first call with a name opens it.
 
         Args:
             name: By which this process tells it from its others.
-            fields: Its own fields.
             block_bytes: Size of a block.
-            storing: How blocks are stored from now on: `codec`, `element_bytes`.
+            describe: Returns its own fields, and how its blocks are stored from now on; called
+                when it is opened.
 
         Raises:
             InvalidError: There are too many.
@@ -79,6 +80,7 @@ class Spaces(Mapping[str, Any]):
             if name not in self._known:
                 if len(self._known) >= MOST:
                     raise InvalidError(f"SGLang uses more than {MOST} pools or sizes of pages")
+                fields, storing = describe()
                 self._known[name] = self._store.namespace(
                     {**self._identity, **fields},
                     layers=1,
@@ -146,20 +148,27 @@ class PoolSpaces:
         size = pages.shape.block_bytes
         if opened is None or not size:
             return None
-        fields = identity.pool_fields(self._ranks, name, pages)
-        return opened.open(name, fields, size, self._storing(pages))
+
+        def describe() -> Description:
+            return identity.pool_fields(self._ranks, name, pages), self._storing(pages)
+
+        return opened.open(name, size, describe)
 
     def flat(self, size: int) -> Any:
         """Returns the namespace of the KV's flat pages of a size, None without a store."""
         opened, pages = self._opened(), self.pools[KV]
         if opened is None:
             return None
-        fields = {**identity.pool_fields(self._ranks, KV, pages), "page": "flat"}
-        return opened.open(f"{KV} {size}", fields, size, self._storing(pages))
+
+        def describe() -> Description:
+            fields = identity.pool_fields(self._ranks, KV, pages)
+            return {**fields, "page": "flat"}, self._storing(pages)
+
+        return opened.open(f"{KV} {size}", size, describe)
 
     def kv(self) -> Any:
         """Returns the namespace in which SGLang's way of moving pages finds those of the KV."""
-        return self.flat(self.pools[KV].flat_bytes()) if self._flat else self.of(KV)
+        return self.flat(self.pools[KV].flat_bytes) if self._flat else self.of(KV)
 
     def all_kv(self) -> list[Any]:
         """Returns all namespaces of the KV: also those of sizes that the oldest interface had."""
