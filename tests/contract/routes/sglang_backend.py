@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOperation
 from tests.contract.routes import Route, Session, Shape
 
-from dalsegno.integrations.sglang.pools import PoolPages, byte_view
+from dalsegno.integrations.sglang.pools import byte_view
 from dalsegno.integrations.sglang.rig import Geometry, Rig
 from dalsegno.integrations.sglang.settings import CLASS, MODULE, HiCacheSettings
 
@@ -43,8 +43,6 @@ class _HiCache(Session):
             self._rig.close()
             raise
         self._controller = self._rig.controller
-        self._pages = PoolPages(self._rig.host)
-        self._flat = not extra["interface_v1"]
         self._tokens = geometry.page_tokens
         self.block_bytes = geometry.page_bytes
         self._most = self._rig.host.available_size() // self._tokens // 2

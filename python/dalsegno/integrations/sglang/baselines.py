@@ -71,35 +71,11 @@ class FilePerPage(HiCacheStorage):  # type: ignore[misc]
         """Tells whether a page has a file."""
         return (self._folder / key).exists()
 
-    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
-        """Is not called: this backend is attached with the second interface."""
+    def _not_called(self, *_: Any, **__: Any) -> Any:
+        """Stands for the oldest interface: this backend is attached with a later one."""
         raise NotImplementedError
 
-    def batch_get(
-        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
-    ) -> None:
-        """Is not called."""
-        raise NotImplementedError
-
-    def set(
-        self,
-        key: str,
-        value: Any = None,
-        target_location: Any = None,
-        target_sizes: Any = None,
-    ) -> bool:
-        """Is not called."""
-        raise NotImplementedError
-
-    def batch_set(
-        self,
-        keys: list[str],
-        values: Any = None,
-        target_locations: Any = None,
-        target_sizes: Any = None,
-    ) -> bool:
-        """Is not called."""
-        raise NotImplementedError
+    get = batch_get = set = batch_set = _not_called
 
 
 def _moved(call: Callable[[int, list[Any]], int], fd: int, parts: list[Any]) -> bool:

@@ -37,6 +37,8 @@ from dalsegno.integrations.sglang.spaces import KV, PoolSpaces, block_hash, logg
 from dalsegno.integrations.sglang.transfers import Moved, Mover
 
 T = TypeVar("T")
+# Direction -> the counters of what was moved, and of what was not.
+_COUNTERS = {"load": ("loaded", "load_failed_pages"), "store": ("stored", "store_failed_pages")}
 
 
 class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
@@ -207,6 +209,31 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
     def _load(self, call: str, name: str, keys: Sequence[str], indices: Any) -> list[bool]:
         """Fills pages of a pool."""
 
+        def load(space: Any, hashes: list[bytes], pages: PoolPages) -> Moved:
+            return self._mover.get(space, hashes, pages, indices)
+
+        return self._move(call, "load", name, keys, load)
+
+    def _store(
+        self, call: str, name: str, keys: Sequence[str], indices: Any, before: bytes | None
+    ) -> list[bool]:
+        """Stores pages of a pool."""
+
+        def store(space: Any, hashes: list[bytes], pages: PoolPages) -> Moved:
+            return self._mover.put(space, hashes, pages, indices, before)
+
+        return self._move(call, "store", name, keys, store)
+
+    def _move(
+        self,
+        call: str,
+        direction: str,
+        name: str,
+        keys: Sequence[str],
+        move: Callable[[Any, list[bytes], PoolPages], Moved],
+    ) -> list[bool]:
+        """Moves pages of a pool one way, unless there is nothing to move or nowhere to."""
+
         def work() -> list[bool]:
             pages, space = self._spaces.pools[name], self._spaces.of(name)
             if not pages.shape.block_bytes:
@@ -215,27 +242,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
             if space is None:
                 return [False] * len(keys)
             hashes = list(map(block_hash, keys))
-            return self._note_load(
-                call, space, lambda: self._mover.get(space, hashes, pages, indices)
-            )
-
-        return self._safe(call, work, [False] * len(keys))
-
-    def _store(
-        self, call: str, name: str, keys: Sequence[str], indices: Any, before: bytes | None
-    ) -> list[bool]:
-        """Stores pages of a pool."""
-
-        def work() -> list[bool]:
-            pages, space = self._spaces.pools[name], self._spaces.of(name)
-            if not pages.shape.block_bytes:
-                return [True] * len(keys)
-            if space is None:
-                return [False] * len(keys)
-            hashes = list(map(block_hash, keys))
-            return self._note_store(
-                call, space, lambda: self._mover.put(space, hashes, pages, indices, before)
-            )
+            return self._counted(call, direction, space, lambda: move(space, hashes, pages))
 
         return self._safe(call, work, [False] * len(keys))
 
@@ -263,8 +270,8 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
             if space is None:
                 return [None] * len(keys)
             hashes = list(map(block_hash, keys))
-            done = self._note_load(
-                "batch_get", space, lambda: self._mover.get_blocks(space, hashes, blocks)
+            done = self._counted(
+                "batch_get", "load", space, lambda: self._mover.get_blocks(space, hashes, blocks)
             )
             return [one if there else None for one, there in zip(targets, done, strict=True)]
 
@@ -297,39 +304,27 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
             if space is None:
                 return not keys
             hashes = list(map(block_hash, keys))
-            return all(
-                self._note_store(
-                    "batch_set", space, lambda: self._mover.put_blocks(space, hashes, blocks, None)
-                )
-            )
+
+            def store() -> Moved:
+                return self._mover.put_blocks(space, hashes, blocks, None)
+
+            return all(self._counted("batch_set", "store", space, store))
 
         return self._safe("batch_set", work, otherwise=False)
 
-    def _note_load(self, call: str, space: Any, load: Callable[[], Moved]) -> list[bool]:
-        """Carries out a load and counts what came of it."""
+    def _counted(
+        self, call: str, direction: str, space: Any, move: Callable[[], Moved]
+    ) -> list[bool]:
+        """Carries out a load or a store and counts it; returns what became of each page."""
+        done, failed = _COUNTERS[direction]
         started = time.monotonic()
-        moved = load()
+        moved = move()
         moved_bytes = moved.pages * space.block_bytes
-        self._meter.observe("load", moved.pages, moved_bytes, time.monotonic() - started)
-        self._meter.count("loaded_pages", moved.pages)
-        self._meter.count("loaded_bytes", moved_bytes)
-        self._meter.count("load_failed_pages", moved.refused)
-        return self._noted(call, "load", moved)
-
-    def _note_store(self, call: str, space: Any, store: Callable[[], Moved]) -> list[bool]:
-        """Carries out a store and counts what came of it."""
-        started = time.monotonic()
-        moved = store()
-        moved_bytes = moved.pages * space.block_bytes
-        self._meter.observe("store", moved.pages, moved_bytes, time.monotonic() - started)
-        self._meter.count("stored_pages", moved.pages)
-        self._meter.count("stored_bytes", moved_bytes)
+        self._meter.observe(direction, moved.pages, moved_bytes, time.monotonic() - started)
+        self._meter.count(f"{done}_pages", moved.pages)
+        self._meter.count(f"{done}_bytes", moved_bytes)
         self._meter.count("present_pages", moved.known)
-        self._meter.count("store_failed_pages", moved.refused)
-        return self._noted(call, "store", moved)
-
-    def _noted(self, call: str, direction: str, moved: Moved) -> list[bool]:
-        """Counts what went wrong; returns what became of each page."""
+        self._meter.count(failed, moved.refused)
         self._meter.count("throttled_pages", moved.throttled, direction)
         for error in moved.errors:
             self._meter.trouble(call, error)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dalsegno import InvalidError, PoisonedError
+from dalsegno import InvalidError
 from dalsegno.integrations.sglang.pools import Blocks, PoolPages
 
 # Large enough for long requests to the device, small enough to keep all threads busy.
@@ -45,11 +45,6 @@ class Moved:
     refused: int = 0
     throttled: int = 0
     errors: list[Exception] = field(default_factory=list)
-
-    @property
-    def poisoned(self) -> bool:
-        """Whether the store takes nothing any more."""
-        return any(isinstance(error, PoisonedError) for error in self.errors)
 
     def add(self, other: Moved) -> None:
         """Appends what became of the next pages."""
