@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
-LOG_EVERY_S = 30.0
+from dalsegno.integrations.common.trouble import Trouble
+
 COUNTERS = (
     "lookup_hit_objects",
     "lookup_miss_objects",
@@ -32,10 +32,9 @@ class Meter:
 
     def __init__(self, logger: logging.Logger) -> None:
         """Starts at zero."""
-        self._logger = logger
+        self._trouble = Trouble(logger)
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTERS, 0)
-        self._logged_at: dict[str, float] = {}
 
     def count(self, **more: int) -> None:
         """Adds to counters."""
@@ -51,11 +50,4 @@ class Meter:
     def trouble(self, call: str, error: BaseException) -> None:
         """Counts an exception that became a miss, and logs the first of its kind in a while."""
         self.count(errors=1)
-        now = time.monotonic()
-        with self._lock:
-            if now - self._logged_at.get(call, -LOG_EVERY_S) < LOG_EVERY_S:
-                return
-            self._logged_at[call] = now
-        # As text: an exception that a log handler keeps would keep LMCache's memory with it.
-        text = f"{type(error).__name__}: {error}"
-        self._logger.warning("Dalsegno: %s failed and counts as a miss: %s", call, text)
+        self._trouble.tell(call, error)

@@ -17,6 +17,8 @@ from typing import Any
 
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
+from dalsegno.integrations.common.trouble import Trouble
+
 _PREFIX = "dalsegno_hicache_"
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lookup_pages": ("Pages looked up, by result: hit or miss.", ("result",)),
@@ -37,7 +39,6 @@ _GAUGES = {
     "poisoned": "1 if a failed sync has stopped all writing until the backend is attached again.",
 }
 _STORE_EVERY_S = 1.0
-_LOG_EVERY_S = 30.0
 # More batches than this between two calls of `take` are not told one by one.
 _MOST_SAMPLES = 1024
 
@@ -66,12 +67,11 @@ class Meter:
         """Starts at zero."""
         # Now, as importing the library takes a while and SGLang's threads wait for what is counted.
         _prometheus()
-        self._logger = logger
+        self._trouble = Trouble(logger)
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._pages: dict[str, list[int]] = {"load": [], "store": []}
         self._speeds: dict[str, list[float]] = {"load": [], "store": []}
-        self._logged_at: dict[str, float] = {}
         self._asked_at = -_STORE_EVERY_S
 
     def count(self, name: str, value: int = 1, *labels: str) -> None:
@@ -101,13 +101,7 @@ class Meter:
     def trouble(self, call: str, error: BaseException) -> None:
         """Counts an exception, and logs the first of its kind in a while."""
         self.count("errors", 1, call)
-        now = time.monotonic()
-        with self._lock:
-            if now - self._logged_at.get(call, -_LOG_EVERY_S) < _LOG_EVERY_S:
-                return
-            self._logged_at[call] = now
-        text = f"{type(error).__name__}: {error}"
-        self._logger.warning("Dalsegno: %s failed and counts as a miss: %s", call, text)
+        self._trouble.tell(call, error)
 
     def due(self) -> bool:
         """Tells whether the store should be asked for its gauges now."""

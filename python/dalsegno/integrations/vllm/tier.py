@@ -35,6 +35,7 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.common.settings import element_bytes
+from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import compat, identity, metrics
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
@@ -45,7 +46,6 @@ logger = init_logger("vllm.dalsegno")
 
 # How long a shutdown waits for what is under way before it is called off, and once more after.
 SHUTDOWN_S = 10.0
-_LOG_EVERY_S = 30.0
 _STUCK = "Dalsegno's transfers do not end; their memory stays in use"
 
 
@@ -82,7 +82,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._meter = metrics.Meter()
         self._requests: dict[str, RequestState] = {}
         self._bypassed: set[str] = set()
-        self._logged_at: dict[str, float] = {}
+        self._told = Trouble(logger)
         self._closed = False
         self._rows = Rows(primary_kv_view)
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
@@ -308,9 +308,4 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def _trouble(self, call: str, error: BaseException) -> None:
         """Counts an exception, and logs the first of its kind in a while."""
         self._meter.count("errors", 1, call)
-        now = time.monotonic()
-        if now - self._logged_at.get(call, -_LOG_EVERY_S) >= _LOG_EVERY_S:
-            self._logged_at[call] = now
-            # As text: an exception that a log handler keeps would keep vLLM's memory with it.
-            text = f"{type(error).__name__}: {error}"
-            logger.warning("Dalsegno: %s failed and counts as a miss: %s", call, text)
+        self._told.tell(call, error)

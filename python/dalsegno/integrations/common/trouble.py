@@ -1,0 +1,31 @@
+"""What an integration says in the log of exceptions that became a miss."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+# Of one kind at most one line is logged in this time; whoever counts has them all.
+EVERY_S = 30.0
+
+
+class Trouble:
+    """Logs the first exception of its kind in a while; threads may share it."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        """Starts with nothing said."""
+        self._logger = logger
+        self._lock = threading.Lock()
+        self._said_at: dict[str, float] = {}
+
+    def tell(self, call: str, error: BaseException) -> None:
+        """Logs an exception, unless one of the same call was logged just now."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._said_at.get(call, -EVERY_S) < EVERY_S:
+                return
+            self._said_at[call] = now
+        # As text: an exception that a log handler keeps would keep the engine's memory with it.
+        text = f"{type(error).__name__}: {error}"
+        self._logger.warning("Dalsegno: %s failed and counts as a miss: %s", call, text)
