@@ -14,6 +14,7 @@ from itertools import compress
 from typing import Any
 
 from dalsegno import InvalidError, PoisonedError
+from dalsegno.integrations.common.parts import blocks_of_part
 from dalsegno.integrations.lmcache.keys import Hasher, by_model
 from dalsegno.integrations.lmcache.meter import Meter
 from dalsegno.integrations.lmcache.spaces import Layout, Space
@@ -66,7 +67,7 @@ def by_space(spaces: Any, keys: Sequence[Any], objects: Sequence[Any]) -> dict[S
 
 def _shares(places: list[int], object_bytes: int) -> list[list[int]]:
     """Cuts the places of a large task into parts."""
-    most = max(1, PART_BYTES // object_bytes, -(-len(places) // MOST_PARTS))
+    most = blocks_of_part(len(places), object_bytes, PART_BYTES, MOST_PARTS)
     return [places[at : at + most] for at in range(0, len(places), most)]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dalsegno import InvalidError
+from dalsegno.integrations.common.parts import blocks_of_part
 from dalsegno.integrations.sglang.pools import Blocks, PoolPages
 
 # Large enough for long requests to the device, small enough to keep all threads busy.
@@ -64,7 +65,7 @@ def _cuts(count: int, each: int) -> list[range]:
 
 def _parts(count: int, block_bytes: int, part_bytes: int) -> list[range]:
     """Cuts pages into parts for the store's threads."""
-    return _cuts(count, max(part_bytes // block_bytes, -(-count // MOST_PARTS)))
+    return _cuts(count, blocks_of_part(count, block_bytes, part_bytes, MOST_PARTS))
 
 
 class Mover:

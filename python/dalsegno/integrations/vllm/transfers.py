@@ -15,6 +15,7 @@ from typing import Any
 
 from dalsegno import InvalidError, PoisonedError
 from dalsegno.integrations.common.opening import Opened
+from dalsegno.integrations.common.parts import blocks_of_part
 from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.identity import HASH_ALGORITHMS
 from dalsegno.integrations.vllm.jobs import Job, JobBook, Part
@@ -197,8 +198,7 @@ class Mover:
         if self.jobs.under_way(is_load=True) >= self._settings.max_load_jobs:
             self._throttle(job, len(blocks))
             return
-        share = -(-len(blocks) // MOST_PARTS)
-        most = max(1, PART_BYTES // self._rows.row_bytes, share)
+        most = blocks_of_part(len(blocks), self._rows.row_bytes, PART_BYTES, MOST_PARTS)
         for group in by_group(blocks):
             for at in range(0, len(group), most):
                 part = group[at : at + most]
