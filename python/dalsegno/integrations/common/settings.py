@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from dalsegno import InvalidError
 
@@ -123,21 +124,6 @@ def codec(name: str, value: object) -> str:
     raise InvalidError(f'{name} is {value!r}; it must be "none" or "zstd"')
 
 
-def directory(who: str, value: object) -> Path:
-    """Checks the directory of a store, which must be given.
-
-    Args:
-        who: Who needs it, for the message.
-        value: Its path; `~` stands for the home directory.
-
-    Raises:
-        InvalidError: It is missing, or no text.
-    """
-    if not value:
-        raise InvalidError(f'{who} needs "path", the directory of the store')
-    return Path(text("path", value, 4096)).expanduser()
-
-
 def checked(given: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
     """Returns what is given of the settings that have a check, as the checks return it.
 
@@ -151,16 +137,77 @@ def checked(given: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, 
     }
 
 
-def store_settings(store: Mapping[str, Any], capacity: int | None) -> dict[str, Any]:
-    """Returns the settings with which a store is opened under an engine.
+_CHECKS: dict[str, Check] = {
+    "capacity": parse_bytes,
+    "codec": codec,
+    "store": mapping,
+    "load_timeout_s": seconds,
+    "store_timeout_s": seconds,
+    "salt": text,
+    "weights_fingerprint": text,
+}
 
-    Its DRAM tier is off unless asked for: the engine keeps the same blocks in memory itself.
 
-    Args:
-        store: Settings of the store as the user gave them.
-        capacity: Most bytes of disk; None is the store's default.
+@dataclass(frozen=True)
+class StoreSettings:
+    """What every integration is told of its store; each adds what its engine needs.
+
+    A block is whatever the engine moves: vLLM's block, SGLang's page, LMCache's object.
+
+    Attributes:
+        path: Directory of the store; made if missing. One process has it open at a time, so
+            replicas and ranks that are processes of their own have a folder each in it.
+        capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
+        codec: `zstd` stores blocks shrunk without loss, `none` as they are. It is no part of the
+            identity: blocks that were stored either way are found either way.
+        store: Further settings of the store, as `dalsegno.open` takes them.
+        load_timeout_s: Seconds after which blocks that are still being read count as a miss.
+        store_timeout_s: Seconds after which blocks that are still being written are given up.
+        salt: Separates tenants: stores with different salts never share a block.
+        weights_fingerprint: Stands for the model's weights where their files cannot be read; who
+            sets it vouches that equal fingerprints mean equal weights.
     """
-    settings = {"dram": 0, **store}
-    if capacity is not None:
-        settings["capacity"] = capacity
-    return settings
+
+    path: Path
+    capacity: int | None = None
+    codec: str = "none"
+    store: Mapping[str, Any] = field(default_factory=dict)
+    load_timeout_s: float = 10.0
+    store_timeout_s: float = 30.0
+    salt: str = ""
+    weights_fingerprint: str = ""
+
+    CHECKS: ClassVar[Mapping[str, Check]] = _CHECKS
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Returns the names of all settings."""
+        return tuple(item.name for item in fields(cls))
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], where: str, who: str) -> Self:
+        """Checks what a configuration gives.
+
+        Args:
+            given: Setting -> value.
+            where: Where it is given, for messages.
+            who: Who needs a directory, for messages.
+
+        Raises:
+            InvalidError: A key is unknown or missing, or a value is not allowed.
+        """
+        check_keys(given, cls.names(), where)
+        if not given.get("path"):
+            raise InvalidError(f'{who} needs "path", the directory of the store')
+        path = Path(text("path", given["path"], 4096)).expanduser()
+        return cls(path=path, **checked(given, cls.CHECKS))
+
+    def store_settings(self) -> dict[str, Any]:
+        """Returns the settings with which the store is opened.
+
+        Its DRAM tier is off unless asked for: the engine keeps the same blocks in memory itself.
+        """
+        settings = {"dram": 0, **self.store}
+        if self.capacity is not None:
+            settings["capacity"] = self.capacity
+        return settings

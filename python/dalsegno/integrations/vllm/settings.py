@@ -7,22 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from dalsegno import InvalidError
 from dalsegno.integrations.common.settings import (
     Check,
+    StoreSettings,
     check_keys,
-    checked,
-    codec,
     count,
-    directory,
     mapping,
     parse_bytes,
-    seconds,
-    store_settings,
     text,
 )
 
@@ -49,42 +44,15 @@ def _locality(name: str, value: object) -> str:
     raise InvalidError(f"{name} is {value!r}; it must be LOCAL or REMOTE")
 
 
-_CHECKS: dict[str, Check] = {
-    "capacity": parse_bytes,
-    "codec": codec,
-    "store": mapping,
-    "load_timeout_s": seconds,
-    "store_timeout_s": seconds,
-    "max_load_jobs": count,
-    "max_store_jobs": count,
-    "max_store_bytes": parse_bytes,
-    "salt": text,
-    "weights_fingerprint": text,
-    "options_fingerprint": text,
-    "identity": mapping,
-    "locality": _locality,
-}
-
-
 @dataclass(frozen=True)
-class TierSettings:
+class TierSettings(StoreSettings):
     """The settings of one tier.
 
     Attributes:
-        path: Directory of the store; made if missing. One engine has it open at a time.
-        capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
-        codec: `zstd` stores blocks shrunk without loss, `none` as they are. It is no part of the
-            identity: blocks that were stored either way are found either way.
-        store: Further settings of the store, as `dalsegno.open` takes them.
-        load_timeout_s: Seconds after which blocks that are still being read count as a miss.
-        store_timeout_s: Seconds after which blocks that are still being written are given up.
         max_load_jobs: Load jobs under way; one more is refused at once and its blocks computed.
         max_store_jobs: Store jobs under way; one more is refused at once and its blocks not kept.
         max_store_bytes: Bytes being written, which vLLM cannot evict meanwhile; 3/4 of the primary
             tier if not given.
-        salt: Separates tenants: stores with different salts never share a block.
-        weights_fingerprint: Stands for the model's weights where their files cannot be read; who
-            sets it vouches that equal fingerprints mean equal weights.
         options_fingerprint: Stands for the options of vLLM that its own `OffloadingConnector`
             hides: `--quantization`, `--hf-overrides`, `--attention-backend`, LoRA adapters. Who
             sets it vouches that equal fingerprints mean equal options and adapters. Needed without
@@ -93,25 +61,22 @@ class TierSettings:
         locality: `LOCAL` or `REMOTE`, read by vLLM.
     """
 
-    path: Path
-    capacity: int | None = None
-    codec: str = "none"
-    store: Mapping[str, Any] = field(default_factory=dict)
-    load_timeout_s: float = 10.0
-    store_timeout_s: float = 30.0
     max_load_jobs: int = 64
     max_store_jobs: int = 64
     max_store_bytes: int | None = None
-    salt: str = ""
-    weights_fingerprint: str = ""
     options_fingerprint: str = ""
     identity: Mapping[str, str] | None = None
     locality: str | None = None
 
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Returns the names of all settings."""
-        return tuple(item.name for item in fields(cls))
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        **StoreSettings.CHECKS,
+        "max_load_jobs": count,
+        "max_store_jobs": count,
+        "max_store_bytes": parse_bytes,
+        "options_fingerprint": text,
+        "identity": mapping,
+        "locality": _locality,
+    }
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> TierSettings:
@@ -123,13 +88,7 @@ class TierSettings:
         Raises:
             InvalidError: A key is unknown or missing, or a value is not allowed.
         """
-        check_keys(given, cls.names(), "the configuration of DalsegnoTier")
-        path = directory("DalsegnoTier", given.get("path"))
-        return cls(path=path, **checked(given, _CHECKS))
-
-    def store_settings(self) -> dict[str, Any]:
-        """Returns the settings with which the store is opened."""
-        return store_settings(self.store, self.capacity)
+        return cls.read(given, "the configuration of DalsegnoTier", "DalsegnoTier")
 
 
 def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
