@@ -61,6 +61,7 @@ class Server:
             **os.environ,
             "LMCACHE_TRACK_USAGE": "false",
             "LMCACHE_DISABLE_BANNER": "1",
+            "LMCACHE_LOG_LEVEL": "INFO",
         }
         with self.log.open("w") as log:
             self._process = subprocess.Popen(

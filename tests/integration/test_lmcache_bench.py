@@ -21,6 +21,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less of everything."""
     monkeypatch.setattr(bench, "SHAPES", {"512k": (16 << 10, 4, 2), "32m": (64 << 10, 2, 2)})
     monkeypatch.setattr(bench, "LOOKUP_KEYS", 2000)
+    # The bench sets these where nobody has; they must not stay for the servers of other tests.
+    monkeypatch.setenv("LMCACHE_TRACK_USAGE", "false")
+    monkeypatch.setenv("LMCACHE_LOG_LEVEL", "ERROR")
 
 
 def test_the_last_line_has_every_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,3 +76,19 @@ def count_files(directory: Path) -> int:
             else:
                 count += 1
     return count
+
+
+def forget_pages(directory: Path) -> None:
+    """Writes the files under a directory to the device, and has the kernel forget their bytes.
+
+    What is read next comes from the device.
+    """
+    for path in directory.rglob("*"):
+        if not path.is_file():
+            continue
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)

@@ -93,11 +93,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the bench; the last line printed is one JSON object."""
     options = parse(argv)
     with tempfile.TemporaryDirectory(prefix="dalsegno-bench-", dir=options.dir) as folder:
-        command = [sys.executable, "-W", "ignore", "-m", ENGINE, f"--folder={folder}", "--pages"]
-        command += [str(one) for one in options.pages]
-        same = ("rounds", "sequences", "tokens", "layers", "heads", "head_dim", "layout")
-        for name in (*same, "dram_mib", "capacity_gib", "store"):
-            command.append(f"--{name.replace('_', '-')}={getattr(options, name)}")
+        given = json.dumps({**vars(options), "dir": None, "folder": folder})
+        command = [sys.executable, "-W", "ignore", "-m", ENGINE, given]
         print(f"load before: {' '.join(f'{one:.1f}' for one in os.getloadavg())}", flush=True)
         child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if child.returncode != 0:

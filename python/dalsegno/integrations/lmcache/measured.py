@@ -20,6 +20,8 @@ from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_clas
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
+from dalsegno.bench import kernel
+
 ALIGN_BYTES = 4096
 WAIT_MS = 120_000
 # Threads that sync files, as many as LMCache's file adapter writes with.
@@ -150,11 +152,7 @@ class Measured:
     def forget_pages(self) -> None:
         """Has the kernel forget the contents of files, so that the next load is from the disk."""
         if self._files is not None:
-            for path in self._files.iterdir():
-                _sync(path)
-                fd = os.open(path, os.O_RDONLY)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(fd)
+            kernel.forget_pages(self._files)
 
     def drop(self, keys: list[ObjectKey]) -> None:
         """Removes objects."""

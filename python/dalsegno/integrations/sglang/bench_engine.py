@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dalsegno.bench import kernel
 from dalsegno.bench.speed import cpu_s
 from dalsegno.integrations.sglang.rig import Geometry, Rig
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
@@ -64,16 +65,6 @@ def extra_of(backend: str, folder: Path, options: argparse.Namespace) -> tuple[s
     return "dynamic", dynamic
 
 
-def drop_page_cache(folder: Path) -> None:
-    """Writes what is dirty to the device, and has the kernel forget the files' bytes."""
-    os.sync()
-    for file in folder.rglob("*"):
-        if file.is_file():
-            fd = os.open(file, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
 class Bench:
     """The cache, and the prompts that go through it."""
 
@@ -103,7 +94,7 @@ class Bench:
         os.sync()
         phases = [self._timed(backend, "backup"), self._timed(backend, "prefetch")]
         self.rig.detach()
-        drop_page_cache(folder)
+        kernel.forget_pages(folder)
         # What a backend keeps in memory of its own went with it; the simulated one keeps nothing
         # else.
         if backend == "sim":
@@ -157,35 +148,20 @@ class Bench:
             raise SystemExit(f"{backend}: prompt {number} came back with other bytes")
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--pages", type=int, nargs="+", required=True)
-    parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=BACKENDS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--layout", default="page_first")
-    parser.add_argument("--sequences", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--capacity-gib", type=int, default=4)
-    parser.add_argument("--dram-mib", type=int, default=1024)
-    parser.add_argument("--store", default="{}")
-    return parser.parse_args(argv)
+def main(argv: Sequence[str]) -> int:
+    """Runs it; the last line printed is one JSON object.
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs it; the last line printed is one JSON object."""
-    options = parse(argv)
+    Args:
+        argv: One JSON object: the options of `dalsegno bench sglang`, and the `folder` to work in.
+    """
+    options = argparse.Namespace(**json.loads(argv[0]))
     found: dict[str, list[dict[str, Any]]] = {}
     for page_tokens in options.pages:
         bench = Bench(page_tokens, options)
         rows = found.setdefault(f"page{page_tokens}", [])
         for number in range(options.rounds):
-            turn = number % len(options.backends)
-            for backend in options.backends[turn:] + options.backends[:turn]:
+            turn = number % len(BACKENDS)
+            for backend in BACKENDS[turn:] + BACKENDS[:turn]:
                 folder = Path(tempfile.mkdtemp(prefix="dalsegno-sglang-", dir=options.folder))
                 try:
                     phases = bench.visit(backend, folder)
@@ -201,4 +177,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
