@@ -9,7 +9,7 @@ use dalsegno_store::{ChainHash, Memory};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMemoryView, PySequence};
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PySequence, PyTuple};
 
 use crate::errors::InvalidError;
 use crate::tensors::buffer_of_tensor;
@@ -39,24 +39,42 @@ pub(crate) fn hashes(hashes: &Bound<'_, PyAny>) -> PyResult<Vec<ChainHash>> {
 
 /// Reads a sequence of blocks, each one buffer or a sequence of buffers.
 pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<Vec<Memory>>> {
-    let mut memory: Vec<Vec<Memory>> = Vec::new();
+    let (mut buffers, mut parts) = (Vec::new(), Vec::new());
     for item in blocks.try_iter()? {
-        let item = item?;
-        memory.push(match buffer_of(&item, access) {
-            Ok(buffer) => vec![memory_of(buffer, access)?],
-            Err(not_a_buffer) => match item.cast::<PySequence>() {
-                Err(_) => return Err(not_a_buffer),
-                Ok(parts) => parts
-                    .try_iter()?
-                    .map(|part| memory_of(buffer_of(&part?, access)?, access))
-                    .collect::<PyResult<_>>()?,
-            },
-        });
+        let before = buffers.len();
+        push_block(&item?, access, &mut buffers)?;
+        parts.push(buffers.len() - before);
+    }
+    for buffer in &buffers {
+        check(buffer, access)?;
     }
     if access == Access::Write {
-        refuse_overlap(&memory)?;
+        refuse_overlap(&buffers)?;
     }
-    Ok(memory)
+    Ok(lend(buffers, &parts, access))
+}
+
+/// Appends the buffers of one block.
+fn push_block(
+    block: &Bound<'_, PyAny>,
+    access: Access,
+    buffers: &mut Vec<PyUntypedBuffer>,
+) -> PyResult<()> {
+    // These are no buffers, and to find that out by asking for one costs more than all the rest.
+    if !block.is_instance_of::<PyList>() && !block.is_instance_of::<PyTuple>() {
+        match buffer_of(block, access) {
+            Ok(buffer) => {
+                buffers.push(buffer);
+                return Ok(());
+            }
+            Err(not_a_buffer) if block.cast::<PySequence>().is_err() => return Err(not_a_buffer),
+            Err(_) => {}
+        }
+    }
+    for part in block.try_iter()? {
+        buffers.push(buffer_of(&part?, access)?);
+    }
+    Ok(())
 }
 
 /// The buffer of an object. Some (`ctypes` arrays) leave out strides, which a memoryview over them fills in; torch
@@ -71,10 +89,26 @@ fn buffer_of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<PyUntypedBuf
     })
 }
 
+/// Whether the bytes of a buffer can be used as they lie.
+fn check(buffer: &PyUntypedBuffer, access: Access) -> PyResult<()> {
+    if !buffer.is_c_contiguous() {
+        return Err(InvalidError::new_err(
+            "a buffer is not contiguous; give contiguous memory, or its contiguous parts as a sequence",
+        ));
+    }
+    if access == Access::Write && buffer.readonly() {
+        return Err(InvalidError::new_err("a buffer is read-only and cannot be filled"));
+    }
+    Ok(())
+}
+
 /// Two blocks cannot be read into the same bytes.
-fn refuse_overlap(memory: &[Vec<Memory>]) -> PyResult<()> {
-    let mut ranges: Vec<(usize, usize)> =
-        memory.iter().flatten().map(|m| (m.address(), m.address() + m.len())).collect();
+fn refuse_overlap(buffers: &[PyUntypedBuffer]) -> PyResult<()> {
+    let range = |buffer: &PyUntypedBuffer| {
+        let start = buffer.buf_ptr() as usize;
+        (start, start + buffer.len_bytes())
+    };
+    let mut ranges: Vec<(usize, usize)> = buffers.iter().map(range).collect();
     ranges.sort_unstable();
     if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
         return Err(InvalidError::new_err(
@@ -84,22 +118,37 @@ fn refuse_overlap(memory: &[Vec<Memory>]) -> PyResult<()> {
     Ok(())
 }
 
-fn memory_of(buffer: PyUntypedBuffer, access: Access) -> PyResult<Memory> {
-    if !buffer.is_c_contiguous() {
-        return Err(InvalidError::new_err(
-            "a buffer is not contiguous; give contiguous memory, or its contiguous parts as a sequence",
-        ));
+/// The buffers of one call. They are given back together: to give one back takes Python's lock, for which the store's
+/// threads would otherwise wait at every block.
+struct Lent(Vec<PyUntypedBuffer>);
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // If Python is ending, each buffer deals with that by itself.
+        let _ended = Python::try_attach(|_| self.0.clear());
     }
-    if access == Access::Write && buffer.readonly() {
-        return Err(InvalidError::new_err("a buffer is read-only and cannot be filled"));
-    }
-    let len = buffer.len_bytes();
-    let start = NonNull::new(buffer.buf_ptr().cast::<u8>()).unwrap_or(NonNull::dangling());
-    let owner: Arc<dyn Any + Send + Sync> = Arc::new(buffer);
-    // SAFETY: the exported buffer keeps `start..start + len` allocated and in place until it is released, which
-    // happens when the last piece of the memory drops `owner`. That nobody else touches the bytes meanwhile is the
-    // caller's promise, as with `readinto`; overlapping buffers of one call are refused above, read-only ones too.
-    Ok(unsafe { Memory::from_raw(start, len, access == Access::Write, owner) })
+}
+
+/// Turns buffers into memory, `parts` of them for each block.
+fn lend(buffers: Vec<PyUntypedBuffer>, parts: &[usize], access: Access) -> Vec<Vec<Memory>> {
+    let ranges: Vec<(NonNull<u8>, usize)> = buffers
+        .iter()
+        .map(|buffer| {
+            let start = NonNull::new(buffer.buf_ptr().cast::<u8>());
+            (start.unwrap_or(NonNull::dangling()), buffer.len_bytes())
+        })
+        .collect();
+    let owner: Arc<dyn Any + Send + Sync> = Arc::new(Lent(buffers));
+    let mut ranges = ranges.into_iter();
+    let mut next = || {
+        let (start, len) = ranges.next().expect("as many buffers as parts");
+        // SAFETY: the exported buffer keeps `start..start + len` allocated and in place until it is released, which
+        // happens when the last piece of memory of this call drops `owner`. That nobody else touches the bytes
+        // meanwhile is the caller's promise, as with `readinto`; overlapping buffers of one call, and read-only ones,
+        // were refused if they are to be filled.
+        unsafe { Memory::from_raw(start, len, access == Access::Write, Arc::clone(&owner)) }
+    };
+    parts.iter().map(|count| (0..*count).map(|_| next()).collect()).collect()
 }
 
 /// Seconds from Python as a duration; `None` for no limit.
