@@ -89,7 +89,7 @@ pub struct Config {
     pub durability: Durability,
     /// Which I/O engine serves the files.
     pub io_engine: EngineChoice,
-    /// Requests that one call keeps in flight; default 8.
+    /// Requests that one call keeps in flight, large ones fewer: together about 4 MiB; default 8.
     pub io_depth: Option<u32>,
     /// Largest single request to the device; default 1 MiB.
     #[serde(deserialize_with = "optional_bytes")]

@@ -42,7 +42,7 @@ pub struct Limits {
     pub durability: Durability,
     /// Which I/O engine serves the files.
     pub io_engine: EngineChoice,
-    /// Requests that one call keeps in flight.
+    /// Requests that one call keeps in flight, unless fewer keep the device busy.
     pub io_depth: u32,
     /// Largest single request to the device.
     pub io_request_bytes: u64,

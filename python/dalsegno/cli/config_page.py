@@ -107,7 +107,8 @@ SETTINGS = (
         "number",
         "8",
         ("1", "64"),
-        "Requests that one call keeps in flight.",
+        "Requests that one call keeps in flight. Of large ones fewer, about 4 MiB together: more "
+        "would not keep a device busier.",
     ),
     Setting(
         "io_request",
