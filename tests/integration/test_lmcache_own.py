@@ -8,11 +8,13 @@ simulated slowness.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.engine
 
 HERE = Path(__file__).parent
 TESTS = Path(sys.prefix) / "share" / "lmcache-tests"
+WHERE = "tests/v1/distributed/"
 # File -> how many of its tests run here, and those that need the simulated slowness.
 FILES: dict[str, tuple[int, tuple[str, ...]]] = {
     "test_mock_l2_adapter.py": (
@@ -47,27 +50,50 @@ FILES: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_lmcaches_own_tests_pass_on_our_adapter(name: str, tmp_path: Path) -> None:
+class Ran(NamedTuple):
+    """How many of a file's tests passed, failed or were skipped, and what was printed."""
+
+    counts: Counter[str]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """Runs all of them in one process; returns what came of each file."""
     (source,) = TESTS.glob("lmcache-*/tests")
-    shutil.copytree(source, tmp_path / "tests")
-    passing, slow = FILES[name]
-    file = f"tests/v1/distributed/{name}"
+    folder = tmp_path_factory.mktemp("own")
+    shutil.copytree(source, folder / "tests")
+    report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "lmcache_own"]
-    command += ["--timeout", "60", "-p", "no:cacheprovider", file]
-    command += [f"--deselect={file}::{one}" for one in slow]
+    command += ["--timeout", "60", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    for name, (_, slow) in FILES.items():
+        command += [WHERE + name, *(f"--deselect={WHERE}{name}::{one}" for one in slow)]
     environment = {
         **os.environ,
         "PYTHONPATH": str(HERE),
         "LMCACHE_TRACK_USAGE": "false",
-        "TMPDIR": str(tmp_path),
+        "TMPDIR": str(folder),
     }
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    said = done.stdout[-4000:] + done.stderr[-1000:]
-    assert done.returncode == 0, said
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None, said
-    assert int(passed[1]) == passing, said
-    assert "skipped" not in done.stdout
+    said = done.stdout[-6000:] + done.stderr[-1000:]
+    assert report.exists(), said
+    found = {name: Ran(Counter(), said) for name in FILES}
+    for case in ET.parse(report).iter("testcase"):
+        # As in `tests.v1.distributed.test_store_controller.TestStore`.
+        where = f"{case.attrib['classname']}."
+        (name,) = [one for one in FILES if where.startswith(f"{module_of(one)}.")]
+        ended = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        found[name].counts.update(ended or ["passed"])
+    return found
+
+
+def module_of(name: str) -> str:
+    """Returns a file's name as pytest's reports have it."""
+    return (WHERE + name).removesuffix(".py").replace("/", ".")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_lmcaches_own_tests_pass_on_our_adapter(name: str, ran: dict[str, Ran]) -> None:
+    assert ran[name].counts == {"passed": FILES[name][0]}, ran[name].said
