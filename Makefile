@@ -20,6 +20,8 @@ BENCH_ENV = $(or $(shell sed -n 's/^ENVIRONMENT = "\(.*\)"$$/\1/p' $(BENCH_FILE)
 # pyo3 asks an interpreter for its version. Always the same one: a change would rebuild the crate.
 export PYO3_PYTHON := $(CURDIR)/$(DEV)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# An engine imports thousands of files, and each of its processes would compile them all again.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
