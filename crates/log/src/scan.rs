@@ -6,14 +6,17 @@
 use std::ops::Range;
 
 use dalsegno_core::SECTOR_BYTES;
-use dalsegno_io::{FileId, Operation};
+use dalsegno_io::{FileId, IoError, Operation};
 
 use crate::call::Call;
-use crate::format::{FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader};
+use crate::format::{FormatError, RecordHeader, RecordKind, SegmentHeader};
 use crate::log::Core;
 
 /// Read ahead while headers follow each other closely.
 const NEAR_WINDOW_BYTES: u64 = 64 << 10;
+
+/// Where a record header has its epoch.
+const EPOCH_AT: usize = 40;
 
 /// What a walk over a segment found.
 #[derive(Default)]
@@ -56,11 +59,9 @@ impl Window<'_> {
         if !(held.contains(&offset) && offset + len <= held.end) {
             let largest = self.core.pool.largest() as u64;
             let want = len.max(ahead).min(self.end - offset).min(largest);
-            self.bytes.resize(usize::try_from(want).expect("64-bit addresses"), 0);
-            self.start = offset;
-            let read =
-                self.core.transfer(Operation::Read, self.file, offset, &mut self.bytes, self.call);
-            if let Err(error) = read {
+            // What cannot be read further on, a bad sector or the end of a file that was cut, hides nothing before it.
+            let read = self.fill(offset, want);
+            if let Err(error) = read.or_else(|_| self.fill(offset, len)) {
                 tracing::warn!("headers at {offset} cannot be read: {error}");
                 self.bytes.clear();
                 return None;
@@ -68,6 +69,12 @@ impl Window<'_> {
         }
         let at = usize::try_from(offset - self.start).expect("within the window");
         self.bytes.get(at..at + usize::try_from(len).expect("64-bit addresses"))
+    }
+
+    fn fill(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
+        self.bytes.resize(usize::try_from(len).expect("64-bit addresses"), 0);
+        self.start = offset;
+        self.core.transfer(Operation::Read, self.file, offset, &mut self.bytes, self.call)
     }
 
     /// The record at `offset`, wherever it says it belongs; `Err(None)` if the file ends or fails there.
@@ -116,7 +123,7 @@ pub(crate) fn scan_records(
                 break;
             }
             Err(Some(error)) => {
-                if looks_damaged(window.get(offset, SECTOR_BYTES, ahead), segment, offset) {
+                if looks_damaged(&mut window, segment, offset, ahead) {
                     scan.damage.push((offset, error));
                 }
                 searching = true;
@@ -183,10 +190,15 @@ fn record_at(
 }
 
 /// Whether a sector that is no valid record was one of this epoch once: all but one of the five fields that every
-/// header repeats are right. What an earlier epoch left over has its own valid checksum or differs in the epoch as
-/// well.
-fn looks_damaged(sector: Option<&[u8]>, segment: &SegmentHeader, offset: u64) -> bool {
-    let Some(sector) = sector.filter(|sector| sector.len() >= SECTOR) else { return false };
+/// header repeats are right. If the one is the epoch, the rest must be right with it: else it is what an earlier epoch
+/// left over, and was damaged before or since.
+fn looks_damaged(
+    window: &mut Window<'_>,
+    segment: &SegmentHeader,
+    offset: u64,
+    ahead: u64,
+) -> bool {
+    let Some(sector) = window.get(offset, SECTOR_BYTES, ahead) else { return false };
     if matches!(RecordHeader::decode(sector), Ok(_) | Err(FormatError::Place(_))) {
         return false;
     }
@@ -194,10 +206,20 @@ fn looks_damaged(sector: Option<&[u8]>, segment: &SegmentHeader, offset: u64) ->
         (0, b"DSGNRECD"),
         (16, &segment.store.0),
         (32, &segment.segment.to_le_bytes()),
-        (40, &segment.epoch.to_le_bytes()),
+        (EPOCH_AT, &segment.epoch.to_le_bytes()),
         (48, &offset.to_le_bytes()),
     ];
-    let right =
-        fields.iter().filter(|(at, value)| sector[*at..*at + value.len()] == **value).count();
-    right >= 4
+    let is_right = |(at, value): &(usize, &[u8])| sector[*at..*at + value.len()] == **value;
+    match fields.iter().filter(|field| !is_right(field)).map(|(at, _)| *at).collect::<Vec<_>>()[..]
+    {
+        [EPOCH_AT] => {
+            let Ok(header_bytes) = RecordHeader::peek_bytes(sector) else { return false };
+            let Some(bytes) = window.get(offset, header_bytes.into(), ahead) else { return false };
+            let mut bytes = bytes.to_vec();
+            bytes[EPOCH_AT..EPOCH_AT + 8].copy_from_slice(&segment.epoch.to_le_bytes());
+            RecordHeader::decode(&bytes).is_ok()
+        }
+        [] | [_] => true,
+        _ => false,
+    }
 }

@@ -95,6 +95,18 @@ pub(crate) fn read_blocks(
     bytes: &mut [u8],
 ) -> Vec<BlockOutcome> {
     let block_bytes = bytes.len() / wanted.len();
+    let mut outcomes = read_spots(log, row, wanted, bytes);
+    // One request reads several blocks, and a bad sector, or the end of a file that was cut, fails all of them.
+    for (at, target) in bytes.chunks_exact_mut(block_bytes).enumerate() {
+        if outcomes[at].is_err() {
+            outcomes[at] = read_spots(log, row, &wanted[at..=at], target).remove(0);
+        }
+    }
+    outcomes
+}
+
+fn read_spots(log: &Log, row: &[&Extent], wanted: &[Spot], bytes: &mut [u8]) -> Vec<BlockOutcome> {
+    let block_bytes = bytes.len() / wanted.len();
     lend(|lender| {
         let mut reads: BTreeMap<usize, ExtentRead> = BTreeMap::new();
         for ((at, block), memory) in wanted.iter().zip(bytes.chunks_exact_mut(block_bytes)) {
