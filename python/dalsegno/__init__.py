@@ -37,7 +37,9 @@ from dalsegno._native import (
     __version__,
     config_keys,
     info,
+    inspect,
     list_extents,
+    repair,
     verify,
 )
 
@@ -58,8 +60,10 @@ __all__ = [
     "__version__",
     "config_keys",
     "info",
+    "inspect",
     "list_extents",
     "open",
+    "repair",
     "verify",
 ]
 

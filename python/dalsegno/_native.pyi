@@ -43,7 +43,9 @@ __all__ = [
     "__version__",
     "config_keys",
     "info",
+    "inspect",
     "list_extents",
+    "repair",
     "verify",
 ]
 __version__: str
@@ -495,6 +497,25 @@ def info(path: str) -> dict[str, Any]:
 def list_extents(path: str) -> list[dict[str, Any]]:
     """The namespaces of a store that nobody has open, each with its extents in index order."""
 
+def inspect(path: str, file: str, offset: int | None = None) -> dict[str, Any]:
+    """Shows a file of a store that nobody has open, with the names of its format.
+
+    Args:
+        path: The store's directory.
+        file: Name of a segment, of ``store.meta`` or of a namespace's descriptor.
+        offset: Of a segment: any byte of the record to show. Without it the segment's header is
+            shown, and its records are listed.
+
+    Returns:
+        ``title``; ``problem``: what is wrong with the header, or an empty text; ``fields``: a list
+        of ``{"offset", "name", "hex", "says"}``; ``records``: of a segment, a list of ``{"offset",
+        "bytes", "kind", "blocks", "sequence", "problem"}``; ``parts``: of an extent, its slices, or
+        units if it is coded: ``{"offset", "bytes", "name", "crc", "right", "problem", "first"}``.
+
+    Raises:
+        InvalidError: There is no such file or record.
+    """
+
 def verify(path: str, progress: object | None = None) -> dict[str, Any]:
     """Reads and checks every byte of a store that nobody has open.
 
@@ -505,6 +526,24 @@ def verify(path: str, progress: object | None = None) -> dict[str, Any]:
     Returns:
         Counts, among them the ``tables`` of an index in files, and ``findings``: a list of
         ``{"file", "offset", "what"}``, empty for a healthy store.
+    """
+
+def repair(path: str, progress: object | None = None) -> dict[str, Any]:
+    """Checks a store that nobody has open, drops what is bad, keeps the rest, and checks it again.
+
+    A segment with a fault is written anew: its good blocks are copied to another one first. If
+    there is no room for that it stays as it is. A damaged index is made again by the next open.
+
+    Args:
+        path: The store's directory.
+        progress: Called as by `verify`, during both checks.
+
+    Returns:
+        ``before`` and ``after``: what `verify` returned; ``segments``: how many were written anew
+        or removed; ``dropped_blocks``: blocks that could be found before, and cannot now.
+
+    Raises:
+        UnavailableError: The store cannot be written, or somebody has it open.
     """
 
 def config_keys() -> list[str]:

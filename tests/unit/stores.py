@@ -16,6 +16,11 @@ import dalsegno
 
 LAYERS, SLICE_BYTES, BLOCKS = 2, 5000, 3
 SECTOR = 4096
+# Fields, layers, bytes of a slice.
+NAMESPACES: list[tuple[dict[str, str], int, int]] = [
+    ({"model": "m[red]", "salt": "tab\tand \x1b[31mcolour"}, LAYERS, SLICE_BYTES),
+    ({"model": "n"}, 1, 64),
+]
 
 
 @dataclass
@@ -48,11 +53,12 @@ def open_store(path: Path) -> dalsegno.Store:
 def fill(path: Path) -> None:
     """Makes a store of two namespaces: four blocks of two layers, four of one."""
     with open_store(path) as store:
-        fields = {"model": "m[red]", "salt": "tab\tand \x1b[31mcolour"}
-        one = store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
+        one, two = (
+            store.namespace(fields, layers=layers, slice_bytes=slice_bytes)
+            for fields, layers, slice_bytes in NAMESPACES
+        )
         one.put_batch(chain(BLOCKS), [os.urandom(one.block_bytes) for _ in range(BLOCKS)])
         one.put_batch(chain(1, "b"), [os.urandom(one.block_bytes)])
-        two = store.namespace({"model": "n"}, layers=1, slice_bytes=64)
         two.put_batch(chain(4), [os.urandom(64) for _ in range(4)])
 
 

@@ -21,7 +21,16 @@ import dalsegno
 from dalsegno import bench as benches
 from dalsegno.cli import show
 
-COMMANDS = [(), ("info",), ("ls",), ("verify",), ("demo",), ("demo", "vllm"), ("bench",)]
+COMMANDS = [
+    (),
+    ("info",),
+    ("ls",),
+    ("verify",),
+    ("inspect",),
+    ("demo",),
+    ("demo", "vllm"),
+    ("bench",),
+]
 
 
 def crc32c(data: bytes) -> int:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from itertools import compress
 from pathlib import Path
 
 import pytest
-from tests.outside import flip, segment_of
-from tests.unit.stores import BLOCKS, SECTOR, SLICE_BYTES, Run, extents
+from tests.outside import another_process, flip, segment_of
+from tests.unit.stores import (
+    BLOCKS,
+    NAMESPACES,
+    SECTOR,
+    SLICE_BYTES,
+    Run,
+    chain,
+    extents,
+    open_store,
+)
 
 import dalsegno
 
@@ -80,6 +91,15 @@ FAULTS = [
 ]
 
 
+# Blocks that each costs for good; whose header cannot be read goes as a whole.
+LOST: dict[Callable[[Path], tuple[str, int, str]], int] = {
+    plant_in_payload: 1,
+    plant_in_record_header: BLOCKS,
+    plant_in_segment_header: BLOCKS + 1 + 4,
+    cut_a_segment: BLOCKS + 1 + 4,
+}
+
+
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_verify_finds_a_planted_fault_and_names_its_place(
     plant: Callable[[Path], tuple[str, int, str]], path: Path, run: Run
@@ -95,6 +115,56 @@ def test_verify_finds_a_planted_fault_and_names_its_place(
     same_file = [one for one in found["findings"] if one["file"] == file]
     assert [one for one in same_file if offset <= one["offset"] < offset + SECTOR], found
     assert any(words in one["what"] for one in same_file)
+
+
+def held(path: Path) -> dict[tuple[str, bytes], bytes]:
+    """All blocks of a store that come back, by model and hash."""
+    found = {}
+    with open_store(path) as store:
+        for fields, layers, slice_bytes in NAMESPACES:
+            space = store.namespace(fields, layers=layers, slice_bytes=slice_bytes)
+            hashes = [*chain(4), *chain(1, "b")]
+            out = [bytearray(space.block_bytes) for _ in hashes]
+            there = space.get_each(hashes, out)
+            for name, block in compress(zip(hashes, out, strict=True), there):
+                found[fields["model"], name] = bytes(block)
+    return found
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_repair_drops_what_is_bad_and_keeps_the_rest(
+    plant: Callable[[Path], tuple[str, int, str]], template: Path, path: Path, run: Run
+) -> None:
+    intact = held(Path(shutil.copytree(template, path.with_name("intact"))))
+    assert len(intact) == BLOCKS + 1 + 4
+    plant(path)
+    answer = run("verify", path, "--repair", "--json")
+    told = answer.json()
+    assert told["before"]["findings"]
+    assert told["after"]["findings"] == []
+    assert (answer.code, told["clean"]) == (0, True)
+    left = held(path)
+    assert left.items() <= intact.items()
+    assert len(intact) - len(left) == LOST.get(plant, 0)
+    again = run("verify", path, "--repair")
+    assert again.code == 0
+    assert "repaired" not in again.out
+
+
+def test_repair_tells_people_what_it_did(path: Path, run: Run) -> None:
+    plant_in_payload(path)
+    answer = run("verify", path, "--repair")
+    assert answer.code == 0
+    assert "repaired: 1 segment written anew, 1 block dropped" in answer.out
+    assert answer.out.endswith("clean\n")
+
+
+def test_repair_of_a_store_that_is_open_is_refused(path: Path, run: Run) -> None:
+    with another_process(path) as (_, told):
+        assert told == "opened\n"
+        answer = run("verify", path, "--repair")
+    assert answer.code == 2
+    assert "is in use by" in answer.err
 
 
 def test_verify_finds_a_fault_in_an_index_in_files_and_says_what_it_costs(

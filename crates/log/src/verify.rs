@@ -104,7 +104,7 @@ pub fn verify(
 }
 
 /// A core that only reads.
-fn offline_core(
+pub(crate) fn offline_core(
     device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
     pool: BufferPool,

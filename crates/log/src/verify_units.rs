@@ -3,7 +3,7 @@
 //! 1. Every stored unit is compared with its checksum, decoded, and its slices compared with theirs: what is in order
 //!    can be read.
 
-use dalsegno_core::{Extent, SECTOR_BYTES, sector_down, sector_up};
+use dalsegno_core::{Extent, sector_down, sector_up};
 use dalsegno_io::{FileId, Operation};
 
 use crate::call::Call;
@@ -88,17 +88,23 @@ pub(crate) fn verify_units(
     }
 }
 
-/// Bytes of the file, wherever they lie; no more than a unit.
-fn read_bytes(core: &Core, file: FileId, offset: u64, len: usize) -> Result<Vec<u8>, String> {
-    if len == 0 {
-        return Ok(Vec::new());
+/// Reads bytes from anywhere, in requests as large as there are buffers.
+pub(crate) fn read_bytes(
+    core: &Core,
+    file: FileId,
+    offset: u64,
+    len: usize,
+) -> Result<Vec<u8>, String> {
+    let mut found = Vec::with_capacity(len);
+    while found.len() < len {
+        let from = offset + found.len() as u64;
+        let at = usize::try_from(from - sector_down(from)).expect("less than a sector");
+        let wanted = sector_up((at + len - found.len()) as u64);
+        let sectors = wanted.min(core.pool.largest() as u64);
+        let mut bytes = vec![0; usize::try_from(sectors).expect("no more than a buffer")];
+        core.transfer(Operation::Read, file, from - at as u64, &mut bytes, &Call::background())
+            .map_err(|error| error.to_string())?;
+        found.extend(bytes[at..].iter().take(len - found.len()));
     }
-    let start = sector_down(offset);
-    let end = sector_up(offset + len as u64);
-    let sectors = usize::try_from((end - start) / SECTOR_BYTES).expect("a unit is small");
-    let mut bytes = vec![0; sectors * crate::format::SECTOR];
-    core.transfer(Operation::Read, file, start, &mut bytes, &Call::background())
-        .map_err(|error| error.to_string())?;
-    let at = usize::try_from(offset - start).expect("less than a sector");
-    Ok(bytes[at..at + len].to_vec())
+    Ok(found)
 }

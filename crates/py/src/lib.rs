@@ -42,7 +42,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<writer::PyLayerWriter>()?;
     module.add_function(wrap_pyfunction!(offline::info, module)?)?;
     module.add_function(wrap_pyfunction!(offline::list_extents, module)?)?;
+    module.add_function(wrap_pyfunction!(offline::inspect, module)?)?;
     module.add_function(wrap_pyfunction!(offline::verify, module)?)?;
+    module.add_function(wrap_pyfunction!(offline::repair, module)?)?;
     module.add_function(wrap_pyfunction!(offline::config_keys, module)?)?;
     Ok(())
 }

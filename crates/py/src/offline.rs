@@ -1,11 +1,13 @@
 //! Functions over a store that nobody has open.
 
+use std::fmt::Write as _;
 use std::path::Path;
 
-use dalsegno_store::Config;
+use dalsegno_store::{Config, VerifyReport};
 use pyo3::prelude::*;
 use serde_json::json;
 
+use crate::buffers::Number;
 use crate::errors::OrRaise;
 use crate::store::to_python;
 
@@ -33,37 +35,115 @@ pub(crate) fn list_extents<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'
 }
 
 #[pyfunction]
+#[pyo3(signature = (path, file, offset=None))]
+pub(crate) fn inspect<'py>(
+    py: Python<'py>,
+    path: &str,
+    file: &str,
+    offset: Option<Number<u64>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let at = offset.map(|offset| offset.0);
+    let found = py.detach(|| dalsegno_store::inspect(Path::new(path), file, at)).or_raise()?;
+    let fields = found.fields.iter().map(|one| {
+        json!({"offset": one.offset, "name": one.name, "hex": hex(&one.bytes), "says": one.says})
+    });
+    let records = found.records.iter().map(|one| {
+        json!({
+            "offset": one.offset,
+            "bytes": one.bytes,
+            "kind": one.kind,
+            "blocks": one.blocks,
+            "sequence": one.sequence,
+            "problem": one.problem,
+        })
+    });
+    let parts = found.parts.iter().map(|one| {
+        json!({
+            "offset": one.offset,
+            "bytes": one.bytes,
+            "name": one.name,
+            "crc": format!("{:08x}", one.crc),
+            "right": one.verdict == Ok(true),
+            "problem": one.verdict.as_ref().err(),
+            "first": hex(&one.first),
+        })
+    });
+    to_python(
+        py,
+        &json!({
+            "title": found.title,
+            "problem": found.problem,
+            "fields": fields.collect::<Vec<_>>(),
+            "records": records.collect::<Vec<_>>(),
+            "parts": parts.collect::<Vec<_>>(),
+        }),
+    )
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a text cannot fail.
+        let _written = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[pyfunction]
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: &str,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let progress = progress.map(Bound::unbind);
-    let tell = |done: u64, total: u64| {
-        if let Some(progress) = &progress {
-            // A progress display that fails must not spoil the check.
-            Python::attach(|py| drop(progress.call1(py, (done, total))));
-        }
-    };
+    let tell = teller(progress);
     let report = py.detach(|| dalsegno_store::verify(Path::new(path), &tell)).or_raise()?;
-    let findings: Vec<_> = report
-        .findings
-        .iter()
-        .map(|f| json!({"file": f.file, "offset": f.offset, "what": f.what}))
-        .collect();
+    to_python(py, &plain(&report))
+}
+
+#[pyfunction]
+#[pyo3(signature = (path, progress=None))]
+pub(crate) fn repair<'py>(
+    py: Python<'py>,
+    path: &str,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let tell = teller(progress);
+    let report = py.detach(|| dalsegno_store::repair(Path::new(path), &tell)).or_raise()?;
     to_python(
         py,
         &json!({
+            "before": plain(&report.before),
             "segments": report.segments,
-            "extents": report.extents,
-            "blocks": report.blocks,
-            "slices": report.slices,
-            "tables": report.tables,
-            "bytes": report.bytes,
-            "findings": findings,
+            "dropped_blocks": report.dropped_blocks,
+            "after": plain(&report.after),
         }),
     )
+}
+
+/// What calls a progress display from any thread.
+fn teller(progress: Option<Bound<'_, PyAny>>) -> impl Fn(u64, u64) + Sync {
+    let progress = progress.map(Bound::unbind);
+    move |done, total| {
+        if let Some(progress) = &progress {
+            // A display that fails must not spoil the check.
+            Python::attach(|py| drop(progress.call1(py, (done, total))));
+        }
+    }
+}
+
+fn plain(report: &VerifyReport) -> serde_json::Value {
+    let findings = report.findings.iter();
+    let findings: Vec<_> =
+        findings.map(|f| json!({"file": f.file, "offset": f.offset, "what": f.what})).collect();
+    json!({
+        "segments": report.segments,
+        "extents": report.extents,
+        "blocks": report.blocks,
+        "slices": report.slices,
+        "tables": report.tables,
+        "bytes": report.bytes,
+        "findings": findings,
+    })
 }
 
 #[pyfunction]

@@ -11,7 +11,7 @@ use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, LocalDirectory, SystemClock,
 };
 use dalsegno_log::format::StoreHeader;
-use dalsegno_log::{Log, LogOptions, SegmentState};
+use dalsegno_log::{Inspection, Log, LogOptions, SegmentState};
 use serde::Serialize;
 
 use crate::open::{lock_error, refuse_forked, unavailable};
@@ -275,6 +275,34 @@ pub fn list(path: &Path) -> Result<(Vec<NamespaceRow>, Vec<ExtentRow>)> {
     });
     let rows = rows.collect();
     Ok((offline.namespaces()?, rows))
+}
+
+/// Shows a file of a store with the names of its format: with `at`, the record of a segment that holds that offset.
+///
+/// # Errors
+///
+/// As [`info`]; `Invalid` if the file is not one of the log's, or no record is at that offset.
+pub fn inspect(path: &Path, file: &str, at: Option<u64>) -> Result<Inspection> {
+    let (reader, _lock) = enter(path)?;
+    let Reader { device, clock, pool } = reader;
+    let files = device.list().map_err(|error| unavailable(path, error))?;
+    let exists = files.iter().any(|entry| entry.name == file);
+    let found = if exists {
+        dalsegno_log::inspect(device, clock, pool, file, at).map_err(to_error)?
+    } else {
+        None
+    };
+    found.ok_or_else(|| {
+        Error::invalid(match at {
+            Some(at) if exists => format!(
+                "{file} has no record at offset {at}; without an offset its records are listed"
+            ),
+            _ => format!(
+                "{file:?} is no file of the log in {}; give one such as segment-0000000000000001.log or store.meta",
+                path.display()
+            ),
+        })
+    })
 }
 
 impl Offline {

@@ -135,7 +135,7 @@ impl Inner {
 
     /// Copies the visible blocks of neighbours to the open segment, as one extent if nothing is missing between them,
     /// and swings the index. Returns the bytes written.
-    fn move_row(&self, row: &[&Extent]) -> Result<u64, LogError> {
+    pub(crate) fn move_row(&self, row: &[&Extent]) -> Result<u64, LogError> {
         let wanted = self.visible_blocks(row);
         if wanted.is_empty() {
             return Ok(0);
@@ -210,7 +210,7 @@ impl Inner {
         add(&self.counters.evicted_blocks, blocks);
     }
 
-    fn drop_extent(&self, extent: &Extent) {
+    pub(crate) fn drop_extent(&self, extent: &Extent) {
         let live = self.index.live_blocks(extent);
         let removed = self.index.remove_extent(extent);
         self.log.forget(extent.id);

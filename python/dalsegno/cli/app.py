@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import check, look, run
+from dalsegno.cli import bytewise, check, look, run
 
 # What a command could not do, as opposed to what it found.
 COULD_NOT = 2
@@ -43,7 +43,8 @@ def dalsegno(
 ) -> None:
     """Look into, check and try out a Dalsegno store: the KV cache that survives.
 
-    Commands that take a directory only read, and only while no process has the store open.
+    Commands that take a directory work while no process has the store open. They only read, but
+    for `verify --repair`.
 
     Exit codes: 0 it is well, 1 it is not (damage was found, a demonstration failed),
     2 the question could not be answered (wrong arguments, a locked store), 130 interrupted.
@@ -57,7 +58,7 @@ def _help(command: Callable[..., None]) -> str:
 
 
 app.callback(help=_help(dalsegno))(dalsegno)
-for _command in (look.info, look.ls, check.verify):
+for _command in (look.info, look.ls, check.verify, bytewise.inspect):
     app.command(help=_help(_command))(_command)
 # What follows the bench's name belongs to the bench.
 app.command(help=_help(run.bench), context_settings={"allow_interspersed_args": False})(run.bench)

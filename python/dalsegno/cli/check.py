@@ -1,4 +1,4 @@
-"""``dalsegno verify``: every byte of a store read and compared with its checksum."""
+"""``dalsegno verify``: every byte of a store checked, and what is bad dropped if asked to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,40 +15,60 @@ import dalsegno
 from dalsegno.cli import show
 from dalsegno.cli.look import AsJson, Directory
 
+Tell = Callable[[int, int], None]
+Work = Callable[[str, Tell], dict[str, Any]]
+
 DAMAGED = 1
 INTERRUPTED = 130
 
 
-def verify(directory: Directory, *, as_json: AsJson = False) -> None:
+def verify(
+    directory: Directory,
+    *,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Drop what is bad, keep the rest, and check once more."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Read every byte of a store and check it.
 
-    That is headers, blocks, padding, and an index in files. Nothing is written or repaired, and no
-    damage needs repair: the store itself never hands out damaged blocks, they are misses, and their
-    space is used again; a damaged index is rebuilt and costs no block. Findings tell that the disk,
-    or whoever wrote to these files, is not to be trusted.
+    That is headers, blocks, padding, and an index in files. Nothing is written without --repair,
+    and no damage needs it: the store itself never hands out damaged blocks, they are misses, and
+    their space is used again; a damaged index is rebuilt and costs no block. Findings tell that the
+    disk, or whoever wrote to these files, is not to be trusted.
+
+    With --repair a segment with a finding is written anew: its good blocks move to another one, the
+    bad ones are dropped. That needs room for a segment; without it the segment stays as it is.
 
     Example:
       dalsegno verify /var/cache/kv && echo clean
       dalsegno verify /var/cache/kv --json | jq '.findings[].file'
+      dalsegno verify /var/cache/kv --repair
 
-    Exit codes: 0 clean, 1 findings, 2 could not check (no store, locked, of a newer version).
+    Exit codes: 0 clean, also after a repair, 1 findings, or some that could not be repaired,
+    2 could not check (no store, locked, of a newer version).
     """
+    work = dalsegno.repair if repair else dalsegno.verify
     try:
-        report = _checked(directory)
+        report = _answered(work, directory)
     except KeyboardInterrupt:
-        # The check goes on in native code, which only reads: there is nothing to wait for.
+        # The work goes on in native code. A check only reads; a repair may stop anywhere.
         os._exit(INTERRUPTED)
-    findings = report["findings"]
+    last = report["after"] if repair else report
+    clean = not last["findings"]
     if as_json:
-        show.as_json({"path": str(directory), "clean": not findings, **report})
+        show.as_json({"path": str(directory), "clean": clean, **report})
+    elif repair:
+        _tell_repair(report)
     else:
         _tell(report)
-    if findings:
+    if not clean:
         raise typer.Exit(DAMAGED)
 
 
-def _checked(directory: Path) -> dict[str, Any]:
-    """Runs the check on a thread of its own, so that Ctrl-C is heard while it runs."""
+def _answered(work: Work, directory: Path) -> dict[str, Any]:
+    """Does the work on a thread of its own, so that Ctrl-C is heard while it goes on."""
     answers: list[dict[str, Any] | BaseException] = []
     target = show.console(stderr=True)
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -58,7 +78,8 @@ def _checked(directory: Path) -> dict[str, Any]:
         def tell(done_bytes: int, total_bytes: int) -> None:
             bar.update(task, completed=done_bytes, total=total_bytes)
 
-        thread = threading.Thread(target=_answer, args=(directory, tell, answers), daemon=True)
+        given = (work, directory, tell, answers)
+        thread = threading.Thread(target=_answer, args=given, daemon=True)
         thread.start()
         while thread.is_alive():
             thread.join(0.1)
@@ -69,12 +90,13 @@ def _checked(directory: Path) -> dict[str, Any]:
 
 
 def _answer(
+    work: Work,
     directory: Path,
-    tell: Callable[[int, int], None],
+    tell: Tell,
     answers: list[dict[str, Any] | BaseException],
 ) -> None:
     try:
-        answers.append(dalsegno.verify(str(directory), tell))
+        answers.append(work(str(directory), tell))
     except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
         answers.append(error)
 
@@ -99,3 +121,13 @@ def _tell(report: dict[str, Any]) -> None:
         ("file", "offset>", "finding"),
         [(one["file"], one["offset"], one["what"]) for one in findings],
     )
+
+
+def _tell_repair(report: dict[str, Any]) -> None:
+    _tell(report["before"])
+    if not report["before"]["findings"]:
+        return
+    segments = show.plural(report["segments"], "segment")
+    dropped = show.plural(report["dropped_blocks"], "block")
+    print(f"\nrepaired: {segments} written anew, {dropped} dropped\n")
+    _tell(report["after"])

@@ -3,6 +3,7 @@
 //! 1. Decoders never panic and never trust a length before it was checked against what is allowed.
 //! 2. Whatever decodes encodes to the same bytes again: reserved bytes must be zero.
 
+pub mod fields;
 mod record;
 mod sector;
 mod units;

@@ -4,51 +4,38 @@ mod lines;
 
 use std::fmt::Write as _;
 
+use dalsegno_log::format::fields;
 use lines::{Field, Say, line, table, zeros};
 
-const SEGMENT_HEADER: [Field; 8] = [
-    ("magic", 8, Say::Text),
-    ("version", 4, Say::Number),
-    ("header_bytes", 4, Say::Number),
-    ("store_id", 16, Say::Bytes("random; here text")),
-    ("segment", 8, Say::Number),
-    ("epoch", 8, Say::Number),
-    ("segment_bytes", 8, Say::Number),
-    ("first_sequence", 8, Say::Number),
+/// What is said of the example's bytes beside their names.
+const NOTES: [(&str, &str); 3] = [
+    ("crc", "of the 4096 bytes with this field as zero"),
+    ("lineage", "the first block's hash"),
+    ("parent", "not known"),
 ];
 
-const RECORD_HEADER: [Field; 30] = [
-    ("magic", 8, Say::Text),
-    ("version", 4, Say::Number),
-    ("header_bytes", 4, Say::Number),
-    ("store_id", 16, Say::Bytes("as in the segment header")),
-    ("segment", 8, Say::Number),
-    ("epoch", 8, Say::Number),
-    ("offset", 8, Say::Number),
-    ("sequence", 8, Say::Number),
-    ("born", 8, Say::Number),
-    ("kind", 4, Say::Number),
-    ("crc", 4, Say::Bytes("of the 4096 bytes with this field as zero")),
-    ("namespace", 16, Say::Bytes("")),
-    ("lineage", 32, Say::Bytes("the first block's hash")),
-    ("parent", 32, Say::Bytes("not known")),
-    ("first_block_index", 4, Say::Number),
-    ("block_count", 4, Say::Number),
-    ("layers", 4, Say::Number),
-    ("slice_bytes", 4, Say::Number),
-    ("payload_bytes", 8, Say::Number),
-    ("kills_before", 8, Say::Number),
-    ("codec", 4, Say::Number),
-    ("element_bytes", 4, Say::Number),
-    ("unit_bytes", 4, Say::Number),
-    ("unit_count", 4, Say::Number),
-    ("reserved", 48, Say::Bytes("")),
+/// The tables of the example's record, behind the fields that every record has.
+const TABLES: [Field; 5] = [
     ("hashes[0]", 32, Say::Bytes("")),
     ("hashes[1]", 32, Say::Bytes("")),
     ("slice_crcs, layer 0", 8, Say::Bytes("blocks 0 and 1")),
     ("slice_crcs, layer 1", 8, Say::Bytes("blocks 0 and 1")),
     ("padding", 4096 - 336, Say::Bytes("")),
 ];
+
+/// Fields of the format, with what is said of them here.
+fn said(fields: &[fields::Field], store_id: &'static str) -> Vec<Field> {
+    let note = |name: &str| {
+        let known = NOTES.iter().find(|(of, _)| *of == name).map(|(_, note)| *note);
+        known.unwrap_or(if name == "store_id" { store_id } else { "" })
+    };
+    let say = |name: &str, form: fields::Form| match form {
+        fields::Form::Text => Say::Text,
+        fields::Form::Number => Say::Number,
+        fields::Form::Bytes => Say::Bytes(note(name)),
+    };
+    fields.iter().map(|(name, len, form)| (*name, *len, say(name, *form))).collect()
+}
 
 /// Rows of the payload: 2 x 6,000 bytes, rounded up to sectors.
 const STRIDE: usize = 12_288;
@@ -59,12 +46,15 @@ pub(crate) fn worked_example(segment: &[u8]) -> String {
     let mut text = String::from("\nThe segment header:\n\n");
     let crc = u32::from_le_bytes(segment[4092..4096].try_into().unwrap());
     assert_eq!(crc, crc32c::crc32c(&segment[..4092]), "the segment header's crc");
-    let end = table(&mut text, segment, 0, &SEGMENT_HEADER);
+    let header = said(&fields::SEGMENT_FIELDS, "random; here text");
+    let end = table(&mut text, segment, 0, &header);
     zeros(&mut text, &segment[end..4092], end, "reserved");
     line(&mut text, 4092, &segment[4092..4096], "crc", "of bytes 0..4092");
     check_record_crcs(&segment[4096..]);
     text.push_str("\nThe record header, at 4096 (0x1000):\n\n");
-    let payload = table(&mut text, segment, 4096, &RECORD_HEADER);
+    let mut header = said(&fields::RECORD_FIELDS, "as in the segment header");
+    header.extend(TABLES);
+    let payload = table(&mut text, segment, 4096, &header);
     text.push_str(
         "\nThe first bytes of each slice; the rest of a row, up to a whole sector, is zero:\n\n",
     );
