@@ -55,9 +55,12 @@ impl NamespaceBuilder {
         let mut fields = BTreeMap::new();
         for (tag, value) in self.fields {
             if tag.is_empty() || tag.len() > MAX_FIELD_BYTES || value.len() > MAX_FIELD_BYTES {
+                let shown: String = tag.chars().take(64).collect();
                 return Err(Error::invalid(format!(
-                    "namespace field {tag:?}: tag and value have at most {MAX_FIELD_BYTES} bytes and the tag is \
-                     not empty"
+                    "namespace field {shown:?} has a tag of {} bytes and a value of {}; both have at most \
+                     {MAX_FIELD_BYTES} and the tag is not empty",
+                    tag.len(),
+                    value.len()
                 )));
             }
             if fields.insert(tag.clone(), value).is_some() {
