@@ -113,6 +113,20 @@ fn a_record_that_was_copied_to_another_place_is_none() {
 }
 
 #[test]
+fn regression_a_new_segment_of_whose_header_only_the_checksum_arrived_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    let path = dir.path().join(dalsegno_log::format::segment_file(7));
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(SEGMENT_BYTES).unwrap();
+    patch(&path, 4092, &[1, 2, 3, 4]);
+    let (log, recovered) = open(dir.path());
+    // Left alone it would take room for ever, and count for nothing.
+    assert!(!path.exists());
+    assert_eq!((log.segments(), recovered.faults), (vec![], vec![]));
+}
+
+#[test]
 fn a_tombstone_outlives_its_segment_as_long_as_it_has_something_to_hide() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
