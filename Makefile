@@ -7,6 +7,8 @@ PYTHON ?= python3
 NAME ?= log
 ARGS ?=
 DOC ?=
+SEED ?=
+AT ?=
 
 DEV := .envs/dev/bin
 VLLM := .envs/vllm/bin
@@ -31,7 +33,8 @@ MAKEFLAGS += --no-print-directory
 # Targets share environments and the build folder.
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
-	fmt test-rust test-python test-vllm test-sglang test-lmcache bench clean clean-all need-cargo
+	fmt test-rust test-python test-vllm test-sglang test-lmcache sim mutations bench clean clean-all \
+	need-cargo
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -81,6 +84,13 @@ test-sglang: env-sglang ## run the tests against real SGLang
 
 test-lmcache: env-lmcache ## run the tests against real LMCache
 	@$(call test-engine,lmcache)
+
+sim: need-cargo ## crash 50 histories of a store at every step (SEED=17 one history, AT=123 one step)
+	@cargo run --quiet --release --locked -p dalsegno-sim --bin explore -- \
+		$(if $(SEED),--seed $(SEED)) $(if $(AT),--at $(AT))
+
+mutations: need-cargo ## plant bugs in the store, one by one: sim must find each (ARGS="03 07" for some)
+	@$(PYTHON) tools/mutations.py $(ARGS)
 
 bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: make bench NAME=log ARGS="--help"
 	@.envs/$(BENCH_ENV)/bin/python -m dalsegno.cli bench $(NAME) $(ARGS)

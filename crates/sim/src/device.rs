@@ -1,7 +1,6 @@
 //! The simulated device: completes every request before `submit` returns, fails where the plan says so, and loses power
 //! at a given operation.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +12,9 @@ use dalsegno_io::{
 use parking_lot::Mutex;
 
 use crate::disk::{Disk, SECTOR, Torn};
-use crate::fault::{EBADF, EEXIST, EIO, ENOENT, ENOSPC, Fault, Kind, Plan, Rule, os_error};
+use crate::fault::{EBADF, EIO, ENOENT, Kind, Rule, os_error};
 use crate::random::Random;
+use crate::state::{Handle, State, check_count};
 
 /// What a simulated device is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,56 +60,12 @@ pub struct SimDevice {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
-struct Handle {
-    inode: u64,
-    name: String,
-    writable: bool,
-}
-
-#[derive(Debug)]
-struct State {
-    disk: Disk,
-    handles: HashMap<FileId, Handle>,
-    next_handle: u64,
-    plan: Plan,
-    random: Random,
-    /// Operations that changed the disk, or tried to.
-    changes: u64,
-    last_change: u64,
-    down: bool,
-}
-
-/// What becomes of an operation that changes the disk.
-enum Fate {
-    Done,
-    /// It is the last one: it may still take effect, but nobody hears of it.
-    Last {
-        takes_effect: bool,
-    },
-    Faulty(Fault),
-}
-
 impl SimDevice {
     /// An empty device.
     #[must_use]
     pub fn new(options: DeviceOptions, clock: Arc<ManualClock>) -> Self {
         let (disk, random) = (Disk::new(options.total_bytes), Random::new(options.seed));
-        Self::over(disk, options, clock, random)
-    }
-
-    fn over(disk: Disk, options: DeviceOptions, clock: Arc<ManualClock>, random: Random) -> Self {
-        let state = State {
-            disk,
-            handles: HashMap::new(),
-            next_handle: 0,
-            plan: Plan::default(),
-            random,
-            changes: 0,
-            last_change: u64::MAX,
-            down: false,
-        };
-        Self { options, clock, state: Mutex::new(state) }
+        Self { options, clock, state: Mutex::new(State::new(disk, random, None)) }
     }
 
     /// Lets operations fail.
@@ -153,24 +109,53 @@ impl SimDevice {
         self.state.lock().down
     }
 
+    /// Most bytes that files took at once, since the device was started.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.state.lock().peak_bytes
+    }
+
+    /// From now on operations that change the disk are written down, across outages.
+    pub fn start_trace(&self) {
+        self.state.lock().trace = Some(Vec::new());
+    }
+
+    /// Writes something down between the operations, if they are.
+    pub fn note(&self, text: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.state.lock().trace {
+            trace.push(text());
+        }
+    }
+
+    /// What was written down so far, one operation or note a line.
+    #[must_use]
+    pub fn trace(&self) -> Vec<String> {
+        self.state.lock().trace.clone().unwrap_or_default()
+    }
+
     /// Turns one stored bit over in a file whose name starts with `prefix`; says in which file and byte.
     pub fn rot(&self, prefix: &str) -> Option<(String, u64)> {
         let state = &mut *self.state.lock();
         state.disk.rot(prefix, &mut state.random)
     }
 
-    /// Ends this device and starts another over what is left of its disk. Also tells which sectors were left to chance.
+    /// Ends this device and starts another over what is left of its disk. Also tells which sectors were left to chance:
+    /// those that were not synced, or where only the process ends, those that its last operation was about.
     #[must_use]
     pub fn reboot(&self, outage: Outage) -> (Self, Vec<Torn>) {
         let state = &mut *self.state.lock();
         state.down = true;
-        let torn = state.disk.unsettled();
-        let disk = match outage {
-            Outage::Process => state.disk.clone(),
-            Outage::Power => state.disk.power_cut(self.options.atom_bytes, &mut state.random),
+        let (disk, torn) = match outage {
+            Outage::Process => (state.disk.clone(), state.cut.clone()),
+            Outage::Power => {
+                let torn = state.disk.unsettled();
+                (state.disk.power_cut(self.options.atom_bytes, &mut state.random), torn)
+            }
         };
         let random = Random::new(state.random.bits());
-        (Self::over(disk, self.options.clone(), Arc::clone(&self.clock), random), torn)
+        let next = State::new(disk, random, state.trace.take());
+        let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
+        (Self { options, clock, state: Mutex::new(next) }, torn)
     }
 
     fn carry_out(&self, request: &mut Request) -> Result<(), IoError> {
@@ -211,140 +196,6 @@ impl SimDevice {
             _ => state.sync(inode, &name),
         }
     }
-}
-
-impl State {
-    /// Counts an operation that changes the disk, and says what becomes of it.
-    fn begin(&mut self, kind: Kind, name: &str) -> Result<Fate, IoError> {
-        if self.down {
-            return Err(IoError::Closed);
-        }
-        self.changes += 1;
-        if self.changes >= self.last_change {
-            self.down = true;
-            return Ok(Fate::Last { takes_effect: self.random.percent(50) });
-        }
-        Ok(self.plan.next(kind, name).map_or(Fate::Done, Fate::Faulty))
-    }
-
-    /// Bytes of a file; fewer than wanted where it ends or the plan says so.
-    fn read(
-        &mut self,
-        inode: u64,
-        name: &str,
-        offset: u64,
-        wanted: usize,
-    ) -> Result<Vec<u8>, IoError> {
-        let mut bytes = self.disk.read(inode, offset, wanted);
-        match self.plan.next(Kind::Read, name) {
-            None => {}
-            Some(Fault::Flip) => {
-                let bit = self.random.below((bytes.len() * 8).max(1));
-                if let Some(byte) = bytes.get_mut(bit / 8) {
-                    *byte ^= 1 << (bit % 8);
-                }
-            }
-            Some(Fault::Short) => bytes.truncate(self.random.below(wanted / SECTOR) * SECTOR),
-            Some(_) => return Err(os_error(Kind::Read, name, EIO)),
-        }
-        Ok(bytes)
-    }
-
-    fn write(&mut self, inode: u64, name: &str, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
-        let fate = self.begin(Kind::Write, name)?;
-        let Self { disk, random, .. } = self;
-        match fate {
-            Fate::Done => {
-                let written = disk.write(inode, offset, bytes, |_| true);
-                check_count(Kind::Write, name, bytes.len(), written)
-            }
-            Fate::Last { .. } => {
-                disk.write(inode, offset, bytes, |_| random.percent(50));
-                Err(IoError::Closed)
-            }
-            Fate::Faulty(Fault::Lost) => Ok(()),
-            Fate::Faulty(Fault::Short) => {
-                let arrived = random.below(bytes.len() / SECTOR);
-                disk.write(inode, offset, bytes, |sector| sector < arrived);
-                check_count(Kind::Write, name, bytes.len(), arrived * SECTOR)
-            }
-            Fate::Faulty(Fault::NoSpace) => Err(os_error(Kind::Write, name, ENOSPC)),
-            Fate::Faulty(_) => {
-                disk.write(inode, offset, bytes, |_| random.percent(50));
-                Err(os_error(Kind::Write, name, EIO))
-            }
-        }
-    }
-
-    fn sync(&mut self, inode: u64, name: &str) -> Result<(), IoError> {
-        match self.begin(Kind::Sync, name)? {
-            Fate::Done => {
-                self.disk.sync(inode);
-                Ok(())
-            }
-            Fate::Last { takes_effect } => {
-                if takes_effect {
-                    self.disk.sync(inode);
-                }
-                Err(IoError::Closed)
-            }
-            Fate::Faulty(_) => {
-                self.disk.fail_sync(inode, &mut self.random);
-                Err(os_error(Kind::Sync, name, EIO))
-            }
-        }
-    }
-
-    fn create(&mut self, name: &str, bytes: u64) -> Result<u64, IoError> {
-        match self.begin(Kind::Create, name)? {
-            Fate::Done if self.disk.find(name).is_some() => {
-                Err(os_error(Kind::Create, name, EEXIST))
-            }
-            Fate::Done if bytes > self.disk.free_bytes() => {
-                Err(os_error(Kind::Create, name, ENOSPC))
-            }
-            Fate::Done => Ok(self.disk.create(name, bytes)),
-            Fate::Last { takes_effect } => {
-                if takes_effect && self.disk.find(name).is_none() {
-                    self.disk.create_in_part(name, bytes, &mut self.random);
-                }
-                Err(IoError::Closed)
-            }
-            Fate::Faulty(Fault::NoSpace) => Err(os_error(Kind::Create, name, ENOSPC)),
-            Fate::Faulty(_) => Err(os_error(Kind::Create, name, EIO)),
-        }
-    }
-
-    fn remove(&mut self, name: &str) -> Result<(), IoError> {
-        match self.begin(Kind::Remove, name)? {
-            Fate::Done if self.disk.find(name).is_none() => {
-                Err(os_error(Kind::Remove, name, ENOENT))
-            }
-            Fate::Done => {
-                self.disk.remove(name);
-                Ok(())
-            }
-            Fate::Last { takes_effect } => {
-                if takes_effect && self.disk.find(name).is_some() {
-                    self.disk.remove(name);
-                }
-                Err(IoError::Closed)
-            }
-            Fate::Faulty(_) => Err(os_error(Kind::Remove, name, EIO)),
-        }
-    }
-
-    fn check_up(&self) -> Result<(), IoError> {
-        if self.down { Err(IoError::Closed) } else { Ok(()) }
-    }
-}
-
-fn check_count(kind: Kind, file: &str, expected: usize, got: usize) -> Result<(), IoError> {
-    if expected == got {
-        return Ok(());
-    }
-    let (operation, file) = (kind.name(), file.to_owned());
-    Err(IoError::Short { operation, file, expected: expected as u64, got: got as u64 })
 }
 
 impl Device for SimDevice {
@@ -405,20 +256,7 @@ impl Device for SimDevice {
     }
 
     fn sync_names(&self) -> Result<(), IoError> {
-        let state = &mut *self.state.lock();
-        match state.begin(Kind::SyncNames, "")? {
-            Fate::Done => {
-                state.disk.sync_names();
-                Ok(())
-            }
-            Fate::Last { takes_effect } => {
-                if takes_effect {
-                    state.disk.sync_names();
-                }
-                Err(IoError::Closed)
-            }
-            Fate::Faulty(_) => Err(os_error(Kind::SyncNames, "the directory", EIO)),
-        }
+        self.state.lock().sync_names()
     }
 
     fn list(&self) -> Result<Vec<DirEntry>, IoError> {

@@ -99,14 +99,15 @@ impl Disk {
         self.next_inode
     }
 
-    /// The power goes while a file is created: if its name stays, it has any size up to the wanted one.
-    pub(crate) fn create_in_part(&mut self, name: &str, bytes: u64, random: &mut Random) {
+    /// The power goes while a file is created: if its name stays, it has any size up to the wanted one. Says which.
+    pub(crate) fn create_in_part(&mut self, name: &str, bytes: u64, random: &mut Random) -> u64 {
         let part = match random.below(3) {
             0 => 0,
             1 => bytes,
             _ => random.below(index(bytes) + 1) as u64 * SECTOR_BYTES,
         };
         self.create(name, part);
+        part
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
@@ -235,7 +236,7 @@ impl Disk {
         left
     }
 
-    /// What an outage leaves to chance: also the end of a process, because its last write may have come half way.
+    /// What a power cut leaves to chance.
     pub(crate) fn unsettled(&self) -> Vec<Torn> {
         let mut torn = Vec::new();
         for (name, inode) in self.names.iter().chain(&self.durable_names) {

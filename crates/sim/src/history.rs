@@ -1,5 +1,6 @@
 //! Random histories: what callers do to a store, as a function of a seed.
 
+use std::fmt;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Durability, IndexChoice};
@@ -30,6 +31,8 @@ pub struct Style {
     pub merging: MergeRules,
     /// How extents are stored, but after every third opening, when it is plain.
     pub coding: Coding,
+    /// Bytes of an index's memtable, if they are fewer than settings allow.
+    pub memtable_bytes: Option<u64>,
 }
 
 impl Style {
@@ -59,6 +62,7 @@ impl Style {
             evicts: false,
             merging: MergeRules::default(),
             coding: Coding::PLAIN,
+            memtable_bytes: None,
         }
     }
 
@@ -74,6 +78,7 @@ impl Style {
             evicts: true,
             merging: MergeRules::default(),
             coding: Coding::PLAIN,
+            memtable_bytes: None,
         }
     }
 
@@ -85,6 +90,12 @@ impl Style {
         // Room for the files.
         self.config.capacity = self.config.capacity.map(|bytes| bytes + (4 << 20));
         self
+    }
+
+    /// The same with an index in files that flushes after every few puts.
+    #[must_use]
+    pub fn flushing_often(self) -> Self {
+        Self { memtable_bytes: Some(4 << 10), ..self.indexed_in_files() }
     }
 
     /// The same, merging whatever may be merged after every put.
@@ -109,6 +120,11 @@ impl Style {
     pub fn coded(mut self) -> Self {
         self.coding = Coding::zstd(2).expect("a width that exists");
         self
+    }
+
+    /// Whether segments are recycled: to make room, or because merging left nothing in them.
+    pub(crate) fn recycles(&self) -> bool {
+        self.evicts || self.merging != MergeRules::default()
     }
 
     /// How many blocks of a namespace are put layer by layer at once: those that fit into one extent.
@@ -161,6 +177,29 @@ pub enum Action {
 
 /// Whether a call has a timeout.
 pub type Timed = bool;
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} blocks of namespace {}:", self.hashes().len(), self.namespace)?;
+        self.hashes().iter().try_for_each(|hash| write!(f, " {:.8}", hash.to_string()))
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Put(part, _) => write!(f, "put {part}"),
+            Self::PutLayers(part, true) => write!(f, "put layer by layer {part}"),
+            Self::PutLayers(part, false) => write!(f, "put layer by layer, and give up, {part}"),
+            Self::Get(part, _) => write!(f, "get {part}"),
+            Self::GetLayer(part, layer) => write!(f, "get layer {layer} of {part}"),
+            Self::Probe(part) => write!(f, "probe {part}"),
+            Self::Remove(part) => write!(f, "remove {part}"),
+            Self::RemoveAll(namespace) => write!(f, "remove namespace {namespace}"),
+            Self::Reopen => write!(f, "close and open"),
+        }
+    }
+}
 
 /// A history.
 #[must_use]

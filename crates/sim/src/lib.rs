@@ -11,19 +11,29 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod checks;
+mod crash;
 mod device;
 mod disk;
+mod explore;
 mod fault;
+mod habits;
 mod history;
 mod oracle;
 mod random;
+mod state;
+mod totals;
 mod world;
 
 pub use blocks::{Blocks, chain_hashes};
+pub use crash::{Common, crash_at, crash_everywhere, live, recover};
 pub use device::{DeviceOptions, Outage, SimDevice};
 pub use disk::{SECTOR, Torn};
+pub use explore::{Course, Explored, FATES, HISTORIES, Plan, Violation, Watch, explore, replay};
 pub use fault::{Fault, Kind, Rule};
+pub use habits::Habit;
 pub use history::{Action, Part, Style, Timed, history};
 pub use oracle::{Expect, Oracle};
 pub use random::Random;
+pub use totals::Totals;
 pub use world::{Label, World};

@@ -1,6 +1,7 @@
 //! What a store must, may and must not have.
 //!
-//! 1. A block is `Kept` once a put has said so and as long as nothing that may lose it was even tried.
+//! 1. A block is `Kept` once a put has said so, or the store listed it when an outage came, and as long as nothing that
+//!    may lose it was even tried.
 //! 2. A block is `Gone` once a removal has said so and as long as no later put of it was even tried.
 //! 3. Of every other block nothing is known: its put or its removal was under way when an outage came.
 
@@ -34,16 +35,14 @@ type Key = (usize, ChainHash);
 #[derive(Clone, Debug)]
 pub struct Oracle {
     durability: Durability,
-    /// Whether blocks may be dropped for space: then none is ever `Kept`.
-    evicts: bool,
     facts: BTreeMap<Key, Fact>,
 }
 
 impl Oracle {
     /// Knows nothing yet.
     #[must_use]
-    pub fn new(durability: Durability, evicts: bool) -> Self {
-        Self { durability, evicts, facts: BTreeMap::new() }
+    pub fn new(durability: Durability) -> Self {
+        Self { durability, facts: BTreeMap::new() }
     }
 
     /// A put of these blocks begins.
@@ -58,8 +57,24 @@ impl Oracle {
 
     /// A put has ended like this.
     pub fn put_ended(&mut self, namespace: usize, hash: ChainHash, outcome: PutOutcome) {
-        if outcome == PutOutcome::Stored && !self.evicts {
+        if outcome == PutOutcome::Stored {
             self.facts.insert((namespace, hash), Fact::Kept);
+        }
+    }
+
+    /// The store has dropped a block to make room, or may have.
+    pub fn dropped(&mut self, namespace: usize, hash: ChainHash) {
+        let fact = self.facts.get_mut(&(namespace, hash));
+        if let Some(fact) = fact.filter(|fact| **fact == Fact::Kept) {
+            *fact = Fact::Unsure;
+        }
+    }
+
+    /// The store tells of a block at the moment of an outage, so somebody may have relied on it.
+    pub fn listed(&mut self, namespace: usize, hash: ChainHash) {
+        let fact = self.facts.get_mut(&(namespace, hash));
+        if let Some(fact) = fact.filter(|fact| **fact == Fact::Unsure) {
+            *fact = Fact::Kept;
         }
     }
 
@@ -115,6 +130,13 @@ impl Oracle {
     #[must_use]
     pub fn hashes(&self, namespace: usize) -> Vec<ChainHash> {
         self.facts.keys().filter(|key| key.0 == namespace).map(|key| key.1).collect()
+    }
+
+    /// The blocks of a namespace that must be hits.
+    #[must_use]
+    pub fn kept(&self, namespace: usize) -> Vec<ChainHash> {
+        let kept = self.facts.iter().filter(|(_, fact)| **fact == Fact::Kept);
+        kept.map(|(key, _)| *key).filter(|key| key.0 == namespace).map(|key| key.1).collect()
     }
 
     /// How many blocks must be hits.

@@ -1,25 +1,29 @@
 //! A store over a simulated device, its oracle, and what a history does to both.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
     ChainHash, Clock, ErrorKind, KvLayout, ManualClock, Namespace, Nanos, SpaceFacts, StoreId,
 };
-use dalsegno_io::{BufferPool, Device, Memory, lend};
-use dalsegno_log::{Finding, LogError, VerifyReport};
+use dalsegno_io::{BufferPool, Memory, lend};
 use dalsegno_store::{
     Coding, Error, Parts, Put, PutOutcome, PutReport, Scope, Stats, Store, Terms,
 };
 
-use crate::blocks::{Blocks, chain_hashes};
+use crate::blocks::Blocks;
 use crate::device::{DeviceOptions, Outage, SimDevice};
 use crate::disk::Torn;
 use crate::history::{Action, Part, Style};
 use crate::oracle::{Expect, Oracle};
+use crate::totals::Totals;
 
-/// No slice of a history is longer: damage that begins within this many bytes before a torn sector is explained by it.
-const LONGEST_SLICE_BYTES: u64 = 128 << 10;
+/// Why a miss may be no more than what an outage left of an extent. An index leads to nothing whose header is not
+/// there: it was read when the store was opened, or was durable before the index was.
+const TORN: [&str; 2] = ["slice_checksum", "codec"];
+/// Unless the segment was about to be recycled when the outage came: tombstones of its next life lie over it.
+const OVERWRITTEN: [&str; 2] = ["header", "wrong_place"];
 
 /// Says where a test was when it failed: the seed and the number of the operation.
 #[derive(Debug)]
@@ -41,17 +45,22 @@ pub struct World {
     pub device: Arc<SimDevice>,
     /// What it must know.
     pub oracle: Oracle,
-    store: Option<Store>,
-    style: Style,
-    clock: Arc<ManualClock>,
-    pool: BufferPool,
+    pub(crate) store: Option<Store>,
+    pub(crate) style: Style,
+    pub(crate) clock: Arc<ManualClock>,
+    pub(crate) pool: BufferPool,
     blocks: Blocks,
-    namespaces: Vec<Namespace>,
+    pub(crate) namespaces: Vec<Namespace>,
     openings: u32,
     /// What outages left to chance so far.
-    torn: Vec<Torn>,
+    pub(crate) torn: Vec<Torn>,
     /// Faults that came from rules, not from outages: then less can be promised.
-    faulty: bool,
+    pub(crate) faulty: bool,
+    outages: u32,
+    /// Blocks that the open store has dropped to make room, as far as the oracle knows.
+    pub(crate) dropped_blocks: u64,
+    pub(crate) totals: Totals,
+    pub(crate) checks: Cell<u64>,
 }
 
 impl World {
@@ -69,7 +78,7 @@ impl World {
         });
         Self {
             device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
-            oracle: Oracle::new(style.config.durability, style.evicts),
+            oracle: Oracle::new(style.config.durability),
             store: None,
             style: style.clone(),
             clock,
@@ -79,6 +88,10 @@ impl World {
             openings: 0,
             torn: Vec::new(),
             faulty: false,
+            outages: 0,
+            dropped_blocks: 0,
+            totals: Totals::default(),
+            checks: Cell::new(0),
         }
     }
 
@@ -91,17 +104,22 @@ impl World {
         self.close();
         let space =
             SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: Some(1 << 20) };
+        let mut limits = self.style.config.validate(space)?;
+        if let Some(bytes) = self.style.memtable_bytes {
+            limits.index_memory_bytes = 8 * bytes;
+        }
         let store = Store::open_parts(Parts {
             device: Arc::<SimDevice>::clone(&self.device),
             clock: Arc::<ManualClock>::clone(&self.clock),
             pool: self.pool.clone(),
-            limits: self.style.config.validate(space)?,
+            limits,
             lock: None,
             new_store: StoreId([7; 16]),
             inline_upkeep: true,
             merging: self.style.merging,
         })?;
         self.openings += 1;
+        self.dropped_blocks = 0;
         let is_plain = self.style.coding.is_plain() || self.openings.is_multiple_of(3);
         for namespace in &self.namespaces {
             let coding = if is_plain { Coding::PLAIN } else { self.style.coding };
@@ -115,6 +133,7 @@ impl World {
     pub fn close(&mut self) {
         if let Some(store) = self.store.take() {
             store.close();
+            self.totals.add(&store.stats());
         }
     }
 
@@ -152,6 +171,12 @@ impl World {
 
     /// Ends the device and starts another over what is left. The store is closed.
     pub fn reboot(&mut self, outage: Outage) {
+        self.device.note(|| format!("the outage: {outage:?}"));
+        // Later lives may list what an outage tore, until somebody reads it.
+        if self.outages == 0 && !self.faulty {
+            self.promise_what_is_listed();
+        }
+        self.outages += 1;
         self.close();
         let (device, torn) = self.device.reboot(outage);
         self.device = Arc::new(device);
@@ -168,6 +193,7 @@ impl World {
     ///
     /// If an answer is wrong.
     pub fn act(&mut self, action: &Action) {
+        self.device.note(|| action.to_string());
         match action {
             Action::Put(part, timed) => drop(self.put(part, *timed)),
             Action::PutLayers(part, commit) => self.put_layers(part, *commit),
@@ -182,6 +208,7 @@ impl World {
                 }
             }
         }
+        self.settle_drops();
     }
 
     /// Whether the store is open: an outage may come while it opens.
@@ -244,6 +271,8 @@ impl World {
             assert!(kept || self.may_be_full(), "a put failed without a fault");
             self.oracle.put_ended(part.namespace, *hash, outcome);
         }
+        self.checked(part.hashes().len());
+        self.settle_drops();
         Ok(report)
     }
 
@@ -304,6 +333,7 @@ impl World {
             self.store().get_batch(id, part.hashes(), targets, Scope::Each, &Self::terms(timed))
         });
         let report = report.expect("a get of the right sizes never fails");
+        self.checked(part.hashes().len());
         for ((hash, got), outcome) in part.hashes().iter().zip(&out).zip(&report.outcomes) {
             let expected = self.oracle.expects(part.namespace, *hash);
             if outcome.is_hit() {
@@ -312,8 +342,11 @@ impl World {
                 assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
             } else if self.is_calm() {
                 assert!(expected != Expect::Hit, "{hash} of namespace {id} is lost: {outcome:?}");
-                let stale = *outcome == dalsegno_store::Outcome::Lost("recycled");
-                assert!(!stale, "{hash} of namespace {id} leads into a segment's earlier life");
+                if let dalsegno_store::Outcome::Lost(cause) = outcome {
+                    let is_left = TORN.contains(cause)
+                        || self.style.recycles() && OVERWRITTEN.contains(cause);
+                    assert!(is_left, "{hash} of namespace {id} leads to no extent: {cause}");
+                }
             }
         }
         report.hit_blocks()
@@ -328,6 +361,7 @@ impl World {
             self.store().retrieve_layer(id, &part.chain, layer, targets, &Terms::default())
         });
         let report = report.expect("a get of the right sizes never fails");
+        self.checked(report.leading_blocks());
         for (hash, got) in part.chain.iter().zip(&out).take(report.leading_blocks()) {
             let right = self.block(part.namespace, *hash);
             let at = layer as usize * slice_bytes;
@@ -340,6 +374,7 @@ impl World {
     fn probe(&self, part: &Part) {
         let id = self.namespaces[part.namespace].id();
         let present = self.store().probe(id, &part.chain).expect("the store is open");
+        self.checked(present);
         for hash in &part.chain[..present] {
             let expected = self.oracle.expects(part.namespace, *hash);
             assert!(expected != Expect::Miss, "probe finds {hash}, which is not there");
@@ -355,80 +390,8 @@ impl World {
         }
     }
 
-    /// Reads and checks every block that was ever put, and some that never were. Returns how many are there.
-    ///
-    /// # Panics
-    ///
-    /// As [`Self::get`].
-    pub fn check_all(&self) -> usize {
-        let mut found = 0;
-        for namespace in 0..self.namespaces.len() {
-            let mut chain = self.oracle.hashes(namespace);
-            chain.extend(chain_hashes(u64::MAX / 2, 2));
-            let id = self.namespaces[namespace].id();
-            let present = self.store().contains(id, &chain).expect("the store is open");
-            for (hash, present) in chain.iter().zip(present) {
-                let expected = self.oracle.expects(namespace, *hash);
-                assert!(!present || expected != Expect::Miss, "{hash} of namespace {id} is listed");
-            }
-            found += self.get(&Part { namespace, chain, first: 0 }, false);
-        }
-        found
-    }
-
-    /// Puts a chain that never was and reads it back; returns how many blocks the store had no room for.
-    ///
-    /// # Panics
-    ///
-    /// If the store does not give back what it took.
-    pub fn check_usable(&mut self, turn: u64) -> u64 {
-        let mut refused = 0;
-        for namespace in 0..self.namespaces.len() {
-            let chain = chain_hashes(1_000_000 + 2 * turn, 2);
-            let part = Part { namespace, chain, first: 0 };
-            let report = self.put(&part, false).expect("the store takes puts");
-            let stored = report.kept().iter().filter(|kept| **kept).count();
-            assert!(self.get(&part, false) >= stored, "the store gives back what it took");
-            refused += report.count(PutOutcome::Failed);
-        }
-        refused
-    }
-
-    /// Verifies the store offline; whatever is found must be explained by an outage.
-    ///
-    /// # Panics
-    ///
-    /// If it is not.
-    pub fn verify(&self) {
-        let device: Arc<dyn Device> = Arc::<SimDevice>::clone(&self.device);
-        let clock = Arc::<ManualClock>::clone(&self.clock);
-        let index = dalsegno_index::verify_index(Arc::clone(&device), None, &|_| {});
-        let report = match dalsegno_log::verify(device, clock, self.pool.clone(), &|_, _| {}) {
-            Ok(report) => report,
-            Err(LogError::Format { .. }) => {
-                assert_eq!(self.oracle.kept_count(), 0, "verify finds no store");
-                return;
-            }
-            Err(error) => panic!("verify fails: {error}"),
-        };
-        let VerifyReport { mut findings, .. } = report;
-        let faults = index.expect("the device lists its files").faults.into_iter();
-        findings.extend(faults.map(|f| Finding { file: f.file, offset: f.offset, what: f.what }));
-        let contradiction = findings.iter().find(|finding| !self.explains(finding));
-        assert!(contradiction.is_none(), "verify contradicts: {contradiction:?}");
-    }
-
-    fn explains(&self, finding: &Finding) -> bool {
-        // The store's header is made again at open, whatever an outage left of it.
-        let remade = finding.file == dalsegno_log::format::STORE_FILE;
-        let start = dalsegno_core::sector_down(finding.offset);
-        let near = start..start + LONGEST_SLICE_BYTES;
-        remade
-            || self.torn.iter().any(|torn| torn.file == finding.file && near.contains(&torn.offset))
-    }
-
     /// Whether nothing but what the history did can have made a block a miss.
-    fn is_calm(&self) -> bool {
+    pub(crate) fn is_calm(&self) -> bool {
         !self.faulty && self.device.is_healthy()
     }
 

@@ -2,85 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use dalsegno_core::Durability;
-use dalsegno_io::BufferPool;
 use dalsegno_sim::{
-    Action, Blocks, DeviceOptions, Label, Outage, Part, Random, SECTOR, Style, World, chain_hashes,
-    history,
+    Action, Blocks, Common, Label, Outage, Part, Random, Style, World, chain_hashes,
+    crash_everywhere, history, live, recover,
 };
 
-/// What worlds share.
-struct Common {
-    pool: BufferPool,
-    blocks: Blocks,
-}
-
-impl Common {
-    fn new() -> Self {
-        Self { pool: BufferPool::new(16 << 20, 1 << 20).unwrap(), blocks: Blocks::default() }
-    }
-
-    fn world(&self, style: &Style, seed: u64, chance: u64) -> World {
-        let mut random = Random::new(seed);
-        let options = DeviceOptions {
-            seed: seed << 32 ^ chance,
-            atom_bytes: *random.pick(&[SECTOR, 512]),
-            memory_align: *random.pick(&[1, 512, 4096]),
-            ..DeviceOptions::default()
-        };
-        World::new(style, options, &self.blocks, &self.pool)
-    }
-}
-
-/// Opens the store and lives through the history, or as much of it as the device does.
-fn live(world: &mut World, seed: u64, style: &Style) {
-    if world.open().is_err() {
-        assert!(world.device.is_down(), "an open failed without an outage");
-        return;
-    }
-    for action in history(seed, style) {
-        world.act(&action);
-        if world.device.is_down() {
-            return;
-        }
-    }
-}
-
-/// After an outage: everything is as it must be, also if a second outage comes while the store is opened.
-fn recover(world: &mut World, chance: &mut Random) {
-    world.reboot(Outage::Power);
-    world.verify();
-    world.device.fail_at(1 + chance.below(6) as u64);
-    if world.open().is_ok() {
-        world.check_all();
-    } else {
-        assert!(world.device.is_down(), "an open failed without an outage");
-    }
-    world.reboot(Outage::Power);
-    world.open().unwrap();
-    world.check_all();
-    world.check_usable(0);
-    world.close();
-    world.verify();
-}
-
-/// Every history with an outage in every operation; returns how many outages that were.
-fn crash_everywhere(seeds: std::ops::Range<u64>, style: &Style) -> u64 {
-    let mut outages = 0;
-    for seed in seeds {
-        let common = Common::new();
-        let mut whole = common.world(style, seed, 0);
-        live(&mut whole, seed, style);
-        whole.check_all();
-        for change in 1..=whole.device.changes() {
-            let _label = Label(format!("seed {seed}, operation {change}"));
-            let mut world = common.world(style, seed, change);
-            world.device.fail_at(change);
-            live(&mut world, seed, style);
-            recover(&mut world, &mut Random::new(seed ^ change << 20));
-            outages += 1;
-        }
-    }
-    outages
+fn common() -> Common {
+    Common::new(Blocks::default())
 }
 
 #[test]
@@ -112,13 +40,13 @@ fn a_crash_while_old_blocks_make_room_without_durability_serves_no_wrong_byte() 
 fn many_lives(seeds: std::ops::Range<u64>, style: &Style) -> u64 {
     let mut refused = 0;
     for seed in seeds {
-        let common = Common::new();
+        let common = common();
         let mut world = common.world(style, seed, 0);
         let mut random = Random::new(seed);
         for life in 0..8 {
             let _label = Label(format!("seed {seed}, life {life}"));
             world.device.fail_at(4 + random.below(60) as u64);
-            live(&mut world, seed << 8 | life, style);
+            live(&mut world, &history(seed << 8 | life, style));
             let outage = if random.percent(30) { Outage::Process } else { Outage::Power };
             world.reboot(outage);
             world.open().unwrap();
@@ -150,7 +78,7 @@ fn regression_what_is_put_after_a_kill_survives_a_power_cut() {
     let style = Style::roomy(Durability::Batch);
     for change in 1..24 {
         let _label = Label(format!("operation {change}"));
-        let common = Common::new();
+        let common = common();
         let mut world = common.world(&style, 1, change);
         world.device.fail_at(change);
         if world.open().is_ok() {
@@ -220,7 +148,7 @@ fn a_store_that_merges_lives_through_many_crashes() {
 
 #[test]
 fn a_store_with_coded_extents_survives_a_crash_after_any_operation() {
-    let common = Common::new();
+    let common = common();
     let style = Style::roomy(Durability::Batch).coded();
     let mut world = common.world(&style, 1200, 0);
     world.open().unwrap();
@@ -280,15 +208,7 @@ fn merging_survives_a_crash_at_any_moment_and_so_do_removals() {
             if index_in_files {
                 style = style.indexed_in_files();
             }
-            let common = Common::new();
-            let live = |world: &mut World| {
-                let mut actions = growth_by_single_blocks().into_iter();
-                let mut goes_on = world.open().is_ok();
-                while let Some(action) = actions.next().filter(|_| goes_on) {
-                    world.act(&action);
-                    goes_on = !world.device.is_down();
-                }
-            };
+            let common = common();
             let mut whole = common.world(&style, chance, 0);
             whole.open().unwrap();
             let actions = growth_by_single_blocks();
@@ -296,14 +216,14 @@ fn merging_survives_a_crash_at_any_moment_and_so_do_removals() {
             actions[..before_reopening].iter().for_each(|action| whole.act(action));
             assert!(whole.stats().merging.merges > 15, "{:?}", whole.stats().merging);
             let mut whole = common.world(&style, chance, 0);
-            live(&mut whole);
+            live(&mut whole, &actions);
             whole.check_all();
             for change in 1..=whole.device.changes() {
                 let _label = Label(format!("{durability:?}, {index_in_files}, operation {change}"));
                 let mut world = common.world(&style, chance, change);
                 world.device.fail_at(change);
-                live(&mut world);
-                recover(&mut world, &mut Random::new(chance ^ change << 20));
+                live(&mut world, &actions);
+                recover(&mut world, Outage::Power, &mut Random::new(chance ^ change << 20));
             }
         }
     }
@@ -341,7 +261,7 @@ fn live_through_removal(world: &mut World) -> u64 {
 fn a_removal_survives_a_crash_at_any_moment_of_making_room() {
     for (chance, durability) in (0..).zip([Durability::Batch, Durability::None].repeat(2)) {
         let style = Style::crowded(durability);
-        let common = Common::new();
+        let common = common();
         let mut whole = common.world(&style, chance, 0);
         assert!(live_through_removal(&mut whole) > 4);
         for change in 1..=whole.device.changes() {

@@ -1,0 +1,142 @@
+//! Lives that end in an outage, and what must hold afterwards.
+
+use dalsegno_io::BufferPool;
+
+use crate::blocks::Blocks;
+use crate::device::{DeviceOptions, Outage};
+use crate::disk::SECTOR;
+use crate::history::{Action, Style};
+use crate::random::Random;
+use crate::world::World;
+
+/// What the worlds of one thread share: to make it anew takes longer than most lives.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// Staging memory. Not for several threads: what one finds in use, another run may find free.
+    pub pool: BufferPool,
+    /// What blocks hold.
+    pub blocks: Blocks,
+}
+
+impl Common {
+    /// Memory for one world at a time.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no memory.
+    #[must_use]
+    pub fn new(blocks: Blocks) -> Self {
+        Self { pool: BufferPool::new(16 << 20, 1 << 20).expect("memory for staging"), blocks }
+    }
+
+    /// A world with an empty device; `chance` decides what `seed` does not: which bytes survive.
+    #[must_use]
+    pub fn world(&self, style: &Style, seed: u64, chance: u64) -> World {
+        let mut random = Random::new(seed);
+        let options = DeviceOptions {
+            seed: seed << 32 ^ chance,
+            atom_bytes: *random.pick(&[SECTOR, 512]),
+            memory_align: *random.pick(&[1, 512, 4096]),
+            ..DeviceOptions::default()
+        };
+        World::new(style, options, &self.blocks, &self.pool)
+    }
+}
+
+/// Opens the store and lives through a history, or as much of it as the device does.
+///
+/// # Panics
+///
+/// If the store cannot be opened although no outage came.
+pub fn live(world: &mut World, actions: &[Action]) {
+    if !open(world) {
+        return;
+    }
+    for action in actions {
+        world.act(action);
+        if world.device.is_down() {
+            return;
+        }
+    }
+}
+
+/// After an outage: everything is as it must be, also if a second outage comes while the store is opened.
+///
+/// # Panics
+///
+/// If it is not.
+pub fn recover(world: &mut World, outage: Outage, chance: &mut Random) {
+    world.reboot(outage);
+    world.verify();
+    world.device.fail_at(1 + chance.below(6) as u64);
+    if open(world) {
+        world.check_all();
+        world.check_bounds();
+    }
+    world.reboot(Outage::Power);
+    check_whole(world, 0);
+}
+
+/// Opens the store; `false` if an outage came meanwhile.
+fn open(world: &mut World) -> bool {
+    let opened = world.open();
+    assert!(opened.is_ok() || world.device.is_down(), "an open failed: {opened:?}");
+    opened.is_ok()
+}
+
+/// Opens a store over a device that is well; everything is as it must be, and blocks can be put.
+fn check_whole(world: &mut World, turn: u64) {
+    let opened = world.open();
+    assert!(opened.is_ok(), "an open failed: {opened:?}");
+    world.check_all();
+    world.check_bounds();
+    let refused = world.check_usable(turn);
+    assert_eq!(refused, 0, "the store has no room for {refused} blocks");
+    world.check_bounds();
+    world.close();
+    world.verify();
+}
+
+/// A history that ends at one operation, what must hold then, and a piece of another life over what is left.
+///
+/// # Panics
+///
+/// If anything is not as it must be.
+pub fn crash_at(world: &mut World, actions: &[Action], at: u64, chance: &mut Random) {
+    world.device.fail_at(at);
+    live(world, actions);
+    assert!(world.device.is_down(), "this history had an operation {at} when it was counted");
+    let outage = if chance.percent(30) { Outage::Process } else { Outage::Power };
+    recover(world, outage, chance);
+    let first = chance.below(actions.len());
+    world.device.fail_at(world.device.changes() + 1 + chance.below(40) as u64);
+    live(world, &actions[first..actions.len().min(first + 12)]);
+    world.reboot(Outage::Power);
+    world.verify();
+    check_whole(world, 1);
+}
+
+/// Every history of a style with an outage in every operation; returns how many outages that were.
+///
+/// # Panics
+///
+/// If anything is not as it must be.
+pub fn crash_everywhere(seeds: std::ops::Range<u64>, style: &Style) -> u64 {
+    let mut outages = 0;
+    for seed in seeds {
+        let actions = crate::history::history(seed, style);
+        let common = Common::new(Blocks::default());
+        let mut whole = common.world(style, seed, 0);
+        live(&mut whole, &actions);
+        whole.check_all();
+        for change in 1..=whole.device.changes() {
+            let _label = crate::world::Label(format!("seed {seed}, operation {change}"));
+            let mut world = common.world(style, seed, change);
+            world.device.fail_at(change);
+            live(&mut world, &actions);
+            recover(&mut world, Outage::Power, &mut Random::new(seed ^ change << 20));
+            outages += 1;
+        }
+    }
+    outages
+}

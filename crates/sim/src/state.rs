@@ -1,0 +1,267 @@
+//! What a simulated device does to its disk, operation by operation.
+//!
+//! 1. Every operation that changes the disk, or tries to, is counted; the outage comes at one of them.
+
+use std::collections::HashMap;
+
+use dalsegno_io::{FileId, IoError};
+
+use crate::disk::{Disk, SECTOR, Torn};
+use crate::fault::{EEXIST, EIO, ENOENT, ENOSPC, Fault, Kind, Plan, os_error};
+use crate::random::Random;
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) inode: u64,
+    pub(crate) name: String,
+    pub(crate) writable: bool,
+}
+
+/// A device at one moment.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) disk: Disk,
+    pub(crate) handles: HashMap<FileId, Handle>,
+    pub(crate) next_handle: u64,
+    pub(crate) plan: Plan,
+    pub(crate) random: Random,
+    /// Operations that changed the disk, or tried to.
+    pub(crate) changes: u64,
+    pub(crate) last_change: u64,
+    pub(crate) down: bool,
+    /// Most bytes that files took at once.
+    pub(crate) peak_bytes: u64,
+    /// What the operation left to chance that was under way when the outage came.
+    pub(crate) cut: Vec<Torn>,
+    /// Operations and what was noted between them, one a line, if somebody wants to know.
+    pub(crate) trace: Option<Vec<String>>,
+}
+
+/// What becomes of an operation that changes the disk.
+pub(crate) enum Fate {
+    Done,
+    /// It is the last one: it may still take effect, but nobody hears of it.
+    Last {
+        takes_effect: bool,
+    },
+    Faulty(Fault),
+}
+
+impl State {
+    pub(crate) fn new(disk: Disk, random: Random, trace: Option<Vec<String>>) -> Self {
+        Self {
+            peak_bytes: disk.used_bytes(),
+            disk,
+            handles: HashMap::new(),
+            next_handle: 0,
+            plan: Plan::default(),
+            random,
+            changes: 0,
+            last_change: u64::MAX,
+            down: false,
+            cut: Vec::new(),
+            trace,
+        }
+    }
+
+    /// Counts an operation that changes the disk, and says what becomes of it. `span` is what a write covers.
+    pub(crate) fn begin(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        span: Option<(u64, usize)>,
+    ) -> Result<Fate, IoError> {
+        if self.down {
+            return Err(IoError::Closed);
+        }
+        self.changes += 1;
+        let fate = if self.changes >= self.last_change {
+            self.down = true;
+            Fate::Last { takes_effect: self.random.percent(50) }
+        } else {
+            self.plan.next(kind, name).map_or(Fate::Done, Fate::Faulty)
+        };
+        if let Some(trace) = &mut self.trace {
+            let name = if name.is_empty() { "the directory" } else { name };
+            let span = span.map_or_else(String::new, |(at, len)| format!(" at {at}, {len} bytes"));
+            let number = self.changes;
+            trace.push(format!("{number:>6} {} {name}{span}{}", kind.name(), fate.words()));
+        }
+        Ok(fate)
+    }
+
+    /// Notes what the outage cut short.
+    fn cut(&mut self, name: &str, offsets: impl IntoIterator<Item = u64>) {
+        self.cut.extend(offsets.into_iter().map(|offset| Torn { file: name.to_owned(), offset }));
+    }
+
+    /// Bytes of a file; fewer than wanted where it ends or the plan says so.
+    pub(crate) fn read(
+        &mut self,
+        inode: u64,
+        name: &str,
+        offset: u64,
+        wanted: usize,
+    ) -> Result<Vec<u8>, IoError> {
+        let mut bytes = self.disk.read(inode, offset, wanted);
+        match self.plan.next(Kind::Read, name) {
+            None => {}
+            Some(Fault::Flip) => {
+                let bit = self.random.below((bytes.len() * 8).max(1));
+                if let Some(byte) = bytes.get_mut(bit / 8) {
+                    *byte ^= 1 << (bit % 8);
+                }
+            }
+            Some(Fault::Short) => bytes.truncate(self.random.below(wanted / SECTOR) * SECTOR),
+            Some(_) => return Err(os_error(Kind::Read, name, EIO)),
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        inode: u64,
+        name: &str,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), IoError> {
+        let fate = self.begin(Kind::Write, name, Some((offset, bytes.len())))?;
+        if matches!(fate, Fate::Last { .. }) {
+            let sectors = (0..bytes.len() as u64).step_by(SECTOR);
+            self.cut(name, sectors.map(|at| offset + at));
+        }
+        let Self { disk, random, .. } = self;
+        match fate {
+            Fate::Done => {
+                let written = disk.write(inode, offset, bytes, |_| true);
+                check_count(Kind::Write, name, bytes.len(), written)
+            }
+            Fate::Last { .. } => {
+                disk.write(inode, offset, bytes, |_| random.percent(50));
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(Fault::Lost) => Ok(()),
+            Fate::Faulty(Fault::Short) => {
+                let arrived = random.below(bytes.len() / SECTOR);
+                disk.write(inode, offset, bytes, |sector| sector < arrived);
+                check_count(Kind::Write, name, bytes.len(), arrived * SECTOR)
+            }
+            Fate::Faulty(Fault::NoSpace) => Err(os_error(Kind::Write, name, ENOSPC)),
+            Fate::Faulty(_) => {
+                disk.write(inode, offset, bytes, |_| random.percent(50));
+                Err(os_error(Kind::Write, name, EIO))
+            }
+        }
+    }
+
+    pub(crate) fn sync(&mut self, inode: u64, name: &str) -> Result<(), IoError> {
+        match self.begin(Kind::Sync, name, None)? {
+            Fate::Done => {
+                self.disk.sync(inode);
+                Ok(())
+            }
+            Fate::Last { takes_effect } => {
+                if takes_effect {
+                    self.disk.sync(inode);
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(_) => {
+                self.disk.fail_sync(inode, &mut self.random);
+                Err(os_error(Kind::Sync, name, EIO))
+            }
+        }
+    }
+
+    pub(crate) fn create(&mut self, name: &str, bytes: u64) -> Result<u64, IoError> {
+        let inode = self.try_create(name, bytes);
+        self.peak_bytes = self.peak_bytes.max(self.disk.used_bytes());
+        inode
+    }
+
+    fn try_create(&mut self, name: &str, bytes: u64) -> Result<u64, IoError> {
+        match self.begin(Kind::Create, name, None)? {
+            Fate::Done if self.disk.find(name).is_some() => {
+                Err(os_error(Kind::Create, name, EEXIST))
+            }
+            Fate::Done if bytes > self.disk.free_bytes() => {
+                Err(os_error(Kind::Create, name, ENOSPC))
+            }
+            Fate::Done => Ok(self.disk.create(name, bytes)),
+            Fate::Last { takes_effect } => {
+                if takes_effect && self.disk.find(name).is_none() {
+                    let part = self.disk.create_in_part(name, bytes, &mut self.random);
+                    self.cut(name, [0, part]);
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(Fault::NoSpace) => Err(os_error(Kind::Create, name, ENOSPC)),
+            Fate::Faulty(_) => Err(os_error(Kind::Create, name, EIO)),
+        }
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) -> Result<(), IoError> {
+        match self.begin(Kind::Remove, name, None)? {
+            Fate::Done if self.disk.find(name).is_none() => {
+                Err(os_error(Kind::Remove, name, ENOENT))
+            }
+            Fate::Done => {
+                self.disk.remove(name);
+                Ok(())
+            }
+            Fate::Last { takes_effect } => {
+                if takes_effect && self.disk.find(name).is_some() {
+                    self.disk.remove(name);
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(_) => Err(os_error(Kind::Remove, name, EIO)),
+        }
+    }
+
+    pub(crate) fn sync_names(&mut self) -> Result<(), IoError> {
+        match self.begin(Kind::SyncNames, "", None)? {
+            Fate::Done => {
+                self.disk.sync_names();
+                Ok(())
+            }
+            Fate::Last { takes_effect } => {
+                if takes_effect {
+                    self.disk.sync_names();
+                }
+                Err(IoError::Closed)
+            }
+            Fate::Faulty(_) => Err(os_error(Kind::SyncNames, "the directory", EIO)),
+        }
+    }
+
+    pub(crate) fn check_up(&self) -> Result<(), IoError> {
+        if self.down { Err(IoError::Closed) } else { Ok(()) }
+    }
+}
+
+impl Fate {
+    /// What a trace says of it.
+    fn words(&self) -> String {
+        match self {
+            Self::Done => String::new(),
+            Self::Last { .. } => ": the outage comes".to_owned(),
+            Self::Faulty(fault) => format!(": {fault:?}"),
+        }
+    }
+}
+
+/// Fails unless all bytes moved.
+pub(crate) fn check_count(
+    kind: Kind,
+    file: &str,
+    expected: usize,
+    got: usize,
+) -> Result<(), IoError> {
+    if expected == got {
+        return Ok(());
+    }
+    let (operation, file) = (kind.name(), file.to_owned());
+    Err(IoError::Short { operation, file, expected: expected as u64, got: got as u64 })
+}
