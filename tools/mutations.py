@@ -1,0 +1,233 @@
+"""Plants bugs in the store, one at a time, and sees whether the tests find them.
+
+Each file of `crates/sim/mutations` is a patch with a reason in its first line. It is applied to a
+copy of the tracked files, which is built and explored as `make sim` does, up to the first
+violation. A bug that nobody finds is missed: then the exploration must get stronger. Standard
+library only.
+
+1. The working tree is never touched; copy and build stay in `target/mutations`.
+2. Only a test that ran and failed has found something: a patch that does not apply or does not
+   build is an error.
+3. What the simulation by its nature cannot see names another test in a line `suite: COMMAND`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path("crates/sim/mutations")
+WORK = ROOT / "target" / "mutations"
+EXPLORE = "cargo run -p dalsegno-sim --bin explore -- --first"
+LONGEST_S = 1800.0
+SUITE = "suite:"
+
+
+class MutationError(RuntimeError):
+    """A patch cannot be tried; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One planted bug."""
+
+    patch: Path
+    reason: str
+    suite: str
+
+    @property
+    def name(self) -> str:
+        """Its name without the ending."""
+        return self.patch.stem
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutation: how it was told, and after how many seconds."""
+
+    caught_by: str | None
+    seconds: float
+
+
+def read(patch: Path) -> Mutation:
+    """Reads the lines in front of a patch.
+
+    Raises:
+        MutationError: The first line gives no reason.
+    """
+    head = patch.read_text(encoding="utf-8").partition("diff --git ")[0].splitlines()
+    if not head or not head[0].strip():
+        raise MutationError(f"{patch.name}: the first line must say what is wrong with the code")
+    suites = [line.removeprefix(SUITE).strip() for line in head if line.startswith(SUITE)]
+    return Mutation(patch, head[0].strip(), suites[0] if suites else EXPLORE)
+
+
+def mutations(root: Path) -> list[Mutation]:
+    """Returns all mutations of a tree, by name."""
+    return [read(patch) for patch in sorted((root / FOLDER).glob("*.patch"))]
+
+
+def copy_tracked(root: Path, tree: Path) -> None:
+    """Makes `tree` a copy of the tracked files as they are now; what is the same keeps its time."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True
+    )
+    wanted = {Path(name) for name in listed.stdout.split("\0") if name and (root / name).is_file()}
+    for path in [path for path in tree.rglob("*") if path.is_file()]:
+        if path.relative_to(tree) not in wanted:
+            path.unlink()
+    for name in wanted:
+        source, target = root / name, tree / name
+        if not target.is_file() or not filecmp.cmp(source, target, shallow=False):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
+def apply(patch: Path, tree: Path, *options: str) -> None:
+    """Applies a patch to a tree that is no repository.
+
+    Raises:
+        MutationError: It does not apply.
+    """
+    # Otherwise git takes the repository around the copy for the one that is meant.
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    command = ["git", "apply", *options, str(patch)]
+    done = subprocess.run(
+        command, cwd=tree, env=environment, check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise MutationError(
+            f"{patch.name} does not apply any more:\n{done.stderr}"
+            "Make it anew: plant the same bug by hand, and replace the part behind the first lines "
+            "by what `git diff` says"
+        )
+
+
+def built(command: list[str]) -> list[str]:
+    """Returns the command that builds what another one runs."""
+    if command[1] == "run":
+        return ["cargo", "build", *command[2 : command.index("--")]]
+    return [*command, "--no-run"]
+
+
+def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command of cargo in a tree, with the build folder that all mutations share."""
+    environment = os.environ | {"CARGO_TARGET_DIR": str(WORK / "build")}
+    return subprocess.run(
+        [command[0], command[1], "--quiet", "--locked", *command[2:]],
+        cwd=tree,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+
+
+def finding(said: str) -> str:
+    """Returns the line of a failed run that tells what it found."""
+    marks = ("violation: ", "test result: FAILED")
+    lines = [line for line in said.splitlines() if line.startswith(marks)]
+    return lines[0] if lines else "no words"
+
+
+def attempt(command: list[str], tree: Path) -> str | None:
+    """Builds and runs a suite; returns what it found, if it found something.
+
+    Raises:
+        MutationError: It does not build.
+    """
+    try:
+        done = run(built(command), tree)
+    except subprocess.TimeoutExpired as error:
+        raise MutationError(f"it was not built within {LONGEST_S:.0f} s") from error
+    if done.returncode:
+        raise MutationError(f"it does not build:\n{done.stderr}")
+    try:
+        done = run(command, tree)
+    except subprocess.TimeoutExpired:
+        # Slow or stuck: nobody knows, so nothing was found.
+        print(f"  it did not end within {LONGEST_S:.0f} s", flush=True)
+        return None
+    return finding(done.stdout) if done.returncode else None
+
+
+def attempt_mutation(mutation: Mutation, tree: Path) -> Outcome:
+    """Plants a bug, sees who finds it, and takes it out again."""
+    started = time.monotonic()
+    apply(mutation.patch, tree)
+    try:
+        found = attempt(shlex.split(mutation.suite), tree)
+    except MutationError as error:
+        raise MutationError(f"{mutation.patch.name}: {error}") from error
+    finally:
+        apply(mutation.patch, tree, "--reverse")
+    if found:
+        print(f"  {found}", flush=True)
+    suite = "sim" if mutation.suite == EXPLORE else mutation.suite
+    return Outcome(suite if found else None, time.monotonic() - started)
+
+
+def attempt_all(chosen: list[Mutation], tree: Path) -> dict[str, Outcome]:
+    """Tries every mutation, and before that every suite without one.
+
+    Raises:
+        MutationError: A suite fails although no bug is planted.
+    """
+    for mutation in chosen:
+        apply(mutation.patch, tree, "--check")
+    for suite in sorted({mutation.suite for mutation in chosen}):
+        print(f"without a bug: {suite}", flush=True)
+        if found := attempt(shlex.split(suite), tree):
+            raise MutationError(f"`{suite}` fails without a planted bug: {found}")
+    outcomes = {}
+    for number, mutation in enumerate(chosen, 1):
+        print(f"{number} of {len(chosen)}: {mutation.name}: {mutation.reason}", flush=True)
+        outcomes[mutation.name] = attempt_mutation(mutation, tree)
+    return outcomes
+
+
+def report(outcomes: dict[str, Outcome]) -> int:
+    """Prints the table and the last line; returns the exit code."""
+    width = max(map(len, outcomes), default=0)
+    print(f"\n{'mutation':{width}}  {'seconds':>7}  caught by")
+    for name, outcome in outcomes.items():
+        print(f"{name:{width}}  {outcome.seconds:7.0f}  {outcome.caught_by or 'NOBODY'}")
+    missed = [name for name, outcome in outcomes.items() if outcome.caught_by is None]
+    caught = len(outcomes) - len(missed)
+    print(json.dumps({"mutations": len(outcomes), "caught": caught, "missed": missed}))
+    return 1 if missed else 0
+
+
+def main() -> int:
+    """Runs the program; returns its exit code."""
+    text = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("names", nargs="*", help="beginnings of names; all without any")
+    arguments = parser.parse_args()
+    try:
+        chosen = mutations(ROOT)
+        if arguments.names:
+            chosen = [one for one in chosen if one.name.startswith(tuple(arguments.names))]
+        tree = WORK / "tree"
+        tree.mkdir(parents=True, exist_ok=True)
+        copy_tracked(ROOT, tree)
+        return report(attempt_all(chosen, tree))
+    except (MutationError, subprocess.CalledProcessError) as error:
+        print(f"mutations: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
