@@ -3,7 +3,6 @@
 //! The test runs itself as a child that puts, gets, removes and evicts from several threads and writes the name of each
 //! chain to its standard output once the put has returned. The parent kills it at a random moment, opens the store and
 //! reads everything that was acknowledged.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -12,13 +11,12 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use dalsegno_store::{Config, Durability, EngineChoice, IndexChoice, PutOutcome, Terms, verify};
-use support::{Setup, chain, engines, get, has_index_files, namespace, next, open, put};
+use dalsegno_store::{Config, Durability, IndexChoice, PutOutcome, Terms, verify};
+use support::child::{Child, tell};
+use support::{Setup, chain, engines, get, has_index_files, named, namespace, next, open, put};
 
 const ROUNDS: u64 = 100;
 /// A new directory every so many rounds: long enough that stores are killed many times, short enough that nothing
@@ -53,18 +51,12 @@ impl Round {
 
     /// For the child's environment.
     fn encode(self) -> String {
-        let Self { durability, setup } = self;
-        format!("{durability:?},{:?},{:?}", setup.engine, setup.index)
+        format!("{:?},{}", self.durability, self.setup.encode())
     }
 
-    fn decode([durability, engine, index]: [&str; 3]) -> Self {
-        let is = |told: &str, value: &dyn std::fmt::Debug| told == format!("{value:?}");
-        let durability =
-            [Durability::None, Durability::Batch].into_iter().find(|d| is(durability, d));
-        let engine = [EngineChoice::Psync, EngineChoice::Uring].into_iter().find(|e| is(engine, e));
-        let index = [IndexChoice::Memory, IndexChoice::Lsm].into_iter().find(|i| is(index, i));
-        let setup = Setup { engine: engine.unwrap(), index: index.unwrap() };
-        Self { durability: durability.unwrap(), setup }
+    fn decode([durability, setup @ ..]: [&str; 3]) -> Self {
+        let durability = named([Durability::None, Durability::Batch], durability);
+        Self { durability, setup: Setup::decode(setup) }
     }
 }
 
@@ -86,16 +78,13 @@ fn child() {
                     let name = first + turn * 3 + thread;
                     let report = put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
                     if report.kept().iter().all(|kept| *kept) {
-                        // One write call per line: lines of threads never mix, and a killed child leaves whole ones.
-                        let line = format!("put {name}\n");
-                        std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+                        tell(&format!("put {name}"));
                     }
                     get(&store, ns, &chain(name / 2, BLOCKS), BLOCK, &Terms::default());
                     if turn % 16 == 0 {
                         put(&store, victims, &chain(name, 2), 0, 4096);
                         store.remove(victims, Some(&chain(name, 2)), &Terms::default()).unwrap();
-                        let line = format!("removed {name}\n");
-                        std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+                        tell(&format!("removed {name}"));
                     }
                 }
             });
@@ -106,24 +95,11 @@ fn child() {
 /// Runs the child for a while and kills it; returns what it acknowledged.
 fn run_and_kill(dir: &Path, round: Round, first: u64, life: Duration) -> (Vec<u64>, Vec<u64>) {
     let spec = format!("{},{first},{}", dir.display(), round.encode());
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture", "--test-threads", "1"])
-        .env(CHILD, spec)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let output = child.stdout.take().unwrap();
-    let reader = std::thread::spawn(move || {
-        let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
-        lines.map(|line| String::from_utf8_lossy(&line).into_owned()).collect::<Vec<_>>()
-    });
+    let child = Child::spawn("child", CHILD, &spec);
     std::thread::sleep(life);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let lines = reader.join().unwrap();
+    let lines = child.kill();
     let named = |verb: &str| {
-        let of_verb = lines.iter().filter_map(|line| line.split_once(verb)?.1.trim().parse().ok());
+        let of_verb = lines.iter().filter_map(|line| line.strip_prefix(verb)?.parse().ok());
         of_verb.collect::<Vec<u64>>()
     };
     (named("put "), named("removed "))

@@ -5,48 +5,15 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use dalsegno_store::{ErrorKind, PutOutcome, Store, Terms, verify};
+use support::mount::{Mount, make_image};
 use support::{Setup, chain, get, namespace, open, put, setups, skip};
 
 /// Chains of a MiB; about sixty fit.
 const CHAINS: u64 = 110;
-
-/// A mounted file system; unmounted when dropped.
-struct Mount(PathBuf);
-
-impl Mount {
-    fn tmpfs(path: &Path, options: &str) -> Option<Self> {
-        Self::run(&["-t", "tmpfs", "-o", options, "dalsegno-test"], path)
-    }
-
-    /// An ext4 file system in an image file of `mib` MiB.
-    fn ext4(image: &Path, path: &Path, mib: u64) -> Option<Self> {
-        std::fs::File::create(image).ok()?.set_len(mib << 20).ok()?;
-        let made = Command::new("mkfs.ext4").args(["-q", "-F"]).arg(image).status();
-        if !made.is_ok_and(|status| status.success()) {
-            return None;
-        }
-        Self::run(&["-o", "loop", image.to_str()?], path)
-    }
-
-    fn run(arguments: &[&str], path: &Path) -> Option<Self> {
-        let status = Command::new("mount")
-            .args(arguments)
-            .arg(path)
-            .stderr(std::process::Stdio::null())
-            .status();
-        status.is_ok_and(|status| status.success()).then(|| Self(path.to_owned()))
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg(&self.0).status());
-    }
-}
 
 /// Set in a process that is root of its own namespace of users.
 const NAMESPACED: &str = "DALSEGNO_TEST_NAMESPACED";
@@ -104,8 +71,9 @@ fn a_full_file_system_of_64_mib_costs_only_misses() {
         for path in [&ext4, &tmpfs] {
             std::fs::create_dir(path).unwrap();
         }
+        let made = make_image("mkfs.ext4", &image, 64);
         let mounted = [
-            ("an ext4 image", ext4.clone(), Mount::ext4(&image, &ext4, 64)),
+            ("an ext4 image", ext4.clone(), made.then(|| Mount::image(&image, &ext4)).flatten()),
             ("a tmpfs", tmpfs.clone(), Mount::tmpfs(&tmpfs, "size=64m")),
         ];
         for (number, (kind, path, mount)) in mounted.into_iter().enumerate() {

@@ -1,8 +1,13 @@
 //! What the store's tests share: chains, blocks whose bytes tell their name, and stores in temporary folders.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
+pub(crate) mod child;
+pub(crate) mod disk;
+pub(crate) mod mount;
+#[path = "../../../io/tests/common/power.rs"]
+pub(crate) mod power;
 #[path = "../../../io/tests/common/skip.rs"]
-mod skip;
+pub(crate) mod skip;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -38,6 +43,22 @@ impl Setup {
             ..config(capacity + set_aside)
         }
     }
+
+    /// For a child; [`Setup::decode`] reads it.
+    pub(crate) fn encode(self) -> String {
+        format!("{:?},{:?}", self.engine, self.index)
+    }
+
+    pub(crate) fn decode([engine, index]: [&str; 2]) -> Self {
+        let engines = [EngineChoice::Psync, EngineChoice::Uring];
+        let indexes = [IndexChoice::Memory, IndexChoice::Lsm];
+        Self { engine: named(engines, engine), index: named(indexes, index) }
+    }
+}
+
+/// The one of `all` that is written like this.
+pub(crate) fn named<T: std::fmt::Debug, const N: usize>(all: [T; N], told: &str) -> T {
+    all.into_iter().find(|value| format!("{value:?}") == told).unwrap()
 }
 
 /// Every engine that works here with every place for the index.

@@ -1,0 +1,77 @@
+//! A process of the test's own that runs one of its functions and tells line by line what it did, until it is killed.
+#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// A running child; killed when dropped.
+pub(crate) struct Child {
+    process: std::process::Child,
+    lines: Receiver<String>,
+}
+
+impl Child {
+    /// Runs the test `name` of this very file in another process, with `value` for the environment variable `variable`.
+    pub(crate) fn spawn(name: &str, variable: &str, value: &str) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            // Quiet, or the name of the test would stand before what it tells first.
+            .args(["--exact", name, "--nocapture", "--quiet", "--test-threads", "1"])
+            .env(variable, value)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let output = process.stdout.take().unwrap();
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let told = BufReader::new(output).split(b'\n').map_while(Result::ok);
+            for line in told {
+                if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { process, lines }
+    }
+
+    /// Waits for one line more.
+    pub(crate) fn line(&self, patience: Duration) -> Result<String, RecvTimeoutError> {
+        self.lines.recv_timeout(patience)
+    }
+
+    /// What it told until now and nobody took.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
+    /// Whether it has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
+    /// Kills it, and returns what it told and nobody took.
+    pub(crate) fn kill(mut self) -> Vec<String> {
+        self.end();
+        self.lines.iter().collect()
+    }
+
+    fn end(&mut self) {
+        // Fails only if it has ended already.
+        let _ = self.process.kill();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Tells the parent something, as the child. One write call per line: lines of threads never mix, and a killed child
+/// leaves whole ones.
+pub(crate) fn tell(line: &str) {
+    std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
+}
