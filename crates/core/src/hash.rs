@@ -12,6 +12,16 @@ pub struct ParseHexError {
     expected: usize,
 }
 
+/// Bytes as lower-case hexadecimal digits.
+#[must_use]
+pub fn to_hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 macro_rules! fixed_name {
     ($(#[$doc:meta])* $name:ident, $bytes:literal) => {
         $(#[$doc])*
@@ -25,11 +35,7 @@ macro_rules! fixed_name {
             /// The name as lower-case hexadecimal digits.
             #[must_use]
             pub fn to_hex(self) -> String {
-                use fmt::Write as _;
-                self.0.iter().fold(String::with_capacity($bytes * 2), |mut text, byte| {
-                    let _ = write!(text, "{byte:02x}");
-                    text
-                })
+                to_hex(&self.0)
             }
 
             /// Reads the form that [`Self::to_hex`] writes.

@@ -21,7 +21,7 @@ pub use coding::{Coding, MAX_ELEMENT_BYTES, MAX_EXTENT_UNITS, MAX_UNIT_BYTES};
 pub use config::{Admission, Config, DramAdmission, Durability, EngineChoice, IndexChoice};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
-pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId};
+pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId, to_hex};
 pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};
 pub use limits::{Limits, SpaceFacts};
 pub use namespace::{Namespace, NamespaceBuilder};

@@ -16,16 +16,13 @@ use crate::format::fields::{
     Field, Form, NAMESPACE_FIELDS, RECORD_FIELDS, SEGMENT_FIELDS, STORE_FIELDS,
 };
 use crate::format::{
-    NamespaceSector, RecordHeader, RecordKind, SECTOR, STORE_FILE, SegmentHeader, StoreHeader,
-    namespace_of_file, segment_number,
+    NamespaceSector, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT as CRC_AT, STORE_FILE,
+    SegmentHeader, StoreHeader, namespace_of_file, segment_number,
 };
 use crate::log::Core;
 use crate::scan::{Scan, scan_records};
 use crate::verify::{VerifyReport, offline_core};
 use crate::verify_units::read_bytes;
-
-/// Where the checksum of a header of one sector is.
-const CRC_AT: usize = SECTOR - 4;
 
 /// A field as it lies in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,8 @@ use crate::call::Call;
 use crate::cover::{Cover, SegmentCover};
 use crate::error::LogError;
 use crate::format::{
-    FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader, all_zero, segment_number,
+    FormatError, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, SegmentHeader, all_zero,
+    segment_number,
 };
 use crate::log::Core;
 use crate::scan::{Scan, ScanEnd, scan_records, scan_tombstones};
@@ -269,7 +270,7 @@ pub(crate) fn read_segment_header(
     core.transfer(Operation::Read, file, 0, &mut sectors, &Call::background())
         .map_err(|_| FormatError::Truncated)?;
     // Where the device tears sectors, the checksum at its end may be all that came of a file's first header.
-    if all_zero(&sectors[..SECTOR - 4]) && all_zero(&sectors[SECTOR..]) {
+    if all_zero(&sectors[..SECTOR_CRC_AT]) && all_zero(&sectors[SECTOR..]) {
         return Err(FormatError::Unfinished);
     }
     let sector = &sectors[..SECTOR];

@@ -1,9 +1,8 @@
 //! Functions over a store that nobody has open.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
-use dalsegno_store::{Config, VerifyReport};
+use dalsegno_store::{Config, VerifyReport, to_hex};
 use pyo3::prelude::*;
 use serde_json::json;
 
@@ -45,7 +44,7 @@ pub(crate) fn inspect<'py>(
     let at = offset.map(|offset| offset.0);
     let found = py.detach(|| dalsegno_store::inspect(Path::new(path), file, at)).or_raise()?;
     let fields = found.fields.iter().map(|one| {
-        json!({"offset": one.offset, "name": one.name, "hex": hex(&one.bytes), "says": one.says})
+        json!({"offset": one.offset, "name": one.name, "hex": to_hex(&one.bytes), "says": one.says})
     });
     let records = found.records.iter().map(|one| {
         json!({
@@ -65,7 +64,7 @@ pub(crate) fn inspect<'py>(
             "crc": format!("{:08x}", one.crc),
             "right": one.verdict == Ok(true),
             "problem": one.verdict.as_ref().err(),
-            "first": hex(&one.first),
+            "first": to_hex(&one.first),
         })
     });
     to_python(
@@ -78,14 +77,6 @@ pub(crate) fn inspect<'py>(
             "parts": parts.collect::<Vec<_>>(),
         }),
     )
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to a text cannot fail.
-        let _written = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[pyfunction]

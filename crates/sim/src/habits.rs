@@ -35,13 +35,14 @@ impl Habit {
     }
 }
 
+/// A chain of so many blocks, from its block `first` on; chains of other names share none.
+fn part(namespace: usize, name: usize, blocks: usize, first: usize) -> Part {
+    Part { namespace, chain: chain_hashes(2 * name as u64, blocks), first }
+}
+
 fn growing(random: &mut Random, style: &Style) -> Vec<Action> {
     let namespace = random.below(style.shapes.len());
-    let part = |name: usize, blocks: usize, first: usize| Part {
-        namespace,
-        chain: chain_hashes(2 * name as u64, blocks),
-        first,
-    };
+    let part = |name, blocks, first| part(namespace, name, blocks, first);
     let mut lengths = [0; GROWING_CHAINS];
     let mut actions = Vec::new();
     while actions.len() < style.actions {
@@ -66,11 +67,7 @@ fn churning(random: &mut Random, style: &Style) -> Vec<Action> {
     let bytes = |shape: &(u32, u32)| shape.0 * shape.1;
     let largest = (0..style.shapes.len()).max_by_key(|at| bytes(&style.shapes[*at]));
     let namespace = largest.expect("a style has shapes");
-    let part = |name: usize, blocks: usize, first: usize| Part {
-        namespace,
-        chain: chain_hashes(2 * name as u64, blocks),
-        first,
-    };
+    let part = |name, blocks, first| part(namespace, name, blocks, first);
     let mut actions = Vec::new();
     for turn in 0..style.actions {
         actions.push(Action::Put(part(turn, NEW_BLOCKS, 0), random.percent(30)));

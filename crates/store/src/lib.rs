@@ -35,7 +35,7 @@ pub use dalsegno_core::fluid::IndexTuning;
 pub use dalsegno_core::{
     Admission, ChainHash, Coding, Config, DramAdmission, Durability, EngineChoice, Error,
     ErrorKind, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result,
-    StoreId, format_bytes, parse_bytes,
+    StoreId, format_bytes, parse_bytes, to_hex,
 };
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Lender, Memory, lend};

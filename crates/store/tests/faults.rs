@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dalsegno_store::{ChainHash, Config, ErrorKind, NamespaceId, PutOutcome, Store, Terms, verify};
-use support::{Setup, chain, config, get, namespace, next, open, put, setups};
+use support::{Setup, chain, config, files, get, namespace, next, open, put, setups};
 
 const BLOCK: usize = 3 * 5000;
 const CHAINS: u64 = 12;
@@ -46,16 +46,6 @@ fn survivors(
         }
     }
     (store, ns, alive)
-}
-
-fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut files: Vec<_> = fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.file_name().unwrap() != "LOCK")
-        .collect();
-    files.sort();
-    files
 }
 
 /// What `verify` looks at. The index's files are damaged in `index_files.rs`.

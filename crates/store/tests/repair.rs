@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use dalsegno_store::{ChainHash, Config, ErrorKind, IndexChoice, Terms, repair, verify};
-use support::{Setup, chain, get, has_index_files, namespace, next, open, put, setups};
+use support::{Setup, chain, files, get, has_index_files, namespace, next, open, put, setups};
 
 const BLOCK: usize = 3 * 5000;
 const CHAINS: u64 = 12;
@@ -38,13 +38,6 @@ fn readable(dir: &Path, setup: Setup) -> BTreeSet<ChainHash> {
     let ns = namespace(&store, 3, 5000, "repair");
     let all = (0..CHAINS).flat_map(|name| chain(name, BLOCKS));
     all.filter(|hash| get(&store, ns, &[*hash], BLOCK, &Terms::default()) == 1).collect()
-}
-
-fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|path| path.file_name().unwrap() != "LOCK");
-    files.sort();
-    files
 }
 
 fn copy(from: &Path) -> tempfile::TempDir {

@@ -9,6 +9,7 @@ mod sector;
 mod units;
 
 pub use record::{RecordHeader, RecordKind, coded_header_bytes, record_header_bytes};
+pub(crate) use sector::CRC_AT as SECTOR_CRC_AT;
 pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};
 pub use units::{StoredUnit, Units};
 pub(crate) use units::{row_bytes, unit_count};

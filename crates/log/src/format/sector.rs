@@ -4,7 +4,8 @@ use dalsegno_core::{Coding, Namespace, StoreId};
 
 use super::{CODED_VERSION, FormatError, PLAIN_VERSION, Reader, SECTOR, Writer, all_zero};
 
-const CRC_AT: usize = SECTOR - 4;
+/// Where a header of one sector has its checksum.
+pub(crate) const CRC_AT: usize = SECTOR - 4;
 /// Codec and width of an element in a namespace descriptor of version 2.
 const CODING_AT: usize = CRC_AT - 8;
 const STORE_MAGIC: [u8; 8] = *b"DSGNSTOR";

@@ -9,7 +9,7 @@ pub(crate) mod power;
 #[path = "../../../io/tests/common/skip.rs"]
 pub(crate) mod skip;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -138,6 +138,15 @@ pub(crate) fn open(path: &Path, config: &Config) -> Store {
 /// Whether a closed store keeps its index in files.
 pub(crate) fn has_index_files(dir: &Path) -> bool {
     index_files(dir).iter().any(|name| name.contains(".manifest"))
+}
+
+/// The store's files but for its lock, sorted.
+#[expect(clippy::disallowed_methods, reason = "looks at the directory from outside of the store")]
+pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
+    let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = paths.filter(|path| path.file_name().unwrap() != "LOCK").collect();
+    files.sort();
+    files
 }
 
 /// Names of the index's files, sorted.
