@@ -150,6 +150,7 @@ fn request(
         tag: 0,
         deadline: Deadline::Never,
         guard: None,
+        watch: None,
         reply: reply.clone(),
     }
 }

@@ -98,6 +98,12 @@ pub enum Class {
     Background,
 }
 
+/// Learns how requests end.
+pub trait Watch: Send + Sync {
+    /// A request has ended; called once for each, before whoever waits hears of it, on the device's thread.
+    fn ended(&self, result: &Result<(), IoError>);
+}
+
 /// One contiguous range of a file and the memory it moves to or from: what one `NVMe` command with a scatter list says.
 pub struct Request {
     /// What to do.
@@ -116,6 +122,8 @@ pub struct Request {
     pub deadline: Deadline,
     /// Kept alive until the device is done: a segment's pin, say.
     pub guard: Option<Arc<dyn Any + Send + Sync>>,
+    /// Told how it ended, also when nobody listens any more.
+    pub watch: Option<Arc<dyn Watch>>,
     /// Where the completion goes. If nobody listens any more it is dropped, and with it the memory. The channel must
     /// have room for every completion it may be owed: a full one would stall the device's thread.
     pub reply: Sender<Completion>,
@@ -157,6 +165,9 @@ impl Request {
     /// Answers the request; the only way to consume it.
     pub fn complete(self, result: Result<(), IoError>) {
         drop(self.guard);
+        if let Some(watch) = self.watch {
+            watch.ended(&result);
+        }
         let completion = Completion { tag: self.tag, memory: self.memory, result };
         // A caller that gave up dropped its end; the memory goes back with the completion.
         drop(self.reply.send(completion));
@@ -200,6 +211,9 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// [`Self::open_cached`]: what the page cache holds costs a microsecond, where a request has a queue and a thread
     /// to pass.
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError>;
+
+    /// As [`Self::read_at`] if that does not have to wait for the device; else `false`, and `buffer` is undefined.
+    fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError>;
 
     /// Forgets a file once its requests are done.
     fn close(&self, file: FileId);

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::DirBuilder;
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{Clock, EngineChoice};
 use parking_lot::RwLock;
 use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, Stat};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::engine::{self, Engine, MAX_PIECES, MAX_REQUEST_BYTES, OpenFile, Setup};
 use crate::{
@@ -209,6 +210,11 @@ impl LocalDirectory {
         }
     }
 
+    fn opened(&self, file: FileId) -> Result<Arc<OpenFile>, IoError> {
+        let known = self.files.read().get(&file).map(Arc::clone);
+        known.ok_or_else(|| IoError::os("read", format!("closed file {}", file.0), Errno::BADF))
+    }
+
     fn path(&self) -> String {
         self.path.display().to_string()
     }
@@ -225,9 +231,7 @@ impl Device for LocalDirectory {
     }
 
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
-        let known = self.files.read().get(&file).map(Arc::clone);
-        let opened = known
-            .ok_or_else(|| IoError::os("read", format!("closed file {}", file.0), Errno::BADF))?;
+        let opened = self.opened(file)?;
         let mut done = 0;
         while done < buffer.len() {
             let rest = &mut buffer[done..];
@@ -243,6 +247,18 @@ impl Device for LocalDirectory {
             }
         }
         Ok(())
+    }
+
+    fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError> {
+        let opened = self.opened(file)?;
+        let wanted = buffer.len();
+        let mut parts = [IoSliceMut::new(buffer)];
+        match rustix::io::preadv2(&opened.descriptor, &mut parts, offset, ReadWriteFlags::NOWAIT) {
+            Ok(count) => Ok(count == wanted),
+            // Not in the page cache; or a file system that cannot tell, as those over a network.
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR) => Ok(false),
+            Err(errno) => Err(IoError::os("read", &opened.name, errno)),
+        }
     }
 
     fn close(&self, file: FileId) {

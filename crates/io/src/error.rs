@@ -33,6 +33,9 @@ pub enum IoError {
     /// The engine's queue is full.
     #[error("the I/O queue is full")]
     Busy,
+    /// The device hangs or fails, so it is not asked until it answers again.
+    #[error("the device does not answer and is not asked until it does")]
+    Suspended,
     /// The device was closed.
     #[error("the device is closed")]
     Closed,

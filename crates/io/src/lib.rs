@@ -16,6 +16,7 @@ mod frames;
 mod lock;
 mod memory;
 mod pages;
+mod patience;
 mod pool;
 mod process;
 mod random;
@@ -24,7 +25,7 @@ mod threads;
 pub use clock::SystemClock;
 pub use device::{
     Class, Completion, Device, DirEntry, FileId, Geometry, OpenMode, Opened, Operation, Request,
-    Space,
+    Space, Watch,
 };
 pub use directory::{DirectoryOptions, LocalDirectory};
 pub use error::IoError;
@@ -32,6 +33,7 @@ pub use frames::{Framed, Frames, Reserved};
 pub use lock::{DirectoryLock, LockError};
 pub use memory::{Lender, Memory, lend};
 pub use pages::{PageBuffer, PageVec, Pages};
+pub use patience::{Patience, patiently};
 pub use pool::BufferPool;
 pub use process::{Process, forked_amid_threads};
 pub use random::random_bytes;

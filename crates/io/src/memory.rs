@@ -55,6 +55,23 @@ impl Memory {
         unsafe { Self::from_raw(start, len, false, owner) }
     }
 
+    /// Writable memory of its own, for what is read now and then.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is zero.
+    #[must_use]
+    pub fn zeroed(bytes: usize) -> Self {
+        /// The only one who knows the allocation's address is the [`Memory`] made of it.
+        struct Allocation(Mutex<Vec<u8>>);
+        assert!(bytes > 0, "memory of no bytes");
+        let owner = Arc::new(Allocation(Mutex::new(vec![0; bytes])));
+        let start = NonNull::new(owner.0.lock().as_mut_ptr()).expect("a vector of some bytes");
+        // SAFETY: the owner keeps the vector and nobody locks it again, so its bytes stay where they are and nobody
+        // else reads or writes them.
+        unsafe { Self::from_raw(start, bytes, true, owner) }
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {

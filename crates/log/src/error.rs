@@ -56,6 +56,8 @@ pub enum Cause {
     Truncated,
     /// The device failed.
     Device,
+    /// The device hangs or fails, so it was not asked.
+    Suspended,
     /// The deadline came first.
     Deadline,
     /// The call was cancelled.
@@ -68,13 +70,14 @@ pub enum Cause {
 
 impl Cause {
     /// All causes, in the order of their counters.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::SliceChecksum,
         Self::Codec,
         Self::Header,
         Self::WrongPlace,
         Self::Truncated,
         Self::Device,
+        Self::Suspended,
         Self::Deadline,
         Self::Cancelled,
         Self::Throttled,
@@ -91,6 +94,7 @@ impl Cause {
             Self::WrongPlace => "wrong_place",
             Self::Truncated => "truncated",
             Self::Device => "device",
+            Self::Suspended => "suspended",
             Self::Deadline => "deadline",
             Self::Cancelled => "cancelled",
             Self::Throttled => "throttled",
@@ -112,6 +116,7 @@ impl Cause {
             IoError::Short { .. } => Self::Truncated,
             IoError::Deadline => Self::Deadline,
             IoError::Busy => Self::Throttled,
+            IoError::Suspended => Self::Suspended,
             IoError::Os { .. } | IoError::Closed => Self::Device,
         }
     }

@@ -76,6 +76,7 @@ impl<'a> Pump<'a> {
             tag: work.tag,
             deadline: self.call.deadline,
             guard: work.guard,
+            watch: None,
             reply: self.sender.clone(),
         };
         request.check();
@@ -187,6 +188,7 @@ impl Core {
             // Others than the one who began it may come to need it.
             deadline: Deadline::Never,
             guard: None,
+            watch: None,
             reply: sender,
         };
         request.check();
@@ -216,6 +218,7 @@ impl Core {
             tag: 0,
             deadline: until,
             guard: Some(pin),
+            watch: None,
             reply: bounded(1).0,
         };
         request.check();

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod breaker;
 mod lists;
 pub mod merging;
 pub mod reclaim;

@@ -239,6 +239,11 @@ impl Device for SimDevice {
         Ok(())
     }
 
+    fn try_read_at(&self, _: FileId, _: u64, _: &mut [u8]) -> Result<bool, IoError> {
+        // There is no page cache.
+        Ok(false)
+    }
+
     fn close(&self, file: FileId) {
         self.state.lock().handles.remove(&file);
     }

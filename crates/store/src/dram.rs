@@ -59,6 +59,11 @@ impl Dram {
         self.frames.is_none()
     }
 
+    /// Whether a block is here; that is no use of it.
+    pub(crate) fn holds(&self, key: &Key) -> bool {
+        !self.is_off() && self.blocks.lock().peek(key).is_some_and(|block| block.get().is_some())
+    }
+
     /// Fills the pieces with the block's bytes from `offset` on and counts the use; false if it is not here.
     pub(crate) fn copy_to(&self, key: &Key, offset: usize, pieces: &mut [Memory]) -> bool {
         if self.is_off() {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use dalsegno_core::{ChainHash, DramAdmission, Extent, Namespace, NamespaceId, Result};
 use dalsegno_index::{Run, Scope};
-use dalsegno_io::Memory;
+use dalsegno_io::{Memory, Operation, patiently};
 use dalsegno_log::{Call, Cause, ExtentRead, Target};
 
 use crate::put::check_blocks;
@@ -128,7 +128,7 @@ impl Store {
         let call = terms.call(inner.clock.as_ref());
         let _reading = Reading::of(&inner);
         let mut get = Get::new(&inner, &namespace, chain, layers, &call);
-        get.run(out, scope);
+        patiently(call.deadline, inner.clock.as_ref(), || get.run(out, scope));
         let report = GetReport { outcomes: get.outcomes };
         inner.count_get(&report, bytes);
         Ok(report)
@@ -227,6 +227,14 @@ impl<'a> Get<'a> {
     /// Reads blocks from the log, looking up once more what was moved meanwhile.
     fn take_log(&mut self, positions: &[usize], out: &mut [Option<Vec<Memory>>]) {
         let mut positions = positions.to_vec();
+        if self.inner.watch.refuses(Operation::Read, self.call) {
+            let cause = Cause::Suspended;
+            self.inner.log.stats().count_miss(cause, positions.len() as u64);
+            for at in positions {
+                self.outcomes[at] = Outcome::Lost(cause.name());
+            }
+            return;
+        }
         for _ in 0..LOOKUPS {
             let hashes: Vec<ChainHash> = positions.iter().map(|at| self.chain[*at]).collect();
             let runs = self.inner.index.resolve(self.namespace.id(), &hashes, Scope::Each);

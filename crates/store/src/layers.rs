@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
-use dalsegno_io::{Memory, Process};
+use dalsegno_io::{IoError, Memory, Operation, Process, patiently};
 use dalsegno_log::{Call, LayerAppend};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -62,7 +62,11 @@ impl Store {
                 chain.len()
             )));
         };
-        let first = first + inner.index.probe(namespace.id(), &chain[first..end]);
+        if inner.watch.refuses(Operation::Write, &call) {
+            return Err(to_error(IoError::Suspended.into()));
+        }
+        let present = || inner.index.probe(namespace.id(), &chain[first..end]);
+        let first = first + patiently(call.deadline, inner.clock.as_ref(), present);
         let count = end - first;
         let parts = stretches(&vec![true; count], &namespace, &inner.limits);
         if parts.len() > 1 {
@@ -180,7 +184,11 @@ impl LayerWriter {
         }
         let append = work.append.take().ok_or_else(given_up)?;
         work.committed = true;
-        inner.publish(append.commit(&call).map_err(to_error)?, &call);
+        let appended = append.commit(&call).map_err(to_error)?;
+        if !patiently(call.deadline, inner.clock.as_ref(), || inner.publish(appended, &call)) {
+            let message = "the index takes nothing in, so the blocks are not kept";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
         inner.merge_inline();
         let blocks = self.count as u64;
         add(&inner.counters.put_calls, 1);

@@ -11,6 +11,7 @@
 mod dram;
 mod get;
 mod layers;
+mod look_up;
 mod merge;
 mod merge_row;
 mod merge_walk;
@@ -20,6 +21,8 @@ mod pending;
 mod put;
 mod rebuild;
 mod reclaim;
+mod register;
+mod removal;
 mod repair;
 mod rewrite;
 mod room;
@@ -31,6 +34,7 @@ mod tuner;
 mod upkeep;
 mod verify;
 
+mod watch;
 pub use dalsegno_core::fluid::IndexTuning;
 pub use dalsegno_core::{
     Admission, ChainHash, Coding, Config, DramAdmission, Durability, EngineChoice, Error,

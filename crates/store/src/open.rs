@@ -19,7 +19,7 @@ use dalsegno_io::{
     SystemClock,
 };
 use dalsegno_log::format::{STORE_FILE, namespace_file, namespace_of_file, segment_number};
-use dalsegno_log::{Log, LogOptions, Recovered};
+use dalsegno_log::{Log, LogOptions, Recovered, SegmentFault};
 use dalsegno_policy::AdmissionFilter;
 use dalsegno_policy::merging::MergeRules;
 use parking_lot::{Mutex, RwLock};
@@ -34,7 +34,8 @@ use crate::stats::{Counters, add};
 use crate::store::{Inner, Store, to_error};
 use crate::transfer::Workers;
 use crate::tuner::Tuner;
-use crate::upkeep::Upkeep;
+use crate::upkeep::{Upkeep, UpkeepRules};
+use crate::watch::Watched;
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
 const ADMISSION_BYTES: usize = 8 << 20;
@@ -128,18 +129,14 @@ impl Store {
     pub fn open_parts(parts: Parts) -> Result<Self> {
         let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep, merging } = parts;
         let dram = open_dram(&limits)?;
+        let lock = lock.map(Arc::new);
+        let watch = Arc::new(Watched::new(device, &clock));
+        let device: Arc<dyn Device> = Arc::<Watched>::clone(&watch);
         let Opened { log, recovered, index, lsm, cover } =
-            open_log(&device, &clock, pool, &limits, new_store)?;
+            open_log(&device, &clock, pool.clone(), &limits, new_store)?;
+        watch.try_with(STORE_FILE, pool);
         let counters = Counters::default();
-        add(&counters.open_faults, recovered.faults.len() as u64);
-        for fault in &recovered.faults {
-            tracing::warn!(
-                "{} at {}: {}; what it held is a miss",
-                fault.file,
-                fault.offset,
-                fault.what
-            );
-        }
+        tell_faults(&counters, &recovered.faults);
         let has_removals = !recovered.removals.is_empty();
         let keep_up = || {
             // Memory stays bounded while much is taken in. The cover is the old one until all is: what is taken in
@@ -162,10 +159,15 @@ impl Store {
             is_damaged || has_blocks(index.as_ref(), namespace)
         })?;
         let upkeep = match lsm {
+        let rules = UpkeepRules {
+            clock: Arc::clone(&clock),
+            bytes_per_s: limits.index_bytes_per_s,
+            inline: inline_upkeep,
+            lock: lock.clone(),
+        };
             Some(lsm) => {
                 let tuner = Tuner::open(&device, &lsm, limits.index_tuning);
-                let (clock, rate) = (Arc::clone(&clock), limits.index_bytes_per_s);
-                Upkeep::start(lsm, log.clone(), tuner, clock, rate, inline_upkeep)?
+                Upkeep::start(lsm, log.clone(), tuner, rules)?
             }
             None => Upkeep::none(),
         };
@@ -181,7 +183,7 @@ impl Store {
             dram,
             admission: Mutex::new(AdmissionFilter::new(limits.admission, ADMISSION_BYTES)),
             limits,
-            device,
+            watch,
             clock,
             log,
             index,
@@ -193,6 +195,7 @@ impl Store {
             counters,
             room,
             _lock: lock,
+            registering: Mutex::default(),
         };
         let store = Self::new(inner, workers);
         store.enter()?.start_merging()?;
@@ -213,6 +216,19 @@ pub(crate) fn refuse_forked() -> Result<()> {
     let Some(parent) = dalsegno_io::forked_amid_threads() else { return Ok(()) };
     let message = format!(
         "process {} had a store open when it forked this one, so none can be opened here: fork before you open a \
+/// Counts damage that was found at open, and tells of it.
+fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
+    add(&counters.open_faults, faults.len() as u64);
+    for fault in faults {
+        tracing::warn!(
+            "{} at {}: {}; what it held is a miss",
+            fault.file,
+            fault.offset,
+            fault.what
+        );
+    }
+}
+
          store, or start the child anew (with multiprocessing, the start method \"spawn\")",
         parent.id()
     );

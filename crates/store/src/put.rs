@@ -13,7 +13,7 @@ use dalsegno_core::{
     NamespaceId, Result,
 };
 use dalsegno_index::Placement;
-use dalsegno_io::Memory;
+use dalsegno_io::{Memory, Operation, patiently};
 use dalsegno_log::{Append, Appended, Call, Coded, LogError, NewExtent};
 
 use crate::stats::add;
@@ -91,7 +91,8 @@ impl Store {
         let namespace = inner.namespace(namespace)?;
         check_sizes(&namespace, &put)?;
         let call = terms.call(inner.clock.as_ref());
-        let report = inner.put(&namespace, put, &call)?;
+        let report =
+            patiently(call.deadline, inner.clock.as_ref(), || inner.put(&namespace, put, &call))?;
         inner.merge_inline();
         let counters = &inner.counters;
         let stored = report.count(PutOutcome::Stored);
@@ -143,6 +144,9 @@ impl Inner {
         let id = namespace.id();
         let hashes = &put.chain[put.first..put.first + put.blocks.len()];
         let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
+        if self.watch.refuses(Operation::Write, call) {
+            return Ok(PutReport { outcomes });
+        }
         let mut claim = self.pending.claim();
         for run in self.index.resolve(id, hashes, dalsegno_index::Scope::Each) {
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
@@ -196,8 +200,8 @@ impl Inner {
         }
     }
 
-    /// Phase two: from here on the blocks are visible.
-    pub(crate) fn publish(&self, appended: Appended, call: &Call) {
+    /// Phase two: from here on the blocks are visible. `false` if the index takes nothing in.
+    pub(crate) fn publish(&self, appended: Appended, call: &Call) -> bool {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
         self.upkeep.before_write(call, self.clock.as_ref());
@@ -218,6 +222,7 @@ impl Inner {
         }
         drop(pin);
         self.upkeep.after_write();
+        visible > 0 || !gone.is_empty()
     }
 }
 
@@ -333,8 +338,9 @@ impl<'a> Group<'a> {
             let (first, count, names) = place;
             match result {
                 Ok(appended) => {
-                    self.inner.publish(appended, self.call);
-                    self.stored.push((first, count));
+                    if self.inner.publish(appended, self.call) {
+                        self.stored.push((first, count));
+                    }
                 }
                 Err(error) => outcome = outcome.and(self.lost(&names, &error)),
             }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Config, Durability, IndexChoice, Result, SpaceFacts};
 use dalsegno_index::index_number;
+use dalsegno_io::Device;
 use dalsegno_log::format::{namespace_of_file, segment_number};
 use dalsegno_log::{LogError, SegmentState};
 
@@ -100,7 +101,7 @@ impl Inner {
                     Err(error) => tracing::warn!("{file} stays as it is: {error}"),
                 }
             } else if namespace_of_file(file).is_some()
-                && let Err(error) = self.device.remove(file)
+                && let Err(error) = self.watch.remove(file)
                 && !error.is_not_found()
             {
                 tracing::warn!("{file} stays as it is: {error}");

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
-use dalsegno_core::{Error, ErrorKind, Result};
-use dalsegno_io::{IoError, Workers};
+use dalsegno_core::{Deadline, Error, ErrorKind, Result};
+use dalsegno_io::{IoError, Workers, patiently};
 use dalsegno_log::{Call, LogError, Reservation};
 use parking_lot::Mutex;
 
@@ -107,7 +107,8 @@ impl Inner {
     ) -> Answer {
         if let Some(one_at_a_time) = &self.room.inline {
             let _held = one_at_a_time.lock();
-            return work(self, call);
+            // As on the thread: the patience of whoever asks is not that of what must not be left half-way.
+            return patiently(Deadline::Never, self.clock.as_ref(), || work(self, call));
         }
         let clock = self.clock.as_ref();
         let queue = self.room.queue.lock().clone().ok_or(IoError::Closed)?;

@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dalsegno_io::Device;
 use dalsegno_log::LogStatsView;
 use serde::Serialize;
 
 use crate::store::Inner;
 use crate::tuner::IndexStats;
 
+use crate::watch::DeviceStats;
 /// Counters that the store itself keeps. All grow only.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -142,6 +144,8 @@ pub struct Stats {
     pub io_engine: &'static str,
     /// Whether requests bypass the page cache.
     pub io_direct: bool,
+    /// Whether the device answers.
+    pub device: DeviceStats,
     /// The index in files, and how its shape came about; none if the index is in memory.
     pub index: Option<IndexStats>,
     /// The log's counters; `misses` holds the blocks lost on the way from the log, by cause.
@@ -174,7 +178,7 @@ pub(crate) fn view(inner: &Inner) -> Stats {
     let counters = &inner.counters;
     let (extents, blocks) = inner.index.counts();
     let dram = inner.dram.view();
-    let geometry = inner.device.geometry();
+    let geometry = inner.watch.geometry();
     Stats {
         put_calls: get(&counters.put_calls),
         put_stored_blocks: get(&counters.put_stored_blocks),
@@ -213,4 +217,5 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         index: inner.upkeep.stats(),
         log: inner.log.stats().view(),
     }
+        device: inner.watch.stats(),
 }

@@ -9,12 +9,11 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Coding, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result,
-    StoreId,
+    Clock, Coding, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
 };
 use dalsegno_index::Index;
-use dalsegno_io::{Device, DirectoryLock, IoError, Process};
-use dalsegno_log::{Call, Log, LogError};
+use dalsegno_io::{DirectoryLock, IoError, Process};
+use dalsegno_log::{Log, LogError};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
 
@@ -26,6 +25,7 @@ use crate::stats::{Counters, Stats, add};
 use crate::terms::Terms;
 use crate::transfer::Workers;
 use crate::upkeep::Upkeep;
+use crate::watch::Watched;
 
 /// How long closing waits for transfers that are under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
@@ -54,7 +54,8 @@ pub(crate) struct Door {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) limits: Limits,
-    pub(crate) device: Arc<dyn Device>,
+    /// The device, as it is asked.
+    pub(crate) watch: Arc<Watched>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) log: Log,
     pub(crate) index: Arc<dyn Index>,
@@ -64,13 +65,15 @@ pub(crate) struct Inner {
     pub(crate) admission: Mutex<AdmissionFilter>,
     /// Who may share bytes, and how new extents of theirs are stored.
     pub(crate) namespaces: RwLock<HashMap<NamespaceId, (Arc<Namespace>, Coding)>>,
+    /// Held by whoever makes a namespace known.
+    pub(crate) registering: Mutex<()>,
     pub(crate) counters: Counters,
     pub(crate) room: RoomMaker,
     pub(crate) merger: Merger,
     /// Gets under way: background work stands back for them.
     pub(crate) reads: AtomicU32,
     /// The last field, so that the directory is let go when everything else has gone.
-    pub(crate) _lock: Option<DirectoryLock>,
+    pub(crate) _lock: Option<Arc<DirectoryLock>>,
 }
 
 impl Store {
@@ -127,55 +130,6 @@ impl Store {
         }
     }
 
-    /// Makes a namespace known, and notes on disk what it stands for. It is stored as it was until now, plain if it is
-    /// new.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` if its blocks do not fit into a segment or there are too many namespaces; `Closed`.
-    pub fn register(&self, namespace: &Namespace) -> Result<()> {
-        self.register_as(namespace, None)
-    }
-
-    /// As [`Store::register`]; from now on new extents of the namespace are stored like this, also those that merging
-    /// and making room write. It is remembered as long as the namespace has blocks.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::register`]; `Unavailable` if the store could not be marked as one that may hold coded extents.
-    pub fn register_coded(&self, namespace: &Namespace, coding: Coding) -> Result<()> {
-        self.register_as(namespace, Some(coding))
-    }
-
-    fn register_as(&self, namespace: &Namespace, coding: Option<Coding>) -> Result<()> {
-        let inner = self.enter()?;
-        let mut known = inner.namespaces.write();
-        let found = known.get(&namespace.id()).map(|(_, coding)| *coding);
-        let coding = coding.or(found).unwrap_or_default();
-        if found == Some(coding) {
-            return Ok(());
-        }
-        if found.is_none() && known.len() >= inner.limits.namespace_count as usize {
-            return Err(Error::invalid(format!(
-                "the store has {} namespaces, the most its setting \"namespaces\" allows; raise it, or open the store \
-                 again, which forgets those without blocks",
-                known.len()
-            )));
-        }
-        inner.check_block_fits(namespace)?;
-        if !coding.is_plain() {
-            dalsegno_log::allow_coding(&inner.log).map_err(to_error)?;
-        }
-        if let Err(error) = dalsegno_log::write_namespace(&inner.log, namespace, coding) {
-            tracing::warn!(
-                "the description of namespace {} was not stored: {error}",
-                namespace.id()
-            );
-        }
-        known.insert(namespace.id(), (Arc::new(namespace.clone()), coding));
-        Ok(())
-    }
-
     /// The namespaces that are known, by id: those with blocks when the store was opened, and those registered since.
     ///
     /// # Errors
@@ -187,62 +141,6 @@ impl Store {
             inner.namespaces.read().values().map(|(namespace, _)| (**namespace).clone()).collect();
         known.sort_by_key(Namespace::id);
         Ok(known)
-    }
-
-    /// How many leading blocks of `chain` are present; it may start at any block of a prompt.
-    ///
-    /// # Errors
-    ///
-    /// `Closed`.
-    pub fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        let inner = self.enter()?;
-        let present = inner.index.probe(namespace, chain);
-        let counters = &inner.counters;
-        add(&counters.probe_calls, 1);
-        add(&counters.probe_asked_blocks, chain.len() as u64);
-        add(&counters.probe_present_blocks, present as u64);
-        Ok(present)
-    }
-
-    /// Which of these blocks are present, each for itself.
-    ///
-    /// # Errors
-    ///
-    /// `Closed`.
-    pub fn contains(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
-        let inner = self.enter()?;
-        let mut present = vec![false; hashes.len()];
-        for run in inner.index.resolve(namespace, hashes, dalsegno_index::Scope::Each) {
-            present[run.at..run.at + run.count as usize].fill(true);
-        }
-        Ok(present)
-    }
-
-    /// Removes blocks (all of the namespace if `hashes` is `None`) for good: they stay gone after the next open.
-    /// Returns how many were there.
-    ///
-    /// # Errors
-    ///
-    /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable, or was not in time; the blocks are
-    /// gone until the store is closed all the same. What was begun when time was up may still become durable.
-    pub fn remove(
-        &self,
-        namespace: NamespaceId,
-        hashes: Option<&[ChainHash]>,
-        terms: &Terms,
-    ) -> Result<u64> {
-        let inner = self.enter()?;
-        let call = terms.call(inner.clock.as_ref());
-        match hashes {
-            None => inner.remove_part(namespace, &[], &call),
-            Some(hashes) => {
-                let parts = hashes.chunks(dalsegno_core::MAX_EXTENT_BLOCKS as usize);
-                // All parts, also behind one that could not be made durable.
-                let removed: Vec<_> =
-                    parts.map(|part| inner.remove_part(namespace, part, &call)).collect();
-                removed.into_iter().sum()
-            }
-        }
     }
 
     /// Carries out what was begun, lets go of the directory and of everything else. Calling it again does nothing, nor
@@ -284,50 +182,13 @@ impl Drop for Door {
             std::mem::forget(self.inner.get_mut().take());
             std::mem::forget(self.last.get_mut().take());
         } else if let Some(inner) = self.inner.get_mut() {
-            // While it merges it holds the store, and with it the directory.
+            // While they work they hold the store, and with it the directory.
             inner.merger.close(CLOSE_PATIENCE);
         }
     }
 }
 
 impl Inner {
-    /// Removes blocks that fit one record, or the whole namespace if there are none.
-    ///
-    /// Announced first, so that a put under way does not publish them afterwards; then the index, then DRAM, so that a
-    /// get under way does not bring them back.
-    fn remove_part(
-        self: &Arc<Self>,
-        namespace: NamespaceId,
-        hashes: &[ChainHash],
-        call: &Call,
-    ) -> Result<u64> {
-        let number = self.log.begin_removal(namespace, hashes);
-        let announced = Announced { log: self.log.clone(), number };
-        let removed = if hashes.is_empty() {
-            let removed = self.index.remove_namespace(namespace);
-            self.dram.clear();
-            removed
-        } else {
-            let removed = self.index.remove_blocks(namespace, hashes);
-            self.dram.remove(namespace, hashes);
-            removed
-        };
-        for id in &removed.extents {
-            self.log.forget(*id);
-        }
-        add(&self.counters.removed_blocks, removed.blocks);
-        let bytes = Log::removal_bytes(hashes.len());
-        let finish = move |inner: &Self, call: &Call| {
-            // Tried also if no room could be made: a removal may use the reserve.
-            if let Err(error) = inner.make_room(bytes, call) {
-                tracing::debug!("no room could be made for a removal: {error}");
-            }
-            announced.log.finish_removal(announced.number)
-        };
-        self.have_done(call, finish).map_err(to_error)?;
-        Ok(removed.blocks)
-    }
-
     /// A namespace that was registered.
     pub(crate) fn namespace(&self, id: NamespaceId) -> Result<Arc<Namespace>> {
         let found = self.namespaces.read().get(&id).map(|(namespace, _)| Arc::clone(namespace));
@@ -341,34 +202,6 @@ impl Inner {
     /// How new extents of a namespace are stored.
     pub(crate) fn coding(&self, id: NamespaceId) -> Coding {
         self.namespaces.read().get(&id).map(|(_, coding)| *coding).unwrap_or_default()
-    }
-
-    fn check_block_fits(&self, namespace: &Namespace) -> Result<()> {
-        let layout = namespace.layout();
-        let bytes = layout.payload_bytes(1);
-        let room = self.limits.segment_bytes - 2 * dalsegno_core::SECTOR_BYTES;
-        // One block has at most MAX_LAYERS checksums, which fit into two sectors with the header's fields.
-        if bytes + dalsegno_core::SECTOR_BYTES > room {
-            return Err(Error::invalid(format!(
-                "a block of {} does not fit into a segment of {}; give a larger \"segment\" (or capacity) when \
-                 the store is created",
-                dalsegno_core::format_bytes(bytes),
-                dalsegno_core::format_bytes(self.limits.segment_bytes)
-            )));
-        }
-        Ok(())
-    }
-}
-
-/// A removal that was announced, until it is finished or called off.
-struct Announced {
-    log: Log,
-    number: u64,
-}
-
-impl Drop for Announced {
-    fn drop(&mut self) {
-        self.log.abandon_removal(self.number);
     }
 }
 
@@ -400,6 +233,9 @@ pub(crate) fn to_error(error: LogError) -> Error {
         LogError::Io(_) => (ErrorKind::Unavailable, "the device failed"),
         LogError::Format { source: dalsegno_log::format::FormatError::Newer(_), .. } => (
             ErrorKind::Incompatible,
+        LogError::Io(IoError::Suspended) => {
+            (ErrorKind::Unavailable, "the store waits for its disk; go on without it")
+        }
             "a newer Dalsegno wrote this store; upgrade, or use another directory",
         ),
         LogError::Format { .. } => (ErrorKind::Corrupt, "the store's files are damaged"),

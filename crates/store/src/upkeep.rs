@@ -4,7 +4,9 @@
 //! 1. A cover is made before the index is frozen, so that whatever it covers is in the index.
 //! 2. One thread does it, or whoever writes where there is none; nobody who reads ever waits for it.
 //! 3. Merges keep to a rate, and while one goes on memtables are frozen and flushed as ever.
-//! 4. Waiting for it is bounded, and so is the memory of what waits to be written: an index that takes nothing in any
+//! 4. The thread writes what is in memory before it ends. Closing waits for that, but not for a device that hangs: then
+//!    the directory is let go when the thread ends, and the next open takes in from the log what is missing.
+//! 5. Waiting for it is bounded, and so is the memory of what waits to be written: an index that takes nothing in any
 //!    more costs puts, not threads and not memory.
 
 use std::sync::{Arc, Weak};
@@ -12,7 +14,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, Error, ErrorKind, Result};
 use dalsegno_index::{LsmIndex, Pace};
-use dalsegno_io::Workers;
+use dalsegno_io::{DirectoryLock, Workers};
 use dalsegno_log::{Call, Log};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
@@ -51,22 +53,30 @@ struct State {
     stuck: bool,
 }
 
+/// How an index in files is looked after.
+pub(crate) struct UpkeepRules {
+    pub(crate) clock: Arc<dyn Clock>,
+    /// What merges may write, zero for any.
+    pub(crate) bytes_per_s: u64,
+    /// Leaves the work to those who write, so that a simulation replays.
+    pub(crate) inline: bool,
+    /// The thread keeps it until it ends: what it may still write is its owner's.
+    pub(crate) lock: Option<Arc<DirectoryLock>>,
+}
+
 impl Upkeep {
     /// For an index that needs none.
     pub(crate) fn none() -> Self {
         Self { shared: None, threads: None }
     }
 
-    /// `bytes_per_s` is what merges may write, zero for any; `inline` leaves the work to those who write, so that a
-    /// simulation replays.
     pub(crate) fn start(
         index: Arc<LsmIndex>,
         log: Log,
         tuner: Tuner,
-        clock: Arc<dyn Clock>,
-        bytes_per_s: u64,
-        inline: bool,
+        rules: UpkeepRules,
     ) -> Result<Self> {
+        let UpkeepRules { clock, bytes_per_s, inline, lock } = rules;
         let (state, changed) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { index, log, tuner: Mutex::new(tuner), state, changed });
         if inline {
@@ -77,7 +87,11 @@ impl Upkeep {
         shared.index.set_pace(Arc::new(MergePace { of, clock, bucket }));
         let mut threads = Workers::new();
         let body = Arc::clone(&shared);
-        threads.start("dalsegno-index", move || body.run()).map_err(|error| {
+        let work = move || {
+            body.run();
+            drop(lock);
+        };
+        threads.start("dalsegno-index", work).map_err(|error| {
             Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
         })?;
         Ok(Self { shared: Some(shared), threads: Some(Mutex::new(threads)) })
@@ -135,12 +149,10 @@ impl Upkeep {
             return;
         }
         shared.changed.notify_all();
-        if let Some(threads) = &self.threads {
-            threads.lock().join(CLOSE_PATIENCE);
+        match &self.threads {
+            Some(threads) => threads.lock().join(CLOSE_PATIENCE),
+            None => shared.finish(),
         }
-        shared.freeze();
-        while shared.index.has_frozen() && shared.index.step() {}
-        shared.condemn_if_damaged();
     }
 }
 
@@ -180,7 +192,7 @@ impl Shared {
                     self.changed.wait_for(&mut state, PERIOD);
                 }
                 if state.stopped {
-                    return;
+                    break;
                 }
                 state.called = false;
             }
@@ -188,6 +200,14 @@ impl Shared {
             self.state.lock().stuck = self.index.is_stalled();
             self.changed.notify_all();
         }
+        self.finish();
+    }
+
+    /// Writes what is in memory.
+    fn finish(&self) {
+        self.freeze();
+        while self.index.has_frozen() && self.index.step() {}
+        self.condemn_if_damaged();
     }
 
     fn round(&self) {

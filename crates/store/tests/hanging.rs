@@ -5,18 +5,14 @@
 mod support;
 
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dalsegno_core::SpaceFacts;
-use dalsegno_io::{
-    BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
-    OpenMode, Opened, Operation, Request, Space, SystemClock,
-};
 use dalsegno_store::{
-    Cancel, ChainHash, Config, Durability, ErrorKind, Memory, MergeRules, NamespaceId, Parts, Put,
-    PutOutcome, PutReport, Store, StoreId, Terms, TransferState, lend,
+    Cancel, ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Put, PutOutcome,
+    PutReport, Store, Terms, TransferState, lend,
 };
+use support::hanging::{Hanging, Hung, hanging};
 use support::{block, chain, config, get, namespace, open, put};
 
 /// Bytes of a block: four fill an extent, sixteen a segment.
@@ -25,120 +21,18 @@ const BYTES: usize = 60 << 10;
 const TIMEOUT: Duration = Duration::from_millis(200);
 const AT_MOST: Duration = Duration::from_secs(5);
 
-/// What hangs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hung {
-    Nothing,
-    Syncs,
-    Creation,
-    Everything,
-}
-
-/// A directory that answers when the test says so.
-#[derive(Debug)]
-struct Hanging {
-    files: LocalDirectory,
-    hung: Mutex<Hung>,
-    changed: Condvar,
-    kept: Mutex<Vec<Request>>,
-}
-
-impl Hanging {
-    fn hang(&self, what: Hung) {
-        *self.hung.lock().unwrap() = what;
-    }
-
-    /// Carries out everything that was asked of it meanwhile.
-    fn go_on(&self) {
-        self.hang(Hung::Nothing);
-        self.changed.notify_all();
-        self.files.submit(std::mem::take(&mut self.kept.lock().unwrap()));
-    }
-
-    fn wait(&self) {
-        let mut hung = self.hung.lock().unwrap();
-        while matches!(*hung, Hung::Everything | Hung::Creation) {
-            hung = self.changed.wait(hung).unwrap();
-        }
-    }
-}
-
-impl Device for Hanging {
-    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        self.wait();
-        self.files.open(name, mode)
-    }
-    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        self.wait();
-        self.files.open_cached(name, mode)
-    }
-    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
-        self.files.read_at(file, offset, buffer)
-    }
-    fn close(&self, file: FileId) {
-        self.files.close(file);
-    }
-    fn submit(&self, requests: Vec<Request>) {
-        let hung = *self.hung.lock().unwrap();
-        let (hanging, served): (Vec<_>, Vec<_>) =
-            requests.into_iter().partition(|request| match hung {
-                Hung::Nothing | Hung::Creation => false,
-                Hung::Syncs => request.operation == Operation::Sync,
-                Hung::Everything => true,
-            });
-        self.kept.lock().unwrap().extend(hanging);
-        self.files.submit(served);
-    }
-    fn remove(&self, name: &str) -> Result<(), IoError> {
-        self.wait();
-        self.files.remove(name)
-    }
-    fn sync_names(&self) -> Result<(), IoError> {
-        self.wait();
-        self.files.sync_names()
-    }
-    fn list(&self) -> Result<Vec<DirEntry>, IoError> {
-        self.files.list()
-    }
-    fn space(&self) -> Result<Space, IoError> {
-        self.files.space()
-    }
-    fn geometry(&self) -> Geometry {
-        self.files.geometry()
-    }
-}
-
 fn settings(durability: Durability) -> Config {
     Config { segment: Some(1 << 20), extent: Some(256 << 10), durability, ..config(5 << 20) }
 }
 
-fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store, NamespaceId) {
-    let facts = SpaceFacts { free_bytes: 1 << 30, own_bytes: 0, existing_segment_bytes: None };
-    let limits = config.validate(facts).unwrap();
-    let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes).unwrap();
-    let clock = Arc::new(SystemClock::new());
-    let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
-    let files = LocalDirectory::open(dir, options, &pool, clock.clone()).unwrap();
-    let (hung, changed, kept) = (Mutex::new(Hung::Nothing), Condvar::new(), Mutex::default());
-    let device = Arc::new(Hanging { files, hung, changed, kept });
-    let parts = Parts {
-        device: Arc::<Hanging>::clone(&device),
-        clock,
-        pool,
-        limits,
-        lock: None,
-        new_store: StoreId([7; 16]),
-        inline_upkeep: false,
-        merging: MergeRules::default(),
-    };
-    let store = Store::open_parts(parts).unwrap();
-    let ns = namespace(&store, 2, 30 << 10, "hanging");
-    (device, store, ns)
+fn space(store: &Store) -> NamespaceId {
+    namespace(store, 2, 30 << 10, "hanging")
 }
 
 /// A store that must give something up for every new segment, with some of it hit so that it moves on.
 fn crowded(dir: &Path, config: &Config) -> (Arc<Hanging>, Store, NamespaceId) {
-    let (device, store, ns) = hanging(dir, config);
+    let (device, store) = hanging(dir, config);
+    let ns = space(&store);
     for name in 0..30 {
         assert_eq!(put(&store, ns, &chain(name, 4), 0, BYTES).count(PutOutcome::Stored), 4);
         if name % 3 == 0 {
@@ -221,7 +115,8 @@ fn a_put_waits_for_no_segment_to_be_created_and_for_no_sync_beyond_its_deadline(
     for hung in [Hung::Creation, Hung::Syncs] {
         let dir = tempfile::tempdir().unwrap();
         let config = settings(Durability::Batch);
-        let (device, store, ns) = hanging(dir.path(), &config);
+        let (device, store) = hanging(dir.path(), &config);
+        let ns = space(&store);
         device.hang(hung);
         let report = put_within(&store, ns, &chain(1, 4), &Terms::within(TIMEOUT));
         assert_eq!(report.count(PutOutcome::Failed), 4, "{hung:?}");
@@ -271,7 +166,8 @@ fn a_removal_ends_at_its_deadline_and_becomes_durable_when_the_device_goes_on() 
 #[test]
 fn a_layer_that_waits_for_another_one_ends_at_its_deadline_and_may_be_stored_again() {
     let dir = tempfile::tempdir().unwrap();
-    let (device, store, ns) = hanging(dir.path(), &settings(Durability::Batch));
+    let (device, store) = hanging(dir.path(), &settings(Durability::Batch));
+    let ns = space(&store);
     let (chain, slice) = (chain(1, 2), BYTES / 2);
     let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, BYTES)).collect();
     let writer = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();

@@ -276,6 +276,9 @@ impl Device for Noting {
     fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         self.note(name, self.device.open_cached(name, mode))
     }
+    fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError> {
+        self.device.try_read_at(file, offset, buffer)
+    }
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
         self.device.read_at(file, offset, buffer)
     }

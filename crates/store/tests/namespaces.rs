@@ -121,6 +121,9 @@ impl Device for Stubborn {
     fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         self.0.open_cached(name, mode)
     }
+    fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError> {
+        self.0.try_read_at(file, offset, buffer)
+    }
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
         self.0.read_at(file, offset, buffer)
     }

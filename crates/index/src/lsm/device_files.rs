@@ -1,11 +1,15 @@
 //! The index's files on a device.
+//!
+//! 1. Whoever works with patience ([`dalsegno_io::patiently`]) reads what the page cache has, and waits for the device
+//!    no longer than that.
 
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
 use dalsegno_core::Deadline;
 use dalsegno_io::{
-    Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, Request, lend,
+    Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, Patience,
+    Request, lend,
 };
 
 use super::file::TableFiles;
@@ -22,27 +26,38 @@ impl DeviceFiles {
         Self { device, read_only }
     }
 
-    /// Hands a request over and waits for its answer. A device that hangs holds up the index's own thread, nobody else.
+    /// Hands a request over and waits for its answer, as long as `patience` says. Without, a device that hangs holds up
+    /// whoever works on the index in the background.
     fn wait(
         &self,
         operation: Operation,
         file: FileId,
         offset: u64,
         memory: Vec<Memory>,
-    ) -> Result<(), IoError> {
+        patience: Option<Patience>,
+    ) -> Result<Vec<Memory>, IoError> {
         let (reply, answer) = bounded(1);
+        let class = if patience.is_some() { Class::Foreground } else { Class::Background };
+        let deadline = patience.map_or(Deadline::Never, |patience| patience.deadline);
         self.device.submit(vec![Request {
             operation,
-            class: Class::Background,
+            class,
             file,
             offset,
             memory,
             tag: 0,
-            deadline: Deadline::Never,
+            deadline,
             guard: None,
+            watch: None,
             reply,
         }]);
-        answer.recv().map_err(|_| IoError::Closed)?.result
+        let answered = match patience {
+            None => answer.recv().map_err(|_| IoError::Closed)?,
+            Some(patience) => {
+                answer.recv_deadline(patience.until).map_err(|_| IoError::Deadline)?
+            }
+        };
+        answered.result.map(|()| answered.memory)
     }
 }
 
@@ -57,15 +72,29 @@ impl TableFiles for DeviceFiles {
     }
 
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
-        self.device.read_at(file, offset, buffer)
+        let Some(patience) = Patience::of_this_thread() else {
+            return self.device.read_at(file, offset, buffer);
+        };
+        if buffer.is_empty() || self.device.try_read_at(file, offset, buffer)? {
+            return Ok(());
+        }
+        // The device may write into it when the wait is over.
+        let memory = vec![Memory::zeroed(buffer.len())];
+        let read = self.wait(Operation::Read, file, offset, memory, Some(patience))?;
+        buffer.copy_from_slice(read[0].as_slice());
+        Ok(())
     }
 
     fn write_at(&self, file: FileId, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
-        lend(|lender| self.wait(Operation::Write, file, offset, vec![lender.shared(bytes)]))
+        lend(|lender| {
+            let memory = vec![lender.shared(bytes)];
+            // What was lent has to be gone when this ends.
+            self.wait(Operation::Write, file, offset, memory, None).map(drop)
+        })
     }
 
     fn sync(&self, file: FileId) -> Result<(), IoError> {
-        self.wait(Operation::Sync, file, 0, Vec::new())
+        self.wait(Operation::Sync, file, 0, Vec::new(), None).map(drop)
     }
 
     fn close(&self, file: FileId) {

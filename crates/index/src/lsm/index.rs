@@ -226,7 +226,7 @@ impl LsmIndex {
 
 impl Index for LsmIndex {
     fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
-        let writer = self.tree.writer();
+        let Some(writer) = self.tree.writer_in_time() else { return 0 };
         let location = extent.location;
         let is_past = self.usage.read().epoch(location.segment) > Some(location.epoch);
         if is_past || self.tree.is_stalled() {

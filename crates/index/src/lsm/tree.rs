@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use dalsegno_core::fluid::Shape;
 use dalsegno_core::{ChainHash, NamespaceId, StoreId};
+use dalsegno_io::Patience;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::cache::BlockCache;
@@ -179,6 +180,13 @@ impl Tree {
     /// Waits for the right to write.
     pub(crate) fn writer(&self) -> Writer<'_> {
         Writer { tree: self, _one: self.writing.lock() }
+    }
+
+    /// As [`Self::writer`], but no longer than this thread has patience: who has the right may wait for the device.
+    pub(crate) fn writer_in_time(&self) -> Option<Writer<'_>> {
+        let Some(patience) = Patience::of_this_thread() else { return Some(self.writer()) };
+        let one = self.writing.try_lock_until(patience.until)?;
+        Some(Writer { tree: self, _one: one })
     }
 
     /// Where the block is, if it was not removed.

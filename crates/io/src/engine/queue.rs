@@ -222,6 +222,7 @@ mod tests {
                 tag,
                 deadline: Deadline::Never,
                 guard: None,
+                watch: None,
                 reply: reply.clone(),
             };
             (request, file())

@@ -101,6 +101,7 @@ pub fn request(
         tag: 0,
         deadline: Deadline::Never,
         guard: None,
+        watch: None,
         reply: reply.clone(),
     }
 }

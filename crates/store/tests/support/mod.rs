@@ -3,6 +3,7 @@
 
 pub(crate) mod child;
 pub(crate) mod disk;
+pub(crate) mod hanging;
 pub(crate) mod mount;
 #[path = "../../../io/tests/common/power.rs"]
 pub(crate) mod power;

@@ -1,13 +1,21 @@
-"""What an integration says in the log of exceptions that became a miss."""
+"""What an integration says of trouble: in the log of exceptions that became a miss, and by gauges."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 # Of one kind at most one line is logged in this time; whoever counts has them all.
 EVERY_S = 30.0
+
+
+def is_suspended(counters: Mapping[str, Any]) -> bool:
+    """Tells from a store's counters whether its disk does not answer, so that it is not asked."""
+    device = counters["device"]
+    return device["reads"] != "working" or device["writes"] != "working"
 
 
 class Trouble:

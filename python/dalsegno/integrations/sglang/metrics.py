@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
-from dalsegno.integrations.common.trouble import Trouble
+from dalsegno.integrations.common.trouble import Trouble, is_suspended
 
 _PREFIX = "dalsegno_hicache_"
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -36,6 +36,7 @@ _GAUGES = {
     "disk_bytes": "Bytes of disk that the store takes.",
     "capacity_bytes": "Most bytes of disk that the store may take.",
     "available": "1 if the store is open, 0 if every answer is a miss.",
+    "suspended": "1 while the disk does not answer, so that loads or stores fail at once.",
     "poisoned": "1 if a failed sync has stopped all writing until the backend is attached again.",
 }
 _STORE_EVERY_S = 1.0
@@ -118,6 +119,7 @@ class Meter:
         gauges["available"].set(int(counters is not None))
         for name in ("disk_bytes", "capacity_bytes", "poisoned"):
             gauges[name].set(int(counters[name]) if counters else 0)
+        gauges["suspended"].set(int(counters is not None and is_suspended(counters)))
 
     def take(self) -> StorageMetrics:
         """Returns SGLang's record of the calls since the last one."""

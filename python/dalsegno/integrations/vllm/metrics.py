@@ -20,6 +20,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
+from dalsegno.integrations.common.trouble import is_suspended
+
 PREFIX = "vllm:kv_offload_dalsegno_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -53,6 +55,7 @@ _GAUGES = {
     "disk_bytes": "Bytes of disk that the store takes.",
     "capacity_bytes": "Most bytes of disk that the store may take.",
     "available": "1 if the store is open, 0 if every answer is a miss.",
+    "suspended": "1 while the disk does not answer, so that loads or stores fail at once.",
     "poisoned": "1 if a failed sync has stopped all writing until the engine starts again.",
 }
 _HISTOGRAMS = {
@@ -124,6 +127,7 @@ class Meter:
             return
         stats.set_gauge(f"{PREFIX}disk_bytes", int(counters["disk_bytes"]))
         stats.set_gauge(f"{PREFIX}capacity_bytes", int(counters["capacity_bytes"]))
+        stats.set_gauge(f"{PREFIX}suspended", int(is_suspended(counters)))
         stats.set_gauge(f"{PREFIX}poisoned", int(counters["poisoned"]))
         for cause, total in counters["log"]["misses"].items():
             if grown := int(total) - self._misses.get(cause, 0):

@@ -1,0 +1,116 @@
+//! Removing blocks for good.
+//!
+//! 1. A removal is announced before the index is looked at, so that a put under way does not publish what it removes.
+//! 2. An index in files may have to wait for the device; then the thread that makes room does, and the caller waits for
+//!    its answer within its terms.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dalsegno_core::{ChainHash, IndexChoice, NamespaceId, Result};
+use dalsegno_log::{Call, Log};
+
+use crate::stats::add;
+use crate::store::{Inner, Store, to_error};
+use crate::terms::Terms;
+
+impl Store {
+    /// Removes blocks (all of the namespace if `hashes` is `None`) for good: they stay gone after the next open.
+    /// Returns how many were there.
+    ///
+    /// # Errors
+    ///
+    /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable, or was not in time; what was begun
+    /// when time was up goes on. The blocks are gone at once all the same, until the store is closed; but with an index
+    /// in files that is when the device has answered.
+    pub fn remove(
+        &self,
+        namespace: NamespaceId,
+        hashes: Option<&[ChainHash]>,
+        terms: &Terms,
+    ) -> Result<u64> {
+        let inner = self.enter()?;
+        let call = terms.call(inner.clock.as_ref());
+        match hashes {
+            None => inner.remove_part(namespace, &[], &call),
+            Some(hashes) => {
+                let parts = hashes.chunks(dalsegno_core::MAX_EXTENT_BLOCKS as usize);
+                // All parts, also behind one that could not be made durable.
+                let removed: Vec<_> =
+                    parts.map(|part| inner.remove_part(namespace, part, &call)).collect();
+                removed.into_iter().sum()
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Removes blocks that fit one record, or the whole namespace if there are none.
+    ///
+    /// Announced first, so that a put under way does not publish them afterwards; then the index, then DRAM, so that a
+    /// get under way does not bring them back.
+    fn remove_part(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        call: &Call,
+    ) -> Result<u64> {
+        let number = self.log.begin_removal(namespace, hashes);
+        let announced = Announced { log: self.log.clone(), number };
+        let removed = Arc::new(AtomicU64::new(0));
+        let take_out = {
+            let (hashes, removed) = (hashes.to_vec(), Arc::clone(&removed));
+            move |inner: &Self| removed.store(inner.take_out(namespace, &hashes), Ordering::Relaxed)
+        };
+        // An index in files may have to wait for the device, and nobody else waits meanwhile but for this removal.
+        let mut take_out = Some(take_out);
+        if self.limits.index == IndexChoice::Memory
+            && let Some(take_out) = take_out.take()
+        {
+            take_out(self);
+        }
+        let bytes = Log::removal_bytes(hashes.len());
+        let finish = move |inner: &Self, call: &Call| {
+            if let Some(take_out) = take_out {
+                take_out(inner);
+            }
+            // Tried also if no room could be made: a removal may use the reserve.
+            if let Err(error) = inner.make_room(bytes, call) {
+                tracing::debug!("no room could be made for a removal: {error}");
+            }
+            announced.log.finish_removal(announced.number)
+        };
+        self.have_done(call, finish).map_err(to_error)?;
+        Ok(removed.load(Ordering::Relaxed))
+    }
+
+    /// Takes blocks, or a namespace if there are none, out of the index and of DRAM; returns how many were there.
+    fn take_out(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
+        let removed = if hashes.is_empty() {
+            let removed = self.index.remove_namespace(namespace);
+            self.dram.clear();
+            removed
+        } else {
+            let removed = self.index.remove_blocks(namespace, hashes);
+            self.dram.remove(namespace, hashes);
+            removed
+        };
+        for id in &removed.extents {
+            self.log.forget(*id);
+        }
+        add(&self.counters.removed_blocks, removed.blocks);
+        removed.blocks
+    }
+}
+
+/// A removal that was announced, until it is finished or called off.
+struct Announced {
+    log: Log,
+    number: u64,
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.log.abandon_removal(self.number);
+    }
+}

@@ -1,0 +1,301 @@
+//! Stands before the device and stops asking it when it hangs or fails.
+//!
+//! 1. Refused is only what somebody waits for with a deadline, and never a sync: who said that he can wait waits, and
+//!    what the store does for itself must not be left half-way.
+//! 2. Every request that goes to the device is watched until the device has answered, also when its caller left.
+//! 3. No caller's read is spent on finding out whether the device is back: a sector is read for that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dalsegno_core::{Clock, Deadline, Nanos, SECTOR_BYTES};
+use dalsegno_io::{
+    BufferPool, Class, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Operation,
+    Request, Space, Watch,
+};
+use dalsegno_log::Call;
+use dalsegno_policy::breaker::{Answer, Breaker, Kind, Rules, Verdict};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+/// Whether the device answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceStats {
+    /// Of reads: `"working"`; `"suspended"` while it hangs or fails, so that it is not asked; or `"trying"`, when it is
+    /// asked whether it is back.
+    pub reads: &'static str,
+    /// The same of writes and syncs.
+    pub writes: &'static str,
+    /// How often reads were suspended.
+    pub read_suspensions: u64,
+    /// How often writes were suspended.
+    pub write_suspensions: u64,
+    /// Requests that were refused meanwhile.
+    pub refused_requests: u64,
+    /// Requests that it has not answered yet.
+    pub owed_requests: u64,
+}
+
+/// One direction of the device.
+#[derive(Debug)]
+struct Side {
+    what: &'static str,
+    breaker: Mutex<Breaker>,
+    clock: Arc<dyn Clock>,
+    refused: AtomicU64,
+}
+
+/// Tells a side how a request ended.
+#[derive(Debug)]
+struct Ending {
+    side: Arc<Side>,
+    kind: Kind,
+}
+
+/// A device that is asked only as long as it answers.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    device: Arc<dyn Device>,
+    reads: [Arc<Ending>; 2],
+    writes: [Arc<Ending>; 2],
+    /// What is read to find out whether it is back.
+    trial: Mutex<Option<(FileId, BufferPool)>>,
+}
+
+impl Side {
+    fn endings(what: &'static str, rules: Rules, clock: &Arc<dyn Clock>) -> [Arc<Ending>; 2] {
+        let (breaker, clock) = (Mutex::new(Breaker::new(rules)), Arc::clone(clock));
+        let side = Arc::new(Self { what, breaker, clock, refused: AtomicU64::new(0) });
+        [Kind::Usual, Kind::Trial].map(|kind| Arc::new(Ending { side: Arc::clone(&side), kind }))
+    }
+
+    /// Asks or tells the breaker something, and people if that suspends the device.
+    fn with<R>(&self, ask: impl FnOnce(&mut Breaker, Nanos) -> R) -> R {
+        let now = self.clock.now();
+        let mut breaker = self.breaker.lock();
+        let before = breaker.suspensions();
+        let answer = ask(&mut breaker, now);
+        let is_new = breaker.suspensions() > before;
+        drop(breaker);
+        if is_new {
+            tracing::warn!("the device does not answer {}; it is asked now and then", self.what);
+        }
+        answer
+    }
+}
+
+impl Watch for Ending {
+    fn ended(&self, result: &Result<(), IoError>) {
+        let answer = match result {
+            Ok(()) => Answer::Good,
+            Err(IoError::Deadline | IoError::Busy | IoError::Closed | IoError::Suspended) => {
+                Answer::Unasked
+            }
+            Err(error) if error.is_no_space() || error.is_not_found() || error.is_exists() => {
+                Answer::Good
+            }
+            Err(IoError::Os { .. } | IoError::Short { .. }) => Answer::Bad,
+        };
+        let ended = self.side.with(|breaker, now| breaker.end(now, self.kind, answer));
+        if let Some(suspended) = ended {
+            tracing::warn!(
+                "the device answers {} again, after {:.1} s",
+                self.side.what,
+                suspended.as_secs_f64()
+            );
+        }
+    }
+}
+
+impl Watched {
+    pub(crate) fn new(device: Arc<dyn Device>, clock: &Arc<dyn Clock>) -> Self {
+        Self {
+            device,
+            reads: Side::endings("reads", Rules::READS, clock),
+            writes: Side::endings("writes", Rules::WRITES, clock),
+            trial: Mutex::default(),
+        }
+    }
+
+    /// Says of which file a sector may be read at any time, and into whose memory.
+    pub(crate) fn try_with(&self, file: &str, pool: BufferPool) {
+        match self.device.open(file, OpenMode::Read) {
+            Ok(opened) => *self.trial.lock() = Some((opened.file, pool)),
+            Err(error) => tracing::debug!("callers find out whether the device is back: {error}"),
+        }
+    }
+
+    /// Whether what such a call reads or writes would be refused.
+    pub(crate) fn refuses(&self, operation: Operation, call: &Call) -> bool {
+        is_refusable(operation, call.class, call.deadline)
+            && self.endings(operation)[0].side.with(Breaker::refuses)
+    }
+
+    /// Whether reads are suspended. Asks the device whether it is back, now and then, where nobody reads any more.
+    pub(crate) fn is_suspended(&self) -> bool {
+        let [usual, trial] = &self.reads;
+        match usual.side.with(Breaker::ask) {
+            Verdict::Ask => false,
+            Verdict::Refuse => true,
+            Verdict::Try => {
+                usual.side.with(|breaker, now| breaker.begin(now, Kind::Trial));
+                let watch = Arc::clone(trial) as Arc<dyn Watch>;
+                if !self.read_a_sector(&watch) {
+                    watch.ended(&Err(IoError::Suspended));
+                }
+                usual.side.with(Breaker::refuses)
+            }
+        }
+    }
+
+    pub(crate) fn stats(&self) -> DeviceStats {
+        self.is_suspended();
+        let look = |[usual, _]: &[Arc<Ending>; 2]| {
+            let told = |breaker: &mut Breaker, now| {
+                (breaker.state(now).name(), breaker.suspensions(), breaker.owed())
+            };
+            usual.side.with(told)
+        };
+        let (reads, writes) = (look(&self.reads), look(&self.writes));
+        let refused = |ending: &Arc<Ending>| ending.side.refused.load(Ordering::Relaxed);
+        DeviceStats {
+            reads: reads.0,
+            writes: writes.0,
+            read_suspensions: reads.1,
+            write_suspensions: writes.1,
+            refused_requests: refused(&self.reads[0]) + refused(&self.writes[0]),
+            owed_requests: reads.2 + writes.2,
+        }
+    }
+
+    fn endings(&self, operation: Operation) -> &[Arc<Ending>; 2] {
+        match operation {
+            Operation::Read => &self.reads,
+            Operation::Write | Operation::Sync => &self.writes,
+        }
+    }
+
+    fn endings_of(&self, mode: OpenMode) -> &[Arc<Ending>; 2] {
+        if matches!(mode, OpenMode::Create { .. }) { &self.writes } else { &self.reads }
+    }
+
+    /// The request with its watch if it may go to the device; else it is answered.
+    fn admit(&self, mut request: Request) -> Option<Request> {
+        let [usual, trial] = self.endings(request.operation);
+        let side = &usual.side;
+        let may_refuse = is_refusable(request.operation, request.class, request.deadline);
+        let verdict = side.with(|breaker, now| {
+            let verdict = if may_refuse { breaker.ask(now) } else { Verdict::Ask };
+            match verdict {
+                Verdict::Ask => breaker.begin(now, Kind::Usual),
+                Verdict::Try => breaker.begin(now, Kind::Trial),
+                Verdict::Refuse => {}
+            }
+            verdict
+        });
+        let ending = if verdict == Verdict::Ask { usual } else { trial };
+        let watch = Arc::clone(ending) as Arc<dyn Watch>;
+        let is_read = request.operation == Operation::Read;
+        let tried = verdict == Verdict::Try && is_read && self.read_a_sector(&watch);
+        if verdict != Verdict::Refuse && !tried {
+            request.watch = Some(watch);
+            return Some(request);
+        }
+        side.refused.fetch_add(1, Ordering::Relaxed);
+        request.complete(Err(IoError::Suspended));
+        None
+    }
+
+    /// Reads a sector that nobody waits for; `false` if that cannot be done.
+    fn read_a_sector(&self, watch: &Arc<dyn Watch>) -> bool {
+        let Some((file, pool)) = self.trial.lock().clone() else { return false };
+        let bytes = usize::try_from(SECTOR_BYTES).expect("64-bit addresses");
+        let Some(memory) = pool.try_take(bytes) else { return false };
+        self.device.submit(vec![Request {
+            operation: Operation::Read,
+            class: Class::Foreground,
+            file,
+            offset: 0,
+            memory: vec![memory],
+            tag: 0,
+            deadline: Deadline::Never,
+            guard: None,
+            watch: Some(Arc::clone(watch)),
+            reply: crossbeam_channel::bounded(1).0,
+        }]);
+        true
+    }
+}
+
+/// Does something that is asked of the device on the caller's thread.
+fn watching<R>(
+    [usual, _]: &[Arc<Ending>; 2],
+    work: impl FnOnce() -> Result<R, IoError>,
+) -> Result<R, IoError> {
+    usual.side.with(|breaker, now| breaker.begin(now, Kind::Usual));
+    match work() {
+        Ok(done) => {
+            usual.ended(&Ok(()));
+            Ok(done)
+        }
+        Err(error) => {
+            let told = Err(error);
+            usual.ended(&told);
+            told.map(|()| unreachable!("an error"))
+        }
+    }
+}
+
+fn is_refusable(operation: Operation, class: Class, deadline: Deadline) -> bool {
+    operation != Operation::Sync && class == Class::Foreground && deadline.is_bounded()
+}
+
+impl Device for Watched {
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        watching(self.endings_of(mode), || self.device.open(name, mode))
+    }
+
+    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        watching(self.endings_of(mode), || self.device.open_cached(name, mode))
+    }
+
+    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
+        watching(&self.reads, || self.device.read_at(file, offset, buffer))
+    }
+
+    fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError> {
+        self.device.try_read_at(file, offset, buffer)
+    }
+
+    fn close(&self, file: FileId) {
+        self.device.close(file);
+    }
+
+    fn submit(&self, requests: Vec<Request>) {
+        let admitted: Vec<_> =
+            requests.into_iter().filter_map(|request| self.admit(request)).collect();
+        if !admitted.is_empty() {
+            self.device.submit(admitted);
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<(), IoError> {
+        watching(&self.writes, || self.device.remove(name))
+    }
+
+    fn sync_names(&self) -> Result<(), IoError> {
+        watching(&self.writes, || self.device.sync_names())
+    }
+
+    fn list(&self) -> Result<Vec<DirEntry>, IoError> {
+        self.device.list()
+    }
+
+    fn space(&self) -> Result<Space, IoError> {
+        self.device.space()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+}

@@ -1,0 +1,123 @@
+//! A device that hangs when the test says so.
+
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+
+use dalsegno_core::SpaceFacts;
+use dalsegno_io::{
+    BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
+    OpenMode, Opened, Operation, Request, Space, SystemClock,
+};
+use dalsegno_store::{Config, MergeRules, Parts, Store, StoreId};
+
+/// What hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hung {
+    Nothing,
+    Syncs,
+    Creation,
+    Everything,
+}
+
+/// A directory that answers when the test says so.
+#[derive(Debug)]
+pub(crate) struct Hanging {
+    files: LocalDirectory,
+    hung: Mutex<Hung>,
+    changed: Condvar,
+    kept: Mutex<Vec<Request>>,
+}
+
+impl Hanging {
+    pub(crate) fn hang(&self, what: Hung) {
+        *self.hung.lock().unwrap() = what;
+    }
+
+    /// Carries out everything that was asked of it meanwhile.
+    pub(crate) fn go_on(&self) {
+        self.hang(Hung::Nothing);
+        self.changed.notify_all();
+        self.files.submit(std::mem::take(&mut self.kept.lock().unwrap()));
+    }
+
+    fn wait(&self) {
+        let mut hung = self.hung.lock().unwrap();
+        while matches!(*hung, Hung::Everything | Hung::Creation) {
+            hung = self.changed.wait(hung).unwrap();
+        }
+    }
+}
+
+impl Device for Hanging {
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.wait();
+        self.files.open(name, mode)
+    }
+    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.wait();
+        self.files.open_cached(name, mode)
+    }
+    fn try_read_at(&self, _: FileId, _: u64, _: &mut [u8]) -> Result<bool, IoError> {
+        // Nothing is in the page cache.
+        Ok(false)
+    }
+    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
+        self.wait();
+        self.files.read_at(file, offset, buffer)
+    }
+    fn close(&self, file: FileId) {
+        self.files.close(file);
+    }
+    fn submit(&self, requests: Vec<Request>) {
+        let hung = *self.hung.lock().unwrap();
+        let (hanging, served): (Vec<_>, Vec<_>) =
+            requests.into_iter().partition(|request| match hung {
+                Hung::Nothing | Hung::Creation => false,
+                Hung::Syncs => request.operation == Operation::Sync,
+                Hung::Everything => true,
+            });
+        self.kept.lock().unwrap().extend(hanging);
+        self.files.submit(served);
+    }
+    fn remove(&self, name: &str) -> Result<(), IoError> {
+        self.wait();
+        self.files.remove(name)
+    }
+    fn sync_names(&self) -> Result<(), IoError> {
+        self.wait();
+        self.files.sync_names()
+    }
+    fn list(&self) -> Result<Vec<DirEntry>, IoError> {
+        self.files.list()
+    }
+    fn space(&self) -> Result<Space, IoError> {
+        self.files.space()
+    }
+    fn geometry(&self) -> Geometry {
+        self.files.geometry()
+    }
+}
+
+/// A store over such a directory.
+pub(crate) fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store) {
+    let facts = SpaceFacts { free_bytes: 1 << 30, own_bytes: 0, existing_segment_bytes: None };
+    let limits = config.validate(facts).unwrap();
+    let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes).unwrap();
+    let clock = Arc::new(SystemClock::new());
+    let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
+    let files = LocalDirectory::open(dir, options, &pool, clock.clone()).unwrap();
+    let (hung, changed, kept) = (Mutex::new(Hung::Nothing), Condvar::new(), Mutex::default());
+    let device = Arc::new(Hanging { files, hung, changed, kept });
+    let parts = Parts {
+        device: Arc::<Hanging>::clone(&device),
+        clock,
+        pool,
+        limits,
+        lock: None,
+        new_store: StoreId([7; 16]),
+        inline_upkeep: false,
+        merging: MergeRules::default(),
+    };
+    let store = Store::open_parts(parts).unwrap();
+    (device, store)
+}
