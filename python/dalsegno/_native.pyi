@@ -430,6 +430,16 @@ class Store:
         ``skipped_changed``, ``skipped_damaged``, ``skipped_failed``), and how many lineages have
         small extents that wait (``waiting_lineages``).
 
+        ``stats()["scrubbing"]`` tells what was read and checked in the background: ``rounds`` over
+        everything stored, ``extents``, ``bytes``, and how many extents were bad
+        (``damaged_extents``).
+
+        ``stats()["device"]`` tells whether the disk answers: ``reads`` and ``writes`` are
+        ``"working"``, ``"suspended"`` while it hangs or fails, so that calls with a timeout end at
+        once instead of waiting for it, or ``"trying"`` when it is asked whether it is back;
+        ``read_suspensions`` and ``write_suspensions`` count, ``refused_requests`` and
+        ``owed_requests`` tell what was refused meanwhile and what it has not answered yet.
+
         ``stats()["log"]["codec"]`` tells what the codec did since the store was opened: bytes it
         shrank (``encoded_bytes``) and what they became (``encoded_stored_bytes``), bytes stored
         plain because they would not shrink (``not_shrunk_bytes``), bytes decoded

@@ -113,6 +113,9 @@ pub struct Config {
     /// Most bytes a second that merging small extents writes; 0 switches it off; default 64 MiB.
     #[serde(deserialize_with = "optional_bytes")]
     pub merge_rate: Option<u64>,
+    /// Most bytes a second that scrubbing reads, to find bytes that went bad; 0 switches it off; default 4 MiB.
+    #[serde(deserialize_with = "optional_bytes")]
+    pub scrub_rate: Option<u64>,
     /// Threads that carry out transfers; default 2.
     pub transfer_threads: Option<u32>,
     /// Transfers that may wait for a thread before a new one is throttled; default 256.

@@ -64,6 +64,8 @@ pub struct Limits {
     pub index_bytes: u64,
     /// Most bytes a second that merging writes.
     pub merge_bytes_per_s: u64,
+    /// Most bytes a second that scrubbing reads.
+    pub scrub_bytes_per_s: u64,
     /// Threads that carry out transfers.
     pub transfer_threads: u32,
     /// Transfers that may wait for a thread.
@@ -139,6 +141,7 @@ impl Config {
                 64 << 30,
             )?,
             merge_bytes_per_s: self.merge_rate.unwrap_or(64 << 20),
+            scrub_bytes_per_s: self.scrub_rate.unwrap_or(4 << 20),
             transfer_threads: within(
                 "transfer_threads",
                 self.transfer_threads.unwrap_or(2),

@@ -26,6 +26,7 @@ mod removal;
 mod repair;
 mod rewrite;
 mod room;
+mod scrub;
 mod stats;
 mod store;
 mod terms;
@@ -33,8 +34,8 @@ mod transfer;
 mod tuner;
 mod upkeep;
 mod verify;
-
 mod watch;
+
 pub use dalsegno_core::fluid::IndexTuning;
 pub use dalsegno_core::{
     Admission, ChainHash, Coding, Config, DramAdmission, Durability, EngineChoice, Error,

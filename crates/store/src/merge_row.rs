@@ -83,7 +83,7 @@ pub(crate) struct RowBuffer {
 }
 
 impl RowBuffer {
-    fn of(&mut self, bytes: usize) -> &mut [u8] {
+    pub(crate) fn of(&mut self, bytes: usize) -> &mut [u8] {
         if self.bytes.len() < bytes + ALIGN {
             self.bytes = vec![0; bytes + ALIGN];
         }
@@ -213,7 +213,7 @@ impl Inner {
         bytes: &mut [u8],
     ) -> Result<(), Skip> {
         let block_bytes = bytes.len() / all.len();
-        let at_once = (READ_BYTES / block_bytes).max(1);
+        let at_once = blocks_at_once(block_bytes);
         let parts = all.chunks(at_once).zip(bytes.chunks_mut(at_once * block_bytes));
         for (spots, bytes) in parts {
             self.stand_back(shared)?;
@@ -303,6 +303,11 @@ impl Inner {
         }
         Ok(())
     }
+}
+
+/// Blocks that are read in one piece.
+pub(crate) fn blocks_at_once(block_bytes: usize) -> usize {
+    (READ_BYTES / block_bytes).max(1)
 }
 
 fn is_of(extent: &Extent, lineage: (NamespaceId, dalsegno_core::ChainHash)) -> bool {

@@ -30,6 +30,7 @@ use crate::offline::Reader;
 use crate::pending::Pending;
 use crate::rebuild::rebuild;
 use crate::room::RoomMaker;
+use crate::scrub::Scrubber;
 use crate::stats::{Counters, add};
 use crate::store::{Inner, Store, to_error};
 use crate::transfer::Workers;
@@ -128,10 +129,10 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_parts(parts: Parts) -> Result<Self> {
         let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep, merging } = parts;
-        let dram = open_dram(&limits)?;
         let lock = lock.map(Arc::new);
         let watch = Arc::new(Watched::new(device, &clock));
         let device: Arc<dyn Device> = Arc::<Watched>::clone(&watch);
+        let dram = open_dram(&limits)?;
         let Opened { log, recovered, index, lsm, cover } =
             open_log(&device, &clock, pool.clone(), &limits, new_store)?;
         watch.try_with(STORE_FILE, pool);
@@ -158,13 +159,13 @@ impl Store {
         let namespaces = namespaces_in_use(&log, device.as_ref(), |namespace| {
             is_damaged || has_blocks(index.as_ref(), namespace)
         })?;
-        let upkeep = match lsm {
         let rules = UpkeepRules {
             clock: Arc::clone(&clock),
             bytes_per_s: limits.index_bytes_per_s,
             inline: inline_upkeep,
             lock: lock.clone(),
         };
+        let upkeep = match lsm {
             Some(lsm) => {
                 let tuner = Tuner::open(&device, &lsm, limits.index_tuning);
                 Upkeep::start(lsm, log.clone(), tuner, rules)?
@@ -177,8 +178,10 @@ impl Store {
                 Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(e)
             })?;
         let merger = Merger::new(merging, &limits, inline_upkeep);
+        let scrubber = Scrubber::new(&limits, inline_upkeep);
         let inner = Inner {
             merger,
+            scrubber,
             reads: AtomicU32::new(0),
             dram,
             admission: Mutex::new(AdmissionFilter::new(limits.admission, ADMISSION_BYTES)),
@@ -192,13 +195,15 @@ impl Store {
             namespaces: RwLock::new(
                 namespaces.into_iter().map(|(n, coding)| (n.id(), (Arc::new(n), coding))).collect(),
             ),
+            registering: Mutex::default(),
             counters,
             room,
             _lock: lock,
-            registering: Mutex::default(),
         };
         let store = Self::new(inner, workers);
-        store.enter()?.start_merging()?;
+        let inner = store.enter()?;
+        inner.start_merging()?;
+        inner.start_scrubbing()?;
         Ok(store)
     }
 }
@@ -211,11 +216,6 @@ fn open_dram(limits: &Limits) -> Result<Dram> {
     })
 }
 
-/// Refuses to open anything in a child that was forked while a store was open: it might wait for ever.
-pub(crate) fn refuse_forked() -> Result<()> {
-    let Some(parent) = dalsegno_io::forked_amid_threads() else { return Ok(()) };
-    let message = format!(
-        "process {} had a store open when it forked this one, so none can be opened here: fork before you open a \
 /// Counts damage that was found at open, and tells of it.
 fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
     add(&counters.open_faults, faults.len() as u64);
@@ -229,6 +229,11 @@ fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
     }
 }
 
+/// Refuses to open anything in a child that was forked while a store was open: it might wait for ever.
+pub(crate) fn refuse_forked() -> Result<()> {
+    let Some(parent) = dalsegno_io::forked_amid_threads() else { return Ok(()) };
+    let message = format!(
+        "process {} had a store open when it forked this one, so none can be opened here: fork before you open a \
          store, or start the child anew (with multiprocessing, the start method \"spawn\")",
         parent.id()
     );

@@ -81,6 +81,7 @@ fn config_for(path: &Path, findings: &[Finding]) -> Result<Config> {
         durability: Durability::Batch,
         dram: Some(0),
         merge_rate: Some(0),
+        scrub_rate: Some(0),
         ..Config::default()
     })
 }

@@ -6,10 +6,11 @@ use dalsegno_io::Device;
 use dalsegno_log::LogStatsView;
 use serde::Serialize;
 
+use crate::scrub::{ScrubCounters, ScrubStats};
 use crate::store::Inner;
 use crate::tuner::IndexStats;
-
 use crate::watch::DeviceStats;
+
 /// Counters that the store itself keeps. All grow only.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -35,6 +36,7 @@ pub(crate) struct Counters {
     pub(crate) throttled_transfers: AtomicU64,
     pub(crate) open_faults: AtomicU64,
     pub(crate) merging: MergeCounters,
+    pub(crate) scrubbing: ScrubCounters,
 }
 
 /// What merging did, and why it did not.
@@ -120,6 +122,8 @@ pub struct Stats {
     pub open_faults: u64,
     /// Merging of small extents.
     pub merging: MergeStats,
+    /// Reading what is stored to find what went bad.
+    pub scrubbing: ScrubStats,
     /// Extents in the index.
     pub extents: u64,
     /// Blocks in the index.
@@ -140,12 +144,12 @@ pub struct Stats {
     pub capacity_bytes: u64,
     /// Whether writing has stopped because a sync failed.
     pub poisoned: bool,
+    /// Whether the device answers.
+    pub device: DeviceStats,
     /// Which I/O engine serves the files.
     pub io_engine: &'static str,
     /// Whether requests bypass the page cache.
     pub io_direct: bool,
-    /// Whether the device answers.
-    pub device: DeviceStats,
     /// The index in files, and how its shape came about; none if the index is in memory.
     pub index: Option<IndexStats>,
     /// The log's counters; `misses` holds the blocks lost on the way from the log, by cause.
@@ -202,6 +206,7 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         throttled_transfers: get(&counters.throttled_transfers),
         open_faults: get(&counters.open_faults),
         merging: counters.merging.view(inner.merger.waiting()),
+        scrubbing: counters.scrubbing.view(),
         extents,
         blocks,
         dram_blocks: dram.blocks,
@@ -212,10 +217,10 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         disk_bytes: inner.log.disk_bytes(),
         capacity_bytes: inner.limits.capacity_bytes,
         poisoned: inner.log.is_poisoned(),
+        device: inner.watch.stats(),
         io_engine: geometry.engine,
         io_direct: geometry.direct,
         index: inner.upkeep.stats(),
         log: inner.log.stats().view(),
     }
-        device: inner.watch.stats(),
 }

@@ -21,8 +21,8 @@ use crate::dram::Dram;
 use crate::merge::Merger;
 use crate::pending::Pending;
 use crate::room::RoomMaker;
-use crate::stats::{Counters, Stats, add};
-use crate::terms::Terms;
+use crate::scrub::Scrubber;
+use crate::stats::{Counters, Stats};
 use crate::transfer::Workers;
 use crate::upkeep::Upkeep;
 use crate::watch::Watched;
@@ -70,6 +70,7 @@ pub(crate) struct Inner {
     pub(crate) counters: Counters,
     pub(crate) room: RoomMaker,
     pub(crate) merger: Merger,
+    pub(crate) scrubber: Scrubber,
     /// Gets under way: background work stands back for them.
     pub(crate) reads: AtomicU32,
     /// The last field, so that the directory is let go when everything else has gone.
@@ -153,6 +154,7 @@ impl Store {
         let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
         self.workers.stop(CLOSE_PATIENCE);
         inner.merger.close(deadline.remaining(inner.clock.now()).unwrap_or_default());
+        inner.scrubber.close(deadline.remaining(inner.clock.now()).unwrap_or_default());
         *self.door.last.lock() = Some(crate::stats::view(&inner));
         self.door.inner.write().take();
         while Arc::strong_count(&inner) > 1 {
@@ -184,6 +186,7 @@ impl Drop for Door {
         } else if let Some(inner) = self.inner.get_mut() {
             // While they work they hold the store, and with it the directory.
             inner.merger.close(CLOSE_PATIENCE);
+            inner.scrubber.close(CLOSE_PATIENCE);
         }
     }
 }
@@ -230,12 +233,12 @@ pub(crate) fn to_error(error: LogError) -> Error {
             (ErrorKind::Unavailable, "the call ended early")
         }
         LogError::Io(IoError::Deadline) => (ErrorKind::Unavailable, "the call ended early"),
-        LogError::Io(_) => (ErrorKind::Unavailable, "the device failed"),
-        LogError::Format { source: dalsegno_log::format::FormatError::Newer(_), .. } => (
-            ErrorKind::Incompatible,
         LogError::Io(IoError::Suspended) => {
             (ErrorKind::Unavailable, "the store waits for its disk; go on without it")
         }
+        LogError::Io(_) => (ErrorKind::Unavailable, "the device failed"),
+        LogError::Format { source: dalsegno_log::format::FormatError::Newer(_), .. } => (
+            ErrorKind::Incompatible,
             "a newer Dalsegno wrote this store; upgrade, or use another directory",
         ),
         LogError::Format { .. } => (ErrorKind::Corrupt, "the store's files are damaged"),

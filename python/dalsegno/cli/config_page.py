@@ -177,6 +177,15 @@ SETTINGS = (
         "somebody reads. `0` switches it off.",
     ),
     Setting(
+        "scrub_rate",
+        "bytes",
+        "4 MiB",
+        ("0",),
+        "Most bytes a second that scrubbing reads: once a day, or as long as it takes, everything "
+        "stored is read and checked, so that bytes that went bad are found before they are asked "
+        "for. It stands back while somebody reads. `0` switches it off.",
+    ),
+    Setting(
         "transfer_threads",
         "number",
         "2",

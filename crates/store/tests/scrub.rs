@@ -1,0 +1,124 @@
+//! Scrubbing: bytes that went bad are found before somebody asks for them.
+#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use dalsegno_store::{Config, NamespaceId, Store, Terms};
+use support::{Setup, chain, files, get, namespace, open, put, setups};
+
+const BYTES: usize = 64 << 10;
+const CHAINS: u64 = 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn settings(setup: Setup, scrub_rate: u64) -> Config {
+    Config { scrub_rate: Some(scrub_rate), merge_rate: Some(0), ..setup.config(64 << 20) }
+}
+
+fn space(store: &Store) -> NamespaceId {
+    namespace(store, 2, 32 << 10, "scrub")
+}
+
+fn fill(dir: &Path, config: &Config) {
+    let store = open(dir, config);
+    let ns = space(&store);
+    for name in 0..CHAINS {
+        put(&store, ns, &chain(name, 4), 0, BYTES);
+    }
+}
+
+/// Turns a byte over in the middle of what the log holds.
+fn spoil(dir: &Path) {
+    let is_segment =
+        |file: &&std::path::PathBuf| file.to_str().is_some_and(|name| name.contains("segment-"));
+    let all = files(dir);
+    let segment = all.iter().find(is_segment).unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(segment).unwrap();
+    let mut byte = [0];
+    // Inside of a block, beyond the header of the second extent.
+    let at = 4096 + (4 * BYTES as u64 + 4096) + 4096 + 100;
+    file.read_exact_at(&mut byte, at).unwrap();
+    byte[0] ^= 0x10;
+    file.write_all_at(&byte, at).unwrap();
+}
+
+fn wait_for_a_round(store: &Store) {
+    let started = Instant::now();
+    while store.stats().scrubbing.rounds == 0 {
+        assert!(started.elapsed() < PATIENCE, "{:?}", store.stats().scrubbing);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn damage_is_found_before_anybody_asks_for_it() {
+    for setup in setups() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = settings(setup, 1 << 30);
+        fill(dir.path(), &config);
+        spoil(dir.path());
+        let store = open(dir.path(), &config);
+        let ns = space(&store);
+        wait_for_a_round(&store);
+        let stats = store.stats();
+        assert_eq!(stats.scrubbing.damaged_extents, 1, "{setup:?}: {:?}", stats.scrubbing);
+        assert_eq!(stats.scrubbing.extents, CHAINS - 1);
+        assert_eq!(stats.quarantined_extents, 1);
+        assert!(
+            stats.log.misses["slice_checksum"] > 0,
+            "the cause is told: {:?}",
+            stats.log.misses
+        );
+        let listed = (0..CHAINS).map(|name| store.probe(ns, &chain(name, 4)).unwrap());
+        assert_eq!(listed.filter(|count| *count == 4).count() as u64, CHAINS - 1);
+        // What is bad can be put again, and nothing else was lost.
+        for name in 0..CHAINS {
+            put(&store, ns, &chain(name, 4), 0, BYTES);
+            assert_eq!(get(&store, ns, &chain(name, 4), BYTES, &Terms::default()), 4);
+        }
+    }
+}
+
+#[test]
+fn what_is_sound_is_read_once_and_stays() {
+    let setup = Setup::SIMPLEST;
+    let dir = tempfile::tempdir().unwrap();
+    let config = settings(setup, 1 << 30);
+    fill(dir.path(), &config);
+    let store = open(dir.path(), &config);
+    wait_for_a_round(&store);
+    let scrubbed = store.stats().scrubbing;
+    assert_eq!((scrubbed.extents, scrubbed.damaged_extents), (CHAINS, 0));
+    assert_eq!(scrubbed.bytes, CHAINS * 4 * BYTES as u64);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(store.stats().scrubbing, scrubbed, "the next round comes a day later");
+    assert_eq!(store.stats().blocks, CHAINS * 4);
+}
+
+#[test]
+fn scrubbing_keeps_to_its_rate_and_can_be_switched_off() {
+    let setup = Setup::SIMPLEST;
+    let dir = tempfile::tempdir().unwrap();
+    let config = settings(setup, 0);
+    fill(dir.path(), &config);
+    let store = open(dir.path(), &config);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(store.stats().scrubbing.bytes, 0);
+    store.close();
+    let rate = 512 << 10;
+    let store = open(dir.path(), &settings(setup, rate));
+    let started = Instant::now();
+    std::thread::sleep(Duration::from_millis(1500));
+    let bytes = store.stats().scrubbing.bytes;
+    // A second's worth at once, and an extent that is under way.
+    let most = rate * (2 + started.elapsed().as_secs()) + 4 * BYTES as u64;
+    assert!(bytes > 0 && bytes <= most, "{bytes} of {most}");
+    // It waits for its rate, which holds up nobody who closes the store.
+    let closing = Instant::now();
+    store.close();
+    assert!(closing.elapsed() < Duration::from_secs(2), "{:?}", closing.elapsed());
+}
