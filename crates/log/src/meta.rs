@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Coding, Namespace, StoreId};
-use dalsegno_io::{BufferPool, Device, OpenMode, Operation};
+use dalsegno_io::{BufferPool, Device, IoError, OpenMode, Operation};
 
 use crate::call::Call;
 use crate::error::LogError;
@@ -17,28 +17,38 @@ use crate::log::{Core, Log};
 const ONE_SECTOR: u64 = SECTOR as u64;
 
 /// Finds the store's header: its own, else what its segments tell, else that of a new store named `new_store`.
+///
+/// A header that the device does not give may be sound: then a store whose segments cannot be read either is not taken
+/// for a new one, to which nothing of it would belong.
 pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreHeader, LogError> {
-    match read_store_header(core)? {
-        Some(Ok(header)) => return Ok(header),
-        Some(Err(FormatError::Newer(version))) => {
+    let (is_there, found) = match read_store_header(core)? {
+        Some(Ok(Ok(header))) => return Ok(header),
+        Some(Ok(Err(FormatError::Newer(version)))) => {
             let source = FormatError::Newer(version);
             return Err(LogError::Format { file: STORE_FILE.to_owned(), source });
         }
-        Some(Err(damage)) if core.options.read_only => {
-            tracing::warn!("{STORE_FILE} is damaged ({damage})");
+        Some(Ok(Err(damage))) => {
+            tracing::warn!("{STORE_FILE} is damaged: {damage}");
+            (true, header_of_segments(core)?)
         }
-        Some(Err(damage)) => {
-            tracing::warn!("{STORE_FILE} is damaged ({damage}); it is rebuilt from the segments");
-            core.device.remove(STORE_FILE)?;
-        }
-        None => {}
-    }
+        Some(Err(error)) => match header_of_segments(core)? {
+            None => return Err(error),
+            found => {
+                tracing::warn!("{STORE_FILE} cannot be read: {error}");
+                (true, found)
+            }
+        },
+        None => (false, header_of_segments(core)?),
+    };
     let segment_bytes = core.options.segment_bytes;
     let new = StoreHeader { store: new_store, segment_bytes, is_coded: false };
-    let header =
-        header_of_segments(core)?.map_or(new, |found| StoreHeader { segment_bytes, ..found });
+    let header = found.map_or(new, |found| StoreHeader { segment_bytes, ..found });
     if core.options.read_only {
         return Ok(header);
+    }
+    if is_there {
+        tracing::warn!("{STORE_FILE} is rebuilt from the segments");
+        core.device.remove(STORE_FILE)?;
     }
     let mut sector = [0; SECTOR];
     header.encode(&mut sector);
@@ -46,12 +56,19 @@ pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreHeader,
     Ok(header)
 }
 
-fn read_store_header(core: &Core) -> Result<Option<Result<StoreHeader, FormatError>>, LogError> {
+/// `None` if there is no such file; an error inside if the device does not give it.
+fn read_store_header(core: &Core) -> Result<Option<ReadHeader>, LogError> {
     if !core.device.list()?.iter().any(|entry| entry.name == STORE_FILE) {
         return Ok(None);
     }
-    Ok(Some(decode_store_header(core)))
+    Ok(Some(match read_sector(core, STORE_FILE) {
+        // A file that ends too early was cut.
+        Err(LogError::Io(IoError::Short { .. })) => Ok(Err(FormatError::Truncated)),
+        read => read.map(|sector| StoreHeader::decode(&sector)),
+    }))
 }
+
+type ReadHeader = Result<Result<StoreHeader, FormatError>, LogError>;
 
 /// The store's header as most segment headers tell it.
 pub(crate) fn header_of_segments(core: &Core) -> Result<Option<StoreHeader>, LogError> {
