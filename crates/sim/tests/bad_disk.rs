@@ -1,0 +1,237 @@
+//! A store on a disk that fails, seen through the kernel: a FUSE file system passes errors, short counts, delays and
+//! hangs to each I/O engine. Needs root and /dev/fuse.
+#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/faulty.rs"]
+mod faulty;
+#[path = "../../store/tests/support/mod.rs"]
+mod support;
+
+use std::time::{Duration, Instant};
+
+use dalsegno_store::{
+    ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Outcome, Put, PutOutcome,
+    PutReport, Scope, Store, Terms, lend, verify,
+};
+use faulty::FaultyMount;
+use support::{Setup, block, chain, get, namespace, open, setups};
+
+const BLOCK: usize = 60 << 10;
+const BLOCKS: usize = 8;
+/// What a call is given, and what it may take on a busy machine.
+const TIMEOUT: Duration = Duration::from_millis(300);
+const AT_MOST: Duration = Duration::from_secs(10);
+
+/// A store on a faulty mount, with one chain in it.
+struct Rig {
+    store: Store,
+    blocks: NamespaceId,
+    config: Config,
+    mount: FaultyMount,
+}
+
+impl Rig {
+    fn new(setup: Setup, durability: Durability) -> Option<Self> {
+        let mount = FaultyMount::new()?;
+        let config = Config { segment: Some(1 << 20), durability, ..setup.config(32 << 20) };
+        let store = open(&mount.place().join("store"), &config);
+        let blocks = namespace(&store, 2, 30 << 10, "bad disk");
+        let rig = Self { store, blocks, config, mount };
+        assert_eq!(rig.put(1), BLOCKS as u64);
+        Some(rig)
+    }
+
+    /// Puts a chain; returns how many of its blocks were stored.
+    fn put(&self, name: u64) -> u64 {
+        self.try_put(name).unwrap()
+    }
+
+    fn try_put(&self, name: u64) -> dalsegno_store::Result<u64> {
+        self.put_within(name, &Terms::default()).map(|report| report.count(PutOutcome::Stored))
+    }
+
+    fn put_within(&self, name: u64, terms: &Terms) -> dalsegno_store::Result<PutReport> {
+        let chain = chain(name, BLOCKS);
+        let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, BLOCK)).collect();
+        lend(|lender| {
+            let blocks = blocks.iter().map(|bytes| vec![lender.shared(bytes)]).collect();
+            let put = Put { chain: &chain, first: 0, blocks };
+            self.store.put_batch(self.blocks, put, terms)
+        })
+    }
+
+    fn get(&self, name: u64, terms: &Terms) -> usize {
+        get(&self.store, self.blocks, &chain(name, BLOCKS), BLOCK, terms)
+    }
+
+    /// How the blocks of a chain end.
+    fn outcomes(&self, chain: &[ChainHash], terms: &Terms) -> Vec<Outcome> {
+        let mut out = vec![vec![0_u8; BLOCK]; chain.len()];
+        let report = lend(|lender| {
+            let targets = out.iter_mut().map(|bytes| vec![lender.exclusive(bytes)]);
+            let targets: Vec<Vec<Memory>> = targets.collect();
+            self.store.get_batch(self.blocks, chain, targets, Scope::Each, terms).unwrap()
+        });
+        report.outcomes
+    }
+
+    /// Closes the store and opens it again.
+    fn reopen(self) -> Self {
+        let Self { store, config, mount, .. } = self;
+        drop(store);
+        let store = open(&mount.place().join("store"), &config);
+        let blocks = namespace(&store, 2, 30 << 10, "bad disk");
+        Self { store, blocks, config, mount }
+    }
+
+    /// Closes the store, which must be sound.
+    fn finish(self) {
+        drop(self.store);
+        let findings = verify(&self.mount.place().join("store"), &|_, _| {}).unwrap().findings;
+        assert_eq!(findings, []);
+    }
+}
+
+/// Runs `body` with every engine and index that works here.
+fn each(durability: Durability, body: impl Fn(Rig)) {
+    for setup in setups() {
+        match Rig::new(setup, durability) {
+            Some(rig) => body(rig),
+            None => return,
+        }
+    }
+}
+
+#[test]
+fn reads_that_fail_or_come_short_are_misses_by_the_device_until_it_is_well() {
+    each(Durability::None, |rig| {
+        for fault in ["error=EIO", "error=ETIMEDOUT", "error=ENODEV"] {
+            rig.mount.tell(&format!("add read {fault} file=segment-"));
+            let outcomes = rig.outcomes(&chain(1, BLOCKS), &Terms::default());
+            assert_eq!(outcomes, [Outcome::Lost("device"); BLOCKS], "{fault}");
+            rig.mount.tell("clear");
+            assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {fault}");
+        }
+        assert!(rig.store.stats().log.misses["device"] >= 3 * BLOCKS as u64);
+        assert_eq!(rig.store.stats().quarantined_extents, 0);
+        // Nothing at all is what a file gives that was cut.
+        rig.mount.tell("add read short=0 file=segment-");
+        assert_eq!(rig.outcomes(&chain(1, 1), &Terms::default()), [Outcome::Lost("truncated")]);
+        rig.mount.tell("clear");
+        rig.finish();
+    });
+}
+
+#[test]
+fn writes_that_fail_or_come_short_are_failed_puts_and_nothing_else() {
+    each(Durability::None, |rig| {
+        for (name, fault) in (10..).zip(["error=EIO", "short=0", "error=ENOSPC"]) {
+            rig.mount.tell(&format!("add write {fault} file=segment-"));
+            assert_eq!(rig.put(name), 0, "{fault}");
+            assert_eq!(rig.get(name, &Terms::default()), 0, "{fault}");
+            assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "reads go on during {fault}");
+            rig.mount.tell("clear");
+            assert_eq!(rig.put(name), BLOCKS as u64, "after {fault}");
+            assert_eq!(rig.get(name, &Terms::default()), BLOCKS, "after {fault}");
+        }
+        let rig = rig.reopen();
+        for name in [1, 10, 11, 12] {
+            assert_eq!(rig.get(name, &Terms::default()), BLOCKS);
+        }
+        rig.finish();
+    });
+}
+
+#[test]
+fn a_sync_that_fails_ends_writing_but_not_reading_until_the_store_is_opened_again() {
+    each(Durability::Batch, |rig| {
+        rig.mount.tell("add sync error=EIO times=1");
+        assert_eq!(rig.try_put(2).unwrap_err().kind(), ErrorKind::Poisoned);
+        assert!(rig.store.stats().poisoned);
+        // The disk is well again, but a sync is never tried again.
+        assert_eq!(rig.try_put(3).unwrap_err().kind(), ErrorKind::Poisoned);
+        assert_eq!(rig.get(1, &Terms::default()), BLOCKS);
+        let rig = rig.reopen();
+        assert_eq!(rig.get(1, &Terms::default()), BLOCKS);
+        assert_eq!(rig.put(3), BLOCKS as u64);
+        assert_eq!(rig.get(3, &Terms::default()), BLOCKS);
+        rig.finish();
+    });
+}
+
+#[test]
+fn a_disk_that_hangs_costs_a_call_its_timeout_and_no_more() {
+    each(Durability::Batch, |rig| {
+        rig.mount.tell("add all hang");
+        let terms = Terms::within(TIMEOUT);
+        let started = Instant::now();
+        assert_eq!(rig.outcomes(&chain(1, BLOCKS), &terms), [Outcome::Lost("deadline"); BLOCKS]);
+        let report = rig.put_within(4, &terms).unwrap();
+        assert_eq!(report.outcomes, [PutOutcome::Failed; BLOCKS]);
+        assert!(started.elapsed() < AT_MOST, "{:?}", started.elapsed());
+        rig.mount.tell("clear");
+        assert_eq!(rig.get(1, &Terms::default()), BLOCKS);
+        assert_eq!(rig.put(5), BLOCKS as u64);
+        rig.finish();
+    });
+}
+
+#[test]
+fn a_disk_that_stalls_for_a_while_delays_calls_without_a_timeout_and_harms_none() {
+    each(Durability::Batch, |rig| {
+        rig.mount.tell("add all delay=300 every=3");
+        assert_eq!(rig.put(2), BLOCKS as u64);
+        assert_eq!(rig.get(2, &Terms::default()), BLOCKS);
+        rig.mount.tell("clear");
+        rig.finish();
+    });
+}
+
+#[test]
+fn without_room_for_new_segments_puts_fail_or_replace_and_work_again_with_room() {
+    each(Durability::None, |rig| {
+        rig.mount.tell("add create,allocate error=ENOSPC file=segment-");
+        for name in 20..28 {
+            rig.put(name);
+            assert!([0, BLOCKS].contains(&rig.get(name, &Terms::default())));
+        }
+        rig.mount.tell("clear");
+        for name in 40..44 {
+            assert_eq!(rig.put(name), BLOCKS as u64);
+            assert_eq!(rig.get(name, &Terms::default()), BLOCKS);
+        }
+        rig.finish();
+    });
+}
+
+#[test]
+fn a_store_on_a_disk_that_fails_is_refused_and_opens_when_the_disk_is_well() {
+    each(Durability::None, |rig| {
+        refused_then_whole(rig, &["all error=EIO", "list error=EIO", "stat error=EIO"]);
+    });
+}
+
+#[test]
+fn regression_a_store_of_which_nothing_can_be_read_is_not_begun_anew() {
+    each(Durability::None, |rig| {
+        refused_then_whole(rig, &["read error=EIO", "open error=EMFILE"]);
+    });
+}
+
+/// Opens the store while it cannot be read, then once more.
+fn refused_then_whole(rig: Rig, rules: &[&str]) {
+    let Rig { store, config, mount, .. } = rig;
+    drop(store);
+    let dir = mount.place().join("store");
+    for rule in rules {
+        mount.tell(&format!("add {rule}"));
+        let error = Store::open(&dir, &config).map(drop).expect_err(rule);
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{rule}: {error}");
+        mount.tell("clear");
+    }
+    let store = open(&dir, &config);
+    let blocks = namespace(&store, 2, 30 << 10, "bad disk");
+    // Nothing was taken for damage and thrown away.
+    assert_eq!(get(&store, blocks, &chain(1, BLOCKS), BLOCK, &Terms::default()), BLOCKS);
+}
