@@ -177,7 +177,7 @@ impl Config {
              or more{}",
             format_bytes(capacity_bytes),
             format_bytes(segment_bytes),
-            format_bytes(MIN_SEGMENTS * segment_bytes + others),
+            format_bytes(segment_bytes.saturating_mul(MIN_SEGMENTS).saturating_add(others)),
             if self.capacity.is_none() { " (the disk is nearly full: make room)" } else { "" },
         )))
     }
@@ -271,6 +271,12 @@ mod tests {
         let config = Config { capacity: Some(3 << 20), ..Config::default() };
         let error = config.validate(SPACE).unwrap_err();
         assert!(error.message().contains("5 MiB"), "{error}");
+    }
+
+    #[test]
+    fn regression_segments_larger_than_any_disk_are_refused() {
+        let space = SpaceFacts { existing_segment_bytes: Some(1 << 63), ..SPACE };
+        assert!(Config::default().validate(space).is_err());
     }
 
     #[test]

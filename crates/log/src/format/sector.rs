@@ -62,6 +62,10 @@ impl StoreHeader {
         let (store, segment_bytes) = (StoreId(reader.array()?), reader.u64()?);
         let header = Self { store, segment_bytes, is_coded: version == CODED_VERSION };
         expect_zero(&reader)?;
+        // Everything is derived from it, so nobody may divide by zero.
+        if !segment_bytes.is_power_of_two() {
+            return Err(FormatError::Field("segment_bytes"));
+        }
         Ok(header)
     }
 }
@@ -234,6 +238,16 @@ mod tests {
         sector[8] = 2;
         seal(&mut sector);
         assert_eq!(SegmentHeader::decode(&sector), Err(FormatError::Newer(2)));
+    }
+
+    #[test]
+    fn regression_a_store_of_segments_without_bytes_is_damaged() {
+        let mut sector = [0; SECTOR];
+        for segment_bytes in [0, 4097, u64::MAX] {
+            let store = StoreId([1; 16]);
+            StoreHeader { store, segment_bytes, is_coded: false }.encode(&mut sector);
+            assert_eq!(StoreHeader::decode(&sector), Err(FormatError::Field("segment_bytes")));
+        }
     }
 
     #[test]
