@@ -245,11 +245,9 @@ impl<B: Deref<Target = [u8]>> Block<B> {
         let is_sound = shared <= MAX_KEY_BYTES
             && (1..=MAX_KEY_BYTES - shared).contains(&unshared)
             && value_bytes <= rest.len().checked_sub(unshared)?;
-        let value_at = key_at + unshared;
-        is_sound.then_some(Entry {
-            shared,
-            key: key_at..value_at,
-            value: value_at..value_at + value_bytes,
+        is_sound.then(|| {
+            let value_at = key_at + unshared;
+            Entry { shared, key: key_at..value_at, value: value_at..value_at + value_bytes }
         })
     }
 }

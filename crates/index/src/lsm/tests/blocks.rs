@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::{Model, key, model};
 use crate::lsm::block::{Block, BlockBuilder, Cursor, Place};
 use crate::lsm::table::TableError;
+use crate::lsm::varint;
 
 const PLACE: Place = Place { table: 2, sector: 9 };
 
@@ -93,6 +94,19 @@ proptest! {
             prop_assert!(found.is_sorted_by(|one, two| one.0 < two.0));
         }
     }
+}
+
+#[test]
+fn regression_an_entry_longer_than_any_memory_is_malformed() {
+    let mut bytes = vec![0];
+    varint::put(&mut bytes, u64::MAX);
+    bytes.push(0);
+    let entries_bytes = u32::try_from(bytes.len()).unwrap();
+    bytes.extend([0; 4]);
+    bytes.extend(entries_bytes.to_le_bytes().into_iter().chain(1_u32.to_le_bytes()).chain([0; 4]));
+    seal(&mut bytes);
+    let block = parse(&bytes).unwrap();
+    assert!(matches!(Cursor::default().next(&block), Err(TableError::Malformed(_))));
 }
 
 #[test]
