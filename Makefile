@@ -9,6 +9,8 @@ ARGS ?=
 DOC ?=
 SEED ?=
 AT ?=
+TARGET ?=
+FOR ?= 20
 
 DEV := .envs/dev/bin
 VLLM := .envs/vllm/bin
@@ -33,7 +35,7 @@ MAKEFLAGS += --no-print-directory
 # Targets share environments and the build folder.
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
-	fmt test-rust test-python test-vllm test-sglang test-lmcache sim mutations bench clean clean-all \
+	fmt test-rust test-python test-vllm test-sglang test-lmcache sim fuzz fuzz-seeds mutations bench clean clean-all \
 	need-cargo
 
 help: ## show this list
@@ -88,6 +90,12 @@ test-lmcache: env-lmcache ## run the tests against real LMCache
 sim: need-cargo ## crash 50 histories of a store at every step (SEED=17 one history, AT=123 one step)
 	@cargo run --quiet --release --locked -p dalsegno-sim --bin explore -- \
 		$(if $(SEED),--seed $(SEED)) $(if $(AT),--at $(AT))
+
+fuzz: need-cargo ## look for inputs that break a decoder, FOR=20 seconds each (TARGET=store for one)
+	@$(PYTHON) tools/fuzz.py --seconds $(FOR) $(TARGET)
+
+fuzz-seeds: need-cargo ## write the seeds of the fuzz targets anew
+	@cargo run --quiet --locked -p dalsegno-fuzz --bin seeds
 
 mutations: need-cargo ## plant bugs in the store, one by one: sim must find each (ARGS="03 07" for some)
 	@$(PYTHON) tools/mutations.py $(ARGS)

@@ -12,6 +12,9 @@ mod table;
 mod usage;
 
 pub use entry::{Placement, Removed, Run, Scope, SegmentUse};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use lsm::fuzzing;
 pub use lsm::{
     IndexCheck, IndexFault, LsmCounts, LsmIndex, LsmOptions, LsmStats, NOTES_FILE, Pace,
     index_number, read_notes, verify_index,

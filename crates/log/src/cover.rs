@@ -89,7 +89,7 @@ impl Cover {
         self.segments.get(at).filter(|known| known.epoch == epoch)
     }
 
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let counts = [self.segments.len(), self.tombstones.len()].map(|count| count as u64);
         out.extend_from_slice(&VERSION.to_le_bytes());

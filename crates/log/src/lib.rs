@@ -18,6 +18,9 @@ mod copy;
 mod cover;
 mod error;
 pub mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod headers;
 mod inspect;
 mod layerwise;

@@ -6,6 +6,8 @@ mod counts;
 mod device_files;
 mod file;
 mod filter;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod index;
 mod keys;
 mod maintain;

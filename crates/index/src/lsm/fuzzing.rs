@@ -1,0 +1,120 @@
+//! Ways in for fuzzing to decoders that the crate keeps to itself; only with the feature `fuzzing`, never in a release.
+
+use std::sync::Arc;
+
+use dalsegno_core::StoreId;
+use dalsegno_io::Device;
+
+use super::block::{Block, Cursor, Place};
+use super::cache::BlockCache;
+use super::counts::Purpose;
+use super::device_files::DeviceFiles;
+use super::file::TableFiles;
+use super::filter::{Filter, KeyHash};
+use super::keys::{ForkKey, OrderKey, Point, Record};
+use super::manifest::Manifest;
+use super::merge::Source;
+use super::table::{Reading, Table};
+use super::varint;
+
+/// Decodes a number and encodes it again, with what is behind it.
+#[must_use]
+pub fn recode_varint(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = bytes;
+    let number = varint::take(&mut rest)?;
+    let mut out = Vec::new();
+    varint::put(&mut out, number);
+    assert_eq!(out.len(), varint::bytes_of(number));
+    out.extend_from_slice(rest);
+    Some(out)
+}
+
+/// Decodes the key of an extent and encodes it again.
+#[must_use]
+pub fn recode_order_key(key: &[u8]) -> Option<Vec<u8>> {
+    OrderKey::decode(key).map(|key| key.encode().to_vec())
+}
+
+/// Decodes the key of a fork and encodes it again.
+#[must_use]
+pub fn recode_fork_key(key: &[u8]) -> Option<Vec<u8>> {
+    ForkKey::decode(key).map(|key| key.encode().to_vec())
+}
+
+/// Decodes the value of a block and encodes it again.
+#[must_use]
+pub fn recode_point(value: &[u8]) -> Option<Vec<u8>> {
+    let point = Point::decode(value)?;
+    assert_eq!(Point::place(value), Some((point.segment, point.epoch)));
+    let mut out = Vec::new();
+    point.encode(&mut out);
+    Some(out)
+}
+
+/// Decodes the value of an extent and encodes it again.
+#[must_use]
+pub fn recode_record(key: &[u8], value: &[u8]) -> Option<Vec<u8>> {
+    let record = Record::decode(&OrderKey::decode(key)?, value)?;
+    let location = record.extent.location;
+    assert_eq!(Record::place(value), Some((location.segment, location.epoch)));
+    let mut out = Vec::new();
+    record.encode_to(&mut out);
+    Some(out)
+}
+
+/// Decodes a manifest and encodes it again.
+#[must_use]
+pub fn recode_manifest(file: &[u8]) -> Option<Vec<u8>> {
+    Manifest::decode(file).ok().map(|manifest| manifest.encode())
+}
+
+/// Asks a filter, if it is one.
+#[must_use]
+pub fn ask_filter(bytes: &[u8], table: u64, sector: u64, key: &[u8]) -> Option<bool> {
+    let filter = Filter::decode(bytes, Place { table, sector }).ok()?;
+    Some(filter.may_contain(KeyHash::of(key)))
+}
+
+/// Walks through a block, if it is one, and looks for a key in it. Returns how many entries it has, if all are sound.
+///
+/// # Panics
+///
+/// If the walk and the look-up disagree.
+#[must_use]
+pub fn walk_block(bytes: &[u8], table: u64, sector: u64, wanted: &[u8]) -> Option<usize> {
+    let block = Block::parse(bytes, Place { table, sector }).ok()?;
+    let found = block.find(wanted);
+    let mut cursor = Cursor::default();
+    let mut count = 0;
+    let mut previous: Vec<u8> = Vec::new();
+    while cursor.next(&block).ok()? {
+        assert!(previous.is_empty() || *previous < *cursor.key(), "the order of keys");
+        cursor.key().clone_into(&mut previous);
+        let _ = block.slice(cursor.value());
+        count += 1;
+    }
+    let mut seeker = Cursor::default();
+    if let (Ok(Some(range)), Ok(true)) = (found, seeker.seek(&block, wanted))
+        && seeker.key() == wanted
+    {
+        assert_eq!(range, seeker.value());
+    }
+    Some(count)
+}
+
+/// Opens a table of a device, if it is one, walks through it, and looks every key up.
+pub fn walk_table(device: Arc<dyn Device>, store: StoreId, number: u64) -> Option<usize> {
+    let files: Arc<dyn TableFiles> = Arc::new(DeviceFiles::new(device, true));
+    let table = Arc::new(Table::open(&files, store, number).ok()?);
+    let cache = BlockCache::new(1 << 16);
+    let mut count = 0;
+    for reading in [Reading::Ahead(8192), Reading::Cached(cache.clone(), Purpose::Scan)] {
+        let mut iter = table.iter(&[], reading).ok()?;
+        while let Some(key) = iter.key().map(<[u8]>::to_vec) {
+            let _ = (iter.value(), table.get(&key, KeyHash::of(&key), &cache, <[u8]>::len));
+            count += 1;
+            iter.advance().ok()?;
+        }
+    }
+    Some(count)
+}

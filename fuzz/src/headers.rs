@@ -1,0 +1,84 @@
+//! What the log decodes: headers, units, covers.
+
+use dalsegno_log::format::{NamespaceSector, RecordHeader, SegmentHeader, StoreHeader};
+use dalsegno_log::fuzzing;
+
+use crate::seal::{SECTOR, seal_record, seal_sector, sectors};
+
+const RECORD_MAGIC: &[u8; 8] = b"DSGNRECD";
+/// As many bytes as a unit may have.
+const MOST_UNIT_BYTES: usize = 128 << 10;
+
+/// A record's header: its magic number is given, its checksum mended.
+pub(crate) fn record(input: &[u8]) {
+    let mut bytes = RECORD_MAGIC.to_vec();
+    bytes.extend_from_slice(input);
+    let said = RecordHeader::peek_bytes(&bytes).unwrap_or(0) as usize;
+    // What an input is too short for are zeros.
+    bytes.resize(bytes.len().max(said).next_multiple_of(SECTOR), 0);
+    let sealed = seal_record(&mut bytes);
+    if let Ok(header) = RecordHeader::decode(&bytes) {
+        let length = sealed.expect("it decodes");
+        let mut again = vec![0; header.header_bytes() as usize];
+        header.encode(&mut again);
+        assert!(again == bytes[..length], "another header");
+        let extent = header.extent();
+        assert!(extent.is_none_or(|extent| !extent.hashes.is_empty()), "an extent has blocks");
+        let _ = (header.payload_bytes(), header.units());
+    }
+    let _ = RecordHeader::decode(input);
+}
+
+/// The headers of one sector: a store's, a segment's.
+pub(crate) fn sector(input: &[u8]) {
+    let mut again = [0; SECTOR];
+    let mut bytes = sectors(input);
+    for magic in [b"DSGNSTOR", b"DSGNSEGM"] {
+        bytes[..8].copy_from_slice(magic);
+        seal_sector(&mut bytes);
+        let decoded = match magic {
+            b"DSGNSTOR" => StoreHeader::decode(&bytes).map(|header| header.encode(&mut again)),
+            _ => SegmentHeader::decode(&bytes).map(|header| header.encode(&mut again)),
+        };
+        assert!(decoded.is_err() || again == bytes[..SECTOR], "another header");
+    }
+    let _ = (StoreHeader::decode(input), SegmentHeader::decode(input));
+}
+
+/// A namespace descriptor.
+pub(crate) fn namespace(input: &[u8]) {
+    let mut bytes = sectors(input);
+    bytes[..8].copy_from_slice(b"DSGNNAME");
+    seal_sector(&mut bytes);
+    if let Ok(descriptor) = NamespaceSector::decode(&bytes) {
+        let mut again = [0; SECTOR];
+        assert!(descriptor.encode(&mut again), "it fits, for it came from a sector");
+        assert!(again == bytes[..SECTOR], "another descriptor");
+    }
+    let _ = NamespaceSector::decode(input);
+}
+
+/// A unit of a coded extent: a byte for the width of an element, three for the unit's length, then what is stored.
+pub(crate) fn unit(input: &[u8]) {
+    let Some((&[width, low, middle, high], stored)) = input.split_first_chunk::<4>() else {
+        return;
+    };
+    let width = usize::from(width % 8) + 1;
+    let raw_bytes = usize::from(low) | usize::from(middle) << 8 | usize::from(high & 1) << 16;
+    let _ = fuzzing::decode_unit(stored, width, raw_bytes.min(MOST_UNIT_BYTES));
+    if !stored.is_empty() {
+        let coded = fuzzing::encode_unit(stored, width);
+        assert!(coded.len() <= stored.len(), "it grew");
+        let raw = fuzzing::decode_unit(&coded, width, stored.len());
+        assert!(raw.as_deref() == Some(stored), "it is not lossless");
+    }
+}
+
+/// What an index has taken in of the log.
+pub(crate) fn cover(input: &[u8]) {
+    if let Some(again) = fuzzing::recode_cover(input) {
+        // A flag is one byte of eight, so only what was encoded here is canonical.
+        assert_eq!(again.len(), input.len());
+        assert!(fuzzing::recode_cover(&again).as_deref() == Some(&again[..]));
+    }
+}

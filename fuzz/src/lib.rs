@@ -1,0 +1,72 @@
+//! Fuzz targets for every decoder of bytes from disk, and for a whole store: `make fuzz`.
+//!
+//! Each target takes any bytes, makes of them what it feeds to a decoder, and panics if that breaks a promise:
+//!
+//! 1. No bytes make a decoder panic, hang, or allocate more than a bound that grows with what it was given.
+//! 2. What decodes encodes to the same bytes again.
+//! 3. A checksum guards nothing here: it is mended behind each change, for random bytes would never come past it.
+
+mod device;
+mod headers;
+mod index;
+mod memory;
+mod mutate;
+mod seal;
+mod settings;
+mod store;
+
+pub use memory::Meter;
+pub use mutate::{Random, mutate};
+pub use store::seed_files;
+
+/// A target: its name, what it does with an input, and the most it may allocate for one.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The folder of its corpus.
+    pub name: &'static str,
+    /// Panics if the input shows a bug.
+    pub run: fn(&[u8]),
+    /// The most bytes of memory at once for each byte of the input …
+    pub bytes_per_byte: usize,
+    /// … and besides.
+    pub bytes_besides: usize,
+}
+
+impl Target {
+    const fn new(name: &'static str, run: fn(&[u8])) -> Self {
+        Self { name, run, bytes_per_byte: 64, bytes_besides: 1 << 20 }
+    }
+
+    /// Whole stores have segments of a MiB, buffers and threads.
+    const fn large(name: &'static str, run: fn(&[u8])) -> Self {
+        Self { bytes_besides: 256 << 20, ..Self::new(name, run) }
+    }
+
+    /// Runs one input.
+    ///
+    /// # Panics
+    ///
+    /// If it shows a bug, or took more memory than it may.
+    pub fn check(&self, input: &[u8]) {
+        let meter = Meter::start();
+        (self.run)(input);
+        let (peak, most) = (meter.peak(), self.bytes_per_byte * input.len() + self.bytes_besides);
+        assert!(peak <= most, "{} took {peak} bytes of memory for {}", self.name, input.len());
+    }
+}
+
+/// All targets.
+pub const TARGETS: [Target; 12] = [
+    Target::new("record", headers::record),
+    Target::new("sector", headers::sector),
+    Target::new("namespace", headers::namespace),
+    Target::new("unit", headers::unit),
+    Target::new("cover", headers::cover),
+    Target::new("key", index::key),
+    Target::new("block", index::block),
+    Target::new("filter", index::filter),
+    Target::new("manifest", index::manifest),
+    Target::new("table", index::table),
+    Target::new("settings", settings::settings),
+    Target::large("store", store::store),
+];
