@@ -1,9 +1,9 @@
 """Builds the fuzz targets with libFuzzer and runs them: `make fuzz`.
 
-Stable Rust has no switch for the coverage that libFuzzer follows, but its compiler has the pass: the
-flags below ask for it. A C++ compiler builds libFuzzer itself. What is found is kept in
-`fuzz/artifacts/TARGET/`, what reaches new code in `fuzz/found/TARGET/`, both outside of git; a finding
-becomes a test named `regression_…` and, if it is small, a seed in `fuzz/corpus/TARGET/`.
+Stable Rust has no switch for the coverage that libFuzzer follows, but its compiler has the pass:
+the flags below ask for it. A C++ compiler builds libFuzzer itself. What is found is kept in
+`fuzz/artifacts/TARGET/`, what reaches new code in `fuzz/found/TARGET/`, both outside of git; a
+finding becomes a test named `regression_…` and, if it is small, a seed in `fuzz/corpus/TARGET/`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def main() -> int:
         if target not in known:
             parser.error(f"{target} is no target; these are: {' '.join(known)}")
     program = build()
-    return int(not all([run(program, name, wanted.seconds) for name in wanted.targets or known]))
+    failed = [name for name in wanted.targets or known if not run(program, name, wanted.seconds)]
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ pub(crate) struct TableIter {
     block: Option<Held>,
     next_block: usize,
     cursor: Cursor,
+    /// Where the block before ended.
+    before: Cursor,
     /// Sectors that were read ahead, and which is the first of them.
     ahead: PageBuffer,
     ahead_from: u64,
@@ -49,6 +51,7 @@ impl Table {
             block: None,
             next_block: self.index.find(from),
             cursor: Cursor::default(),
+            before: Cursor::default(),
             ahead: PageBuffer::default(),
             ahead_from: 0,
         };
@@ -77,7 +80,7 @@ impl TableIter {
             };
             self.block = Some(block);
             self.next_block += 1;
-            self.cursor = Cursor::default();
+            self.before = std::mem::take(&mut self.cursor);
         }
         Ok(())
     }
@@ -107,9 +110,15 @@ impl TableIter {
     }
 
     fn try_advance(&mut self) -> Result<(), TableError> {
-        while let Some(block) = &self.block
-            && !self.cursor.next(&block.view())?
-        {
+        while let Some(block) = &self.block {
+            let is_first = self.cursor.key().is_empty();
+            if self.cursor.next(&block.view())? {
+                // Within a block the cursor itself sees to it.
+                if is_first && self.cursor.key() <= self.before.key() {
+                    return Err(TableError::Malformed("the order of keys"));
+                }
+                return Ok(());
+            }
             self.load()?;
         }
         Ok(())

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::files::MemoryFiles;
 use super::{Model, STORE, get, rest, write};
+use crate::lsm::block::Place;
 use crate::lsm::cache::BlockCache;
 use crate::lsm::counts::Purpose;
 use crate::lsm::file::TableFiles;
@@ -148,5 +149,27 @@ proptest! {
             let got = get(&table, b"p", &BlockCache::new(0));
             prop_assert!(got.is_err() || got.unwrap().as_deref() == Some(&[1][..]));
         }
+    }
+}
+
+#[test]
+fn regression_a_block_whose_keys_begin_before_those_of_the_last_one_ends_a_walk() {
+    let key = |n: u32| [&b"p"[..], b"namespace", &n.to_be_bytes()].concat();
+    let model: Model = (0..600).map(|n| (key(n), n.to_le_bytes().repeat(8))).collect();
+    let damaged = Damaged::new(&model);
+    let mut bytes = damaged.original.clone();
+    // The kind of the second block's first key; its three lengths take a byte each.
+    let block = &mut bytes[4096..8192];
+    assert_eq!(block[3], b'p');
+    block[3] = b'a';
+    let crc = Place { table: 1, sector: 1 }.crc(&[&block[..4092]]);
+    block[4092..].copy_from_slice(&crc.to_le_bytes());
+    damaged.set(&bytes);
+    let table = damaged.open().unwrap();
+    for reading in
+        [Reading::Cached(BlockCache::new(1 << 20), Purpose::Scan), Reading::Ahead(65_536)]
+    {
+        let walked = table.iter(&[], reading).and_then(|mut iter| rest(&mut iter));
+        assert!(matches!(walked, Err(TableError::Malformed(_))), "{walked:?}");
     }
 }
