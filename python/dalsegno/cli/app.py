@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import bytewise, check, look, run
+from dalsegno.cli import bytewise, check, fault, look, run
 
 # What a command could not do, as opposed to what it found.
 COULD_NOT = 2
@@ -58,7 +58,7 @@ def _help(command: Callable[..., None]) -> str:
 
 
 app.callback(help=_help(dalsegno))(dalsegno)
-for _command in (look.info, look.ls, check.verify, bytewise.inspect):
+for _command in (look.info, look.ls, check.verify, bytewise.inspect, fault.faultbench):
     app.command(help=_help(_command))(_command)
 # What follows the bench's name belongs to the bench.
 app.command(help=_help(run.bench), context_settings={"allow_interspersed_args": False})(run.bench)
