@@ -203,6 +203,9 @@ impl Log {
     pub fn prepare(&self, bytes: u64) -> Result<bool, LogError> {
         loop {
             if !self.has_room(bytes) {
+                // Each time something is recycled for want of room brings the next question to the file system closer.
+                let mut segments = self.core.segments.lock();
+                segments.creation_blocked = segments.creation_blocked.saturating_sub(1);
                 return Ok(false);
             }
             if self.core.has_room_now(bytes) {

@@ -19,7 +19,7 @@ use crate::sync::{SyncCall, Unsynced};
 
 /// A sync that takes longer than this has failed: nobody may wait for it for ever.
 const SYNC_LIMIT: Duration = Duration::from_secs(60);
-/// After the file system refused a segment, this many switches pass before it is asked again.
+/// After the file system refused a segment, room is made this many times before it is asked again.
 const CREATION_PAUSE: u32 = 16;
 
 /// Room in a segment, which it pins.
@@ -75,7 +75,6 @@ impl Core {
                 return Ok(Reservation { bytes, pin, epoch, offset, sequence });
             }
             if !segments.may_open(self.options.segment_count, relocating) {
-                segments.creation_blocked = segments.creation_blocked.saturating_sub(1);
                 return Err(LogError::Full);
             }
             if segments.count(SegmentState::Free) == 0 {

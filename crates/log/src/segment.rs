@@ -228,7 +228,7 @@ pub(crate) struct Segments {
     pub(crate) removing: Vec<Tombstone>,
     /// Sequence number of the merged extent that is being written and is not durable yet.
     pub(crate) merging: Option<u64>,
-    /// The file system refused a new segment; how many switches to wait before asking again.
+    /// The file system refused a new segment; how many times to make room before asking again.
     pub(crate) creation_blocked: u32,
 }
 
