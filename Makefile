@@ -35,7 +35,8 @@ MAKEFLAGS += --no-print-directory
 # Targets share environments and the build folder.
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
-	fmt test-rust test-python test-vllm test-sglang test-lmcache sim fuzz fuzz-seeds mutations bench clean clean-all \
+	fmt test-rust test-python test-vllm test-sglang test-lmcache sim fuzz fuzz-seeds mutations bench faultbench \
+	clean clean-all \
 	need-cargo
 
 help: ## show this list
@@ -102,6 +103,10 @@ mutations: need-cargo ## plant bugs in the store, one by one: sim must find each
 
 bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: make bench NAME=log ARGS="--help"
 	@.envs/$(BENCH_ENV)/bin/python -m dalsegno.cli bench $(NAME) $(ARGS)
+
+faultbench: dev ## do the same harm to every store whose environment is there (ARGS="--probe kill")
+	@$(DEV)/python -m dalsegno.cli faultbench $(foreach one,$(wildcard .envs/*/bin/python), \
+		$(if $(filter-out .envs/dev/% .envs/uv/%,$(one)),--python $(one))) $(ARGS)
 
 clean: ## remove what was built; environments stay
 	@rm -rf target $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

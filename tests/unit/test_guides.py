@@ -97,7 +97,7 @@ def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
 
 def test_the_guide_names_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     guide = (GUIDES / "command-line.md").read_text(encoding="utf-8")
-    for command in ("info", "ls", "verify", "inspect", "demo vllm", "bench"):
+    for command in ("info", "ls", "verify", "inspect", "demo vllm", "bench", "faultbench"):
         assert f"## `dalsegno {command}" in guide
         with pytest.raises(SystemExit):
             application.main([*command.split(), "--help"])

@@ -123,7 +123,7 @@ class Cell:
         assert self._host is not None
         return self._host
 
-    def _host_call(self, call: str, *arguments: Any, limit_s: float = CALL_S) -> Any:
+    def _host_call(self, call: str, *arguments: Any, limit_s: float | None = None) -> Any:
         self.send(call, *arguments)
         return self.answer(call, limit_s)
 
@@ -134,7 +134,7 @@ class Cell:
         except DiedError as error:
             self._give_up(error)
 
-    def answer(self, call: str, limit_s: float = CALL_S) -> Any:
+    def answer(self, call: str, limit_s: float | None = None) -> Any:
         """Waits for the answer to the earliest call that was sent.
 
         Raises:
@@ -143,7 +143,7 @@ class Cell:
         """
         left_s = self._end - time.monotonic()
         try:
-            return self.host.answer(call, max(1.0, min(limit_s, left_s)))
+            return self.host.answer(call, max(1.0, min(limit_s or CALL_S, left_s)))
         except (HungError, DiedError) as error:
             self._give_up(error)
         except FailedError:

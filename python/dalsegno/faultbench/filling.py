@@ -20,7 +20,7 @@ SMALL_BLOCK, SMALL_CAPACITY, SMALL_BATCH = 4096, 32 * MIB, 32
 TIMED = 60
 # A put on a full cache may take so many seconds; the limit of every call is higher.
 SLOW_PUT_S = 5.0
-OLD, PINNED_PUTS, ACCEPT_S = 64, 24, 5.0
+OLD, PINNED_PUTS, ACCEPT_S = 64, 24, 4.0
 
 
 def _no_space(cell: Cell) -> None:

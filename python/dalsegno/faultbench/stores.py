@@ -72,6 +72,12 @@ STORES: dict[str, Known] = {
         ),
         Known("lmcache-fs-native", f"{_LMCACHE}:FsNative", "lmcache", "lmcache 0.5.6"),
         Known("lmcache-raw-block", f"{_LMCACHE}:RawBlock", "lmcache", "lmcache 0.5.6"),
+        Known(
+            "mooncake",
+            "dalsegno.faultbench.mooncake:Store",
+            "mooncake",
+            "mooncake-transfer-engine-non-cuda 0.3.13.post1",
+        ),
     )
 }
 # Whose failures are our failures.
@@ -133,8 +139,8 @@ def placed(wanted: Iterable[Known], pythons: Sequence[str]) -> list[Placed]:
                 Placed(
                     known,
                     sys.executable,
-                    absent=f"{known.package} is not installed {where}: pip install"
-                    f" {known.install.replace(' ', '==')}, or name another with --python",
+                    absent=f"{known.package} is not installed {where}; it was tried with"
+                    f" {known.install}: name its interpreter with --python",
                 )
             )
     return made

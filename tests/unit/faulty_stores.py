@@ -1,0 +1,110 @@
+"""Stores that are broken on purpose, each in one way: the suite must notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dalsegno.faultbench.adapter import Adapter
+
+
+class Sound(Adapter):
+    """A file per block with the key's own bytes checked: nothing is wrong with it."""
+
+    pieces = 1
+    temporary = ("*.new",)
+
+    def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
+        self._directory, self._most = directory, capacity_bytes // block_bytes
+        self._block_bytes = block_bytes
+
+    def _path(self, key: bytes) -> Path:
+        return self._directory / key.hex()
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        for key, block in zip(keys, blocks, strict=True):
+            self._path(key).write_bytes(block)
+        files = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for path in files[: -self._most]:
+            path.unlink()
+        return [True] * len(keys)
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        return [self._path(key).exists() for key in keys]
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._path(key).read_bytes() if self._path(key).exists() else None for key in keys]
+
+    def close(self) -> None:
+        pass
+
+
+class Wrong(Sound):
+    """Hands out what another block has."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        got = super().get(keys)
+        return got[1:] + got[:1]
+
+
+class Forgetful(Sound):
+    """Keeps a part of its blocks in memory alone."""
+
+    def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
+        super().__init__(directory, capacity_bytes=capacity_bytes, block_bytes=block_bytes)
+        self._kept: dict[bytes, bytes] = {}
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        self._kept |= {keys[0]: blocks[0]}
+        super().put(keys[1:], blocks[1:])
+        return [True] * len(keys)
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        got = super().get(keys)
+        return [self._kept.get(key, one) for key, one in zip(keys, got, strict=True)]
+
+
+class Hanging(Sound):
+    """Never answers a get."""
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        time.sleep(3600)
+        return super().get(keys)
+
+
+class Crashing(Sound):
+    """Dies of the first look-up."""
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return super().exists(keys)
+
+
+class Refusing(Sound):
+    """Takes no block any more once it is full."""
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        if len(list(self._directory.iterdir())) + len(keys) > self._most:
+            return [False] * len(keys)
+        return super().put(keys, blocks)
+
+
+class Leaking(Sound):
+    """Leaves a scratch file and threads behind."""
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        (self._directory / "scratch.new").touch()
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        return super().put(keys, blocks)
+
+
+class Unbounded(Sound):
+    """Promises a bound and has none."""
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        self._most = 1 << 30
+        return super().put(keys, blocks)
