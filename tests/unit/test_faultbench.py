@@ -107,10 +107,10 @@ def test_a_failing_cell_names_the_command_that_shows_it_again(run: Run) -> None:
 
 
 def test_unknown_names_are_answered_with_the_known_ones(run: Run) -> None:
-    for option in ("--store", "--probe"):
+    for option, words in (("--store", "there are"), ("--probe", "there are"), ("--python", "no ")):
         told = run("faultbench", option, "nothing")
         assert told.code == 2
-        assert "there are" in told.err
+        assert words in told.err
 
 
 def test_a_store_of_ours_that_is_not_clean_is_the_exit_code() -> None:

@@ -137,7 +137,21 @@ def _tell(made: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> N
     for column in made:
         if column.absent:
             print(f"  {column.name}: absent: {column.absent}")
+    _costs(ran)
     _details(ran, probes, seed)
+
+
+def _costs(ran: Sequence[suite.Column]) -> None:
+    """Tells what a put costs in an empty and in a full store."""
+    rows = [
+        (column.name, f"{figures['empty_ms']:.2f}", f"{figures['full_ms']:.2f}", figures["ratio"])
+        for column in ran
+        if "full-cost" in column.outcomes
+        and "ratio" in (figures := column.outcomes["full-cost"].figures)
+    ]
+    if rows:
+        print("\nmilliseconds of a put of 32 blocks of 4 KiB, median:")
+        show.table(("store", "empty>", "full>", "ratio>"), rows)
 
 
 def _details(ran: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:

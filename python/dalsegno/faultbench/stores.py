@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["OURS", "STORES", "Known", "find", "placed"]
 
@@ -122,7 +122,13 @@ def placed(wanted: Iterable[Known], pythons: Sequence[str]) -> list[Placed]:
     Args:
         wanted: The stores.
         pythons: Other interpreters than this one, which comes first.
+
+    Raises:
+        ValueError: One of them is not there.
     """
+    for python in pythons:
+        if shutil.which(python) is None:
+            raise ValueError(f"there is no interpreter {python}")
     everywhere = [sys.executable, *pythons]
     packages = {python: _packages(python) for python in everywhere}
     made = []
@@ -148,8 +154,6 @@ def placed(wanted: Iterable[Known], pythons: Sequence[str]) -> list[Placed]:
 
 def _packages(python: str) -> dict[str, str]:
     """Returns the versions of the packages that an interpreter has; none if it does not work."""
-    if python != sys.executable and not Path(python).exists():
-        return {}
     asked = subprocess.run(
         [python, "-c", _ASK, json.dumps(DISTRIBUTIONS)],
         capture_output=True,

@@ -68,7 +68,7 @@ def plan(names: Sequence[str], pythons: Sequence[str]) -> list[stores.Placed]:
     """Finds the stores of these names, all if there is none, and what runs each.
 
     Raises:
-        ValueError: There is no such store.
+        ValueError: There is no such store or interpreter.
     """
     wanted = [stores.find(name) for name in names] if names else list(stores.STORES.values())
     return stores.placed(wanted, pythons)
