@@ -97,6 +97,10 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
+            if slot.state == SegmentState::Damaged {
+                // Extents of a segment that is given up are not read, but their numbers were used.
+                segments.next_sequence = segments.next_sequence.max(first_sequence);
+            }
             segments.slots.insert(number, slot);
         }
         for record in records {
@@ -187,19 +191,28 @@ fn open_segment(
             return Ok(Found { faults, ..Found::none(number) });
         }
         Err(damage) => {
-            // What it held is lost, but for what it says is removed.
-            let segment = Segment::new(number, opened.file, 0);
-            let slot = Slot { state: SegmentState::Damaged, ..Slot::free(segment) };
-            let records = scan_tombstones(core, opened.file, number, opened.bytes);
             let faults = vec![fault(0, damage.to_string())];
-            return Ok(Found { slot: Some(slot), records, faults, ..Found::none(number) });
+            return Ok(Found { faults, ..given_up(core, number, &opened) });
         }
     };
+    if header.carrying {
+        // A crash came while it was recycled.
+        let first_sequence = header.first_sequence;
+        return Ok(Found { first_sequence, ..given_up(core, number, &opened) });
+    }
     let mut found = scan_segment(core, &opened, &header, cover.segment(number, header.epoch));
     for fault in &mut found.faults {
         entry.name.clone_into(&mut fault.file);
     }
     Ok(found)
+}
+
+/// A segment whose extents are lost. What it says is removed stays so.
+fn given_up(core: &Core, number: u64, opened: &Opened) -> Found {
+    let segment = Segment::new(number, opened.file, 0);
+    let slot = Slot { state: SegmentState::Damaged, ..Slot::free(segment) };
+    let records = scan_tombstones(core, opened.file, number, opened.bytes);
+    Found { slot: Some(slot), records, ..Found::none(number) }
 }
 
 /// Reads the headers of a segment's records, but for those that the cover knows.

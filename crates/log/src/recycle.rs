@@ -76,6 +76,7 @@ impl Log {
             epoch: segment.epoch(),
             segment_bytes: core.options.segment_bytes,
             first_sequence: 0,
+            carrying: false,
         };
         let range = SECTOR_BYTES..core.options.segment_bytes;
         let scan = scan_records(core, segment.file, &header, range, &core.patient_call());

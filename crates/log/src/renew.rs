@@ -2,10 +2,12 @@
 //!
 //! 1. A tombstone, or a later one that removes the same, outlives every segment that may hold what it removed.
 //! 2. Recycling needs no room elsewhere, so a log can always make some: tombstones move within their segment. Their
-//!    copies of the next epoch are durable, clear of the old ones, before the header makes that epoch count.
-//! 3. The next epoch is durable before the segment is free.
+//!    copies of the next epoch are durable, clear of the old ones, before only that epoch counts.
+//! 3. No extent counts any more, for good, before copies are written over it: else an index in files would lead there
+//!    after a crash.
+//! 4. The next epoch is durable before the segment is free.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
@@ -36,8 +38,11 @@ impl Core {
         before();
         let epoch = segment.epoch() + 1;
         let first_sequence = self.segments.lock().first_sequence();
-        self.copy_tombstones(segment, epoch, &carried)?;
-        self.write_segment_header(segment, epoch, first_sequence)?;
+        if !carried.is_empty() {
+            self.write_segment_header(segment, epoch, first_sequence, true)?;
+            self.copy_tombstones(segment, epoch, &carried)?;
+        }
+        self.write_segment_header(segment, epoch, first_sequence, false)?;
         let mut segments = self.segments.lock();
         segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
         let slot = segments.slots.get_mut(&segment.number).expect("a closed segment stays");
@@ -94,7 +99,11 @@ impl Core {
             oldest_elsewhere < tombstone.kills_before
                 && tombstone.kills_before == latest[&tombstone.removes()]
         };
-        let carried = all.iter().filter(hides).cloned().collect();
+        let mut carried: Vec<&Tombstone> = all.iter().filter(hides).collect();
+        // A segment that was given up may hold a tombstone and its copies.
+        let mut seen = HashSet::new();
+        carried.retain(|tombstone| seen.insert(tombstone.removes()));
+        let carried = carried.into_iter().cloned().collect();
         (all, carried)
     }
 
@@ -122,10 +131,7 @@ impl Core {
                 offset += part.len() as u64;
             }
         }
-        if !carried.is_empty() {
-            self.sync_file(segment.file, &call)?;
-        }
-        Ok(())
+        self.sync_file(segment.file, &call)
     }
 
     pub(crate) fn write_tombstone(

@@ -145,7 +145,7 @@ impl Core {
         let opened = self.device.open(name, dalsegno_io::OpenMode::Create { bytes })?;
         let segment = Segment::new(number, opened.file, 1);
         let ready = self
-            .write_segment_header(&segment, 1, first_sequence)
+            .write_segment_header(&segment, 1, first_sequence, false)
             .and_then(|()| self.device.sync_names());
         match ready {
             Ok(()) => Ok(segment),
@@ -156,12 +156,14 @@ impl Core {
         }
     }
 
-    /// Writes and syncs a segment's header: from now on only records of `epoch` count.
+    /// Writes and syncs a segment's header: from now on only records of `epoch` count, but while `carrying` any
+    /// tombstones, and nothing else.
     pub(crate) fn write_segment_header(
         &self,
         segment: &Segment,
         epoch: u64,
         first_sequence: u64,
+        carrying: bool,
     ) -> Result<(), IoError> {
         let header = SegmentHeader {
             store: self.store,
@@ -169,6 +171,7 @@ impl Core {
             epoch,
             segment_bytes: self.options.segment_bytes,
             first_sequence,
+            carrying,
         };
         let mut sector = [0; crate::format::SECTOR];
         header.encode(&mut sector);

@@ -137,8 +137,7 @@ pub(crate) fn scan_records(
     scan
 }
 
-/// Reads all tombstones of a segment whose header is damaged, of whatever epoch: hiding what was removed once is always
-/// right.
+/// Reads all tombstones of a segment that is given up, of whatever epoch: hiding what was removed once is always right.
 pub(crate) fn scan_tombstones(
     core: &Core,
     file: FileId,

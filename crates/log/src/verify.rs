@@ -150,6 +150,8 @@ fn verify_segment(core: &Core, number: u64, name: &str, file_bytes: u64) -> Veri
         // What a crash left of creating a segment; the next open removes it.
         Err(FormatError::Unfinished) => {}
         Err(error) => report.note(name, 0, error),
+        // A crash came while it was recycled: no extent counts any more.
+        Ok(header) if header.carrying => {}
         Ok(header) => {
             let scan = scan_records(
                 core,

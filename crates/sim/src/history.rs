@@ -122,11 +122,6 @@ impl Style {
         self
     }
 
-    /// Whether segments are recycled: to make room, or because merging left nothing in them.
-    pub(crate) fn recycles(&self) -> bool {
-        self.evicts || self.merging != MergeRules::default()
-    }
-
     /// How many blocks of a namespace are put layer by layer at once: those that fit into one extent.
     pub(crate) fn extent_blocks(&self, namespace: usize) -> usize {
         let (layers, slice_bytes) = self.shapes[namespace];

@@ -22,8 +22,6 @@ use crate::totals::Totals;
 /// Why a miss may be no more than what an outage left of an extent. An index leads to nothing whose header is not
 /// there: it was read when the store was opened, or was durable before the index was.
 const TORN: [&str; 2] = ["slice_checksum", "codec"];
-/// Unless the segment was about to be recycled when the outage came: tombstones of its next life lie over it.
-const OVERWRITTEN: [&str; 2] = ["header", "wrong_place"];
 
 /// Says where a test was when it failed: the seed and the number of the operation.
 #[derive(Debug)]
@@ -343,8 +341,7 @@ impl World {
             } else if self.is_calm() {
                 assert!(expected != Expect::Hit, "{hash} of namespace {id} is lost: {outcome:?}");
                 if let dalsegno_store::Outcome::Lost(cause) = outcome {
-                    let is_left = TORN.contains(cause)
-                        || self.style.recycles() && OVERWRITTEN.contains(cause);
+                    let is_left = TORN.contains(cause) && self.outages > 0;
                     assert!(is_left, "{hash} of namespace {id} leads to no extent: {cause}");
                 }
             }

@@ -1,6 +1,8 @@
 //! Crashes after every operation, and stores that live through many.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::ops::RangeInclusive;
+
 use dalsegno_core::Durability;
 use dalsegno_sim::{
     Action, Blocks, Common, Label, Outage, Part, Random, Style, World, chain_hashes,
@@ -244,6 +246,43 @@ fn removal_that_moves() -> Vec<Action> {
         actions.extend((0..3).map(|name| Action::Get(large(name, 5), false)));
     }
     actions
+}
+
+/// The operations of recycling with tombstones: from the header that voids the old life to the sync of the one that
+/// ends it.
+fn carryings(trace: &[String]) -> Vec<RangeInclusive<u64>> {
+    let headers: Vec<(u64, &str)> = trace
+        .iter()
+        .filter(|line| line.contains(" at 0, "))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .map(|words| (words[0].parse().unwrap(), words[2]))
+        .filter(|(_, file)| file.starts_with("segment-"))
+        .collect();
+    let pairs = headers.windows(2).filter(|pair| pair[0].1 == pair[1].1);
+    pairs.map(|pair| pair[0].0..=pair[1].0 + 1).filter(|range| range.clone().count() < 9).collect()
+}
+
+#[test]
+fn regression_nothing_is_present_that_the_next_life_of_its_segment_overwrote() {
+    let style = Style::crowded(Durability::Batch).flushing_often();
+    let common = common();
+    let mut whole = common.world(&style, 1, 0);
+    whole.device.start_trace();
+    assert!(live_through_removal(&mut whole) > 4);
+    let carryings = carryings(&whole.device.trace());
+    assert!(carryings.len() > 1);
+    for change in carryings.into_iter().flatten() {
+        for outage in [Outage::Process, Outage::Power] {
+            let _label = Label(format!("{outage:?} at operation {change}"));
+            let mut world = common.world(&style, 1, change);
+            world.device.fail_at(change);
+            live_through_removal(&mut world);
+            world.reboot(outage);
+            world.open().unwrap();
+            world.check_all();
+            assert_eq!(world.stats().quarantined_extents, 0);
+        }
+    }
 }
 
 /// Returns how often a segment was recycled.

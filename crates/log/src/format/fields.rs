@@ -28,7 +28,7 @@ pub const STORE_FIELDS: [Field; 5] = [
 ];
 
 /// Fields of a segment header from the first byte on; then reserved bytes, and at 4092 the crc.
-pub const SEGMENT_FIELDS: [Field; 8] = [
+pub const SEGMENT_FIELDS: [Field; 9] = [
     ("magic", 8, Text),
     ("version", 4, Number),
     ("header_bytes", 4, Number),
@@ -37,6 +37,7 @@ pub const SEGMENT_FIELDS: [Field; 8] = [
     ("epoch", 8, Number),
     ("segment_bytes", 8, Number),
     ("first_sequence", 8, Number),
+    ("carrying", 4, Number),
 ];
 
 /// Fields of a namespace descriptor from the first byte on; then the encoding, and at 4092 the crc.
@@ -84,7 +85,7 @@ mod tests {
             before.map(|(_, len, _)| len).sum::<usize>()
         };
         assert_eq!(bytes(&STORE_FIELDS), 40);
-        assert_eq!(bytes(&SEGMENT_FIELDS), 64);
+        assert_eq!(bytes(&SEGMENT_FIELDS), 68);
         assert_eq!(bytes(&NAMESPACE_FIELDS), 16);
         assert_eq!(bytes(&RECORD_FIELDS), 256);
         assert_eq!((place("crc"), place("parent"), place("codec")), (76, 128, 192));

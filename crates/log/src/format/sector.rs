@@ -36,6 +36,8 @@ pub struct SegmentHeader {
     pub segment_bytes: u64,
     /// No record of this epoch has a smaller sequence number.
     pub first_sequence: u64,
+    /// Whether tombstones of the epoch before are being copied: all of them count, and no extent does.
+    pub carrying: bool,
 }
 
 /// The contents of a `namespace-<id>.meta` file: what it stands for, and how its new extents are stored.
@@ -78,6 +80,7 @@ impl SegmentHeader {
         for field in [self.segment, self.epoch, self.segment_bytes, self.first_sequence] {
             writer.put(&field.to_le_bytes());
         }
+        writer.put(&u32::from(self.carrying).to_le_bytes());
         seal(sector);
     }
 
@@ -90,6 +93,11 @@ impl SegmentHeader {
             epoch: reader.u64()?,
             segment_bytes: reader.u64()?,
             first_sequence: reader.u64()?,
+            carrying: match reader.u32()? {
+                0 => false,
+                1 => true,
+                _ => return Err(FormatError::Field("carrying")),
+            },
         };
         expect_zero(&reader)?;
         Ok(header)
@@ -204,6 +212,7 @@ mod tests {
             epoch: 9,
             segment_bytes: 1 << 20,
             first_sequence: 77,
+            carrying: true,
         }
     }
 
