@@ -1,11 +1,14 @@
 //! What the index knows of an extent, and where it lies.
 
-use crate::{ChainHash, KvLayout, NamespaceId};
+use crate::{ChainHash, KvLayout, NamespaceId, SECTOR_BYTES};
 
 /// Most blocks in one extent; together with [`MAX_EXTENT_SLICES`] it bounds a header to 256 KiB.
 pub const MAX_EXTENT_BLOCKS: u32 = 4096;
 /// Most slices (layers x blocks) in one extent.
 pub const MAX_EXTENT_SLICES: u32 = 16_384;
+
+/// No segment is nearly as long.
+const MAX_OFFSET: u64 = 1 << 48;
 
 /// The name of an extent while a store is open: its sequence number, unique and growing in the order of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,6 +70,21 @@ impl Extent {
     #[must_use]
     pub fn is_coded(&self) -> bool {
         self.location.coded_bytes > 0
+    }
+
+    /// Whether its place and its shape agree, as far as that can be told without its header: for whoever read this
+    /// somewhere else than there.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let blocks = u64::try_from(self.hashes.len()).unwrap_or(u64::MAX);
+        let slices = blocks.saturating_mul(u64::from(self.layout.layers()));
+        let Location { offset, header_bytes, coded_bytes, .. } = self.location;
+        let header_bytes = u64::from(header_bytes);
+        (1..=u64::from(MAX_EXTENT_BLOCKS)).contains(&blocks)
+            && slices <= u64::from(MAX_EXTENT_SLICES)
+            && header_bytes > 0
+            && [offset, header_bytes, coded_bytes].iter().all(|at| at.is_multiple_of(SECTOR_BYTES))
+            && offset.saturating_add(header_bytes).saturating_add(coded_bytes) <= MAX_OFFSET
     }
 
     /// Bytes of the payload as it is stored.

@@ -84,10 +84,11 @@ impl Usage {
             let (segment, epoch) = (location.segment, location.epoch);
             state.sum = SegmentSum { segment, epoch, ..SegmentSum::default() };
         }
-        state.sum.extents += 1;
-        state.sum.blocks += u64::from(blocks);
-        state.sum.live_bytes += extent.total_bytes();
-        state.sum.weight += u128::from(extent.total_bytes()) * u128::from(extent.id.0);
+        let sum = &mut state.sum;
+        sum.extents = sum.extents.saturating_add(1);
+        sum.blocks = sum.blocks.saturating_add(u64::from(blocks));
+        sum.live_bytes = sum.live_bytes.saturating_add(extent.total_bytes());
+        sum.weight = sum.weight.saturating_add(weight_of(extent));
     }
 
     /// Blocks of an extent went; with the last one the extent.
@@ -96,11 +97,13 @@ impl Usage {
         if segment.sum.epoch != extent.location.epoch {
             return;
         }
-        segment.sum.blocks -= u64::from(blocks);
+        // Sums come from a manifest and extents from tables: damage may let them disagree.
+        let sum = &mut segment.sum;
+        sum.blocks = sum.blocks.saturating_sub(u64::from(blocks));
         if last {
-            segment.sum.extents -= 1;
-            segment.sum.live_bytes -= extent.total_bytes();
-            segment.sum.weight -= u128::from(extent.total_bytes()) * u128::from(extent.id.0);
+            sum.extents = sum.extents.saturating_sub(1);
+            sum.live_bytes = sum.live_bytes.saturating_sub(extent.total_bytes());
+            sum.weight = sum.weight.saturating_sub(weight_of(extent));
             self.forget(extent.id);
         }
     }
@@ -191,19 +194,25 @@ impl Usage {
 
     pub(crate) fn of_segment(&self, number: u64) -> SegmentUse {
         let Some(segment) = self.segments.get(&number) else { return SegmentUse::default() };
-        let weight = segment.sum.weight + segment.hit_weight;
+        let weight = segment.sum.weight.saturating_add(segment.hit_weight);
         let mean = weight / u128::from(segment.sum.live_bytes.max(1));
         SegmentUse {
             live_bytes: segment.sum.live_bytes,
             // A get may note a hit of an extent that was removed or merged while it was read.
             hit_bytes: segment.hit_bytes.min(segment.sum.live_bytes),
-            mean_use_sequence: u64::try_from(mean).expect("a mean of 64-bit numbers"),
+            mean_use_sequence: u64::try_from(mean).unwrap_or(u64::MAX),
         }
     }
 
     /// Extents and blocks in all.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let sums = self.segments.values().map(|segment| (segment.sum.extents, segment.sum.blocks));
-        sums.fold((0, 0), |(extents, blocks), (e, b)| (extents + e, blocks + b))
+        sums.fold((0_u64, 0_u64), |(extents, blocks), (e, b)| {
+            (extents.saturating_add(e), blocks.saturating_add(b))
+        })
     }
+}
+
+fn weight_of(extent: &Extent) -> u128 {
+    u128::from(extent.total_bytes()) * u128::from(extent.id.0)
 }

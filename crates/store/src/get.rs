@@ -244,6 +244,15 @@ impl<'a> Get<'a> {
             // Memory is given away only for a segment that stays until it is read.
             let mut pins = Vec::new();
             for run in runs {
+                if run.extent.layout != self.namespace.layout() {
+                    // Its checksum is right, but no put made it: nothing of it fits the caller's memory.
+                    self.inner.quarantine(&run.extent, Cause::WrongPlace);
+                    let of_run = run.at..run.at + run.count as usize;
+                    for at in of_run {
+                        self.outcomes[positions[at]] = Outcome::Lost(Cause::WrongPlace.name());
+                    }
+                    continue;
+                }
                 let Some(pin) = self.inner.log.pin(run.extent.location) else {
                     moved.extend((run.at..run.at + run.count as usize).map(|i| positions[i]));
                     continue;

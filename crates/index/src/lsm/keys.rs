@@ -276,7 +276,7 @@ impl Record {
             },
             hashes: hashes.iter().copied().map(ChainHash).collect(),
         };
-        Some(Self { extent: Arc::new(extent), live })
+        extent.is_sound().then(|| Self { extent: Arc::new(extent), live })
     }
 
     /// Segment and epoch in the value of an order entry: all that merging needs of it.
