@@ -8,9 +8,11 @@ mod support;
 use std::path::Path;
 use std::process::Command;
 
-use dalsegno_store::{ErrorKind, PutOutcome, Store, Terms, verify};
-use support::mount::{Mount, make_image};
-use support::{Setup, chain, get, namespace, open, put, setups, skip};
+use dalsegno_store::{
+    Config, Durability, ErrorKind, NamespaceId, Put, PutOutcome, Store, Terms, lend, verify,
+};
+use support::mount::{Mount, make_image, succeeds};
+use support::{Setup, block, chain, get, namespace, open, put, setups, skip};
 
 /// Chains of a MiB; about sixty fit.
 const CHAINS: u64 = 110;
@@ -159,4 +161,109 @@ fn open_read_only(setup: Setup) {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("read-only"), "{error}");
     assert_eq!(verify(&path, &|_, _| {}).unwrap().blocks, 2);
+}
+
+/// An ext4 image of `mib` MiB, mounted at `place` of `dir`; says so if that cannot be done here.
+fn mounted_image(dir: &Path, mib: u64) -> Option<Mount> {
+    let (image, place) = (dir.join("image"), dir.join("place"));
+    std::fs::create_dir_all(&place).unwrap();
+    let made = image.exists() || make_image("mkfs.ext4", &image, mib);
+    let mount = made.then(|| Mount::image(&image, &place)).flatten();
+    if mount.is_none() {
+        skip("mount", "an ext4 image cannot be made and mounted here (needs root)");
+    }
+    mount
+}
+
+#[test]
+fn regression_when_a_full_file_system_has_room_again_the_store_grows_again() {
+    for setup in setups() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
+        let place = dir.path().join("place");
+        let ballast = place.join("ballast");
+        std::fs::write(&ballast, vec![1; 36 << 20]).unwrap();
+        let config = Config { segment: Some(1 << 20), ..setup.config(256 << 20) };
+        let store = open(&place.join("store"), &config);
+        let ns = namespace(&store, 1, 64 << 10, "full");
+        let fill = |names: std::ops::Range<u64>| {
+            let stored = |name| put(&store, ns, &chain(name, 8), 0, 64 << 10);
+            names.map(|name| stored(name).count(PutOutcome::Stored)).sum::<u64>()
+        };
+        fill(0..60);
+        let full = store.stats().log;
+        assert!(full.creations_refused > 0, "{setup:?}: it was never full: {full:?}");
+        std::fs::remove_file(&ballast).unwrap();
+        // It is not asked at every switch of segments; until then puts replace what is there.
+        let has_grown = |first| {
+            assert!(fill(first..first + 10) >= 8 * 9, "{setup:?}: puts work all the time");
+            store.stats().log.segments_created > full.segments_created
+        };
+        assert!((1000..3000).step_by(10).any(has_grown), "{setup:?}: it never asked again");
+        assert_eq!(fill(200..220), 8 * 20, "{setup:?}");
+        let hits = |name| get(&store, ns, &chain(name, 8), 64 << 10, &Terms::default());
+        assert!((200..220).all(|name| hits(name) == 8), "{setup:?}");
+        drop(store);
+        assert_eq!(verify(&place.join("store"), &|_, _| {}).unwrap().findings, []);
+    }
+}
+
+#[test]
+fn a_file_system_that_turns_read_only_goes_on_being_read() {
+    for setup in setups() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(mounted) = mounted_image(dir.path(), 64) else { return };
+        let place = dir.path().join("place");
+        let config = Config { durability: Durability::Batch, ..setup.config(24 << 20) };
+        let store = open(&place.join("store"), &config);
+        let ns = namespace(&store, 1, 64 << 10, "read-only");
+        assert_eq!(put(&store, ns, &chain(1, 8), 0, 64 << 10).count(PutOutcome::Stored), 8);
+        if !break_ext4(&place) {
+            return skip("mount", "ext4 cannot be told here that it found an error");
+        }
+        let hits =
+            |store: &Store, name| get(store, ns, &chain(name, 8), 64 << 10, &Terms::default());
+        assert_eq!(hits(&store, 1), 8, "{setup:?}: gets go on");
+        for name in 2..5 {
+            assert_eq!(stored(&store, ns, name), 0, "{setup:?}: nothing can be written");
+            assert_eq!(hits(&store, 1), 8, "{setup:?}: gets go on");
+        }
+        drop(store);
+        let error = Store::open(&place.join("store"), &config).unwrap_err();
+        assert!(error.to_string().contains("read-only"), "{setup:?}: {error}");
+        mounted.close();
+        // Mends what was made up, and says by its status that it did.
+        let image = dir.path().join("image");
+        let _ = Command::new("fsck.ext4").args(["-f", "-y"]).arg(image).output().unwrap();
+        let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
+        let store = open(&place.join("store"), &config);
+        namespace(&store, 1, 64 << 10, "read-only");
+        assert_eq!(hits(&store, 1), 8, "{setup:?}: what was acknowledged is there");
+        assert_eq!(stored(&store, ns, 6), 8, "{setup:?}");
+        assert_eq!(hits(&store, 6), 8, "{setup:?}");
+    }
+}
+
+/// How many blocks of a chain a put stores, if it does not fail as a whole.
+fn stored(store: &Store, ns: NamespaceId, name: u64) -> u64 {
+    let chain = chain(name, 8);
+    let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash, 64 << 10)).collect();
+    let report = lend(|lender| {
+        let blocks = blocks.iter().map(|bytes| vec![lender.shared(bytes)]).collect();
+        store.put_batch(ns, Put { chain: &chain, first: 0, blocks }, &Terms::default())
+    });
+    report.map_or(0, |report| report.count(PutOutcome::Stored))
+}
+
+/// Has an ext4 file system take itself for damaged, upon which it goes on read-only; whether that worked.
+fn break_ext4(place: &Path) -> bool {
+    let told = Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(place).output();
+    let Ok(told) = told else { return false };
+    let device = String::from_utf8_lossy(&told.stdout).trim().replace("/dev/", "");
+    let mut remount = Command::new("mount");
+    remount.args(["-o", "remount,errors=remount-ro"]).arg(place);
+    let trigger = Path::new("/sys/fs/ext4").join(device).join("trigger_fs_error");
+    succeeds(&mut remount)
+        && std::fs::write(trigger, "made up by a test").is_ok()
+        && std::fs::write(place.join("probe"), "x").is_err()
 }
