@@ -384,8 +384,8 @@ class Namespace:
     ) -> int:
         """Removes blocks for good; returns how many were present.
 
-        ``None`` removes all blocks of the namespace. The blocks are gone at once; the call returns
-        when that is durable.
+        ``None`` removes all blocks of the namespace. The blocks are gone at once (with an index in
+        files: as soon as the disk answers); the call returns when that is durable.
 
         Raises:
             UnavailableError: It was not durable within ``timeout_s``, or the device failed. The

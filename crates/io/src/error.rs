@@ -58,6 +58,19 @@ impl IoError {
             if matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)))
     }
 
+    /// Whether this process, or the system, may not have more files open (`EMFILE`, `ENFILE`).
+    #[must_use]
+    pub fn is_out_of_files(&self) -> bool {
+        matches!(self, Self::Os { source, .. }
+            if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
+    }
+
+    /// Whether an I/O engine could not be started.
+    #[must_use]
+    pub fn is_start(&self) -> bool {
+        matches!(self, Self::Os { operation: "start", .. })
+    }
+
     /// Whether a file or directory does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {

@@ -12,6 +12,7 @@ mod direct;
 mod directory;
 mod engine;
 mod error;
+mod files;
 mod frames;
 mod lock;
 mod memory;
@@ -29,6 +30,7 @@ pub use device::{
 };
 pub use directory::{DirectoryOptions, LocalDirectory};
 pub use error::IoError;
+pub use files::allow_open_files;
 pub use frames::{Framed, Frames, Reserved};
 pub use lock::{DirectoryLock, LockError};
 pub use memory::{Lender, Memory, lend};

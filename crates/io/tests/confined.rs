@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
+#[path = "common/limits.rs"]
+mod limits;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use common::{Random, Rig, SECTOR, pool, skip};
 use dalsegno_core::EngineChoice;
 use dalsegno_io::{Device, DirectoryOptions, IoError, LocalDirectory, Operation, SystemClock};
+use limits::forbid;
 
 /// Set in the child process.
 const CHILD: &str = "DALSEGNO_TEST_CHILD";
@@ -79,30 +82,6 @@ impl tracing::Subscriber for Log {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Makes one system call fail with `EPERM` in all threads of this process.
-fn forbid(call: libc::c_long) {
-    let code = |parts: &[u32]| u16::try_from(parts.iter().sum::<u32>()).unwrap();
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let load = code(&[libc::BPF_LD, libc::BPF_W, libc::BPF_ABS]);
-    let jump = code(&[libc::BPF_JMP, libc::BPF_JEQ, libc::BPF_K]);
-    let answer = code(&[libc::BPF_RET, libc::BPF_K]);
-    let errno = u32::try_from(libc::EPERM).unwrap();
-    let mut filter = [
-        // The number of the call is the first word of the data.
-        step(load, 0, 0, 0),
-        step(jump, 0, 1, u32::try_from(call).unwrap()),
-        step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
-        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-    // SAFETY: the program and its filter live until the calls return; the kernel copies them.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
-        assert_eq!(libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program), 0);
-    }
-}
-
 fn assert_serves(rig: &Rig) {
     let bytes = Random::new(1).bytes(16 * SECTOR);
     let file = rig.create("file", bytes.len());
@@ -124,7 +103,7 @@ fn a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch() {
     let rig = Rig::new(EngineChoice::Uring);
     let file = rig.create("file", SECTOR);
     let (small, large) = rig.pool.free_counts();
-    forbid(libc::SYS_io_uring_enter);
+    forbid(libc::SYS_io_uring_enter, libc::EPERM);
     let read = || {
         let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
         common::carry_out(&*rig.device, Operation::Read, file, 0, memory)
@@ -172,7 +151,7 @@ fn where_io_uring_is_forbidden_auto_falls_back_and_uring_fails() {
     if !is_child() {
         return run_child("where_io_uring_is_forbidden_auto_falls_back_and_uring_fails");
     }
-    forbid(libc::SYS_io_uring_setup);
+    forbid(libc::SYS_io_uring_setup, libc::EPERM);
     assert_falls_back();
 }
 
@@ -181,7 +160,7 @@ fn where_a_ring_may_be_made_but_not_used_auto_falls_back() {
     if !is_child() {
         return run_child("where_a_ring_may_be_made_but_not_used_auto_falls_back");
     }
-    forbid(libc::SYS_io_uring_enter);
+    forbid(libc::SYS_io_uring_enter, libc::EPERM);
     assert_falls_back();
 }
 

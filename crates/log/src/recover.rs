@@ -165,6 +165,8 @@ fn open_segment(
     let fault = |offset, what: String| SegmentFault { file: entry.name.clone(), offset, what };
     let opened = match core.device.open(&entry.name, mode) {
         Ok(opened) => opened,
+        // Nothing is wrong with the segment.
+        Err(error) if error.is_out_of_files() => return Err(error.into()),
         Err(error) => {
             let faults = vec![fault(0, error.to_string())];
             return Ok(Found { faults, ..Found::none(number) });

@@ -16,7 +16,7 @@ use dalsegno_core::{
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
-    SystemClock,
+    SystemClock, allow_open_files,
 };
 use dalsegno_log::format::{STORE_FILE, namespace_file, namespace_of_file, segment_number};
 use dalsegno_log::{Log, LogOptions, Recovered, SegmentFault};
@@ -40,6 +40,9 @@ use crate::watch::Watched;
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
 const ADMISSION_BYTES: usize = 8 << 20;
+
+/// Files that a process has open beside segments: tables of an index, descriptors of the I/O engine, its own.
+const OTHER_FILES: u64 = 512;
 
 /// What a store is made of; [`Store::open`] makes the real ones, a simulation brings its own.
 #[derive(Debug)]
@@ -97,7 +100,16 @@ impl Store {
             .map_err(|error| unavailable(path, error))?;
         let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
         let device = LocalDirectory::open(path, options, &pool, Arc::clone(&clock))
-            .map_err(|error| unavailable(path, error))?;
+            .map_err(|error| not_served(path, error))?;
+        let needed = u64::from(limits.segment_count) + OTHER_FILES;
+        let allowed = allow_open_files(needed);
+        if allowed < needed {
+            tracing::warn!(
+                "this process may have {allowed} files open, and the store in {} may need {needed}: raise the limit \
+                 (ulimit -n)",
+                path.display()
+            );
+        }
         let store = Self::open_parts(Parts {
             device: Arc::new(device),
             clock,
@@ -395,6 +407,19 @@ impl Reader {
 
 pub(crate) fn unavailable(path: &Path, error: IoError) -> Error {
     let message = format!("{} cannot be used", path.display());
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
+/// Says what to do if the I/O engine that was asked for cannot be had.
+fn not_served(path: &Path, error: IoError) -> Error {
+    if !error.is_start() {
+        return unavailable(path, error);
+    }
+    let message = format!(
+        "{} cannot be served: this kernel, or the sandbox, does not let the process use the I/O engine; set \
+         \"io_engine\" to \"auto\" or \"psync\"",
+        path.display()
+    );
     Error::new(ErrorKind::Unavailable, message).with_source(error)
 }
 

@@ -236,6 +236,11 @@ pub(crate) fn to_error(error: LogError) -> Error {
         LogError::Io(IoError::Suspended) => {
             (ErrorKind::Unavailable, "the store waits for its disk; go on without it")
         }
+        LogError::Io(error) if error.is_out_of_files() => (
+            ErrorKind::Unavailable,
+            "this process may not open more files, and a store has one open for each segment; raise its limit \
+             (ulimit -n), or create the store with a larger \"segment\"",
+        ),
         LogError::Io(_) => (ErrorKind::Unavailable, "the device failed"),
         LogError::Format { source: dalsegno_log::format::FormatError::Newer(_), .. } => (
             ErrorKind::Incompatible,

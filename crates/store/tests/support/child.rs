@@ -75,3 +75,25 @@ impl Drop for Child {
 pub(crate) fn tell(line: &str) {
     std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
+
+/// Set in a process that runs one test alone.
+const ALONE: &str = "DALSEGNO_TEST_ALONE";
+
+/// Runs `body`, the body of the test `name`, in a process of its own, and passes on what that says it skips.
+pub(crate) fn in_child(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(ALONE).is_some() {
+        return body();
+    }
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+        .env(ALONE, "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stderr);
+    let told = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{told}{said}");
+    for line in said.split_inclusive('\n').filter(|line| line.starts_with("skipped")) {
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+    }
+}

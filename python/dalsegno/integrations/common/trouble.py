@@ -1,4 +1,4 @@
-"""What an integration says of trouble: in the log of exceptions that became a miss, and by gauges."""
+"""What an integration says of trouble: in the log of exceptions that became a miss, by gauges."""
 
 from __future__ import annotations
 

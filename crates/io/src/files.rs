@@ -1,0 +1,19 @@
+//! How many files this process may have open.
+
+/// Sees to it that this process may have `count` files open, as far as its hard limit lets it; returns how many it may.
+///
+/// The soft limit of 1,024 is there for programs that use `select`; a store with more segments needs more.
+pub fn allow_open_files(count: u64) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one struct, which is ours.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return u64::MAX;
+    }
+    if limit.rlim_cur >= count || limit.rlim_cur >= limit.rlim_max {
+        return limit.rlim_cur;
+    }
+    let raised = libc::rlimit { rlim_cur: count.min(limit.rlim_max), ..limit };
+    // SAFETY: the kernel reads one struct, which is ours.
+    let done = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0;
+    if done { raised.rlim_cur } else { limit.rlim_cur }
+}
