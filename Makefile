@@ -35,9 +35,8 @@ MAKEFLAGS += --no-print-directory
 # Targets share environments and the build folder.
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
-	fmt test-rust test-python test-vllm test-sglang test-lmcache sim fuzz fuzz-seeds mutations bench faultbench \
-	clean clean-all \
-	need-cargo
+	fmt test-rust test-python test-vllm test-sglang test-lmcache sim fuzz fuzz-seeds mutations audit bench \
+	faultbench clean clean-all need-cargo
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +96,9 @@ fuzz: need-cargo ## look for inputs that break a decoder, FOR=20 seconds each (T
 
 fuzz-seeds: need-cargo ## write the seeds of the fuzz targets anew
 	@cargo run --quiet --locked -p dalsegno-fuzz --bin seeds
+
+audit: env-dev need-cargo ## licences, sources and known weaknesses of everything that is depended on
+	@$(PYTHON) tools/audit.py
 
 mutations: need-cargo ## plant bugs in the store, one by one: sim must find each (ARGS="03 07" for some)
 	@$(PYTHON) tools/mutations.py $(ARGS)
