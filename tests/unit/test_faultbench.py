@@ -57,7 +57,6 @@ def test_our_store_with_its_index_in_files_is_clean(name: str, probed: Probed) -
         ("Hanging", "kill", "hung"),
         ("Refusing", "pinned", "hung"),
         ("Leaking", "kill", "leaked"),
-        ("Leaking", "staging", "leaked"),
         ("Unbounded", "overrun", "leaked"),
         ("Sound", "bit-flip", "wrong"),
         ("Sound", "swapped", "wrong"),
@@ -74,7 +73,7 @@ def test_a_broken_store_is_caught(
     assert outcome.notes
 
 
-@pytest.mark.parametrize("name", ["kill", "staging", "forgotten"])
+@pytest.mark.parametrize("name", ["kill", "forgotten"])
 def test_a_sound_store_is_not_blamed(name: str, probed: Probed) -> None:
     assert probed(f"{FAULTY}:Sound", name).correct
 

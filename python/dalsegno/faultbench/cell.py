@@ -20,7 +20,7 @@ BLOCK_BYTES = 64 << 10
 BATCH_BLOCKS = 8
 CAPACITY_BYTES = 64 * disk.MIB
 # Most seconds of a call, and of a whole cell.
-CALL_S, CELL_S = 20.0, 180.0
+CALL_S, CELL_S = 20.0, 300.0
 # How many open files and threads a process may have more than before: pools grow when used.
 SPARE_HELD = 40
 
@@ -142,8 +142,10 @@ class Cell:
             EndedError: There was no answer; that is counted.
         """
         left_s = self._end - time.monotonic()
+        if left_s <= 0:
+            self._give_up(HungError(f"the probe did not end within {CELL_S:.0f} s"))
         try:
-            return self.host.answer(call, max(1.0, min(limit_s or CALL_S, left_s)))
+            return self.host.answer(call, min(limit_s or CALL_S, left_s))
         except (HungError, DiedError) as error:
             self._give_up(error)
         except FailedError:
@@ -254,19 +256,19 @@ class Cell:
         missing = set(keys) - self._wrong - self._lost
         if missing:
             self._lost |= missing
-            self.note(f"{len(missing)} blocks {why}")
+            self.note(f"blocks that {why}: {len(missing)}")
 
     def leak(self, count: int, what: str) -> None:
         """Counts what stays behind."""
         if count > 0:
             self.outcome.leaked += count
-            self.note(f"{count} {what}")
+            self.note(f"{what}: {count}")
 
     def compare_held(self, before: dict[str, int]) -> None:
         """Counts open files and threads that a process has more than before."""
         for what, count in self.held().items():
             more = count - before[what]
-            self.leak(more if more > SPARE_HELD else 0, f"more {what} than before")
+            self.leak(more if more > SPARE_HELD else 0, f"{what} more than before")
 
     def find_left_over(self) -> None:
         """Counts files that should not have outlived the calls that made them."""
@@ -275,7 +277,7 @@ class Cell:
             for path in disk.files(self.directory)
             if any(fnmatch(path.name, pattern) for pattern in self.facts["temporary"])
         ]
-        self.leak(len(left), "temporary files were left")
+        self.leak(len(left), "temporary files that were left")
 
     def sum_up(self) -> Outcome:
         """Returns what came of it."""

@@ -51,7 +51,7 @@ def _damage(harm: Harm, cell: Cell) -> None:
     cell.open()
     kept = cell.put(keys)
     if len(kept) < len(keys):
-        cell.note(f"{len(keys) - len(kept)} puts were refused before any fault")
+        cell.note(f"blocks that were refused before any fault: {len(keys) - len(kept)}")
     cell.close()
     files = Files(cell.directory, kept, cell.block_bytes, cell.facts["pieces"])
     there = [key for key in kept if files.places[key]]
@@ -76,11 +76,11 @@ def _look(cell: Cell, kept: list[bytes], touched: set[bytes]) -> None:
     cell.exists(kept)
     came = set(cell.get(kept))
     again = came & set(cell.get(kept))
-    cell.lose(set(kept) - shared - again, "that the fault did not touch are lost")
+    cell.lose(set(kept) - shared - again, "the fault did not touch, and that are lost")
     neighbours = len(shared - touched - again)
     cell.outcome.figures["neighbour_blocks"] = neighbours
     if neighbours:
-        cell.note(f"{neighbours} blocks were given up with others that were put together with them")
+        cell.note(f"blocks that were given up with others of the same put: {neighbours}")
     gone = [key for key in kept if key not in again]
     cell.put(gone)
     cell.lose(set(gone) - set(cell.get(gone)), "cannot be stored again")

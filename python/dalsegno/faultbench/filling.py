@@ -45,7 +45,10 @@ def _fill_and_free(cell: Cell) -> None:
     for batch in batches(cell.names("full", 32 * BATCH_BLOCKS), BATCH_BLOCKS):
         kept_now = cell.put_timed(batch)[0]
         # A store may give up older blocks for newer ones, but not what it just took.
-        cell.lose(set(kept_now) - set(cell.get(kept_now)), "acknowledged on a full disk are lost")
+        cell.lose(
+            set(kept_now) - set(cell.get(kept_now)),
+            "were acknowledged on a full disk, and are lost",
+        )
         kept += kept_now
         refused += [key for key in batch if key not in kept_now]
     cell.get(early)
@@ -70,7 +73,7 @@ def _paced(cell: Cell, keys: list[bytes]) -> int:
     most = 0
     for number, batch in enumerate(batches(keys, BATCH_BLOCKS), 1):
         kept = cell.put_timed(batch)[0]
-        cell.lose(set(kept) - set(cell.get(kept)), "just acknowledged are lost")
+        cell.lose(set(kept) - set(cell.get(kept)), "were just acknowledged, and are lost")
         if number % step == 0:
             most = max(most, disk.used_bytes(cell.directory))
             cell.settle()
@@ -81,7 +84,7 @@ def _over(cell: Cell, most: int) -> None:
     """Counts whole MiB over the capacity."""
     cell.outcome.figures["most_mib"] = round(most / MIB, 1)
     cell.outcome.figures["capacity_mib"] = round(cell.capacity_bytes / MIB, 1)
-    bound = "" if cell.facts["bounded"] else "; the store has no bound"
+    bound = "" if cell.facts["bounded"] else ", of a store without a bound"
     cell.leak((most - cell.capacity_bytes) // MIB, f"MiB over the capacity{bound}")
 
 

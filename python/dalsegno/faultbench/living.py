@@ -65,7 +65,7 @@ def _stage(cell: Cell) -> None:
     cell.lose(set(missing) - set(cell.get(missing)), "were acknowledged under load, and are lost")
     after = cell.names("after", 4 * BATCH_BLOCKS)
     cell.lose(set(after) - set(cell.put(after)), "cannot be stored after the load")
-    cell.lose(set(after) - set(cell.get(after)), "stored after the load are lost")
+    cell.lose(set(after) - set(cell.get(after)), "were stored after the load, and are lost")
     cell.compare_held(before)
     cell.close()
     cell.find_left_over()
