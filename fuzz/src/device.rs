@@ -111,6 +111,11 @@ impl Device for MemoryDevice {
         self.open(name, mode)
     }
 
+    fn try_read_at(&self, _: FileId, _: u64, _: &mut [u8]) -> Result<bool, IoError> {
+        // There is no page cache.
+        Ok(false)
+    }
+
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
         let (name, file) = self.opened("read", file)?;
         let bytes = file.lock();

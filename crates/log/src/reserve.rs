@@ -87,7 +87,6 @@ impl Core {
             }
             let seal = segments.seal_open(segment_bytes);
             assert!(segments.open_free(), "a free segment was counted");
-            segments.creation_blocked = segments.creation_blocked.saturating_sub(1);
             drop(segments);
             if let Some((pin, offset)) = seal {
                 self.write_marker(pin, offset, RecordKind::Seal);

@@ -185,10 +185,7 @@ impl Store {
             None => Upkeep::none(),
         };
         let room = RoomMaker::start(inline_upkeep)?;
-        let workers =
-            Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|e| {
-                Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(e)
-            })?;
+        let workers = start_workers(&limits)?;
         let merger = Merger::new(merging, &limits, inline_upkeep);
         let scrubber = Scrubber::new(&limits, inline_upkeep);
         let inner = Inner {
@@ -218,6 +215,12 @@ impl Store {
         inner.start_scrubbing()?;
         Ok(store)
     }
+}
+
+fn start_workers(limits: &Limits) -> Result<Workers> {
+    Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
+    })
 }
 
 fn open_dram(limits: &Limits) -> Result<Dram> {
