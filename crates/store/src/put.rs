@@ -206,6 +206,9 @@ impl Inner {
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
         self.upkeep.before_write(call, self.clock.as_ref());
         let mut visible = self.index.insert(extent.clone(), &|_| true);
+        // None may be new because all are there: what could not be read when it was looked up can be read now.
+        let are_there =
+            visible > 0 || self.index.probe(namespace, &extent.hashes) == extent.hashes.len();
         self.merger.note(&extent, self.clock.now());
         // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
         // told here. Without this they would be visible until the store is opened again, and gone then.
@@ -222,7 +225,7 @@ impl Inner {
         }
         drop(pin);
         self.upkeep.after_write();
-        visible > 0 || !gone.is_empty()
+        are_there || !gone.is_empty()
     }
 }
 
