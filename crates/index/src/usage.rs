@@ -1,7 +1,8 @@
 //! How the blocks of each segment are used: what eviction asks an index for.
 //!
 //! 1. Sums of a segment are those of its extents that are in the index.
-//! 2. Memory is bounded: beyond a number of hit extents the ones hit longest ago are taken for not hit.
+//! 2. A segment that is not known has nothing in the index, whatever tables say of it; to drop it does not make it known.
+//! 3. Memory is bounded: beyond a number of hit extents the ones hit longest ago are taken for not hit.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -110,7 +111,7 @@ impl Usage {
 
     /// All of a segment up to `epoch` went. Returns what that was.
     pub(crate) fn drop_segment(&mut self, number: u64, epoch: u64) -> SegmentSum {
-        let segment = self.segments.entry(number).or_default();
+        let Some(segment) = self.segments.get_mut(&number) else { return SegmentSum::default() };
         if segment.sum.epoch > epoch {
             return SegmentSum::default();
         }
@@ -215,4 +216,17 @@ impl Usage {
 
 fn weight_of(extent: &Extent) -> u128 {
     u128::from(extent.total_bytes()) * u128::from(extent.id.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regression_dropping_an_unknown_segment_does_not_make_its_first_life_count() {
+        let mut usage = Usage::default();
+        // As a segment that was given up when the store was opened, and has no epoch.
+        usage.drop_segment(3, 0);
+        assert_eq!(usage.epoch(3), None);
+    }
 }
