@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,7 +15,7 @@ from dalsegno.cli.look import AsJson
 from dalsegno.faultbench import stores, suite
 from dalsegno.faultbench.cell import Outcome, Probe
 
-NOT_CLEAN, UNKNOWN = 1, 2
+NOT_CLEAN, UNKNOWN, TERMINATED = 1, 2, 143
 COUNTS = ("wrong", "lost", "hung", "leaked")
 
 Names = Annotated[
@@ -95,6 +96,8 @@ def _run(
     placed: Sequence[stores.Placed], probes: Sequence[Probe], *, seed: int
 ) -> list[suite.Column]:
     """Runs everything, with a progress bar if somebody looks."""
+    # What is mounted and started is put away, also when the command is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     target = show.console(stderr=True)
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     cells = sum(1 + len(probes) for one in placed if not one.absent)
