@@ -66,7 +66,8 @@ def test_our_store_with_its_index_in_files_is_clean(name: str, probed: Probed) -
 def test_a_broken_store_is_caught(
     store: str, name: str, count: str, probed: Probed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cell, "CALL_S", 2.0)
+    if store == "Hanging":
+        monkeypatch.setattr(cell, "CALL_S", 2.0)
     outcome = probed(f"{FAULTY}:{store}", name)
     assert getattr(outcome, count) > 0, outcome
     assert not outcome.correct
