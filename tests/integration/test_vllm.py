@@ -1,14 +1,16 @@
 """Real vLLM on the CPU, one process per engine: what it answers with Dalsegno and without.
 
-Ten engine processes of about 25 seconds each. Tokens are compared in float32 and greedily.
+Eleven engine processes of about 25 seconds each. Tokens are compared in float32 and greedily.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ pytest.importorskip("vllm")
 from tests.outside import flip, segment_of
 
 import dalsegno
+from dalsegno.bench.faulty import Faulty
 from dalsegno.demo import model, primer
 from dalsegno.integrations.vllm import demo_engine
 
@@ -30,6 +33,8 @@ QUESTIONS = ("What does the player do at the sign?", "What does the model keep?"
 DOCUMENT_CHARS = 6740
 SHARED_MEMORY = Path("/dev/shm")
 EQUAL_TIME_NS = 1_600_000_000_000_000_000
+
+HANG_S = 10.0
 
 
 @dataclass
@@ -150,6 +155,38 @@ def test_a_locked_store_costs_time_and_nothing_else(
     assert answer["token_ids"] == oracle[1]["token_ids"]
     assert answer["counters"]["available"] == 0
     assert "vLLM runs on without it" in stage.log("locked")
+
+
+def test_answers_stay_equal_and_come_while_the_disk_hangs(
+    disk: Faulty, stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+) -> None:
+    shutil.copytree(stored, disk.below / "store")
+    spec = {
+        "model": str(stage.model),
+        "questions": QUESTIONS[1:],
+        "document": str(stage.folder / "document.txt"),
+        "context_tokens": 2048,
+        "log_file": str(stage.folder / "hang.log"),
+        "kv_transfer_config": connector(disk.path / "store", load_timeout_s=2),
+    }
+    command = [sys.executable, "-m", demo_engine.__name__, "--spec", json.dumps(spec)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(stage.folder / "cache")}
+    answers: list[dict[str, Any]] = []
+    clear = threading.Timer(HANG_S, disk.tell, ["clear"])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as engine:
+        assert engine.stdout is not None
+        for line in engine.stdout:
+            record = json.loads(line)
+            if record.get("stage") == "reading and answering":
+                disk.tell("add read hang file=segment-")
+                clear.start()
+            elif "token_ids" in record:
+                answers.append(record)
+    assert engine.returncode == 0, stage.log("hang")[-3000:]
+    assert [answer["token_ids"] for answer in answers] == [oracle[1]["token_ids"]]
+    counters = answers[0]["counters"]
+    assert counters["load_failed_blocks"] > 0, "nothing was read while the disk hung"
+    assert counters["poisoned"] == 0
 
 
 def replace_weights(path: Path) -> None:

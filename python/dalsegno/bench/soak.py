@@ -294,9 +294,8 @@ def _figures(steady: Process, killed: Process, kills: int, fills: int) -> dict[s
 
     def growth(name: str) -> float:
         first, last = lives[:quarter], lives[-quarter:]
-        return statistics.median(row[name] for row in last) - statistics.median(
-            row[name] for row in first
-        )
+        before, after = (statistics.median(row[name] for row in rows) for rows in (first, last))
+        return float(after - before)
 
     figures: dict[str, Any] = {
         name: sum(row[name] for row in every)

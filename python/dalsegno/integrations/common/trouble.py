@@ -15,7 +15,7 @@ EVERY_S = 30.0
 def is_suspended(counters: Mapping[str, Any]) -> bool:
     """Tells from a store's counters whether its disk does not answer, so that it is not asked."""
     device = counters["device"]
-    return device["reads"] != "working" or device["writes"] != "working"
+    return {device["reads"], device["writes"]} != {"working"}
 
 
 class Trouble:
