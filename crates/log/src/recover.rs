@@ -4,8 +4,9 @@
 //!    with a valid header that names its own place and the segment's epoch.
 //! 2. Damage never stops the opening; it costs the bytes it hit and is told.
 //! 3. Nothing is written but what a later append writes anyway.
+//! 4. With durability `batch` the extents that are told are durable.
 
-use dalsegno_core::{ChainHash, Extent, NamespaceId, SECTOR_BYTES};
+use dalsegno_core::{ChainHash, Durability, Extent, NamespaceId, SECTOR_BYTES};
 use dalsegno_io::{DirEntry, FileId, OpenMode, Opened, Operation};
 use parking_lot::Mutex;
 
@@ -251,12 +252,16 @@ fn scan_segment(
         }
         ScanEnd::Open => SegmentState::Open,
     };
-    if state == SegmentState::Free && !core.options.read_only {
-        // A process that was killed may have written the header without making it durable.
-        if let Err(error) = core.sync_file(opened.file, &core.patient_call()) {
-            found.faults.push(fault(0, error.to_string()));
-            state = SegmentState::Damaged;
-        }
+    // A process that was killed may have written the header, or extents, without making them durable. Of extents that
+    // counts with durability `batch`: a put says present of them, and moved ones take the place of what they were.
+    let holds_extents = records.iter().any(|record| record.extent().is_some());
+    let promises = holds_extents && core.options.durability == Durability::Batch;
+    if (state == SegmentState::Free || promises)
+        && !core.options.read_only
+        && let Err(error) = core.sync_file(opened.file, &core.patient_call())
+    {
+        found.faults.push(fault(0, error.to_string()));
+        state = SegmentState::Damaged;
     }
     let segment = Segment::new(header.segment, opened.file, header.epoch);
     let newest_sequence = known.map_or(0, |known| known.newest_sequence).max(header.first_sequence);

@@ -2,15 +2,16 @@
 //!
 //! 1. While a block is promised, a get of it is a hit; once it is removed, never.
 //! 2. Where space is scarce a block is promised until the store says that it dropped some, and lists it no longer.
-//! 3. What a store lists is durable, if puts are: a power cut takes nothing away that somebody may have seen.
+//! 3. What a store lists is durable, if puts are: a power cut takes nothing away that somebody may have seen, or that a
+//!    put found present.
 
 use std::sync::Arc;
 
-use dalsegno_core::ManualClock;
+use dalsegno_core::{Durability, ManualClock};
 use dalsegno_io::Device;
 use dalsegno_log::format::segment_number;
 use dalsegno_log::{Finding, LogError, VerifyReport};
-use dalsegno_store::PutOutcome;
+use dalsegno_store::{PutOutcome, PutReport};
 
 use crate::blocks::chain_hashes;
 use crate::device::SimDevice;
@@ -148,6 +149,25 @@ impl World {
                 if !listed {
                     self.oracle.dropped(namespace, *hash);
                 }
+            }
+        }
+    }
+
+    /// A put that finds a block present says so of what it did not write: from now on that block must be there. Unless
+    /// it is what an outage tore, which nobody has read yet.
+    pub(crate) fn promise_present(&mut self, part: &Part, report: &PutReport) {
+        if self.style.config.durability == Durability::None || !self.is_calm() {
+            return;
+        }
+        let namespace = part.namespace;
+        for (hash, outcome) in part.hashes().iter().zip(&report.outcomes) {
+            let is_open = self.oracle.expects(namespace, *hash) == Expect::Either;
+            let chain = vec![*hash];
+            if *outcome == PutOutcome::Present
+                && is_open
+                && self.get(&Part { namespace, chain, first: 0 }, false) == 1
+            {
+                self.oracle.put_ended(namespace, *hash, PutOutcome::Stored);
             }
         }
     }

@@ -43,21 +43,23 @@ impl Common {
     }
 }
 
-/// Opens the store and lives through a history, or as much of it as the device does.
+/// Opens the store and lives through a history, or as much of it as the device does; returns how many actions ended.
 ///
 /// # Panics
 ///
 /// If the store cannot be opened although no outage came.
-pub fn live(world: &mut World, actions: &[Action]) {
-    if !open(world) {
-        return;
-    }
-    for action in actions {
+pub fn live(world: &mut World, actions: &[Action]) -> usize {
+    if open(world) { act(world, actions) } else { 0 }
+}
+
+fn act(world: &mut World, actions: &[Action]) -> usize {
+    for (number, action) in actions.iter().enumerate() {
         world.act(action);
         if world.device.is_down() {
-            return;
+            return number;
         }
     }
+    actions.len()
 }
 
 /// After an outage: everything is as it must be, also if a second outage comes while the store is opened.
@@ -104,16 +106,39 @@ fn check_whole(world: &mut World, turn: u64) {
 /// If anything is not as it must be.
 pub fn crash_at(world: &mut World, actions: &[Action], at: u64, chance: &mut Random) {
     world.device.fail_at(at);
-    live(world, actions);
+    let lived = live(world, actions);
     assert!(world.device.is_down(), "this history had an operation {at} when it was counted");
-    let outage = if chance.percent(30) { Outage::Process } else { Outage::Power };
+    let mut outage = if chance.percent(30) { Outage::Process } else { Outage::Power };
+    if outage == Outage::Process && chance.percent(50) {
+        // What a killed process wrote last is there, but perhaps not durable, and is built upon.
+        world.reboot(outage);
+        live_on(world, actions, lived, chance);
+        outage = Outage::Power;
+    }
     recover(world, outage, chance);
-    let first = chance.below(actions.len());
-    world.device.fail_at(world.device.changes() + 1 + chance.below(40) as u64);
-    live(world, &actions[first..actions.len().min(first + 12)]);
+    live_on(world, actions, lived, chance);
     world.reboot(Outage::Power);
     world.verify();
     check_whole(world, 1);
+}
+
+/// A piece of a history, until an outage comes: any, or what was done when the last one came, now and then by a caller
+/// that reads everything before, and so finds out what that one tore.
+fn live_on(world: &mut World, actions: &[Action], lived: usize, chance: &mut Random) {
+    let first = if chance.percent(50) {
+        lived.saturating_sub(chance.below(3))
+    } else {
+        chance.below(actions.len())
+    };
+    let reads = chance.percent(50);
+    world.device.fail_at(world.device.changes() + 1 + chance.below(40) as u64);
+    if !open(world) {
+        return;
+    }
+    if reads {
+        world.check_all();
+    }
+    act(world, &actions[first..actions.len().min(first + 12)]);
 }
 
 /// Every history of a style with an outage in every operation; returns how many outages that were.

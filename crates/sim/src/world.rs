@@ -269,6 +269,7 @@ impl World {
             assert!(kept || self.may_be_full(), "a put failed without a fault");
             self.oracle.put_ended(part.namespace, *hash, outcome);
         }
+        self.promise_present(part, &report);
         self.checked(part.hashes().len());
         self.settle_drops();
         Ok(report)

@@ -8,6 +8,7 @@ use dalsegno_sim::{
     Action, Blocks, Common, Label, Outage, Part, Random, Style, World, chain_hashes,
     crash_everywhere, history, live, recover,
 };
+use dalsegno_store::PutOutcome;
 
 fn common() -> Common {
     Common::new(Blocks::default())
@@ -97,6 +98,29 @@ fn regression_what_is_put_after_a_kill_survives_a_power_cut() {
         world.open().unwrap();
         world.check_all();
     }
+}
+
+#[test]
+fn regression_what_a_put_finds_present_after_a_kill_survives_a_power_cut() {
+    let mut found = 0;
+    for change in 1..24 {
+        let _label = Label(format!("operation {change}"));
+        let common = common();
+        let mut world = common.world(&Style::roomy(Durability::Batch), 1, change);
+        let part = Part { namespace: 0, chain: chain_hashes(2, 4), first: 0 };
+        world.device.fail_at(change);
+        if world.open().is_ok() {
+            world.act(&Action::Put(part.clone(), false));
+        }
+        world.reboot(Outage::Process);
+        world.open().unwrap();
+        // The killed process may have written it, and not synced it.
+        found += world.put(&part, false).unwrap().count(PutOutcome::Present);
+        world.reboot(Outage::Power);
+        world.open().unwrap();
+        world.check_all();
+    }
+    assert!(found > 4);
 }
 
 #[test]
