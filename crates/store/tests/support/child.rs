@@ -2,7 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -46,9 +46,9 @@ impl Child {
         self.lines.try_iter().collect()
     }
 
-    /// Whether it has ended by itself.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.process.try_wait().unwrap().is_some()
+    /// How it has ended by itself, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().unwrap()
     }
 
     /// Kills it, and returns what it told and nobody took.
