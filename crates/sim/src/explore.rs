@@ -74,6 +74,11 @@ impl Plan {
         // The smallest there is, so that extents need several.
         style.config.io_request = Some(256 << 10);
         style.actions = if habit == Habit::Mixed { 36 } else { 24 };
+        if seed % 4 == 1 && habit != Habit::Churning {
+            // So little that removals go to other runs than what they remove, and these are merged.
+            style.memtable_bytes = Some(1 << 8);
+            words.push_str(", tiny memtables");
+        }
         let mut actions = habit.history(seed, &style);
         // What closing does can be cut short as well.
         actions.push(Action::Reopen);
