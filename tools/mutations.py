@@ -7,8 +7,10 @@ library only.
 
 1. The working tree is never touched; copy and build stay in `target/mutations`.
 2. Only a test that ran and failed has found something: a patch that does not apply or does not
-   build is an error.
+   build is an error, and so is a suite, or a history, that fails without a bug.
 3. What the simulation by its nature cannot see names another test in a line `suite: COMMAND`.
+4. A line `seeds: 17 3` names histories that find the bug, so that they are tried first. When they
+   do not, all the others are.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import filecmp
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,9 +31,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("crates/sim/mutations")
 WORK = ROOT / "target" / "mutations"
-EXPLORE = "cargo run -p dalsegno-sim --bin explore -- --first"
+EXPLORE = "cargo run --release -p dalsegno-sim --bin explore -- --first"
+# Every bug is a build, so building counts as much as speed.
+QUICK_BUILD = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_DEBUG": "false"}
 LONGEST_S = 1800.0
 SUITE = "suite:"
+SEEDS = "seeds:"
 
 
 class MutationError(RuntimeError):
@@ -44,11 +50,17 @@ class Mutation:
     patch: Path
     reason: str
     suite: str
+    seeds: tuple[int, ...]
 
     @property
     def name(self) -> str:
         """Its name without the ending."""
         return self.patch.stem
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """What may find it, in this order; all of it is built by the first."""
+        return [*(history(seed) for seed in self.seeds), shlex.split(self.suite)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,14 @@ def read(patch: Path) -> Mutation:
     if not head or not head[0].strip():
         raise MutationError(f"{patch.name}: the first line must say what is wrong with the code")
     suites = [line.removeprefix(SUITE).strip() for line in head if line.startswith(SUITE)]
-    return Mutation(patch, head[0].strip(), suites[0] if suites else EXPLORE)
+    seeds = [line.removeprefix(SEEDS).split() for line in head if line.startswith(SEEDS)]
+    numbers = tuple(int(seed) for line in seeds for seed in line)
+    return Mutation(patch, head[0].strip(), suites[0] if suites else EXPLORE, numbers)
+
+
+def history(seed: int) -> list[str]:
+    """Returns the command that explores one history."""
+    return [*shlex.split(EXPLORE), "--seed", str(seed)]
 
 
 def mutations(root: Path) -> list[Mutation]:
@@ -122,7 +141,7 @@ def built(command: list[str]) -> list[str]:
 
 def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command of cargo in a tree, with the build folder that all mutations share."""
-    environment = os.environ | {"CARGO_TARGET_DIR": str(WORK / "build")}
+    environment = os.environ | QUICK_BUILD | {"CARGO_TARGET_DIR": str(WORK / "build")}
     return subprocess.run(
         [command[0], command[1], "--quiet", "--locked", *command[2:]],
         cwd=tree,
@@ -141,8 +160,8 @@ def finding(said: str) -> str:
     return lines[0] if lines else "no words"
 
 
-def attempt(command: list[str], tree: Path) -> str | None:
-    """Builds and runs a suite; returns what it found, if it found something.
+def build(command: list[str], tree: Path) -> None:
+    """Builds what a command runs.
 
     Raises:
         MutationError: It does not build.
@@ -153,13 +172,25 @@ def attempt(command: list[str], tree: Path) -> str | None:
         raise MutationError(f"it was not built within {LONGEST_S:.0f} s") from error
     if done.returncode:
         raise MutationError(f"it does not build:\n{done.stderr}")
-    try:
-        done = run(command, tree)
-    except subprocess.TimeoutExpired:
-        # Slow or stuck: nobody knows, so nothing was found.
-        print(f"  it did not end within {LONGEST_S:.0f} s", flush=True)
-        return None
-    return finding(done.stdout) if done.returncode else None
+
+
+def attempt(commands: list[list[str]], tree: Path) -> str | None:
+    """Builds and runs commands up to the first that finds something; returns what it found.
+
+    Raises:
+        MutationError: They do not build.
+    """
+    build(commands[0], tree)
+    for command in commands:
+        try:
+            done = run(command, tree)
+        except subprocess.TimeoutExpired:
+            # Slow or stuck: nobody knows, so nothing was found.
+            print(f"  it did not end within {LONGEST_S:.0f} s", flush=True)
+            continue
+        if done.returncode:
+            return finding(done.stdout)
+    return None
 
 
 def attempt_mutation(mutation: Mutation, tree: Path) -> Outcome:
@@ -167,29 +198,47 @@ def attempt_mutation(mutation: Mutation, tree: Path) -> Outcome:
     started = time.monotonic()
     apply(mutation.patch, tree)
     try:
-        found = attempt(shlex.split(mutation.suite), tree)
+        found = attempt(mutation.commands, tree)
     except MutationError as error:
         raise MutationError(f"{mutation.patch.name}: {error}") from error
     finally:
         apply(mutation.patch, tree, "--reverse")
-    if found:
-        print(f"  {found}", flush=True)
+    seconds = time.monotonic() - started
+    print(f"  {seconds:.0f} s: {found or 'nobody finds it'}", flush=True)
     suite = "sim" if mutation.suite == EXPLORE else mutation.suite
-    return Outcome(suite if found else None, time.monotonic() - started)
+    return Outcome(found and f"{suite}{seed_of(found)}", seconds)
+
+
+def seed_of(found: str) -> str:
+    """Returns the seed of the history that found something, in words."""
+    seed = re.match(r"violation: (seed \d+),", found)
+    return f", {seed[1]}" if seed else ""
+
+
+def check_without(chosen: list[Mutation], tree: Path) -> None:
+    """Runs every suite, and every history that a mutation names, without a bug.
+
+    Raises:
+        MutationError: One of them fails.
+    """
+    seeds = {seed for mutation in chosen for seed in mutation.seeds}
+    others = {mutation.suite for mutation in chosen if mutation.suite != EXPLORE}
+    commands = [history(seed) for seed in sorted(seeds)] + [shlex.split(s) for s in sorted(others)]
+    for command in commands:
+        print(f"without a bug: {shlex.join(command)}", flush=True)
+        if found := attempt([command], tree):
+            raise MutationError(f"`{shlex.join(command)}` fails without a planted bug: {found}")
 
 
 def attempt_all(chosen: list[Mutation], tree: Path) -> dict[str, Outcome]:
-    """Tries every mutation, and before that every suite without one.
+    """Tries every mutation, and before that what is to find them without one.
 
     Raises:
-        MutationError: A suite fails although no bug is planted.
+        MutationError: Something fails although no bug is planted.
     """
     for mutation in chosen:
         apply(mutation.patch, tree, "--check")
-    for suite in sorted({mutation.suite for mutation in chosen}):
-        print(f"without a bug: {suite}", flush=True)
-        if found := attempt(shlex.split(suite), tree):
-            raise MutationError(f"`{suite}` fails without a planted bug: {found}")
+    check_without(chosen, tree)
     outcomes = {}
     for number, mutation in enumerate(chosen, 1):
         print(f"{number} of {len(chosen)}: {mutation.name}: {mutation.reason}", flush=True)
