@@ -63,19 +63,23 @@ def test_no_call_of_the_scheduler_waits_for_a_disk_that_hangs(
     assert seen["suspended"] == 1
     assert Request(tier, "suspended", ours).lookup(ours[0]) is MISS
     disk.tell("clear")
+    _check_recovered(tier, memory, ours)
+    tier.shutdown()
+    memory.free()
+
+
+def _check_recovered(tier: Any, memory: Primary, ours: list[Any]) -> None:
+    """Waits until blocks are found again, and loads them."""
     back = time.monotonic() + 30
     while Request(tier, f"back{time.monotonic()}", ours).lookup_all() == [MISS] * len(ours):
         assert time.monotonic() < back
         list(tier.get_finished_jobs())
         time.sleep(0.05)
     memory.array[:] = 0
-    again = Request(tier, "again", ours)
-    again.load(10_000)
+    Request(tier, "again", ours).load(10_000)
     ended = {result.job_id: result for result in _drained(tier)}
     assert ended[10_000].success
     assert memory.holds(range(20), ours)
-    tier.shutdown()
-    memory.free()
 
 
 def _drained(tier: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 //! How the blocks of each segment are used: what eviction asks an index for.
 //!
 //! 1. Sums of a segment are those of its extents that are in the index.
-//! 2. A segment that is not known has nothing in the index, whatever tables say of it; to drop it does not make it known.
+//! 2. A segment that is not known has nothing in the index, whatever tables say of it; dropping it changes nothing.
 //! 3. Memory is bounded: beyond a number of hit extents the ones hit longest ago are taken for not hit.
 
 use std::collections::{BTreeSet, HashMap};

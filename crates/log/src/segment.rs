@@ -24,8 +24,8 @@ pub enum SegmentState {
     Open,
     /// Full; its records are read.
     Sealed,
-    /// Its header is damaged, its file was cut, or a crash came while it was recycled: it takes no records and goes first
-    /// when space is needed.
+    /// Its header is damaged, its file was cut, or a crash came while it was recycled: it takes no records, and goes
+    /// first when space is needed.
     Damaged,
 }
 

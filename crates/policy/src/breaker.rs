@@ -4,8 +4,8 @@
 //! 2. A device is suspended when it owes answers and gave no good one for [`Rules::stall`], or when the last
 //!    [`Rules::errors`] answers were bad.
 //! 3. Any good answer, whatever it belongs to, ends the suspension.
-//! 4. While it is suspended a request is let through now and then as a trial, after pauses that double. What it holds is
-//!    bounded: of trials that get no answer there are at most [`Rules::trials`].
+//! 4. While it is suspended a request is let through now and then as a trial, after pauses that double. What the device
+//!    keeps is bounded: of trials that get no answer there are at most [`Rules::trials`].
 
 use std::time::Duration;
 
