@@ -7,7 +7,7 @@ use dalsegno_io::{BufferPool, Device, lend};
 use dalsegno_log::store_header;
 use dalsegno_store::{
     ChainHash, Coding, Config, IndexChoice, KvLayout, MergeRules, Namespace, Parts, Put,
-    PutOutcome, Scope, Store, StoreId, Terms,
+    PutOutcome, Scope, ScrubRules, Store, StoreId, Terms,
 };
 
 use crate::device::MemoryDevice;
@@ -77,6 +77,7 @@ fn open(device: &Arc<MemoryDevice>, index: IndexChoice) -> dalsegno_store::Resul
         new_store: STORE,
         inline_upkeep: true,
         merging: MergeRules::default(),
+        scrubbing: ScrubRules::default(),
     })
 }
 

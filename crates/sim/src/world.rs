@@ -9,7 +9,7 @@ use dalsegno_core::{
 };
 use dalsegno_io::{BufferPool, Memory, lend};
 use dalsegno_store::{
-    Coding, Error, Parts, Put, PutOutcome, PutReport, Scope, Stats, Store, Terms,
+    Coding, Error, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store, Terms,
 };
 
 use crate::blocks::Blocks;
@@ -115,6 +115,7 @@ impl World {
             new_store: StoreId([7; 16]),
             inline_upkeep: true,
             merging: self.style.merging,
+            scrubbing: ScrubRules::default(),
         })?;
         self.openings += 1;
         self.dropped_blocks = 0;

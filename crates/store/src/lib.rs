@@ -52,9 +52,11 @@ pub use offline::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, l
 pub use open::Parts;
 pub use put::{Put, PutOutcome, PutReport};
 pub use repair::{RepairReport, repair};
+pub use scrub::{ScrubRules, ScrubStats};
 pub use stats::{MergeStats, Stats};
 pub use store::Store;
 pub use terms::{Cancel, Terms};
 pub use transfer::{Transfer, TransferState};
 pub use tuner::{DecisionRow, IndexStats, Tuner};
 pub use verify::{Finding, VerifyReport, verify};
+pub use watch::DeviceStats;

@@ -19,7 +19,7 @@ use dalsegno_io::{
     SystemClock, allow_open_files,
 };
 use dalsegno_log::format::{STORE_FILE, namespace_file, namespace_of_file, segment_number};
-use dalsegno_log::{Log, LogOptions, Recovered, SegmentFault};
+use dalsegno_log::{Log, LogOptions, Recovered};
 use dalsegno_policy::AdmissionFilter;
 use dalsegno_policy::merging::MergeRules;
 use parking_lot::{Mutex, RwLock};
@@ -28,10 +28,10 @@ use crate::dram::Dram;
 use crate::merge::Merger;
 use crate::offline::Reader;
 use crate::pending::Pending;
-use crate::rebuild::rebuild;
+use crate::rebuild::{rebuild, tell_faults};
 use crate::room::RoomMaker;
-use crate::scrub::Scrubber;
-use crate::stats::{Counters, add};
+use crate::scrub::{ScrubRules, Scrubber};
+use crate::stats::Counters;
 use crate::store::{Inner, Store, to_error};
 use crate::transfer::Workers;
 use crate::tuner::Tuner;
@@ -64,6 +64,8 @@ pub struct Parts {
     pub inline_upkeep: bool,
     /// What merging of small extents aims at.
     pub merging: MergeRules,
+    /// When scrubbing begins.
+    pub scrubbing: ScrubRules,
 }
 
 /// What a directory says before it is opened.
@@ -119,6 +121,7 @@ impl Store {
             new_store: random_id(path)?,
             inline_upkeep: false,
             merging: MergeRules::default(),
+            scrubbing: ScrubRules::default(),
         })?;
         tracing::info!(
             "store {} in {} uses at most {}{}",
@@ -140,10 +143,20 @@ impl Store {
     ///
     /// As [`Store::open`].
     pub fn open_parts(parts: Parts) -> Result<Self> {
-        let Parts { device, clock, pool, limits, lock, new_store, inline_upkeep, merging } = parts;
+        let Parts {
+            device,
+            clock,
+            pool,
+            limits,
+            lock,
+            new_store,
+            inline_upkeep,
+            merging,
+            scrubbing,
+        } = parts;
         let lock = lock.map(Arc::new);
         let watch = Arc::new(Watched::new(device, &clock));
-        let device: Arc<dyn Device> = Arc::<Watched>::clone(&watch);
+        let device = Arc::<Watched>::clone(&watch) as Arc<dyn Device>;
         let dram = open_dram(&limits)?;
         let Opened { log, recovered, index, lsm, cover } =
             open_log(&device, &clock, pool.clone(), &limits, new_store)?;
@@ -151,16 +164,7 @@ impl Store {
         let counters = Counters::default();
         tell_faults(&counters, &recovered.faults);
         let has_removals = !recovered.removals.is_empty();
-        let keep_up = || {
-            // Memory stays bounded while much is taken in. The cover is the old one until all is: what is taken in
-            // twice is taken in once.
-            if let Some(lsm) = lsm.as_ref().filter(|lsm| lsm.is_full())
-                && log.cover().is_ok()
-            {
-                lsm.freeze(cover.clone());
-                while lsm.step() {}
-            }
-        };
+        let keep_up = || keep_up(lsm.as_deref(), &log, &cover);
         rebuild(&log, index.as_ref(), recovered, &keep_up);
         if let Some(lsm) = lsm.as_ref().filter(|lsm| has_removals && lsm.is_damaged()) {
             // What was to be removed may be in what cannot be read.
@@ -177,17 +181,15 @@ impl Store {
             inline: inline_upkeep,
             lock: lock.clone(),
         };
-        let upkeep = match lsm {
-            Some(lsm) => {
-                let tuner = Tuner::open(&device, &lsm, limits.index_tuning);
-                Upkeep::start(lsm, log.clone(), tuner, rules)?
-            }
+        let tuner = lsm.as_ref().map(|lsm| Tuner::open(&device, lsm, limits.index_tuning));
+        let upkeep = match lsm.zip(tuner) {
+            Some((lsm, tuner)) => Upkeep::start(lsm, log.clone(), tuner, rules)?,
             None => Upkeep::none(),
         };
         let room = RoomMaker::start(inline_upkeep)?;
         let workers = start_workers(&limits)?;
         let merger = Merger::new(merging, &limits, inline_upkeep);
-        let scrubber = Scrubber::new(&limits, inline_upkeep);
+        let scrubber = Scrubber::new(scrubbing, &limits, inline_upkeep);
         let inner = Inner {
             merger,
             scrubber,
@@ -210,10 +212,20 @@ impl Store {
             _lock: lock,
         };
         let store = Self::new(inner, workers);
-        let inner = store.enter()?;
-        inner.start_merging()?;
-        inner.start_scrubbing()?;
+        store.enter()?.start_merging()?;
+        store.enter()?.start_scrubbing()?;
         Ok(store)
+    }
+}
+
+/// Bounds an index's memory while much is taken in. The cover is the old one until all is: what is taken in twice is
+/// taken in once.
+fn keep_up(lsm: Option<&LsmIndex>, log: &Log, cover: &[u8]) {
+    if let Some(lsm) = lsm.filter(|lsm| lsm.is_full())
+        && log.cover().is_ok()
+    {
+        lsm.freeze(cover.to_vec());
+        while lsm.step() {}
     }
 }
 
@@ -229,19 +241,6 @@ fn open_dram(limits: &Limits) -> Result<Dram> {
         let message = format!("a DRAM tier of {asked} cannot be had; set `dram` to less");
         Error::new(ErrorKind::Unavailable, message).with_source(error)
     })
-}
-
-/// Counts damage that was found at open, and tells of it.
-fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
-    add(&counters.open_faults, faults.len() as u64);
-    for fault in faults {
-        tracing::warn!(
-            "{} at {}: {}; what it held is a miss",
-            fault.file,
-            fault.offset,
-            fault.what
-        );
-    }
 }
 
 /// Refuses to open anything in a child that was forked while a store was open: it might wait for ever.

@@ -8,9 +8,23 @@ use std::collections::{BTreeMap, HashMap};
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
 use dalsegno_index::{Index, Scope};
-use dalsegno_log::{Log, Recovered, Removal};
+use dalsegno_log::{Log, Recovered, Removal, SegmentFault};
 
 use crate::rewrite::read_blocks;
+use crate::stats::{Counters, add};
+
+/// Counts damage that was found at open, and tells of it.
+pub(crate) fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
+    add(&counters.open_faults, faults.len() as u64);
+    for fault in faults {
+        tracing::warn!(
+            "{} at {}: {}; what it held is a miss",
+            fault.file,
+            fault.offset,
+            fault.what
+        );
+    }
+}
 
 /// Fills the index from what the log holds, leaving out what was removed.
 ///

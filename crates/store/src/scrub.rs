@@ -3,7 +3,8 @@
 //! 1. A thread of its own reads, in the order of the index, no more a second than the setting `scrub_rate` says. It
 //!    stands back while somebody else reads, and asks nothing of a device that is suspended.
 //! 2. Every slice and header is checked as a get checks it; an extent with a bad one is set aside, counted by cause.
-//! 3. A round begins a day after the last one did, or when that is over if it takes longer.
+//! 3. The first round begins a minute after the store was opened, so that it is not in the way when an engine starts; the
+//!    next a day after the last one did, or when that is over if it takes longer.
 //! 4. Reading is no use: it changes neither what is evicted nor what DRAM holds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,14 +22,27 @@ use crate::rewrite::{Spot, read_blocks};
 use crate::stats::add;
 use crate::store::Inner;
 
-/// From the beginning of one round to that of the next.
-const ROUND: Duration = Duration::from_secs(24 * 3600);
 /// Extents that the index is asked for at a time.
 const STEP: usize = 64;
 /// Between two looks whether there is something to do.
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long it stands back before a piece is read all the same.
 const DEFERRAL: Duration = Duration::from_millis(50);
+
+/// When scrubbing begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubRules {
+    /// From opening the store to the first round.
+    pub first: Duration,
+    /// From the beginning of one round to that of the next.
+    pub round: Duration,
+}
+
+impl Default for ScrubRules {
+    fn default() -> Self {
+        Self { first: Duration::from_secs(60), round: Duration::from_secs(24 * 3600) }
+    }
+}
 
 /// What scrubbing did since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -73,6 +87,7 @@ pub(crate) struct Scrubber {
 
 #[derive(Debug)]
 struct Shared {
+    rules: ScrubRules,
     bytes_per_s: u64,
     stopped: Mutex<bool>,
     changed: Condvar,
@@ -106,11 +121,11 @@ struct Round {
 
 impl Scrubber {
     /// `inline` is for simulations, where nothing is scrubbed: a get checks the same.
-    pub(crate) fn new(limits: &Limits, inline: bool) -> Self {
+    pub(crate) fn new(rules: ScrubRules, limits: &Limits, inline: bool) -> Self {
         let bytes_per_s = limits.scrub_bytes_per_s;
         let shared = (bytes_per_s > 0 && !inline).then(|| {
             let (stopped, changed) = (Mutex::new(false), Condvar::new());
-            Arc::new(Shared { bytes_per_s, stopped, changed })
+            Arc::new(Shared { rules, bytes_per_s, stopped, changed })
         });
         Self { shared, threads: Mutex::new(Workers::new()) }
     }
@@ -138,7 +153,8 @@ impl Inner {
     pub(crate) fn start_scrubbing(self: &Arc<Self>) -> Result<()> {
         let Some(shared) = self.scrubber.shared.as_ref().map(Arc::clone) else { return Ok(()) };
         let store = Arc::downgrade(self);
-        let body = move || scrub(&shared, &store);
+        let began = self.clock.now().after(shared.rules.first);
+        let body = move || scrub(&shared, &store, began);
         self.scrubber.threads.lock().start("dalsegno-scrub", body).map_err(|error| {
             Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
         })
@@ -167,7 +183,7 @@ impl Inner {
         if extents.len() < STEP {
             add(&self.counters.scrubbing.rounds, 1);
             round.from = start;
-            round.began = round.began.after(ROUND).max(self.clock.now());
+            round.began = round.began.after(shared.rules.round).max(self.clock.now());
             round.buffer = RowBuffer::default();
         }
         Duration::ZERO
@@ -202,10 +218,9 @@ impl Inner {
     }
 }
 
-fn scrub(shared: &Shared, store: &Weak<Inner>) {
-    let bucket = Bucket::new(shared.bytes_per_s);
-    let mut round =
-        Round { from: Place::default(), began: Nanos(0), bucket, buffer: RowBuffer::default() };
+fn scrub(shared: &Shared, store: &Weak<Inner>, began: Nanos) {
+    let (from, bucket) = (Place::default(), Bucket::new(shared.bytes_per_s));
+    let mut round = Round { from, began, bucket, buffer: RowBuffer::default() };
     while let Some(inner) = store.upgrade() {
         let wait = inner.scrub_step(shared, &mut round);
         drop(inner);

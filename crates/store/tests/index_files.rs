@@ -16,8 +16,8 @@ use dalsegno_io::{
     OpenMode, Opened, Operation, Request, Space, SystemClock,
 };
 use dalsegno_store::{
-    ChainHash, Config, EngineChoice, IndexChoice, MergeRules, NamespaceId, Parts, Store, StoreId,
-    Terms, info,
+    ChainHash, Config, EngineChoice, IndexChoice, MergeRules, NamespaceId, Parts, ScrubRules,
+    Store, StoreId, Terms, info,
 };
 use support::{Setup, chain, engines, get, index_files, namespace, next, open, put};
 
@@ -327,6 +327,7 @@ fn open_noting(dir: &Path, config: &Config) -> (Store, usize) {
         new_store: StoreId::default(),
         inline_upkeep: false,
         merging: MergeRules::default(),
+        scrubbing: ScrubRules::default(),
     };
     let store = Store::open_parts(parts).unwrap();
     let reads = device.reads.lock().unwrap();

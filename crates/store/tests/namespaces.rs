@@ -14,8 +14,8 @@ use dalsegno_io::{
 };
 use dalsegno_log::format::{NamespaceSector, namespace_file};
 use dalsegno_store::{
-    Coding, Config, ErrorKind, KvLayout, MergeRules, Namespace, NamespaceId, Parts, Store, StoreId,
-    Terms, info, list, verify,
+    Coding, Config, ErrorKind, KvLayout, MergeRules, Namespace, NamespaceId, Parts, ScrubRules,
+    Store, StoreId, Terms, info, list, verify,
 };
 use support::{chain, config, get, namespace, open, put};
 
@@ -169,6 +169,7 @@ fn a_description_that_cannot_be_removed_keeps_no_store_closed() {
         new_store,
         inline_upkeep: false,
         merging: MergeRules::default(),
+        scrubbing: ScrubRules::default(),
     };
     let store = Store::open_parts(parts).unwrap();
     assert_eq!(descriptors(dir.path()), 2);

@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dalsegno_store::{Config, NamespaceId, Store, Terms};
-use support::{Setup, chain, files, get, namespace, open, put, setups};
+use dalsegno_store::{Config, MergeRules, NamespaceId, ScrubRules, Store, Terms};
+use support::{Setup, chain, files, get, namespace, open, open_by, put, setups};
 
 const BYTES: usize = 64 << 10;
 const CHAINS: u64 = 20;
@@ -21,6 +21,12 @@ fn settings(setup: Setup, scrub_rate: u64) -> Config {
 
 fn space(store: &Store) -> NamespaceId {
     namespace(store, 2, 32 << 10, "scrub")
+}
+
+/// A store whose first round begins at once.
+fn open_soon(dir: &Path, config: &Config) -> Store {
+    let rules = ScrubRules { first: Duration::ZERO, ..ScrubRules::default() };
+    open_by(dir, config, MergeRules::default(), rules)
 }
 
 fn fill(dir: &Path, config: &Config) {
@@ -61,7 +67,7 @@ fn damage_is_found_before_anybody_asks_for_it() {
         let config = settings(setup, 1 << 30);
         fill(dir.path(), &config);
         spoil(dir.path());
-        let store = open(dir.path(), &config);
+        let store = open_soon(dir.path(), &config);
         let ns = space(&store);
         wait_for_a_round(&store);
         let stats = store.stats();
@@ -89,7 +95,7 @@ fn what_is_sound_is_read_once_and_stays() {
     let dir = tempfile::tempdir().unwrap();
     let config = settings(setup, 1 << 30);
     fill(dir.path(), &config);
-    let store = open(dir.path(), &config);
+    let store = open_soon(dir.path(), &config);
     wait_for_a_round(&store);
     let scrubbed = store.stats().scrubbing;
     assert_eq!((scrubbed.extents, scrubbed.damaged_extents), (CHAINS, 0));
@@ -105,12 +111,12 @@ fn scrubbing_keeps_to_its_rate_and_can_be_switched_off() {
     let dir = tempfile::tempdir().unwrap();
     let config = settings(setup, 0);
     fill(dir.path(), &config);
-    let store = open(dir.path(), &config);
+    let store = open_soon(dir.path(), &config);
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(store.stats().scrubbing.bytes, 0);
     store.close();
     let rate = 512 << 10;
-    let store = open(dir.path(), &settings(setup, rate));
+    let store = open_soon(dir.path(), &settings(setup, rate));
     let started = Instant::now();
     std::thread::sleep(Duration::from_millis(1500));
     let bytes = store.stats().scrubbing.bytes;

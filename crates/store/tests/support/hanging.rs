@@ -8,7 +8,7 @@ use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
     OpenMode, Opened, Operation, Request, Space, SystemClock,
 };
-use dalsegno_store::{Config, MergeRules, Parts, Store, StoreId};
+use dalsegno_store::{Config, MergeRules, Parts, ScrubRules, Store, StoreId};
 
 /// What hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +117,7 @@ pub(crate) fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store) {
         new_store: StoreId([7; 16]),
         inline_upkeep: false,
         merging: MergeRules::default(),
+        scrubbing: ScrubRules::default(),
     };
     let store = Store::open_parts(parts).unwrap();
     (device, store)

@@ -18,7 +18,7 @@ use dalsegno_core::SpaceFacts;
 use dalsegno_io::{BufferPool, Device, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_store::{
     ChainHash, Config, EngineChoice, IndexChoice, KvLayout, Memory, MergeRules, Namespace,
-    NamespaceId, Parts, Put, PutReport, Scope, Store, StoreId, Terms, lend,
+    NamespaceId, Parts, Put, PutReport, Scope, ScrubRules, Store, StoreId, Terms, lend,
 };
 pub(crate) use skip::skip;
 
@@ -104,6 +104,16 @@ pub(crate) fn soon() -> MergeRules {
 
 /// A store over real files that merges by these rules.
 pub(crate) fn open_with(dir: &Path, config: &Config, merging: MergeRules) -> Store {
+    open_by(dir, config, merging, ScrubRules::default())
+}
+
+/// A store over real files that merges and scrubs by these rules.
+pub(crate) fn open_by(
+    dir: &Path,
+    config: &Config,
+    merging: MergeRules,
+    scrubbing: ScrubRules,
+) -> Store {
     let clock = Arc::new(SystemClock::new());
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     let options = DirectoryOptions { engine: config.io_engine, ..DirectoryOptions::default() };
@@ -119,6 +129,7 @@ pub(crate) fn open_with(dir: &Path, config: &Config, merging: MergeRules) -> Sto
         new_store: StoreId([7; 16]),
         inline_upkeep: false,
         merging,
+        scrubbing,
     };
     Store::open_parts(parts).unwrap()
 }
