@@ -47,7 +47,7 @@ def test_it_shows_what_the_formats_worked_example_shows(golden: Path, run: Run) 
         assert (field.get("hex") or field["first"]).startswith(text.replace(" ", "")), beside
         if field.get("says", "").isdecimal():
             assert field["says"] in beside.split(), beside
-    assert compared == 8 + 1 + 24 + 4 + 4
+    assert compared == 9 + 1 + 24 + 4 + 4
 
 
 def test_a_segment_is_its_header_and_its_records(path: Path, run: Run) -> None:

@@ -3,8 +3,8 @@
 //! 1. A thread of its own reads, in the order of the index, no more a second than the setting `scrub_rate` says. It
 //!    stands back while somebody else reads, and asks nothing of a device that is suspended.
 //! 2. Every slice and header is checked as a get checks it; an extent with a bad one is set aside, counted by cause.
-//! 3. The first round begins a minute after the store was opened, so that it is not in the way when an engine starts; the
-//!    next a day after the last one did, or when that is over if it takes longer.
+//! 3. The first round begins a minute after the store was opened, so that it is not in the way when an engine starts;
+//!    the next a day after the last one did, or when that is over if it takes longer.
 //! 4. Reading is no use: it changes neither what is evicted nor what DRAM holds.
 
 use std::sync::atomic::{AtomicU64, Ordering};

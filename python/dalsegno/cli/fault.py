@@ -50,7 +50,7 @@ def faultbench(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Do the same harm to every store, and see what it hands out afterwards.
+    """Do the same harm to every store, and count what fails.
 
     Each probe does something that happens in service: the process is killed while it writes, a bit
     flips on the disk, files are cut, swapped or emptied, the disk fills up, far too much is asked

@@ -19,7 +19,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print exact numbers as JSO
 
 
 def info(directory: Directory, *, as_json: AsJson = False) -> None:
-    """Tell the facts of a store: its size, its segments, what it holds.
+    """Tell the size of a store, its segments, and what it holds.
 
     Only headers are read, so it is quick on a large store too. Damage that an open would meet is
     listed; `dalsegno verify` checks every byte.
