@@ -171,6 +171,7 @@ class Store:
                 "disk_bytes": self._bytes(),
                 "capacity_bytes": self._capacity_bytes,
                 "poisoned": False,
+                "device": {"reads": "working", "writes": "working"},
                 "log": {"misses": dict(self.misses)},
             }
 
