@@ -101,7 +101,7 @@ pub enum Class {
 /// Learns how requests end.
 pub trait Watch: Send + Sync {
     /// A request has ended; called once for each, before whoever waits hears of it, on the device's thread.
-    fn ended(&self, result: &Result<(), IoError>);
+    fn ended(&self, result: Result<(), &IoError>);
 }
 
 /// One contiguous range of a file and the memory it moves to or from: what one `NVMe` command with a scatter list says.
@@ -166,7 +166,7 @@ impl Request {
     pub fn complete(self, result: Result<(), IoError>) {
         drop(self.guard);
         if let Some(watch) = self.watch {
-            watch.ended(&result);
+            watch.ended(result.as_ref().copied());
         }
         let completion = Completion { tag: self.tag, memory: self.memory, result };
         // A caller that gave up dropped its end; the memory goes back with the completion.

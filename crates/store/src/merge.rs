@@ -10,14 +10,14 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{Error, ErrorKind, Extent, Limits, Nanos, Result};
+use dalsegno_core::{Extent, Limits, Nanos, Result};
 use dalsegno_io::Workers;
 use dalsegno_policy::merging::{Bucket, Due, MergeRules, Piles, SmallExtent};
 use parking_lot::{Condvar, Mutex};
 
 use crate::merge_row::RowBuffer;
 use crate::merge_walk::Walk;
-use crate::store::Inner;
+use crate::store::{Inner, no_thread};
 
 /// The thread looks so often whether something is due.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -217,9 +217,7 @@ impl Inner {
         let (shared, store) = (Arc::clone(shared), Arc::downgrade(self));
         let started =
             self.merger.threads.lock().start("dalsegno-merge", move || shared.run(&store));
-        started.map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
-        })
+        started.map_err(no_thread)
     }
 
     /// Where whoever puts merges: one step.

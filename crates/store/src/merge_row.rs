@@ -26,9 +26,6 @@ use crate::store::Inner;
 const MOST_EXTENTS: usize = 1024;
 /// Bytes of blocks that are read in one piece.
 const READ_BYTES: usize = 2 << 20;
-/// How long it stands back before a piece of I/O.
-const DEFERRAL_POLLS: u32 = 50;
-const DEFERRAL_POLL: Duration = Duration::from_millis(1);
 /// How long readers of a dead segment are waited for.
 const DEAD_PATIENCE: Duration = Duration::from_millis(50);
 /// What direct I/O asks of memory.
@@ -182,7 +179,7 @@ impl Inner {
             if self.visible_blocks(row) != all {
                 return Err(Skip::Changed);
             }
-            self.stand_back(shared)?;
+            self.let_readers_pass(shared)?;
             self.swing(row, merge.commit(&call)?, &call);
             return Ok(());
         }
@@ -191,7 +188,7 @@ impl Inner {
             return Err(Skip::Changed);
         }
         for layer in 0..layers {
-            self.stand_back(shared)?;
+            self.let_readers_pass(shared)?;
             let at = layer as usize * slice_bytes;
             lend(|lender| {
                 let blocks = bytes.chunks_exact(block_bytes);
@@ -216,7 +213,7 @@ impl Inner {
         let at_once = blocks_at_once(block_bytes);
         let parts = all.chunks(at_once).zip(bytes.chunks_mut(at_once * block_bytes));
         for (spots, bytes) in parts {
-            self.stand_back(shared)?;
+            self.let_readers_pass(shared)?;
             let outcomes = read_blocks(&self.log, row, spots, bytes);
             for (spot, outcome) in spots.iter().zip(outcomes) {
                 match outcome {
@@ -252,20 +249,15 @@ impl Inner {
     }
 
     /// Stands back while somebody reads, within bounds; fails if the store is being closed.
-    fn stand_back(&self, shared: &Shared) -> Result<(), Skip> {
+    fn let_readers_pass(&self, shared: &Shared) -> Result<(), Skip> {
         if self.reads.load(Ordering::Relaxed) > 0 {
             add(&self.counters.merging.deferrals, 1);
         }
-        for _ in 0..DEFERRAL_POLLS {
-            if shared.is_stopped() {
-                return Err(LogError::Io(IoError::Closed).into());
-            }
-            if self.reads.load(Ordering::Relaxed) == 0 {
-                break;
-            }
-            std::thread::sleep(DEFERRAL_POLL);
+        if self.stand_back(|| shared.is_stopped()) {
+            Ok(())
+        } else {
+            Err(LogError::Io(IoError::Closed).into())
         }
-        Ok(())
     }
 
     /// Makes sure that there is room for `bytes`, without dropping anything that is alive.

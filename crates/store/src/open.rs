@@ -32,7 +32,7 @@ use crate::rebuild::{rebuild, tell_faults};
 use crate::room::RoomMaker;
 use crate::scrub::{ScrubRules, Scrubber};
 use crate::stats::Counters;
-use crate::store::{Inner, Store, to_error};
+use crate::store::{Inner, Store, no_thread, to_error};
 use crate::transfer::Workers;
 use crate::tuner::Tuner;
 use crate::upkeep::{Upkeep, UpkeepRules};
@@ -230,9 +230,7 @@ fn keep_up(lsm: Option<&LsmIndex>, log: &Log, cover: &[u8]) {
 }
 
 fn start_workers(limits: &Limits) -> Result<Workers> {
-    Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
-    })
+    Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(no_thread)
 }
 
 fn open_dram(limits: &Limits) -> Result<Dram> {

@@ -58,21 +58,17 @@ impl Inner {
         let number = self.log.begin_removal(namespace, hashes);
         let announced = Announced { log: self.log.clone(), number };
         let removed = Arc::new(AtomicU64::new(0));
-        let take_out = {
-            let (hashes, removed) = (hashes.to_vec(), Arc::clone(&removed));
-            move |inner: &Self| removed.store(inner.take_out(namespace, &hashes), Ordering::Relaxed)
-        };
-        // An index in files may have to wait for the device, and nobody else waits meanwhile but for this removal.
-        let mut take_out = Some(take_out);
-        if self.limits.index == IndexChoice::Memory
-            && let Some(take_out) = take_out.take()
-        {
-            take_out(self);
+        let mut left = None;
+        if self.limits.index == IndexChoice::Memory {
+            removed.store(self.take_out(namespace, hashes), Ordering::Relaxed);
+        } else {
+            // It may have to wait for the device.
+            left = Some((hashes.to_vec(), Arc::clone(&removed)));
         }
         let bytes = Log::removal_bytes(hashes.len());
         let finish = move |inner: &Self, call: &Call| {
-            if let Some(take_out) = take_out {
-                take_out(inner);
+            if let Some((hashes, removed)) = left {
+                removed.store(inner.take_out(namespace, &hashes), Ordering::Relaxed);
             }
             // Tried also if no room could be made: a removal may use the reserve.
             if let Err(error) = inner.make_room(bytes, call) {

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
-use dalsegno_core::{Deadline, Error, ErrorKind, Result};
+use dalsegno_core::{Deadline, Result};
 use dalsegno_io::{IoError, Workers, patiently};
 use dalsegno_log::{Call, LogError, Reservation};
 use parking_lot::Mutex;
 
-use crate::store::Inner;
+use crate::store::{Inner, no_thread};
 
 /// How often a put makes room before it gives up.
 const RECLAIM_ATTEMPTS: u32 = 3;
@@ -56,9 +56,7 @@ impl RoomMaker {
             let (sender, receiver): (_, Receiver<Errand>) = bounded(QUEUE);
             queue = Some(sender);
             let body = move || receiver.iter().for_each(Errand::run);
-            thread.start("dalsegno-room", body).map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
-            })?;
+            thread.start("dalsegno-room", body).map_err(no_thread)?;
         }
         let inline = inline.then(Mutex::default);
         Ok(Self { queue: Mutex::new(queue), thread: Mutex::new(thread), inline })

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Error, ErrorKind, Extent, Limits, NamespaceId, Nanos, Result};
+use dalsegno_core::{ChainHash, Extent, Limits, NamespaceId, Nanos, Result};
 use dalsegno_io::Workers;
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
@@ -20,14 +20,12 @@ use serde::Serialize;
 use crate::merge_row::{RowBuffer, blocks_at_once};
 use crate::rewrite::{Spot, read_blocks};
 use crate::stats::add;
-use crate::store::Inner;
+use crate::store::{Inner, no_thread};
 
 /// Extents that the index is asked for at a time.
 const STEP: usize = 64;
 /// Between two looks whether there is something to do.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long it stands back before a piece is read all the same.
-const DEFERRAL: Duration = Duration::from_millis(50);
 
 /// When scrubbing begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,9 +153,7 @@ impl Inner {
         let store = Arc::downgrade(self);
         let began = self.clock.now().after(shared.rules.first);
         let body = move || scrub(&shared, &store, began);
-        self.scrubber.threads.lock().start("dalsegno-scrub", body).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
-        })
+        self.scrubber.threads.lock().start("dalsegno-scrub", body).map_err(no_thread)
     }
 
     /// Reads the next extents, as far as the rate allows; returns how long to wait.
@@ -196,19 +192,15 @@ impl Inner {
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
         let all: Vec<Spot> = (0..extent.block_count()).map(|block| (0, block)).collect();
         for spots in all.chunks(blocks_at_once(block_bytes)) {
-            let until = self.clock.now().after(DEFERRAL);
-            while self.reads.load(Ordering::Relaxed) > 0 && self.clock.now() < until {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            if shared.is_stopped() {
+            if !self.stand_back(|| shared.is_stopped()) {
                 return;
             }
             let bytes = round.buffer.of(spots.len() * block_bytes);
             let outcomes = read_blocks(&self.log, &[extent], spots, bytes);
             round.bucket.spend(bytes.len() as u64, self.clock.now());
             add(&self.counters.scrubbing.bytes, bytes.len() as u64);
-            let damage = outcomes.into_iter().filter_map(std::result::Result::err);
-            if let Some(cause) = damage.into_iter().find(|cause| cause.is_damage()) {
+            let mut causes = outcomes.into_iter().filter_map(std::result::Result::err);
+            if let Some(cause) = causes.find(|cause| cause.is_damage()) {
                 add(&self.counters.scrubbing.damaged, 1);
                 self.quarantine(extent, cause);
                 return;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{
@@ -29,6 +29,9 @@ use crate::watch::Watched;
 
 /// How long closing waits for transfers that are under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long background work stands back before a piece of I/O.
+const DEFERRAL_POLLS: u32 = 50;
+const DEFERRAL_POLL: Duration = Duration::from_millis(1);
 const CLOSE_POLL: Duration = Duration::from_millis(1);
 
 /// A store of KV-cache blocks. Clones share it; it is closed when [`Store::close`] is called or the last one is
@@ -192,6 +195,21 @@ impl Drop for Door {
 }
 
 impl Inner {
+    /// Stands back while somebody reads, within bounds; `false` if it is called off meanwhile. For work that nobody
+    /// waits for, before each piece of I/O.
+    pub(crate) fn stand_back(&self, is_stopped: impl Fn() -> bool) -> bool {
+        for _ in 0..DEFERRAL_POLLS {
+            if is_stopped() {
+                return false;
+            }
+            if self.reads.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            std::thread::sleep(DEFERRAL_POLL);
+        }
+        true
+    }
+
     /// A namespace that was registered.
     pub(crate) fn namespace(&self, id: NamespaceId) -> Result<Arc<Namespace>> {
         let found = self.namespaces.read().get(&id).map(|(namespace, _)| Arc::clone(namespace));
@@ -216,6 +234,11 @@ pub(crate) fn forked(process: Process) -> Error {
         process.id()
     );
     Error::new(ErrorKind::Unavailable, message)
+}
+
+/// What an open is told when the system gives no more threads.
+pub(crate) fn no_thread(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
 }
 
 /// What the caller can do about an error of the log.

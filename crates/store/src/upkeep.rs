@@ -12,13 +12,14 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Error, ErrorKind, Result};
+use dalsegno_core::{Clock, Result};
 use dalsegno_index::{LsmIndex, Pace};
 use dalsegno_io::{DirectoryLock, Workers};
 use dalsegno_log::{Call, Log};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
 
+use crate::store::no_thread;
 use crate::tuner::{IndexStats, Tuner};
 
 /// The thread looks after the index so often even if nobody calls it.
@@ -91,9 +92,7 @@ impl Upkeep {
             body.run();
             drop(lock);
         };
-        threads.start("dalsegno-index", work).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "no thread could be started").with_source(error)
-        })?;
+        threads.start("dalsegno-index", work).map_err(no_thread)?;
         Ok(Self { shared: Some(shared), threads: Some(Mutex::new(threads)) })
     }
 

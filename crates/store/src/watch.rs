@@ -85,7 +85,7 @@ impl Side {
 }
 
 impl Watch for Ending {
-    fn ended(&self, result: &Result<(), IoError>) {
+    fn ended(&self, result: Result<(), &IoError>) {
         let answer = match result {
             Ok(()) => Answer::Good,
             Err(IoError::Deadline | IoError::Busy | IoError::Closed | IoError::Suspended) => {
@@ -141,7 +141,7 @@ impl Watched {
                 usual.side.with(|breaker, now| breaker.begin(now, Kind::Trial));
                 let watch = Arc::clone(trial) as Arc<dyn Watch>;
                 if !self.read_a_sector(&watch) {
-                    watch.ended(&Err(IoError::Suspended));
+                    watch.ended(Err(&IoError::Suspended));
                 }
                 usual.side.with(Breaker::refuses)
             }
@@ -233,17 +233,9 @@ fn watching<R>(
     work: impl FnOnce() -> Result<R, IoError>,
 ) -> Result<R, IoError> {
     usual.side.with(|breaker, now| breaker.begin(now, Kind::Usual));
-    match work() {
-        Ok(done) => {
-            usual.ended(&Ok(()));
-            Ok(done)
-        }
-        Err(error) => {
-            let told = Err(error);
-            usual.ended(&told);
-            told.map(|()| unreachable!("an error"))
-        }
-    }
+    let done = work();
+    usual.ended(done.as_ref().map(|_| ()));
+    done
 }
 
 fn is_refusable(operation: Operation, class: Class, deadline: Deadline) -> bool {
