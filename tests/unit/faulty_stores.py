@@ -13,21 +13,25 @@ from dalsegno.faultbench.adapter import Adapter
 
 
 class Sound(Adapter):
-    """A file per block with the key's own bytes checked: nothing is wrong with it."""
+    """A file per block, which appears whole or not at all: a kill does it no harm."""
 
     pieces = 1
-    temporary = ("*.new",)
+    temporary = ("*.new", "*.left")
 
     def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
         self._directory, self._most = directory, capacity_bytes // block_bytes
         self._block_bytes = block_bytes
+        for torn in directory.glob("*.new"):
+            torn.unlink()
 
     def _path(self, key: bytes) -> Path:
         return self._directory / key.hex()
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         for key, block in zip(keys, blocks, strict=True):
-            self._path(key).write_bytes(block)
+            path = self._path(key)
+            path.with_suffix(".new").write_bytes(block)
+            path.with_suffix(".new").replace(path)
         files = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         for path in files[: -self._most]:
             path.unlink()
@@ -97,7 +101,7 @@ class Leaking(Sound):
     """Leaves a scratch file and threads behind."""
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
-        (self._directory / "scratch.new").touch()
+        (self._directory / "scratch.left").touch()
         threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
         return super().put(keys, blocks)
 
