@@ -68,6 +68,10 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// Removes an extent with all its blocks.
     fn remove_extent(&self, extent: &Extent) -> Removed;
 
+    /// Removes these blocks of an extent, as far as they lead to it; `blocks` are positions in it. Does nothing if that
+    /// would take longer than the thread has patience: whoever finds them bad again removes them then.
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed;
+
     /// Removes everything that lies in a segment's life `epoch` or an earlier one: it is recycled. Returns how many
     /// blocks were visible.
     fn drop_segment(&self, segment: u64, epoch: u64) -> u64;

@@ -49,6 +49,10 @@ impl Index for MemoryIndex {
         self.table.write().remove_extent(extent.id)
     }
 
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed {
+        self.table.write().remove_from_extent(extent.id, blocks)
+    }
+
     fn drop_segment(&self, segment: u64, epoch: u64) -> u64 {
         self.table.write().drop_segment(segment, epoch)
     }

@@ -174,11 +174,17 @@ impl Table {
 
     pub(crate) fn remove_extent(&mut self, id: ExtentId) -> Removed {
         let Some(entry) = self.entries.get(&id) else { return Removed::default() };
+        let all: Vec<u32> = (0..entry.extent.block_count()).collect();
+        self.remove_from_extent(id, &all)
+    }
+
+    pub(crate) fn remove_from_extent(&mut self, id: ExtentId, blocks: &[u32]) -> Removed {
+        let Some(entry) = self.entries.get(&id) else { return Removed::default() };
         let extent = Arc::clone(&entry.extent);
         let mut removed = Removed::default();
-        for hash in &extent.hashes {
-            let name = (extent.namespace, *hash);
-            if self.blocks.get(&name).is_some_and(|(holder, _)| *holder == id) {
+        for block in blocks {
+            let name = (extent.namespace, extent.hashes[*block as usize]);
+            if self.blocks.get(&name) == Some(&(id, *block)) {
                 removed.blocks += 1;
                 removed.extents.extend(self.unlink_block(name).and_then(|(_, emptied)| emptied));
             }

@@ -55,6 +55,7 @@ enum Step {
     Probe(Vec<u8>, usize),
     Remove(Vec<u8>, usize),
     DropExtent(usize),
+    DropBlocks(usize, usize),
     Move(usize),
     Merge(usize, usize),
 }
@@ -69,6 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (path(), 0_usize..12).prop_map(|(p, first)| { let first = first % p.len(); Step::Probe(p, first) }),
         1 => (path(), 0_usize..12).prop_map(|(p, first)| { let first = first % p.len(); Step::Remove(p, first) }),
         1 => (0_usize..64).prop_map(Step::DropExtent),
+        1 => (0_usize..64, 0_usize..12).prop_map(|(pick, first)| Step::DropBlocks(pick, first)),
         1 => (0_usize..64).prop_map(Step::Move),
         1 => (0_usize..64, 0_usize..64).prop_map(|(one, two)| Step::Merge(one, two)),
     ]
@@ -124,6 +126,20 @@ proptest! {
                     if let Some(id) = extents.keys().nth(pick).copied() {
                         model.retain(|_, holder| *holder != id);
                         index.remove_extent(&extents[&id]);
+                    }
+                }
+                Step::DropBlocks(pick, first) => {
+                    if let Some(extent) = extents.values().nth(pick) {
+                        let is_once = |hash: &ChainHash| extent.hashes.iter().filter(|h| *h == hash).count() == 1;
+                        let blocks = (0_u32..).zip(&extent.hashes).skip(first).step_by(2);
+                        let blocks: Vec<_> = blocks.filter(|(_, hash)| is_once(hash)).collect();
+                        let held = |hash: &&ChainHash| model.get(hash) == Some(&extent.id);
+                        let hashes = blocks.iter().map(|(_, hash)| *hash);
+                        let gone: Vec<ChainHash> = hashes.filter(held).copied().collect();
+                        model.retain(|hash, _| !gone.contains(hash));
+                        let blocks: Vec<u32> = blocks.into_iter().map(|(block, _)| block).collect();
+                        let removed = index.remove_from_extent(extent, &blocks);
+                        prop_assert_eq!(removed.blocks, gone.len() as u64);
                     }
                 }
                 Step::Move(pick) => {

@@ -17,7 +17,7 @@ use super::keys::{ForkKey, LiveBlocks, OrderKey, Point, PointKey, Record, short}
 use super::memtable::{Batch, Change};
 use super::places::Places;
 use super::table::TableError;
-use super::tree::Tree;
+use super::tree::{Tree, Writer};
 use crate::usage::Usage;
 use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
 
@@ -182,13 +182,27 @@ impl LsmIndex {
         Removed { blocks: u64::from(gone), extents }
     }
 
+    /// Removes these blocks of an extent, as far as they lead to it.
+    fn remove_of(
+        &self,
+        writer: &Writer<'_>,
+        extent: &Extent,
+        blocks: impl Iterator<Item = u32>,
+    ) -> Removed {
+        let key = OrderKey::of(extent);
+        let Some(record) = self.or_missing(self.record(&key)) else { return Removed::default() };
+        let live = blocks.filter(|block| record.live.get(*block)).collect();
+        let mut batch = Batch::default();
+        let removed = self.without(&record, live, true, &mut batch);
+        writer.apply(batch);
+        removed
+    }
+
     /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
     fn adopt(&self, extent: Extent, taken: &[u32], batch: &mut Batch) -> u32 {
-        let mut last_places: HashMap<&[u8; 32], u32> = HashMap::with_capacity(taken.len());
-        for block in taken {
-            // A hash that comes twice in one extent leads to its last place.
-            last_places.insert(&extent.hashes[*block as usize].0, *block);
-        }
+        // A hash that comes twice in one extent leads to its last place.
+        let place_of = |block: &u32| (&extent.hashes[*block as usize].0, *block);
+        let last_places: HashMap<_, _> = taken.iter().map(place_of).collect();
         let mut live = LiveBlocks::none(extent.block_count());
         for block in last_places.values() {
             live.set(*block, true);
@@ -236,8 +250,7 @@ impl Index for LsmIndex {
         if self.or_missing(self.record(&OrderKey::of(&extent))).is_some() {
             return 0;
         }
-        let namespace = extent.namespace;
-        let here = self.are_here(namespace, &extent.hashes);
+        let here = self.are_here(extent.namespace, &extent.hashes);
         let blocks = (0..).zip(extent.hashes.iter().zip(here));
         let taken: Vec<u32> = blocks
             .filter_map(|(block, (hash, is_here))| (!is_here && wanted(hash)).then_some(block))
@@ -393,14 +406,12 @@ impl Index for LsmIndex {
     }
 
     fn remove_extent(&self, extent: &Extent) -> Removed {
-        let writer = self.tree.writer();
-        let key = OrderKey::of(extent);
-        let Some(record) = self.or_missing(self.record(&key)) else { return Removed::default() };
-        let live = (0..record.extent.block_count()).filter(|block| record.live.get(*block));
-        let mut batch = Batch::default();
-        let removed = self.without(&record, live.collect(), true, &mut batch);
-        writer.apply(batch);
-        removed
+        self.remove_of(&self.tree.writer(), extent, 0..extent.block_count())
+    }
+
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed {
+        let Some(writer) = self.tree.writer_in_time() else { return Removed::default() };
+        self.remove_of(&writer, extent, blocks.iter().copied())
     }
 
     fn drop_segment(&self, segment: u64, epoch: u64) -> u64 {
