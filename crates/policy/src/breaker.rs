@@ -4,8 +4,9 @@
 //! 2. A device is suspended when it owes answers and gave no good one for [`Rules::stall`], or when the last
 //!    [`Rules::errors`] answers were bad.
 //! 3. Any good answer, whatever it belongs to, ends the suspension.
-//! 4. While it is suspended a request is let through now and then as a trial, after pauses that double. What the device
-//!    keeps is bounded: of trials that get no answer there are at most [`Rules::trials`].
+//! 4. While it is suspended a request is let through now and then as a trial, after pauses that double; the first one
+//!    at once if it was bad answers, which may all be of one bad region. What the device keeps is bounded: of trials
+//!    that get no answer there are at most [`Rules::trials`].
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ pub struct Rules {
     pub stall: Duration,
     /// So many bad answers one after the other.
     pub errors: u32,
-    /// From the suspension to the first trial.
+    /// From the suspension of a device that gives no answer to the first trial.
     pub first_pause: Duration,
     /// Most between two trials.
     pub longest_pause: Duration,
@@ -175,7 +176,8 @@ impl Breaker {
             Answer::Bad => {
                 self.errors = self.errors.saturating_add(1);
                 if self.errors >= self.rules.errors {
-                    self.suspend(now);
+                    // It answers, so whether it can do better is known at once.
+                    self.suspend(now, now);
                 }
             }
             Answer::Unasked => {}
@@ -208,14 +210,13 @@ impl Breaker {
     fn look(&mut self, now: Nanos) {
         let stalled = self.quiet_since.after(self.rules.stall);
         if self.owed > 0 && stalled <= now {
-            self.suspend(stalled);
+            self.suspend(stalled, stalled.after(self.rules.first_pause));
         }
     }
 
-    fn suspend(&mut self, since: Nanos) {
+    fn suspend(&mut self, since: Nanos, next_trial: Nanos) {
         if self.suspension.is_none() {
             let pause = self.rules.first_pause;
-            let next_trial = since.after(pause);
             self.suspension = Some(Suspension { since, pause, next_trial });
             self.suspensions += 1;
         }
@@ -252,6 +253,21 @@ mod tests {
             now = now.after(100 * SECOND);
         }
         assert_eq!(breaker.suspensions(), 0);
+    }
+
+    #[test]
+    fn bad_answers_suspend_and_whether_the_device_can_do_better_is_tried_at_once() {
+        let (mut breaker, rules) = (breaker(), Rules::READS);
+        for _ in 0..rules.errors {
+            assert_eq!(breaker.ask(START), Verdict::Ask);
+            begin(&mut breaker, START);
+            end(&mut breaker, START, Answer::Bad);
+        }
+        assert_eq!([breaker.ask(START), breaker.ask(START)], [Verdict::Try, Verdict::Refuse]);
+        breaker.begin(START, Kind::Trial);
+        breaker.end(START, Kind::Trial, Answer::Bad);
+        assert_eq!(breaker.ask(START.after(rules.first_pause)), Verdict::Refuse);
+        assert_eq!(breaker.ask(START.after(2 * rules.first_pause)), Verdict::Try);
     }
 
     #[test]

@@ -87,7 +87,8 @@ impl Side {
 impl Watch for Ending {
     fn ended(&self, result: Result<(), &IoError>) {
         let answer = match result {
-            Ok(()) => Answer::Good,
+            // A short read says that the file ends there.
+            Ok(()) | Err(IoError::Short { operation: "read", .. }) => Answer::Good,
             Err(IoError::Deadline | IoError::Busy | IoError::Closed | IoError::Suspended) => {
                 Answer::Unasked
             }
