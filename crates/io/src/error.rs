@@ -58,6 +58,15 @@ impl IoError {
             if matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)))
     }
 
+    /// Whether the disk says that it cannot read what is there (`EIO`, `ENODATA`, `EBADMSG`, `EILSEQ`, `EUCLEAN`).
+    #[must_use]
+    pub fn is_of_medium(&self) -> bool {
+        const MEDIUM: [i32; 5] =
+            [libc::EIO, libc::ENODATA, libc::EBADMSG, libc::EILSEQ, libc::EUCLEAN];
+        matches!(self, Self::Os { source, .. }
+            if source.raw_os_error().is_some_and(|number| MEDIUM.contains(&number)))
+    }
+
     /// Whether this process, or the system, may not have more files open (`EMFILE`, `ENFILE`).
     #[must_use]
     pub fn is_out_of_files(&self) -> bool {

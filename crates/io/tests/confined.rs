@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use common::{Random, Rig, SECTOR, pool, skip};
 use dalsegno_core::EngineChoice;
 use dalsegno_io::{Device, DirectoryOptions, IoError, LocalDirectory, Operation, SystemClock};
-use limits::forbid;
+use limits::{forbid, limit_locked_memory};
 
 /// Set in the child process.
 const CHILD: &str = "DALSEGNO_TEST_CHILD";
@@ -119,20 +119,6 @@ fn a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch() {
     assert_eq!(rig.pool.free_counts(), (small - 1, large));
 }
 
-/// Limits what this process may lock; no limit holds for root, so root becomes nobody. Says so if that fails.
-fn limit_locked_memory(bytes: u64) -> bool {
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    // SAFETY: plain system calls.
-    let is_limited = unsafe {
-        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
-        libc::geteuid() != 0 || libc::setuid(65_534) == 0
-    };
-    if !is_limited {
-        skip("root", "cannot stop being root");
-    }
-    is_limited
-}
-
 /// Checks both choices in this process, where `io_uring` is not to be had.
 fn assert_falls_back() {
     let log = Log::listen();
@@ -174,7 +160,7 @@ fn with_little_locked_memory_io_uring_serves_plain_buffers() {
     }
     // Enough for the ring, which newer kernels count, too; not enough for the arena.
     if !limit_locked_memory(1 << 20) {
-        return;
+        return skip("root", "cannot stop being root");
     }
     let log = Log::listen();
     let rig = Rig::new(EngineChoice::Uring);
@@ -187,9 +173,10 @@ fn without_locked_memory_auto_serves_one_way_or_the_other() {
     if !is_child() {
         return run_child("without_locked_memory_auto_serves_one_way_or_the_other");
     }
-    if limit_locked_memory(0) {
-        assert_serves(&Rig::new(EngineChoice::Auto));
+    if !limit_locked_memory(0) {
+        return skip("root", "cannot stop being root");
     }
+    assert_serves(&Rig::new(EngineChoice::Auto));
 }
 
 #[test]

@@ -9,7 +9,8 @@ use dalsegno_core::{
 };
 use dalsegno_io::{BufferPool, Memory, lend};
 use dalsegno_store::{
-    Coding, Error, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store, Terms,
+    Coding, Error, LayerWriter, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store,
+    Terms,
 };
 
 use crate::blocks::Blocks;
@@ -240,7 +241,7 @@ impl World {
         let blocks: Vec<Arc<[u8]>> =
             part.hashes().iter().map(|hash| self.block(part.namespace, *hash)).collect();
         let id = self.namespaces[part.namespace].id();
-        let set_aside = self.stats().quarantined_extents;
+        let set_aside = self.stats().quarantined_blocks;
         let result = lend(|lender| {
             let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
             let put = Put { chain: &part.chain, first: part.first, blocks };
@@ -259,9 +260,11 @@ impl World {
             let kept = matches!(outcome, PutOutcome::Stored | PutOutcome::Present);
             assert!(kept || outcome == PutOutcome::Failed, "a lone put ended as {outcome:?}");
             // What a crash left of an extent is present until it is read, and merging reads; so it may meet a fault.
-            let found_bad = self.stats().quarantined_extents > set_aside;
-            // An index in files cannot be read once the device is gone, and what cannot be read is not there.
+            let found_bad = self.stats().quarantined_blocks > set_aside;
+            // An index in files cannot be read once the device is gone, and what cannot be read is not there. Look-ups
+            // find nothing on a device that is not asked because it fails.
             let explained = self.device.is_down()
+                || self.stats().device.reads != "working"
                 || found_bad && (outcome == PutOutcome::Present || !self.is_calm());
             if kept && !self.style.evicts && !explained {
                 assert!(present[at], "put says {outcome:?}, but {hash} is not there");
@@ -276,16 +279,29 @@ impl World {
         Ok(report)
     }
 
+    /// Takes room for blocks that come layer by layer, and leaves it at that as long as the writer lives.
+    ///
+    /// # Panics
+    ///
+    /// If the store refuses.
+    #[must_use]
+    pub fn begin_layers(&self, part: &Part) -> LayerWriter {
+        self.layer_writer(part).expect("nothing fails")
+    }
+
+    /// A writer for as many of the blocks as fit into one extent.
+    fn layer_writer(&self, part: &Part) -> Result<LayerWriter, Error> {
+        let id = self.namespaces[part.namespace].id();
+        let count = part.hashes().len().min(self.style.extent_blocks(part.namespace));
+        self.store().layer_writer(id, &part.chain, part.first, count, &Terms::default())
+    }
+
     fn put_layers(&mut self, part: &Part, commit: bool) {
         self.oracle.put_begins(part.namespace, part.hashes());
         let namespace = &self.namespaces[part.namespace];
         let slice_bytes = namespace.layout().slice_bytes() as usize;
-        let fitting = self.style.extent_blocks(part.namespace);
-        let count = part.hashes().len().min(fitting);
         let id = namespace.id();
-        let writer =
-            self.store().layer_writer(id, &part.chain, part.first, count, &Terms::default());
-        let writer = match writer {
+        let writer = match self.layer_writer(part) {
             Ok(writer) => writer,
             Err(error) => return self.check_error(&error),
         };

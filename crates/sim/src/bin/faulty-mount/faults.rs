@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,8 @@ struct Rule {
     operations: Vec<&'static str>,
     /// What the file's name begins with.
     file: String,
+    /// The bytes of the file of which a read or write must touch some.
+    at: Option<Range<u64>>,
     effect: Effect,
     /// So many matching operations are still left alone.
     after: u64,
@@ -96,12 +99,12 @@ impl Faults {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an operation, and says what is to happen to it.
-    pub(crate) fn meet(&self, operation: &'static str, file: &str) -> Effect {
+    /// Counts an operation, and says what is to happen to it; `span` are the bytes of the file that it touches.
+    pub(crate) fn meet(&self, operation: &'static str, file: &str, span: &Range<u64>) -> Effect {
         let mut state = self.state();
         *state.seen.entry(operation).or_default() += 1;
         for rule in state.rules.values_mut() {
-            if rule.matches(operation, file) {
+            if rule.matches(operation, file, span) {
                 return rule.effect;
             }
         }
@@ -186,6 +189,7 @@ impl Rule {
         let mut rule = Self {
             operations,
             file: String::new(),
+            at: None,
             effect: Effect { rule: number, ..Effect::default() },
             after: 0,
             times: None,
@@ -214,6 +218,7 @@ impl Rule {
             }
             "delay" => self.effect.delay = Some(Duration::from_millis(parse_number(value)?)),
             "file" => value.clone_into(&mut self.file),
+            "at" => self.at = Some(parse_span(value)?),
             "after" => self.after = parse_number(value)?,
             "times" => self.times = Some(parse_number(value)?),
             "every" => self.every = parse_number(value)?.max(1),
@@ -223,8 +228,10 @@ impl Rule {
     }
 
     /// Whether this operation is met; counts it.
-    fn matches(&mut self, operation: &str, file: &str) -> bool {
-        let concerns = self.operations.contains(&operation) && file.starts_with(&self.file);
+    fn matches(&mut self, operation: &str, file: &str, span: &Range<u64>) -> bool {
+        let touches = |at: &Range<u64>| span.start < at.end && at.start < span.end;
+        let is_here = file.starts_with(&self.file) && self.at.as_ref().is_none_or(touches);
+        let concerns = is_here && self.operations.contains(&operation);
         if !concerns || self.times == Some(self.met) {
             return false;
         }
@@ -247,6 +254,11 @@ fn parse_error(name: &str) -> Result<i32, String> {
     number.ok_or(format!("{name:?} is no error; say EIO, ENOSPC … or its number"))
 }
 
+fn parse_span(text: &str) -> Result<Range<u64>, String> {
+    let (first, end) = text.split_once("..").ok_or(format!("{text:?} is not FIRST..END"))?;
+    Ok(parse_number(first)?..parse_number(end)?)
+}
+
 fn parse_number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number"))
 }
@@ -260,21 +272,34 @@ mod tests {
         let faults = Faults::default();
         assert_eq!(faults.tell("add read error=EIO file=seg after=1 times=2"), Ok("1".to_owned()));
         assert_eq!(faults.tell("add read,write short=7"), Ok("2".to_owned()));
-        let met: Vec<u64> = (0..5).map(|_| faults.meet("read", "segment-1").rule).collect();
+        let met: Vec<u64> =
+            (0..5).map(|_| faults.meet("read", "segment-1", &(0..0)).rule).collect();
         assert_eq!(met, [2, 1, 1, 2, 2]);
-        assert_eq!(faults.meet("write", "segment-1").short, Some(7));
-        assert_eq!(faults.meet("sync", "segment-1"), Effect::default());
+        assert_eq!(faults.meet("write", "segment-1", &(0..0)).short, Some(7));
+        assert_eq!(faults.meet("sync", "segment-1", &(0..0)), Effect::default());
         faults.tell("clear").unwrap();
-        assert_eq!(faults.meet("read", "segment-1"), Effect::default());
+        assert_eq!(faults.meet("read", "segment-1", &(0..0)), Effect::default());
         let status = faults.tell("status").unwrap();
         assert_eq!(status, r#"{"held": 0, "met": {}, "seen": {"read": 6, "sync": 1, "write": 1}}"#);
+    }
+
+    #[test]
+    fn a_rule_for_some_bytes_meets_what_touches_them() {
+        let faults = Faults::default();
+        faults.tell("add read error=EIO at=4096..8192").unwrap();
+        let met = |span: Range<u64>| faults.meet("read", "x", &span).error.is_some();
+        assert_eq!(
+            [met(0..4096), met(0..4097), met(8191..9000), met(8192..9000)],
+            [false, true, true, false]
+        );
+        assert!(!met(0..0), "what touches no bytes");
     }
 
     #[test]
     fn one_in_every_so_many_is_met() {
         let faults = Faults::default();
         faults.tell("add all error=5 every=3").unwrap();
-        let met = (0..9).filter(|_| faults.meet("write", "x").error == Some(5)).count();
+        let met = (0..9).filter(|_| faults.meet("write", "x", &(0..0)).error == Some(5)).count();
         assert_eq!(met, 3);
     }
 
@@ -282,10 +307,10 @@ mod tests {
     fn what_is_held_goes_on_when_its_time_is_up_or_its_rule_is_gone() {
         let faults = Faults::default();
         faults.tell("add read delay=1").unwrap();
-        faults.hold(&faults.meet("read", "x"));
+        faults.hold(&faults.meet("read", "x", &(0..0)));
         faults.tell("clear").unwrap();
         faults.tell("add read hang").unwrap();
-        let effect = faults.meet("read", "x");
+        let effect = faults.meet("read", "x", &(0..0));
         assert!(effect.holds());
         std::thread::scope(|scope| {
             let held = scope.spawn(|| faults.hold(&effect));
@@ -301,9 +326,15 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let faults = Faults::default();
-        for line in
-            ["add", "add read", "add fly hang", "add read error=EWHAT", "add read x=1", "go"]
-        {
+        for line in [
+            "add",
+            "add read",
+            "add fly hang",
+            "add read error=EWHAT",
+            "add read x=1",
+            "add read hang at=5",
+            "go",
+        ] {
             assert!(faults.tell(line).is_err(), "{line}");
         }
         assert!(faults.tell("clear 9").is_err());

@@ -8,6 +8,7 @@
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,9 +50,10 @@ impl Faulty {
         &self,
         operation: &'static str,
         name: &str,
+        span: &Range<u64>,
         act: impl FnOnce(&Folder, Result<u32, Errno>) + Send + 'static,
     ) {
-        let effect = self.0.faults.meet(operation, name);
+        let effect = self.0.faults.meet(operation, name, span);
         if !effect.holds() {
             return act(&self.0, verdict(&effect));
         }
@@ -71,7 +73,7 @@ impl Faulty {
         act: impl FnOnce(&Folder, Result<PathBuf, Errno>) + Send + 'static,
     ) {
         let path = self.0.nodes().child(parent.0, name);
-        self.when(operation, &name.to_string_lossy(), move |shared, verdict| {
+        self.when(operation, &name.to_string_lossy(), &(0..0), move |shared, verdict| {
             act(shared, verdict.and(path));
         });
     }
@@ -85,19 +87,20 @@ impl Faulty {
     ) {
         let path = self.0.nodes().path(node.0);
         let name = path.as_deref().map(name_of).unwrap_or_default();
-        self.when(operation, &name, move |shared, verdict| act(shared, verdict.and(path)));
+        self.when(operation, &name, &(0..0), move |shared, verdict| act(shared, verdict.and(path)));
     }
 
-    /// As [`Faulty::when`], for what is done to an open file.
+    /// As [`Faulty::when`], for what is done to an open file, or to a span of its bytes.
     fn when_open(
         &self,
         operation: &'static str,
         handle: FileHandle,
+        span: &Range<u64>,
         act: impl FnOnce(Result<(&Handle, usize), Errno>) + Send + 'static,
     ) {
         let handle = self.0.nodes().handle(handle.0);
         let name = handle.as_ref().map(|handle| handle.name.clone()).unwrap_or_default();
-        self.when(operation, &name, move |_, verdict| {
+        self.when(operation, &name, span, move |_, verdict| {
             let most = verdict.map(|most| usize::try_from(most).unwrap_or(0));
             act(most.and_then(|most| Ok((&**handle.as_ref().map_err(|e| *e)?, most))));
         });
@@ -289,7 +292,7 @@ impl Filesystem for Faulty {
         reply: ReplyData,
     ) {
         let size = usize::try_from(size).unwrap_or(0);
-        self.when_open("read", handle, move |open| {
+        self.when_open("read", handle, &(offset..offset + size as u64), move |open| {
             match open.and_then(|(handle, most)| read(handle, offset, size.min(most))) {
                 Ok(bytes) => reply.data(&bytes),
                 Err(error) => reply.error(error),
@@ -310,7 +313,7 @@ impl Filesystem for Faulty {
         reply: ReplyWrite,
     ) {
         let data = data.to_vec();
-        self.when_open("write", handle, move |open| {
+        self.when_open("write", handle, &(offset..offset + data.len() as u64), move |open| {
             let done = open.and_then(|(handle, most)| {
                 let written = &data[..data.len().min(most)];
                 handle.file.write_all_at(written, offset)?;
@@ -342,7 +345,7 @@ impl Filesystem for Faulty {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.when_open("sync", handle, move |open| {
+        self.when_open("sync", handle, &(0..0), move |open| {
             answer(reply, open.and_then(|(handle, _)| Ok(handle.file.sync_data()?)));
         });
     }
@@ -358,7 +361,7 @@ impl Filesystem for Faulty {
         reply: ReplyEmpty,
     ) {
         let flags = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        self.when_open("allocate", handle, move |open| {
+        self.when_open("allocate", handle, &(0..0), move |open| {
             let done = open.and_then(|(handle, _)| {
                 let done = rustix::fs::fallocate(&handle.file, flags, offset, length);
                 Ok(done.map_err(io::Error::from)?)
@@ -415,7 +418,7 @@ impl Filesystem for Faulty {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        self.when("stat", "", move |shared, verdict| {
+        self.when("stat", "", &(0..0), move |shared, verdict| {
             let told = verdict
                 .and_then(|_| Ok(rustix::fs::statvfs(&shared.root).map_err(io::Error::from)?));
             match told {

@@ -38,7 +38,7 @@ usage: faulty-mount SOURCE MOUNTPOINT --control SOCKET [--until-eof]
 
 When it is mounted it says 'ready' on standard output. Commands:
 
-  add OPERATIONS EFFECT… [file=PREFIX] [after=N] [times=N] [every=N]
+  add OPERATIONS EFFECT… [file=PREFIX] [at=FIRST..END] [after=N] [times=N] [every=N]
                a new rule, answered by its number; the first rule that matches an operation decides
                OPERATIONS: all, or some of read,write,sync,open,create,allocate,truncate,remove,rename,sync-names,
                            list,stat,mkdir (stat: also look-ups of names, and free space)
@@ -46,8 +46,8 @@ When it is mounted it says 'ready' on standard output. Commands:
                        short=BYTES (at most so many are read or written, and told)
                        delay=MS (then it goes on, or fails if error= is there, too)
                        hang (as delay, until the rule is cleared)
-               file=PREFIX: only files whose name begins so; after=N: not the first N; times=N: only N;
-               every=N: one in N
+               file=PREFIX: only files whose name begins so; at=FIRST..END: only reads and writes that touch one of
+               these bytes; after=N: not the first N; times=N: only N; every=N: one in N
   clear        no rule is left; what hangs goes on
   clear N      rule N is gone
   status       JSON: operations that are held now, that were met by each rule, that were seen by kind
