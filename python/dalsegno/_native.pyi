@@ -431,8 +431,8 @@ class Store:
         small extents that wait (``waiting_lineages``).
 
         ``stats()["scrubbing"]`` tells what was read and checked in the background: ``rounds`` over
-        everything stored, ``extents``, ``bytes``, and how many extents were bad
-        (``damaged_extents``).
+        everything stored, ``extents``, ``bytes``, and how many blocks were bad
+        (``damaged_blocks``).
 
         ``stats()["device"]`` tells whether the disk answers: ``reads`` and ``writes`` are
         ``"working"``, ``"suspended"`` while it hangs or fails, so that calls with a timeout end at

@@ -93,7 +93,7 @@ def test_damage_under_an_open_store_is_a_miss(alone: list[bytes], filed: Box) ->
             os.fsync(stream.fileno())
         assert namespace.get_each(alone, buffers(namespace, 4)) == [True, False, True, True]
         assert store.stats()["log"]["misses"]["slice_checksum"] == 1
-        assert store.stats()["quarantined_extents"] == 1
+        assert store.stats()["quarantined_blocks"] == 1
 
 
 def test_a_file_cut_under_an_open_store_is_a_miss(alone: list[bytes], filed: Box) -> None:

@@ -120,7 +120,7 @@ def test_a_damaged_extent_is_a_miss_and_can_be_put_again(
         if how is flip_payload:
             assert lost <= len(PROMPTS[0])
             assert session.counters()["log"]["misses"]["slice_checksum"] > 0
-            assert session.counters()["quarantined_extents"] > 0
+            assert session.counters()["quarantined_blocks"] > 0
         for prompt in PROMPTS:
             mend(session, prompt)
     with place.open() as session:
@@ -136,7 +136,7 @@ def test_damage_under_an_open_store_is_a_miss_with_a_cause(
         how(extent, other)
         assert lost_count(session) > 0
         assert sum(session.counters()["log"]["misses"].values()) > 0
-        assert session.counters()["quarantined_extents"] > 0
+        assert session.counters()["quarantined_blocks"] > 0
     with place.open() as session:
         for prompt in PROMPTS:
             mend(session, prompt)

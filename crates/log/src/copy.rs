@@ -29,7 +29,9 @@ impl Log {
             return Ok(None);
         };
         let mut header = vec![0; extent.location.header_bytes as usize];
-        core.read_range(&pin, extent.location.offset, &mut header)?;
+        if core.read_range(&pin, extent.location.offset, &mut header).is_err() {
+            return Ok(None);
+        }
         let Ok(header) = RecordHeader::decode(&header) else { return Ok(None) };
         if header.store != core.store || header.extent().as_ref() != Some(extent) {
             return Ok(None);
@@ -41,8 +43,8 @@ impl Log {
         let mut stored = vec![0; bytes + ALIGN];
         let skew = stored.as_ptr().align_offset(ALIGN).min(ALIGN);
         let offset = extent.location.offset + u64::from(extent.location.header_bytes);
-        core.read_range(&pin, offset, &mut stored[skew..skew + bytes])?;
-        if !is_whole(&units, &stored[skew..]) {
+        let is_read = core.read_range(&pin, offset, &mut stored[skew..skew + bytes]).is_ok();
+        if !is_read || !is_whole(&units, &stored[skew..]) {
             return Ok(None);
         }
         stored.truncate(skew + bytes);

@@ -54,6 +54,8 @@ pub enum Cause {
     WrongPlace,
     /// The file ends before the bytes.
     Truncated,
+    /// The device cannot read these bytes, asked for alone once more, though it reads others.
+    BadSector,
     /// The device failed.
     Device,
     /// The device hangs or fails, so it was not asked.
@@ -70,12 +72,13 @@ pub enum Cause {
 
 impl Cause {
     /// All causes, in the order of their counters.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::SliceChecksum,
         Self::Codec,
         Self::Header,
         Self::WrongPlace,
         Self::Truncated,
+        Self::BadSector,
         Self::Device,
         Self::Suspended,
         Self::Deadline,
@@ -93,6 +96,7 @@ impl Cause {
             Self::Header => "header",
             Self::WrongPlace => "wrong_place",
             Self::Truncated => "truncated",
+            Self::BadSector => "bad_sector",
             Self::Device => "device",
             Self::Suspended => "suspended",
             Self::Deadline => "deadline",
@@ -102,13 +106,17 @@ impl Cause {
         }
     }
 
-    /// Whether the stored bytes are bad, so that the extent must not be read again.
+    /// Whether the stored bytes are bad, so that they must not be read again.
     #[must_use]
     pub fn is_damage(self) -> bool {
-        matches!(
-            self,
-            Self::SliceChecksum | Self::Codec | Self::Header | Self::WrongPlace | Self::Truncated
-        )
+        let of_slices = [Self::SliceChecksum, Self::Codec, Self::Truncated, Self::BadSector];
+        self.is_of_header() || of_slices.contains(&self)
+    }
+
+    /// Whether it is the header that is bad, and with it every block of the extent.
+    #[must_use]
+    pub fn is_of_header(self) -> bool {
+        matches!(self, Self::Header | Self::WrongPlace)
     }
 
     pub(crate) fn of_io(error: &IoError) -> Self {
@@ -124,7 +132,6 @@ impl Cause {
     pub(crate) fn of_format(error: FormatError) -> Self {
         match error {
             FormatError::Place(_) => Self::WrongPlace,
-            FormatError::Truncated => Self::Truncated,
             _ => Self::Header,
         }
     }

@@ -35,6 +35,7 @@ mod recover;
 mod recycle;
 mod renew;
 mod reserve;
+mod salvage;
 mod scan;
 mod segment;
 mod stats;

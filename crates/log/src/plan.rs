@@ -103,7 +103,8 @@ pub(crate) fn cut(pieces: impl IntoIterator<Item = Piece>, rules: Rules) -> Vec<
     chunks
 }
 
-fn finish(pieces: Vec<Piece>, rules: Rules) -> Chunk {
+/// Makes one request of pieces; they come sorted, and fit into one.
+pub(crate) fn finish(pieces: Vec<Piece>, rules: Rules) -> Chunk {
     let first = pieces.first().expect("a chunk has pieces").offset;
     let last = pieces.last().expect("a chunk has pieces").end();
     let offset = sector_down(first);

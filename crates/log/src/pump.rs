@@ -66,10 +66,15 @@ impl<'a> Pump<'a> {
     }
 
     pub(crate) fn submit(&mut self, work: Work) {
+        self.submit_as(self.call.class, work);
+    }
+
+    /// As [`Self::submit`], with another claim to the device than the call has.
+    pub(crate) fn submit_as(&mut self, class: Class, work: Work) {
         assert!(self.has_room(), "more requests than the depth");
         let request = Request {
             operation: work.operation,
-            class: self.call.class,
+            class,
             file: work.file,
             offset: work.offset,
             memory: work.memory,

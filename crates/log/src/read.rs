@@ -2,14 +2,15 @@
 //!
 //! 1. A block is a hit only when the extent's header names this store, segment, epoch, offset, namespace and hash, and
 //!    the crc of every slice that was asked for matches.
-//! 2. Requests of all extents of one call share one pump, so small extents are read as fast as one large.
+//! 2. Bytes that cannot be read cost the blocks they belong to: `salvage.rs`.
+//! 3. Requests of all extents of one call share one pump, so small extents are read as fast as one large.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use dalsegno_core::Extent;
-use dalsegno_io::{Completion, Memory, Operation};
+use dalsegno_io::{Memory, Operation};
 
 use crate::append::{pieces_of, take_front};
 use crate::call::Call;
@@ -20,6 +21,7 @@ use crate::log::{Core, Log};
 use crate::plan::{Chunk, Piece, cut};
 use crate::pump::{Pump, Stop, Work};
 use crate::read_units::WantedUnit;
+use crate::salvage;
 use crate::segment::Pin;
 use crate::stats::LogStats;
 
@@ -89,15 +91,15 @@ pub(crate) struct Reading {
     pub(crate) unplanned: Vec<Vec<Memory>>,
     pub(crate) slices: Vec<Slice>,
     pub(crate) outcomes: Vec<BlockOutcome>,
-    pin: Arc<Pin>,
+    pub(crate) pin: Arc<Pin>,
 }
 
 /// A chunk on its way: what it was for.
-struct InFlight {
-    reading: usize,
-    chunk: Chunk,
+pub(crate) struct InFlight {
+    pub(crate) reading: usize,
+    pub(crate) chunk: Chunk,
     /// Units in it, if it is part of a coded payload.
-    units: Vec<WantedUnit>,
+    pub(crate) units: Vec<WantedUnit>,
 }
 
 impl Log {
@@ -123,7 +125,9 @@ impl Log {
             }
         }
         let mut pump = Pump::new(core, call);
-        let stop = core.pump_reads(&mut pump, chunks, &mut readings);
+        let stop = core
+            .pump_reads(&mut pump, chunks, &mut readings)
+            .and_then(|failed| core.salvage(&mut pump, failed, &mut readings));
         if stop.is_err() && !call.must_stage() {
             pump.drain();
         }
@@ -181,7 +185,7 @@ impl Core {
     }
 
     /// Requests for a coded extent, as soon as its tables are known.
-    fn units_of(&self, number: usize, reading: &mut Reading) -> Vec<InFlight> {
+    pub(crate) fn units_of(&self, number: usize, reading: &mut Reading) -> Vec<InFlight> {
         if reading.unplanned.is_empty() {
             return Vec::new();
         }
@@ -189,13 +193,15 @@ impl Core {
         planned.map(|(chunk, units)| InFlight { reading: number, chunk, units }).collect()
     }
 
+    /// Reads what was planned, and what is known to be wanted meanwhile; returns the requests that failed.
     fn pump_reads(
         &self,
         pump: &mut Pump<'_>,
         mut waiting: VecDeque<InFlight>,
         readings: &mut [(usize, Reading)],
-    ) -> Result<(), Stop> {
+    ) -> Result<Vec<InFlight>, Stop> {
         let mut slots: Vec<Option<InFlight>> = Vec::new();
+        let mut failed = Vec::new();
         while !waiting.is_empty() || !pump.is_idle() {
             if let Some(next) = waiting.front().filter(|_| pump.has_room()) {
                 let first = next.chunk.pieces.first();
@@ -218,13 +224,17 @@ impl Core {
             let done = slots[slot].take().expect("each tag completes once");
             let number = done.reading;
             let reading = &mut readings[number].1;
-            self.arrive(reading, done, completion);
+            if let Err(error) = completion.result {
+                failed.extend(salvage::failed(reading, done, completion.memory, &error));
+                continue;
+            }
+            self.arrive(reading, done, completion.memory);
             waiting.extend(self.units_of(number, reading));
         }
-        Ok(())
+        Ok(failed)
     }
 
-    fn submit_read(
+    pub(crate) fn submit_read(
         &self,
         pump: &mut Pump<'_>,
         mut work: InFlight,
@@ -252,20 +262,14 @@ impl Core {
     }
 
     /// Takes in a completed chunk: checksums its pieces and, if it was staged, copies them to the caller.
-    fn arrive(&self, reading: &mut Reading, done: InFlight, completion: Completion) {
+    pub(crate) fn arrive(&self, reading: &mut Reading, done: InFlight, memory: Vec<Memory>) {
         let InFlight { chunk, units, .. } = done;
-        if let Err(error) = &completion.result {
-            tracing::debug!("a read failed: {error}");
-            reading.fail_pieces(&chunk.pieces, Cause::of_io(error));
-            reading.fail_units(&units, Cause::of_io(error));
-            return;
-        }
         if !units.is_empty() {
-            self.arrive_units(reading, chunk.offset, units, completion.memory[0].as_slice());
+            self.arrive_units(reading, chunk.offset, units, memory[0].as_slice());
             return;
         }
         if chunk.direct {
-            for (piece, memory) in chunk.pieces.iter().zip(completion.memory) {
+            for (piece, memory) in chunk.pieces.iter().zip(memory) {
                 if reading.starts_with_header(piece) {
                     reading.take_header(memory.as_slice(), self);
                 } else {
@@ -274,7 +278,7 @@ impl Core {
             }
             return;
         }
-        let staged = completion.memory[0].as_slice();
+        let staged = memory[0].as_slice();
         for mut piece in chunk.pieces {
             let at = usize::try_from(piece.offset - chunk.offset).expect("within the chunk");
             let bytes = &staged[at..at + piece.len];
@@ -296,18 +300,29 @@ impl BlockRead {
 
 impl Reading {
     /// A direct chunk gave its memory away, so a header is told by its place.
-    fn starts_with_header(&self, piece: &Piece) -> bool {
+    pub(crate) fn starts_with_header(&self, piece: &Piece) -> bool {
         piece.offset == self.extent.location.offset
     }
 
-    fn fail_pieces(&mut self, pieces: &[Piece], cause: Cause) {
-        for piece in pieces {
+    /// Whoever wanted something of a request cannot have it. Without the header that is everybody.
+    pub(crate) fn fail(&mut self, work: &InFlight, cause: Cause) {
+        for piece in &work.chunk.pieces {
             if self.starts_with_header(piece) {
-                self.outcomes.fill(Err(cause));
+                let cause = if cause.is_damage() { Cause::Header } else { cause };
+                (0..self.blocks.len()).for_each(|target| self.lose(target, cause));
             } else {
-                let target = piece.slice as usize % self.blocks.len();
-                self.outcomes[target] = Err(cause);
+                self.lose(piece.slice as usize % self.blocks.len(), cause);
             }
+        }
+        self.fail_units(&work.units, cause);
+    }
+
+    /// A block cannot be had. Of several causes the first one counts, but damage before all others: it says what to do.
+    pub(crate) fn lose(&mut self, target: usize, cause: Cause) {
+        let outcome = &mut self.outcomes[target];
+        let is_known = outcome.is_err_and(|known| known.is_damage() || !cause.is_damage());
+        if !is_known {
+            *outcome = Err(cause);
         }
     }
 
@@ -344,16 +359,14 @@ impl Reading {
             Stop::Cancelled => Cause::Cancelled,
         });
         let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
+        let outcomes = outcomes.into_iter();
         let Some(tables) = tables else {
             let cause = stopped.unwrap_or(Cause::Header);
-            return outcomes
-                .into_iter()
-                .map(|o| BlockRead::lost(o.err().unwrap_or(cause)))
-                .collect();
+            return outcomes.map(|o| BlockRead::lost(o.err().unwrap_or(cause))).collect();
         };
         let slice_bytes = extent.layout.slice_bytes() as usize;
         let mut reads: Vec<_> =
-            outcomes.into_iter().map(|outcome| BlockRead { outcome, memory: Vec::new() }).collect();
+            outcomes.map(|outcome| BlockRead { outcome, memory: Vec::new() }).collect();
         // Layer-major, so each block gets its layers lowest first.
         for (index, slice) in slices.into_iter().enumerate() {
             let (layer, target) = (index / blocks.len(), index % blocks.len());

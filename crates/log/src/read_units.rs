@@ -63,8 +63,7 @@ impl Reading {
     /// Whoever wanted something of a unit cannot have it.
     fn fail_unit(&mut self, pieces: &[Piece], cause: Cause) {
         for piece in pieces {
-            let target = piece.slice as usize % self.blocks.len();
-            self.outcomes[target] = self.outcomes[target].and(Err(cause));
+            self.lose(piece.slice as usize % self.blocks.len(), cause);
         }
     }
 
@@ -138,7 +137,7 @@ fn give_to_units(mut piece: Piece, unit_bytes: u32, row: &mut [WantedUnit]) {
 }
 
 /// Joins neighbouring units to requests of whole sectors.
-fn gather(wanted: Vec<WantedUnit>, limit: usize) -> Vec<(Chunk, Vec<WantedUnit>)> {
+pub(crate) fn gather(wanted: Vec<WantedUnit>, limit: usize) -> Vec<(Chunk, Vec<WantedUnit>)> {
     let mut chunks: Vec<(Chunk, Vec<WantedUnit>)> = Vec::new();
     for unit in wanted {
         let end = sector_up(unit.offset + unit.len as u64);

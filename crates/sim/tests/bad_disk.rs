@@ -19,6 +19,8 @@ use support::{Setup, block, chain, get, namespace, open, setups};
 
 const BLOCK: usize = 60 << 10;
 const BLOCKS: usize = 8;
+/// A block of many small slices.
+const SMALL: usize = 30 * 4096;
 /// What a call is given, and what it may take on a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const AT_MOST: Duration = Duration::from_secs(10);
@@ -33,8 +35,12 @@ struct Rig {
 
 impl Rig {
     fn new(setup: Setup, durability: Durability) -> Option<Self> {
+        Self::with_segments(setup, durability, 1 << 20)
+    }
+
+    fn with_segments(setup: Setup, durability: Durability, bytes: u64) -> Option<Self> {
         let mount = FaultyMount::new()?;
-        let config = Config { segment: Some(1 << 20), durability, ..setup.config(32 << 20) };
+        let config = Config { segment: Some(bytes), durability, ..setup.config(32 * bytes) };
         let store = open(&mount.place().join("store"), &config);
         let blocks = namespace(&store, 2, 30 << 10, "bad disk");
         let rig = Self { store, blocks, config, mount };
@@ -114,13 +120,115 @@ fn reads_that_fail_or_come_short_are_misses_by_the_device_until_it_is_well() {
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {fault}");
         }
         assert!(rig.store.stats().log.misses["device"] >= 3 * BLOCKS as u64);
-        assert_eq!(rig.store.stats().quarantined_extents, 0);
+        assert_eq!(rig.store.stats().quarantined_blocks, 0);
         // Nothing at all is what a file gives that was cut.
         rig.mount.tell("add read short=0 file=segment-");
         assert_eq!(rig.outcomes(&chain(1, 1), &Terms::default()), [Outcome::Lost("truncated")]);
         rig.mount.tell("clear");
         rig.finish();
     });
+}
+
+#[test]
+fn a_bad_sector_costs_the_block_it_lies_in_and_no_other() {
+    each(Durability::None, |rig| {
+        assert_eq!(rig.put(2), BLOCKS as u64);
+        for (name, terms) in [(1, Terms::default()), (2, Terms::within(AT_MOST))] {
+            // Headers of a sector each; then layer 0 of all blocks, one behind the other.
+            let extent = 4096 + (name - 1) * (4096 + (BLOCKS * BLOCK) as u64);
+            let at = extent + 4096 + 3 * (BLOCK as u64 / 2) + 9000;
+            rig.mount.tell(&format!("add read error=EIO file=segment- at={at}..{}", at + 1));
+            let chain = chain(name, BLOCKS);
+            let mut expected = [Outcome::Log; BLOCKS];
+            expected[3] = Outcome::Lost("bad_sector");
+            assert_eq!(rig.outcomes(&chain, &terms), expected);
+            expected[3] = Outcome::Absent;
+            assert_eq!(rig.outcomes(&chain, &terms), expected);
+            assert_eq!(rig.put(name), 1, "only what is bad is stored again");
+            assert_eq!(rig.outcomes(&chain, &terms), [Outcome::Log; BLOCKS]);
+            assert_eq!(rig.store.stats().quarantined_blocks, name);
+            rig.mount.tell("clear");
+        }
+        rig.finish();
+    });
+}
+
+#[test]
+fn a_read_that_fails_once_or_comes_short_once_costs_nothing() {
+    each(Durability::None, |rig| {
+        for fault in ["error=EIO", "short=4096", "short=0", "error=EAGAIN"] {
+            for terms in [Terms::default(), Terms::within(AT_MOST)] {
+                rig.mount.tell(&format!("add read {fault} file=segment- times=1"));
+                assert_eq!(rig.get(1, &terms), BLOCKS, "{fault}");
+                rig.mount.tell("clear");
+            }
+        }
+        assert_eq!(rig.store.stats().log.misses.values().sum::<u64>(), 0);
+        assert_eq!(rig.store.stats().quarantined_blocks, 0);
+        rig.finish();
+    });
+}
+
+#[test]
+fn reads_that_fail_for_a_while_cost_misses_and_nothing_that_is_stored() {
+    each(Durability::None, |rig| {
+        // One sector: whatever is asked of it fails so often, then no more.
+        for times in 1..6 {
+            rig.mount
+                .tell(&format!("add read error=EIO file=segment- at=20000..20001 times={times}"));
+            assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {times}");
+            rig.mount.tell("clear");
+        }
+        // The whole device.
+        for times in 2..20 {
+            rig.mount.tell(&format!("add read error=EIO file=segment- times={times}"));
+            let outcomes = rig.outcomes(&chain(1, BLOCKS), &Terms::default());
+            let is_right = |outcome| [Outcome::Log, Outcome::Lost("device")].contains(outcome);
+            assert!(outcomes.iter().all(is_right), "{times}: {outcomes:?}");
+            rig.mount.tell("clear");
+            assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {times}");
+        }
+        assert_eq!(rig.store.stats().quarantined_blocks, 0);
+        rig.finish();
+    });
+}
+
+#[test]
+fn a_region_that_is_dead_is_given_up_and_its_blocks_can_be_stored_again() {
+    for setup in setups() {
+        let Some(rig) = Rig::with_segments(setup, Durability::None, 4 << 20) else { return };
+        let store = &rig.store;
+        // More requests for one block than bad answers that suspend the device.
+        let blocks = namespace(store, 30, 4096, "small slices");
+        let hashes = chain(50, BLOCKS);
+        assert_eq!(support::put(store, blocks, &hashes, 0, SMALL).count(PutOutcome::Stored), 8);
+        let whole = || get(store, blocks, &hashes, SMALL, &Terms::within(AT_MOST));
+        assert_eq!(whole(), BLOCKS);
+        // Its extent lies behind that of the first chain; all but the header is dead.
+        let dead = 4096 + (4096 + BLOCKS * BLOCK) + 4096;
+        let end = dead + BLOCKS * SMALL;
+        rig.mount.tell(&format!("add read error=EIO file=segment- at={dead}..{end}"));
+        let started = Instant::now();
+        while store.stats().quarantined_blocks < BLOCKS as u64 {
+            // Each for itself: a prefix that begins with a miss is not read on.
+            for hash in &hashes {
+                let terms = Terms::within(AT_MOST);
+                assert_eq!(get(store, blocks, &[*hash], SMALL, &terms), 0);
+            }
+            assert!(started.elapsed() < AT_MOST, "{:?}", store.stats());
+        }
+        // So many errors in a row may have suspended the device for a moment.
+        while store.stats().device.reads != "working" {
+            assert!(started.elapsed() < AT_MOST, "{:?}", store.stats());
+            std::thread::sleep(Duration::from_millis(10));
+            whole();
+        }
+        assert_eq!(rig.get(1, &Terms::within(AT_MOST)), BLOCKS);
+        assert_eq!(support::put(store, blocks, &hashes, 0, SMALL).count(PutOutcome::Stored), 8);
+        assert_eq!(whole(), BLOCKS);
+        rig.mount.tell("clear");
+        rig.finish();
+    }
 }
 
 #[test]

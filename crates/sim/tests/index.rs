@@ -41,6 +41,7 @@ enum Change {
     RemoveBlocks(NamespaceId, Vec<ChainHash>),
     RemoveNamespace(NamespaceId),
     RemoveExtent(Extent),
+    RemoveFromExtent(Extent, Vec<u32>),
     DropSegment(u64, u64),
 }
 
@@ -56,6 +57,9 @@ impl Change {
             Self::RemoveBlocks(namespace, hashes) => index.remove_blocks(*namespace, hashes).blocks,
             Self::RemoveNamespace(namespace) => index.remove_namespace(*namespace).blocks,
             Self::RemoveExtent(extent) => index.remove_extent(extent).blocks,
+            Self::RemoveFromExtent(extent, blocks) => {
+                index.remove_from_extent(extent, blocks).blocks
+            }
             Self::DropSegment(segment, epoch) => index.drop_segment(*segment, *epoch),
         }
     }
@@ -231,7 +235,17 @@ impl World {
                 let first = self.random.below(path.len());
                 Change::RemoveBlocks(namespace, chain(&path)[first..].to_vec())
             }
-            88..93 => match old(self) {
+            88..90 => match old(self) {
+                Some(old) => {
+                    let first = self.random.below(old.hashes.len());
+                    Change::RemoveFromExtent(
+                        old.clone(),
+                        (0..old.block_count()).skip(first).step_by(2).collect(),
+                    )
+                }
+                None => Change::RemoveNamespace(self.namespace()),
+            },
+            90..93 => match old(self) {
                 Some(old) => Change::RemoveExtent(old),
                 None => Change::RemoveNamespace(self.namespace()),
             },

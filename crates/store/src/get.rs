@@ -1,7 +1,7 @@
 //! Getting blocks, whole or by layer.
 //!
 //! 1. DRAM first, then the log; a block counts as a hit only after every slice was verified.
-//! 2. A bad slice is a miss; its extent leaves the index at once, so nobody reads it again.
+//! 2. A block with a bad slice is a miss; it leaves the index at once, so nobody reads it again. Its neighbours stay.
 //! 3. A block whose segment was recycled between look-up and read is looked up once more.
 
 use std::ops::Range;
@@ -246,7 +246,7 @@ impl<'a> Get<'a> {
             for run in runs {
                 if run.extent.layout != self.namespace.layout() {
                     // Its checksum is right, but no put made it: nothing of it fits the caller's memory.
-                    self.inner.quarantine(&run.extent, Cause::WrongPlace);
+                    self.inner.quarantine(&run.extent, &[(run.first_block, Cause::WrongPlace)]);
                     let of_run = run.at..run.at + run.count as usize;
                     for at in of_run {
                         self.outcomes[positions[at]] = Outcome::Lost(Cause::WrongPlace.name());
@@ -292,10 +292,10 @@ impl<'a> Get<'a> {
 
     /// Takes in what became of a run: outcomes, hits, DRAM, quarantine.
     fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<dalsegno_log::BlockRead>) {
-        let mut damaged = None;
+        let mut damaged = Vec::new();
         let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
-        for (offset, block) in blocks.into_iter().enumerate() {
-            let at = positions[run.at + offset];
+        for (offset, block) in (0_u32..).zip(blocks) {
+            let at = positions[run.at + offset as usize];
             match block.outcome {
                 Ok(()) => {
                     self.outcomes[at] = Outcome::Log;
@@ -306,14 +306,14 @@ impl<'a> Get<'a> {
                 }
                 Err(cause) => {
                     self.outcomes[at] = Outcome::Lost(cause.name());
-                    damaged = damaged.or(Some(cause).filter(|cause| cause.is_damage()));
+                    if cause.is_damage() {
+                        damaged.push((run.first_block + offset, cause));
+                    }
                 }
             }
         }
         self.inner.index.touch(&run.extent, self.sequence);
-        if let Some(cause) = damaged {
-            self.inner.quarantine(&run.extent, cause);
-        }
+        self.inner.quarantine(&run.extent, &damaged);
     }
 }
 
@@ -329,18 +329,29 @@ impl Inner {
         }
     }
 
-    /// Takes an extent with bad bytes out of the index; its blocks can be put again.
-    pub(crate) fn quarantine(&self, extent: &Extent, cause: Cause) {
-        let removed = self.index.remove_extent(extent);
+    /// Takes blocks with bad bytes out of the index, so that they can be put again; all of their extent, if it is its
+    /// header that is bad. `damaged` are positions in the extent, and why.
+    pub(crate) fn quarantine(&self, extent: &Extent, damaged: &[(u32, Cause)]) {
+        let of_header = damaged.iter().find(|(_, cause)| cause.is_of_header());
+        let Some((_, cause)) = of_header.or(damaged.first()) else { return };
+        let blocks: Vec<u32> = if cause.is_of_header() {
+            (0..extent.block_count()).collect()
+        } else {
+            damaged.iter().map(|(block, _)| *block).collect()
+        };
+        let removed = self.index.remove_from_extent(extent, &blocks);
         self.log.forget(extent.id);
+        let hashes: Vec<ChainHash> =
+            blocks.iter().map(|block| extent.hashes[*block as usize]).collect();
+        self.dram.remove(extent.namespace, &hashes);
         if removed.blocks > 0 {
-            add(&self.counters.quarantined_extents, 1);
+            add(&self.counters.quarantined_blocks, removed.blocks);
             tracing::warn!(
                 segment = extent.location.segment,
                 offset = extent.location.offset,
                 blocks = removed.blocks,
                 cause = cause.name(),
-                "stored bytes are bad; the extent is set aside and its blocks are misses"
+                "stored bytes are bad; these blocks are set aside and are misses until they are stored again"
             );
         }
     }

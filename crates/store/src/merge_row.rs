@@ -1,6 +1,6 @@
 //! One merge: neighbours of a lineage become one long, layer-major extent.
 //!
-//! 1. Every slice is verified before it is written again; an extent with a bad one is set aside, and nothing is merged.
+//! 1. Every slice is verified before it is written again; a block with a bad one is set aside, and nothing is merged.
 //! 2. The new extent is durable before the index leads to it. The index swings from all old ones at once, as far as it
 //!    still leads to them: what was removed, dropped or moved meanwhile stays so.
 //! 3. After the room was taken it is looked once more what is visible. A removal either was seen then, or it comes
@@ -219,7 +219,7 @@ impl Inner {
                 match outcome {
                     Ok(()) => {}
                     Err(cause) if cause.is_damage() => {
-                        self.quarantine(row[spot.0], cause);
+                        self.quarantine(row[spot.0], &[(spot.1, cause)]);
                         return Err(Skip::Damaged);
                     }
                     Err(Cause::Recycled) => return Err(Skip::Changed),

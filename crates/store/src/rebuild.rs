@@ -5,10 +5,11 @@
 //! 3. What was merged stays merged, and no merged extent takes the place of others before it is known to be whole.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
 use dalsegno_index::{Index, Scope};
-use dalsegno_log::{Log, Recovered, Removal, SegmentFault};
+use dalsegno_log::{BlockOutcome, Cause, Log, Recovered, Removal, SegmentFault};
 
 use crate::rewrite::read_blocks;
 use crate::stats::{Counters, add};
@@ -29,87 +30,122 @@ pub(crate) fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
 /// Fills the index from what the log holds, leaving out what was removed.
 ///
 /// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and
-/// the block was put again. So the older one is read, and unless it is sound the newer one takes the block. But where
+/// the block was put again. So the older one is read, and where it is bad the newer one takes the block. But where
 /// the newer one was made of older ones, it takes their place if it is whole: so it was when the store was closed.
 /// `keep_up` is called after every extent.
 pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_up: &dyn Fn()) {
-    let mut blocks: HashMap<(NamespaceId, ChainHash), u64> = HashMap::new();
-    let mut namespaces: HashMap<NamespaceId, u64> = HashMap::new();
-    for removal in &recovered.removals {
-        remove_again(index, removal);
-    }
-    for (namespace, hashes, kills_before) in
-        recovered.removals.into_iter().chain(recovered.covered_removals)
-    {
-        if hashes.is_empty() {
-            let entry = namespaces.entry(namespace).or_default();
-            *entry = kills_before.max(*entry);
-        }
-        for hash in hashes {
-            let entry = blocks.entry((namespace, hash)).or_default();
-            *entry = kills_before.max(*entry);
-        }
-    }
-    let is_alive = |extent: &Extent, hash: &ChainHash| {
-        let (namespace, born) = (extent.namespace, extent.born);
-        let survives = |kills_before: &u64| born >= *kills_before;
-        namespaces.get(&namespace).is_none_or(survives)
-            && blocks.get(&(namespace, *hash)).is_none_or(survives)
-    };
-    let mut soundness =
-        Soundness { log, merged_before: recovered.merged_before, known: HashMap::new() };
+    let killed = Killed::of(index, &recovered);
+    let merged_before = recovered.merged_before;
+    let mut soundness = Soundness { log, merged_before, known: HashMap::new() };
     for extent in recovered.extents {
-        let alive: Vec<ChainHash> =
-            extent.hashes.iter().filter(|hash| is_alive(&extent, hash)).copied().collect();
-        let runs = index.resolve(extent.namespace, &alive, Scope::Each);
-        let mut holders: BTreeMap<ExtentId, &Extent> =
-            runs.iter().map(|run| (run.extent.id, run.extent.as_ref())).collect();
+        let (namespace, born) = (extent.namespace, extent.born);
+        let alive: Vec<ChainHash> = extent
+            .hashes
+            .iter()
+            .filter(|hash| !killed.has(namespace, born, hash))
+            .copied()
+            .collect();
+        let runs = index.resolve(namespace, &alive, Scope::Each);
         // An index in files may have taken in this very extent before it was closed.
-        holders.remove(&extent.id);
-        let gives_way = soundness.which_give_way(&extent, &holders);
-        for holder in &gives_way {
-            index.remove_extent(holder);
+        let others = runs.iter().filter(|run| run.extent.id != extent.id);
+        let mut holders: BTreeMap<ExtentId, Holder> = BTreeMap::new();
+        for run in others {
+            let holder = holders.entry(run.extent.id);
+            let holder = holder.or_insert_with(|| (Arc::clone(&run.extent), Vec::new()));
+            holder.1.extend(run.first_block..run.first_block + run.count);
         }
-        for extent in std::iter::once(extent).chain(gives_way) {
-            let alive = extent.clone();
-            index.insert(extent, &|hash| is_alive(&alive, hash));
+        let giving = soundness.what_gives_way(&extent, holders.into_values().collect());
+        // What the index took in before lost these blocks then, and does not get them back.
+        let is_new = giving.is_empty() || !index.live_blocks(&extent).contains(&true);
+        for (holder, blocks) in giving.iter().filter(|_| is_new) {
+            index.remove_from_extent(holder, blocks);
         }
+        index.insert(extent, &|hash| !killed.has(namespace, born, hash));
         keep_up();
     }
 }
+
+/// What removals hide: whatever was born before.
+struct Killed {
+    blocks: HashMap<(NamespaceId, ChainHash), u64>,
+    namespaces: HashMap<NamespaceId, u64>,
+}
+
+impl Killed {
+    /// Takes in the removals, and carries out those that an index in files does not know of yet.
+    fn of(index: &dyn Index, recovered: &Recovered) -> Self {
+        let mut killed = Self { blocks: HashMap::new(), namespaces: HashMap::new() };
+        for removal in &recovered.removals {
+            remove_again(index, removal);
+        }
+        for (namespace, hashes, kills_before) in
+            recovered.removals.iter().chain(&recovered.covered_removals)
+        {
+            if hashes.is_empty() {
+                let entry = killed.namespaces.entry(*namespace).or_default();
+                *entry = (*kills_before).max(*entry);
+            }
+            for hash in hashes {
+                let entry = killed.blocks.entry((*namespace, *hash)).or_default();
+                *entry = (*kills_before).max(*entry);
+            }
+        }
+        killed
+    }
+
+    fn has(&self, namespace: NamespaceId, born: u64, hash: &ChainHash) -> bool {
+        let dies = |kills_before: &u64| born < *kills_before;
+        self.namespaces.get(&namespace).is_some_and(dies)
+            || self.blocks.get(&(namespace, *hash)).is_some_and(dies)
+    }
+}
+
+/// An extent that holds blocks of another one, and which of its own these are.
+type Holder = (Arc<Extent>, Vec<u32>);
 
 /// What is known of the bytes of extents.
 struct Soundness<'a> {
     log: &'a Log,
     merged_before: u64,
-    known: HashMap<ExtentId, bool>,
+    /// How reading each block ended.
+    known: HashMap<ExtentId, Vec<BlockOutcome>>,
 }
 
 impl Soundness<'_> {
-    /// Which of the extents that hold blocks of `extent` already give these to it.
-    fn which_give_way(
-        &mut self,
-        extent: &Extent,
-        holders: &BTreeMap<ExtentId, &Extent>,
-    ) -> Vec<Extent> {
+    /// Which blocks the extents that hold them already give to `extent`.
+    fn what_gives_way(&mut self, extent: &Extent, holders: Vec<Holder>) -> Vec<Holder> {
         let is_moved = |extent: &Extent| extent.born != extent.id.0;
-        let (older, newer): (Vec<&Extent>, Vec<&Extent>) =
-            holders.values().partition(|holder| holder.id < extent.id);
-        let mut giving: Vec<&Extent> =
-            // An index in files leads to a moved extent only once that is durable.
-            newer.into_iter().filter(|newer| !is_moved(newer) && !self.is_sound(newer)).collect();
+        let older = holders.iter().filter(|(holder, _)| holder.id < extent.id).count();
         // Only what was merged takes the place of several, and then it says itself whether it is durable.
-        let is_durable = older.len() > 1 && extent.id.0 < self.merged_before;
-        let takes_over =
-            is_moved(extent) && !older.is_empty() && (is_durable || self.is_sound(extent));
-        giving.extend(older.into_iter().filter(|older| takes_over || !self.is_sound(older)));
-        giving.into_iter().cloned().collect()
+        let is_durable = older > 1 && extent.id.0 < self.merged_before;
+        let takes_over = is_moved(extent)
+            && older > 0
+            && (is_durable || self.of_blocks(extent).iter().all(Result::is_ok));
+        let mut giving = Vec::new();
+        for (holder, mut blocks) in holders {
+            let is_newer = holder.id > extent.id;
+            // An index in files leads to a moved extent only once that is durable.
+            if is_newer && is_moved(&holder) {
+                continue;
+            }
+            if is_newer || !takes_over {
+                blocks.retain(|block| self.is_bad(&holder, *block));
+            }
+            giving.push((holder, blocks));
+        }
+        giving.retain(|(_, blocks)| !blocks.is_empty());
+        giving
     }
 
-    /// Whether every byte of an extent is as it was written.
-    fn is_sound(&mut self, extent: &Extent) -> bool {
+    /// Whether a block's bytes are not what was written. What cannot be read now may be right.
+    fn is_bad(&mut self, extent: &Extent, block: u32) -> bool {
+        self.of_blocks(extent)[block as usize].is_err_and(Cause::is_damage)
+    }
+
+    /// How reading each block of an extent ends.
+    fn of_blocks(&mut self, extent: &Extent) -> &[BlockOutcome] {
         let log = self.log;
-        *self.known.entry(extent.id).or_insert_with(|| is_sound(log, extent))
+        self.known.entry(extent.id).or_insert_with(|| read_all(log, extent))
     }
 }
 
@@ -129,10 +165,9 @@ fn remove_again(index: &dyn Index, (namespace, hashes, kills_before): &Removal) 
     }
 }
 
-/// Whether every byte of an extent is as it was written.
-fn is_sound(log: &Log, extent: &Extent) -> bool {
+fn read_all(log: &Log, extent: &Extent) -> Vec<BlockOutcome> {
     let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
     let mut bytes = vec![0_u8; extent.hashes.len() * block_bytes];
     let all: Vec<_> = (0..extent.block_count()).map(|block| (0, block)).collect();
-    read_blocks(log, &[extent], &all, &mut bytes).iter().all(Result::is_ok)
+    read_blocks(log, &[extent], &all, &mut bytes)
 }

@@ -10,7 +10,9 @@ use std::ops::Range;
 
 use dalsegno_core::{ChainHash, Extent, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
 use dalsegno_io::{Memory, lend};
-use dalsegno_log::{BlockOutcome, Call, Coded, ExtentRead, Log, LogError, NewExtent, Target};
+use dalsegno_log::{
+    BlockOutcome, Call, Cause, Coded, ExtentRead, Log, LogError, NewExtent, Target,
+};
 
 use crate::store::Inner;
 
@@ -96,13 +98,22 @@ pub(crate) fn read_blocks(
 ) -> Vec<BlockOutcome> {
     let block_bytes = bytes.len() / wanted.len();
     let mut outcomes = read_spots(log, row, wanted, bytes);
-    // One request reads several blocks, and a bad sector, or the end of a file that was cut, fails all of them.
+    // One call does not look into everything that fails on a bad disk.
     for (at, target) in bytes.chunks_exact_mut(block_bytes).enumerate() {
-        if outcomes[at].is_err() {
+        if outcomes[at].is_err_and(|cause| !cause.is_damage()) {
             outcomes[at] = read_spots(log, row, &wanted[at..=at], target).remove(0);
         }
     }
     outcomes
+}
+
+/// Which blocks turned out to be bad, and why; for blocks of one extent.
+pub(crate) fn damaged_of(wanted: &[Spot], outcomes: &[BlockOutcome]) -> Vec<(u32, Cause)> {
+    let found = wanted.iter().zip(outcomes).filter_map(|((_, block), outcome)| {
+        let cause = outcome.err()?;
+        cause.is_damage().then_some((*block, cause))
+    });
+    found.collect()
 }
 
 fn read_spots(log: &Log, row: &[&Extent], wanted: &[Spot], bytes: &mut [u8]) -> Vec<BlockOutcome> {

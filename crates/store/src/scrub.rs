@@ -2,7 +2,7 @@
 //!
 //! 1. A thread of its own reads, in the order of the index, no more a second than the setting `scrub_rate` says. It
 //!    stands back while somebody else reads, and asks nothing of a device that is suspended.
-//! 2. Every slice and header is checked as a get checks it; an extent with a bad one is set aside, counted by cause.
+//! 2. Every slice and header is checked as a get checks it; a block with a bad one is set aside, counted by cause.
 //! 3. The first round begins a minute after the store was opened, so that it is not in the way when an engine starts;
 //!    the next a day after the last one did, or when that is over if it takes longer.
 //! 4. Reading is no use: it changes neither what is evicted nor what DRAM holds.
@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 
 use crate::merge_row::{RowBuffer, blocks_at_once};
-use crate::rewrite::{Spot, read_blocks};
+use crate::rewrite::{Spot, damaged_of, read_blocks};
 use crate::stats::add;
 use crate::store::{Inner, no_thread};
 
@@ -51,8 +51,8 @@ pub struct ScrubStats {
     pub extents: u64,
     /// Bytes of blocks that were read and checked.
     pub bytes: u64,
-    /// Extents that were bad, and are set aside.
-    pub damaged_extents: u64,
+    /// Blocks that were bad, and are set aside.
+    pub damaged_blocks: u64,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl ScrubCounters {
             rounds: get(&self.rounds),
             extents: get(&self.extents),
             bytes: get(&self.bytes),
-            damaged_extents: get(&self.damaged),
+            damaged_blocks: get(&self.damaged),
         }
     }
 }
@@ -190,8 +190,9 @@ impl Inner {
         // A header that was checked before may have gone bad as well.
         self.log.forget(extent.id);
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
-        let all: Vec<Spot> = (0..extent.block_count()).map(|block| (0, block)).collect();
-        for spots in all.chunks(blocks_at_once(block_bytes)) {
+        let live = (0_u32..).zip(self.index.live_blocks(extent)).filter(|(_, live)| *live);
+        let live: Vec<Spot> = live.map(|(block, _)| (0, block)).collect();
+        for spots in live.chunks(blocks_at_once(block_bytes)) {
             if !self.stand_back(|| shared.is_stopped()) {
                 return;
             }
@@ -199,10 +200,10 @@ impl Inner {
             let outcomes = read_blocks(&self.log, &[extent], spots, bytes);
             round.bucket.spend(bytes.len() as u64, self.clock.now());
             add(&self.counters.scrubbing.bytes, bytes.len() as u64);
-            let mut causes = outcomes.into_iter().filter_map(std::result::Result::err);
-            if let Some(cause) = causes.find(|cause| cause.is_damage()) {
-                add(&self.counters.scrubbing.damaged, 1);
-                self.quarantine(extent, cause);
+            let damaged = damaged_of(spots, &outcomes);
+            add(&self.counters.scrubbing.damaged, damaged.len() as u64);
+            self.quarantine(extent, &damaged);
+            if damaged.iter().any(|(_, cause)| cause.is_of_header()) {
                 return;
             }
         }

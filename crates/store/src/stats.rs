@@ -31,7 +31,7 @@ pub(crate) struct Counters {
     pub(crate) probe_present_blocks: AtomicU64,
     pub(crate) evicted_blocks: AtomicU64,
     pub(crate) relocated_bytes: AtomicU64,
-    pub(crate) quarantined_extents: AtomicU64,
+    pub(crate) quarantined_blocks: AtomicU64,
     pub(crate) removed_blocks: AtomicU64,
     pub(crate) throttled_transfers: AtomicU64,
     pub(crate) open_faults: AtomicU64,
@@ -112,8 +112,8 @@ pub struct Stats {
     pub evicted_blocks: u64,
     /// Bytes moved to make room.
     pub relocated_bytes: u64,
-    /// Extents set aside because their bytes were bad.
-    pub quarantined_extents: u64,
+    /// Blocks set aside because their bytes were bad.
+    pub quarantined_blocks: u64,
     /// Blocks removed by callers.
     pub removed_blocks: u64,
     /// Transfers refused because the queue was full.
@@ -201,7 +201,7 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         probe_present_blocks: get(&counters.probe_present_blocks),
         evicted_blocks: get(&counters.evicted_blocks),
         relocated_bytes: get(&counters.relocated_bytes),
-        quarantined_extents: get(&counters.quarantined_extents),
+        quarantined_blocks: get(&counters.quarantined_blocks),
         removed_blocks: get(&counters.removed_blocks),
         throttled_transfers: get(&counters.throttled_transfers),
         open_faults: get(&counters.open_faults),

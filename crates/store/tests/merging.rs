@@ -245,7 +245,7 @@ fn gets_removals_and_merges_at_the_same_time_never_give_wrong_bytes() {
             done.store(true, Ordering::Relaxed);
         });
         let stats = store.stats();
-        assert!(stats.merging.merges > 0 && stats.quarantined_extents == 0, "{stats:?}");
+        assert!(stats.merging.merges > 0 && stats.quarantined_blocks == 0, "{stats:?}");
         assert!(stats.log.misses.iter().all(|(cause, count)| *cause == "recycled" || *count == 0));
     }
 }

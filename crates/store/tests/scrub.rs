@@ -71,9 +71,9 @@ fn damage_is_found_before_anybody_asks_for_it() {
         let ns = space(&store);
         wait_for_a_round(&store);
         let stats = store.stats();
-        assert_eq!(stats.scrubbing.damaged_extents, 1, "{setup:?}: {:?}", stats.scrubbing);
-        assert_eq!(stats.scrubbing.extents, CHAINS - 1);
-        assert_eq!(stats.quarantined_extents, 1);
+        assert_eq!(stats.scrubbing.damaged_blocks, 1, "{setup:?}: {:?}", stats.scrubbing);
+        assert_eq!(stats.scrubbing.extents, CHAINS);
+        assert_eq!((stats.quarantined_blocks, stats.blocks), (1, CHAINS * 4 - 1));
         assert!(
             stats.log.misses["slice_checksum"] > 0,
             "the cause is told: {:?}",
@@ -98,7 +98,7 @@ fn what_is_sound_is_read_once_and_stays() {
     let store = open_soon(dir.path(), &config);
     wait_for_a_round(&store);
     let scrubbed = store.stats().scrubbing;
-    assert_eq!((scrubbed.extents, scrubbed.damaged_extents), (CHAINS, 0));
+    assert_eq!((scrubbed.extents, scrubbed.damaged_blocks), (CHAINS, 0));
     assert_eq!(scrubbed.bytes, CHAINS * 4 * BYTES as u64);
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(store.stats().scrubbing, scrubbed, "the next round comes a day later");

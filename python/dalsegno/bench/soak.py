@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import hashlib
 import json
@@ -170,8 +171,32 @@ def _work(store: dalsegno.Store, seconds: float, seed: int) -> Tally:
     return total
 
 
+class _MallInfo(ctypes.Structure):
+    """What ``mallinfo2(3)`` tells."""
+
+    # Ten sizes, of which two are of interest: bytes of mappings, and of the heaps what is in use.
+    _fields_ = (
+        ("before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("behind", ctypes.c_size_t * 2),
+    )
+
+
+def _heap_bytes() -> int:
+    """Bytes that the process has from ``malloc`` and has not given back.
+
+    Resident memory has besides what ``malloc`` keeps for whoever asks next.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _MallInfo
+    told = libc.mallinfo2()
+    return int(told.uordblks) + int(told.hblkhd)
+
+
 def _resources() -> dict[str, float]:
-    """Descriptors, threads and resident memory of this process."""
+    """Descriptors, threads and memory of this process."""
     gc.collect()
     status = Path("/proc/self/status").read_text(encoding="ascii")
     facts = dict(line.split(":", 1) for line in status.splitlines())
@@ -179,6 +204,7 @@ def _resources() -> dict[str, float]:
         "fds": len(list(Path("/proc/self/fd").iterdir())),
         "threads": int(facts["Threads"]),
         "rss_mib": int(facts["VmRSS"].split()[0]) / 1024,
+        "heap_mib": _heap_bytes() / (1 << 20),
     }
 
 
@@ -203,7 +229,7 @@ def _worker(options: argparse.Namespace) -> int:
         store.close()
         merges = counters["merging"]["merges"]
         facts = {"life": life, "open_s": opened, **_resources(), **vars(tally), "merges": merges}
-        facts |= {name: counters[name] for name in ("evicted_blocks", "quarantined_extents")}
+        facts |= {name: counters[name] for name in ("evicted_blocks", "quarantined_blocks")}
         facts |= {"poisoned": counters["poisoned"], "rounds": counters["scrubbing"]["rounds"]}
         facts["refused_segments"] = counters["log"]["creations_refused"]
         del store, counters
@@ -304,15 +330,21 @@ def _figures(steady: Process, killed: Process, kills: int, fills: int) -> dict[s
     }
     figures |= {
         name: sum(row[name] for row in every)
-        for name in ("evicted_blocks", "merges", "refused_segments", "quarantined_extents")
+        for name in ("evicted_blocks", "merges", "refused_segments", "quarantined_blocks")
     }
     told = sum("wrong" in row for row in steady.rows + killed.rows)
     figures["wrong_blocks"] = max(told, figures["wrong_blocks"])
     figures |= {"kills": kills, "fills": fills, "reopenings": len(every) + kills}
     figures["refused_openings"] = sum("refused" in row for row in steady.rows + killed.rows)
-    for name in ("fds", "threads", "rss_mib"):
+    for name in ("fds", "threads", "rss_mib", "heap_mib"):
         figures[f"{name}_first"] = statistics.median(row[name] for row in lives[:quarter])
         figures[f"{name}_growth"] = growth(name)
+    # Flat or not is seen from the whole way, not from its ends.
+    eighths = [lives[len(lives) * at // 8 : len(lives) * (at + 1) // 8] for at in range(8)]
+    for name in ("rss_mib", "heap_mib"):
+        figures[f"{name}_by_eighth"] = [
+            round(statistics.median(row[name] for row in rows), 1) for rows in eighths if rows
+        ]
     figures["poisoned_lives"] = sum(bool(row["poisoned"]) for row in every)
     errors: dict[str, int] = {}
     for row in every:

@@ -7,6 +7,7 @@ as touched if any of its bytes changed or is gone, and a store may lose those, b
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +83,7 @@ class Files:
         place = self.places[key][-1]
         end = place.offset + place.size // 2
         os.truncate(place.file, end)
-        return {
-            name
-            for name, at in self.places.items()
-            if any(one.file == place.file and one.offset + one.size > end for one in at)
-        }
+        return self._touching(place.file, end, sys.maxsize)
 
     def empty(self, key: bytes) -> set[bytes]:
         """Empties the file in which a block lies; returns as :meth:`flip`."""
@@ -107,8 +104,8 @@ class Files:
 
     def swap_records(self, one: bytes, other: bytes, header_bytes: int) -> set[bytes]:
         """Has two blocks trade places, headers right before them included."""
-        pairs = zip(self.places[one], self.places[other], strict=False)
-        for first, second in pairs:
+        touched = set()
+        for first, second in zip(self.places[one], self.places[other], strict=False):
             records = []
             for place in (first, second):
                 with place.file.open("rb") as file:
@@ -118,7 +115,17 @@ class Files:
                 with place.file.open("r+b") as file:
                     file.seek(place.offset - header_bytes)
                     file.write(record)
-        return {one, other}
+                start = place.offset - header_bytes
+                touched |= self._touching(place.file, start, place.offset + place.size)
+        return touched
+
+    def _touching(self, file: Path, start: int, end: int) -> set[bytes]:
+        """Returns the keys of the blocks that have a byte in this span of a file."""
+        return {
+            key
+            for key, at in self.places.items()
+            if any(p.file == file and p.offset < end and start < p.offset + p.size for p in at)
+        }
 
 
 def _found(data: bytes, part: bytes) -> list[int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from dalsegno.faultbench.blocks import batches
-from dalsegno.faultbench.cell import BATCH_BLOCKS, Cell, Probe
+from dalsegno.faultbench.cell import Cell, Probe
 from dalsegno.faultbench.damage import Files
 from dalsegno.faultbench.remote import FailedError
 
@@ -65,8 +64,6 @@ def _damage(harm: Harm, cell: Cell) -> None:
 
 def _look(cell: Cell, kept: list[bytes], touched: set[bytes]) -> None:
     """Gets everything twice, stores again what is gone, and gets everything in a new process."""
-    # What was put together may share a record, and a store may give a damaged record up whole.
-    shared = {key for part in batches(kept, BATCH_BLOCKS) if touched & set(part) for key in part}
     try:
         cell.open()
     except FailedError as error:
@@ -76,11 +73,7 @@ def _look(cell: Cell, kept: list[bytes], touched: set[bytes]) -> None:
     cell.exists(kept)
     came = set(cell.get(kept))
     again = came & set(cell.get(kept))
-    cell.lose(set(kept) - shared - again, "the fault did not touch, and that are lost")
-    neighbours = len(shared - touched - again)
-    cell.outcome.figures["neighbour_blocks"] = neighbours
-    if neighbours:
-        cell.note(f"blocks that were given up with others of the same put: {neighbours}")
+    cell.lose(set(kept) - touched - again, "the fault did not touch, and that are lost")
     gone = [key for key in kept if key not in again]
     cell.put(gone)
     cell.lose(set(gone) - set(cell.get(gone)), "cannot be stored again")
