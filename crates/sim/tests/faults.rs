@@ -128,19 +128,62 @@ fn a_device_that_fails_for_good_ends_in_misses_and_errors_only() {
 }
 
 #[test]
-fn a_read_that_fails_is_a_miss_with_its_cause() {
+fn reads_that_fail_are_misses_with_their_cause() {
     let causes =
         [(Fault::Error, "device"), (Fault::Short, "truncated"), (Fault::Flip, "slice_checksum")];
     for (fault, cause) in causes {
         let style = Style::roomy(Durability::Batch);
         let mut world = filled(&style, 3);
         world.expect_faults();
-        world.device.inject(Rule::once(Kind::Read, fault, 0).on("segment"));
+        world.device.inject(Rule::always(Kind::Read, fault).on("segment"));
         assert!(world.get(&part(0, 0), false) < 4, "{fault:?}");
         let misses = world.stats().log.misses;
         assert!(misses[cause] > 0, "{fault:?}: {misses:?}");
         assert!(misses.iter().all(|(name, count)| *name == cause || *count == 0), "{misses:?}");
     }
+}
+
+/// Where the writes to a file that a trace tells of begin, in order.
+fn writes_to(trace: &[String], file: &str) -> Vec<u64> {
+    let words = trace.iter().map(|line| line.split([' ', ',']).filter(|word| !word.is_empty()));
+    let words = words.map(Iterator::collect::<Vec<_>>);
+    let writes = words.filter(|words| words[1] == "write" && words[2].starts_with(file));
+    writes.map(|words| words[4].parse().unwrap()).collect()
+}
+
+#[test]
+fn the_header_of_an_extent_of_several_requests_is_written_behind_all_of_it() {
+    let pool = BufferPool::new(1 << 20, 256 << 10).unwrap();
+    let mut style = Style::crowded(Durability::Batch);
+    style.config.io_request = Some(256 << 10);
+    // A block fills a request, so that its header needs another.
+    style.shapes = vec![(2, 128 << 10)];
+    let mut world = World::new(&style, DeviceOptions::default(), &Blocks::default(), &pool);
+    world.open().unwrap();
+    world.device.start_trace();
+    let one = Part { namespace: 0, chain: chain_hashes(10, 1), first: 0 };
+    world.put(&one, false).unwrap();
+    // The header of the segment, the payload, the header of the extent.
+    assert_eq!(writes_to(&world.device.trace(), "segment-"), [0, 8192, 4096]);
+    assert_eq!(world.get(&one, false), 1);
+}
+
+#[test]
+fn what_was_merged_is_synced_though_puts_are_not() {
+    // At the next open it takes the place of its parts without being read.
+    let style = Style::roomy(Durability::None).merging_at_once();
+    let mut world = world(&style, 21);
+    world.open().unwrap();
+    world.device.start_trace();
+    let chain = chain_hashes(10, 4);
+    for first in 0..4 {
+        let chain = chain[..=first].to_vec();
+        world.put(&Part { namespace: 0, chain, first }, false).unwrap();
+    }
+    assert!(world.stats().merging.merges > 0);
+    let trace = world.device.trace();
+    let of_segments: Vec<_> = trace.iter().filter(|line| line.contains(" segment-")).collect();
+    assert!(of_segments.last().unwrap().contains(" sync "), "{of_segments:#?}");
 }
 
 #[test]
@@ -310,6 +353,27 @@ fn a_damaged_segment_whose_removal_fails_half_way_makes_room_at_the_next_put() {
         }
         assert_eq!(world.device.faults_fired(), fired + 1);
         assert!(refused <= 1, "{refused} puts found no room");
+    }
+}
+
+#[test]
+fn regression_what_cannot_be_read_does_not_stop_making_room() {
+    for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).coded()] {
+        let mut world = filled(&style, 31);
+        for _ in 0..3 {
+            for chain in 0..4 {
+                world.get(&part(0, chain), false);
+            }
+        }
+        world.expect_faults();
+        world.forgive();
+        let unreadable = Rule::always(Kind::Read, Fault::Error).on("segment-0000000000000001");
+        world.device.inject(unreadable);
+        for chain in 10..60 {
+            let report = world.put(&part(0, chain), false).unwrap();
+            assert!(!report.kept().contains(&false), "chain {chain}: {:?}", report.outcomes);
+        }
+        assert!(world.stats().log.segments_recycled > 0);
     }
 }
 

@@ -390,3 +390,32 @@ fn regression_a_new_segment_never_takes_the_place_of_one_that_is_gone() {
         assert_eq!(store.stats().blocks, (life + 1) * BLOCKS as u64);
     }
 }
+
+#[test]
+fn an_index_of_another_life_never_serves_the_bytes_of_other_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(EngineChoice::Psync);
+    drop(open(dir.path(), &config));
+    let born = snapshot(dir.path());
+    // Two lives of one store: each puts a chain of its own to the same place.
+    let live = |name: u64| {
+        restore(dir.path(), &born);
+        let store = open(dir.path(), &config);
+        put(&store, kept(&store), &chain(name, BLOCKS), 0, BLOCK);
+        drop(store);
+        snapshot(dir.path())
+    };
+    let (saved, mut files) = (live(1), live(2));
+    // The index of the one comes to lie beside the log of the other, as a careless restore does it.
+    files.retain(|name, _| !name.starts_with("index-"));
+    files.extend(saved.into_iter().filter(|(name, _)| name.starts_with("index-")));
+    restore(dir.path(), &files);
+    let store = open(dir.path(), &config);
+    let ns = kept(&store);
+    assert_eq!(get(&store, ns, &chain(1, BLOCKS), BLOCK, &Terms::default()), 0);
+    assert!(store.stats().log.misses["wrong_place"] > 0, "the index was believed until then");
+    for name in [1, 2] {
+        put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
+        assert_eq!(get(&store, ns, &chain(name, BLOCKS), BLOCK, &Terms::default()), BLOCKS);
+    }
+}

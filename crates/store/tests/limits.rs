@@ -18,7 +18,9 @@ use dalsegno_store::{
     Config, EngineChoice, ErrorKind, NamespaceId, Outcome, PutOutcome, Scope, Store, Terms, lend,
     verify,
 };
-use limits::{forbid, limit_file_bytes, limit_open_files, limit_open_files_for_good};
+use limits::{
+    forbid, limit_file_bytes, limit_locked_memory, limit_open_files, limit_open_files_for_good,
+};
 use support::child::in_child;
 use support::skip::say;
 use support::{Setup, block, chain, config, engines, get, namespace, open, put, setups, skip};
@@ -81,6 +83,24 @@ fn where_rings_may_be_made_but_not_entered_a_store_goes_without() {
     in_child("where_rings_may_be_made_but_not_entered_a_store_goes_without", || {
         forbid(libc::SYS_io_uring_enter, libc::EPERM);
         assert_goes_without();
+    });
+}
+
+#[test]
+fn without_locked_memory_a_store_goes_one_way_or_the_other() {
+    in_child("without_locked_memory_a_store_goes_one_way_or_the_other", || {
+        // Which engines there are is found out before.
+        let setups = setups();
+        if !limit_locked_memory(0) {
+            return skip("root", "cannot stop being root");
+        }
+        for setup in setups {
+            let dir = tempfile::tempdir().unwrap();
+            let auto = Config { io_engine: EngineChoice::Auto, ..setup.config(16 << 20) };
+            let store = Store::open(dir.path(), &auto).unwrap();
+            let blocks = register(&store);
+            assert!(stored(&store, blocks, 1) && is_whole(&store, blocks, 1));
+        }
     });
 }
 
