@@ -235,7 +235,7 @@ fn scan_segment(
     } else {
         scan_records(core, opened.file, header, start..bytes, &Call::background())
     };
-    let Scan { records, damage, end, cursor } = scan;
+    let Scan { records, damage, end, cursor, .. } = scan;
     found.faults.extend(damage.into_iter().map(|(offset, error)| fault(offset, error.to_string())));
     if is_cut {
         found.faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
@@ -287,8 +287,17 @@ pub(crate) fn read_segment_header(
     }
     // The first record's sector comes along: a header that was wiped later has records behind it.
     let mut sectors = [0; 2 * SECTOR];
-    core.transfer(Operation::Read, file, 0, &mut sectors, &Call::background())
-        .map_err(|_| FormatError::Truncated)?;
+    let read =
+        |bytes: &mut [u8]| core.transfer(Operation::Read, file, 0, bytes, &Call::background());
+    match read(&mut sectors) {
+        Ok(()) => {}
+        Err(error) if error.is_of_medium() => {
+            // It may be the record's sector that is bad, which is no reason to give the segment up.
+            read(&mut sectors[..SECTOR]).map_err(|_| FormatError::Unreadable)?;
+            sectors[SECTOR..].fill(0xff);
+        }
+        Err(_) => return Err(FormatError::Truncated),
+    }
     // Where the device tears sectors, the checksum at its end may be all that came of a file's first header.
     if all_zero(&sectors[..SECTOR_CRC_AT]) && all_zero(&sectors[SECTOR..]) {
         return Err(FormatError::Unfinished);

@@ -61,14 +61,15 @@ impl Log {
         done
     }
 
-    /// The extents that lie in a segment, read from their headers; those whose header cannot be read are left out.
+    /// The extents that lie in a segment, read from their headers; those whose header is bad are left out. And whether
+    /// these are all: `false` if the device failed.
     #[must_use]
-    pub fn extents_in(&self, number: u64) -> Vec<Extent> {
+    pub fn extents_in(&self, number: u64) -> (Vec<Extent>, bool) {
         let core = &self.core;
         let Some(segment) =
             core.segments.lock().slots.get(&number).map(|slot| Arc::clone(&slot.segment))
         else {
-            return Vec::new();
+            return (Vec::new(), true);
         };
         let header = SegmentHeader {
             store: core.store,
@@ -80,7 +81,7 @@ impl Log {
         };
         let range = SECTOR_BYTES..core.options.segment_bytes;
         let scan = scan_records(core, segment.file, &header, range, &core.patient_call());
-        scan.records.iter().filter_map(RecordHeader::extent).collect()
+        (scan.records.iter().filter_map(RecordHeader::extent).collect(), !scan.is_cut_short)
     }
 
     /// Seals the open segment, so that it can be recycled; `false` if there is none. For a store that has no other.

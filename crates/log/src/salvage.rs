@@ -4,16 +4,16 @@
 //! 1. When everything else of a call has ended, each request that failed is asked for again, then its halves, down to
 //!    parts of one slice: one at a time, and the first to its end before the next.
 //! 2. A call makes at most [`MOST`] such requests. What they do not reach is a miss by the device, and stays stored.
-//! 3. Bytes are given up only if the device fails to read them, then reads another sector of the same file, and then
-//!    fails to read them once more. Otherwise it is the device that fails, and nothing that is stored is given up.
+//! 3. Bytes are given up only if the device fails to read them, then reads the first sector of their file or of another
+//!    segment, and then fails to read them once more. Otherwise it is the device that fails; nothing is given up then.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dalsegno_core::SECTOR_BYTES;
 use dalsegno_io::{Class, FileId, IoError, Memory, Operation};
 
 use crate::error::Cause;
+use crate::format::SECTOR;
 use crate::log::Core;
 use crate::plan::{Chunk, Rules, finish};
 use crate::pump::{Pump, Stop, Work};
@@ -73,6 +73,23 @@ impl Core {
         let parts = failed.into_iter().rev().collect();
         Salvage { core: self, pump, readings, parts, left: MOST, known: HashMap::new() }.run()
     }
+
+    /// Whether the first sector of a segment's file, or else of another segment, can be read: then what cannot be read
+    /// in this one is bad, and it is not the device that fails. That a file ends before is an answer, too.
+    pub(crate) fn reads_elsewhere<E>(
+        &self,
+        file: FileId,
+        segment: u64,
+        mut read_first_sector: impl FnMut(FileId) -> Result<Result<(), IoError>, E>,
+    ) -> Result<bool, E> {
+        let beside = self.segments.lock().beside(segment);
+        for file in std::iter::once(file).chain(beside) {
+            if matches!(read_first_sector(file)?, Ok(()) | Err(IoError::Short { .. })) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 struct Salvage<'a, 'b> {
@@ -125,18 +142,19 @@ impl Salvage<'_, '_> {
         Ok(())
     }
 
-    /// Whether the device reads the first sector of the file that a part is of. That the file ends before it is an
-    /// answer, too. Not refused where reads are suspended: bad answers of one region may have done that.
+    /// Whether it is the device that fails. Not refused where reads are suspended: bad answers of one region may have
+    /// done that.
     fn device_answers(&mut self, part: &InFlight) -> Result<bool, Stop> {
-        self.left = self.left.saturating_sub(1);
         let pin = self.pin_of(part);
-        let sector = usize::try_from(SECTOR_BYTES).expect("small");
-        let memory = vec![self.staging(sector)?];
-        let (operation, file, offset) = (Operation::Read, pin.segment.file, 0);
-        let work = Work { operation, file, offset, memory, tag: 0, guard: Some(pin) };
-        self.pump.submit_as(Class::Background, work);
-        let answer = self.pump.next()?.result;
-        let is_well = matches!(answer, Ok(()) | Err(IoError::Short { .. }));
+        let (file, number) = (pin.segment.file, pin.segment.number);
+        let is_well = self.core.reads_elsewhere(file, number, |file| {
+            self.left = self.left.saturating_sub(1);
+            let memory = vec![self.staging(SECTOR)?];
+            let guard = Some(Arc::clone(&pin) as _);
+            let work = Work { operation: Operation::Read, file, offset: 0, memory, tag: 0, guard };
+            self.pump.submit_as(Class::Background, work);
+            Ok(self.pump.next()?.result)
+        })?;
         self.known.insert(file, is_well);
         Ok(is_well)
     }

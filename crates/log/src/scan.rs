@@ -1,19 +1,25 @@
 //! Walks the records of a segment, reading headers only.
 //!
 //! 1. A record is taken only if its header is valid and names this store, segment, epoch and offset.
-//! 2. Where none is found, the next one is looked for sector by sector, so a hole costs only itself.
+//! 2. Where none is found, the next one is looked for sector by sector, so a hole costs only itself. So do sectors that
+//!    the device cannot read though it reads others, up to [`MOST_UNREADABLE`]: reading one may take long.
+//! 3. Where something could not be read nothing is written any more: the segment counts as sealed.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
-use dalsegno_core::SECTOR_BYTES;
+use dalsegno_core::{SECTOR_BYTES, sector_down};
 use dalsegno_io::{FileId, IoError, Operation};
 
 use crate::call::Call;
-use crate::format::{FormatError, RecordHeader, RecordKind, SegmentHeader};
+use crate::format::{FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader};
 use crate::log::Core;
 
 /// Read ahead while headers follow each other closely.
 const NEAR_WINDOW_BYTES: u64 = 64 << 10;
+
+/// Sectors that a walk tries in vain before it goes no further.
+const MOST_UNREADABLE: usize = 64;
 
 /// Where a record header has its epoch.
 const EPOCH_AT: usize = 40;
@@ -22,11 +28,13 @@ const EPOCH_AT: usize = 40;
 #[derive(Default)]
 pub(crate) struct Scan {
     pub(crate) records: Vec<RecordHeader>,
-    /// Places that look like headers of this epoch but are not valid.
+    /// Places that look like headers of this epoch but are not valid, or that cannot be read.
     pub(crate) damage: Vec<(u64, FormatError)>,
     pub(crate) end: ScanEnd,
     /// Behind the last record.
     pub(crate) cursor: u64,
+    /// The device failed, so there may be more.
+    pub(crate) is_cut_short: bool,
 }
 
 /// How the records of a segment end.
@@ -39,6 +47,20 @@ pub(crate) enum ScanEnd {
     Open,
 }
 
+/// Why there is no record at a place.
+enum Absent {
+    /// The file ends there, or the walk does, since too much could not be read.
+    End,
+    /// Something else is there.
+    Other(FormatError),
+}
+
+impl From<FormatError> for Absent {
+    fn from(error: FormatError) -> Self {
+        Self::Other(error)
+    }
+}
+
 /// A part of the file in memory.
 struct Window<'a> {
     core: &'a Core,
@@ -47,28 +69,76 @@ struct Window<'a> {
     call: &'a Call,
     start: u64,
     bytes: Vec<u8>,
+    /// The segment that the walk is through; none if it goes on whatever cannot be read.
+    segment: Option<u64>,
+    /// Reads that failed and could not be smaller.
+    unreadable: usize,
+    /// Whether the last one failed so: the next sector may be as bad, so nothing is read with it.
+    is_behind_bad: bool,
+    /// The device fails, and nothing more is read.
+    has_failed: bool,
 }
 
-impl Window<'_> {
-    /// `len` bytes at `offset`, reading at least `ahead` if they are not at hand; `None` past the end or on an error.
-    fn get(&mut self, offset: u64, len: u64, ahead: u64) -> Option<&[u8]> {
-        if offset + len > self.end {
-            return None;
+impl<'a> Window<'a> {
+    fn new(core: &'a Core, file: FileId, end: u64, call: &'a Call) -> Self {
+        let (segment, start, bytes, unreadable) = (None, 0, Vec::new(), 0);
+        let (is_behind_bad, has_failed) = (false, false);
+        Self { core, file, end, call, start, bytes, segment, unreadable, is_behind_bad, has_failed }
+    }
+
+    /// `len` bytes at `offset`, reading at least `ahead` if they are not at hand.
+    fn get(&mut self, offset: u64, len: u64, ahead: u64) -> Result<&[u8], Absent> {
+        let is_enough = self.segment.is_some() && self.unreadable > MOST_UNREADABLE;
+        if offset + len > self.end || self.has_failed || is_enough {
+            return Err(Absent::End);
         }
         let held = self.start..self.start + self.bytes.len() as u64;
         if !(held.contains(&offset) && offset + len <= held.end) {
-            let largest = self.core.pool.largest() as u64;
-            let want = len.max(ahead).min(self.end - offset).min(largest);
-            // What cannot be read further on, a bad sector or the end of a file that was cut, hides nothing before it.
-            let read = self.fill(offset, want);
-            if let Err(error) = read.or_else(|_| self.fill(offset, len)) {
-                tracing::warn!("headers at {offset} cannot be read: {error}");
-                self.bytes.clear();
-                return None;
-            }
+            self.load(offset, len, ahead)?;
         }
         let at = usize::try_from(offset - self.start).expect("within the window");
-        self.bytes.get(at..at + usize::try_from(len).expect("64-bit addresses"))
+        let len = usize::try_from(len).expect("64-bit addresses");
+        self.bytes.get(at..at + len).ok_or(Absent::End)
+    }
+
+    fn load(&mut self, offset: u64, len: u64, ahead: u64) -> Result<(), Absent> {
+        let ahead = if self.is_behind_bad { 0 } else { ahead };
+        let largest = self.core.pool.largest() as u64;
+        let mut want = len.max(ahead).min(self.end - offset).min(largest);
+        loop {
+            let Err(error) = self.fill(offset, want) else {
+                self.is_behind_bad = false;
+                return Ok(());
+            };
+            if want > len {
+                // What cannot be read further on, a bad sector or the end of a file that was cut, hides nothing before.
+                want = len.max(sector_down(want / 2));
+                continue;
+            }
+            tracing::warn!("headers at {offset} cannot be read: {error}");
+            self.bytes.clear();
+            self.unreadable += 1;
+            self.is_behind_bad = true;
+            return Err(self.judge(&error));
+        }
+    }
+
+    /// What it means that a read failed which cannot be smaller.
+    fn judge(&mut self, error: &IoError) -> Absent {
+        let Some(number) = self.segment else { return FormatError::Unreadable.into() };
+        if matches!(error, IoError::Short { .. }) {
+            return Absent::End;
+        }
+        let mut sector = [0; SECTOR];
+        let Ok(is_well) = self.core.reads_elsewhere(self.file, number, |file| {
+            let read = self.core.transfer(Operation::Read, file, 0, &mut sector, self.call);
+            Ok::<_, Infallible>(read)
+        });
+        if error.is_of_medium() && is_well {
+            return FormatError::Unreadable.into();
+        }
+        self.has_failed = true;
+        Absent::End
     }
 
     fn fill(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
@@ -77,11 +147,14 @@ impl Window<'_> {
         self.core.transfer(Operation::Read, self.file, offset, &mut self.bytes, self.call)
     }
 
-    /// The record at `offset`, wherever it says it belongs; `Err(None)` if the file ends or fails there.
-    fn record(&mut self, offset: u64, ahead: u64) -> Result<RecordHeader, Option<FormatError>> {
-        let sector = self.get(offset, SECTOR_BYTES, ahead).ok_or(None)?;
+    /// The record at `offset`, wherever it says it belongs.
+    fn record(&mut self, offset: u64, ahead: u64) -> Result<RecordHeader, Absent> {
+        let sector = self.get(offset, SECTOR_BYTES, ahead)?;
         let header_bytes = u64::from(RecordHeader::peek_bytes(sector)?);
-        let bytes = self.get(offset, header_bytes, ahead).ok_or(Some(FormatError::Truncated))?;
+        let bytes = match self.get(offset, header_bytes, ahead) {
+            Err(Absent::End) => return Err(FormatError::Truncated.into()),
+            bytes => bytes?,
+        };
         Ok(RecordHeader::decode(bytes)?)
     }
 }
@@ -95,9 +168,9 @@ pub(crate) fn scan_records(
     call: &Call,
 ) -> Scan {
     let end = range.end - range.end % SECTOR_BYTES;
-    let mut window = Window { core, file, end, call, start: 0, bytes: Vec::new() };
-    let mut scan =
-        Scan { records: Vec::new(), damage: Vec::new(), end: ScanEnd::Open, cursor: range.start };
+    let number = Some(segment.segment);
+    let mut window = Window { segment: number, ..Window::new(core, file, end, call) };
+    let mut scan = Scan { end: ScanEnd::Open, cursor: range.start, ..Scan::default() };
     let mut offset = range.start;
     let mut searching = false;
     while offset < segment.segment_bytes {
@@ -114,7 +187,7 @@ pub(crate) fn scan_records(
                 }
                 scan.records.push(record);
             }
-            Err(None) => {
+            Err(Absent::End) => {
                 if offset + SECTOR_BYTES <= end {
                     // What lies behind cannot be seen, so nothing may be written over it.
                     scan.damage.push((offset, FormatError::Truncated));
@@ -122,8 +195,10 @@ pub(crate) fn scan_records(
                 }
                 break;
             }
-            Err(Some(error)) => {
-                if looks_damaged(&mut window, segment, offset, ahead) {
+            Err(Absent::Other(error)) => {
+                if error == FormatError::Unreadable
+                    || looks_damaged(&mut window, segment, offset, ahead)
+                {
                     scan.damage.push((offset, error));
                 }
                 searching = true;
@@ -131,9 +206,10 @@ pub(crate) fn scan_records(
             }
         }
     }
-    if scan.cursor >= segment.segment_bytes {
+    if scan.cursor >= segment.segment_bytes || window.unreadable > 0 {
         scan.end = ScanEnd::Sealed;
     }
+    scan.is_cut_short = window.has_failed;
     scan
 }
 
@@ -147,7 +223,8 @@ pub(crate) fn scan_tombstones(
     let end = file_bytes.min(core.options.segment_bytes);
     let end = end - end % SECTOR_BYTES;
     let call = Call::background();
-    let mut window = Window { core, file, end, call: &call, start: 0, bytes: Vec::new() };
+    // However much of it cannot be read: a removal that is not found is forgotten.
+    let mut window = Window::new(core, file, end, &call);
     let ahead = core.options.io_request_bytes;
     let mut found = Vec::new();
     let mut offset = SECTOR_BYTES;
@@ -164,13 +241,13 @@ pub(crate) fn scan_tombstones(
     found
 }
 
-/// The record at `offset` if it belongs there; `Err(None)` if the file ends or fails there.
+/// The record at `offset` if it belongs there.
 fn record_at(
     window: &mut Window<'_>,
     segment: &SegmentHeader,
     offset: u64,
     ahead: u64,
-) -> Result<RecordHeader, Option<FormatError>> {
+) -> Result<RecordHeader, Absent> {
     let record = window.record(offset, ahead)?;
     let place = [
         ("store", record.store != segment.store),
@@ -179,12 +256,12 @@ fn record_at(
         ("offset", record.offset != offset),
     ];
     if let Some((field, _)) = place.into_iter().find(|(_, differs)| *differs) {
-        return Err(Some(FormatError::Place(field)));
+        return Err(FormatError::Place(field).into());
     }
     let end = u64::from(record.header_bytes()).checked_add(record.payload_bytes());
     match end.and_then(|bytes| bytes.checked_add(offset)) {
         Some(end) if end <= segment.segment_bytes => Ok(record),
-        _ => Err(Some(FormatError::Field("payload_bytes"))),
+        _ => Err(FormatError::Field("payload_bytes").into()),
     }
 }
 
@@ -197,7 +274,7 @@ fn looks_damaged(
     offset: u64,
     ahead: u64,
 ) -> bool {
-    let Some(sector) = window.get(offset, SECTOR_BYTES, ahead) else { return false };
+    let Ok(sector) = window.get(offset, SECTOR_BYTES, ahead) else { return false };
     if matches!(RecordHeader::decode(sector), Ok(_) | Err(FormatError::Place(_))) {
         return false;
     }
@@ -213,7 +290,7 @@ fn looks_damaged(
     {
         [EPOCH_AT] => {
             let Ok(header_bytes) = RecordHeader::peek_bytes(sector) else { return false };
-            let Some(bytes) = window.get(offset, header_bytes.into(), ahead) else { return false };
+            let Ok(bytes) = window.get(offset, header_bytes.into(), ahead) else { return false };
             let mut bytes = bytes.to_vec();
             bytes[EPOCH_AT..EPOCH_AT + 8].copy_from_slice(&segment.epoch.to_le_bytes());
             RecordHeader::decode(&bytes).is_ok()

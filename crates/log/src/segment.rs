@@ -238,6 +238,13 @@ impl Segments {
         self.slots.values().filter(|slot| slot.state == state).count()
     }
 
+    /// The file of a segment next to this one in number, if there is another.
+    pub(crate) fn beside(&self, number: u64) -> Option<FileId> {
+        let before = || self.slots.range(..number).next_back();
+        let (_, slot) = self.slots.range(number + 1..).next().or_else(before)?;
+        Some(slot.segment.file)
+    }
+
     pub(crate) fn take_sequence(&mut self) -> u64 {
         self.next_sequence += 1;
         self.next_sequence

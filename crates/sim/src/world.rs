@@ -147,6 +147,11 @@ impl World {
         self.store.as_ref().expect("the store is open")
     }
 
+    /// Lets time pass.
+    pub fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+
     /// What the virtual clock says.
     #[must_use]
     pub fn now(&self) -> Nanos {

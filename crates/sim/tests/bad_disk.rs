@@ -21,6 +21,7 @@ const BLOCK: usize = 60 << 10;
 const BLOCKS: usize = 8;
 /// A block of many small slices.
 const SMALL: usize = 30 * 4096;
+const FIRST_SEGMENT: &str = "segment-0000000000000001";
 /// What a call is given, and what it may take on a busy machine.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const AT_MOST: Duration = Duration::from_secs(10);
@@ -151,6 +152,65 @@ fn a_bad_sector_costs_the_block_it_lies_in_and_no_other() {
         }
         rig.finish();
     });
+}
+
+#[test]
+fn a_bad_sector_is_told_from_a_bad_disk_where_the_segment_s_own_header_is_bad_too() {
+    each(Durability::None, |rig| {
+        // The next segment is what shows that the disk reads.
+        assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
+        for at in ["0..1", "9000..9001"] {
+            rig.mount.tell(&format!("add read error=EIO file={FIRST_SEGMENT} at={at}"));
+        }
+        let mut expected = [Outcome::Log; BLOCKS];
+        expected[0] = Outcome::Lost("bad_sector");
+        assert_eq!(rig.outcomes(&chain(1, BLOCKS), &Terms::default()), expected);
+        assert_eq!(rig.put(1), 1);
+        rig.mount.tell("clear");
+        rig.finish();
+    });
+}
+
+#[test]
+fn a_header_that_cannot_be_read_at_open_costs_its_extent_and_none_before_or_behind_it() {
+    for setup in setups() {
+        let Some(mut rig) = Rig::with_segments(setup, Durability::None, 4 << 20) else { return };
+        assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
+        for name in 1..=3 {
+            let at = 4096 + (name - 1) * (4096 + (BLOCKS * BLOCK) as u64);
+            rig.mount.tell(&format!("add read error=EIO file={FIRST_SEGMENT} at={at}..{}", at + 1));
+            rig = rig.reopen();
+            for other in (1..=3).filter(|other| *other != name) {
+                assert_eq!(rig.get(other, &Terms::default()), BLOCKS, "{other} of {name}");
+            }
+            assert_eq!(rig.get(name, &Terms::default()), 0);
+            assert_eq!(rig.put(name), BLOCKS as u64);
+            assert_eq!(rig.get(name, &Terms::default()), BLOCKS);
+            rig.mount.tell("clear");
+            rig = rig.reopen();
+            assert_eq!(rig.get(name, &Terms::default()), BLOCKS);
+        }
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_segment_that_is_all_but_unreadable_is_opened_soon_and_made_room_with() {
+    for setup in setups() {
+        let Some(rig) = Rig::with_segments(setup, Durability::None, 4 << 20) else { return };
+        assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
+        let started = Instant::now();
+        rig.mount
+            .tell(&format!("add read error=EIO delay=5 file={FIRST_SEGMENT} at=8192..4194304"));
+        let rig = rig.reopen();
+        for name in 1..40 {
+            assert_eq!(rig.get(name, &Terms::default()), 0, "{name}");
+            assert_eq!(rig.put(name), BLOCKS as u64, "{name}");
+        }
+        assert!(started.elapsed() < 3 * AT_MOST, "{:?}", started.elapsed());
+        rig.mount.tell("clear");
+        drop(rig);
+    }
 }
 
 #[test]

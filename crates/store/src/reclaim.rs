@@ -8,14 +8,16 @@
 //!    it waits for the device, since bytes that were not read in time would be dropped as if they were damaged.
 //! 5. A coded extent that moves alone moves as it is stored; its checksums go along.
 //! 6. Neighbours of a lineage move as one extent, so that making room also merges.
+//! 7. Nothing is dropped because the device cannot read it just now: its segment stays, and another one goes. While
+//!    reads are suspended none goes. Only what is given up already, as damaged, goes whatever can be read of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId};
-use dalsegno_io::lend;
-use dalsegno_log::{Appended, Call, LogError, SegmentState, SegmentView};
+use dalsegno_io::{IoError, lend};
+use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
 
 use crate::rewrite::{Spot, part_of, read_blocks, rows, runs_of};
@@ -26,6 +28,14 @@ use crate::store::Inner;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How far behind an extent it is looked for something that depends on it.
 const MAX_DESCENDANTS: usize = 4096;
+
+/// What came of moving extents.
+pub(crate) struct Moved {
+    /// Written in their new place.
+    bytes: u64,
+    /// Whether what did not move is bad or gone; else the device failed to read it.
+    pub(crate) is_read: bool,
+}
 
 impl Inner {
     /// Frees one segment, unless somebody just did and an append of `bytes` finds room. Stops when the call is over.
@@ -42,8 +52,15 @@ impl Inner {
                 }
                 continue;
             };
-            let extents = self.log.extents_in(victim.number);
-            self.relocate(&extents, call)?;
+            let (extents, are_all) = self.log.extents_in(victim.number);
+            let is_moved = self.relocate(&extents, call)? && are_all;
+            if !is_moved && victim.state != SegmentState::Damaged {
+                if self.watch.is_suspended() {
+                    return Err(IoError::Suspended.into());
+                }
+                passed_over.insert(victim.number);
+                continue;
+            }
             let drop_rest = || self.drop_rest(&victim, &extents);
             let left = call.patience(self.clock.as_ref())?;
             let patience = left.map_or(PATIENCE, |left| left.min(PATIENCE));
@@ -93,8 +110,8 @@ impl Inner {
         }
     }
 
-    /// Moves what deserves it out of a segment.
-    fn relocate(&self, extents: &[Extent], call: &Call) -> Result<(), LogError> {
+    /// Moves what deserves it out of a segment; `false` if the device could not read some of that.
+    fn relocate(&self, extents: &[Extent], call: &Call) -> Result<bool, LogError> {
         let is_live = |extent: &&Extent| self.index.live_blocks(extent).contains(&true);
         let by_id: BTreeMap<ExtentId, &Extent> =
             extents.iter().filter(is_live).map(|extent| (extent.id, extent)).collect();
@@ -103,16 +120,20 @@ impl Inner {
         // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
         let kept = keep(&facts, self.limits.segment_bytes / 2);
         let kept: Vec<&Extent> = kept.iter().map(|id| by_id[id]).collect();
+        let mut is_read = true;
         for row in rows(&kept, &self.limits) {
             call.patience(self.clock.as_ref())?;
             match self.move_row(&row) {
-                Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
+                Ok(moved) => {
+                    add(&self.counters.relocated_bytes, moved.bytes);
+                    is_read &= moved.is_read;
+                }
                 // What cannot be moved is dropped: a cache may forget.
                 Err(error @ (LogError::Poisoned | LogError::Io(_))) => return Err(error),
                 Err(error) => tracing::debug!("extents are dropped instead of moved: {error}"),
             }
         }
-        Ok(())
+        Ok(is_read)
     }
 
     fn extent_facts(&self, extent: &Extent) -> ExtentFacts {
@@ -134,19 +155,21 @@ impl Inner {
     }
 
     /// Copies the visible blocks of neighbours to the open segment, as one extent if nothing is missing between them,
-    /// and swings the index. Returns the bytes written.
-    pub(crate) fn move_row(&self, row: &[&Extent]) -> Result<u64, LogError> {
+    /// and swings the index.
+    pub(crate) fn move_row(&self, row: &[&Extent]) -> Result<Moved, LogError> {
         let wanted = self.visible_blocks(row);
         if wanted.is_empty() {
-            return Ok(0);
+            return Ok(Moved { bytes: 0, is_read: true });
         }
         if let Some(bytes) = self.move_as_it_is(row, &wanted)? {
-            return Ok(bytes);
+            return Ok(Moved { bytes, is_read: true });
         }
         let block_bytes = usize::try_from(row[0].layout.block_bytes()).expect("64-bit addresses");
         let mut bytes = vec![0_u8; wanted.len() * block_bytes];
         let outcomes = read_blocks(&self.log, row, &wanted, &mut bytes);
         let good: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
+        let is_there = |cause: Cause| !cause.is_damage() && cause != Cause::Recycled;
+        let is_read = !outcomes.iter().any(|outcome| outcome.is_err_and(is_there));
         let mut new = Vec::new();
         let mut pins = Vec::new();
         let mut written = 0;
@@ -172,7 +195,7 @@ impl Inner {
         }
         self.index.replace(row, new);
         drop(pins);
-        Ok(written)
+        Ok(Moved { bytes: written, is_read })
     }
 
     /// Copies a coded extent without decoding it, if all of it is visible and its namespace still asks for a codec.

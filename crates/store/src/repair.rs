@@ -111,7 +111,8 @@ impl Inner {
         Ok((segments, blocks.saturating_sub(self.index.counts().1)))
     }
 
-    /// Copies the good blocks of a segment to others, and recycles it. `false` if opening has dealt with it.
+    /// Copies the good blocks of a segment to others, and recycles it. `false` if opening has dealt with it, or the
+    /// disk fails to read it.
     fn write_anew(&self, number: u64) -> std::result::Result<bool, LogError> {
         let state_of = || self.log.segments().into_iter().find(|view| view.number == number);
         if state_of().is_some_and(|view| view.state == SegmentState::Open) {
@@ -121,10 +122,18 @@ impl Inner {
         let Some(view) = state_of().filter(|view| view.state != SegmentState::Free) else {
             return Ok(false);
         };
-        let extents = self.log.extents_in(number);
+        let (extents, are_all) = self.log.extents_in(number);
+        let mut is_read = are_all;
         let is_live = |extent: &&_| self.index.live_blocks(extent).contains(&true);
         for row in rows(&extents.iter().filter(is_live).collect::<Vec<_>>(), &self.limits) {
-            self.move_row(&row)?;
+            is_read &= self.move_row(&row)?.is_read;
+        }
+        if !is_read && view.state != SegmentState::Damaged {
+            // What is not known to be bad is not dropped.
+            tracing::warn!(
+                "segment {number} stays as it is: the disk does not read all of it just now"
+            );
+            return Ok(false);
         }
         let drop_rest = || {
             // Unlike where room is made, what depends on a dropped block stays: it serves again when that is put again.

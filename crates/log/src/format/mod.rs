@@ -53,6 +53,9 @@ pub enum FormatError {
     /// There are fewer bytes than the header says.
     #[error("the bytes end too early")]
     Truncated,
+    /// The device cannot read them.
+    #[error("the disk cannot read what is there")]
+    Unreadable,
 }
 
 /// Name of a segment's file.

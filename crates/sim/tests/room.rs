@@ -1,0 +1,119 @@
+//! Making room where the device fails, is slow or hangs on to what is to go.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/worlds.rs"]
+mod worlds;
+
+use std::time::Duration;
+
+use dalsegno_core::Durability;
+use dalsegno_io::BufferPool;
+use dalsegno_sim::{Action, Blocks, DeviceOptions, Fault, Kind, Label, Outage, Rule, Style, World};
+use worlds::{filled, part};
+
+#[test]
+fn a_damaged_segment_whose_removal_fails_half_way_makes_room_at_the_next_put() {
+    for kind in [Kind::Remove, Kind::SyncNames] {
+        let _label = Label(format!("{kind:?}"));
+        let style = Style::crowded(Durability::Batch);
+        let mut world = filled(&style, 1);
+        for chain in 10..30 {
+            world.put(&part(0, chain), false).unwrap();
+        }
+        world.expect_faults();
+        world.forgive();
+        let unreadable = Rule { times: 2, ..Rule::once(Kind::Read, Fault::Error, 0) };
+        world.device.inject(unreadable.on("segment-0000000000000002"));
+        world.act(&Action::Reopen);
+        assert!(world.stats().open_faults > 0);
+        world.device.heal();
+        world.device.inject(Rule::once(kind, Fault::Error, 0));
+        let fired = world.device.faults_fired();
+        let mut refused = 0;
+        for chain in 40..60 {
+            let report = world.put(&part(0, chain), false).unwrap();
+            refused += u64::from(report.kept().contains(&false));
+        }
+        assert_eq!(world.device.faults_fired(), fired + 1);
+        assert!(refused <= 1, "{refused} puts found no room");
+    }
+}
+
+#[test]
+fn regression_what_cannot_be_read_does_not_stop_making_room() {
+    for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).coded()] {
+        let mut world = filled(&style, 31);
+        for _ in 0..3 {
+            for chain in 0..4 {
+                world.get(&part(0, chain), false);
+            }
+        }
+        world.expect_faults();
+        world.forgive();
+        let unreadable = Rule::always(Kind::Read, Fault::Error).on("segment-0000000000000001");
+        world.device.inject(unreadable);
+        for chain in 10..60 {
+            let report = world.put(&part(0, chain), false).unwrap();
+            assert!(!report.kept().contains(&false), "chain {chain}: {:?}", report.outcomes);
+        }
+        assert!(world.stats().log.segments_recycled > 0);
+    }
+}
+
+#[test]
+fn what_the_device_cannot_read_for_a_while_is_not_dropped_for_room() {
+    for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).coded()] {
+        let mut world = filled(&style, 33);
+        let hot = |world: &mut World| -> Vec<usize> {
+            (0..4).map(|chain| world.get(&part(0, chain), false)).collect()
+        };
+        for _ in 0..3 {
+            assert_eq!(hot(&mut world), [4; 4]);
+        }
+        world.expect_faults();
+        world.forgive();
+        world.device.inject(Rule::always(Kind::Read, Fault::Error).on("segment"));
+        let mut is_refused = false;
+        for chain in 10..80 {
+            is_refused |= world.put(&part(0, chain), false).unwrap().kept().contains(&false);
+        }
+        assert!(is_refused, "there was room for all");
+        world.device.heal();
+        world.pass(Duration::from_secs(10));
+        assert_eq!(hot(&mut world), [4; 4]);
+        for chain in 80..150 {
+            assert!(!world.put(&part(0, chain), false).unwrap().kept().contains(&false));
+        }
+    }
+}
+
+#[test]
+fn a_put_stops_making_room_at_its_deadline_and_a_later_one_goes_on() {
+    let style = Style::crowded(Durability::Batch);
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    let latency = Duration::from_millis(100);
+    let options = DeviceOptions { latency, ..DeviceOptions::default() };
+    let mut world = World::new(&style, options, &Blocks::default(), &pool);
+    world.open().unwrap();
+    let (mut failed, mut stored, mut longest) = (0, 0, Duration::ZERO);
+    for chain in 0..120 {
+        let timed = chain > 40;
+        let started = world.now();
+        let report = world.put(&part(usize::from(chain % 3 == 0), chain), timed).unwrap();
+        if timed {
+            longest = longest.max(world.now().since(started));
+            failed += u64::from(report.kept().contains(&false));
+            stored += u64::from(!report.kept().contains(&false));
+        }
+        // What is hit moves on when room is made.
+        world.get(&part(usize::from(chain % 3 == 0), chain), false);
+    }
+    assert!(failed > 0 && stored > 0, "{failed} failed, {stored} stored");
+    // One second, and the step that was under way: the headers of a segment are looked for, or an extent is moved.
+    assert!(longest < Duration::from_secs(4), "{longest:?}");
+    world.check_all();
+    assert_eq!(world.check_usable(0), 0);
+    world.reboot(Outage::Power);
+    world.open().unwrap();
+    world.check_all();
+}
