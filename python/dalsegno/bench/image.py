@@ -27,13 +27,14 @@ def missing() -> str | None:
 
 
 @contextmanager
-def mounted(path: Path, image_bytes: int) -> Iterator[Path]:
+def mounted(path: Path, image_bytes: int, *options: str) -> Iterator[Path]:
     """Makes an ext4 with the default number of inodes, and unmounts and removes it afterwards.
 
     Args:
         path: A name that is free; the image becomes ``path.img``, the mount ``path``.
         image_bytes: Its size; room is taken as it is filled. From 512 MiB on mkfs.ext4 gives one
             inode per 16 KiB.
+        options: What else mkfs.ext4 is told.
 
     Yields:
         ``path``, an empty directory in the new file system.
@@ -47,7 +48,8 @@ def mounted(path: Path, image_bytes: int) -> Iterator[Path]:
     path.mkdir()
     try:
         # Tables written at once: a thread of the kernel would write them during the measurement.
-        _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(image))
+        at_once = "lazy_itable_init=0,lazy_journal_init=0"
+        _run("mkfs.ext4", "-q", "-E", at_once, *options, str(image))
         _run("mount", "-t", "ext4", "-o", "loop,noatime", str(image), str(path))
         (path / "lost+found").rmdir()
         yield path

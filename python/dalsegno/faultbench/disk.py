@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from dalsegno.bench import image
 
 __all__ = ["MIB", "SkippedError", "files", "fill", "small", "used_bytes"]
 
 MIB = 1 << 20
 BALLAST = "ballast"
 SECTOR_BYTES = 4096
-COMMAND_LIMIT_S = 60
 
 
 class SkippedError(Exception):
@@ -58,37 +57,18 @@ def fill(directory: Path, leave_bytes: int = 0) -> Path:
 
 @contextmanager
 def small(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """Mounts a file system of a size: ext4 in a file, or one in memory without ``mkfs.ext4``.
+    """Mounts an ext4 of a size, all of which is there to be filled.
 
     Raises:
-        SkippedError: Only root may mount, or mounting is not allowed here.
+        SkippedError: No file system can be made or mounted here; the message says why.
     """
-    if os.geteuid() != 0:
-        raise SkippedError("needs root, to mount a small file system")
-    image, mounted = folder / "disk.img", folder / "disk"
-    mounted.mkdir()
-    if shutil.which("mkfs.ext4"):
-        with image.open("wb") as file:
-            file.truncate(size_bytes)
-        _run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
-        _run("mount", "-o", "loop", str(image), str(mounted))
-    else:
-        _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(mounted))
-    try:
-        yield mounted
-    finally:
-        # Lazily: a process that hangs in the store must not keep the suite from going on.
-        subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=COMMAND_LIMIT_S)
-
-
-def _run(*command: str) -> None:
-    """Runs a command.
-
-    Raises:
-        SkippedError: It failed.
-    """
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=COMMAND_LIMIT_S
-    )
-    if done.returncode != 0:
-        raise SkippedError(f"{command[0]} failed here: {done.stderr.strip()}")
+    lacking = image.missing()
+    if lacking:
+        raise SkippedError(f"no small file system: {lacking}")
+    with ExitStack() as until:
+        try:
+            # Nothing is kept for root.
+            disk = until.enter_context(image.mounted(folder / "disk", size_bytes, "-m", "0"))
+        except image.NoImageError as error:
+            raise SkippedError(f"no small file system: {error}") from error
+        yield disk
