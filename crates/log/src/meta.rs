@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Coding, Namespace, StoreId};
-use dalsegno_io::{BufferPool, Device, IoError, OpenMode, Operation};
+use dalsegno_io::{BufferPool, Device, FileId, IoError, OpenMode, Operation};
 
 use crate::call::Call;
 use crate::error::LogError;
@@ -113,6 +113,23 @@ pub(crate) fn read_sector(core: &Core, name: &str) -> Result<[u8; SECTOR], LogEr
     core.device.close(opened.file);
     result?;
     Ok(sector)
+}
+
+impl Core {
+    /// Makes sure that the device reads the first sector of a file, or else of the store's own: then what it cannot
+    /// read elsewhere is bad, and it is not the device that fails.
+    ///
+    /// # Errors
+    ///
+    /// How reading the latter failed.
+    pub(crate) fn check_reads(&self, file: FileId) -> Result<(), LogError> {
+        let mut sector = [0; SECTOR];
+        let call = self.patient_call();
+        if self.transfer(Operation::Read, file, 0, &mut sector, &call).is_ok() {
+            return Ok(());
+        }
+        read_sector(self, STORE_FILE).map(drop)
+    }
 }
 
 fn create_sector_file(core: &Core, name: &str, sector: &mut [u8]) -> Result<(), LogError> {

@@ -7,7 +7,7 @@
 //! 4. With durability `batch` the extents that are told are durable.
 
 use dalsegno_core::{ChainHash, Durability, Extent, NamespaceId, SECTOR_BYTES};
-use dalsegno_io::{DirEntry, FileId, OpenMode, Opened, Operation};
+use dalsegno_io::{DirEntry, FileId, IoError, OpenMode, Opened, Operation};
 use parking_lot::Mutex;
 
 use crate::call::Call;
@@ -194,8 +194,14 @@ fn open_segment(
             return Ok(Found { faults, ..Found::none(number) });
         }
         Err(damage) => {
-            let faults = vec![fault(0, damage.to_string())];
-            return Ok(Found { faults, ..given_up(core, number, &opened) });
+            if damage == FormatError::Unreadable {
+                core.check_reads(opened.file)?;
+            }
+            let mut found = given_up(core, number, &opened);
+            if damage == FormatError::Unreadable {
+                found.may_come_back();
+            }
+            return Ok(Found { faults: vec![fault(0, damage.to_string())], ..found });
         }
     };
     if header.carrying {
@@ -203,7 +209,7 @@ fn open_segment(
         let first_sequence = header.first_sequence;
         return Ok(Found { first_sequence, ..given_up(core, number, &opened) });
     }
-    let mut found = scan_segment(core, &opened, &header, cover.segment(number, header.epoch));
+    let mut found = scan_segment(core, &opened, &header, cover.segment(number, header.epoch))?;
     for fault in &mut found.faults {
         entry.name.clone_into(&mut fault.file);
     }
@@ -214,17 +220,21 @@ fn open_segment(
 fn given_up(core: &Core, number: u64, opened: &Opened) -> Found {
     let segment = Segment::new(number, opened.file, 0);
     let slot = Slot { state: SegmentState::Damaged, ..Slot::free(segment) };
-    let records = scan_tombstones(core, opened.file, number, opened.bytes);
+    let records = scan_tombstones(core, opened.file, number, SECTOR_BYTES..opened.bytes);
     Found { slot: Some(slot), records, ..Found::none(number) }
 }
 
 /// Reads the headers of a segment's records, but for those that the cover knows.
+///
+/// # Errors
+///
+/// If the device fails. What is only bad, here or there, is no error.
 fn scan_segment(
     core: &Core,
     opened: &Opened,
     header: &SegmentHeader,
     known: Option<&SegmentCover>,
-) -> Found {
+) -> Result<Found, LogError> {
     let fault = |offset, what: String| SegmentFault { file: String::new(), offset, what };
     let mut found = Found::none(header.segment);
     let start = known.map_or(SECTOR_BYTES, |known| known.covered);
@@ -235,7 +245,13 @@ fn scan_segment(
     } else {
         scan_records(core, opened.file, header, start..bytes, &Call::background())
     };
-    let Scan { records, damage, end, cursor, .. } = scan;
+    let Scan { mut records, damage, end, cursor, has_gaps, unread_from, failure } = scan;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    if let Some(from) = unread_from {
+        records.extend(scan_tombstones(core, opened.file, header.segment, from..bytes));
+    }
     found.faults.extend(damage.into_iter().map(|(offset, error)| fault(offset, error.to_string())));
     if is_cut {
         found.faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
@@ -266,10 +282,22 @@ fn scan_segment(
     let segment = Segment::new(header.segment, opened.file, header.epoch);
     let newest_sequence = known.map_or(0, |known| known.newest_sequence).max(header.first_sequence);
     let slot = Slot { state, cursor, oldest_born, newest_sequence, ..Slot::free(segment) };
-    Found { slot: Some(slot), first_sequence: header.first_sequence, records, ..found }
+    let first_sequence = header.first_sequence;
+    let mut found = Found { slot: Some(slot), first_sequence, records, ..found };
+    if has_gaps {
+        found.may_come_back();
+    }
+    Ok(found)
 }
 
 impl Found {
+    /// Extents that cannot be read now may be read again one day, however old they are: what removes them must stay.
+    fn may_come_back(&mut self) {
+        if let Some(slot) = &mut self.slot {
+            slot.oldest_born = 0;
+        }
+    }
+
     fn none(number: u64) -> Self {
         Self { slot: None, first_sequence: 0, number, records: Vec::new(), faults: Vec::new() }
     }
@@ -291,12 +319,12 @@ pub(crate) fn read_segment_header(
         |bytes: &mut [u8]| core.transfer(Operation::Read, file, 0, bytes, &Call::background());
     match read(&mut sectors) {
         Ok(()) => {}
-        Err(error) if error.is_of_medium() => {
+        Err(IoError::Short { .. }) => return Err(FormatError::Truncated),
+        Err(_) => {
             // It may be the record's sector that is bad, which is no reason to give the segment up.
             read(&mut sectors[..SECTOR]).map_err(|_| FormatError::Unreadable)?;
             sectors[SECTOR..].fill(0xff);
         }
-        Err(_) => return Err(FormatError::Truncated),
     }
     // Where the device tears sectors, the checksum at its end may be all that came of a file's first header.
     if all_zero(&sectors[..SECTOR_CRC_AT]) && all_zero(&sectors[SECTOR..]) {

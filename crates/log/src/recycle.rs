@@ -62,7 +62,7 @@ impl Log {
     }
 
     /// The extents that lie in a segment, read from their headers; those whose header is bad are left out. And whether
-    /// these are all: `false` if the device failed.
+    /// these are all that can be read: `false` if the device failed, or took too long.
     #[must_use]
     pub fn extents_in(&self, number: u64) -> (Vec<Extent>, bool) {
         let core = &self.core;
@@ -81,7 +81,17 @@ impl Log {
         };
         let range = SECTOR_BYTES..core.options.segment_bytes;
         let scan = scan_records(core, segment.file, &header, range, &core.patient_call());
-        (scan.records.iter().filter_map(RecordHeader::extent).collect(), !scan.is_cut_short)
+        (scan.records.iter().filter_map(RecordHeader::extent).collect(), scan.failure.is_none())
+    }
+
+    /// Makes sure that the device reads at all, of a segment or of the store's own file.
+    ///
+    /// # Errors
+    ///
+    /// How it fails.
+    pub fn check_reads(&self, number: u64) -> Result<(), LogError> {
+        let file = self.core.segments.lock().slots.get(&number).map(|slot| slot.segment.file);
+        file.map_or(Ok(()), |file| self.core.check_reads(file))
     }
 
     /// Seals the open segment, so that it can be recycled; `false` if there is none. For a store that has no other.

@@ -73,23 +73,6 @@ impl Core {
         let parts = failed.into_iter().rev().collect();
         Salvage { core: self, pump, readings, parts, left: MOST, known: HashMap::new() }.run()
     }
-
-    /// Whether the first sector of a segment's file, or else of another segment, can be read: then what cannot be read
-    /// in this one is bad, and it is not the device that fails. That a file ends before is an answer, too.
-    pub(crate) fn reads_elsewhere<E>(
-        &self,
-        file: FileId,
-        segment: u64,
-        mut read_first_sector: impl FnMut(FileId) -> Result<Result<(), IoError>, E>,
-    ) -> Result<bool, E> {
-        let beside = self.segments.lock().beside(segment);
-        for file in std::iter::once(file).chain(beside) {
-            if matches!(read_first_sector(file)?, Ok(()) | Err(IoError::Short { .. })) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
 }
 
 struct Salvage<'a, 'b> {
@@ -142,21 +125,33 @@ impl Salvage<'_, '_> {
         Ok(())
     }
 
-    /// Whether it is the device that fails. Not refused where reads are suspended: bad answers of one region may have
-    /// done that.
+    /// Whether the device reads the first sector of the file that a part is of, or else of another segment. That its
+    /// own file ends before is an answer, too.
     fn device_answers(&mut self, part: &InFlight) -> Result<bool, Stop> {
-        let pin = self.pin_of(part);
-        let (file, number) = (pin.segment.file, pin.segment.number);
-        let is_well = self.core.reads_elsewhere(file, number, |file| {
-            self.left = self.left.saturating_sub(1);
-            let memory = vec![self.staging(SECTOR)?];
-            let guard = Some(Arc::clone(&pin) as _);
-            let work = Work { operation: Operation::Read, file, offset: 0, memory, tag: 0, guard };
-            self.pump.submit_as(Class::Background, work);
-            Ok(self.pump.next()?.result)
-        })?;
-        self.known.insert(file, is_well);
+        let segment = Arc::clone(&self.pin_of(part).segment);
+        let beside = self.core.segments.lock().beside(segment.number);
+        let own = self.read_first_sector(segment.file, part)?;
+        let is_well = match (own, beside) {
+            (Ok(()) | Err(IoError::Short { .. }), _) => true,
+            (_, Some(other)) => self.read_first_sector(other, part)?.is_ok(),
+            (_, None) => false,
+        };
+        self.known.insert(segment.file, is_well);
         Ok(is_well)
+    }
+
+    /// Not refused where reads are suspended: bad answers of one region may have done that.
+    fn read_first_sector(
+        &mut self,
+        file: FileId,
+        part: &InFlight,
+    ) -> Result<Result<(), IoError>, Stop> {
+        self.left = self.left.saturating_sub(1);
+        let memory = vec![self.staging(SECTOR)?];
+        let (operation, offset, pin) = (Operation::Read, 0, self.pin_of(part));
+        let work = Work { operation, file, offset, memory, tag: 0, guard: Some(pin) };
+        self.pump.submit_as(Class::Background, work);
+        Ok(self.pump.next()?.result)
     }
 
     fn pin_of(&self, part: &InFlight) -> Arc<Pin> {

@@ -3,16 +3,17 @@
 //! 1. A record is taken only if its header is valid and names this store, segment, epoch and offset.
 //! 2. Where none is found, the next one is looked for sector by sector, so a hole costs only itself. So do sectors that
 //!    the device cannot read though it reads others, up to [`MOST_UNREADABLE`]: reading one may take long.
-//! 3. Where something could not be read nothing is written any more: the segment counts as sealed.
+//!    When the device fails as a whole the walk ends, and says so.
+//! 3. Where a header could not be read nothing is written any more: the segment counts as sealed.
 
-use std::convert::Infallible;
 use std::ops::Range;
 
 use dalsegno_core::{SECTOR_BYTES, sector_down};
 use dalsegno_io::{FileId, IoError, Operation};
 
 use crate::call::Call;
-use crate::format::{FormatError, RecordHeader, RecordKind, SECTOR, SegmentHeader};
+use crate::error::LogError;
+use crate::format::{FormatError, RecordHeader, RecordKind, SegmentHeader};
 use crate::log::Core;
 
 /// Read ahead while headers follow each other closely.
@@ -33,8 +34,12 @@ pub(crate) struct Scan {
     pub(crate) end: ScanEnd,
     /// Behind the last record.
     pub(crate) cursor: u64,
-    /// The device failed, so there may be more.
-    pub(crate) is_cut_short: bool,
+    /// Whether something could not be read: there may be more than what was found.
+    pub(crate) has_gaps: bool,
+    /// Where the walk ended because too much could not be read.
+    pub(crate) unread_from: Option<u64>,
+    /// The device fails, which ended the walk.
+    pub(crate) failure: Option<LogError>,
 }
 
 /// How the records of a segment end.
@@ -69,27 +74,30 @@ struct Window<'a> {
     call: &'a Call,
     start: u64,
     bytes: Vec<u8>,
-    /// The segment that the walk is through; none if it goes on whatever cannot be read.
-    segment: Option<u64>,
+    /// Whether the walk goes on whatever cannot be read.
+    is_stubborn: bool,
     /// Reads that failed and could not be smaller.
     unreadable: usize,
-    /// Whether the last one failed so: the next sector may be as bad, so nothing is read with it.
-    is_behind_bad: bool,
-    /// The device fails, and nothing more is read.
-    has_failed: bool,
+    /// Something between here and there cannot be read.
+    bad_before: u64,
+    failure: Option<LogError>,
 }
 
 impl<'a> Window<'a> {
     fn new(core: &'a Core, file: FileId, end: u64, call: &'a Call) -> Self {
-        let (segment, start, bytes, unreadable) = (None, 0, Vec::new(), 0);
-        let (is_behind_bad, has_failed) = (false, false);
-        Self { core, file, end, call, start, bytes, segment, unreadable, is_behind_bad, has_failed }
+        let (start, bytes, unreadable, bad_before) = (0, Vec::new(), 0, 0);
+        let (is_stubborn, failure) = (false, None);
+        Self { core, file, end, call, start, bytes, is_stubborn, unreadable, bad_before, failure }
+    }
+
+    /// Whether too much could not be read.
+    fn is_too_bad(&self) -> bool {
+        !self.is_stubborn && self.unreadable > MOST_UNREADABLE
     }
 
     /// `len` bytes at `offset`, reading at least `ahead` if they are not at hand.
     fn get(&mut self, offset: u64, len: u64, ahead: u64) -> Result<&[u8], Absent> {
-        let is_enough = self.segment.is_some() && self.unreadable > MOST_UNREADABLE;
-        if offset + len > self.end || self.has_failed || is_enough {
+        if offset + len > self.end || self.is_too_bad() || self.failure.is_some() {
             return Err(Absent::End);
         }
         let held = self.start..self.start + self.bytes.len() as u64;
@@ -102,43 +110,39 @@ impl<'a> Window<'a> {
     }
 
     fn load(&mut self, offset: u64, len: u64, ahead: u64) -> Result<(), Absent> {
-        let ahead = if self.is_behind_bad { 0 } else { ahead };
         let largest = self.core.pool.largest() as u64;
         let mut want = len.max(ahead).min(self.end - offset).min(largest);
+        if offset < self.bad_before {
+            want = len.max(sector_down((self.bad_before - offset) / 2).min(want));
+        }
         loop {
-            let Err(error) = self.fill(offset, want) else {
-                self.is_behind_bad = false;
-                return Ok(());
-            };
+            let Err(error) = self.fill(offset, want) else { return Ok(()) };
             if want > len {
                 // What cannot be read further on, a bad sector or the end of a file that was cut, hides nothing before.
+                self.bad_before = offset + want;
                 want = len.max(sector_down(want / 2));
                 continue;
             }
             tracing::warn!("headers at {offset} cannot be read: {error}");
             self.bytes.clear();
             self.unreadable += 1;
-            self.is_behind_bad = true;
-            return Err(self.judge(&error));
+            // The next sector may be as bad.
+            self.bad_before = offset + 2 * SECTOR_BYTES;
+            return Err(self.judge(error));
         }
     }
 
     /// What it means that a read failed which cannot be smaller.
-    fn judge(&mut self, error: &IoError) -> Absent {
-        let Some(number) = self.segment else { return FormatError::Unreadable.into() };
-        if matches!(error, IoError::Short { .. }) {
-            return Absent::End;
-        }
-        let mut sector = [0; SECTOR];
-        let Ok(is_well) = self.core.reads_elsewhere(self.file, number, |file| {
-            let read = self.core.transfer(Operation::Read, file, 0, &mut sector, self.call);
-            Ok::<_, Infallible>(read)
-        });
-        if error.is_of_medium() && is_well {
+    fn judge(&mut self, error: IoError) -> Absent {
+        if self.is_stubborn {
             return FormatError::Unreadable.into();
         }
-        self.has_failed = true;
-        Absent::End
+        match error {
+            IoError::Short { .. } => return Absent::End,
+            IoError::Os { .. } => self.failure = self.core.check_reads(self.file).err(),
+            error => self.failure = Some(error.into()),
+        }
+        if self.failure.is_none() { FormatError::Unreadable.into() } else { Absent::End }
     }
 
     fn fill(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
@@ -168,8 +172,7 @@ pub(crate) fn scan_records(
     call: &Call,
 ) -> Scan {
     let end = range.end - range.end % SECTOR_BYTES;
-    let number = Some(segment.segment);
-    let mut window = Window { segment: number, ..Window::new(core, file, end, call) };
+    let mut window = Window::new(core, file, end, call);
     let mut scan = Scan { end: ScanEnd::Open, cursor: range.start, ..Scan::default() };
     let mut offset = range.start;
     let mut searching = false;
@@ -183,14 +186,16 @@ pub(crate) fn scan_records(
                 if record.kind == RecordKind::Seal {
                     scan.end = ScanEnd::Sealed;
                     scan.records.push(record);
-                    return scan;
+                    break;
                 }
                 scan.records.push(record);
             }
             Err(Absent::End) => {
                 if offset + SECTOR_BYTES <= end {
                     // What lies behind cannot be seen, so nothing may be written over it.
-                    scan.damage.push((offset, FormatError::Truncated));
+                    let is_cut = window.failure.is_none() && !window.is_too_bad();
+                    let why = if is_cut { FormatError::Truncated } else { FormatError::Unreadable };
+                    scan.damage.push((offset, why));
                     scan.end = ScanEnd::Sealed;
                 }
                 break;
@@ -206,28 +211,30 @@ pub(crate) fn scan_records(
             }
         }
     }
-    if scan.cursor >= segment.segment_bytes || window.unreadable > 0 {
+    scan.has_gaps = window.unreadable > 0;
+    if scan.cursor >= segment.segment_bytes || scan.has_gaps {
         scan.end = ScanEnd::Sealed;
     }
-    scan.is_cut_short = window.has_failed;
+    scan.unread_from = window.is_too_bad().then_some(offset);
+    scan.failure = window.failure;
     scan
 }
 
-/// Reads all tombstones of a segment that is given up, of whatever epoch: hiding what was removed once is always right.
+/// Reads all tombstones in a range of a segment that is given up, of whatever epoch: hiding what was removed once is
+/// always right. It goes on however much cannot be read: what is not found would come back.
 pub(crate) fn scan_tombstones(
     core: &Core,
     file: FileId,
     number: u64,
-    file_bytes: u64,
+    range: Range<u64>,
 ) -> Vec<RecordHeader> {
-    let end = file_bytes.min(core.options.segment_bytes);
+    let end = range.end.min(core.options.segment_bytes);
     let end = end - end % SECTOR_BYTES;
     let call = Call::background();
-    // However much of it cannot be read: a removal that is not found is forgotten.
-    let mut window = Window::new(core, file, end, &call);
+    let mut window = Window { is_stubborn: true, ..Window::new(core, file, end, &call) };
     let ahead = core.options.io_request_bytes;
     let mut found = Vec::new();
-    let mut offset = SECTOR_BYTES;
+    let mut offset = range.start;
     while offset < end {
         let record = window.record(offset, ahead);
         if let Ok(record) = record

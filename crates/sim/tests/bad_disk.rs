@@ -387,6 +387,30 @@ fn regression_a_store_of_which_nothing_can_be_read_is_not_begun_anew() {
     });
 }
 
+#[test]
+fn a_disk_that_begins_to_fail_while_a_store_is_opened_costs_nothing_that_is_stored() {
+    each(Durability::None, |rig| {
+        assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
+        let Rig { store, config, mount, .. } = rig;
+        drop(store);
+        let dir = mount.place().join("store");
+        let mut refused = 0;
+        for after in 0..16 {
+            mount.tell(&format!("add read error=EIO after={after}"));
+            let opened = Store::open(&dir, &config);
+            refused += u32::from(opened.is_err_and(|e| e.kind() == ErrorKind::Unavailable));
+            mount.tell("clear");
+        }
+        assert!(refused > 1);
+        let store = open(&dir, &config);
+        let blocks = namespace(&store, 2, 30 << 10, "bad disk");
+        for name in 1..=3 {
+            let chain = chain(name, BLOCKS);
+            assert_eq!(get(&store, blocks, &chain, BLOCK, &Terms::default()), BLOCKS, "{name}");
+        }
+    });
+}
+
 /// Opens the store while it cannot be read, then once more.
 fn refused_then_whole(rig: Rig, rules: &[&str]) {
     let Rig { store, config, mount, .. } = rig;

@@ -72,7 +72,7 @@ fn what_the_device_cannot_read_for_a_while_is_not_dropped_for_room() {
         }
         world.expect_faults();
         world.forgive();
-        world.device.inject(Rule::always(Kind::Read, Fault::Error).on("segment"));
+        world.device.inject(Rule::always(Kind::Read, Fault::Error));
         let mut is_refused = false;
         for chain in 10..80 {
             is_refused |= world.put(&part(0, chain), false).unwrap().kept().contains(&false);

@@ -8,15 +8,15 @@
 //!    it waits for the device, since bytes that were not read in time would be dropped as if they were damaged.
 //! 5. A coded extent that moves alone moves as it is stored; its checksums go along.
 //! 6. Neighbours of a lineage move as one extent, so that making room also merges.
-//! 7. Nothing is dropped because the device cannot read it just now: its segment stays, and another one goes. While
-//!    reads are suspended none goes. Only what is given up already, as damaged, goes whatever can be read of it.
+//! 7. Nothing is dropped while the device reads nothing: then no room is made. If it reads elsewhere, what it cannot
+//!    read is dropped, so that no segment stays for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId};
-use dalsegno_io::{IoError, lend};
+use dalsegno_io::lend;
 use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
 
@@ -33,7 +33,7 @@ const MAX_DESCENDANTS: usize = 4096;
 pub(crate) struct Moved {
     /// Written in their new place.
     bytes: u64,
-    /// Whether what did not move is bad or gone; else the device failed to read it.
+    /// Whether what did not move is bad or gone; else it could not be read just now.
     pub(crate) is_read: bool,
 }
 
@@ -52,15 +52,13 @@ impl Inner {
                 }
                 continue;
             };
-            let (extents, are_all) = self.log.extents_in(victim.number);
-            let is_moved = self.relocate(&extents, call)? && are_all;
-            if !is_moved && victim.state != SegmentState::Damaged {
-                if self.watch.is_suspended() {
-                    return Err(IoError::Suspended.into());
-                }
-                passed_over.insert(victim.number);
-                continue;
+            let is_live = self.index.segment_use(victim.number).live_bytes > 0;
+            let (extents, are_all) =
+                if is_live { self.log.extents_in(victim.number) } else { (Vec::new(), true) };
+            if !are_all {
+                self.log.check_reads(victim.number)?;
             }
+            self.relocate(victim.number, &extents, call)?;
             let drop_rest = || self.drop_rest(&victim, &extents);
             let left = call.patience(self.clock.as_ref())?;
             let patience = left.map_or(PATIENCE, |left| left.min(PATIENCE));
@@ -110,8 +108,8 @@ impl Inner {
         }
     }
 
-    /// Moves what deserves it out of a segment; `false` if the device could not read some of that.
-    fn relocate(&self, extents: &[Extent], call: &Call) -> Result<bool, LogError> {
+    /// Moves what deserves it out of a segment.
+    fn relocate(&self, segment: u64, extents: &[Extent], call: &Call) -> Result<(), LogError> {
         let is_live = |extent: &&Extent| self.index.live_blocks(extent).contains(&true);
         let by_id: BTreeMap<ExtentId, &Extent> =
             extents.iter().filter(is_live).map(|extent| (extent.id, extent)).collect();
@@ -120,20 +118,21 @@ impl Inner {
         // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
         let kept = keep(&facts, self.limits.segment_bytes / 2);
         let kept: Vec<&Extent> = kept.iter().map(|id| by_id[id]).collect();
-        let mut is_read = true;
         for row in rows(&kept, &self.limits) {
             call.patience(self.clock.as_ref())?;
             match self.move_row(&row) {
                 Ok(moved) => {
                     add(&self.counters.relocated_bytes, moved.bytes);
-                    is_read &= moved.is_read;
+                    if !moved.is_read {
+                        self.log.check_reads(segment)?;
+                    }
                 }
                 // What cannot be moved is dropped: a cache may forget.
                 Err(error @ (LogError::Poisoned | LogError::Io(_))) => return Err(error),
                 Err(error) => tracing::debug!("extents are dropped instead of moved: {error}"),
             }
         }
-        Ok(is_read)
+        Ok(())
     }
 
     fn extent_facts(&self, extent: &Extent) -> ExtentFacts {

@@ -111,8 +111,7 @@ impl Inner {
         Ok((segments, blocks.saturating_sub(self.index.counts().1)))
     }
 
-    /// Copies the good blocks of a segment to others, and recycles it. `false` if opening has dealt with it, or the
-    /// disk fails to read it.
+    /// Copies the good blocks of a segment to others, and recycles it. `false` if opening has dealt with it.
     fn write_anew(&self, number: u64) -> std::result::Result<bool, LogError> {
         let state_of = || self.log.segments().into_iter().find(|view| view.number == number);
         if state_of().is_some_and(|view| view.state == SegmentState::Open) {
@@ -128,12 +127,9 @@ impl Inner {
         for row in rows(&extents.iter().filter(is_live).collect::<Vec<_>>(), &self.limits) {
             is_read &= self.move_row(&row)?.is_read;
         }
-        if !is_read && view.state != SegmentState::Damaged {
-            // What is not known to be bad is not dropped.
-            tracing::warn!(
-                "segment {number} stays as it is: the disk does not read all of it just now"
-            );
-            return Ok(false);
+        if !is_read {
+            // What the device only fails to read just now is not dropped.
+            self.log.check_reads(number)?;
         }
         let drop_rest = || {
             // Unlike where room is made, what depends on a dropped block stays: it serves again when that is put again.
