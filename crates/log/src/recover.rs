@@ -14,10 +14,11 @@ use crate::call::Call;
 use crate::cover::{Cover, SegmentCover};
 use crate::error::LogError;
 use crate::format::{
-    FormatError, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, SegmentHeader, all_zero,
-    segment_number,
+    FormatError, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, STORE_FILE, SegmentHeader,
+    all_zero, segment_number,
 };
 use crate::log::Core;
+use crate::meta::read_sector;
 use crate::scan::{Scan, ScanEnd, scan_records, scan_tombstones};
 use crate::segment::{Segment, SegmentState, Slot, Tombstone};
 
@@ -61,6 +62,8 @@ struct Found {
     number: u64,
     records: Vec<RecordHeader>,
     faults: Vec<SegmentFault>,
+    /// Its file cannot be opened: who knows what is in it.
+    is_missing: bool,
 }
 
 pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError> {
@@ -93,7 +96,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     let mut recovered = Recovered::default();
     let mut segments = core.segments.lock();
     segments.next_sequence = cover.next_sequence;
-    for Found { slot, first_sequence, number, records, faults } in found {
+    for Found { slot, first_sequence, number, records, faults, is_missing } in found {
+        segments.is_one_missing |= is_missing;
         recovered.merged_before = recovered.merged_before.max(first_sequence);
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
@@ -164,16 +168,19 @@ fn open_segment(
 ) -> Result<Found, LogError> {
     let mode = if core.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
     let fault = |offset, what: String| SegmentFault { file: entry.name.clone(), offset, what };
-    let opened = match core.device.open(&entry.name, mode) {
+    let opened = match open_file(core, &entry.name, mode)? {
         Ok(opened) => opened,
-        // Nothing is wrong with the segment.
-        Err(error) if error.is_out_of_files() => return Err(error.into()),
         Err(error) => {
             let faults = vec![fault(0, error.to_string())];
-            return Ok(Found { faults, ..Found::none(number) });
+            return Ok(Found { faults, is_missing: true, ..Found::none(number) });
         }
     };
-    let header = match read_segment_header(core, number, opened.file, opened.bytes) {
+    let mut read = read_segment_header(core, number, opened.file, opened.bytes);
+    if matches!(read, Err(FormatError::Unreadable)) {
+        core.check_reads(opened.file)?;
+        read = read_segment_header(core, number, opened.file, opened.bytes);
+    }
+    let header = match read {
         Ok(header) => header,
         Err(FormatError::Newer(version)) => {
             let source = FormatError::Newer(version);
@@ -194,10 +201,7 @@ fn open_segment(
             return Ok(Found { faults, ..Found::none(number) });
         }
         Err(damage) => {
-            if damage == FormatError::Unreadable {
-                core.check_reads(opened.file)?;
-            }
-            let mut found = given_up(core, number, &opened);
+            let mut found = given_up(core, number, &opened)?;
             if damage == FormatError::Unreadable {
                 found.may_come_back();
             }
@@ -207,7 +211,7 @@ fn open_segment(
     if header.carrying {
         // A crash came while it was recycled.
         let first_sequence = header.first_sequence;
-        return Ok(Found { first_sequence, ..given_up(core, number, &opened) });
+        return Ok(Found { first_sequence, ..given_up(core, number, &opened)? });
     }
     let mut found = scan_segment(core, &opened, &header, cover.segment(number, header.epoch))?;
     for fault in &mut found.faults {
@@ -216,12 +220,24 @@ fn open_segment(
     Ok(found)
 }
 
+/// Opens a file; an error inside if it is this one that cannot be opened, and nothing is wrong with the device.
+fn open_file(core: &Core, name: &str, mode: OpenMode) -> Result<Result<Opened, IoError>, LogError> {
+    match core.device.open(name, mode) {
+        Err(error) if error.is_out_of_files() => Err(error.into()),
+        Err(_) => {
+            read_sector(core, STORE_FILE)?;
+            Ok(core.device.open(name, mode))
+        }
+        opened => Ok(opened),
+    }
+}
+
 /// A segment whose extents are lost. What it says is removed stays so.
-fn given_up(core: &Core, number: u64, opened: &Opened) -> Found {
+fn given_up(core: &Core, number: u64, opened: &Opened) -> Result<Found, LogError> {
     let segment = Segment::new(number, opened.file, 0);
     let slot = Slot { state: SegmentState::Damaged, ..Slot::free(segment) };
-    let records = scan_tombstones(core, opened.file, number, SECTOR_BYTES..opened.bytes);
-    Found { slot: Some(slot), records, ..Found::none(number) }
+    let records = scan_tombstones(core, opened.file, number, SECTOR_BYTES..opened.bytes)?;
+    Ok(Found { slot: Some(slot), records, ..Found::none(number) })
 }
 
 /// Reads the headers of a segment's records, but for those that the cover knows.
@@ -250,7 +266,7 @@ fn scan_segment(
         return Err(failure);
     }
     if let Some(from) = unread_from {
-        records.extend(scan_tombstones(core, opened.file, header.segment, from..bytes));
+        records.extend(scan_tombstones(core, opened.file, header.segment, from..bytes)?);
     }
     found.faults.extend(damage.into_iter().map(|(offset, error)| fault(offset, error.to_string())));
     if is_cut {
@@ -299,7 +315,8 @@ impl Found {
     }
 
     fn none(number: u64) -> Self {
-        Self { slot: None, first_sequence: 0, number, records: Vec::new(), faults: Vec::new() }
+        let (slot, records, faults) = (None, Vec::new(), Vec::new());
+        Self { slot, first_sequence: 0, number, records, faults, is_missing: false }
     }
 }
 

@@ -86,7 +86,8 @@ impl Core {
     fn tombstones_of(&self, number: u64) -> (Vec<Tombstone>, Vec<Tombstone>) {
         let segments = self.segments.lock();
         let others = segments.slots.values().filter(|slot| slot.segment.number != number);
-        let oldest_elsewhere = others.map(|slot| slot.oldest_born).min().unwrap_or(u64::MAX);
+        let oldest_known = others.map(|slot| slot.oldest_born).min().unwrap_or(u64::MAX);
+        let oldest_elsewhere = if segments.is_one_missing { 0 } else { oldest_known };
         let here = segments.tombstones.iter().filter(|tombstone| tombstone.segment == number);
         let mut all: Vec<Tombstone> = here.cloned().collect();
         all.sort_unstable_by_key(|tombstone| tombstone.offset);

@@ -1,9 +1,9 @@
 //! Walks the records of a segment, reading headers only.
 //!
 //! 1. A record is taken only if its header is valid and names this store, segment, epoch and offset.
-//! 2. Where none is found, the next one is looked for sector by sector, so a hole costs only itself. So do sectors that
-//!    the device cannot read though it reads others, up to [`MOST_UNREADABLE`]: reading one may take long.
-//!    When the device fails as a whole the walk ends, and says so.
+//! 2. Where none is found, the next one is looked for sector by sector, so a hole costs only itself. So does what the
+//!    device cannot read, and cannot read again after it read something else; up to [`MOST_UNREADABLE`] times, since
+//!    each may take long. When the device fails as a whole the walk ends, and says so.
 //! 3. Where a header could not be read nothing is written any more: the segment counts as sealed.
 
 use std::ops::Range;
@@ -21,6 +21,9 @@ const NEAR_WINDOW_BYTES: u64 = 64 << 10;
 
 /// Sectors that a walk tries in vain before it goes no further.
 const MOST_UNREADABLE: usize = 64;
+
+/// The same, where only tombstones are looked for: what they remove comes back if they are not found.
+const MOST_UNREADABLE_TOMBSTONES: usize = 4096;
 
 /// Where a record header has its epoch.
 const EPOCH_AT: usize = 40;
@@ -74,10 +77,9 @@ struct Window<'a> {
     call: &'a Call,
     start: u64,
     bytes: Vec<u8>,
-    /// Whether the walk goes on whatever cannot be read.
-    is_stubborn: bool,
-    /// Reads that failed and could not be smaller.
+    /// Reads that failed and could not be smaller, and how many may.
     unreadable: usize,
+    most_unreadable: usize,
     /// Something between here and there cannot be read.
     bad_before: u64,
     failure: Option<LogError>,
@@ -85,14 +87,25 @@ struct Window<'a> {
 
 impl<'a> Window<'a> {
     fn new(core: &'a Core, file: FileId, end: u64, call: &'a Call) -> Self {
-        let (start, bytes, unreadable, bad_before) = (0, Vec::new(), 0, 0);
-        let (is_stubborn, failure) = (false, None);
-        Self { core, file, end, call, start, bytes, is_stubborn, unreadable, bad_before, failure }
+        let (start, bytes, bad_before, failure) = (0, Vec::new(), 0, None);
+        let (unreadable, most_unreadable) = (0, MOST_UNREADABLE);
+        Self {
+            core,
+            file,
+            end,
+            call,
+            start,
+            bytes,
+            unreadable,
+            most_unreadable,
+            bad_before,
+            failure,
+        }
     }
 
     /// Whether too much could not be read.
     fn is_too_bad(&self) -> bool {
-        !self.is_stubborn && self.unreadable > MOST_UNREADABLE
+        self.unreadable > self.most_unreadable
     }
 
     /// `len` bytes at `offset`, reading at least `ahead` if they are not at hand.
@@ -124,25 +137,27 @@ impl<'a> Window<'a> {
                 continue;
             }
             tracing::warn!("headers at {offset} cannot be read: {error}");
-            self.bytes.clear();
-            self.unreadable += 1;
-            // The next sector may be as bad.
-            self.bad_before = offset + 2 * SECTOR_BYTES;
-            return Err(self.judge(error));
+            return self.judge(offset, len, error);
         }
     }
 
     /// What it means that a read failed which cannot be smaller.
-    fn judge(&mut self, error: IoError) -> Absent {
-        if self.is_stubborn {
-            return FormatError::Unreadable.into();
-        }
+    fn judge(&mut self, offset: u64, len: u64, error: IoError) -> Result<(), Absent> {
+        let is_short = matches!(error, IoError::Short { .. });
         match error {
-            IoError::Short { .. } => return Absent::End,
-            IoError::Os { .. } => self.failure = self.core.check_reads(self.file).err(),
+            IoError::Short { .. } => {}
+            IoError::Os { .. } => match self.core.check_reads(self.file) {
+                Ok(()) if self.fill(offset, len).is_ok() => return Ok(()),
+                checked => self.failure = checked.err(),
+            },
             error => self.failure = Some(error.into()),
         }
-        if self.failure.is_none() { FormatError::Unreadable.into() } else { Absent::End }
+        self.bytes.clear();
+        self.unreadable += 1;
+        // The next sector may be as bad.
+        self.bad_before = offset + 2 * SECTOR_BYTES;
+        let is_end = is_short || self.failure.is_some();
+        Err(if is_end { Absent::End } else { FormatError::Unreadable.into() })
     }
 
     fn fill(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
@@ -220,18 +235,22 @@ pub(crate) fn scan_records(
     scan
 }
 
-/// Reads all tombstones in a range of a segment that is given up, of whatever epoch: hiding what was removed once is
-/// always right. It goes on however much cannot be read: what is not found would come back.
+/// Reads all tombstones in a range of a segment, of whatever epoch: hiding what was removed once is always right.
+///
+/// # Errors
+///
+/// If the device fails.
 pub(crate) fn scan_tombstones(
     core: &Core,
     file: FileId,
     number: u64,
     range: Range<u64>,
-) -> Vec<RecordHeader> {
+) -> Result<Vec<RecordHeader>, LogError> {
     let end = range.end.min(core.options.segment_bytes);
     let end = end - end % SECTOR_BYTES;
     let call = Call::background();
-    let mut window = Window { is_stubborn: true, ..Window::new(core, file, end, &call) };
+    let most_unreadable = MOST_UNREADABLE_TOMBSTONES;
+    let mut window = Window { most_unreadable, ..Window::new(core, file, end, &call) };
     let ahead = core.options.io_request_bytes;
     let mut found = Vec::new();
     let mut offset = range.start;
@@ -245,7 +264,7 @@ pub(crate) fn scan_tombstones(
         }
         offset += SECTOR_BYTES;
     }
-    found
+    window.failure.map_or(Ok(found), Err)
 }
 
 /// The record at `offset` if it belongs there.

@@ -229,6 +229,8 @@ pub(crate) struct Segments {
     pub(crate) removing: Vec<Tombstone>,
     /// Sequence number of the merged extent that is being written and is not durable yet.
     pub(crate) merging: Option<u64>,
+    /// A segment's file could not be opened. It may hold what was removed, however old, and be back one day.
+    pub(crate) is_one_missing: bool,
     /// The file system refused a new segment; how many times to make room before asking again.
     pub(crate) creation_blocked: u32,
 }

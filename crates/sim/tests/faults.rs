@@ -294,9 +294,10 @@ fn regression_a_segment_that_is_unreadable_at_one_open_is_whole_again_at_the_nex
             let _label = Label(format!("{kind:?}, skip {skip}"));
             let mut world = filled(&Style::roomy(Durability::Batch), 13);
             world.expect_faults();
-            // A header that cannot be read is asked for once more, without what lies behind it.
-            let twice = Rule { times: 2, ..Rule::once(kind, Fault::Error, skip) };
-            world.device.inject(twice.on("segment"));
+            // Twice with and without what lies behind it, and once in between to see whether the device reads.
+            let times = if kind == Kind::Open { 2 } else { 5 };
+            let rule = Rule { times, ..Rule::once(kind, Fault::Error, skip) };
+            world.device.inject(rule.on("segment"));
             world.act(&Action::Reopen);
             for chain in 20..23 {
                 world.put(&part(0, chain), false).unwrap();

@@ -22,7 +22,7 @@ fn a_damaged_segment_whose_removal_fails_half_way_makes_room_at_the_next_put() {
         }
         world.expect_faults();
         world.forgive();
-        let unreadable = Rule { times: 2, ..Rule::once(Kind::Read, Fault::Error, 0) };
+        let unreadable = Rule { times: 5, ..Rule::once(Kind::Read, Fault::Error, 0) };
         world.device.inject(unreadable.on("segment-0000000000000002"));
         world.act(&Action::Reopen);
         assert!(world.stats().open_faults > 0);

@@ -30,11 +30,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const MAX_DESCENDANTS: usize = 4096;
 
 /// What came of moving extents.
-pub(crate) struct Moved {
+struct Moved {
     /// Written in their new place.
     bytes: u64,
     /// Whether what did not move is bad or gone; else it could not be read just now.
-    pub(crate) is_read: bool,
+    is_read: bool,
 }
 
 impl Inner {
@@ -53,11 +53,7 @@ impl Inner {
                 continue;
             };
             let is_live = self.index.segment_use(victim.number).live_bytes > 0;
-            let (extents, are_all) =
-                if is_live { self.log.extents_in(victim.number) } else { (Vec::new(), true) };
-            if !are_all {
-                self.log.check_reads(victim.number)?;
-            }
+            let extents = if is_live { self.extents_in(victim.number)? } else { Vec::new() };
             self.relocate(victim.number, &extents, call)?;
             let drop_rest = || self.drop_rest(&victim, &extents);
             let left = call.patience(self.clock.as_ref())?;
@@ -120,13 +116,8 @@ impl Inner {
         let kept: Vec<&Extent> = kept.iter().map(|id| by_id[id]).collect();
         for row in rows(&kept, &self.limits) {
             call.patience(self.clock.as_ref())?;
-            match self.move_row(&row) {
-                Ok(moved) => {
-                    add(&self.counters.relocated_bytes, moved.bytes);
-                    if !moved.is_read {
-                        self.log.check_reads(segment)?;
-                    }
-                }
+            match self.move_all(segment, &row) {
+                Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
                 // What cannot be moved is dropped: a cache may forget.
                 Err(error @ (LogError::Poisoned | LogError::Io(_))) => return Err(error),
                 Err(error) => tracing::debug!("extents are dropped instead of moved: {error}"),
@@ -153,9 +144,41 @@ impl Inner {
         }
     }
 
+    /// The extents of a segment, asked for once more if the device failed and reads now.
+    ///
+    /// # Errors
+    ///
+    /// If it still fails.
+    pub(crate) fn extents_in(&self, segment: u64) -> Result<Vec<Extent>, LogError> {
+        let (extents, are_all) = self.log.extents_in(segment);
+        if are_all {
+            return Ok(extents);
+        }
+        self.log.check_reads(segment)?;
+        Ok(self.log.extents_in(segment).0)
+    }
+
+    /// As [`Self::move_row`], once more if the device failed and reads now. Returns the bytes written.
+    ///
+    /// # Errors
+    ///
+    /// If it still fails; what could not be read stays where it is.
+    pub(crate) fn move_all(&self, segment: u64, row: &[&Extent]) -> Result<u64, LogError> {
+        let mut bytes = 0;
+        for _ in 0..2 {
+            let moved = self.move_row(row)?;
+            bytes += moved.bytes;
+            if moved.is_read {
+                break;
+            }
+            self.log.check_reads(segment)?;
+        }
+        Ok(bytes)
+    }
+
     /// Copies the visible blocks of neighbours to the open segment, as one extent if nothing is missing between them,
     /// and swings the index.
-    pub(crate) fn move_row(&self, row: &[&Extent]) -> Result<Moved, LogError> {
+    fn move_row(&self, row: &[&Extent]) -> Result<Moved, LogError> {
         let wanted = self.visible_blocks(row);
         if wanted.is_empty() {
             return Ok(Moved { bytes: 0, is_read: true });

@@ -121,15 +121,10 @@ impl Inner {
         let Some(view) = state_of().filter(|view| view.state != SegmentState::Free) else {
             return Ok(false);
         };
-        let (extents, are_all) = self.log.extents_in(number);
-        let mut is_read = are_all;
+        let extents = self.extents_in(number)?;
         let is_live = |extent: &&_| self.index.live_blocks(extent).contains(&true);
         for row in rows(&extents.iter().filter(is_live).collect::<Vec<_>>(), &self.limits) {
-            is_read &= self.move_row(&row)?.is_read;
-        }
-        if !is_read {
-            // What the device only fails to read just now is not dropped.
-            self.log.check_reads(number)?;
+            self.move_all(number, &row)?;
         }
         let drop_rest = || {
             // Unlike where room is made, what depends on a dropped block stays: it serves again when that is put again.
