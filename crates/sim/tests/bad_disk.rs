@@ -410,6 +410,28 @@ fn a_disk_that_begins_to_fail_while_a_store_is_opened_costs_nothing_that_is_stor
     });
 }
 
+#[test]
+fn what_was_removed_does_not_come_back_with_a_file_that_could_not_be_opened() {
+    each(Durability::Batch, |rig| {
+        // Two chains in each segment; what removes the first one lies in the second segment.
+        assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
+        rig.store.remove(rig.blocks, Some(&chain(1, BLOCKS)), &Terms::default()).unwrap();
+        rig.mount.tell(&format!("add open error=EACCES file={FIRST_SEGMENT}"));
+        let rig = rig.reopen();
+        assert!(rig.store.stats().open_faults > 0);
+        for name in 20.. {
+            assert_eq!(rig.put(name), BLOCKS as u64);
+            if rig.store.stats().log.segments_recycled > 2 {
+                break;
+            }
+        }
+        rig.mount.tell("clear");
+        let rig = rig.reopen();
+        assert_eq!(rig.get(1, &Terms::default()), 0);
+        rig.finish();
+    });
+}
+
 /// Opens the store while it cannot be read, then once more.
 fn refused_then_whole(rig: Rig, rules: &[&str]) {
     let Rig { store, config, mount, .. } = rig;
