@@ -5,7 +5,7 @@
 //! 3. When an extent is dropped, what continues it and was not hit either goes with it: a suffix without its prefix
 //!    would only take room.
 //! 4. It may stop between two extents: what was moved stays moved, and the segment goes another time. Within an extent
-//!    it waits for the device, since bytes that were not read in time would be dropped as if they were damaged.
+//!    it waits for the device: that bytes were not read in time says nothing about them.
 //! 5. A coded extent that moves alone moves as it is stored; its checksums go along.
 //! 6. Neighbours of a lineage move as one extent, so that making room also merges.
 //! 7. Nothing is dropped while the device reads nothing: then no room is made. If it reads elsewhere, what it cannot

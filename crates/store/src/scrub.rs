@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 
 use crate::merge_row::{RowBuffer, blocks_at_once};
-use crate::rewrite::{Spot, damaged_of, read_blocks};
+use crate::rewrite::{damaged_of, read_blocks};
 use crate::stats::add;
 use crate::store::{Inner, no_thread};
 
@@ -190,9 +190,7 @@ impl Inner {
         // A header that was checked before may have gone bad as well.
         self.log.forget(extent.id);
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
-        let live = (0_u32..).zip(self.index.live_blocks(extent)).filter(|(_, live)| *live);
-        let live: Vec<Spot> = live.map(|(block, _)| (0, block)).collect();
-        for spots in live.chunks(blocks_at_once(block_bytes)) {
+        for spots in self.visible_blocks(&[extent]).chunks(blocks_at_once(block_bytes)) {
             if !self.stand_back(|| shared.is_stopped()) {
                 return;
             }
