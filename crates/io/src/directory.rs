@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{Clock, EngineChoice};
 use parking_lot::RwLock;
-use rustix::fs::{AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Advice, AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::engine::{self, Engine, MAX_PIECES, MAX_REQUEST_BYTES, OpenFile, Setup};
@@ -222,8 +222,17 @@ impl LocalDirectory {
 
 impl Device for LocalDirectory {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        let direct = if self.direct.is_some() { OFlags::DIRECT } else { OFlags::empty() };
-        self.open_file(name, mode, CONFINED | direct)
+        if self.direct.is_some() {
+            return self.open_file(name, mode, CONFINED | OFlags::DIRECT);
+        }
+        let opened = self.open_file(name, mode, CONFINED)?;
+        if mode == OpenMode::ReadWrite {
+            // What a sync failed to write is in the cache still, and called clean: whoever opens a file anew must see
+            // what the disk has. Best effort: some file systems have nothing but the cache.
+            let file = self.opened(opened.file)?;
+            let _ = rustix::fs::fadvise(&file.descriptor, 0, None, Advice::DontNeed);
+        }
+        Ok(opened)
     }
 
     fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {

@@ -137,7 +137,7 @@ fn create_sector_file(core: &Core, name: &str, sector: &mut [u8]) -> Result<(), 
     let result = core
         .transfer(Operation::Write, opened.file, 0, sector, &Call::background())
         .and_then(|()| core.sync_file(opened.file, &Call::background()))
-        .and_then(|()| core.device.sync_names());
+        .and_then(|()| core.sync_names());
     core.device.close(opened.file);
     Ok(result?)
 }

@@ -171,12 +171,28 @@ impl Core {
         Ok(())
     }
 
-    /// Makes completed writes of a file durable.
+    /// Makes completed writes of a file durable. If that fails all writing stops: see [`Self::poison_unless_kept`].
     pub(crate) fn sync_file(&self, file: FileId, call: &Call) -> Result<(), IoError> {
         crate::stats::LogStats::add(&self.stats.syncs, 1);
         let operation = Operation::Sync;
         let work = Work { operation, file, offset: 0, memory: Vec::new(), tag: 0, guard: None };
-        self.one(work, call).map(drop)
+        self.poison_unless_kept(self.one(work, call).map(drop))
+    }
+
+    /// Makes names that were created or removed durable. If that fails all writing stops.
+    pub(crate) fn sync_names(&self) -> Result<(), IoError> {
+        self.poison_unless_kept(self.device.sync_names())
+    }
+
+    /// What a failed sync dropped, no later one would write, and it would not say so. So nothing is synced again unless
+    /// this one was never begun; or there was no room, which only new files meet, and these are removed.
+    fn poison_unless_kept(&self, synced: Result<(), IoError>) -> Result<(), IoError> {
+        match &synced {
+            Ok(()) | Err(IoError::Busy | IoError::Suspended | IoError::Closed) => {}
+            Err(error) if error.is_no_space() => {}
+            Err(error) => self.poison(error),
+        }
+        synced
     }
 
     /// Hands a sync of a file over; its answer comes through the channel, whoever waits for it.

@@ -73,7 +73,7 @@ impl Core {
         match self.device.remove(&segment_file(segment.number)) {
             // An earlier attempt came so far.
             Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => self.device.sync_names()?,
+            _ => self.sync_names()?,
         }
         let mut segments = self.segments.lock();
         segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);

@@ -18,7 +18,7 @@ use crate::stats::LogStats;
 use crate::sync::{SyncCall, Unsynced};
 
 /// A sync that takes longer than this has failed: nobody may wait for it for ever.
-const SYNC_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const SYNC_LIMIT: Duration = Duration::from_secs(60);
 /// After the file system refused a segment, room is made this many times before it is asked again.
 const CREATION_PAUSE: u32 = 16;
 
@@ -146,7 +146,7 @@ impl Core {
         let segment = Segment::new(number, opened.file, 1);
         let ready = self
             .write_segment_header(&segment, 1, first_sequence, false)
-            .and_then(|()| self.device.sync_names());
+            .and_then(|()| self.sync_names());
         match ready {
             Ok(()) => Ok(segment),
             Err(error) => {
@@ -232,7 +232,6 @@ impl Core {
     /// Makes everything written to the segment so far durable, together with whoever else waits for that. A call that
     /// is over leaves the sync to those who come after it.
     pub(crate) fn sync_segment(&self, segment: &Segment, call: &Call) -> Result<(), Unsynced> {
-        let limit = Call::foreground().at_most(SYNC_LIMIT, self.clock.as_ref());
-        segment.gate.pass(&SyncCall { core: self, file: segment.file, call, limit })
+        segment.gate.pass(&SyncCall { core: self, file: segment.file, call })
     }
 }

@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::call::Call;
 use crate::error::LogError;
 use crate::log::Core;
+use crate::reserve::SYNC_LIMIT;
 
 #[derive(Debug, Default)]
 struct Tickets {
@@ -22,7 +23,7 @@ struct Tickets {
     done: u64,
     running: bool,
     /// A sync whose minder left, and the last ticket that it covers.
-    left: Option<(u64, Receiver<Completion>)>,
+    left: Option<(u64, UnderWay)>,
     failed: bool,
 }
 
@@ -54,12 +55,20 @@ impl From<Unsynced> for LogError {
     }
 }
 
+/// A sync that was handed over.
+#[derive(Debug)]
+pub(crate) struct UnderWay {
+    answer: Receiver<Completion>,
+    /// If it takes longer, it has failed.
+    limit: Deadline,
+}
+
 /// One waiter: how it syncs and how long it waits.
 pub(crate) trait Waiter {
     /// Hands a sync to the device.
-    fn start(&self) -> Receiver<Completion>;
+    fn start(&self) -> UnderWay;
     /// Waits for a sync; an outer error if the waiter's time is up first.
-    fn mind(&self, sync: &Receiver<Completion>) -> Result<Result<(), IoError>, Unsynced>;
+    fn mind(&self, sync: &UnderWay) -> Result<Result<(), IoError>, Unsynced>;
     /// How long to wait for somebody else before asking again; an error if the waiter's time is up.
     fn patience(&self) -> Result<Option<Duration>, Unsynced>;
     /// Told of a sync that failed.
@@ -119,28 +128,27 @@ pub(crate) struct SyncCall<'a> {
     pub(crate) core: &'a Core,
     pub(crate) file: FileId,
     pub(crate) call: &'a Call,
-    /// A sync that takes longer has failed.
-    pub(crate) limit: Deadline,
 }
 
 impl Waiter for SyncCall<'_> {
-    fn start(&self) -> Receiver<Completion> {
-        self.core.start_sync(self.file)
+    fn start(&self) -> UnderWay {
+        let limit = Call::foreground().at_most(SYNC_LIMIT, self.core.clock.as_ref());
+        UnderWay { answer: self.core.start_sync(self.file), limit }
     }
 
-    fn mind(&self, sync: &Receiver<Completion>) -> Result<Result<(), IoError>, Unsynced> {
+    fn mind(&self, sync: &UnderWay) -> Result<Result<(), IoError>, Unsynced> {
         loop {
-            if let Ok(completion) = sync.try_recv() {
+            if let Ok(completion) = sync.answer.try_recv() {
                 return Ok(completion.result);
             }
             let patience = self.patience()?;
-            let left = self.limit.remaining(self.core.clock.now());
+            let left = sync.limit.remaining(self.core.clock.now());
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(Err(IoError::Deadline));
             }
             let received = match left.into_iter().chain(patience).min() {
-                None => sync.recv().ok(),
-                Some(wait) => sync.recv_timeout(wait).ok(),
+                None => sync.answer.recv().ok(),
+                Some(wait) => sync.answer.recv_timeout(wait).ok(),
             };
             if let Some(completion) = received {
                 return Ok(completion.result);
@@ -173,14 +181,16 @@ mod tests {
     }
 
     impl<F: Fn() -> Receiver<Completion>> Waiter for Manual<F> {
-        fn start(&self) -> Receiver<Completion> {
-            (self.start)()
+        fn start(&self) -> UnderWay {
+            UnderWay { answer: (self.start)(), limit: Deadline::Never }
         }
 
-        fn mind(&self, sync: &Receiver<Completion>) -> Result<Result<(), IoError>, Unsynced> {
+        fn mind(&self, sync: &UnderWay) -> Result<Result<(), IoError>, Unsynced> {
             let received = match self.patience {
-                None => sync.recv().map_err(|_| Unsynced::Cancelled),
-                Some(patience) => sync.recv_timeout(patience).map_err(|_| Unsynced::Deadline),
+                None => sync.answer.recv().map_err(|_| Unsynced::Cancelled),
+                Some(patience) => {
+                    sync.answer.recv_timeout(patience).map_err(|_| Unsynced::Deadline)
+                }
             };
             received.map(|completion| completion.result)
         }
