@@ -30,8 +30,8 @@ pub enum IoError {
     /// The deadline came first.
     #[error("the deadline passed before the device answered")]
     Deadline,
-    /// The engine's queue is full.
-    #[error("the I/O queue is full")]
+    /// The engine's queue is full, or all staging memory is in use.
+    #[error("the I/O queue is full, or no staging memory is free")]
     Busy,
     /// The device hangs or fails, so it is not asked until it answers again.
     #[error("the device does not answer and is not asked until it does")]

@@ -3,10 +3,11 @@
 //! 1. At most `depth` requests of one call are in flight. From [`BUSY_BYTES`] on, two at least and no more are added:
 //!    that keeps a device as busy as it gets, and the buffers of more would only push each other out of the caches.
 //! 2. A call that waits for a staging buffer has nothing in flight and holds no other buffer, so calls cannot
-//!    starve each other.
+//!    starve each other. It does not wait for ever, whatever its deadline: a device that hangs may have them all.
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use dalsegno_core::Deadline;
@@ -19,11 +20,16 @@ use crate::segment::Pin;
 /// Bytes of one call in flight that keep a device busy: what one of 7 GB/s moves in half a millisecond.
 const BUSY_BYTES: usize = 4 << 20;
 
+/// How long a call waits for a staging buffer. Whoever holds them all waits for the device, or there are too many.
+const STAGING_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Why a call stops before its work is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     Deadline,
     Cancelled,
+    /// No staging buffer came back in time.
+    Throttled,
 }
 
 pub(crate) struct Pump<'a> {
@@ -132,9 +138,22 @@ impl<'a> Pump<'a> {
         if !self.is_idle() {
             return Ok(None);
         }
-        match self.core.pool.take(len, self.call.deadline, self.core.clock.as_ref()) {
-            Ok(memory) => Ok(Some(memory)),
-            Err(_) => Err(Stop::Deadline),
+        let clock = self.core.clock.as_ref();
+        let patience = Deadline::At(clock.now().after(STAGING_PATIENCE));
+        loop {
+            if self.call.is_cancelled() {
+                return Err(Stop::Cancelled);
+            }
+            if self.call.deadline.expired(clock.now()) {
+                return Err(Stop::Deadline);
+            }
+            let Some(left) = patience.remaining(clock.now()).filter(|left| !left.is_zero()) else {
+                return Err(Stop::Throttled);
+            };
+            let until = self.call.at_most(left.min(CANCEL_POLL), clock);
+            if let Ok(memory) = self.core.pool.take(len, until, clock) {
+                return Ok(Some(memory));
+            }
         }
     }
 

@@ -357,6 +357,7 @@ impl Reading {
         let stopped = stop.map(|stop| match stop {
             Stop::Deadline => Cause::Deadline,
             Stop::Cancelled => Cause::Cancelled,
+            Stop::Throttled => Cause::Throttled,
         });
         let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
         let outcomes = outcomes.into_iter();

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dalsegno_io::{Completion, Memory, Operation};
+use dalsegno_io::{Completion, IoError, Memory, Operation};
 
 use crate::call::Call;
 use crate::error::LogError;
@@ -265,6 +265,7 @@ impl From<Stop> for LogError {
         match stop {
             Stop::Deadline => Self::Deadline,
             Stop::Cancelled => Self::Cancelled,
+            Stop::Throttled => Self::Io(IoError::Busy),
         }
     }
 }

@@ -259,6 +259,10 @@ pub(crate) fn to_error(error: LogError) -> Error {
         LogError::Io(IoError::Suspended) => {
             (ErrorKind::Unavailable, "the store waits for its disk; go on without it")
         }
+        LogError::Io(IoError::Busy) => (
+            ErrorKind::Unavailable,
+            "too much is asked of the store's disk at a time; go on without it, or raise \"staging\"",
+        ),
         LogError::Io(error) if error.is_out_of_files() => (
             ErrorKind::Unavailable,
             "this process may not open more files, and a store has one open for each segment; raise its limit \

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dalsegno_store::{
     Cancel, ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Put, PutOutcome,
-    PutReport, Store, Terms, TransferState, lend,
+    PutReport, Scope, Stats, Store, Terms, TransferState, lend,
 };
 use support::hanging::{Hanging, Hung, hanging};
 use support::{block, chain, config, get, namespace, open, put};
@@ -192,4 +192,44 @@ fn a_layer_that_waits_for_another_one_ends_at_its_deadline_and_may_be_stored_aga
     });
     assert_eq!(writer.commit(&Terms::default()).unwrap(), 2);
     assert_eq!(get(&store, ns, &chain, BYTES, &Terms::default()), 2);
+}
+
+#[test]
+fn a_call_without_a_timeout_is_throttled_where_a_device_that_hangs_has_all_staging_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config {
+        staging: Some(16 << 20),
+        io_request: Some(256 << 10),
+        ..settings(Durability::None)
+    };
+    let (device, store) = hanging(dir.path(), &config);
+    let ns = space(&store);
+    assert_eq!(put(&store, ns, &chain(0, 4), 0, BYTES).count(PutOutcome::Stored), 4);
+    get(&store, ns, &chain(0, 4), BYTES, &Terms::default());
+    let before = store.stats();
+    device.hang(Hung::Everything);
+    // Each leaves its buffer with the device when its time is up.
+    for _ in 0..100 {
+        get(&store, ns, &chain(0, 4), BYTES, &Terms::within(Duration::from_millis(1)));
+    }
+    let started = Instant::now();
+    let mut blocks = vec![vec![0_u8; BYTES + 1]; 4];
+    let report = lend(|lender| {
+        let targets = blocks.iter_mut().map(|b| vec![lender.exclusive(&mut b[1..])]).collect();
+        store.get_batch(ns, &chain(0, 4), targets, Scope::Each, &Terms::default()).unwrap()
+    });
+    assert_eq!(report.hit_blocks(), 0);
+    assert!(started.elapsed() < 4 * AT_MOST, "it took {:?}", started.elapsed());
+    let misses = |stats: &Stats| stats.log.misses["throttled"];
+    assert_eq!(misses(&store.stats()), misses(&before) + 4, "{:?}", store.stats().log.misses);
+    let cancel = Cancel::default();
+    let terms = Terms { timeout: None, cancel: Some(cancel.clone()) };
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| put_within(&store, ns, &chain(30, 4), &terms));
+        std::thread::sleep(TIMEOUT);
+        cancel.cancel();
+        assert_eq!(waiting.join().unwrap().count(PutOutcome::Failed), 4);
+    });
+    device.go_on();
+    check_well(&store, ns);
 }
