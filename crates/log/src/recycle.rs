@@ -61,15 +61,15 @@ impl Log {
         done
     }
 
-    /// The extents that lie in a segment, read from their headers; those whose header is bad are left out. And whether
-    /// these are all that can be read: `false` if the device failed, or took too long.
+    /// The extents that lie in a segment, read from their headers; those whose header is bad are left out. And why
+    /// these are not all that can be read, if they are not: the device failed, or took too long.
     #[must_use]
-    pub fn extents_in(&self, number: u64) -> (Vec<Extent>, bool) {
+    pub fn extents_in(&self, number: u64) -> (Vec<Extent>, Option<LogError>) {
         let core = &self.core;
         let Some(segment) =
             core.segments.lock().slots.get(&number).map(|slot| Arc::clone(&slot.segment))
         else {
-            return (Vec::new(), true);
+            return (Vec::new(), None);
         };
         let header = SegmentHeader {
             store: core.store,
@@ -81,7 +81,7 @@ impl Log {
         };
         let range = SECTOR_BYTES..core.options.segment_bytes;
         let scan = scan_records(core, segment.file, &header, range, &core.patient_call());
-        (scan.records.iter().filter_map(RecordHeader::extent).collect(), scan.failure.is_none())
+        (scan.records.iter().filter_map(RecordHeader::extent).collect(), scan.failure)
     }
 
     /// Makes sure that the device reads at all, of a segment or of the store's own file.

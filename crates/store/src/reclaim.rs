@@ -148,14 +148,19 @@ impl Inner {
     ///
     /// # Errors
     ///
-    /// If it still fails.
+    /// If it still fails, or is too slow.
     pub(crate) fn extents_in(&self, segment: u64) -> Result<Vec<Extent>, LogError> {
-        let (extents, are_all) = self.log.extents_in(segment);
-        if are_all {
-            return Ok(extents);
+        let (mut extents, mut failure) = self.log.extents_in(segment);
+        if failure.is_some() {
+            self.log.check_reads(segment)?;
+            (extents, failure) = self.log.extents_in(segment);
         }
-        self.log.check_reads(segment)?;
-        Ok(self.log.extents_in(segment).0)
+        match failure {
+            None => Ok(extents),
+            Some(LogError::Deadline) => Err(LogError::Deadline),
+            // What fails again while the device reads is bad.
+            Some(_) => self.log.check_reads(segment).map(|()| extents),
+        }
     }
 
     /// As [`Self::move_row`], once more if the device failed and reads now. Returns the bytes written.

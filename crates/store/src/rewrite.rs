@@ -89,6 +89,9 @@ impl Inner {
     }
 }
 
+/// Blocks in a row that are read once more each, and fail as if the device did, before it counts as failing.
+const MOST_IN_VAIN: u32 = 4;
+
 /// Reads whole blocks of a row of extents side by side into `bytes`; `wanted` is in the order of the row.
 pub(crate) fn read_blocks(
     log: &Log,
@@ -98,10 +101,13 @@ pub(crate) fn read_blocks(
 ) -> Vec<BlockOutcome> {
     let block_bytes = bytes.len() / wanted.len();
     let mut outcomes = read_spots(log, row, wanted, bytes);
-    // One call does not look into everything that fails on a bad disk.
+    // One call does not look into everything that fails on a bad disk. On one that fails altogether none does.
+    let is_unsure = |outcome: &BlockOutcome| outcome.is_err_and(|cause| !cause.is_damage());
+    let mut in_vain = 0;
     for (at, target) in bytes.chunks_exact_mut(block_bytes).enumerate() {
-        if outcomes[at].is_err_and(|cause| !cause.is_damage()) {
+        if in_vain < MOST_IN_VAIN && is_unsure(&outcomes[at]) {
             outcomes[at] = read_spots(log, row, &wanted[at..=at], target).remove(0);
+            in_vain = if is_unsure(&outcomes[at]) { in_vain + 1 } else { 0 };
         }
     }
     outcomes
