@@ -130,15 +130,17 @@ impl Usage {
     }
 
     /// Drops segments that are not among these, or are in an earlier epoch than these. The newest stays known, though
-    /// nothing is in it: nobody must take its number again, for tables may still lead there.
-    pub(crate) fn align(&mut self, segments: &[(u64, u64)]) {
+    /// nothing is in it: nobody must take its number again, for tables may still lead there. `false` if a segment is in
+    /// an earlier epoch than is known: it was taken for gone.
+    pub(crate) fn align(&mut self, segments: &[(u64, u64)]) -> bool {
         let newest = self.newest();
         let present: HashMap<u64, u64> = segments.iter().copied().collect();
         let known: Vec<(u64, u64)> =
             self.segments.iter().map(|(number, segment)| (*number, segment.sum.epoch)).collect();
+        let mut is_known = true;
         for (number, epoch) in known {
             match present.get(&number) {
-                Some(now) if *now <= epoch => {}
+                Some(now) if *now <= epoch => is_known &= *now == epoch,
                 Some(now) => drop(self.drop_segment(number, now - 1)),
                 None if Some(number) == newest => {
                     if self.segments.get(&number).is_some_and(|segment| segment.sum.extents > 0) {
@@ -151,6 +153,7 @@ impl Usage {
                 }
             }
         }
+        is_known
     }
 
     pub(crate) fn touch(&mut self, extent: &Extent, sequence: u64) {

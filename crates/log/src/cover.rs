@@ -89,6 +89,12 @@ impl Cover {
         self.segments.get(at).filter(|known| known.epoch == epoch)
     }
 
+    /// Whether it does not know a segment although it knows a later one.
+    pub(crate) fn lacks(&self, number: u64) -> bool {
+        self.segments.last().is_some_and(|newest| number < newest.number)
+            && self.segments.binary_search_by_key(&number, |known| known.number).is_err()
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let counts = [self.segments.len(), self.tombstones.len()].map(|count| count as u64);

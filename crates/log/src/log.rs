@@ -33,9 +33,14 @@ pub struct LogOptions {
     pub header_cache_bytes: u64,
     /// Bytes of coded extents that wait to be written.
     pub coding_bytes: u64,
+    /// Threads that read headers at open.
+    pub scan_threads: u32,
     /// Nothing is written; for looking at a store.
     pub read_only: bool,
 }
+
+/// Threads that read headers at open, as a rule.
+const SCAN_THREADS: u32 = 4;
 
 impl From<&Limits> for LogOptions {
     fn from(limits: &Limits) -> Self {
@@ -47,6 +52,7 @@ impl From<&Limits> for LogOptions {
             io_request_bytes: limits.io_request_bytes,
             header_cache_bytes: limits.header_cache_bytes,
             coding_bytes: limits.coding_bytes,
+            scan_threads: SCAN_THREADS,
             read_only: false,
         }
     }
@@ -119,7 +125,7 @@ impl Log {
         core.set_coded(header.is_coded);
         if !options.read_only {
             // A process that was killed may have created a segment without making its name durable.
-            core.device.sync_names()?;
+            core.sync_names()?;
         }
         let cover = cover(core.store).and_then(|bytes| Cover::decode(&bytes));
         let recovered = recover::recover(&core, &cover.unwrap_or_default())?;
@@ -154,6 +160,14 @@ impl Log {
     pub fn begin_after(&self, number: u64) {
         let mut segments = self.core.segments.lock();
         segments.next_number = segments.next_number.max(number);
+    }
+
+    /// Lets go of all files: the log is opened anew.
+    pub fn release(self) {
+        self.close();
+        for slot in self.core.segments.lock().slots.values() {
+            self.core.device.close(slot.segment.file);
+        }
     }
 
     /// Bytes of disk that the segment files take.
@@ -277,6 +291,7 @@ impl Core {
             io_request_bytes: pool.largest() as u64,
             header_cache_bytes: 0,
             coding_bytes: 0,
+            scan_threads: SCAN_THREADS,
             read_only: true,
         };
         Self::new(device, clock, pool, options)

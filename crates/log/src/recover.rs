@@ -22,8 +22,6 @@ use crate::meta::read_sector;
 use crate::scan::{Scan, ScanEnd, scan_records, scan_tombstones};
 use crate::segment::{Segment, SegmentState, Slot, Tombstone};
 
-/// Threads that read headers at open.
-const SCAN_THREADS: usize = 4;
 /// More sequence numbers than any number of records that could not be read: theirs are never given out again.
 const UNREAD_SEQUENCES: u64 = 1 << 32;
 
@@ -43,6 +41,8 @@ pub struct Recovered {
     pub merged_before: u64,
     /// What was found damaged.
     pub faults: Vec<SegmentFault>,
+    /// Whether a segment is there that the cover should know and does not: it could not be read when that was made.
+    pub is_one_back: bool,
 }
 
 /// Damage found at open.
@@ -76,7 +76,7 @@ pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError>
     let queue = Mutex::new(files.into_iter());
     let found = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..SCAN_THREADS {
+        for _ in 0..core.options.scan_threads {
             scope.spawn(|| {
                 loop {
                     let Some((number, entry)) = queue.lock().next() else { return };
@@ -102,6 +102,7 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
+            recovered.is_one_back |= slot.segment.epoch() > 0 && cover.lacks(number);
             if slot.state == SegmentState::Damaged {
                 // Extents of a segment that is given up are not read, but their numbers were used.
                 segments.next_sequence = segments.next_sequence.max(first_sequence);
@@ -133,12 +134,14 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     }
     for tombstone in &cover.tombstones {
         let slot = segments.slots.get(&tombstone.segment);
+        // Of a segment that cannot be read, what was known of it still holds.
+        let is_unread = slot.is_some_and(|slot| slot.segment.epoch() == 0);
         let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
-        if known.is_some_and(|known| tombstone.offset < known.covered) {
-            let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
-            recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
+        if is_unread || known.is_some_and(|known| tombstone.offset < known.covered) {
             segments.tombstones.push(tombstone.clone());
         }
+        let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
+        recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
     }
     let newest = segments
         .slots

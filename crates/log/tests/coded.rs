@@ -40,6 +40,7 @@ fn open(dir: &Path) -> (Log, Recovered) {
         io_request_bytes: 256 << 10,
         header_cache_bytes: 0,
         coding_bytes: 4 << 20,
+        scan_threads: 4,
         read_only: false,
     };
     Log::open(device(dir, &clock, &pool), clock, pool, options, StoreId([1; 16])).unwrap()

@@ -146,6 +146,7 @@ impl Rig {
             io_request_bytes: 256 << 10,
             header_cache_bytes,
             coding_bytes: 8 << 20,
+            scan_threads: 4,
             read_only: false,
         };
         let (log, _) =

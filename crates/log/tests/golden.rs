@@ -73,6 +73,7 @@ fn open(dir: &Path) -> (Log, Recovered) {
         io_request_bytes: 1 << 20,
         header_cache_bytes: 0,
         coding_bytes: 8 << 20,
+        scan_threads: 4,
         read_only: false,
     };
     Log::open(Arc::new(device), clock, pool, options, StoreId(*b"dalsegno golden1")).unwrap()

@@ -37,6 +37,7 @@ fn open_covered(dir: &Path, cover: Option<Vec<u8>>) -> (Log, Recovered) {
         io_request_bytes: 64 << 10,
         header_cache_bytes: 0,
         coding_bytes: 8 << 20,
+        scan_threads: 4,
         read_only: false,
     };
     let store = StoreId([1; 16]);

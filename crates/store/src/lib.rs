@@ -17,6 +17,7 @@ mod merge_row;
 mod merge_walk;
 mod offline;
 mod open;
+mod open_log;
 mod pending;
 mod put;
 mod rebuild;

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use dalsegno_core::{
-    ChainHash, Clock, Coding, Config, Error, ErrorKind, IndexChoice, Limits, Namespace,
-    NamespaceId, Result, SpaceFacts, StoreId, format_bytes,
+    ChainHash, Clock, Coding, Config, Error, ErrorKind, Limits, Namespace, NamespaceId, Result,
+    SpaceFacts, StoreId, format_bytes,
 };
-use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number};
+use dalsegno_index::Index;
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
     SystemClock, allow_open_files,
 };
+use dalsegno_log::Log;
 use dalsegno_log::format::{STORE_FILE, namespace_file, namespace_of_file, segment_number};
-use dalsegno_log::{Log, LogOptions, Recovered};
 use dalsegno_policy::AdmissionFilter;
 use dalsegno_policy::merging::MergeRules;
 use parking_lot::{Mutex, RwLock};
@@ -27,8 +27,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::dram::Dram;
 use crate::merge::Merger;
 use crate::offline::Reader;
+use crate::open_log::{Opened, Whence};
 use crate::pending::Pending;
-use crate::rebuild::{rebuild, tell_faults};
 use crate::room::RoomMaker;
 use crate::scrub::{ScrubRules, Scrubber};
 use crate::stats::Counters;
@@ -59,8 +59,8 @@ pub struct Parts {
     pub lock: Option<DirectoryLock>,
     /// The id if the store is new.
     pub new_store: StoreId,
-    /// Whoever writes also makes room and does what an index in files needs, instead of threads: for simulations, which
-    /// must replay.
+    /// Whoever writes also makes room and does what an index in files needs, instead of threads, and headers are read
+    /// one after the other at open: for simulations, which must replay.
     pub inline_upkeep: bool,
     /// What merging of small extents aims at.
     pub merging: MergeRules,
@@ -158,18 +158,17 @@ impl Store {
         let watch = Arc::new(Watched::new(device, &clock));
         let device = Arc::<Watched>::clone(&watch) as Arc<dyn Device>;
         let dram = open_dram(&limits)?;
-        let Opened { log, recovered, index, lsm, cover } =
-            open_log(&device, &clock, pool.clone(), &limits, new_store)?;
-        watch.try_with(STORE_FILE, pool);
+        let whence = Whence {
+            device: Arc::clone(&device),
+            clock: Arc::clone(&clock),
+            pool: pool.clone(),
+            limits: &limits,
+            in_order: inline_upkeep,
+            new_store,
+        };
         let counters = Counters::default();
-        tell_faults(&counters, &recovered.faults);
-        let has_removals = !recovered.removals.is_empty();
-        let keep_up = || keep_up(lsm.as_deref(), &log, &cover);
-        rebuild(&log, index.as_ref(), recovered, &keep_up);
-        if let Some(lsm) = lsm.as_ref().filter(|lsm| has_removals && lsm.is_damaged()) {
-            // What was to be removed may be in what cannot be read.
-            lsm.give_up();
-        }
+        let Opened { log, index, lsm } = whence.open(&counters)?;
+        watch.try_with(STORE_FILE, pool);
         // A damaged index does not know.
         let is_damaged = lsm.as_ref().is_some_and(|lsm| lsm.is_damaged());
         let namespaces = namespaces_in_use(&log, device.as_ref(), |namespace| {
@@ -215,17 +214,6 @@ impl Store {
         store.enter()?.start_merging()?;
         store.enter()?.start_scrubbing()?;
         Ok(store)
-    }
-}
-
-/// Bounds an index's memory while much is taken in. The cover is the old one until all is: what is taken in twice is
-/// taken in once.
-fn keep_up(lsm: Option<&LsmIndex>, log: &Log, cover: &[u8]) {
-    if let Some(lsm) = lsm.filter(|lsm| lsm.is_full())
-        && log.cover().is_ok()
-    {
-        lsm.freeze(cover.to_vec());
-        while lsm.step() {}
     }
 }
 
@@ -279,82 +267,6 @@ fn forget(device: &dyn Device, namespace: &Namespace) {
     match device.remove(&file) {
         Ok(()) => tracing::debug!("{file} describes a namespace without blocks; it is removed"),
         Err(error) => tracing::warn!("a namespace without blocks was forgotten, but {error}"),
-    }
-}
-
-/// A log and the index that belongs to it.
-struct Opened {
-    log: Log,
-    recovered: Recovered,
-    index: Arc<dyn Index>,
-    /// The index once more if it lives in files.
-    lsm: Option<Arc<LsmIndex>>,
-    /// What of the log it had taken in.
-    cover: Vec<u8>,
-}
-
-fn open_log(
-    device: &Arc<dyn Device>,
-    clock: &Arc<dyn Clock>,
-    pool: BufferPool,
-    limits: &Limits,
-    new_store: StoreId,
-) -> Result<Opened> {
-    let (device, clock) = (Arc::clone(device), Arc::clone(clock));
-    let options = LogOptions::from(limits);
-    if limits.index == IndexChoice::Memory {
-        remove_index_files(device.as_ref());
-        let (log, recovered) =
-            Log::open(device, clock, pool, options, new_store).map_err(to_error)?;
-        return Ok(Opened {
-            log,
-            recovered,
-            index: Arc::new(MemoryIndex::default()),
-            lsm: None,
-            cover: Vec::new(),
-        });
-    }
-    let lsm_options = LsmOptions {
-        memtable_bytes: limits.index_memory_bytes / 8,
-        cache_bytes: limits.index_memory_bytes / 4,
-        disk_bytes: limits.index_bytes,
-        shape: limits.index_tuning.pinned(),
-        ..LsmOptions::default()
-    };
-    let mut opened = None;
-    let index_device = Arc::clone(&device);
-    let (log, recovered) = Log::open_covered(device, clock, pool, options, new_store, |store| {
-        let index = LsmIndex::open(index_device, store, lsm_options);
-        let cover = index.as_ref().ok().and_then(|(_, cover)| cover.clone());
-        opened = Some(index);
-        cover
-    })
-    .map_err(to_error)?;
-    let (index, cover) = opened.expect("the log asks for its cover").map_err(|error| {
-        Error::new(ErrorKind::Unavailable, "the index cannot be opened").with_source(error)
-    })?;
-    let index = Arc::new(index);
-    // A segment whose header is damaged has no epoch.
-    let sound = log.segments().into_iter().filter(|view| view.epoch > 0);
-    index.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
-    log.begin_after(index.newest_segment().unwrap_or_default());
-    Ok(Opened {
-        log,
-        recovered,
-        index: Arc::<LsmIndex>::clone(&index),
-        lsm: Some(index),
-        cover: cover.unwrap_or_default(),
-    })
-}
-
-/// An index in memory does not keep the files of one that was used before. Best effort.
-fn remove_index_files(device: &dyn Device) {
-    let names = device.list().unwrap_or_default().into_iter().map(|entry| entry.name);
-    let is_of_index = |name: &String| index_number(name).is_some() || name == NOTES_FILE;
-    for name in names.filter(is_of_index) {
-        if let Err(error) = device.remove(&name) {
-            tracing::warn!("{name} was not removed: {error}");
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! SIGKILL under load, again and again: what was acknowledged as durable is there, and nothing is ever wrong.
 //!
-//! The test runs itself as a child that puts, gets, removes and evicts from several threads and writes the name of each
+//! The test runs itself as a child that puts, gets and removes from several threads and writes the name of each
 //! chain to its standard output once the put has returned. The parent kills it at a random moment, opens the store and
 //! reads everything that was acknowledged.
 #![expect(

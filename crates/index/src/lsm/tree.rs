@@ -101,6 +101,7 @@ pub(crate) struct Tree {
     pub(super) next_number: AtomicU64,
     /// Something in a table is not as it was written.
     damaged: AtomicBool,
+    missed: AtomicBool,
     /// A sync failed: nothing is written any more.
     failed: AtomicBool,
     pub(super) pace: OnceLock<Arc<dyn Pace>>,
@@ -136,6 +137,7 @@ impl Tree {
             is_flushed: AtomicBool::new(false),
             next_number: AtomicU64::new(next_number),
             damaged: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             pace: OnceLock::new(),
         }
@@ -159,6 +161,11 @@ impl Tree {
         self.damaged.load(Ordering::Acquire)
     }
 
+    /// Whether the device failed to read something.
+    pub(crate) fn has_missed(&self) -> bool {
+        self.missed.load(Ordering::Acquire)
+    }
+
     /// Whether maintenance has stopped.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
@@ -173,6 +180,7 @@ impl Tree {
         if !error.is_io() && !self.damaged.swap(true, Ordering::AcqRel) {
             tracing::error!("the index is damaged ({error}); it is built anew at the next open");
         } else {
+            self.missed.store(true, Ordering::Release);
             tracing::warn!("the index cannot be read: {error}");
         }
     }

@@ -128,10 +128,17 @@ impl LsmIndex {
         self.tree.is_damaged()
     }
 
+    /// Whether something could not be read since it was opened, though it may be readable again.
+    #[must_use]
+    pub fn has_missed(&self) -> bool {
+        self.tree.has_missed()
+    }
+
     /// Drops what lies in segments that are not there any more, or in another life. `segments` are all there are, with
-    /// their epochs.
-    pub fn align(&self, segments: &[(u64, u64)]) {
-        self.usage.write().align(segments);
+    /// their epochs. `false` if one of them is back that it took for gone.
+    #[must_use]
+    pub fn align(&self, segments: &[(u64, u64)]) -> bool {
+        self.usage.write().align(segments)
     }
 
     /// The newest segment that it ever led to, as far as it knows; gone or not.

@@ -1,0 +1,165 @@
+//! Opening the log with the index that belongs to it.
+//!
+//! 1. An index in files is taken as it is only if it saw all of the log that it says it has taken in. While a segment
+//!    cannot be read it counts as gone: what is removed then stays in tables, what is put to them is past. When such a
+//!    segment is back, the index is built anew.
+//! 2. So it is where a removal that it does not know yet cannot be carried out, for it cannot be read.
+
+use std::sync::Arc;
+
+use dalsegno_core::{Clock, Error, ErrorKind, IndexChoice, Limits, Result, StoreId};
+use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number};
+use dalsegno_io::{BufferPool, Device};
+use dalsegno_log::{Log, LogOptions, Recovered};
+
+use crate::rebuild::{rebuild, tell_faults};
+use crate::stats::Counters;
+use crate::store::to_error;
+
+/// A log and the index that belongs to it.
+pub(crate) struct Opened {
+    pub(crate) log: Log,
+    pub(crate) index: Arc<dyn Index>,
+    /// The index once more if it lives in files.
+    pub(crate) lsm: Option<Arc<LsmIndex>>,
+}
+
+/// Where a log is, and how it is opened.
+pub(crate) struct Whence<'a> {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) pool: BufferPool,
+    pub(crate) limits: &'a Limits,
+    /// Whether headers are read one after the other.
+    pub(crate) in_order: bool,
+    /// The id if the store is new.
+    pub(crate) new_store: StoreId,
+}
+
+/// A log, and an index that does not know all of it yet.
+struct Found {
+    opened: Opened,
+    recovered: Recovered,
+    /// What of the log the index had taken in.
+    cover: Vec<u8>,
+    /// Whether it saw all of that.
+    is_whole: bool,
+}
+
+impl Whence<'_> {
+    /// Opens the log and fills the index.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if the device fails; `Incompatible` if the store is not ours to open.
+    pub(crate) fn open(&self, counters: &Counters) -> Result<Opened> {
+        let found = self.find()?;
+        tell_faults(counters, &found.recovered.faults);
+        let outdated = if found.is_whole {
+            let (opened, is_filled) = found.fill();
+            if is_filled {
+                return Ok(opened);
+            }
+            opened
+        } else {
+            found.opened
+        };
+        tracing::warn!("the index in files does not know all of the log; it is built anew");
+        let Opened { log, index, lsm } = outdated;
+        drop((index, lsm));
+        log.release();
+        remove_index_files(self.device.as_ref(), |name| index_number(name).is_some());
+        let found = self.find()?;
+        if !found.is_whole {
+            let message = "the files of the index are out of date and cannot be removed";
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        let (opened, is_filled) = found.fill();
+        if let Some(lsm) = opened.lsm.as_ref().filter(|_| !is_filled) {
+            // What was to be removed may be in what cannot be read.
+            lsm.give_up();
+        }
+        Ok(opened)
+    }
+
+    fn find(&self) -> Result<Found> {
+        let (device, clock) = (Arc::clone(&self.device), Arc::clone(&self.clock));
+        let (pool, mut options) = (self.pool.clone(), LogOptions::from(self.limits));
+        if self.in_order {
+            options.scan_threads = 1;
+        }
+        if self.limits.index == IndexChoice::Memory {
+            let is_of_index = |name: &str| index_number(name).is_some() || name == NOTES_FILE;
+            remove_index_files(device.as_ref(), is_of_index);
+            let (log, recovered) =
+                Log::open(device, clock, pool, options, self.new_store).map_err(to_error)?;
+            let opened = Opened { log, index: Arc::new(MemoryIndex::default()), lsm: None };
+            return Ok(Found { opened, recovered, cover: Vec::new(), is_whole: true });
+        }
+        let lsm_options = LsmOptions {
+            memtable_bytes: self.limits.index_memory_bytes / 8,
+            cache_bytes: self.limits.index_memory_bytes / 4,
+            disk_bytes: self.limits.index_bytes,
+            shape: self.limits.index_tuning.pinned(),
+            ..LsmOptions::default()
+        };
+        let mut opened = None;
+        let index_device = Arc::clone(&device);
+        let cover_of = |store| {
+            let index = LsmIndex::open(index_device, store, lsm_options);
+            let cover = index.as_ref().ok().and_then(|(_, cover)| cover.clone());
+            opened = Some(index);
+            cover
+        };
+        let (log, recovered) =
+            Log::open_covered(device, clock, pool, options, self.new_store, cover_of)
+                .map_err(to_error)?;
+        let (lsm, cover) = opened.expect("the log asks for its cover").map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "the index cannot be opened").with_source(error)
+        })?;
+        let lsm = Arc::new(lsm);
+        // A segment whose header is damaged has no epoch.
+        let sound = log.segments().into_iter().filter(|view| view.epoch > 0);
+        let is_aligned =
+            lsm.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
+        log.begin_after(lsm.newest_segment().unwrap_or_default());
+        let is_whole = is_aligned && !recovered.is_one_back;
+        let index = Arc::<LsmIndex>::clone(&lsm);
+        let opened = Opened { log, index, lsm: Some(lsm) };
+        Ok(Found { opened, recovered, cover: cover.unwrap_or_default(), is_whole })
+    }
+}
+
+impl Found {
+    /// Lets the index take in what it does not know; `false` if it may not have learned of every removal.
+    fn fill(self) -> (Opened, bool) {
+        let Self { opened, recovered, cover, .. } = self;
+        let has_removals = !recovered.removals.is_empty();
+        let lsm = opened.lsm.as_deref();
+        let keep_up = || keep_up(lsm, &opened.log, &cover);
+        rebuild(&opened.log, opened.index.as_ref(), recovered, &keep_up);
+        let is_readable = lsm.is_none_or(|lsm| !lsm.is_damaged() && !lsm.has_missed());
+        (opened, is_readable || !has_removals)
+    }
+}
+
+/// Bounds an index's memory while much is taken in. The cover is the old one until all is: what is taken in twice is
+/// taken in once.
+fn keep_up(lsm: Option<&LsmIndex>, log: &Log, cover: &[u8]) {
+    if let Some(lsm) = lsm.filter(|lsm| lsm.is_full())
+        && log.cover().is_ok()
+    {
+        lsm.freeze(cover.to_vec());
+        while lsm.step() {}
+    }
+}
+
+/// Removes files of an index that is not used any more. Best effort.
+fn remove_index_files(device: &dyn Device, which: impl Fn(&str) -> bool) {
+    let names = device.list().unwrap_or_default().into_iter().map(|entry| entry.name);
+    for name in names.filter(|name| which(name)) {
+        if let Err(error) = device.remove(&name) {
+            tracing::warn!("{name} was not removed: {error}");
+        }
+    }
+}
