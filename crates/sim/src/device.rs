@@ -1,5 +1,5 @@
-//! The simulated device: completes every request before `submit` returns, fails where the plan says so, and loses power
-//! at a given operation.
+//! The simulated device: completes every request before `submit` returns, or hangs and fails where the plan says so,
+//! and loses power at a given operation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +43,9 @@ impl Default for DeviceOptions {
     }
 }
 
+/// How long a request hangs at least: longer than anybody waits.
+const HANG: Duration = Duration::from_secs(61);
+
 /// How the life of a device ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
@@ -58,6 +61,8 @@ pub struct SimDevice {
     options: DeviceOptions,
     clock: Arc<ManualClock>,
     state: Mutex<State>,
+    /// What hangs.
+    held: Mutex<Vec<Request>>,
 }
 
 impl SimDevice {
@@ -65,7 +70,8 @@ impl SimDevice {
     #[must_use]
     pub fn new(options: DeviceOptions, clock: Arc<ManualClock>) -> Self {
         let (disk, random) = (Disk::new(options.total_bytes), Random::new(options.seed));
-        Self { options, clock, state: Mutex::new(State::new(disk, random, None)) }
+        let state = Mutex::new(State::new(disk, random, None));
+        Self { options, clock, state, held: Mutex::default() }
     }
 
     /// Lets operations fail.
@@ -73,9 +79,29 @@ impl SimDevice {
         self.state.lock().plan.add(rule);
     }
 
-    /// Forgets all rules.
+    /// Forgets all rules, and answers what hangs.
     pub fn heal(&self) {
         self.state.lock().plan.clear();
+        for mut request in self.let_go() {
+            let result = self.serve(&mut request);
+            request.complete(result);
+        }
+    }
+
+    /// What hangs, in any order.
+    fn let_go(&self) -> Vec<Request> {
+        let mut held = std::mem::take(&mut *self.held.lock());
+        let state = &mut *self.state.lock();
+        for at in (1..held.len()).rev() {
+            held.swap(at, state.random.below(at + 1));
+        }
+        held
+    }
+
+    /// How many requests hang.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.lock().len()
     }
 
     /// How many operations the rules made fail.
@@ -87,8 +113,9 @@ impl SimDevice {
     /// Whether no rule is in force and the device is up.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
+        let is_answering = self.held() == 0;
         let state = self.state.lock();
-        state.plan.is_empty() && !state.down
+        is_answering && state.plan.is_empty() && !state.down
     }
 
     /// How many operations changed the disk so far: create, write, sync, sync of names, remove.
@@ -143,6 +170,12 @@ impl SimDevice {
     /// those that were not synced, or where only the process ends, those that its last operation was about.
     #[must_use]
     pub fn reboot(&self, outage: Outage) -> (Self, Vec<Torn>) {
+        // What was on its way arrives, or not.
+        for mut request in self.let_go() {
+            let arrives = self.state.lock().random.percent(50);
+            let result = if arrives { self.serve(&mut request) } else { Err(IoError::Closed) };
+            request.complete(result);
+        }
         let state = &mut *self.state.lock();
         state.down = true;
         let (disk, torn) = match outage {
@@ -155,7 +188,19 @@ impl SimDevice {
         let random = Random::new(state.random.bits());
         let next = State::new(disk, random, state.trace.take());
         let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
-        (Self { options, clock, state: Mutex::new(next) }, torn)
+        (Self { options, clock, state: Mutex::new(next), held: Mutex::default() }, torn)
+    }
+
+    /// Whether a request hangs; if nobody would ever stop waiting for it, only the time passes.
+    fn hangs(&self, request: &Request) -> bool {
+        let state = &mut *self.state.lock();
+        let Some(handle) = state.handles.get(&request.file) else { return false };
+        let name = handle.name.clone();
+        if state.down || !state.plan.hangs(kind_of(request.operation), &name) {
+            return false;
+        }
+        self.clock.advance(HANG);
+        request.deadline.is_bounded() || request.operation == Operation::Sync
     }
 
     fn carry_out(&self, request: &mut Request) -> Result<(), IoError> {
@@ -163,15 +208,15 @@ impl SimDevice {
         if request.deadline.expired(self.clock.now()) {
             return Err(IoError::Deadline);
         }
+        self.serve(request)
+    }
+
+    fn serve(&self, request: &mut Request) -> Result<(), IoError> {
         let state = &mut *self.state.lock();
         if state.down {
             return Err(IoError::Closed);
         }
-        let kind = match request.operation {
-            Operation::Read => Kind::Read,
-            Operation::Write => Kind::Write,
-            Operation::Sync => Kind::Sync,
-        };
+        let kind = kind_of(request.operation);
         let Some(handle) = state.handles.get(&request.file) else {
             return Err(os_error(kind, "a closed file", EBADF));
         };
@@ -198,8 +243,16 @@ impl SimDevice {
     }
 }
 
-impl Device for SimDevice {
-    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+fn kind_of(operation: Operation) -> Kind {
+    match operation {
+        Operation::Read => Kind::Read,
+        Operation::Write => Kind::Write,
+        Operation::Sync => Kind::Sync,
+    }
+}
+
+impl SimDevice {
+    fn open_file(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         let state = &mut *self.state.lock();
         state.check_up()?;
         let inode = if let OpenMode::Create { bytes } = mode {
@@ -216,9 +269,19 @@ impl Device for SimDevice {
         state.handles.insert(file, handle);
         Ok(Opened { file, bytes: state.disk.bytes(inode) })
     }
+}
+
+impl Device for SimDevice {
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        let opened = self.open_file(name, mode)?;
+        let state = &mut *self.state.lock();
+        let inode = state.handles[&opened.file].inode;
+        state.disk.forget_cached(inode);
+        Ok(opened)
+    }
 
     fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        self.open(name, mode)
+        self.open_file(name, mode)
     }
 
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
@@ -251,6 +314,10 @@ impl Device for SimDevice {
     fn submit(&self, requests: Vec<Request>) {
         for mut request in requests {
             request.check();
+            if self.hangs(&request) {
+                self.held.lock().push(request);
+                continue;
+            }
             let result = self.carry_out(&mut request);
             request.complete(result);
         }

@@ -3,9 +3,10 @@
 //! 1. `durable` of a file changes only by a sync, by its creation, by rot, and by a power cut.
 //! 2. `dirty` holds, for each sector written since the last sync, every content it had since: a power cut leaves any of
 //!    them, or the durable one.
-//! 3. The same holds for names and `name_changes`.
+//! 3. What a failed sync dropped is seen until the file is opened anew past the cache, and never durable.
+//! 4. The same as for sectors holds for `durable_names` and `name_changes`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dalsegno_core::SECTOR_BYTES;
@@ -33,6 +34,8 @@ struct File {
     now: Vec<Sector>,
     durable: Vec<Sector>,
     dirty: BTreeMap<usize, Vec<Sector>>,
+    /// What a failed sync dropped: the cache has it still.
+    dropped: BTreeSet<usize>,
 }
 
 /// Files by inode, and the names that lead to them.
@@ -62,6 +65,7 @@ impl File {
 
     fn put(&mut self, at: usize, sector: Sector) {
         self.dirty.entry(at).or_default().push(sector.clone());
+        self.dropped.remove(&at);
         self.now[at] = sector;
     }
 }
@@ -123,8 +127,25 @@ impl Disk {
     }
 
     pub(crate) fn sync_names(&mut self) {
-        self.durable_names.clone_from(&self.names);
-        self.name_changes.clear();
+        for name in std::mem::take(&mut self.name_changes).into_keys() {
+            self.settle_name(name);
+        }
+    }
+
+    /// As [`Self::fail_sync`], for names.
+    pub(crate) fn fail_sync_names(&mut self, random: &mut Random) {
+        for name in std::mem::take(&mut self.name_changes).into_keys() {
+            if random.percent(50) {
+                self.settle_name(name);
+            }
+        }
+    }
+
+    fn settle_name(&mut self, name: String) {
+        match self.names.get(&name) {
+            Some(inode) => self.durable_names.insert(name, *inode),
+            None => self.durable_names.remove(&name),
+        };
     }
 
     /// Reads sectors at `offset`; returns the bytes that the file has there, at most `len`.
@@ -183,7 +204,17 @@ impl Disk {
         for at in std::mem::take(&mut file.dirty).into_keys() {
             if random.percent(50) {
                 file.durable[at].clone_from(&file.now[at]);
+            } else {
+                file.dropped.insert(at);
             }
+        }
+    }
+
+    /// The cache lets go of what it need not write.
+    pub(crate) fn forget_cached(&mut self, inode: u64) {
+        let file = self.files.get_mut(&inode).expect("an open file exists");
+        for at in std::mem::take(&mut file.dropped) {
+            file.now[at].clone_from(&file.durable[at]);
         }
     }
 

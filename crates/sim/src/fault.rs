@@ -49,7 +49,8 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `EIO`. Of a write, some sectors arrive all the same. After a sync, as on Linux, what was dirty counts as clean:
-    /// reads see it until the next outage, no later sync writes it.
+    /// reads see it until the file is opened anew, no later sync writes it. Of
+    /// names the same, until the next outage.
     Error,
     /// `ENOSPC`.
     NoSpace,
@@ -59,6 +60,9 @@ pub enum Fault {
     Lost,
     /// A read that reports success with one bit turned over.
     Flip,
+    /// A request that is not answered before the device is well again or ends; more than a minute passes. Then it is
+    /// carried out, with others in any order. Whoever set it no deadline has it carried out after that minute.
+    Hang,
 }
 
 /// Makes matching operations fail.
@@ -117,9 +121,20 @@ impl Plan {
         self.rules.is_empty()
     }
 
-    /// Whether this operation goes wrong.
+    /// Whether this operation goes wrong, but for hanging.
     pub(crate) fn next(&mut self, kind: Kind, file: &str) -> Option<Fault> {
-        let matching = |rule: &&mut Rule| rule.kind == kind && file.starts_with(rule.file);
+        self.take(kind, file, |fault| fault != Fault::Hang)
+    }
+
+    /// Whether this request hangs.
+    pub(crate) fn hangs(&mut self, kind: Kind, file: &str) -> bool {
+        self.take(kind, file, |fault| fault == Fault::Hang).is_some()
+    }
+
+    fn take(&mut self, kind: Kind, file: &str, which: impl Fn(Fault) -> bool) -> Option<Fault> {
+        let matching = |rule: &&mut Rule| {
+            rule.kind == kind && file.starts_with(rule.file) && which(rule.fault)
+        };
         for rule in self.rules.iter_mut().filter(matching) {
             if rule.skip > 0 {
                 rule.skip -= 1;

@@ -232,7 +232,10 @@ impl State {
                 }
                 Err(IoError::Closed)
             }
-            Fate::Faulty(_) => Err(os_error(Kind::SyncNames, "the directory", EIO)),
+            Fate::Faulty(_) => {
+                self.disk.fail_sync_names(&mut self.random);
+                Err(os_error(Kind::SyncNames, "the directory", EIO))
+            }
         }
     }
 

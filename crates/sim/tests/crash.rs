@@ -370,3 +370,21 @@ fn a_removal_that_the_index_took_in_holds_for_blocks_that_it_did_not() {
     assert_eq!(world.get(&removed, false), 0);
     world.check_all();
 }
+
+#[test]
+fn a_seed_and_an_operation_are_the_same_run_every_time() {
+    for seed in 1..=24 {
+        let plan = dalsegno_sim::Plan::of(seed);
+        for at in [10, 60] {
+            let _label = Label(format!("seed {seed}, operation {at}: {}", plan.words));
+            let (first, explored) = dalsegno_sim::replay(&plan, at);
+            let (second, _) = dalsegno_sim::replay(&plan, at);
+            assert!(explored.violations.is_empty(), "{:?}", explored.violations);
+            let differs = first.iter().zip(&second).position(|(one, other)| one != other);
+            if let Some(line) = differs {
+                panic!("line {line}: {}\n{}", first[line], second[line]);
+            }
+            assert_eq!(first.len(), second.len());
+        }
+    }
+}

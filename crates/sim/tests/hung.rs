@@ -1,0 +1,101 @@
+//! A device that hangs, and answers when nobody waits any more: what was under way fails, and nothing else is lost,
+//! comes back or is overwritten.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/worlds.rs"]
+mod worlds;
+
+use dalsegno_core::Durability;
+use dalsegno_sim::{Action, Fault, Kind, Label, Outage, Random, Rule, Style, history};
+use worlds::{filled, part, world};
+
+/// More requests than this would have all staging memory.
+const MOST_HELD: usize = 8;
+
+/// A history during which requests of a kind hang now and then, and are carried out later, in any order; afterwards the
+/// store is opened anew, and all that was acknowledged is there, what was removed is not. Returns how many hung.
+fn hang_now_and_then(seed: u64, style: &Style, kind: Kind) -> u64 {
+    let files = style.memtable_bytes.is_some();
+    let _label = Label(format!("seed {seed}, {kind:?}, index in files {files}"));
+    let mut random = Random::new(seed);
+    let mut world = world(style, seed);
+    world.open().unwrap();
+    world.expect_faults();
+    for action in history(seed, style) {
+        if random.percent(30) {
+            let times = 1 + random.below(3) as u64;
+            let rule = Rule { times, ..Rule::once(kind, Fault::Hang, random.below(3) as u64) };
+            world.device.inject(rule);
+        }
+        if action == Action::Reopen || world.device.held() > MOST_HELD || random.percent(20) {
+            world.device.heal();
+        }
+        let fired = world.device.faults_fired();
+        world.act(&action);
+        if kind == Kind::Sync && world.device.faults_fired() > fired {
+            // It took so long that it counts as failed: what no put waited for may be gone.
+            world.oracle.power_cut();
+        }
+        if !world.is_open() {
+            world.open().unwrap();
+        }
+    }
+    let fired = world.device.faults_fired();
+    if random.percent(50) {
+        world.device.heal();
+        world.check_all();
+    }
+    world.reboot(*random.pick(&[Outage::Power, Outage::Process]));
+    world.expect_no_faults();
+    world.open().unwrap();
+    world.check_all();
+    let refused = world.check_usable(seed);
+    assert!(refused == 0 || style.evicts, "{refused} blocks are refused though there is room");
+    fired
+}
+
+#[test]
+fn a_device_that_hangs_costs_what_was_under_way_and_nothing_else() {
+    for kind in [Kind::Read, Kind::Write, Kind::Sync] {
+        let mut fired = 0;
+        for seed in 0..4 {
+            for durability in [Durability::Batch, Durability::None] {
+                let (roomy, crowded) = (Style::roomy(durability), Style::crowded(durability));
+                let merging = [roomy.clone().merging_at_once(), crowded.clone().merging_at_once()];
+                let in_files = [roomy.clone().flushing_often(), crowded.clone().flushing_often()];
+                for style in [[roomy, crowded], merging, in_files].iter().flatten() {
+                    fired += hang_now_and_then(seed, style, kind);
+                }
+            }
+        }
+        assert!(fired > 80, "{kind:?} hung {fired} times");
+    }
+}
+
+#[test]
+fn a_write_that_arrives_late_is_no_block_and_takes_nobodys_place() {
+    let style = Style::roomy(Durability::Batch);
+    for seed in 0..20 {
+        let _label = Label(format!("seed {seed}"));
+        let mut world = filled(&style, seed);
+        world.device.inject(Rule { times: 2, ..Rule::once(Kind::Write, Fault::Hang, 0) });
+        world.expect_faults();
+        let late = part(0, 50);
+        let report = world.put(&late, true).unwrap();
+        assert_eq!(report.kept(), [false; 4]);
+        assert!(world.device.held() > 0);
+        // Its room is given up: others go behind it, and it arrives among them.
+        for chain in 51..55 {
+            world.put(&part(0, chain), false).unwrap();
+        }
+        world.device.heal();
+        assert_eq!(world.device.held(), 0);
+        assert_eq!(world.get(&late, false), 0, "nobody was told that it is there");
+        assert!(world.put(&late, false).unwrap().kept().iter().all(|kept| *kept));
+        world.reboot(Outage::Power);
+        world.expect_no_faults();
+        world.open().unwrap();
+        world.check_all();
+        assert_eq!(world.get(&late, false), 4);
+    }
+}

@@ -1,0 +1,101 @@
+//! A device that fails for a moment while a store is opened: nothing that was removed comes back, and what was
+//! acknowledged is there again when the device is well.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/worlds.rs"]
+mod worlds;
+
+use dalsegno_core::Durability;
+use dalsegno_sim::{Action, Fault, Kind, Label, Outage, Part, Rule, Style, World};
+use worlds::{filled, part};
+
+fn styles() -> [(&'static str, Style); 2] {
+    let roomy = Style::roomy(Durability::Batch);
+    [("in memory", roomy.clone()), ("in files", roomy.flushing_often())]
+}
+
+/// A chain without its first blocks: what is removed of it leaves others in the same extent.
+fn tail(namespace: usize, chain: u64, first: usize) -> Part {
+    Part { first, ..part(namespace, chain) }
+}
+
+/// Removes parts of some chains, and all of a namespace.
+fn remove_some(world: &mut World) {
+    for chain in 0..4 {
+        world.act(&Action::Remove(tail(0, chain, 2)));
+    }
+    world.act(&Action::Remove(part(1, 1)));
+    world.act(&Action::RemoveAll(2));
+}
+
+/// The device is well again: opened anew, the store has what was acknowledged and nothing that was removed, and takes
+/// whatever it lacks.
+fn check_well(world: &mut World) {
+    world.expect_no_faults();
+    for outage in [None, Some(Outage::Process), Some(Outage::Power)] {
+        if let Some(outage) = outage {
+            world.reboot(outage);
+        }
+        world.open().unwrap();
+        world.check_all();
+    }
+    for namespace in 0..3 {
+        for chain in 0..4 {
+            world.put(&part(namespace, chain), false).unwrap();
+            assert_eq!(world.get(&part(namespace, chain), false), 4, "it was put again");
+        }
+    }
+    assert_eq!(world.check_usable(0), 0);
+}
+
+#[test]
+fn what_was_removed_before_a_kill_stays_removed_though_the_next_open_meets_an_error() {
+    for (index, style) in styles() {
+        for (kind, fault) in
+            [(Kind::Read, Fault::Error), (Kind::Open, Fault::Error), (Kind::Read, Fault::Short)]
+        {
+            for file in ["index-", "segment-"] {
+                for skip in 0..40 {
+                    let _label =
+                        Label(format!("{index}, {kind:?} {fault:?} of {file}, skip {skip}"));
+                    let mut world = filled(&style, skip);
+                    // What lies in tables.
+                    world.open().unwrap();
+                    remove_some(&mut world);
+                    world.reboot(Outage::Process);
+                    world.expect_faults();
+                    world.device.inject(Rule::once(kind, fault, skip).on(file));
+                    world.act(&Action::Reopen);
+                    if world.is_open() {
+                        world.check_all();
+                    }
+                    check_well(&mut world);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_segment_that_is_missing_for_a_while_brings_back_what_it_had_and_nothing_that_was_removed() {
+    for (index, style) in styles() {
+        for (kind, times) in [(Kind::Open, 2), (Kind::Read, 5)] {
+            for skip in 0..24 {
+                let _label = Label(format!("{index}, {kind:?}, skip {skip}"));
+                let mut world = filled(&style, skip);
+                world.open().unwrap();
+                world.expect_faults();
+                let rule = Rule { times, ..Rule::once(kind, Fault::Error, skip) };
+                world.device.inject(rule.on("segment-"));
+                world.act(&Action::Reopen);
+                world.device.heal();
+                if !world.is_open() {
+                    world.open().unwrap();
+                }
+                remove_some(&mut world);
+                world.put(&part(0, 20), false).unwrap();
+                check_well(&mut world);
+            }
+        }
+    }
+}
