@@ -1,11 +1,18 @@
-"""Which engine the tests of this run are about: each engine has an environment of its own."""
+"""Which engine the tests are about, as each has an environment of its own; and a bad disk."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from dalsegno.bench.faulty import Faulty
+
+CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINES = ("vllm", "sglang", "lmcache")
 
 
@@ -39,3 +46,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = [item for item in items if not wanted(item)]
     items[:] = [item for item in items if wanted(item)]
     config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Faulty]:
+    """A disk that hangs and fails on command."""
+    from dalsegno.bench import faulty
+
+    if (what := faulty.missing()) is not None:
+        if os.environ.get("CI") and "fuse" not in os.environ.get("DALSEGNO_MAY_SKIP", ""):
+            pytest.fail(f"{what}; let it be skipped with DALSEGNO_MAY_SKIP=fuse")
+        pytest.skip(what)
+    with faulty.mounted(tmp_path, CHECKOUT) as mounted:
+        yield mounted
+        mounted.tell("clear")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,31 +13,14 @@ if TYPE_CHECKING:
     from tests.integration.manual_store import ManualStore
     from tests.integration.tiers import Primary
 
-    from dalsegno.bench.faulty import Faulty
     from dalsegno.integrations.lmcache.adapter import DalsegnoL2Adapter
     from dalsegno.integrations.vllm.tier import DalsegnoTier
-
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps hashes of weights with the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Faulty]:
-    """A disk that hangs on command."""
-    from dalsegno.bench import faulty
-
-    if (what := faulty.missing()) is not None:
-        if os.environ.get("CI") and "fuse" not in os.environ.get("DALSEGNO_MAY_SKIP", ""):
-            pytest.fail(f"{what}; let it be skipped with DALSEGNO_MAY_SKIP=fuse")
-        pytest.skip(what)
-    with faulty.mounted(tmp_path, CHECKOUT) as mounted:
-        yield mounted
-        mounted.tell("clear")
 
 
 @pytest.fixture

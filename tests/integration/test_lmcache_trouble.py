@@ -95,7 +95,7 @@ def test_lmcache_makes_the_adapter_from_one_line(tmp_path: Path) -> None:
 def test_a_store_of_another_process_is_a_miss_until_it_is_free(
     tmp_path: Path, make_adapter: Make, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening.Backend.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(opening.Backend.__init__, "__defaults__", (opening.Waits(retry_s=0.05),))
     ours = keys(3)
     with another_process(tmp_path / "store", capacity="64MiB") as (process, _):
         driver = Driver(make_adapter())

@@ -64,6 +64,7 @@ def test_an_exception_in_a_report_is_a_failed_job(
     result = finished(manual_tier)[0]
     assert (result.success, result.successful_keys) == (False, None)
     asked.store(2)
+    manual.poisoned = True
     manual.transfers[1].end(dalsegno.PoisonedError("sync"))
     assert not finished(manual_tier)[0].success
     # A poisoned store takes nothing more, and is not even asked.
@@ -154,7 +155,7 @@ def test_a_locked_store_is_an_empty_tier_until_it_is_free(
     make_tier: Callable[..., DalsegnoTier],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening.Backend.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(opening.Backend.__init__, "__defaults__", (opening.Waits(retry_s=0.05),))
     ours = keys(2)
     with another_process(tmp_path / "store", capacity="64MiB"):
         tier = make_tier()

@@ -3,9 +3,13 @@
 1. A wrong configuration and a store of another format fail at start-up. Anything else (locked by
    another process, read-only, a full disk) leaves no store: every answer is a miss, and a
    thread tries again until the store opens or the engine ends.
-2. `current` is one reference, replaced as a whole: whoever reads it sees a store with all of its
+2. The engine waits for its store, but not for long: a disk that hangs may not keep it from
+   starting.
+3. `current` is one reference, replaced as a whole: whoever reads it sees a store with all of its
    namespaces, or None.
-3. After `renew` no block put before it is seen again by this process.
+4. After `renew` no block put before it is seen again by this process.
+5. A store that writes nothing more, since a sync failed, is opened anew after a while: each time
+   after twice as long. Until then it is read.
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dalsegno import IncompatibleError, InvalidError
 from dalsegno.integrations.common.fields import nonce
 
-RETRY_S = 10.0
+# A store whose syncs fail again and again is opened anew at most this often.
+REOPEN_MOST_S = 600.0
 # How long an engine waits, when its caches are reset, until it is durable that a namespace is
 # empty. Its blocks are gone at once; past this the process moves on to other namespaces.
 EMPTY_S = 2.0
@@ -37,17 +42,31 @@ def open_store(path: str, settings: Mapping[str, Any]) -> Any:
     return dalsegno.open(path, **settings)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Opened:
     """An open store.
 
     Attributes:
         store: The store.
         namespaces: Its namespaces, by whatever the integration tells them apart.
+        poisoned: Whether a sync failed: it takes nothing more.
     """
 
     store: Any
     namespaces: Mapping[Any, Any]
+    poisoned: bool = False
+
+
+class Waits(NamedTuple):
+    """How long to wait.
+
+    Attributes:
+        retry_s: Seconds between two attempts to open the store; also before it is opened anew.
+        open_s: Seconds that an engine waits for the first attempt.
+    """
+
+    retry_s: float = 10.0
+    open_s: float = 10.0
 
 
 class Backend:
@@ -65,9 +84,9 @@ class Backend:
         prepare: Callable[[], OpenNamespaces],
         engine: str,
         logger: logging.Logger,
-        retry_s: float = RETRY_S,
+        waits: Waits = Waits(),  # noqa: B008 - it cannot change
     ) -> None:
-        """Opens the store, or starts the thread that keeps trying.
+        """Opens the store, or leaves that to a thread that keeps trying.
 
         Args:
             path: Directory of the store.
@@ -76,40 +95,48 @@ class Backend:
                 opened, until it has returned once, and may read the model's files.
             engine: Its name as it stands in messages.
             logger: Where messages go.
-            retry_s: Seconds between two attempts.
+            waits: How long to wait.
 
         Raises:
             InvalidError: The configuration is wrong.
             IncompatibleError: The store or the model cannot be used with this version.
         """
         self._path, self._settings = path, settings
-        self._prepare, self._logger = prepare, logger
+        self._prepare, self._engine, self._logger = prepare, engine, logger
+        self._retry_s = self._reopen_s = waits.retry_s
         self._open_namespaces: OpenNamespaces | None = None
         self._epoch: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closing, self._tried = threading.Event(), threading.Event()
+        self._refusal: InvalidError | IncompatibleError | None = None
         self.current: Opened | None = None
         self.problem = ""
+        pause_s = 0.0
         try:
-            self._attach()
-            logger.info("Dalsegno uses the store at %s.", path)
+            # On this thread: the model's files may take their time.
+            self._open_namespaces = prepare()
         except (InvalidError, IncompatibleError):
             raise
         except Exception as error:  # noqa: BLE001 - an engine runs on without its store
-            self.problem = str(error)
+            self._fail(error)
+            pause_s = waits.retry_s
+        self._thread = self._start(self._keep_trying, pause_s)
+        if not self._tried.wait(waits.open_s):
+            self.problem = f"it is still being opened after {waits.open_s:.0f} s"
             logger.warning(
-                "Dalsegno cannot use the store at %s: %s. %s runs on without it; the next "
-                "attempt is in %.0f s.",
+                "Dalsegno is still opening the store at %s after %.0f s, so %s runs on without it "
+                "until it is open. Does its disk answer?",
                 path,
-                error,
+                waits.open_s,
                 engine,
-                retry_s,
             )
-            self._thread = threading.Thread(
-                target=self._retry, args=(retry_s,), name="dalsegno-open", daemon=True
-            )
-            self._thread.start()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _start(self, work: Callable[[float], None], pause_s: float) -> threading.Thread:
+        thread = threading.Thread(target=work, args=(pause_s,), name="dalsegno-open", daemon=True)
+        thread.start()
+        return thread
 
     def _attach(self) -> None:
         """Opens the store and its namespaces and makes them current, unless closed meanwhile."""
@@ -125,22 +152,71 @@ class Backend:
             raise
         store.close()
 
-    def _retry(self, retry_s: float) -> None:
-        """Keeps trying to open the store; runs on a thread of its own."""
-        while not self._closing.wait(retry_s):
+    def _keep_trying(self, pause_s: float) -> None:
+        """Tries until the store is open; runs on a thread of its own."""
+        while not self._closing.wait(pause_s):
+            pause_s = self._retry_s
             try:
                 self._attach()
             except (InvalidError, IncompatibleError) as error:
-                self.problem = str(error)
-                self._logger.warning("Dalsegno gives up on the store at %s: %s", self._path, error)
-                return
-            except Exception as error:  # noqa: BLE001 - tried again
-                self.problem = str(error)
-                self._logger.debug("Dalsegno still cannot use %s: %s", self._path, error)
+                self.problem, self._refusal = str(error), error
+                if self._tried.is_set():
+                    self._logger.warning(
+                        "Dalsegno gives up on the store at %s: %s", self._path, error
+                    )
+            except Exception as error:  # noqa: BLE001 - an engine runs on without its store
+                self._fail(error)
                 continue
-            self.problem = ""
-            self._logger.info("Dalsegno uses the store at %s from now on.", self._path)
+            else:
+                self.problem = ""
+                self._logger.info("Dalsegno uses the store at %s.", self._path)
+            self._tried.set()
             return
+
+    def _fail(self, error: Exception) -> None:
+        """Takes note of an attempt that failed; the later ones say what the first one said."""
+        self.problem = str(error)
+        if self._tried.is_set():
+            self._logger.debug("Dalsegno still cannot use %s: %s", self._path, error)
+            return
+        self._logger.warning(
+            "Dalsegno cannot use the store at %s: %s. %s runs on without it; the next attempt is "
+            "in %.0f s.",
+            self._path,
+            error,
+            self._engine,
+            self._retry_s,
+        )
+        self._tried.set()
+
+    def tell_poisoned(self) -> None:
+        """A put was refused as a sync had failed: the store is to be opened anew, by a thread."""
+        with self._lock:
+            opened = self.current
+            # What an earlier store refused may be told late.
+            if opened is None or opened.poisoned or not opened.store.stats()["poisoned"]:
+                return
+            opened.poisoned = True
+            pause_s, self._reopen_s = self._reopen_s, min(2 * self._reopen_s, REOPEN_MOST_S)
+            self._logger.warning(
+                "Dalsegno: a sync of the store at %s failed, so nothing more is written; it is "
+                "still read, and opened anew in %.0f s. Look at its disk.",
+                self._path,
+                pause_s,
+            )
+            self._thread = self._start(self._reopen, pause_s)
+
+    def _reopen(self, pause_s: float) -> None:
+        """Closes the store after a pause and opens it again; runs on a thread of its own."""
+        if self._closing.wait(pause_s):
+            return
+        with self._lock:
+            opened, self.current = self.current, None
+            self.problem = "it is opened anew, since a sync failed"
+        if opened is not None:
+            with contextlib.suppress(Exception):
+                opened.store.close()
+        self._keep_trying(0.0)
 
     def renew(self) -> None:
         """Forgets every block, for this process: the weights may be others from now on.
@@ -156,9 +232,10 @@ class Backend:
                 self._epoch = {"reset": nonce()}
             if self.current is None or self._open_namespaces is None or not fresh:
                 return
-            store, self.current = self.current.store, None
+            store, poisoned = self.current.store, self.current.poisoned
+            self.current = None
             try:
-                self.current = Opened(store, self._open_namespaces(store, self._epoch))
+                self.current = Opened(store, self._open_namespaces(store, self._epoch), poisoned)
             except Exception:
                 store.close()
                 raise
@@ -178,8 +255,7 @@ class Backend:
         self._closing.set()
         with self._lock:
             opened, self.current = self.current, None
-        if self._thread is not None:
-            self._thread.join(timeout=5)
+        self._thread.join(timeout=5)
         if opened is not None:
             if self._epoch:
                 self._emptied(opened.namespaces)

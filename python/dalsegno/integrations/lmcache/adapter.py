@@ -70,11 +70,11 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._most_store_bytes = settings.max_store_bytes or (
             int(l1_memory_desc.size) * 3 // 4 if l1_memory_desc is not None else _UNBOUNDED
         )
-        self._mover = Mover(self._hasher, self._meter)
         self._numbers, self._lock, self._closed = 0, threading.Lock(), False
         self._backend = Backend(
             str(settings.path), settings.store_settings(), self._prepare, "LMCache", logger
         )
+        self._mover = Mover(self._hasher, self._meter, self._backend.tell_poisoned)
         if (opened := self._backend.current) is not None:
             self._max_capacity_bytes = opened.store.limits()["capacity_bytes"]
         self._stored, self._found, self._loaded = (
@@ -121,7 +121,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         opened = self._backend.current
 
         def start() -> None:
-            if opened is None or self._closed or self._mover.poisoned:
+            if opened is None or self._closed or opened.poisoned:
                 task.failed = True
             elif self._storing.under_way() >= self._settings.max_store_tasks:
                 self._mover.refuse(task)

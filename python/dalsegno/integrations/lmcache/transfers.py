@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -74,10 +74,15 @@ def _shares(places: list[int], object_bytes: int) -> list[list[int]]:
 class Mover:
     """Starts the transfers of tasks, and says what became of them."""
 
-    def __init__(self, hasher: Hasher, meter: Meter) -> None:
-        """Starts nothing yet."""
-        self._hasher, self._meter = hasher, meter
-        self.poisoned = False
+    def __init__(self, hasher: Hasher, meter: Meter, tell_poisoned: Callable[[], None]) -> None:
+        """Starts nothing yet.
+
+        Args:
+            hasher: Names the objects.
+            meter: Where everything is counted.
+            tell_poisoned: Told when the store takes nothing more, since a sync failed.
+        """
+        self._hasher, self._meter, self._tell_poisoned = hasher, meter, tell_poisoned
 
     def start_store(self, task: Task, spaces: Any, objects: Sequence[Any], room_bytes: int) -> None:
         """Starts to write the objects that the store lacks.
@@ -155,8 +160,9 @@ class Mover:
             try:
                 there, added = self._put_result(part)
             except Exception as error:  # noqa: BLE001 - whatever it is, the part is not there
-                self.poisoned = self.poisoned or isinstance(error, PoisonedError)
                 self._meter.trouble("store", error)
+                if isinstance(error, PoisonedError):
+                    self._tell_poisoned()
                 there, added = [False] * len(part.places), 0
             written_bytes += added
             for place, found in zip(part.places, there, strict=True):

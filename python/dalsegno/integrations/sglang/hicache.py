@@ -29,6 +29,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from dalsegno import PoisonedError
 from dalsegno.integrations.sglang import hits, identity, plugin
 from dalsegno.integrations.sglang.metrics import Meter
 from dalsegno.integrations.sglang.pools import PoolPages, byte_view
@@ -328,6 +329,8 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         self._meter.count("throttled_pages", moved.throttled, direction)
         for error in moved.errors:
             self._meter.trouble(call, error)
+            if isinstance(error, PoisonedError):
+                self._spaces.tell_poisoned()
         return moved.done
 
     # What SGLang asks now and then.

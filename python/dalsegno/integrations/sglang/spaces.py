@@ -193,6 +193,10 @@ class PoolSpaces:
         opened = self._backend.current
         return None if opened is None else dict(opened.store.stats())
 
+    def tell_poisoned(self) -> None:
+        """Has the store opened anew: it takes nothing more, since a sync failed."""
+        self._backend.tell_poisoned()
+
     def clear(self) -> bool:
         """Forgets every page of this model for good; returns whether there was a store to do so.
 

@@ -33,6 +33,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
+from dalsegno import PoisonedError
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.common.trouble import Trouble
@@ -302,10 +303,13 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if opened is None:
             return None
         counters = opened.store.stats()
-        self._mover.poisoned = self._mover.poisoned or bool(counters["poisoned"])
+        if counters["poisoned"]:
+            self._backend.tell_poisoned()
         return counters
 
     def _trouble(self, call: str, error: BaseException) -> None:
         """Counts an exception, and logs the first of its kind in a while."""
         self._meter.count("errors", 1, call)
         self._told.tell(call, error)
+        if isinstance(error, PoisonedError):
+            self._backend.tell_poisoned()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dalsegno import InvalidError, PoisonedError
+from dalsegno import InvalidError
 from dalsegno.integrations.common.opening import Opened
 from dalsegno.integrations.common.parts import blocks_of_part
 from dalsegno.integrations.vllm import compat
@@ -119,7 +119,6 @@ class Mover:
             trouble: Told of exceptions that became a miss.
         """
         self.jobs = JobBook()
-        self.poisoned = False
         self._rows, self._settings, self._meter, self._trouble = rows, settings, meter, trouble
         self._most_store_bytes = settings.max_store_bytes or rows.total_bytes * 3 // 4
         self._steps: dict[int, int] = {
@@ -136,7 +135,7 @@ class Mover:
 
     def start_store(self, opened: Opened | None, job: Job, blocks: list[Block]) -> None:
         """Starts one transfer for each run of blocks that the store lacks."""
-        if opened is None or self.poisoned:
+        if opened is None or opened.poisoned:
             job.failed = True
             return
         fresh = self._fresh(opened, blocks)
@@ -220,7 +219,6 @@ class Mover:
                     done += self._loaded(part) if job.is_load else self._stored(part, job)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
                 job.failed = True
-                self.poisoned = self.poisoned or isinstance(error, PoisonedError)
                 self._trouble(call, error)
         seconds = time.monotonic() - job.started
         self._meter.observe(f"{call}_seconds", seconds)

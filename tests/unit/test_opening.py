@@ -1,0 +1,134 @@
+"""The store of an engine whose disk hangs or fails, while it is opened or later."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.stores import chain
+
+import dalsegno
+from dalsegno.bench.faulty import Faulty
+from dalsegno.integrations.common.opening import Backend, Waits
+
+pytestmark = pytest.mark.timeout(600)
+BLOCK = 8192
+SETTINGS = {
+    "capacity": "64MiB",
+    "segment": "1MiB",
+    "staging": "16MiB",
+    "dram": 0,
+    "durability": "batch",
+}
+# The program that plays the disk is compiled where it is needed first.
+SOON_S = 30.0
+
+
+def prepare() -> Callable[[Any, Mapping[str, str]], dict[str, Any]]:
+    def namespaces(store: Any, epoch: Mapping[str, str]) -> dict[str, Any]:
+        fields = {"model": "m", **epoch}
+        return {"kv": store.namespace(fields, layers=1, slice_bytes=BLOCK)}
+
+    return namespaces
+
+
+def backend(path: Path, **options: Any) -> Backend:
+    settings = {**SETTINGS, **options.pop("settings", {})}
+    logger = logging.getLogger("tests.opening")
+    waits = Waits(retry_s=0.1, **options)
+    return Backend(str(path), settings, prepare, "the engine", logger, waits)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def space(of: Backend) -> Any:
+    assert of.current is not None
+    return of.current.namespaces["kv"]
+
+
+def test_an_engine_starts_though_its_disk_hangs(
+    disk: Faulty, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.tell("add all hang")
+    began = time.monotonic()
+    ours = backend(disk.path / "store", open_s=0.5)
+    assert time.monotonic() - began < SOON_S / 3
+    assert ours.current is None
+    assert "still being opened" in ours.problem
+    assert "the engine runs on without it until it is open" in caplog.text
+    disk.tell("clear")
+    until(lambda: ours.current)
+    assert ours.problem == ""
+    assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
+    ours.close()
+
+
+def test_an_engine_ends_though_its_disk_hangs_while_it_opens_the_store(disk: Faulty) -> None:
+    disk.tell("add all hang")
+    ours = backend(disk.path / "store", open_s=0.1)
+    began = time.monotonic()
+    ours.close()
+    assert time.monotonic() - began < SOON_S
+    disk.tell("clear")
+    time.sleep(0.2)
+    assert ours.current is None, "nobody opens it any more"
+
+
+def test_what_is_wrong_for_good_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(dalsegno.InvalidError, match="capacity"):
+        backend(tmp_path / "store", settings={"capacity": "1KiB"})
+
+
+@pytest.mark.parametrize("index", ["memory", "lsm"])
+def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, index: str) -> None:
+    ours = backend(disk.path / "store", settings={"index": index})
+    blocks = [bytes([name]) * BLOCK for name in range(4)]
+    assert space(ours).put_batch(chain(2), blocks[:2]).stored == 2
+    disk.tell("add sync error=EIO file=segment-")
+    with pytest.raises(dalsegno.PoisonedError):
+        space(ours).put_batch(chain(4), blocks)
+    poisoned = ours.current
+    assert poisoned is not None
+    ours.tell_poisoned()
+    ours.tell_poisoned()
+    assert poisoned.poisoned
+    out = [bytearray(BLOCK) for _ in range(2)]
+    assert poisoned.namespaces["kv"].get_batch(chain(2), out) == 2
+    assert out == blocks[:2]
+    disk.tell("clear")
+    until(lambda: ours.current not in (None, poisoned))
+    assert ours.current is not None
+    assert not ours.current.poisoned
+    assert all(space(ours).put_batch(chain(4), blocks).kept)
+    out = [bytearray(BLOCK) for _ in range(4)]
+    assert space(ours).get_batch(chain(4), out) == 4
+    assert out == blocks
+    ours.close()
+
+
+def test_a_store_whose_syncs_go_on_failing_is_opened_less_and_less_often(disk: Faulty) -> None:
+    ours = backend(disk.path / "store")
+    assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
+    disk.tell("add sync error=EIO file=segment-")
+    pauses = []
+    for turn in range(3):
+        poisoned = ours.current
+        assert poisoned is not None
+        with pytest.raises(dalsegno.PoisonedError):
+            space(ours).put_batch(chain(1, f"turn {turn}"), [bytes(BLOCK)])
+        began = time.monotonic()
+        ours.tell_poisoned()
+        until(lambda: ours.current is not poisoned)  # noqa: B023 - called at once
+        pauses.append(time.monotonic() - began)
+        until(lambda: ours.current)
+    assert pauses[2] > 3 * pauses[0] > 0.3
+    ours.close()
