@@ -51,7 +51,9 @@ def transferred(transfer: dalsegno.Transfer) -> list[bool]:
     return transfer.get_report()
 
 
+# Whatever tells anything of stored blocks; the rest is what writes, and is tried below.
 READS: dict[str, Callable[[dalsegno.Namespace, list[bytearray]], object]] = {
+    "layer_writer": lambda space, _: BLOCKS - space.layer_writer(HASHES).count,
     "probe": lambda space, _: space.probe(HASHES),
     "contains": lambda space, _: any(space.contains(HASHES)),
     "get_batch": lambda space, out: space.get_batch(HASHES, out),
@@ -80,10 +82,19 @@ def test_no_call_reads_blocks_of_another_tenant(
     assert READS[call](open_namespace(store, "a"), out), "their owner has them"
 
 
+def test_every_call_of_a_namespace_is_tried() -> None:
+    methods = {name for name in vars(dalsegno.Namespace) if not name.startswith("_")}
+    calls = {name for name in methods if callable(getattr(dalsegno.Namespace, name))}
+    assert calls == {*READS, "put_batch", "submit_put", "remove"}
+
+
 def test_tenants_neither_overwrite_nor_remove_each_others_blocks(store: dalsegno.Store) -> None:
     one, other = open_namespace(store, "a"), open_namespace(store, "b")
     assert other.remove(HASHES) == 0
-    assert other.put_batch(HASHES, bytes_of(2)).stored == BLOCKS
+    put = other.submit_put(HASHES, bytes_of(2))
+    assert put.wait(30)
+    assert put.put_report().stored == BLOCKS
+    assert other.put_batch(HASHES, bytes_of(2)).present == BLOCKS
     for space, tenant in ((one, 1), (other, 2)):
         out = buffers()
         assert space.get_batch(HASHES, out) == BLOCKS

@@ -227,7 +227,7 @@ def _show(figures: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the bench; returns the exit status."""
+    """Runs the bench; returns 1 if a byte was wrong or the store did not come back."""
     parser = argparse.ArgumentParser(prog="dalsegno bench hang", description=__doc__)
     add = parser.add_argument
     add("--timeout", type=float, default=0.5, help="seconds a get may take (default %(default)s)")
@@ -247,4 +247,4 @@ def main(argv: Sequence[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     _show(figures)
     print(json.dumps(figures))
-    return 0
+    return int(figures["wrong_blocks"] > 0 or figures["recovered_after_s"] is None)

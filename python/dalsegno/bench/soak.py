@@ -356,8 +356,16 @@ def _figures(steady: Process, killed: Process, kills: int, fills: int) -> dict[s
     return figures
 
 
+def _is_well(figures: dict[str, Any]) -> bool:
+    """Tells whether nothing was wrong, and nothing grew."""
+    trouble = ("wrong_blocks", "poisoned_lives", "errors", "crashes")
+    grown = any(figures[f"{name}_growth"] > 0 for name in ("fds", "threads"))
+    heap_grown = figures["heap_mib_growth"] > figures["heap_mib_first"] / 10
+    return not (any(figures[name] for name in trouble) or grown or heap_grown)
+
+
 def main(argv: Sequence[str]) -> int:
-    """Runs the bench; returns the exit status: 1 if a byte was wrong or a process crashed."""
+    """Runs the bench; returns the exit status: 1 if anything was wrong, or grew."""
     parser = argparse.ArgumentParser(prog="dalsegno bench soak", description=__doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=20, help="how long it runs (default %(default)s)")
@@ -382,4 +390,4 @@ def main(argv: Sequence[str]) -> int:
         shown = f"{value:,.2f}" if isinstance(value, float) else value
         print(f"{name:22}{shown}")
     print(json.dumps(figures))
-    return int(figures["wrong_blocks"] > 0 or bool(figures["crashes"]))
+    return int(not _is_well(figures))
