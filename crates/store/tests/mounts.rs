@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -179,6 +180,56 @@ fn regression_when_a_full_file_system_has_room_again_the_store_grows_again() {
         drop(store);
         assert_eq!(verify(&place.join("store"), &|_, _| {}).unwrap().findings, []);
     }
+}
+
+#[test]
+fn what_a_full_disk_refused_is_stored_when_there_is_room_again_and_nothing_leaks() {
+    for setup in setups() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
+        let place = dir.path().join("place");
+        let config = Config {
+            durability: Durability::Batch,
+            segment: Some(1 << 20),
+            ..setup.config(24 << 20)
+        };
+        let store = open(&place.join("store"), &config);
+        let ns = namespace(&store, 1, 64 << 10, "refused");
+        let hits = |name| get(&store, ns, &chain(name, 8), 64 << 10, &Terms::default());
+        let (all, descriptors) = (0..12, open_files());
+        for round in 0..3 {
+            let ballast = place.join("ballast");
+            fill_up(&ballast);
+            let refused: Vec<u64> =
+                all.clone().filter(|name| stored(&store, ns, *name) < 8).collect();
+            assert!(round > 0 || refused.len() == 12, "{setup:?}: it had room: {refused:?}");
+            std::fs::remove_file(&ballast).unwrap();
+            for name in refused {
+                // It is not asked for a segment each time.
+                let tries = (0..32).position(|_| stored(&store, ns, name) == 8 || hits(name) == 8);
+                assert!(tries.is_some(), "{setup:?}: chain {name} cannot be stored any more");
+                assert_eq!(hits(name), 8, "{setup:?}");
+            }
+            store.remove(ns, None, &Terms::default()).unwrap();
+        }
+        let segments = usize::try_from(store.stats().log.segments_created).unwrap();
+        assert!(open_files() <= descriptors + segments + 8, "{setup:?}: descriptors leak");
+        assert!(!store.stats().poisoned);
+        drop(store);
+        assert_eq!(verify(&place.join("store"), &|_, _| {}).unwrap().findings, []);
+    }
+}
+
+/// Takes all the room that a file system has left.
+fn fill_up(ballast: &Path) {
+    let mut file = std::fs::File::create(ballast).unwrap();
+    for piece in [1 << 20, 4096] {
+        while file.write_all(&vec![1; piece]).is_ok() {}
+    }
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 #[test]

@@ -37,7 +37,7 @@ _GAUGES = {
     "capacity_bytes": "Most bytes of disk that the store may take.",
     "available": "1 if the store is open, 0 if every answer is a miss.",
     "suspended": "1 while the disk does not answer, so that loads or stores fail at once.",
-    "poisoned": "1 if a failed sync has stopped all writing until the backend is attached again.",
+    "poisoned": "1 if a failed sync has stopped all writing until the store is opened anew.",
 }
 _STORE_EVERY_S = 1.0
 # More batches than this between two calls of `take` are not told one by one.

@@ -56,7 +56,7 @@ _GAUGES = {
     "capacity_bytes": "Most bytes of disk that the store may take.",
     "available": "1 if the store is open, 0 if every answer is a miss.",
     "suspended": "1 while the disk does not answer, so that loads or stores fail at once.",
-    "poisoned": "1 if a failed sync has stopped all writing until the engine starts again.",
+    "poisoned": "1 if a failed sync has stopped all writing until the store is opened anew.",
 }
 _HISTOGRAMS = {
     "load_seconds": "Seconds from the start of a load job to its result.",
