@@ -226,7 +226,7 @@ impl Device for LocalDirectory {
             return self.open_file(name, mode, CONFINED | OFlags::DIRECT);
         }
         let opened = self.open_file(name, mode, CONFINED)?;
-        if mode == OpenMode::ReadWrite {
+        if !matches!(mode, OpenMode::Create { .. }) {
             // What a sync failed to write is in the cache still, and called clean: whoever opens a file anew must see
             // what the disk has. Best effort: some file systems have nothing but the cache.
             let file = self.opened(opened.file)?;

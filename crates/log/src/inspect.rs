@@ -10,7 +10,6 @@ use std::sync::Arc;
 use dalsegno_core::{Clock, Extent, SECTOR_BYTES, sector_down};
 use dalsegno_io::{BufferPool, Device, FileId, OpenMode};
 
-use crate::call::Call;
 use crate::error::LogError;
 use crate::format::fields::{
     Field, Form, NAMESPACE_FIELDS, RECORD_FIELDS, SEGMENT_FIELDS, STORE_FIELDS,
@@ -207,7 +206,7 @@ impl SegmentFile<'_> {
 
     fn scan(&self, header: &SegmentHeader) -> Scan {
         let range = SECTOR_BYTES..header.segment_bytes.min(self.file_bytes);
-        scan_records(self.core, self.file, header, range, &Call::background())
+        scan_records(self.core, self.file, header, range)
     }
 
     /// A record header in a sector, valid or not; `None` if nothing there looks like one.

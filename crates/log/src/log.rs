@@ -162,6 +162,11 @@ impl Log {
         segments.next_number = segments.next_number.max(number);
     }
 
+    /// Stops all writing, as a failed sync does.
+    pub fn poison(&self, why: &str) {
+        self.core.poison(&why);
+    }
+
     /// Lets go of all files: the log is opened anew.
     pub fn release(self) {
         self.close();
@@ -325,7 +330,7 @@ impl Core {
     pub(crate) fn poison(&self, why: &dyn std::fmt::Display) {
         if !self.poisoned.swap(true, Ordering::AcqRel) {
             tracing::error!(
-                "writing stops: a sync failed ({why}); reads go on, reopen the store to recover"
+                "writing stops, since something may not be durable: {why}; reads go on, reopen the store to recover"
             );
         }
     }

@@ -136,7 +136,7 @@ fn create_sector_file(core: &Core, name: &str, sector: &mut [u8]) -> Result<(), 
     let opened = core.device.open(name, OpenMode::Create { bytes: ONE_SECTOR })?;
     let result = core
         .transfer(Operation::Write, opened.file, 0, sector, &Call::background())
-        .and_then(|()| core.sync_file(opened.file, &Call::background()))
+        .and_then(|()| core.sync_file(opened.file))
         .and_then(|()| core.sync_names());
     core.device.close(opened.file);
     Ok(result?)
@@ -161,7 +161,7 @@ pub fn allow_coding(log: &Log) -> Result<(), LogError> {
     let call = core.patient_call();
     let written = core
         .transfer(Operation::Write, opened.file, 0, &mut sector, &call)
-        .and_then(|()| core.sync_file(opened.file, &call));
+        .and_then(|()| core.sync_file(opened.file));
     core.device.close(opened.file);
     written?;
     core.set_coded(true);
@@ -176,6 +176,7 @@ pub fn allow_coding(log: &Log) -> Result<(), LogError> {
 /// Whatever the device says. Blocks of the namespace can be stored and read all the same.
 pub fn write_namespace(log: &Log, namespace: &Namespace, coding: Coding) -> Result<bool, LogError> {
     let core = &log.core;
+    core.check_writable()?;
     let name = namespace_file(namespace.id());
     if core.device.list()?.iter().any(|entry| entry.name == name) {
         let stored = read_sector(core, &name).map(|sector| NamespaceSector::decode(&sector));

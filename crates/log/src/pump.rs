@@ -191,11 +191,11 @@ impl Core {
     }
 
     /// Makes completed writes of a file durable. If that fails all writing stops: see [`Self::poison_unless_kept`].
-    pub(crate) fn sync_file(&self, file: FileId, call: &Call) -> Result<(), IoError> {
+    pub(crate) fn sync_file(&self, file: FileId) -> Result<(), IoError> {
         crate::stats::LogStats::add(&self.stats.syncs, 1);
         let operation = Operation::Sync;
         let work = Work { operation, file, offset: 0, memory: Vec::new(), tag: 0, guard: None };
-        self.poison_unless_kept(self.one(work, call).map(drop))
+        self.poison_unless_kept(self.one(work, &self.patient_call()).map(drop))
     }
 
     /// Makes names that were created or removed durable. If that fails all writing stops.

@@ -102,7 +102,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
-            recovered.is_one_back |= slot.segment.epoch() > 0 && cover.lacks(number);
+            // What is damaged is in no cover.
+            recovered.is_one_back |= slot.state != SegmentState::Damaged && cover.lacks(number);
             if slot.state == SegmentState::Damaged {
                 // Extents of a segment that is given up are not read, but their numbers were used.
                 segments.next_sequence = segments.next_sequence.max(first_sequence);
@@ -262,7 +263,7 @@ fn scan_segment(
     let scan = if known.is_some_and(SegmentCover::is_whole) {
         Scan { end: ScanEnd::Sealed, cursor: core.options.segment_bytes, ..Scan::default() }
     } else {
-        scan_records(core, opened.file, header, start..bytes, &Call::background())
+        scan_records(core, opened.file, header, start..bytes)
     };
     let Scan { mut records, damage, end, cursor, has_gaps, unread_from, failure } = scan;
     if let Some(failure) = failure {
@@ -293,8 +294,10 @@ fn scan_segment(
     let promises = holds_extents && core.options.durability == Durability::Batch;
     if (state == SegmentState::Free || promises)
         && !core.options.read_only
-        && let Err(error) = core.sync_file(opened.file, &core.patient_call())
+        && let Err(error) = core.sync_file(opened.file)
     {
+        // Whatever the reason: these extents are told.
+        core.poison(&error);
         found.faults.push(fault(0, error.to_string()));
         state = SegmentState::Damaged;
     }

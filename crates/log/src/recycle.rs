@@ -80,7 +80,7 @@ impl Log {
             carrying: false,
         };
         let range = SECTOR_BYTES..core.options.segment_bytes;
-        let scan = scan_records(core, segment.file, &header, range, &core.patient_call());
+        let scan = scan_records(core, segment.file, &header, range);
         (scan.records.iter().filter_map(RecordHeader::extent).collect(), scan.failure)
     }
 

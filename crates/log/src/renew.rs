@@ -132,7 +132,7 @@ impl Core {
                 offset += part.len() as u64;
             }
         }
-        self.sync_file(segment.file, &call)
+        self.sync_file(segment.file)
     }
 
     pub(crate) fn write_tombstone(

@@ -177,7 +177,7 @@ impl Core {
         header.encode(&mut sector);
         let call = self.patient_call();
         self.transfer(Operation::Write, segment.file, 0, &mut sector, &call)?;
-        self.sync_file(segment.file, &call)
+        self.sync_file(segment.file)
     }
 
     /// Writes a void or a seal. Best effort: without it, opening the store searches a little longer. So nobody waits

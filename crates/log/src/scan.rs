@@ -11,7 +11,6 @@ use std::ops::Range;
 use dalsegno_core::{SECTOR_BYTES, sector_down};
 use dalsegno_io::{FileId, IoError, Operation};
 
-use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{FormatError, RecordHeader, RecordKind, SegmentHeader};
 use crate::log::Core;
@@ -74,7 +73,6 @@ struct Window<'a> {
     core: &'a Core,
     file: FileId,
     end: u64,
-    call: &'a Call,
     start: u64,
     bytes: Vec<u8>,
     /// Reads that failed and could not be smaller, and how many may.
@@ -86,21 +84,10 @@ struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    fn new(core: &'a Core, file: FileId, end: u64, call: &'a Call) -> Self {
+    fn new(core: &'a Core, file: FileId, end: u64) -> Self {
         let (start, bytes, bad_before, failure) = (0, Vec::new(), 0, None);
         let (unreadable, most_unreadable) = (0, MOST_UNREADABLE);
-        Self {
-            core,
-            file,
-            end,
-            call,
-            start,
-            bytes,
-            unreadable,
-            most_unreadable,
-            bad_before,
-            failure,
-        }
+        Self { core, file, end, start, bytes, unreadable, most_unreadable, bad_before, failure }
     }
 
     /// Whether too much could not be read.
@@ -163,7 +150,9 @@ impl<'a> Window<'a> {
     fn fill(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
         self.bytes.resize(usize::try_from(len).expect("64-bit addresses"), 0);
         self.start = offset;
-        self.core.transfer(Operation::Read, self.file, offset, &mut self.bytes, self.call)
+        // A minute for each: a walk over much may take longer.
+        let call = self.core.patient_call();
+        self.core.transfer(Operation::Read, self.file, offset, &mut self.bytes, &call)
     }
 
     /// The record at `offset`, wherever it says it belongs.
@@ -184,10 +173,9 @@ pub(crate) fn scan_records(
     file: FileId,
     segment: &SegmentHeader,
     range: Range<u64>,
-    call: &Call,
 ) -> Scan {
     let end = range.end - range.end % SECTOR_BYTES;
-    let mut window = Window::new(core, file, end, call);
+    let mut window = Window::new(core, file, end);
     let mut scan = Scan { end: ScanEnd::Open, cursor: range.start, ..Scan::default() };
     let mut offset = range.start;
     let mut searching = false;
@@ -248,9 +236,8 @@ pub(crate) fn scan_tombstones(
 ) -> Result<Vec<RecordHeader>, LogError> {
     let end = range.end.min(core.options.segment_bytes);
     let end = end - end % SECTOR_BYTES;
-    let call = Call::background();
     let most_unreadable = MOST_UNREADABLE_TOMBSTONES;
-    let mut window = Window { most_unreadable, ..Window::new(core, file, end, &call) };
+    let mut window = Window { most_unreadable, ..Window::new(core, file, end) };
     let ahead = core.options.io_request_bytes;
     let mut found = Vec::new();
     let mut offset = range.start;

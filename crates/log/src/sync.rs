@@ -43,6 +43,8 @@ pub(crate) enum Unsynced {
     Deadline,
     /// The caller called it off; the sync goes on.
     Cancelled,
+    /// It was never begun: too much is asked of the device.
+    Busy,
 }
 
 impl From<Unsynced> for LogError {
@@ -51,6 +53,7 @@ impl From<Unsynced> for LogError {
             Unsynced::Failed => Self::Poisoned,
             Unsynced::Deadline => Self::Deadline,
             Unsynced::Cancelled => Self::Cancelled,
+            Unsynced::Busy => Self::Io(IoError::Busy),
         }
     }
 }
@@ -110,6 +113,7 @@ impl SyncGate {
             self.changed.notify_all();
             match ended {
                 Ok(Ok(())) => tickets.done = tickets.done.max(covered),
+                Ok(Err(IoError::Busy)) => return Err(Unsynced::Busy),
                 Ok(Err(error)) => {
                     tickets.failed = true;
                     waiter.failed(&error);
@@ -240,14 +244,17 @@ mod tests {
     #[test]
     fn after_a_failed_sync_nothing_is_durable_again() {
         let gate = SyncGate::default();
-        let failing = patient(|| answered(Err(IoError::Busy)));
+        let refused = patient(|| answered(Err(IoError::Busy)));
+        assert_eq!(gate.pass(&refused), Err(Unsynced::Busy));
+        assert_eq!(gate.pass(&patient(|| answered(Ok(())))), Ok(()));
+        let failing = patient(|| answered(Err(IoError::Deadline)));
         assert_eq!(gate.pass(&failing), Err(Unsynced::Failed));
         assert_eq!(gate.pass(&patient(|| answered(Ok(())))), Err(Unsynced::Failed));
     }
 
     #[test]
     fn a_sync_whose_minder_left_is_ended_by_the_next_waiter() {
-        for result in [Ok(()), Err(IoError::Busy)] {
+        for result in [Ok(()), Err(IoError::Deadline)] {
             let fails = result.is_err();
             let gate = SyncGate::default();
             let (sender, receiver) = bounded(1);

@@ -153,13 +153,7 @@ fn verify_segment(core: &Core, number: u64, name: &str, file_bytes: u64) -> Veri
         // A crash came while it was recycled: no extent counts any more.
         Ok(header) if header.carrying => {}
         Ok(header) => {
-            let scan = scan_records(
-                core,
-                opened.file,
-                &header,
-                SECTOR_BYTES..file_bytes,
-                &Call::background(),
-            );
+            let scan = scan_records(core, opened.file, &header, SECTOR_BYTES..file_bytes);
             for (offset, error) in scan.damage {
                 report.note(name, offset, error);
             }

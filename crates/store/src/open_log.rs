@@ -55,6 +55,7 @@ impl Whence<'_> {
     pub(crate) fn open(&self, counters: &Counters) -> Result<Opened> {
         let found = self.find()?;
         tell_faults(counters, &found.recovered.faults);
+        let told = found.recovered.faults.clone();
         let outdated = if found.is_whole {
             let (opened, is_filled) = found.fill();
             if is_filled {
@@ -70,6 +71,8 @@ impl Whence<'_> {
         log.release();
         remove_index_files(self.device.as_ref(), |name| index_number(name).is_some());
         let found = self.find()?;
+        let untold = found.recovered.faults.iter().filter(|fault| !told.contains(fault));
+        tell_faults(counters, &untold.cloned().collect::<Vec<_>>());
         if !found.is_whole {
             let message = "the files of the index are out of date and cannot be removed";
             return Err(Error::new(ErrorKind::Unavailable, message));

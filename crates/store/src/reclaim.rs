@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId};
-use dalsegno_io::lend;
+use dalsegno_io::{IoError, lend};
 use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
 
@@ -157,7 +157,9 @@ impl Inner {
         }
         match failure {
             None => Ok(extents),
-            Some(LogError::Deadline) => Err(LogError::Deadline),
+            Some(LogError::Io(error @ (IoError::Deadline | IoError::Busy))) => {
+                Err(LogError::Io(error))
+            }
             // What fails again while the device reads is bad.
             Some(_) => self.log.check_reads(segment).map(|()| extents),
         }
@@ -194,6 +196,11 @@ impl Inner {
         let block_bytes = usize::try_from(row[0].layout.block_bytes()).expect("64-bit addresses");
         let mut bytes = vec![0_u8; wanted.len() * block_bytes];
         let outcomes = read_blocks(&self.log, row, &wanted, &mut bytes);
+        let is_put_off = |cause: Cause| matches!(cause, Cause::Throttled | Cause::Deadline);
+        if outcomes.iter().any(|outcome| outcome.is_err_and(is_put_off)) {
+            // That says nothing about the bytes.
+            return Err(LogError::Io(IoError::Busy));
+        }
         let good: Vec<bool> = outcomes.iter().map(Result::is_ok).collect();
         let is_there = |cause: Cause| !cause.is_damage() && cause != Cause::Recycled;
         let is_read = !outcomes.iter().any(|outcome| outcome.is_err_and(is_there));

@@ -206,6 +206,7 @@ impl Shared {
     fn finish(&self) {
         self.freeze();
         while self.index.has_frozen() && self.index.step() {}
+        self.stop_if_unsure();
         self.condemn_if_damaged();
     }
 
@@ -217,7 +218,15 @@ impl Shared {
             self.changed.notify_all();
             self.freeze_if_full();
         }
+        self.stop_if_unsure();
         self.condemn_if_damaged();
+    }
+
+    /// What an index that cannot be made durable does not take in would be written for nothing.
+    fn stop_if_unsure(&self) {
+        if self.index.is_unsure() {
+            self.log.poison("the index could not be made durable");
+        }
     }
 
     fn freeze_if_full(&self) {

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use dalsegno_core::NamespaceId;
 use dalsegno_core::fluid::{Step, filter_bits, next_step};
-use dalsegno_io::PageBuffer;
+use dalsegno_io::{FileId, IoError, PageBuffer};
 
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
 use super::manifest::{Manifest, manifest_file};
@@ -250,13 +250,26 @@ impl Tree {
             cover: version.cover.clone(),
         };
         let name = manifest_file(version.number);
-        let written = self.write_manifest(&name, &manifest.encode());
+        let version = Arc::new(version);
+        let begun = self.files.sync_names().and_then(|()| {
+            let bytes = manifest.encode();
+            Ok((self.files.create(&name, bytes.len() as u64)?, bytes))
+        });
+        let written = match begun {
+            Ok((file, bytes)) => self.write_manifest(file, &bytes),
+            Err(error) if error.is_no_space() || error.is_out_of_files() => {
+                // It is tried again; until then nothing leads to the new tables.
+                self.remove_superfluous(&version, &self.state().version.clone());
+                return Err(error.into());
+            }
+            Err(error) => Err(error),
+        };
         if let Err(error) = written {
             // It may be durable or not, so nothing may be built on what was before.
             self.fail();
-            return Err(error);
+            self.unsure.store(true, Ordering::Release);
+            return Err(error.into());
         }
-        let version = Arc::new(version);
         let before = {
             let mut state = self.state.write();
             let mut next = State { version: Arc::clone(&version), ..State::clone(&state) };
@@ -269,9 +282,7 @@ impl Tree {
         Ok(())
     }
 
-    fn write_manifest(&self, name: &str, bytes: &[u8]) -> Result<(), TableError> {
-        self.files.sync_names()?;
-        let file = self.files.create(name, bytes.len() as u64)?;
+    fn write_manifest(&self, file: FileId, bytes: &[u8]) -> Result<(), IoError> {
         let mut offset = 0;
         let mut written = Ok(());
         for part in bytes.chunks(self.options.request_bytes) {
@@ -281,7 +292,7 @@ impl Tree {
         let written = written.and_then(|()| self.files.sync(file));
         self.files.close(file);
         written?;
-        Ok(self.files.sync_names()?)
+        self.files.sync_names()
     }
 
     /// Best effort: opening removes what is left.

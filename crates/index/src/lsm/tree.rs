@@ -102,6 +102,7 @@ pub(crate) struct Tree {
     /// Something in a table is not as it was written.
     damaged: AtomicBool,
     missed: AtomicBool,
+    pub(super) unsure: AtomicBool,
     /// A sync failed: nothing is written any more.
     failed: AtomicBool,
     pub(super) pace: OnceLock<Arc<dyn Pace>>,
@@ -138,6 +139,7 @@ impl Tree {
             next_number: AtomicU64::new(next_number),
             damaged: AtomicBool::new(false),
             missed: AtomicBool::new(false),
+            unsure: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             pace: OnceLock::new(),
         }
@@ -164,6 +166,11 @@ impl Tree {
     /// Whether the device failed to read something.
     pub(crate) fn has_missed(&self) -> bool {
         self.missed.load(Ordering::Acquire)
+    }
+
+    /// Whether a manifest was written that may be durable or not.
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.unsure.load(Ordering::Acquire)
     }
 
     /// Whether maintenance has stopped.

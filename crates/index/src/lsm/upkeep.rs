@@ -128,6 +128,12 @@ impl LsmIndex {
         self.tree.is_damaged()
     }
 
+    /// Whether writing a manifest failed: it may be durable or not, so no other is written.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        self.tree.is_unsure()
+    }
+
     /// Whether something could not be read since it was opened, though it may be readable again.
     #[must_use]
     pub fn has_missed(&self) -> bool {
