@@ -100,6 +100,12 @@ impl Device for Hanging {
 
 /// A store over such a directory.
 pub(crate) fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store) {
+    let (device, store, _) = hanging_with_pool(dir, config);
+    (device, store)
+}
+
+/// The same, with its staging memory.
+pub(crate) fn hanging_with_pool(dir: &Path, config: &Config) -> (Arc<Hanging>, Store, BufferPool) {
     let facts = SpaceFacts { free_bytes: 1 << 30, own_bytes: 0, existing_segment_bytes: None };
     let limits = config.validate(facts).unwrap();
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes).unwrap();
@@ -111,7 +117,7 @@ pub(crate) fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store) {
     let parts = Parts {
         device: Arc::<Hanging>::clone(&device),
         clock,
-        pool,
+        pool: pool.clone(),
         limits,
         lock: None,
         new_store: StoreId([7; 16]),
@@ -120,5 +126,5 @@ pub(crate) fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store) {
         scrubbing: ScrubRules::default(),
     };
     let store = Store::open_parts(parts).unwrap();
-    (device, store)
+    (device, store, pool)
 }
