@@ -264,6 +264,7 @@ def test_after_a_failed_sync_nothing_is_written_and_all_is_read(
     manual.end_all()
     assert driver.stored(number).is_successful()
     number = driver.adapter.submit_store_task(ours[1:], filled(ours[1:]))
+    manual.poisoned = True
     manual.transfers[-1].end(dalsegno.PoisonedError("a sync failed"))
     assert not driver.stored(number).is_successful()
     puts = len(manual.puts)

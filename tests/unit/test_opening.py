@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.unit.stores import chain
 
 import dalsegno
 from dalsegno.bench.faulty import Faulty
+from dalsegno.integrations.common import opening
 from dalsegno.integrations.common.opening import Backend, Waits
 
 pytestmark = pytest.mark.timeout(600)
@@ -36,10 +38,10 @@ def prepare() -> Callable[[Any, Mapping[str, str]], dict[str, Any]]:
     return namespaces
 
 
-def backend(path: Path, **options: Any) -> Backend:
+def backend(path: Path, retry_s: float = 0.1, **options: Any) -> Backend:
     settings = {**SETTINGS, **options.pop("settings", {})}
     logger = logging.getLogger("tests.opening")
-    waits = Waits(retry_s=0.1, **options)
+    waits = Waits(retry_s, **options)
     return Backend(str(path), settings, prepare, "the engine", logger, waits)
 
 
@@ -90,7 +92,7 @@ def test_what_is_wrong_for_good_is_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", ["memory", "lsm"])
 def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, index: str) -> None:
-    ours = backend(disk.path / "store", settings={"index": index})
+    ours = backend(disk.path / "store", retry_s=3.0, settings={"index": index})
     blocks = [bytes([name]) * BLOCK for name in range(4)]
     assert space(ours).put_batch(chain(2), blocks[:2]).stored == 2
     disk.tell("add sync error=EIO file=segment-")
@@ -130,5 +132,46 @@ def test_a_store_whose_syncs_go_on_failing_is_opened_less_and_less_often(disk: F
         until(lambda: ours.current is not poisoned)  # noqa: B023 - called at once
         pauses.append(time.monotonic() - began)
         until(lambda: ours.current)
-    assert pauses[2] > 3 * pauses[0] > 0.3
+    assert all(pause >= 0.1 * 2**turn for turn, pause in enumerate(pauses))
+    ours.close()
+
+
+def test_what_is_wrong_for_good_but_found_late_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+
+    def slowly(path: str, settings: Mapping[str, Any]) -> Any:
+        assert go_on.wait(SOON_S)
+        raise dalsegno.IncompatibleError(f"{path} is of another version, {len(settings)}")
+
+    monkeypatch.setattr(opening, "open_store", slowly)
+    ours = backend(tmp_path / "store", open_s=0.05)
+    go_on.set()
+    until(lambda: "gives up" in caplog.text)
+    assert ours.current is None
+    assert "another version" in ours.problem
+    ours.close()
+
+
+def test_a_renewal_while_the_store_is_opened_anew_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = backend(tmp_path / "store")
+    ours.renew()
+    assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
+    go_on, usual = threading.Event(), opening.open_store
+
+    def slowly(path: str, settings: Mapping[str, Any]) -> Any:
+        assert go_on.wait(SOON_S)
+        return usual(path, settings)
+
+    monkeypatch.setattr(opening, "open_store", slowly)
+    reopening = threading.Thread(target=ours._reopen, args=(0.0,))
+    reopening.start()
+    until(lambda: ours.current is None)
+    ours.renew()
+    go_on.set()
+    reopening.join()
+    assert space(ours).probe(chain(2)) == 0, "these are of the weights before"
     ours.close()

@@ -109,6 +109,7 @@ class Backend:
         self._lock = threading.Lock()
         self._closing, self._tried = threading.Event(), threading.Event()
         self._refusal: InvalidError | IncompatibleError | None = None
+        self._late = False
         self.current: Opened | None = None
         self.problem = ""
         pause_s = 0.0
@@ -121,8 +122,7 @@ class Backend:
             self._fail(error)
             pause_s = waits.retry_s
         self._thread = self._start(self._keep_trying, pause_s)
-        if not self._tried.wait(waits.open_s):
-            self.problem = f"it is still being opened after {waits.open_s:.0f} s"
+        if not self._tried.wait(waits.open_s) and self._stop_waiting():
             logger.warning(
                 "Dalsegno is still opening the store at %s after %.0f s, so %s runs on without it "
                 "until it is open. Does its disk answer?",
@@ -132,6 +132,14 @@ class Backend:
             )
         if self._refusal is not None:
             raise self._refusal
+
+    def _stop_waiting(self) -> bool:
+        """Takes note that the first attempt takes too long, unless it has just ended."""
+        with self._lock:
+            self._late = not self._tried.is_set()
+            if self._late:
+                self.problem = "it is still being opened"
+            return self._late
 
     def _start(self, work: Callable[[float], None], pause_s: float) -> threading.Thread:
         thread = threading.Thread(target=work, args=(pause_s,), name="dalsegno-open", daemon=True)
@@ -159,8 +167,11 @@ class Backend:
             try:
                 self._attach()
             except (InvalidError, IncompatibleError) as error:
-                self.problem, self._refusal = str(error), error
-                if self._tried.is_set():
+                with self._lock:
+                    told = not (self._late or self._tried.is_set())
+                    self.problem, self._refusal = str(error), error
+                    self._tried.set()
+                if not told:
                     self._logger.warning(
                         "Dalsegno gives up on the store at %s: %s", self._path, error
                     )
@@ -168,9 +179,10 @@ class Backend:
                 self._fail(error)
                 continue
             else:
-                self.problem = ""
+                with self._lock:
+                    self.problem = ""
+                    self._tried.set()
                 self._logger.info("Dalsegno uses the store at %s.", self._path)
-            self._tried.set()
             return
 
     def _fail(self, error: Exception) -> None:
@@ -190,21 +202,33 @@ class Backend:
         self._tried.set()
 
     def tell_poisoned(self) -> None:
-        """A put was refused as a sync had failed: the store is to be opened anew, by a thread."""
-        with self._lock:
-            opened = self.current
-            # What an earlier store refused may be told late.
-            if opened is None or opened.poisoned or not opened.store.stats()["poisoned"]:
-                return
-            opened.poisoned = True
-            pause_s, self._reopen_s = self._reopen_s, min(2 * self._reopen_s, REOPEN_MOST_S)
-            self._logger.warning(
-                "Dalsegno: a sync of the store at %s failed, so nothing more is written; it is "
-                "still read, and opened anew in %.0f s. Look at its disk.",
-                self._path,
-                pause_s,
-            )
-            self._thread = self._start(self._reopen, pause_s)
+        """A put was refused as a sync had failed: the store is to be opened anew, by a thread.
+
+        Never raises.
+        """
+        if self.current is None:
+            return
+        try:
+            with self._lock:
+                self._reopen_later()
+        except Exception as error:  # noqa: BLE001 - it will be told again
+            self._logger.debug("Dalsegno cannot open the store anew: %s", error)
+
+    def _reopen_later(self) -> None:
+        """Starts the thread that opens the store anew; the lock is held."""
+        opened = self.current
+        # What an earlier store refused may be told late.
+        if opened is None or opened.poisoned or not opened.store.stats()["poisoned"]:
+            return
+        self._thread = self._start(self._reopen, self._reopen_s)
+        opened.poisoned = True
+        pause_s, self._reopen_s = self._reopen_s, min(2 * self._reopen_s, REOPEN_MOST_S)
+        self._logger.warning(
+            "Dalsegno: a sync of the store at %s failed, so nothing more is written; it is "
+            "still read, and opened anew in %.0f s. Look at its disk.",
+            self._path,
+            pause_s,
+        )
 
     def _reopen(self, pause_s: float) -> None:
         """Closes the store after a pause and opens it again; runs on a thread of its own."""
@@ -225,7 +249,8 @@ class Backend:
         those, so that any number of resets makes no more of them unless the store refuses.
         """
         with self._lock:
-            fresh = not self._epoch
+            # A store that is being opened anew cannot be emptied.
+            fresh = not self._epoch or self.current is None
             if self.current is not None and not fresh:
                 fresh = not self._emptied(self.current.namespaces)
             if fresh:

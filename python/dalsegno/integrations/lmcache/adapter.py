@@ -75,8 +75,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             str(settings.path), settings.store_settings(), self._prepare, "LMCache", logger
         )
         self._mover = Mover(self._hasher, self._meter, self._backend.tell_poisoned)
-        if (opened := self._backend.current) is not None:
-            self._max_capacity_bytes = opened.store.limits()["capacity_bytes"]
+        self._know_capacity(self._backend.current)
         self._stored, self._found, self._loaded = (
             Results(create_event_notifier()) for _ in range(3)
         )
@@ -269,12 +268,18 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         usage, opened = super().get_usage(), self._backend.current
         try:
             if opened is not None:
+                self._know_capacity(opened)
                 return AdapterUsage(
                     self._held_bytes(opened), self._max_capacity_bytes, usage.bytes_by_cache_salt
                 )
         except Exception as error:  # noqa: BLE001 - LMCache's controllers go on
             self._meter.trouble("get_usage", error)
         return AdapterUsage(0, self._max_capacity_bytes, MappingProxyType({}))
+
+    def _know_capacity(self, opened: Opened | None) -> None:
+        """Takes the capacity that the store found for itself, once it is open."""
+        if opened is not None:
+            self._max_capacity_bytes = opened.store.limits()["capacity_bytes"]
 
     def _held_bytes(self, opened: Opened) -> int:
         """Returns how many bytes of objects the store holds."""
