@@ -9,6 +9,7 @@ mod filter;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod index;
+mod install;
 mod keys;
 mod maintain;
 mod manifest;
