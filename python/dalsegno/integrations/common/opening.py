@@ -66,7 +66,7 @@ class Waits(NamedTuple):
     """
 
     retry_s: float = 10.0
-    open_s: float = 10.0
+    open_s: float = 60.0
 
 
 class Backend:
