@@ -26,7 +26,7 @@ import dalsegno
 START_S = 300.0
 ASK_S = 120.0
 # A store that could not be opened is tried again every ten seconds.
-TAKE_OVER_S = 180.0
+TAKE_OVER_S = 45.0
 KEY = "the administrator's"
 # 4 KiB of KV a token.
 CONFIG: dict[str, Any] = {

@@ -60,6 +60,7 @@ def space(of: Backend) -> Any:
 def test_an_engine_starts_though_its_disk_hangs(
     disk: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     disk.tell("add all hang")
     began = time.monotonic()
     ours = backend(disk.path / "store", open_s=0.5)
@@ -70,6 +71,7 @@ def test_an_engine_starts_though_its_disk_hangs(
     disk.tell("clear")
     until(lambda: ours.current)
     assert ours.problem == ""
+    until(lambda: "from now on" in caplog.text)
     assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
     ours.close()
 

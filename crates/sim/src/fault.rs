@@ -49,8 +49,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `EIO`. Of a write, some sectors arrive all the same. After a sync, as on Linux, what was dirty counts as clean:
-    /// reads see it until the file is opened anew, no later sync writes it. Of
-    /// names the same, until the next outage.
+    /// reads see it until the file is opened anew, no later sync writes it. Of names the same, until the next outage.
     Error,
     /// `ENOSPC`.
     NoSpace,

@@ -180,9 +180,10 @@ class Backend:
                 continue
             else:
                 with self._lock:
+                    since = " from now on" if self._late or self._tried.is_set() else ""
                     self.problem = ""
                     self._tried.set()
-                self._logger.info("Dalsegno uses the store at %s.", self._path)
+                self._logger.info("Dalsegno uses the store at %s%s.", self._path, since)
             return
 
     def _fail(self, error: Exception) -> None:
