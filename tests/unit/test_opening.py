@@ -177,3 +177,57 @@ def test_a_renewal_while_the_store_is_opened_anew_is_kept(
     reopening.join()
     assert space(ours).probe(chain(2)) == 0, "these are of the weights before"
     ours.close()
+
+
+class Lazy(dict[str, Any]):
+    """Namespaces that are opened when they are used, as those of SGLang are."""
+
+    def __init__(self, store: Any, epoch: Mapping[str, str]) -> None:
+        super().__init__()
+        self.store, self.fields = store, {"model": "m", **epoch}
+
+    def __missing__(self, name: str) -> Any:
+        fields = {**self.fields, "pool": name}
+        self[name] = self.store.namespace(fields, layers=1, slice_bytes=BLOCK)
+        return self[name]
+
+
+def test_a_renewal_reaches_what_was_put_before_the_store_was_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.prepare", lambda: Lazy)
+    ours = backend(tmp_path / "store")
+    ours.renew()
+    assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
+    ours._reopen(0.0)
+    ours.renew()
+    assert space(ours).probe(chain(2)) == 0, "these are of the weights before"
+    assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
+    ours.close()
+
+
+def test_a_store_that_cannot_move_to_new_namespaces_is_opened_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = threading.Event()
+
+    def refusing(store: Any, epoch: Mapping[str, str]) -> Lazy:
+        if broken.is_set():
+            raise dalsegno.DalsegnoError("there are too many namespaces")
+        return Lazy(store, epoch)
+
+    waits = Waits(retry_s=0.5)
+    logger = logging.getLogger("tests.opening")
+    place = str(tmp_path / "store")
+    ours = Backend(place, SETTINGS, lambda: refusing, "the engine", logger, waits)
+    assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
+    broken.set()
+    ours.renew()
+    assert ours.current is None
+    assert "too many namespaces" in ours.problem
+    assert "the engine runs on without it" in caplog.text
+    broken.clear()
+    until(lambda: ours.current)
+    assert ours.problem == ""
+    assert space(ours).probe(chain(2)) == 0, "these are of the weights before"
+    ours.close()

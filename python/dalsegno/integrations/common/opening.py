@@ -7,9 +7,12 @@
    starting.
 3. `current` is one reference, replaced as a whole: whoever reads it sees a store with all of its
    namespaces, or None.
-4. After `renew` no block put before it is seen again by this process.
+4. After `renew` no block put before it is seen again by this process, whether its namespace was
+   opened in this life of the store, in an earlier one or not at all.
 5. A store that writes nothing more, since a sync failed, is opened anew after a while: each time
-   after twice as long. Until then it is read.
+   after twice as long, unless it was well for longer than the longest pause. Until then it is read.
+6. While there is no store and this is open, a thread tries to open one, unless it is told that it
+   never will.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from dalsegno import IncompatibleError, InvalidError
@@ -50,11 +54,13 @@ class Opened:
         store: The store.
         namespaces: Its namespaces, by whatever the integration tells them apart.
         poisoned: Whether a sync failed: it takes nothing more.
+        since: When it was opened, in seconds of the monotonic clock.
     """
 
     store: Any
     namespaces: Mapping[Any, Any]
     poisoned: bool = False
+    since: float = field(default_factory=time.monotonic)
 
 
 class Waits(NamedTuple):
@@ -106,6 +112,8 @@ class Backend:
         self._retry_s = self._reopen_s = waits.retry_s
         self._open_namespaces: OpenNamespaces | None = None
         self._epoch: dict[str, str] = {}
+        # Whether the epoch may hold namespaces that the present store has not opened.
+        self._strays = False
         self._lock = threading.Lock()
         self._closing, self._tried = threading.Event(), threading.Event()
         self._refusal: InvalidError | IncompatibleError | None = None
@@ -130,8 +138,10 @@ class Backend:
                 waits.open_s,
                 engine,
             )
-        if self._refusal is not None:
-            raise self._refusal
+        with self._lock:
+            refusal = None if self._late else self._refusal
+        if refusal is not None:
+            raise refusal
 
     def _stop_waiting(self) -> bool:
         """Takes note that the first attempt takes too long, unless it has just ended."""
@@ -146,50 +156,63 @@ class Backend:
         thread.start()
         return thread
 
-    def _attach(self) -> None:
-        """Opens the store and its namespaces and makes them current, unless closed meanwhile."""
+    def _attach(self) -> bool:
+        """Opens the store and its namespaces and makes them current; not if closed meanwhile."""
         opening = self._open_namespaces = self._open_namespaces or self._prepare()
         store = open_store(self._path, self._settings)
         try:
-            with self._lock:
-                if not self._closing.is_set():
-                    self.current = Opened(store, opening(store, self._epoch))
-                    return
+            while not self._closing.is_set():
+                epoch = self._epoch
+                # Without the lock: on a disk that hangs this takes its time.
+                namespaces = opening(store, epoch)
+                with self._lock:
+                    if epoch is self._epoch and not self._closing.is_set():
+                        self.current = Opened(store, namespaces)
+                        return True
         except BaseException:
             store.close()
             raise
         store.close()
+        return False
 
     def _keep_trying(self, pause_s: float) -> None:
         """Tries until the store is open; runs on a thread of its own."""
         while not self._closing.wait(pause_s):
             pause_s = self._retry_s
             try:
-                self._attach()
+                if self._attach():
+                    self._succeed()
             except (InvalidError, IncompatibleError) as error:
-                with self._lock:
-                    told = not (self._late or self._tried.is_set())
-                    self.problem, self._refusal = str(error), error
-                    self._tried.set()
-                if not told:
-                    self._logger.warning(
-                        "Dalsegno gives up on the store at %s: %s", self._path, error
-                    )
-            except Exception as error:  # noqa: BLE001 - an engine runs on without its store
+                self._give_up(error)
+            except BaseException as error:  # noqa: BLE001 - a panic of the extension too
                 self._fail(error)
                 continue
-            else:
-                with self._lock:
-                    since = " from now on" if self._late or self._tried.is_set() else ""
-                    self.problem = ""
-                    self._tried.set()
-                self._logger.info("Dalsegno uses the store at %s%s.", self._path, since)
             return
 
-    def _fail(self, error: Exception) -> None:
+    def _succeed(self) -> None:
+        """Takes note that the store is open."""
+        with self._lock:
+            since = " from now on" if self._late or self._tried.is_set() else ""
+            self.problem = ""
+            self._tried.set()
+        self._logger.info("Dalsegno uses the store at %s%s.", self._path, since)
+
+    def _give_up(self, error: InvalidError | IncompatibleError) -> None:
+        """Takes note that there will be no store; whoever still waits for it is told."""
+        with self._lock:
+            told = not (self._late or self._tried.is_set())
+            self.problem, self._refusal = str(error), error
+            self._tried.set()
+        if not told:
+            self._logger.warning("Dalsegno gives up on the store at %s: %s", self._path, error)
+
+    def _fail(self, error: BaseException) -> None:
         """Takes note of an attempt that failed; the later ones say what the first one said."""
-        self.problem = str(error)
-        if self._tried.is_set():
+        with self._lock:
+            self.problem = str(error)
+            told = self._tried.is_set()
+            self._tried.set()
+        if told:
             self._logger.debug("Dalsegno still cannot use %s: %s", self._path, error)
             return
         self._logger.warning(
@@ -200,7 +223,6 @@ class Backend:
             self._engine,
             self._retry_s,
         )
-        self._tried.set()
 
     def tell_poisoned(self) -> None:
         """A put was refused as a sync had failed: the store is to be opened anew, by a thread.
@@ -221,6 +243,8 @@ class Backend:
         # What an earlier store refused may be told late.
         if opened is None or opened.poisoned or not opened.store.stats()["poisoned"]:
             return
+        if time.monotonic() - opened.since > REOPEN_MOST_S:
+            self._reopen_s = self._retry_s
         self._thread = self._start(self._reopen, self._reopen_s)
         opened.poisoned = True
         pause_s, self._reopen_s = self._reopen_s, min(2 * self._reopen_s, REOPEN_MOST_S)
@@ -237,6 +261,7 @@ class Backend:
             return
         with self._lock:
             opened, self.current = self.current, None
+            self._strays = bool(self._epoch)
             self.problem = "it is opened anew, since a sync failed"
         if opened is not None:
             with contextlib.suppress(Exception):
@@ -250,21 +275,37 @@ class Backend:
         those, so that any number of resets makes no more of them unless the store refuses.
         """
         with self._lock:
-            # A store that is being opened anew cannot be emptied.
-            fresh = not self._epoch or self.current is None
+            # A store that is being opened anew cannot be emptied, nor what it does not know.
+            fresh = not self._epoch or self.current is None or self._strays
             if self.current is not None and not fresh:
                 fresh = not self._emptied(self.current.namespaces)
-            if fresh:
-                self._epoch = {"reset": nonce()}
-            if self.current is None or self._open_namespaces is None or not fresh:
+            if not fresh:
                 return
-            store, poisoned = self.current.store, self.current.poisoned
-            self.current = None
-            try:
-                self.current = Opened(store, self._open_namespaces(store, self._epoch), poisoned)
-            except Exception:
-                store.close()
-                raise
+            self._epoch, self._strays = {"reset": nonce()}, False
+            if self.current is not None and self._open_namespaces is not None:
+                self._move(self.current, self._open_namespaces)
+
+    def _move(self, opened: Opened, opening: OpenNamespaces) -> None:
+        """Moves to the namespaces of a new epoch, or does without the store; the lock is held."""
+        self.current = None
+        try:
+            namespaces = opening(opened.store, self._epoch)
+        except Exception as error:  # noqa: BLE001 - an engine runs on without its store
+            self.problem = str(error)
+            self._logger.warning(
+                "Dalsegno cannot move to new namespaces of the store at %s: %s. %s runs on without "
+                "it until it is open again.",
+                self._path,
+                error,
+                self._engine,
+            )
+            with contextlib.suppress(Exception):
+                opened.store.close()
+            # What waits to open a poisoned store anew does that as well.
+            if not opened.poisoned:
+                self._thread = self._start(self._keep_trying, self._retry_s)
+            return
+        self.current = Opened(opened.store, namespaces, opened.poisoned, opened.since)
 
     def _emptied(self, namespaces: Mapping[Any, Any]) -> bool:
         """Removes every block of namespaces that no other process knows; tells if all went."""
