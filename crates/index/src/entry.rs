@@ -44,6 +44,14 @@ pub struct Removed {
     pub extents: Vec<ExtentId>,
 }
 
+impl Removed {
+    /// Adds what another removal took away.
+    pub(crate) fn join(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.extents.extend(other.extents);
+    }
+}
+
 /// What is alive in a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentUse {

@@ -166,8 +166,7 @@ impl Table {
         let mut removed = Removed::default();
         for id in ids {
             let part = self.remove_extent(id);
-            removed.blocks += part.blocks;
-            removed.extents.extend(part.extents);
+            removed.join(part);
         }
         removed
     }

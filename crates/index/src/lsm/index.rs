@@ -6,25 +6,23 @@
 //!    by half of the hash: who shares it with another block is not put, a miss.
 //! 3. What cannot be read is not there: a damaged index costs misses until it is built anew.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use parking_lot::RwLock;
 
-use super::keys::{ForkKey, LiveBlocks, OrderKey, Point, PointKey, Record, short};
-use super::memtable::{Batch, Change};
+use super::keys::{OrderKey, Point, PointKey, Record};
+use super::memtable::Batch;
 use super::places::Places;
 use super::table::TableError;
-use super::tree::{Tree, Writer};
+use super::tree::Tree;
 use crate::usage::Usage;
 use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
 
 /// How often a look-up is done again because the block was moved meanwhile.
 const RETRIES: u32 = 8;
-/// Extents that are removed at a time when a namespace goes.
-const REMOVAL_BATCH: usize = 1024;
 
 /// An index whose memory does not grow with its blocks.
 #[derive(Debug)]
@@ -36,9 +34,9 @@ pub struct LsmIndex {
 }
 
 /// A block that was found: its extent's record, and which block of it.
-struct Hit {
-    record: Arc<Record>,
-    block: u32,
+pub(super) struct Hit {
+    pub(super) record: Arc<Record>,
+    pub(super) block: u32,
 }
 
 impl LsmIndex {
@@ -51,7 +49,7 @@ impl LsmIndex {
     }
 
     /// The record under a key, unless it is gone.
-    fn record(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, TableError> {
+    pub(super) fn record(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, TableError> {
         self.record_in(&mut self.tree.places(), key)
     }
 
@@ -98,7 +96,7 @@ impl LsmIndex {
 
     /// Finds a block, and where its order entry stands, for what goes on behind it. A block that moves while it is
     /// looked for is looked for again: `replacements` is odd as long as one is under way.
-    fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<(Hit, Places)> {
+    pub(super) fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<(Hit, Places)> {
         for _ in 0..RETRIES {
             let before = self.replacements.load(Ordering::Acquire);
             let found = self.try_find(namespace, hash);
@@ -120,7 +118,7 @@ impl LsmIndex {
         })
     }
 
-    fn try_find(
+    pub(super) fn try_find(
         &self,
         namespace: NamespaceId,
         hash: &ChainHash,
@@ -157,84 +155,6 @@ impl LsmIndex {
             Ok(next.filter(|next| next.extent.hashes[0] == *hash && next.live.get(0)))
         })?;
         Ok(next.map(|record| Hit { record: Arc::new(record), block: 0 }))
-    }
-
-    /// A change to the record of an extent that loses blocks; with `nowhere` they do not lead to another one. Returns
-    /// what that removes.
-    fn without(
-        &self,
-        record: &Record,
-        blocks: Vec<u32>,
-        nowhere: bool,
-        batch: &mut Batch,
-    ) -> Removed {
-        let mut live = record.live.clone();
-        for block in &blocks {
-            live.set(*block, false);
-        }
-        let gone = record.live.count() - live.count();
-        let is_empty = live.count() == 0;
-        self.usage.write().remove(&record.extent, gone, is_empty);
-        let extents = if is_empty { vec![record.extent.id] } else { Vec::new() };
-        let record = Record { extent: Arc::clone(&record.extent), live };
-        let blocks = if nowhere { blocks } else { Vec::new() };
-        batch.changes.push(Change { record, blocks, lead_here: false });
-        Removed { blocks: u64::from(gone), extents }
-    }
-
-    /// Removes these blocks of an extent, as far as they lead to it.
-    fn remove_of(
-        &self,
-        writer: &Writer<'_>,
-        extent: &Extent,
-        blocks: impl Iterator<Item = u32>,
-    ) -> Removed {
-        let key = OrderKey::of(extent);
-        let Some(record) = self.or_missing(self.record(&key)) else { return Removed::default() };
-        let live = blocks.filter(|block| record.live.get(*block)).collect();
-        let mut batch = Batch::default();
-        let removed = self.without(&record, live, true, &mut batch);
-        writer.apply(batch);
-        removed
-    }
-
-    /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
-    fn adopt(&self, extent: Extent, taken: &[u32], batch: &mut Batch) -> u32 {
-        // A hash that comes twice in one extent leads to its last place.
-        let place_of = |block: &u32| (&extent.hashes[*block as usize].0, *block);
-        let last_places: HashMap<_, _> = taken.iter().map(place_of).collect();
-        let mut live = LiveBlocks::none(extent.block_count());
-        for block in last_places.values() {
-            live.set(*block, true);
-        }
-        let count = live.count();
-        if count == 0 {
-            return 0;
-        }
-        let extent = Arc::new(extent);
-        if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
-            batch.forks.extend(self.fork_of(&extent));
-        }
-        self.usage.write().add(&extent, count);
-        let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
-        batch.changes.push(Change { record: Record { extent, live }, blocks, lead_here: true });
-        count
-    }
-
-    /// Where the lineage that begins with this extent leaves another one.
-    fn fork_of(&self, extent: &Extent) -> Option<ForkKey> {
-        let (Hit { record, block }, _) = self.find(extent.namespace, &extent.parent)?;
-        let parent = &record.extent;
-        let block = parent.first_block_index.checked_add(block)?;
-        let (lineage, child) = (short(&parent.lineage), short(&extent.lineage));
-        Some(ForkKey { namespace: extent.namespace, lineage, block, child })
-    }
-
-    /// A removal must not pass over what cannot be read now and could be read later: the tables are not there any more,
-    /// and the next open builds the index anew.
-    fn give_tables_up(&self, error: &TableError) {
-        self.tree.note(error);
-        self.give_up();
     }
 }
 
@@ -362,23 +282,18 @@ impl Index for LsmIndex {
     }
 
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed {
-        let writer = self.tree.writer();
-        let mut lost: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
-        for hash in hashes {
-            let found = self.try_find(namespace, hash).or_else(|error| {
-                self.give_tables_up(&error);
-                self.try_find(namespace, hash)
-            });
-            if let Some((Hit { record, block }, _)) = self.or_missing(found) {
-                let key = OrderKey::of(&record.extent);
-                lost.entry(key).or_insert_with(|| (record, Vec::new())).1.push(block);
-            }
+        let mut writer = self.tree.writer();
+        let mut holders = self.holders_of(namespace, hashes);
+        if let Err(error) = &holders {
+            // Who merges may wait for a writer, and to give tables up is to wait for who merges.
+            drop(writer);
+            self.give_tables_up(error);
+            writer = self.tree.writer();
+            holders = self.holders_of(namespace, hashes);
         }
         let (mut batch, mut removed) = (Batch::default(), Removed::default());
-        for (record, blocks) in lost.into_values() {
-            let part = self.without(&record, blocks, true, &mut batch);
-            removed.blocks += part.blocks;
-            removed.extents.extend(part.extents);
+        for (record, blocks) in self.or_missing(holders.map(Some)).unwrap_or_default() {
+            removed.join(self.without(&record, blocks, true, &mut batch));
         }
         writer.apply(batch);
         removed
@@ -387,31 +302,25 @@ impl Index for LsmIndex {
     fn remove_namespace(&self, namespace: NamespaceId) -> Removed {
         let mut removed = Removed::default();
         loop {
-            let from = (namespace, ChainHash::default(), 0);
-            let scanned = self.scan_from(from, REMOVAL_BATCH).or_else(|error| {
+            let is_all = self.remove_some_of(namespace, &mut removed).or_else(|error| {
                 self.give_tables_up(&error);
-                self.scan_from(from, REMOVAL_BATCH)
+                self.remove_some_of(namespace, &mut removed)
             });
-            let extents = self.or_missing(scanned.map(Some)).unwrap_or_default();
-            let mine: Vec<_> = extents.iter().filter(|e| e.namespace == namespace).collect();
-            for extent in &mine {
-                let part = self.remove_extent(extent);
-                removed.blocks += part.blocks;
-                removed.extents.extend(part.extents);
-            }
-            if mine.len() < REMOVAL_BATCH {
+            if self.or_missing(is_all.map(Some)).unwrap_or(true) {
                 return removed;
             }
         }
     }
 
     fn remove_extent(&self, extent: &Extent) -> Removed {
-        self.remove_of(&self.tree.writer(), extent, 0..extent.block_count())
+        let removed = self.remove_of(&self.tree.writer(), extent, 0..extent.block_count());
+        self.or_missing(removed.map(Some)).unwrap_or_default()
     }
 
     fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed {
         let Some(writer) = self.tree.writer_in_time() else { return Removed::default() };
-        self.remove_of(&writer, extent, blocks.iter().copied())
+        let removed = self.remove_of(&writer, extent, blocks.iter().copied());
+        self.or_missing(removed.map(Some)).unwrap_or_default()
     }
 
     fn drop_segment(&self, segment: u64, epoch: u64) -> u64 {

@@ -2,6 +2,7 @@
 
 mod block;
 mod cache;
+mod changes;
 mod counts;
 mod device_files;
 mod file;

@@ -38,6 +38,11 @@ impl TableError {
     pub(crate) fn is_io(&self) -> bool {
         matches!(self, Self::Io(_))
     }
+
+    /// Whether there is no room, or no descriptor, for what was to be written.
+    pub(crate) fn is_no_room(&self) -> bool {
+        matches!(self, Self::Io(error) if error.is_no_space() || error.is_out_of_files())
+    }
 }
 
 /// Name of a table's file.

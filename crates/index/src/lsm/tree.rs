@@ -184,7 +184,9 @@ impl Tree {
 
     /// Notes what was found; what cannot be read is not there.
     pub(crate) fn note(&self, error: &TableError) {
-        if !error.is_io() && !self.damaged.swap(true, Ordering::AcqRel) {
+        if error.is_no_room() {
+            tracing::warn!("the index cannot be written: {error}");
+        } else if !error.is_io() && !self.damaged.swap(true, Ordering::AcqRel) {
             tracing::error!("the index is damaged ({error}); it is built anew at the next open");
         } else {
             self.missed.store(true, Ordering::Release);

@@ -134,6 +134,12 @@ impl LsmIndex {
         self.tree.is_unsure()
     }
 
+    /// Whether nothing of it is written any more: it is built anew at the next open.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.tree.has_failed()
+    }
+
     /// Whether something could not be read since it was opened, though it may be readable again.
     #[must_use]
     pub fn has_missed(&self) -> bool {

@@ -1,6 +1,8 @@
 //! What a flush in the middle of a merge does to the merge.
 
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use dalsegno_core::fluid::Shape;
 
@@ -81,4 +83,57 @@ fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
     assert!(!index.step(), "nothing is written after a failed manifest");
     assert!((0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)]) == 1));
     assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)]), 1);
+}
+
+/// Before a merge writes, has another thread remove a block that lies in a damaged table; then freezes a memtable.
+#[derive(Debug)]
+struct Removing {
+    index: Weak<LsmIndex>,
+    files: Arc<MemoryFiles>,
+    removed: parking_lot::Mutex<Option<Sender<u64>>>,
+}
+
+impl Pace for Removing {
+    fn wait(&self, _bytes: u64) {
+        let Some(removed) = self.removed.lock().take() else { return };
+        for name in names(&self.files).iter().filter(|name| name.contains(".table")) {
+            self.files.bytes(name).write().fill(0);
+        }
+        let index = self.index.upgrade().unwrap();
+        let other = Arc::clone(&index);
+        let remove = move || {
+            removed.send(other.remove_blocks(NAMESPACE, &[hash(7)]).blocks).unwrap();
+        };
+        dalsegno_io::spawn("remover", remove).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        index.freeze(Vec::new());
+        put_one(&index, 1 << 20);
+    }
+}
+
+#[test]
+fn a_removal_that_meets_a_damaged_table_in_the_middle_of_a_merge_comes_to_its_end() {
+    let files = Arc::new(MemoryFiles::default());
+    let index = index_in(&files);
+    for half in 0..2 {
+        (half * 500..(half + 1) * 500).for_each(|number| put_one(&index, number));
+        index.freeze(Vec::new());
+        assert!(index.step());
+    }
+    let (sender, removed) = channel();
+    let pace = Removing {
+        index: Arc::downgrade(&index),
+        files: Arc::clone(&files),
+        removed: parking_lot::Mutex::new(Some(sender)),
+    };
+    index.set_pace(Arc::new(pace));
+    let merger = Arc::clone(&index);
+    let work = move || assert!(!merger.step(), "what it merges cannot be read");
+    let merge = dalsegno_io::spawn("merger", work).unwrap();
+    let told = removed.recv_timeout(Duration::from_secs(60));
+    assert_eq!(told, Ok(0), "the removal waits for the merge, and the merge for the removal");
+    merge.join().unwrap();
+    assert!(index.is_damaged());
+    assert!((0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)]) == 0), "no tables");
+    assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)]), 1, "what is in memory stays");
 }

@@ -1,0 +1,132 @@
+//! What writers change: which records lose blocks, and which come.
+//!
+//! 1. A removal never passes over what cannot be read now and could be read later: it is told, and the tables go.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
+
+use super::index::{Hit, LsmIndex};
+use super::keys::{ForkKey, LiveBlocks, OrderKey, Record, short};
+use super::memtable::{Batch, Change};
+use super::table::TableError;
+use super::tree::Writer;
+use crate::Removed;
+
+/// Extents that are removed at a time when a namespace goes.
+const REMOVAL_BATCH: usize = 1024;
+
+/// The record of an extent that holds blocks that are looked for, and which of its blocks these are.
+type Holder = (Arc<Record>, Vec<u32>);
+
+impl LsmIndex {
+    /// A change to the record of an extent that loses blocks; with `nowhere` they do not lead to another one. Returns
+    /// what that removes.
+    pub(super) fn without(
+        &self,
+        record: &Record,
+        blocks: Vec<u32>,
+        nowhere: bool,
+        batch: &mut Batch,
+    ) -> Removed {
+        let mut live = record.live.clone();
+        for block in &blocks {
+            live.set(*block, false);
+        }
+        let gone = record.live.count() - live.count();
+        let is_empty = live.count() == 0;
+        self.usage.write().remove(&record.extent, gone, is_empty);
+        let extents = if is_empty { vec![record.extent.id] } else { Vec::new() };
+        let record = Record { extent: Arc::clone(&record.extent), live };
+        let blocks = if nowhere { blocks } else { Vec::new() };
+        batch.changes.push(Change { record, blocks, lead_here: false });
+        Removed { blocks: u64::from(gone), extents }
+    }
+
+    /// Removes these blocks of an extent, as far as they lead to it.
+    pub(super) fn remove_of(
+        &self,
+        writer: &Writer<'_>,
+        extent: &Extent,
+        blocks: impl Iterator<Item = u32>,
+    ) -> Result<Removed, TableError> {
+        let Some(record) = self.record(&OrderKey::of(extent))? else {
+            return Ok(Removed::default());
+        };
+        let live = blocks.filter(|block| record.live.get(*block)).collect();
+        let mut batch = Batch::default();
+        let removed = self.without(&record, live, true, &mut batch);
+        writer.apply(batch);
+        Ok(removed)
+    }
+
+    /// Removes the next extents of a namespace, and tells whether these were all.
+    pub(super) fn remove_some_of(
+        &self,
+        namespace: NamespaceId,
+        removed: &mut Removed,
+    ) -> Result<bool, TableError> {
+        let extents = self.scan_from((namespace, ChainHash::default(), 0), REMOVAL_BATCH)?;
+        let mine = extents.iter().take_while(|extent| extent.namespace == namespace);
+        for extent in mine.clone() {
+            removed.join(self.remove_of(&self.tree.writer(), extent, 0..extent.block_count())?);
+        }
+        Ok(mine.count() < REMOVAL_BATCH)
+    }
+
+    /// The extents that hold these blocks.
+    pub(super) fn holders_of(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+    ) -> Result<Vec<Holder>, TableError> {
+        let mut holders: BTreeMap<OrderKey, Holder> = BTreeMap::new();
+        for hash in hashes {
+            if let Some((Hit { record, block }, _)) = self.try_find(namespace, hash)? {
+                let key = OrderKey::of(&record.extent);
+                holders.entry(key).or_insert_with(|| (record, Vec::new())).1.push(block);
+            }
+        }
+        Ok(holders.into_values().collect())
+    }
+
+    /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
+    pub(super) fn adopt(&self, extent: Extent, taken: &[u32], batch: &mut Batch) -> u32 {
+        // A hash that comes twice in one extent leads to its last place.
+        let place_of = |block: &u32| (&extent.hashes[*block as usize].0, *block);
+        let last_places: HashMap<_, _> = taken.iter().map(place_of).collect();
+        let mut live = LiveBlocks::none(extent.block_count());
+        for block in last_places.values() {
+            live.set(*block, true);
+        }
+        let count = live.count();
+        if count == 0 {
+            return 0;
+        }
+        let extent = Arc::new(extent);
+        if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
+            batch.forks.extend(self.fork_of(&extent));
+        }
+        self.usage.write().add(&extent, count);
+        let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
+        batch.changes.push(Change { record: Record { extent, live }, blocks, lead_here: true });
+        count
+    }
+
+    /// Where the lineage that begins with this extent leaves another one.
+    fn fork_of(&self, extent: &Extent) -> Option<ForkKey> {
+        let (Hit { record, block }, _) = self.find(extent.namespace, &extent.parent)?;
+        let parent = &record.extent;
+        let block = parent.first_block_index.checked_add(block)?;
+        let (lineage, child) = (short(&parent.lineage), short(&extent.lineage));
+        Some(ForkKey { namespace: extent.namespace, lineage, block, child })
+    }
+
+    /// A removal must not pass over what cannot be read now and could be read later: the tables are not there any more,
+    /// and the next open builds the index anew.
+    pub(super) fn give_tables_up(&self, error: &TableError) {
+        self.tree.note(error);
+        self.give_up();
+    }
+}
