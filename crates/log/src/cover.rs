@@ -46,22 +46,33 @@ impl Log {
     pub fn cover(&self) -> Result<Vec<u8>, LogError> {
         let core = &self.core;
         let (cover, unsynced) = {
-            let segments = core.segments.lock();
-            let is_written = |slot: &&Slot| {
-                slot.newest_sequence >= segments.synced_sequence
-                    && slot.state != SegmentState::Damaged
-            };
-            let written = segments.slots.values().filter(is_written);
-            let unsynced: Vec<_> = written.map(|slot| Arc::clone(&slot.segment)).collect();
+            let mut segments = core.segments.lock();
+            let is_written =
+                |slot: &&mut Slot| slot.is_unsynced && slot.state != SegmentState::Damaged;
+            let mut unsynced = Vec::new();
+            for slot in segments.slots.values_mut().filter(is_written) {
+                // What settles from here on is for the next cover.
+                slot.is_unsynced = false;
+                unsynced.push(Arc::clone(&slot.segment));
+            }
             (Cover::of(&segments), unsynced)
         };
-        for segment in unsynced {
-            core.sync_segment(&segment, &crate::Call::foreground())?;
+        for segment in &unsynced {
+            if let Err(error) = core.sync_segment(segment, &crate::Call::foreground()) {
+                core.segments.lock().mark_unsynced(&unsynced);
+                return Err(error.into());
+            }
         }
-        let mut segments = core.segments.lock();
-        segments.synced_sequence = segments.synced_sequence.max(cover.next_sequence);
         Ok(cover.encode())
     }
+}
+
+/// What a cover says of removals, as one that knows no segment: for an index that is built anew. What removes lies
+/// perhaps in a segment that cannot be read now.
+#[must_use]
+pub fn removals_of(cover: &[u8]) -> Option<Vec<u8>> {
+    let cover = Cover::decode(cover)?;
+    Some(Cover { segments: Vec::new(), ..cover }.encode())
 }
 
 impl Cover {
@@ -89,9 +100,9 @@ impl Cover {
         self.segments.get(at).filter(|known| known.epoch == epoch)
     }
 
-    /// Whether it does not know a segment although it knows a later one.
-    pub(crate) fn lacks(&self, number: u64) -> bool {
-        self.segments.last().is_some_and(|newest| number < newest.number)
+    /// Whether it does not know a segment although that had its header when the cover was made.
+    pub(crate) fn lacks(&self, number: u64, first_sequence: u64) -> bool {
+        first_sequence <= self.next_sequence
             && self.segments.binary_search_by_key(&number, |known| known.number).is_err()
     }
 

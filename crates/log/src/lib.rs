@@ -47,6 +47,7 @@ mod write;
 pub use append::{Append, Appended, NewExtent};
 pub use call::{Call, Cancel};
 pub use coded::{Coded, CodingRoom};
+pub use cover::removals_of;
 pub use error::{Cause, LogError};
 pub use inspect::{Inspection, ShownField, ShownPart, ShownRecord, inspect};
 pub use layerwise::LayerAppend;

@@ -103,7 +103,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
             // What is damaged is in no cover.
-            recovered.is_one_back |= slot.state != SegmentState::Damaged && cover.lacks(number);
+            recovered.is_one_back |=
+                slot.state != SegmentState::Damaged && cover.lacks(number, first_sequence);
             if slot.state == SegmentState::Damaged {
                 // Extents of a segment that is given up are not read, but their numbers were used.
                 segments.next_sequence = segments.next_sequence.max(first_sequence);
@@ -136,7 +137,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     for tombstone in &cover.tombstones {
         let slot = segments.slots.get(&tombstone.segment);
         // Of a segment that cannot be read, what was known of it still holds.
-        let is_unread = slot.is_some_and(|slot| slot.segment.epoch() == 0);
+        let is_missing = slot.is_none() && segments.is_one_missing;
+        let is_unread = is_missing || slot.is_some_and(|slot| slot.segment.epoch() == 0);
         let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
         if is_unread || known.is_some_and(|known| tombstone.offset < known.covered) {
             segments.tombstones.push(tombstone.clone());
@@ -342,7 +344,9 @@ pub(crate) fn read_segment_header(
         |bytes: &mut [u8]| core.transfer(Operation::Read, file, 0, bytes, &Call::background());
     match read(&mut sectors) {
         Ok(()) => {}
-        Err(IoError::Short { .. }) => return Err(FormatError::Truncated),
+        Err(IoError::Short { .. }) if file_bytes < sectors.len() as u64 => {
+            return Err(FormatError::Truncated);
+        }
         Err(_) => {
             // It may be the record's sector that is bad, which is no reason to give the segment up.
             read(&mut sectors[..SECTOR]).map_err(|_| FormatError::Unreadable)?;

@@ -50,6 +50,7 @@ impl Core {
         slot.cursor = carried.last().map_or(SECTOR_BYTES, Tombstone::end);
         slot.oldest_born = u64::MAX;
         slot.newest_sequence = first_sequence;
+        slot.is_unsynced = true;
         segments.tombstones.extend(carried);
         segment.reopen(epoch);
         Ok(true)

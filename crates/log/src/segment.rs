@@ -189,6 +189,8 @@ pub(crate) struct Slot {
     pub(crate) cursor: u64,
     pub(crate) oldest_born: u64,
     pub(crate) newest_sequence: u64,
+    /// Whether records may have settled since [`crate::Log::cover`] synced it.
+    pub(crate) is_unsynced: bool,
 }
 
 impl Slot {
@@ -199,6 +201,7 @@ impl Slot {
             cursor: SECTOR_BYTES,
             oldest_born: u64::MAX,
             newest_sequence: 0,
+            is_unsynced: true,
         }
     }
 
@@ -222,8 +225,6 @@ pub(crate) struct Segments {
     pub(crate) open: Option<u64>,
     pub(crate) next_number: u64,
     pub(crate) next_sequence: u64,
-    /// Records with smaller numbers were synced by [`crate::Log::cover`].
-    pub(crate) synced_sequence: u64,
     pub(crate) tombstones: Vec<Tombstone>,
     /// Removals whose tombstones are not written yet; their `segment` and `offset` say nothing.
     pub(crate) removing: Vec<Tombstone>,
@@ -299,6 +300,16 @@ impl Segments {
         if let Some(slot) = self.slots.get_mut(&segment) {
             slot.newest_sequence = slot.newest_sequence.max(sequence);
             slot.oldest_born = slot.oldest_born.min(born);
+            slot.is_unsynced = true;
+        }
+    }
+
+    /// The next cover is to sync these.
+    pub(crate) fn mark_unsynced(&mut self, these: &[Arc<Segment>]) {
+        for segment in these {
+            if let Some(slot) = self.slots.get_mut(&segment.number) {
+                slot.is_unsynced = true;
+            }
         }
     }
 

@@ -11,7 +11,10 @@ use dalsegno_core::{
     ChainHash, Durability, EngineChoice, Extent, KvLayout, Location, NamespaceId, StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
-use dalsegno_log::{Call, Log, LogOptions, NewExtent, Recovered, SegmentState, SegmentView};
+use dalsegno_log::format::segment_file;
+use dalsegno_log::{
+    Call, Log, LogOptions, NewExtent, Recovered, SegmentState, SegmentView, removals_of,
+};
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 const NAMESPACE: NamespaceId = NamespaceId([9; 16]);
@@ -88,7 +91,7 @@ fn remove(log: &Log, number: u32) -> u64 {
 }
 
 fn file_of(dir: &Path, location: Location) -> PathBuf {
-    dir.join(dalsegno_log::format::segment_file(location.segment))
+    dir.join(segment_file(location.segment))
 }
 
 fn patch(path: &Path, offset: u64, bytes: &[u8]) {
@@ -117,7 +120,7 @@ fn a_record_that_was_copied_to_another_place_is_none() {
 fn regression_a_new_segment_of_whose_header_only_the_checksum_arrived_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path()));
-    let path = dir.path().join(dalsegno_log::format::segment_file(7));
+    let path = dir.path().join(segment_file(7));
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(SEGMENT_BYTES).unwrap();
     patch(&path, 4092, &[1, 2, 3, 4]);
@@ -167,7 +170,7 @@ fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
         let other = fill(&log, older);
         let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
         drop(log);
-        patch(&dir.path().join(dalsegno_log::format::segment_file(other)), offset, bytes);
+        patch(&dir.path().join(segment_file(other)), offset, bytes);
         for _ in 0..2 {
             let (log, recovered) = open(dir.path());
             assert_eq!(recovered.faults.len(), 1, "{recovered:?}");
@@ -248,4 +251,71 @@ fn a_cover_that_cannot_be_understood_counts_as_none() {
     drop(log);
     let (_, recovered) = open_covered(dir.path(), Some(cover));
     assert_eq!(recovered.extents, [extent]);
+}
+
+#[test]
+fn a_segment_that_could_not_be_read_when_the_cover_was_made_is_told_to_be_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let first = write(&log, 0).location.segment;
+    let second = fill(&log, first);
+    drop(log);
+    for (away, other) in [(first, second), (second, first)] {
+        let path = dir.path().join(segment_file(away));
+        let whole = std::fs::read(&path).unwrap();
+        // It is taken for somebody else's.
+        patch(&path, 0, &[0xaa; 4096]);
+        let (log, recovered) = open(dir.path());
+        assert!(!recovered.is_one_back);
+        let cover = log.cover().unwrap();
+        let new = fill(&log, other);
+        drop(log);
+        let (log, recovered) = open_covered(dir.path(), Some(cover.clone()));
+        assert!(!recovered.is_one_back, "segment {new} came later");
+        drop(log);
+        std::fs::write(&path, whole).unwrap();
+        let (log, recovered) = open_covered(dir.path(), Some(cover));
+        assert!(recovered.is_one_back, "segment {away} was there before");
+        drop(log);
+        std::fs::remove_file(dir.path().join(segment_file(new))).unwrap();
+    }
+}
+
+#[test]
+fn a_removal_that_only_the_cover_knows_is_handed_on_to_an_index_that_is_built_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let older = write(&log, 0).location.segment;
+    let other = fill(&log, older);
+    let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+    let mut removals = removals_of(&log.cover().unwrap());
+    drop(log);
+    let path = dir.path().join(segment_file(other));
+    patch(&path, 0, &[0xaa; 8]);
+    patch(&path, 4096, &vec![0xaa; (1 << 20) - 4096]);
+    for _ in 0..2 {
+        let (log, recovered) = open_covered(dir.path(), removals);
+        assert!(!recovered.extents.is_empty(), "all headers are read");
+        assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
+        // As long as the segment that it was in cannot be read.
+        removals = removals_of(&log.cover().unwrap());
+    }
+}
+
+#[test]
+fn a_record_that_settles_behind_later_ones_is_synced_by_the_next_cover() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let bytes = vec![1; BLOCK_BYTES];
+    lend(|lender| {
+        let slow = log.reserve(new_extent(1), vec![vec![lender.shared(&bytes)]], false).unwrap();
+        write(&log, 2);
+        log.cover().unwrap();
+        let before = log.stats().view().syncs;
+        log.append(vec![slow], &Call::foreground()).remove(0).unwrap();
+        log.cover().unwrap();
+        assert_eq!(log.stats().view().syncs, before + 1, "the index may lead to it now");
+        log.cover().unwrap();
+        assert_eq!(log.stats().view().syncs, before + 1, "nothing was written");
+    });
 }

@@ -99,3 +99,66 @@ fn a_segment_that_is_missing_for_a_while_brings_back_what_it_had_and_nothing_tha
         }
     }
 }
+
+/// Reopens the store while these files cannot be opened.
+fn reopen_without(world: &mut World, away: &[&'static str]) {
+    world.device.heal();
+    for name in away {
+        world.device.inject(Rule::always(Kind::Open, Fault::Error).on(name));
+    }
+    world.act(&Action::Reopen);
+    assert!(world.is_open(), "a file that cannot be opened is no reason");
+}
+
+/// A store whose segments were recycled now and then, so that what is written next goes to one before others.
+fn turned_over(style: &Style, seed: u64) -> World {
+    let mut world = filled(style, seed);
+    for chain in 20.. {
+        drop(world.put(&part(0, chain), false));
+        if world.stats().log.segments_recycled > 1 {
+            return world;
+        }
+    }
+    unreachable!("there are chains enough");
+}
+
+#[test]
+fn segments_that_come_back_one_after_the_other_bring_back_nothing_that_was_removed() {
+    const SEGMENTS: [&str; 8] = [
+        "segment-0000000000000001",
+        "segment-0000000000000002",
+        "segment-0000000000000003",
+        "segment-0000000000000004",
+        "segment-0000000000000005",
+        "segment-0000000000000006",
+        "segment-0000000000000007",
+        "segment-0000000000000008",
+    ];
+    let crowded = Style::crowded(Durability::Batch);
+    for (index, style) in [("in memory", crowded.clone()), ("in files", crowded.flushing_often())] {
+        for seed in 0..6 {
+            let created = turned_over(&style, seed).stats().log.segments_created;
+            let there = &SEGMENTS[..usize::try_from(created).unwrap()];
+            for (at, first) in there.iter().enumerate() {
+                for last in &there[at + 1..] {
+                    let _label =
+                        Label(format!("{index}, seed {seed}, {first} and {last} are away"));
+                    let mut world = turned_over(&style, seed);
+                    world.expect_faults();
+                    world.open().unwrap();
+                    reopen_without(&mut world, &[*first, *last]);
+                    // Not so much that it needs another segment.
+                    for chain in 20..30 {
+                        world.act(&Action::Remove(tail(0, chain, 2)));
+                    }
+                    reopen_without(&mut world, &[*last]);
+                    world.check_all();
+                    world.expect_no_faults();
+                    world.open().unwrap();
+                    world.check_all();
+                    assert_eq!(world.check_usable(0), 0);
+                }
+            }
+        }
+    }
+}

@@ -4,13 +4,14 @@
 //!    cannot be read it counts as gone: what is removed then stays in tables, what is put to them is past. When such a
 //!    segment is back, the index is built anew.
 //! 2. So it is where a removal that it does not know yet cannot be carried out, for it cannot be read.
+//! 3. Removals that only the old index knew are handed on to the new one.
 
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Error, ErrorKind, IndexChoice, Limits, Result, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number};
 use dalsegno_io::{BufferPool, Device};
-use dalsegno_log::{Log, LogOptions, Recovered};
+use dalsegno_log::{Log, LogOptions, Recovered, removals_of};
 
 use crate::rebuild::{rebuild, tell_faults};
 use crate::stats::Counters;
@@ -53,9 +54,9 @@ impl Whence<'_> {
     ///
     /// `Unavailable` if the device fails; `Incompatible` if the store is not ours to open.
     pub(crate) fn open(&self, counters: &Counters) -> Result<Opened> {
-        let found = self.find()?;
+        let found = self.find(None)?;
         tell_faults(counters, &found.recovered.faults);
-        let told = found.recovered.faults.clone();
+        let (told, removals) = (found.recovered.faults.clone(), removals_of(&found.cover));
         let outdated = if found.is_whole {
             let (opened, is_filled) = found.fill();
             if is_filled {
@@ -70,10 +71,10 @@ impl Whence<'_> {
         drop((index, lsm));
         log.release();
         remove_index_files(self.device.as_ref(), |name| index_number(name).is_some());
-        let found = self.find()?;
+        let found = self.find(removals)?;
         let untold = found.recovered.faults.iter().filter(|fault| !told.contains(fault));
         tell_faults(counters, &untold.cloned().collect::<Vec<_>>());
-        if !found.is_whole {
+        if !found.cover.is_empty() {
             let message = "the files of the index are out of date and cannot be removed";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
@@ -85,7 +86,8 @@ impl Whence<'_> {
         Ok(opened)
     }
 
-    fn find(&self) -> Result<Found> {
+    /// What the log holds that the index does not know; `removals` are known of if there is no index.
+    fn find(&self, removals: Option<Vec<u8>>) -> Result<Found> {
         let (device, clock) = (Arc::clone(&self.device), Arc::clone(&self.clock));
         let (pool, mut options) = (self.pool.clone(), LogOptions::from(self.limits));
         if self.in_order {
@@ -112,7 +114,7 @@ impl Whence<'_> {
             let index = LsmIndex::open(index_device, store, lsm_options);
             let cover = index.as_ref().ok().and_then(|(_, cover)| cover.clone());
             opened = Some(index);
-            cover
+            cover.or(removals)
         };
         let (log, recovered) =
             Log::open_covered(device, clock, pool, options, self.new_store, cover_of)
