@@ -195,7 +195,9 @@ impl Core {
         crate::stats::LogStats::add(&self.stats.syncs, 1);
         let operation = Operation::Sync;
         let work = Work { operation, file, offset: 0, memory: Vec::new(), tag: 0, guard: None };
-        self.poison_unless_kept(self.one(work, &self.patient_call()).map(drop))
+        // Behind everybody's gets it might not be begun within its minute.
+        let call = Call { class: Class::Foreground, ..self.patient_call() };
+        self.poison_unless_kept(self.one(work, &call).map(drop))
     }
 
     /// Makes names that were created or removed durable. If that fails all writing stops.

@@ -132,8 +132,7 @@ impl<'a> Window<'a> {
     fn judge(&mut self, offset: u64, len: u64, error: IoError) -> Result<(), Absent> {
         let is_short = matches!(error, IoError::Short { .. });
         match error {
-            IoError::Short { .. } => {}
-            IoError::Os { .. } => match self.core.check_reads(self.file) {
+            IoError::Short { .. } | IoError::Os { .. } => match self.core.check_reads(self.file) {
                 Ok(()) if self.fill(offset, len).is_ok() => return Ok(()),
                 checked => self.failure = checked.err(),
             },

@@ -34,60 +34,103 @@ fn destroys(fault: Fault) -> bool {
     matches!(fault, Fault::Flip | Fault::Lost)
 }
 
-/// A history during which some operations of a kind fail; afterwards the device is well again and the store is opened
-/// anew, after a power cut or not. Everything that is served is compared with what was put. A fault that destroys
-/// nothing costs nothing: afterwards all that was acknowledged is there, what was removed is not, and every block that
-/// was refused can be put.
+/// A history during which some operations of a kind fail.
+#[derive(Clone, Copy, Debug)]
+struct Trial<'a> {
+    seed: u64,
+    style: &'a Style,
+    kind: Kind,
+    fault: Fault,
+    /// The change of the device at which an outage comes; at the end if there is none.
+    outage_at: Option<u64>,
+}
+
+/// What a trial saw.
+struct Seen {
+    /// Operations that failed.
+    fired: u64,
+    /// Changes of the device.
+    changes: u64,
+}
+
+impl Trial<'_> {
+    fn label(&self) -> Label {
+        let Self { seed, style, kind, fault, outage_at } = self;
+        let (durability, evicts) = (style.config.durability, style.evicts);
+        let files = style.memtable_bytes.is_some();
+        Label(format!(
+            "seed {seed}, {kind:?} {fault:?}, {durability:?}, evicts {evicts}, index in files {files}, outage at \
+             {outage_at:?}"
+        ))
+    }
+
+    /// Lives through it; afterwards the device is well again and the store is opened anew, after a power cut or not.
+    /// Everything that is served is compared with what was put. A fault that destroys nothing costs nothing:
+    /// afterwards all that was acknowledged is there, what was removed is not, and every block that was refused can be
+    /// put.
+    fn run(&self) -> Seen {
+        let Self { seed, style, kind, fault, outage_at } = *self;
+        let _label = self.label();
+        let mut random = Random::new(seed);
+        let mut world = world(style, seed);
+        world.open().unwrap();
+        world.expect_faults();
+        if let Some(at) = outage_at {
+            world.device.fail_at(world.device.changes() + at);
+        }
+        for action in history(seed, style) {
+            if random.percent(30) {
+                if kind == Kind::Remove {
+                    // Otherwise there is nothing to remove: a bad description is written anew.
+                    world.device.rot("namespace");
+                    world.forgive();
+                }
+                // One at a time: where everything else fails as well, a segment is given up.
+                world.device.heal();
+                world.device.inject(Rule::once(kind, fault, random.below(3) as u64));
+                if destroys(fault) {
+                    world.forgive();
+                }
+            }
+            let fired = world.device.faults_fired();
+            world.act(&action);
+            if matches!(kind, Kind::Sync | Kind::SyncNames) && world.device.faults_fired() > fired {
+                // What no put waited for is dropped with it.
+                world.oracle.power_cut();
+            }
+            if !world.is_open() && !world.device.is_down() {
+                world.device.heal();
+                let opened = world.open();
+                assert!(opened.is_ok() || world.device.is_down(), "{opened:?}");
+            }
+            if world.device.is_down() {
+                break;
+            }
+        }
+        let seen = Seen { fired: world.device.faults_fired(), changes: world.device.changes() };
+        assert!(outage_at.is_none() || world.device.is_down(), "the outage never came");
+        if outage_at.is_none() {
+            world.device.heal();
+            world.check_all();
+        }
+        if destroys(fault) {
+            world.forgive();
+        }
+        world.reboot(*random.pick(&[Outage::Power, Outage::Process]));
+        if !destroys(fault) && kind != Kind::Remove {
+            world.expect_no_faults();
+        }
+        world.open().unwrap();
+        world.check_all();
+        let refused = world.check_usable(seed);
+        assert!(refused == 0 || style.evicts, "{refused} blocks are refused though there is room");
+        seen
+    }
+}
+
+/// A trial without an outage before its end; returns how many operations failed.
 fn fail_now_and_then(seed: u64, style: &Style, kind: Kind, fault: Fault) -> u64 {
-    let files = style.memtable_bytes.is_some();
-    let (evicts, durability) = (style.evicts, style.config.durability);
-    let _label = Label(format!(
-        "seed {seed}, {kind:?} {fault:?}, {durability:?}, evicts {evicts}, index in files {files}"
-    ));
-    let mut random = Random::new(seed);
-    let mut world = world(style, seed);
-    world.open().unwrap();
-    world.expect_faults();
-    for action in history(seed, style) {
-        if random.percent(30) {
-            if kind == Kind::Remove {
-                // Otherwise there is nothing to remove: a bad description is written anew.
-                world.device.rot("namespace");
-                world.forgive();
-            }
-            // One at a time: where everything else fails as well, a segment is given up.
-            world.device.heal();
-            world.device.inject(Rule::once(kind, fault, random.below(3) as u64));
-            if destroys(fault) {
-                world.forgive();
-            }
-        }
-        let fired = world.device.faults_fired();
-        world.act(&action);
-        if matches!(kind, Kind::Sync | Kind::SyncNames) && world.device.faults_fired() > fired {
-            // What no put waited for is dropped with it.
-            world.oracle.power_cut();
-        }
-        if !world.is_open() {
-            world.device.heal();
-            world.open().unwrap();
-        }
-    }
-    let fired = world.device.faults_fired();
-    world.device.heal();
-    world.check_all();
-    if destroys(fault) {
-        world.forgive();
-    }
-    world.reboot(*random.pick(&[Outage::Power, Outage::Process]));
-    if !destroys(fault) && kind != Kind::Remove {
-        world.expect_no_faults();
-    }
-    world.open().unwrap();
-    world.check_all();
-    let refused = world.check_usable(seed);
-    assert!(refused == 0 || style.evicts, "{refused} blocks are refused though there is room");
-    fired
+    Trial { seed, style, kind, fault, outage_at: None }.run().fired
 }
 
 #[test]
@@ -122,12 +165,35 @@ fn no_fault_of_the_device_costs_a_store_with_an_index_in_files_more() {
 #[test]
 fn no_fault_of_the_device_while_it_merges_makes_the_store_panic_or_serve_a_wrong_byte() {
     for (kind, fault) in FAULTS {
+        let mut fired = 0;
         for seed in 20..23 {
             for durability in [Durability::Batch, Durability::None] {
                 let roomy = Style::roomy(durability).merging_at_once();
-                fail_now_and_then(seed, &roomy, kind, fault);
-                fail_now_and_then(seed, &roomy.indexed_in_files(), kind, fault);
-                fail_now_and_then(seed, &Style::crowded(durability).merging_at_once(), kind, fault);
+                let crowded = Style::crowded(durability).merging_at_once();
+                for style in [&roomy, &roomy.clone().indexed_in_files(), &crowded] {
+                    fired += fail_now_and_then(seed, style, kind, fault);
+                }
+            }
+        }
+        assert!(fired > 0, "{kind:?} {fault:?} never happened");
+    }
+}
+
+#[test]
+fn an_outage_while_operations_fail_costs_nothing_that_either_alone_does_not() {
+    /// Changes of the device from one outage to the next.
+    const STRIDE: usize = 11;
+    let harmless = |(kind, fault): &(Kind, Fault)| !destroys(*fault) && *kind != Kind::Remove;
+    for (kind, fault) in FAULTS.into_iter().filter(harmless) {
+        for (seed, durability) in [(60, Durability::Batch), (61, Durability::None)] {
+            let roomy = Style::roomy(durability);
+            for style in [&roomy.clone().flushing_often(), &Style::crowded(durability), &roomy] {
+                let trial = Trial { seed, style, kind, fault, outage_at: None };
+                let changes = trial.run().changes;
+                // The first few are those of the first open.
+                for at in (1..changes.saturating_sub(20)).step_by(STRIDE) {
+                    Trial { outage_at: Some(at), ..trial }.run();
+                }
             }
         }
     }

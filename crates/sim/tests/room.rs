@@ -121,3 +121,26 @@ fn a_put_stops_making_room_at_its_deadline_and_a_later_one_goes_on() {
     world.open().unwrap();
     world.check_all();
 }
+
+#[test]
+fn a_store_whose_damaged_index_has_no_room_stops_writing_instead_of_dropping_blocks_in_vain() {
+    let style = Style::crowded(Durability::Batch).flushing_often();
+    let mut world = filled(&style, 9);
+    world.open().unwrap();
+    world.expect_faults();
+    for _ in 0..20 {
+        world.device.rot("index-").unwrap();
+        world.check_all();
+    }
+    let mut chains = 100..400;
+    assert!(chains.any(|chain| world.put(&part(0, chain), false).is_err()));
+    assert!(world.stats().poisoned);
+    let evicted = world.stats().evicted_blocks;
+    chains.for_each(|chain| world.act(&Action::Put(part(0, chain), false)));
+    assert_eq!(world.stats().evicted_blocks, evicted);
+    world.reboot(Outage::Process);
+    world.expect_no_faults();
+    world.open().unwrap();
+    world.check_all();
+    assert_eq!(world.check_usable(0), 0, "the index was built anew");
+}

@@ -206,8 +206,8 @@ impl Shared {
     fn finish(&self) {
         self.freeze();
         while self.index.has_frozen() && self.index.step() {}
-        self.stop_if_unsure();
         self.condemn_if_damaged();
+        self.stop_if_useless();
     }
 
     fn round(&self) {
@@ -218,14 +218,17 @@ impl Shared {
             self.changed.notify_all();
             self.freeze_if_full();
         }
-        self.stop_if_unsure();
         self.condemn_if_damaged();
+        self.stop_if_useless();
     }
 
-    /// What an index that cannot be made durable does not take in would be written for nothing.
-    fn stop_if_unsure(&self) {
+    /// What an index that cannot be made durable, or has no room and never will, does not take in would be written for
+    /// nothing, and others dropped for it.
+    fn stop_if_useless(&self) {
         if self.index.is_unsure() {
             self.log.poison("the index could not be made durable");
+        } else if self.index.has_failed() && self.index.is_stalled() {
+            self.log.poison("the index takes in nothing more until it is built anew");
         }
     }
 
