@@ -1,0 +1,57 @@
+"""What `dalsegno bench soak` complains of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dalsegno.bench.soak import complaints
+
+WELL: dict[str, Any] = {
+    "requests": 300_000,
+    "hit_blocks": 5_000_000,
+    "wrong_blocks": 0,
+    "evicted_blocks": 300_000,
+    "merges": 2_000,
+    "refused_segments": 40,
+    "kills": 180,
+    "fills": 19,
+    "poisoned_lives": 0,
+    "errors": {},
+    "crashes": [],
+    "fds_growth": 0.0,
+    "threads_growth": 0.0,
+    "heap_mib_first": 6.8,
+    "heap_mib_growth": 0.0,
+    "rss_mib_by_eighth": [78.0, 96.0, 113.0, 114.0, 115.0, 114.0, 115.0, 115.0],
+}
+
+
+def test_a_run_in_which_all_went_well_is_no_reason_to_complain() -> None:
+    assert complaints(WELL, 20) == []
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"wrong_blocks": 1}, "wrong_blocks: 1"),
+        ({"errors": {"timeout": 2}}, "timeout"),
+        ({"crashes": ["killed by signal 11"]}, "signal 11"),
+        ({"poisoned_lives": 1}, "poisoned_lives: 1"),
+        ({"fds_growth": 1.0}, "fds grew"),
+        ({"threads_growth": 2.0}, "threads grew"),
+        ({"heap_mib_growth": 0.7}, "the heap grew"),
+        ({"rss_mib_by_eighth": [78.0 + 12 * at for at in range(8)]}, "resident memory grew"),
+        ({"kills": 0}, "no kills"),
+        ({"refused_segments": 0}, "no refused_segments"),
+        ({"hit_blocks": 0}, "no hit_blocks"),
+    ],
+)
+def test_what_is_wrong_grows_or_never_came_is_told(figures: dict[str, Any], words: str) -> None:
+    (told,) = complaints({**WELL, **figures}, 20)
+    assert words in told
+
+
+def test_a_first_look_need_not_meet_everything() -> None:
+    assert complaints({**WELL, "fills": 0, "rss_mib_by_eighth": [78.0, 96.0]}, 1) == []
