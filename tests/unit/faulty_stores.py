@@ -112,3 +112,61 @@ class Unbounded(Sound):
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         self._most = 1 << 30
         return super().put(keys, blocks)
+
+
+class Hidden(Sound):
+    """Turns every byte over on its way, so that nobody recognises a block in its files."""
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        return super().put(keys, [_turned_over(block) for block in blocks])
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [None if one is None else _turned_over(one) for one in super().get(keys)]
+
+
+def _turned_over(block: bytes) -> bytes:
+    return bytes(block).translate(bytes(range(255, -1, -1)))
+
+
+class Jammed(Sound):
+    """Never ends a put of many blocks."""
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        if len(keys) > 8:
+            time.sleep(3600)
+        return super().put(keys, blocks)
+
+
+class Sulking(Sound):
+    """Takes nothing any more once its disk was full."""
+
+    sulks = False
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        try:
+            return [False] * len(keys) if self.sulks else super().put(keys, blocks)
+        except OSError:
+            self.sulks = True
+            return [False] * len(keys)
+
+
+class Slow(Sound):
+    """Bounds itself with one long look at all its files now and then."""
+
+    puts = 0
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        self.puts += 1
+        if self.puts % 100 == 0:
+            time.sleep(1.2)
+        for key, block in zip(keys, blocks, strict=True):
+            self._path(key).write_bytes(block)
+        return [True] * len(keys)
+
+
+class Unaware(Sound):
+    """Counts only what it put since it was started."""
+
+    def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
+        super().__init__(directory, capacity_bytes=capacity_bytes, block_bytes=block_bytes)
+        self._most += len(list(directory.iterdir()))

@@ -204,7 +204,10 @@ fn a_device_that_fails_for_good_ends_in_misses_and_errors_only() {
     for (kind, fault) in FAULTS {
         let _label = Label(format!("{kind:?} {fault:?}"));
         let style = Style::roomy(Durability::Batch);
-        let mut world = filled(&style, 5);
+        // What is full creates nothing.
+        let creates = matches!(kind, Kind::Create | Kind::SyncNames);
+        let mut world = if creates { world(&style, 5) } else { filled(&style, 5) };
+        world.open().unwrap();
         world.expect_faults();
         world.forgive();
         world.device.inject(Rule::always(kind, fault));
@@ -213,6 +216,9 @@ fn a_device_that_fails_for_good_ends_in_misses_and_errors_only() {
                 world.act(&action);
             }
         }
+        // Nothing is opened again, and nothing removed.
+        let never = matches!(kind, Kind::Open | Kind::Remove);
+        assert_eq!(world.device.faults_fired() == 0, never, "{kind:?} {fault:?}");
         world.check_all();
     }
 }

@@ -54,10 +54,12 @@ def _damage(harm: Harm, cell: Cell) -> None:
     cell.close()
     files = Files(cell.directory, kept, cell.block_bytes, cell.facts["pieces"])
     there = [key for key in kept if files.places[key]]
-    if len(there) < VICTIMS:
-        cell.note("blocks were not found in the files: nothing was damaged")
+    touched = (
+        harm(cell, files, cell.chance.sample(there, VICTIMS)) if len(there) >= VICTIMS else None
+    )
+    if not touched:
+        cell.outcome.skipped = "its blocks were not found in its files, so nothing was damaged"
         return
-    touched = harm(cell, files, cell.chance.sample(there, VICTIMS))
     cell.outcome.figures["touched_blocks"] = len(touched)
     _look(cell, kept, touched)
 
