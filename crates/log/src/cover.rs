@@ -40,6 +40,8 @@ impl Log {
     /// What an index holds that has taken in everything whose pins are gone; and makes that durable, so that the index
     /// never leads to something that a crash took back.
     ///
+    /// For one caller at a time: another would be told of what this one is syncing still.
+    ///
     /// # Errors
     ///
     /// As [`Log::append`] if a sync fails.
@@ -100,10 +102,9 @@ impl Cover {
         self.segments.get(at).filter(|known| known.epoch == epoch)
     }
 
-    /// Whether it does not know a segment although that had its header when the cover was made.
-    pub(crate) fn lacks(&self, number: u64, first_sequence: u64) -> bool {
-        first_sequence <= self.next_sequence
-            && self.segments.binary_search_by_key(&number, |known| known.number).is_err()
+    /// Whether it does not know a segment: that came later, or could not be read when the cover was made.
+    pub(crate) fn lacks(&self, number: u64) -> bool {
+        self.segments.binary_search_by_key(&number, |known| known.number).is_err()
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {

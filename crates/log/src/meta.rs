@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Coding, Namespace, StoreId};
-use dalsegno_io::{BufferPool, Device, FileId, IoError, OpenMode, Operation};
+use dalsegno_io::{BufferPool, Device, DirEntry, FileId, IoError, OpenMode, Operation};
 
 use crate::call::Call;
 use crate::error::LogError;
@@ -58,30 +58,48 @@ pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreHeader,
 
 /// `None` if there is no such file; an error inside if the device does not give it.
 fn read_store_header(core: &Core) -> Result<Option<ReadHeader>, LogError> {
-    if !core.device.list()?.iter().any(|entry| entry.name == STORE_FILE) {
+    let entries = core.device.list()?;
+    let Some(entry) = entries.iter().find(|entry| entry.name == STORE_FILE) else {
         return Ok(None);
-    }
+    };
     Ok(Some(match read_sector(core, STORE_FILE) {
-        // A file that ends too early was cut.
-        Err(LogError::Io(IoError::Short { .. })) => Ok(Err(FormatError::Truncated)),
+        Err(error) if is_cut(entry, &error) => Ok(Err(FormatError::Truncated)),
         read => read.map(|sector| StoreHeader::decode(&sector)),
     }))
 }
 
+/// Whether a first sector cannot be read since the file ends before; else a short read says nothing of the file.
+fn is_cut(entry: &DirEntry, error: &LogError) -> bool {
+    entry.bytes < SECTOR as u64 && matches!(error, LogError::Io(IoError::Short { .. }))
+}
+
 type ReadHeader = Result<Result<StoreHeader, FormatError>, LogError>;
 
-/// The store's header as most segment headers tell it.
+/// The store's header as most segment headers tell it; `None` if there is no segment.
+///
+/// # Errors
+///
+/// If none tells it, and one of them cannot be read.
 pub(crate) fn header_of_segments(core: &Core) -> Result<Option<StoreHeader>, LogError> {
     let mut votes: BTreeMap<(StoreId, u64), u32> = BTreeMap::new();
+    let mut unread = None;
     for entry in core.device.list()? {
         if segment_number(&entry.name).is_none() {
             continue;
         }
-        if let Ok(Ok(header)) = read_sector(core, &entry.name).map(|s| SegmentHeader::decode(&s)) {
-            *votes.entry((header.store, header.segment_bytes)).or_default() += 1;
+        match read_sector(core, &entry.name).map(|sector| SegmentHeader::decode(&sector)) {
+            Ok(Ok(header)) => {
+                *votes.entry((header.store, header.segment_bytes)).or_default() += 1;
+            }
+            Ok(Err(_)) => {}
+            Err(error) if is_cut(&entry, &error) => {}
+            Err(error) => unread = Some(error),
         }
     }
     let winner = votes.into_iter().max_by_key(|(_, count)| *count);
+    if let Some(error) = unread.filter(|_| winner.is_none()) {
+        return Err(error);
+    }
     // Segments do not tell whether there are coded extents, so there may be.
     let header = |(store, segment_bytes)| StoreHeader { store, segment_bytes, is_coded: true };
     Ok(winner.map(|(found, _)| header(found)))

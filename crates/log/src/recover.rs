@@ -102,9 +102,11 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
-            // What is damaged is in no cover.
+            // What is damaged is in no cover. What came after the cover has newer records alone.
+            let is_older = |record: &RecordHeader| record.sequence <= cover.next_sequence;
+            let has_older = slot.oldest_born == 0 || records.iter().any(is_older);
             recovered.is_one_back |=
-                slot.state != SegmentState::Damaged && cover.lacks(number, first_sequence);
+                slot.state != SegmentState::Damaged && has_older && cover.lacks(number);
             if slot.state == SegmentState::Damaged {
                 // Extents of a segment that is given up are not read, but their numbers were used.
                 segments.next_sequence = segments.next_sequence.max(first_sequence);

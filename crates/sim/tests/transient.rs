@@ -162,3 +162,24 @@ fn segments_that_come_back_one_after_the_other_bring_back_nothing_that_was_remov
         }
     }
 }
+
+#[test]
+fn a_store_none_of_whose_segments_can_be_read_is_not_taken_for_a_new_one() {
+    for (index, style) in styles() {
+        for fault in [Fault::Error, Fault::Short] {
+            for is_damaged in [false, true] {
+                let _label = Label(format!("{index}, {fault:?}, header damaged: {is_damaged}"));
+                let mut world = filled(&style, 3);
+                world.expect_faults();
+                if is_damaged {
+                    world.device.rot("store.meta").unwrap();
+                    world.device.inject(Rule::always(Kind::Read, fault).on("segment-"));
+                } else {
+                    world.device.inject(Rule::always(Kind::Read, fault));
+                }
+                assert!(world.open().is_err(), "who knows what is in it");
+                check_well(&mut world);
+            }
+        }
+    }
+}

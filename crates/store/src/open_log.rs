@@ -41,8 +41,10 @@ pub(crate) struct Whence<'a> {
 struct Found {
     opened: Opened,
     recovered: Recovered,
-    /// What of the log the index had taken in.
+    /// What of the log the index had taken in, or what it says of removals if it is new.
     cover: Vec<u8>,
+    /// Whether the index began empty.
+    is_new: bool,
     /// Whether it saw all of that.
     is_whole: bool,
 }
@@ -74,10 +76,11 @@ impl Whence<'_> {
         let found = self.find(removals)?;
         let untold = found.recovered.faults.iter().filter(|fault| !told.contains(fault));
         tell_faults(counters, &untold.cloned().collect::<Vec<_>>());
-        if !found.cover.is_empty() {
+        if !found.is_new {
             let message = "the files of the index are out of date and cannot be removed";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
+        found.keep_removals();
         let (opened, is_filled) = found.fill();
         if let Some(lsm) = opened.lsm.as_ref().filter(|_| !is_filled) {
             // What was to be removed may be in what cannot be read.
@@ -99,7 +102,8 @@ impl Whence<'_> {
             let (log, recovered) =
                 Log::open(device, clock, pool, options, self.new_store).map_err(to_error)?;
             let opened = Opened { log, index: Arc::new(MemoryIndex::default()), lsm: None };
-            return Ok(Found { opened, recovered, cover: Vec::new(), is_whole: true });
+            let cover = Vec::new();
+            return Ok(Found { opened, recovered, cover, is_new: true, is_whole: true });
         }
         let lsm_options = LsmOptions {
             memtable_bytes: self.limits.index_memory_bytes / 8,
@@ -110,11 +114,12 @@ impl Whence<'_> {
         };
         let mut opened = None;
         let index_device = Arc::clone(&device);
+        let handed_on = removals.clone();
         let cover_of = |store| {
             let index = LsmIndex::open(index_device, store, lsm_options);
             let cover = index.as_ref().ok().and_then(|(_, cover)| cover.clone());
             opened = Some(index);
-            cover.or(removals)
+            cover.or(handed_on)
         };
         let (log, recovered) =
             Log::open_covered(device, clock, pool, options, self.new_store, cover_of)
@@ -131,11 +136,21 @@ impl Whence<'_> {
         let is_whole = is_aligned && !recovered.is_one_back;
         let index = Arc::<LsmIndex>::clone(&lsm);
         let opened = Opened { log, index, lsm: Some(lsm) };
-        Ok(Found { opened, recovered, cover: cover.unwrap_or_default(), is_whole })
+        let is_new = cover.is_none();
+        let cover = cover.or(removals).unwrap_or_default();
+        Ok(Found { opened, recovered, cover, is_new, is_whole })
     }
 }
 
 impl Found {
+    /// Has a new index know from now on, though it is killed soon, what only the old one knew.
+    fn keep_removals(&self) {
+        if let Some(lsm) = self.opened.lsm.as_ref().filter(|_| !self.cover.is_empty()) {
+            lsm.freeze(self.cover.clone());
+            while lsm.step() {}
+        }
+    }
+
     /// Lets the index take in what it does not know; `false` if it may not have learned of every removal.
     fn fill(self) -> (Opened, bool) {
         let Self { opened, recovered, cover, .. } = self;
