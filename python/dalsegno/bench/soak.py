@@ -22,35 +22,30 @@ import mmap
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import dalsegno
 from dalsegno.bench import image
+from dalsegno.bench.soak_figures import complaints, figures_of
 
-__all__ = ["SUMMARY", "complaints", "main"]
+__all__ = ["SUMMARY", "main"]
 
 SUMMARY = "a day's load in minutes: full disks, kills, reopening; what leaks, what is wrong"
 
-DAY_REQUESTS = 288_744
 IMAGE_BYTES = 1 << 30
 # Two of them want more than the disk has.
 CAPACITY = "640MiB"
 THREADS = 2
 MOST_BLOCKS = 48
 TIMEOUT_S = 5.0
-# From here on a run says something about what grows slowly, and meets all that may happen.
-WHOLE_MINUTES = 5.0
-# Resident memory of the last quarter to that of the second one.
-RSS_RATIO = 1.2
 # Name, layers, bytes of a slice, codec.
 SPACES = (("chat", 4, 4096, None), ("code", 2, 3000, None), ("long", 8, 2048, "zstd"))
 BLOCK_BYTES = max(layers * slice_bytes for _, layers, slice_bytes, _ in SPACES)
@@ -294,7 +289,7 @@ def _soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     steady = Process(folder / "steady", options, 20.0)
     killed = Process(folder / "killed", options, 6.0)
     process = steady.run(60 * options.minutes)
-    kills = fills = 0
+    kills, fillers = 0, []
     next_fill = time.monotonic() + 30
     victim = killed.run(3600)
     while (left := ends - time.monotonic()) > 0 and process.poll() is None:
@@ -303,8 +298,8 @@ def _soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         victim.wait()
         kills += 1
         if time.monotonic() > next_fill:
-            fills += 1
-            threading.Thread(target=_fill_up, args=(folder, 10.0)).start()
+            fillers.append(threading.Thread(target=_fill_up, args=(folder, 10.0)))
+            fillers[-1].start()
             next_fill = time.monotonic() + 60
         victim = killed.run(3600)
         if sys.stderr.isatty():
@@ -312,72 +307,10 @@ def _soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     victim.kill()
     victim.wait()
     process.wait(timeout=120)
+    for filler in fillers:
+        filler.join()
     time.sleep(0.5)
-    return _figures(steady, killed, kills, fills)
-
-
-def _figures(steady: Process, killed: Process, kills: int, fills: int) -> dict[str, Any]:
-    lives = [row for row in steady.rows if "life" in row]
-    # The first lives warm up: imports, allocator, both kinds of index.
-    lives = lives[2:] if len(lives) > 6 else lives
-    quarter = max(1, len(lives) // 4)
-    every = [row for row in steady.rows + killed.rows if "life" in row]
-
-    def growth(name: str) -> float:
-        first, last = lives[:quarter], lives[-quarter:]
-        before, after = (statistics.median(row[name] for row in rows) for rows in (first, last))
-        return float(after - before)
-
-    figures: dict[str, Any] = {
-        name: sum(row[name] for row in every)
-        for name in ("requests", "put_blocks", "hit_blocks", "wrong_blocks", "failed_blocks")
-    }
-    figures |= {
-        name: sum(row[name] for row in every)
-        for name in ("evicted_blocks", "merges", "refused_segments", "quarantined_blocks")
-    }
-    told = sum("wrong" in row for row in steady.rows + killed.rows)
-    figures["wrong_blocks"] = max(told, figures["wrong_blocks"])
-    figures |= {"kills": kills, "fills": fills, "reopenings": len(every) + kills}
-    figures["refused_openings"] = sum("refused" in row for row in steady.rows + killed.rows)
-    for name in ("fds", "threads", "rss_mib", "heap_mib"):
-        figures[f"{name}_first"] = statistics.median(row[name] for row in lives[:quarter])
-        figures[f"{name}_growth"] = growth(name)
-    # Flat or not is seen from the whole way, not from its ends.
-    eighths = [lives[len(lives) * at // 8 : len(lives) * (at + 1) // 8] for at in range(8)]
-    for name in ("rss_mib", "heap_mib"):
-        figures[f"{name}_by_eighth"] = [
-            round(statistics.median(row[name] for row in rows), 1) for rows in eighths if rows
-        ]
-    figures["poisoned_lives"] = sum(bool(row["poisoned"]) for row in every)
-    errors: dict[str, int] = {}
-    for row in every:
-        for kind, count in row["errors"].items():
-            errors[kind] = errors.get(kind, 0) + count
-    figures |= {"errors": errors, "crashes": steady.problems + killed.problems}
-    figures["days"] = figures["requests"] / DAY_REQUESTS
-    figures["load"] = os.getloadavg()[0]
-    return figures
-
-
-def complaints(figures: Mapping[str, Any], minutes: float) -> list[str]:
-    """Tells what was wrong, what grew, and what was never tried."""
-    told = [
-        f"{name}: {figures[name]}"
-        for name in ("wrong_blocks", "poisoned_lives", "errors", "crashes")
-        if figures[name]
-    ]
-    told += [f"{name} grew" for name in ("fds", "threads") if figures[f"{name}_growth"] > 0]
-    if figures["heap_mib_growth"] > figures["heap_mib_first"] / 10:
-        told.append("the heap grew")
-    if minutes < WHOLE_MINUTES:
-        return told
-    # The first quarter fills the pools. What lies outside of the heap is seen only here.
-    rss = figures["rss_mib_by_eighth"]
-    if max(rss[-2:]) > RSS_RATIO * max(rss[2:4]):
-        told.append("resident memory grew")
-    events = ("kills", "fills", "refused_segments", "evicted_blocks", "merges", "hit_blocks")
-    return told + [f"no {name}: the run shows nothing" for name in events if not figures[name]]
+    return figures_of(steady, killed, kills, len(fillers))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -167,7 +167,7 @@ class Backend:
                 namespaces = opening(store, epoch)
                 with self._lock:
                     if epoch is self._epoch and not self._closing.is_set():
-                        self.current = Opened(store, namespaces)
+                        self.current, self.problem = Opened(store, namespaces), ""
                         return True
         except BaseException:
             store.close()
@@ -193,7 +193,6 @@ class Backend:
         """Takes note that the store is open."""
         with self._lock:
             since = " from now on" if self._late or self._tried.is_set() else ""
-            self.problem = ""
             self._tried.set()
         self._logger.info("Dalsegno uses the store at %s%s.", self._path, since)
 
@@ -249,8 +248,8 @@ class Backend:
         opened.poisoned = True
         pause_s, self._reopen_s = self._reopen_s, min(2 * self._reopen_s, REOPEN_MOST_S)
         self._logger.warning(
-            "Dalsegno: a sync of the store at %s failed, so nothing more is written; it is "
-            "still read, and opened anew in %.0f s. Look at its disk.",
+            "Dalsegno: nothing more is written to the store at %s, since a sync failed or its "
+            "index is damaged; it is still read, and opened anew in %.0f s. Look at its disk.",
             self._path,
             pause_s,
         )
@@ -299,11 +298,11 @@ class Backend:
                 error,
                 self._engine,
             )
-            with contextlib.suppress(Exception):
-                opened.store.close()
             # What waits to open a poisoned store anew does that as well.
             if not opened.poisoned:
                 self._thread = self._start(self._keep_trying, self._retry_s)
+            with contextlib.suppress(Exception):
+                opened.store.close()
             return
         self.current = Opened(opened.store, namespaces, opened.poisoned, opened.since)
 
