@@ -91,6 +91,9 @@ pub(crate) fn header_of_segments(core: &Core) -> Result<Option<StoreHeader>, Log
             Ok(Ok(header)) => {
                 *votes.entry((header.store, header.segment_bytes)).or_default() += 1;
             }
+            Ok(Err(source @ FormatError::Newer(_))) => {
+                return Err(LogError::Format { file: entry.name, source });
+            }
             Ok(Err(_)) => {}
             Err(error) if is_cut(&entry, &error) => {}
             Err(error) => unread = Some(error),

@@ -20,7 +20,7 @@ use crate::format::{
 use crate::log::Core;
 use crate::meta::read_sector;
 use crate::scan::{Scan, ScanEnd, scan_records, scan_tombstones};
-use crate::segment::{Segment, SegmentState, Slot, Tombstone};
+use crate::segment::{Segment, SegmentState, Segments, Slot, Tombstone};
 
 /// More sequence numbers than any number of records that could not be read: theirs are never given out again.
 const UNREAD_SEQUENCES: u64 = 1 << 32;
@@ -104,7 +104,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         if let Some(slot) = slot {
             // What is damaged is in no cover. What came after the cover has newer records alone.
             let is_older = |record: &RecordHeader| record.sequence <= cover.next_sequence;
-            let has_older = slot.oldest_born == 0 || records.iter().any(is_older);
+            let has_gaps = slot.oldest_born == 0 && first_sequence <= cover.next_sequence;
+            let has_older = has_gaps || records.iter().any(is_older);
             recovered.is_one_back |=
                 slot.state != SegmentState::Damaged && has_older && cover.lacks(number);
             if slot.state == SegmentState::Damaged {
@@ -136,18 +137,7 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
             }
         }
     }
-    for tombstone in &cover.tombstones {
-        let slot = segments.slots.get(&tombstone.segment);
-        // Of a segment that cannot be read, what was known of it still holds.
-        let is_missing = slot.is_none() && segments.is_one_missing;
-        let is_unread = is_missing || slot.is_some_and(|slot| slot.segment.epoch() == 0);
-        let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
-        if is_unread || known.is_some_and(|known| tombstone.offset < known.covered) {
-            segments.tombstones.push(tombstone.clone());
-        }
-        let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
-        recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
-    }
+    take_removals(&mut recovered, &mut segments, cover);
     let newest = segments
         .slots
         .values()
@@ -166,6 +156,25 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     recovered.extents.sort_unstable_by_key(|extent| extent.id);
     recovered.extents.dedup_by_key(|extent| extent.id);
     recovered
+}
+
+/// Takes in the removals that the cover knew.
+fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cover) {
+    for tombstone in &cover.tombstones {
+        let slot = segments.slots.get(&tombstone.segment);
+        // Of a segment that cannot be read, what was known of it still holds.
+        let is_missing = slot.is_none() && segments.is_one_missing;
+        let is_unread = is_missing || slot.is_some_and(|slot| slot.segment.epoch() == 0);
+        let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
+        // An index that is built anew was handed what the old one knew, though it may be read no more.
+        let is_handed_on = cover.segments.is_empty() && !segments.hides(tombstone);
+        if is_unread || is_handed_on || known.is_some_and(|known| tombstone.offset < known.covered)
+        {
+            segments.tombstones.push(tombstone.clone());
+        }
+        let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
+        recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
+    }
 }
 
 fn open_segment(

@@ -283,22 +283,26 @@ fn a_segment_that_could_not_be_read_when_the_cover_was_made_is_told_to_be_back()
 
 #[test]
 fn a_removal_that_only_the_cover_knows_is_handed_on_to_an_index_that_is_built_anew() {
-    let dir = tempfile::tempdir().unwrap();
-    let (log, _) = open(dir.path());
-    let older = write(&log, 0).location.segment;
-    let other = fill(&log, older);
-    let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
-    let mut removals = removals_of(&log.cover().unwrap());
-    drop(log);
-    let path = dir.path().join(segment_file(other));
-    patch(&path, 0, &[0xaa; 8]);
-    patch(&path, 4096, &vec![0xaa; (1 << 20) - 4096]);
-    for _ in 0..2 {
-        let (log, recovered) = open_covered(dir.path(), removals);
-        assert!(!recovered.extents.is_empty(), "all headers are read");
-        assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
-        // As long as the segment that it was in cannot be read.
-        removals = removals_of(&log.cover().unwrap());
+    for is_header_bad in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, _) = open(dir.path());
+        let older = write(&log, 0).location.segment;
+        let other = fill(&log, older);
+        let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+        let mut removals = removals_of(&log.cover().unwrap());
+        drop(log);
+        let path = dir.path().join(segment_file(other));
+        if is_header_bad {
+            patch(&path, 0, &[0xaa; 8]);
+        }
+        patch(&path, 4096, &vec![0xaa; (1 << 20) - 4096]);
+        for _ in 0..2 {
+            let (log, recovered) = open_covered(dir.path(), removals);
+            assert!(!recovered.extents.is_empty(), "all headers are read");
+            assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
+            // As long as its segment is what it is.
+            removals = removals_of(&log.cover().unwrap());
+        }
     }
 }
 

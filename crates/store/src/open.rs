@@ -7,13 +7,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use dalsegno_core::{
     ChainHash, Clock, Coding, Config, Error, ErrorKind, Limits, Namespace, NamespaceId, Result,
     SpaceFacts, StoreId, format_bytes,
 };
-use dalsegno_index::Index;
+use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, LockError,
     SystemClock, allow_open_files,
@@ -169,11 +169,10 @@ impl Store {
         let counters = Counters::default();
         let Opened { log, index, lsm } = whence.open(&counters)?;
         watch.try_with(STORE_FILE, pool);
-        // A damaged index does not know.
-        let is_damaged = lsm.as_ref().is_some_and(|lsm| lsm.is_damaged());
-        let namespaces = namespaces_in_use(&log, device.as_ref(), |namespace| {
-            is_damaged || has_blocks(index.as_ref(), namespace)
-        })?;
+        let is_used = |namespace| {
+            has_blocks(index.as_ref(), namespace) || !knows_all(lsm.as_deref(), &counters)
+        };
+        let namespaces = namespaces_in_use(&log, device.as_ref(), is_used)?;
         let rules = UpkeepRules {
             clock: Arc::clone(&clock),
             bytes_per_s: limits.index_bytes_per_s,
@@ -253,6 +252,12 @@ fn namespaces_in_use(
         forget(device, namespace);
     }
     Ok(used)
+}
+
+/// Whether there are no blocks but those that the index shows: what could not be read may hold others.
+fn knows_all(lsm: Option<&LsmIndex>, counters: &Counters) -> bool {
+    let knows = |lsm: &LsmIndex| !(lsm.is_damaged() || lsm.has_missed() || lsm.has_failed());
+    counters.open_faults.load(Ordering::Relaxed) == 0 && lsm.is_none_or(knows)
 }
 
 fn has_blocks(index: &dyn Index, namespace: NamespaceId) -> bool {

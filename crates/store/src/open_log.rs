@@ -70,9 +70,13 @@ impl Whence<'_> {
         };
         tracing::warn!("the index in files does not know all of the log; it is built anew");
         let Opened { log, index, lsm } = outdated;
+        let handed_on = removals.clone().unwrap_or_default();
+        let is_anew = lsm.as_ref().is_some_and(|lsm| lsm.begin_anew(handed_on));
         drop((index, lsm));
         log.release();
-        remove_index_files(self.device.as_ref(), |name| index_number(name).is_some());
+        if !is_anew {
+            remove_index_files(self.device.as_ref(), |name| index_number(name).is_some());
+        }
         let found = self.find(removals)?;
         let untold = found.recovered.faults.iter().filter(|fault| !told.contains(fault));
         tell_faults(counters, &untold.cloned().collect::<Vec<_>>());
@@ -80,11 +84,15 @@ impl Whence<'_> {
             let message = "the files of the index are out of date and cannot be removed";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-        found.keep_removals();
         let (opened, is_filled) = found.fill();
-        if let Some(lsm) = opened.lsm.as_ref().filter(|_| !is_filled) {
+        let Some(lsm) = &opened.lsm else { return Ok(opened) };
+        if !is_filled {
             // What was to be removed may be in what cannot be read.
             lsm.give_up();
+        } else if let Ok(cover) = opened.log.cover() {
+            // Who is killed soon and often need not build it again.
+            lsm.freeze(cover);
+            while lsm.step() {}
         }
         Ok(opened)
     }
@@ -134,23 +142,15 @@ impl Whence<'_> {
             lsm.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
         log.begin_after(lsm.newest_segment().unwrap_or_default());
         let is_whole = is_aligned && !recovered.is_one_back;
+        let is_new = !lsm.has_tables();
         let index = Arc::<LsmIndex>::clone(&lsm);
         let opened = Opened { log, index, lsm: Some(lsm) };
-        let is_new = cover.is_none();
         let cover = cover.or(removals).unwrap_or_default();
         Ok(Found { opened, recovered, cover, is_new, is_whole })
     }
 }
 
 impl Found {
-    /// Has a new index know from now on, though it is killed soon, what only the old one knew.
-    fn keep_removals(&self) {
-        if let Some(lsm) = self.opened.lsm.as_ref().filter(|_| !self.cover.is_empty()) {
-            lsm.freeze(self.cover.clone());
-            while lsm.step() {}
-        }
-    }
-
     /// Lets the index take in what it does not know; `false` if it may not have learned of every removal.
     fn fill(self) -> (Opened, bool) {
         let Self { opened, recovered, cover, .. } = self;

@@ -90,6 +90,15 @@ impl Tree {
         self.install(before.with_levels(before.levels.clone()), false)
     }
 
+    /// Writes a manifest of no tables with this cover.
+    pub(crate) fn begin_anew(&self, cover: Vec<u8>) -> Result<(), TableError> {
+        let _one_at_a_time = self.maintaining.lock();
+        if self.has_failed() {
+            return Err(TableError::Malformed("what is left of the index"));
+        }
+        self.install(Version { cover, ..Version::default() }, false)
+    }
+
     /// Removes the manifest: an open that finds none begins with an empty index.
     pub(crate) fn condemn(&self) {
         let _one_at_a_time = self.maintaining.lock();

@@ -105,6 +105,19 @@ impl LsmIndex {
         self.tree.empty();
     }
 
+    /// Becomes an index that holds nothing and has this for its cover, now and at every open until it is flushed.
+    /// `false` if that could not be written: nothing has changed then, or nothing is written any more.
+    #[must_use]
+    pub fn begin_anew(&self, cover: Vec<u8>) -> bool {
+        self.tree.begin_anew(cover).is_ok()
+    }
+
+    /// Whether anything of it lies in tables.
+    #[must_use]
+    pub fn has_tables(&self) -> bool {
+        self.tree.state().version.bytes() > 0
+    }
+
     /// The shape it is given at the next flush, if it has not got it yet.
     #[must_use]
     pub fn shape(&self) -> Shape {
