@@ -231,3 +231,29 @@ def test_a_store_that_cannot_move_to_new_namespaces_is_opened_anew(
     assert ours.problem == ""
     assert space(ours).probe(chain(2)) == 0, "these are of the weights before"
     ours.close()
+
+
+def test_why_there_is_no_store_is_logged_before_the_engine_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            time.sleep(0.3)
+            told.append(record.getMessage())
+
+    def refusing(path: str, settings: Mapping[str, Any]) -> Any:
+        raise dalsegno.DalsegnoError(f"{path} is in use, {len(settings)}")
+
+    monkeypatch.setattr(opening, "open_store", refusing)
+    handler = Slow(logging.WARNING)
+    logging.getLogger("tests.opening").addHandler(handler)
+    try:
+        ours = backend(tmp_path / "store", retry_s=SOON_S)
+        assert len(told) == 1
+        assert "is in use" in told[0]
+        assert "is in use" in ours.problem
+        ours.close()
+    finally:
+        logging.getLogger("tests.opening").removeHandler(handler)

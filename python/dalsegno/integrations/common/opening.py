@@ -148,7 +148,7 @@ class Backend:
         with self._lock:
             self._late = not self._tried.is_set()
             if self._late:
-                self.problem = "it is still being opened"
+                self.problem = self.problem or "it is still being opened"
             return self._late
 
     def _start(self, work: Callable[[float], None], pause_s: float) -> threading.Thread:
@@ -209,9 +209,7 @@ class Backend:
         """Takes note of an attempt that failed; the later ones say what the first one said."""
         with self._lock:
             self.problem = str(error)
-            told = self._tried.is_set()
-            self._tried.set()
-        if told:
+        if self._tried.is_set():
             self._logger.debug("Dalsegno still cannot use %s: %s", self._path, error)
             return
         self._logger.warning(
@@ -222,6 +220,8 @@ class Backend:
             self._engine,
             self._retry_s,
         )
+        # Whoever waits for it finds it logged.
+        self._tried.set()
 
     def tell_poisoned(self) -> None:
         """A put was refused as a sync had failed: the store is to be opened anew, by a thread.
