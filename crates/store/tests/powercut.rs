@@ -306,7 +306,8 @@ fn one_store(mkfs: &str, check: &str, store_number: u64, cuts: u64, dice: &mut D
         assert!(lost.is_empty(), "lost after {number} other cuts: {lost:?}, {round:?}");
         let fresh = round.first + (1 << 31);
         let report = put(&opened.store, opened.blocks, &chain(fresh, BLOCKS), 0, BLOCK);
-        assert_eq!(report.count(PutOutcome::Stored), BLOCKS as u64, "puts after a cut: {round:?}");
+        let (stored, stats) = (report.count(PutOutcome::Stored), opened.store.stats());
+        assert_eq!(stored, BLOCKS as u64, "puts after a cut: {round:?}, {report:?}, {stats:?}");
         assert_eq!(opened.get(&chain(fresh, BLOCKS)), BLOCKS);
         told.puts.push(fresh);
     }
