@@ -54,12 +54,8 @@ fn index_in(files: &Arc<MemoryFiles>) -> Arc<LsmIndex> {
     Arc::new(LsmIndex::over(tree, Usage::default()))
 }
 
-fn names(files: &MemoryFiles) -> Vec<String> {
-    files.list().unwrap().into_iter().map(|entry| entry.name).collect()
-}
-
-#[test]
-fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
+/// An index of a thousand blocks in two tables, which are to be merged next.
+fn before_a_merge() -> (Arc<MemoryFiles>, Arc<LsmIndex>) {
     let files = Arc::new(MemoryFiles::default());
     let index = index_in(&files);
     for half in 0..2 {
@@ -67,6 +63,16 @@ fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
         index.freeze(Vec::new());
         assert!(index.step());
     }
+    (files, index)
+}
+
+fn names(files: &MemoryFiles) -> Vec<String> {
+    files.list().unwrap().into_iter().map(|entry| entry.name).collect()
+}
+
+#[test]
+fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
+    let (files, index) = before_a_merge();
     let pace = Refusing { index: Arc::downgrade(&index), files: Arc::clone(&files) };
     index.set_pace(Arc::new(pace));
     let (before, all) = (index.lsm_stats(), names(&files));
@@ -113,13 +119,7 @@ impl Pace for Removing {
 
 #[test]
 fn a_removal_that_meets_a_damaged_table_in_the_middle_of_a_merge_comes_to_its_end() {
-    let files = Arc::new(MemoryFiles::default());
-    let index = index_in(&files);
-    for half in 0..2 {
-        (half * 500..(half + 1) * 500).for_each(|number| put_one(&index, number));
-        index.freeze(Vec::new());
-        assert!(index.step());
-    }
+    let (files, index) = before_a_merge();
     let (sender, removed) = channel();
     let pace = Removing {
         index: Arc::downgrade(&index),
