@@ -6,6 +6,8 @@
 //! 3. Nothing is written but what a later append writes anyway.
 //! 4. With durability `batch` the extents that are told are durable.
 
+use std::collections::HashSet;
+
 use dalsegno_core::{ChainHash, Durability, Extent, NamespaceId, SECTOR_BYTES};
 use dalsegno_io::{DirEntry, FileId, IoError, OpenMode, Opened, Operation};
 use parking_lot::Mutex;
@@ -160,20 +162,26 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
 
 /// Takes in the removals that the cover knew.
 fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cover) {
+    if cover.tombstones.is_empty() {
+        return;
+    }
+    // An index that is built anew was handed what the old one knew, though it may be read no more.
+    let read: Option<HashSet<&Removal>> =
+        cover.segments.is_empty().then(|| recovered.removals.iter().collect());
     for tombstone in &cover.tombstones {
         let slot = segments.slots.get(&tombstone.segment);
         // Of a segment that cannot be read, what was known of it still holds.
         let is_missing = slot.is_none() && segments.is_one_missing;
         let is_unread = is_missing || slot.is_some_and(|slot| slot.segment.epoch() == 0);
         let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
-        // An index that is built anew was handed what the old one knew, though it may be read no more.
-        let is_handed_on = cover.segments.is_empty() && !segments.hides(tombstone);
+        let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
+        let removal = (*namespace, hashes.clone(), *kills_before);
+        let is_handed_on = read.as_ref().is_some_and(|read| !read.contains(&removal));
         if is_unread || is_handed_on || known.is_some_and(|known| tombstone.offset < known.covered)
         {
             segments.tombstones.push(tombstone.clone());
         }
-        let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
-        recovered.covered_removals.push((*namespace, hashes.clone(), *kills_before));
+        recovered.covered_removals.push(removal);
     }
 }
 

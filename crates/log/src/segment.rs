@@ -304,14 +304,6 @@ impl Segments {
         }
     }
 
-    /// Whether a tombstone that removes the same is known.
-    pub(crate) fn hides(&self, wanted: &Tombstone) -> bool {
-        let same = |known: &Tombstone| {
-            known.kills_before == wanted.kills_before && known.removes() == wanted.removes()
-        };
-        self.tombstones.iter().any(same)
-    }
-
     /// The next cover is to sync these.
     pub(crate) fn mark_unsynced(&mut self, these: &[Arc<Segment>]) {
         for segment in these {

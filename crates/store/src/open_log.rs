@@ -122,17 +122,18 @@ impl Whence<'_> {
         };
         let mut opened = None;
         let index_device = Arc::clone(&device);
-        let handed_on = removals.clone();
+        let mut known = removals;
         let cover_of = |store| {
             let index = LsmIndex::open(index_device, store, lsm_options);
             let cover = index.as_ref().ok().and_then(|(_, cover)| cover.clone());
             opened = Some(index);
-            cover.or(handed_on)
+            known = cover.or(known.take());
+            known.clone()
         };
         let (log, recovered) =
             Log::open_covered(device, clock, pool, options, self.new_store, cover_of)
                 .map_err(to_error)?;
-        let (lsm, cover) = opened.expect("the log asks for its cover").map_err(|error| {
+        let (lsm, _) = opened.expect("the log asks for its cover").map_err(|error| {
             Error::new(ErrorKind::Unavailable, "the index cannot be opened").with_source(error)
         })?;
         let lsm = Arc::new(lsm);
@@ -145,7 +146,7 @@ impl Whence<'_> {
         let is_new = !lsm.has_tables();
         let index = Arc::<LsmIndex>::clone(&lsm);
         let opened = Opened { log, index, lsm: Some(lsm) };
-        let cover = cover.or(removals).unwrap_or_default();
+        let cover = known.unwrap_or_default();
         Ok(Found { opened, recovered, cover, is_new, is_whole })
     }
 }

@@ -90,13 +90,11 @@ impl Tree {
         self.install(before.with_levels(before.levels.clone()), false)
     }
 
-    /// Writes a manifest of no tables with this cover.
-    pub(crate) fn begin_anew(&self, cover: Vec<u8>) -> Result<(), TableError> {
+    /// Writes a manifest of no tables with this cover; `false` if that cannot be done.
+    pub(crate) fn begin_anew(&self, cover: Vec<u8>) -> bool {
         let _one_at_a_time = self.maintaining.lock();
-        if self.has_failed() {
-            return Err(TableError::Malformed("what is left of the index"));
-        }
-        self.install(Version { cover, ..Version::default() }, false)
+        let nothing = Version { cover, ..Version::default() };
+        !self.has_failed() && self.install(nothing, false).is_ok()
     }
 
     /// Removes the manifest: an open that finds none begins with an empty index.

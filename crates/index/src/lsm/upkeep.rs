@@ -109,7 +109,7 @@ impl LsmIndex {
     /// `false` if that could not be written: nothing has changed then, or nothing is written any more.
     #[must_use]
     pub fn begin_anew(&self, cover: Vec<u8>) -> bool {
-        self.tree.begin_anew(cover).is_ok()
+        self.tree.begin_anew(cover)
     }
 
     /// Whether anything of it lies in tables.
