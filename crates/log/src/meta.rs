@@ -18,28 +18,29 @@ const ONE_SECTOR: u64 = SECTOR as u64;
 
 /// Finds the store's header: its own, else what its segments tell, else that of a new store named `new_store`.
 ///
-/// A header that the device does not give may be sound: then a store whose segments cannot be read either is not taken
-/// for a new one, to which nothing of it would belong.
+/// A header that the device does not give may be sound: it is asked for again when segments were read, and a store whose
+/// segments cannot be read either is not taken for a new one, to which nothing of it would belong.
 pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreHeader, LogError> {
-    let (is_there, found) = match read_store_header(core)? {
+    let mut own = read_store_header(core)?;
+    let mut found = None;
+    if !matches!(own, Some(Ok(Ok(_) | Err(FormatError::Newer(_))))) {
+        found = header_of_segments(core)?;
+        if let Some(Err(error)) = own {
+            tracing::warn!("{STORE_FILE} could not be read, and is asked for again: {error}");
+            own = read_store_header(core)?;
+        }
+    }
+    let is_there = own.is_some();
+    match own {
         Some(Ok(Ok(header))) => return Ok(header),
-        Some(Ok(Err(FormatError::Newer(version)))) => {
-            let source = FormatError::Newer(version);
+        Some(Ok(Err(source @ FormatError::Newer(_)))) => {
             return Err(LogError::Format { file: STORE_FILE.to_owned(), source });
         }
-        Some(Ok(Err(damage))) => {
-            tracing::warn!("{STORE_FILE} is damaged: {damage}");
-            (true, header_of_segments(core)?)
-        }
-        Some(Err(error)) => match header_of_segments(core)? {
-            None => return Err(error),
-            found => {
-                tracing::warn!("{STORE_FILE} cannot be read: {error}");
-                (true, found)
-            }
-        },
-        None => (false, header_of_segments(core)?),
-    };
+        Some(Err(error)) if found.is_none() => return Err(error),
+        Some(Ok(Err(error))) => tracing::warn!("{STORE_FILE} is damaged: {error}"),
+        Some(Err(error)) => tracing::warn!("{STORE_FILE} cannot be read: {error}"),
+        None => {}
+    }
     let segment_bytes = core.options.segment_bytes;
     let new = StoreHeader { store: new_store, segment_bytes, is_coded: false };
     let header = found.map_or(new, |found| StoreHeader { segment_bytes, ..found });

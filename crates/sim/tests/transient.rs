@@ -6,6 +6,7 @@
 mod worlds;
 
 use dalsegno_core::Durability;
+use dalsegno_io::{Device, OpenMode};
 use dalsegno_sim::{Action, Fault, Kind, Label, Outage, Part, Rule, Style, World};
 use worlds::{filled, part};
 
@@ -182,4 +183,43 @@ fn a_store_none_of_whose_segments_can_be_read_is_not_taken_for_a_new_one() {
             }
         }
     }
+}
+
+#[test]
+fn an_error_that_passes_while_a_store_is_opened_costs_neither_its_index_nor_its_header() {
+    let style = Style::roomy(Durability::Batch).flushing_often();
+    for (file, kind) in [("index-", Kind::Open), ("index-", Kind::Read), ("store.meta", Kind::Read)]
+    {
+        for fault in [Fault::Error, Fault::Short] {
+            for skip in 0..24 {
+                let _label = Label(format!("{kind:?} {fault:?} of {file}, skip {skip}"));
+                let mut world = filled(&style, 3);
+                world.close();
+                let (header, tables) = (bytes_of(&world, "store.meta"), tables(&world));
+                assert!(!tables.is_empty());
+                world.expect_faults();
+                world.device.inject(Rule::once(kind, fault, skip).on(file));
+                world.open().unwrap();
+                world.device.heal();
+                let left = self::tables(&world);
+                assert!(tables.iter().all(|table| left.contains(table)), "{left:?} of {tables:?}");
+                assert_eq!(bytes_of(&world, "store.meta"), header);
+                world.close();
+                check_well(&mut world);
+            }
+        }
+    }
+}
+
+fn tables(world: &World) -> Vec<String> {
+    let names = world.device.list().unwrap().into_iter().map(|entry| entry.name);
+    names.filter(|name| name.contains(".table")).collect()
+}
+
+fn bytes_of(world: &World, name: &str) -> Vec<u8> {
+    let opened = world.device.open_cached(name, OpenMode::Read).unwrap();
+    let mut bytes = vec![0; usize::try_from(opened.bytes).unwrap()];
+    world.device.read_at(opened.file, 0, &mut bytes).unwrap();
+    world.device.close(opened.file);
+    bytes
 }

@@ -70,8 +70,7 @@ impl Whence<'_> {
         };
         tracing::warn!("the index in files does not know all of the log; it is built anew");
         let Opened { log, index, lsm } = outdated;
-        let handed_on = removals.clone().unwrap_or_default();
-        let is_anew = lsm.as_ref().is_some_and(|lsm| lsm.begin_anew(handed_on));
+        let is_anew = lsm.as_ref().is_some_and(|lsm| lsm.begin_anew());
         drop((index, lsm));
         log.release();
         if !is_anew {
@@ -105,10 +104,12 @@ impl Whence<'_> {
             options.scan_threads = 1;
         }
         if self.limits.index == IndexChoice::Memory {
+            let (log, recovered) =
+                Log::open(Arc::clone(&device), clock, pool, options, self.new_store)
+                    .map_err(to_error)?;
+            // Not before the store is known to be ours.
             let is_of_index = |name: &str| index_number(name).is_some() || name == NOTES_FILE;
             remove_index_files(device.as_ref(), is_of_index);
-            let (log, recovered) =
-                Log::open(device, clock, pool, options, self.new_store).map_err(to_error)?;
             let opened = Opened { log, index: Arc::new(MemoryIndex::default()), lsm: None };
             let cover = Vec::new();
             return Ok(Found { opened, recovered, cover, is_new: true, is_whole: true });
@@ -118,6 +119,7 @@ impl Whence<'_> {
             cache_bytes: self.limits.index_memory_bytes / 4,
             disk_bytes: self.limits.index_bytes,
             shape: self.limits.index_tuning.pinned(),
+            without_tables: |cover| removals_of(cover).unwrap_or_default(),
             ..LsmOptions::default()
         };
         let mut opened = None;

@@ -19,22 +19,8 @@ impl Tree {
     /// Makes a version the present one: first on disk, then in memory. Removes what it makes superfluous.
     pub(super) fn install(&self, mut version: Version, flushed: bool) -> Result<(), TableError> {
         version.number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let manifest = Manifest {
-            store: self.store,
-            number: version.number,
-            next_number: self.next_number.load(Ordering::Relaxed),
-            shape: self.shape(),
-            levels: version.numbers(),
-            segments: version.sums.clone(),
-            cover: version.cover.clone(),
-        };
-        let name = manifest_file(version.number);
         let version = Arc::new(version);
-        let begun = self.files.sync_names().and_then(|()| {
-            let bytes = manifest.encode();
-            Ok((self.files.create(&name, bytes.len() as u64)?, bytes))
-        });
-        let written = match begun {
+        let written = match self.begin_manifest(&version) {
             Ok((file, bytes)) => self.write_manifest(file, &bytes),
             Err(error) if error.is_no_space() || error.is_out_of_files() => {
                 // It is tried again; until then nothing leads to the new tables.
@@ -59,6 +45,44 @@ impl Tree {
         };
         self.remove_superfluous(&before.version, &version);
         Ok(())
+    }
+
+    /// Makes a manifest of what it holds no more: at the next open its tables are lost, and of its cover stays what is
+    /// true without them. Nothing is written any more.
+    pub(super) fn forget_tables(&self) {
+        let before = Arc::clone(&self.state().version);
+        if self.has_failed() || before.number == 0 {
+            return;
+        }
+        self.fail();
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let nothing = before.without_tables(number, self.options.without_tables);
+        let begun = self.begin_manifest(&nothing);
+        let written = begun.and_then(|(file, bytes)| self.write_manifest(file, &bytes));
+        if let Err(error) = written {
+            tracing::warn!("what the damaged index knows of removals was not kept: {error}");
+        }
+        let removed = self.files.remove(&manifest_file(before.number));
+        if let Err(error) = removed.and_then(|()| self.files.sync_names()) {
+            tracing::warn!("the damaged index was not removed: {error}");
+        }
+    }
+
+    /// Creates the file of a version's manifest, and tells what is to be written to it.
+    fn begin_manifest(&self, version: &Version) -> Result<(FileId, Vec<u8>), IoError> {
+        self.files.sync_names()?;
+        let manifest = Manifest {
+            store: self.store,
+            number: version.number,
+            next_number: self.next_number.load(Ordering::Relaxed),
+            shape: self.shape(),
+            levels: version.numbers(),
+            segments: version.sums.clone(),
+            cover: version.cover.clone(),
+        };
+        let bytes = manifest.encode();
+        let name = manifest_file(version.number);
+        Ok((self.files.create(&name, bytes.len() as u64)?, bytes))
     }
 
     fn write_manifest(&self, file: FileId, bytes: &[u8]) -> Result<(), IoError> {

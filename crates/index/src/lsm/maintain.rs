@@ -16,7 +16,6 @@ use dalsegno_core::fluid::{Step, filter_bits, next_step};
 use dalsegno_io::PageBuffer;
 
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
-use super::manifest::manifest_file;
 use super::merge::{Merge, RunSource, Source, Tables};
 use super::table::{Reading, Table, TableError, TableOptions, TableWriter, table_file};
 use super::tree::{Frozen, State, Tree};
@@ -90,37 +89,25 @@ impl Tree {
         self.install(before.with_levels(before.levels.clone()), false)
     }
 
-    /// Writes a manifest of no tables with this cover; `false` if that cannot be done.
-    pub(crate) fn begin_anew(&self, cover: Vec<u8>) -> bool {
+    /// Writes a manifest of no tables; `false` if that cannot be done.
+    pub(crate) fn begin_anew(&self) -> bool {
         let _one_at_a_time = self.maintaining.lock();
-        let nothing = Version { cover, ..Version::default() };
+        let nothing = self.state().version.without_tables(0, self.options.without_tables);
         !self.has_failed() && self.install(nothing, false).is_ok()
     }
 
-    /// Removes the manifest: an open that finds none begins with an empty index.
+    /// Gives the tables up: the next open finds none.
     pub(crate) fn condemn(&self) {
         let _one_at_a_time = self.maintaining.lock();
-        self.remove_manifest();
+        self.forget_tables();
     }
 
     /// As [`Self::condemn`]; and from now on nothing of the tables is found.
     pub(crate) fn empty(&self) {
         let _one_at_a_time = self.maintaining.lock();
-        self.remove_manifest();
+        self.forget_tables();
         let mut state = self.state.write();
         *state = Arc::new(State { version: Arc::default(), ..State::clone(&state) });
-    }
-
-    fn remove_manifest(&self) {
-        let number = self.state().version.number;
-        if self.has_failed() || number == 0 {
-            return;
-        }
-        self.fail();
-        let removed = self.files.remove(&manifest_file(number));
-        if let Err(error) = removed.and_then(|()| self.files.sync_names()) {
-            tracing::warn!("the damaged index was not removed: {error}");
-        }
     }
 
     /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the

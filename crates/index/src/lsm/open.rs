@@ -1,15 +1,18 @@
 //! Opening an index: what the newest whole manifest says.
 //!
 //! 1. Files that no whole manifest names are what a crash left; they are removed, unless the index is only looked at.
-//! 2. An index that cannot be opened whole is empty: then everything is taken in from the log again.
+//! 2. An index that cannot be opened whole is empty: then everything is taken in from the log again. What its manifest
+//!    knows without tables it knows still.
+//! 3. What the device does not give now and may give later is not lost: then the index is not opened.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dalsegno_core::StoreId;
 use dalsegno_core::fluid::Shape;
-use dalsegno_io::{Device, IoError};
+use dalsegno_io::{Device, DirEntry, IoError};
 
+use super::block::SECTOR;
 use super::device_files::DeviceFiles;
 use super::file::TableFiles;
 use super::index::LsmIndex;
@@ -34,6 +37,8 @@ pub struct LsmOptions {
     pub shape: Option<Shape>,
     /// Nothing is written; for looking at a store.
     pub read_only: bool,
+    /// What of a cover stays true when the tables are lost.
+    pub without_tables: fn(&[u8]) -> Vec<u8>,
 }
 
 impl Default for LsmOptions {
@@ -45,6 +50,7 @@ impl Default for LsmOptions {
             disk_bytes: u64::MAX,
             shape: None,
             read_only: false,
+            without_tables: |_| Vec::new(),
         }
     }
 }
@@ -54,28 +60,39 @@ const MIN_TABLE_BYTES: u64 = 16 << 10;
 const MAX_TABLE_BYTES: u64 = 16 << 20;
 /// Bytes of one write.
 const REQUEST_BYTES: usize = 1 << 20;
+/// Files that are asked whether the device reads at all.
+const OTHERS: usize = 4;
 
 impl LsmIndex {
-    /// Opens the index of a store, and says what of the log it holds: `None` if it holds nothing.
+    /// Opens the index of a store, and says what of the log it holds: `None` if it knows nothing.
     ///
     /// # Errors
     ///
-    /// If the device cannot list its files. Damage is no error: the index is empty then.
+    /// If the device fails, or there are no file descriptors: then nothing is changed. Damage is no error: the index is
+    /// empty then, and knows of its cover what is true without tables.
     pub fn open(
         device: Arc<dyn Device>,
         store: StoreId,
         options: LsmOptions,
     ) -> Result<(Self, Option<Vec<u8>>), IoError> {
-        let files: Arc<dyn TableFiles> = Arc::new(DeviceFiles::new(device, options.read_only));
-        let names: Vec<String> = files.list()?.into_iter().map(|entry| entry.name).collect();
-        let newest = newest_version(&files, &names, store);
+        Self::open_in(Arc::new(DeviceFiles::new(device, options.read_only)), store, options)
+    }
+
+    /// As [`Self::open`], over any files.
+    pub(super) fn open_in(
+        files: Arc<dyn TableFiles>,
+        store: StoreId,
+        options: LsmOptions,
+    ) -> Result<(Self, Option<Vec<u8>>), IoError> {
+        let entries = files.list()?;
+        let newest = Opener { files: &files, entries: &entries, store }.newest(&options)?;
         let shape = options.shape.or(newest.as_ref().map(|(manifest, _)| manifest.shape));
-        let used = names.iter().filter_map(|name| index_number(name)).max().unwrap_or(0);
+        let used = entries.iter().filter_map(|entry| index_number(&entry.name)).max().unwrap_or(0);
         let mut next_number = used + 1;
         let (mut version, mut cover) = (Version::default(), None);
         if let Some((manifest, found)) = newest {
             next_number = next_number.max(manifest.next_number);
-            cover = Some(manifest.cover);
+            cover = Some(found.cover.clone());
             version = found;
         }
         let usage = Usage::restore(version.sums.clone());
@@ -87,36 +104,98 @@ impl LsmIndex {
             cache_bytes: options.cache_bytes,
             filter_bits: options.filter_bits,
             disk_bytes: options.disk_bytes,
+            without_tables: options.without_tables,
         };
         let shape = shape.unwrap_or_default();
         let tree = Tree::new(files, store, bounds, shape, version, next_number);
         if !options.read_only && tree.renew().is_ok() {
             let (files, state) = (tree.files.as_ref(), tree.state());
-            remove_others(files, &names, &state.version);
+            remove_others(files, &entries, &state.version);
         }
         Ok((Self::over(tree, usage), cover))
     }
 }
 
-fn newest_version(
-    files: &Arc<dyn TableFiles>,
-    names: &[String],
+/// Why something was not opened.
+enum Unopened {
+    /// It is not there any more.
+    Bad(TableError),
+    /// It may be there; the device fails, or there are no file descriptors.
+    Fails(IoError),
+}
+
+/// What an index is opened from.
+struct Opener<'a> {
+    files: &'a Arc<dyn TableFiles>,
+    entries: &'a [DirEntry],
     store: StoreId,
-) -> Option<(Manifest, Version)> {
-    let numbers: BTreeSet<u64> = names.iter().filter_map(|name| manifest_number(name)).collect();
-    for number in numbers.into_iter().rev() {
-        let name = manifest_file(number);
-        let opened = read_manifest(files.as_ref(), number, store).and_then(|manifest| {
-            let table = |number| Table::open(files, store, number);
-            let version = Version::open(&manifest, table)?;
-            Ok((manifest, version))
-        });
-        match opened {
-            Ok(found) => return Some(found),
-            Err(error) => tracing::warn!("{name} cannot be used: {error}"),
+}
+
+impl Opener<'_> {
+    /// The newest manifest that is whole and its version, which has no tables if one of them is not.
+    fn newest(&self, options: &LsmOptions) -> Result<Option<(Manifest, Version)>, IoError> {
+        let numbers: BTreeSet<u64> =
+            self.entries.iter().filter_map(|entry| manifest_number(&entry.name)).collect();
+        for number in numbers.into_iter().rev() {
+            let name = manifest_file(number);
+            let read = || read_manifest(self.files.as_ref(), number, self.store);
+            let manifest = match self.ask(&name, read) {
+                Ok(manifest) => manifest,
+                Err(Unopened::Fails(error)) => return Err(error),
+                Err(Unopened::Bad(error)) => {
+                    tracing::warn!("{name} cannot be used: {error}");
+                    continue;
+                }
+            };
+            let version = self.version(&manifest, options)?;
+            return Ok(Some((manifest, version)));
+        }
+        Ok(None)
+    }
+
+    fn version(&self, manifest: &Manifest, options: &LsmOptions) -> Result<Version, IoError> {
+        let open = |number| {
+            let table = || Table::open(self.files, self.store, number);
+            self.ask(&table_file(number), table)
+        };
+        match Version::open(manifest, open) {
+            Ok(version) => Ok(version),
+            Err(Unopened::Fails(error)) => Err(error),
+            Err(Unopened::Bad(error)) => {
+                tracing::warn!("a table of the index cannot be used, so none is: {error}");
+                let (number, cover) = (manifest.number, (options.without_tables)(&manifest.cover));
+                Ok(Version { number, cover, ..Version::default() })
+            }
         }
     }
-    None
+
+    /// Opens something that lies in a file of this name. What the device does not give is bad if it gives something
+    /// else, and then fails to give it again; see `docs/decisions/0015-bad-or-failing.md`.
+    fn ask<T>(&self, name: &str, open: impl Fn() -> Result<T, TableError>) -> Result<T, Unopened> {
+        match open() {
+            Err(TableError::Io(error)) if error.is_out_of_files() || !self.gives_another(name) => {
+                return Err(Unopened::Fails(error));
+            }
+            Err(TableError::Io(error)) => tracing::debug!("{name} is asked for again: {error}"),
+            opened => return opened.map_err(Unopened::Bad),
+        }
+        open().map_err(|error| match error {
+            TableError::Io(error) if error.is_out_of_files() => Unopened::Fails(error),
+            error => Unopened::Bad(error),
+        })
+    }
+
+    /// Whether the device reads the first sector of any of a few other files.
+    fn gives_another(&self, name: &str) -> bool {
+        let others =
+            self.entries.iter().filter(|entry| entry.name != name && entry.bytes >= SECTOR as u64);
+        others.take(OTHERS).any(|other| {
+            let Ok(opened) = self.files.open(&other.name) else { return false };
+            let read = self.files.read_at(opened.file, 0, &mut [0; SECTOR]);
+            self.files.close(opened.file);
+            read.is_ok()
+        })
+    }
 }
 
 fn read_manifest(
@@ -142,10 +221,11 @@ pub(super) fn read_file(files: &dyn TableFiles, name: &str) -> Result<Vec<u8>, I
 }
 
 /// Best effort: what is left is removed at the next open.
-fn remove_others(files: &dyn TableFiles, names: &[String], version: &Version) {
+fn remove_others(files: &dyn TableFiles, entries: &[DirEntry], version: &Version) {
     let mut used: BTreeSet<String> = version.tables().map(|t| table_file(t.number())).collect();
     used.insert(manifest_file(version.number));
-    for name in names.iter().filter(|name| index_number(name).is_some() && !used.contains(*name)) {
+    let names = entries.iter().map(|entry| &entry.name);
+    for name in names.filter(|name| index_number(name).is_some() && !used.contains(*name)) {
         if let Err(error) = files.remove(name) {
             tracing::debug!("{name} was not removed: {error}");
         }

@@ -51,6 +51,8 @@ pub(crate) struct Options {
     pub(crate) filter_bits: f64,
     /// Bytes of disk: half for tables, half to merge them.
     pub(crate) disk_bytes: u64,
+    /// What of a cover stays true without its tables.
+    pub(crate) without_tables: fn(&[u8]) -> Vec<u8>,
 }
 
 /// A memtable that takes no more entries, and what is known when it is a table.

@@ -105,11 +105,14 @@ impl LsmIndex {
         self.tree.empty();
     }
 
-    /// Becomes an index that holds nothing and has this for its cover, now and at every open until it is flushed.
-    /// `false` if that could not be written: nothing has changed then, or nothing is written any more.
+    /// Becomes an index that holds nothing, and of whose cover [`LsmOptions::without_tables`] is left, now and at every
+    /// open until it is flushed. `false` if that could not be written: nothing has changed then, or nothing is written
+    /// any more.
+    ///
+    /// [`LsmOptions::without_tables`]: super::LsmOptions::without_tables
     #[must_use]
-    pub fn begin_anew(&self, cover: Vec<u8>) -> bool {
-        self.tree.begin_anew(cover)
+    pub fn begin_anew(&self) -> bool {
+        self.tree.begin_anew()
     }
 
     /// Whether anything of it lies in tables.

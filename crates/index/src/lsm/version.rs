@@ -98,6 +98,13 @@ impl Version {
         Self { number: 0, levels, sums: self.sums.clone(), cover: self.cover.clone() }
     }
 
+    /// What is left of it when its tables are lost; `keep` is [`LsmOptions::without_tables`].
+    ///
+    /// [`LsmOptions::without_tables`]: super::LsmOptions::without_tables
+    pub(super) fn without_tables(&self, number: u64, keep: fn(&[u8]) -> Vec<u8>) -> Self {
+        Self { number, cover: keep(&self.cover), ..Self::default() }
+    }
+
     /// The newest first.
     pub(super) fn runs(&self) -> impl Iterator<Item = &Arc<Run>> {
         self.levels.iter().flatten()
@@ -149,10 +156,10 @@ impl Version {
     }
 
     /// The version a manifest describes; `open` opens a table.
-    pub(crate) fn open(
+    pub(crate) fn open<E>(
         manifest: &Manifest,
-        mut open: impl FnMut(u64) -> Result<Table, TableError>,
-    ) -> Result<Self, TableError> {
+        mut open: impl FnMut(u64) -> Result<Table, E>,
+    ) -> Result<Self, E> {
         let mut levels = Vec::new();
         for runs in &manifest.levels {
             let mut level = Vec::new();

@@ -261,7 +261,7 @@ class Backend:
         with self._lock:
             opened, self.current = self.current, None
             self._strays = bool(self._epoch)
-            self.problem = "it is opened anew, since a sync failed"
+            self.problem = "it is opened anew, since nothing more was written to it"
         if opened is not None:
             with contextlib.suppress(Exception):
                 opened.store.close()

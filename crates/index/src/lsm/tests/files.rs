@@ -22,6 +22,20 @@ pub(super) struct MemoryFiles {
     /// Files whose names end like this cannot be created.
     pub(super) refused: Mutex<Option<&'static str>>,
     pub(super) reads: AtomicU64,
+    pub(super) unreadable: Mutex<Option<Unreadable>>,
+}
+
+/// Which operations of files that are opened and read fail.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unreadable {
+    /// Of files whose names end like this.
+    pub(super) end: &'static str,
+    /// So many of them.
+    pub(super) times: u32,
+    /// After so many that do not.
+    pub(super) skip: u32,
+    /// With this error of Linux.
+    pub(super) number: i32,
 }
 
 fn os(operation: &'static str, file: &str, kind: std::io::ErrorKind) -> IoError {
@@ -48,6 +62,22 @@ impl MemoryFiles {
         self.open.read().get(&file).cloned().ok_or(IoError::Closed)
     }
 
+    fn may_not_read(&self, operation: &'static str, name: &str) -> Result<(), IoError> {
+        let mut unreadable = self.unreadable.lock();
+        match &mut *unreadable {
+            Some(rule) if name.ends_with(rule.end) && rule.skip > 0 => {
+                rule.skip -= 1;
+                Ok(())
+            }
+            Some(rule) if name.ends_with(rule.end) && rule.times > 0 => {
+                rule.times -= 1;
+                let source = std::io::Error::from_raw_os_error(rule.number);
+                Err(IoError::Os { operation, file: name.to_owned(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn may_fail(&self, operation: &'static str, name: &str) -> Result<(), IoError> {
         match &mut *self.failing_after.lock() {
             None => Ok(()),
@@ -62,6 +92,7 @@ impl MemoryFiles {
 
 impl TableFiles for MemoryFiles {
     fn open(&self, name: &str) -> Result<Opened, IoError> {
+        self.may_not_read("open", name)?;
         let missing = || os("open", name, std::io::ErrorKind::NotFound);
         let bytes = self.names.lock().get(name).cloned().ok_or_else(missing)?;
         let length = bytes.read().len() as u64;
@@ -86,6 +117,7 @@ impl TableFiles for MemoryFiles {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let open = self.open.read();
         let (name, bytes) = open.get(&file).ok_or(IoError::Closed)?;
+        self.may_not_read("read", name)?;
         let bytes = bytes.read();
         let from = usize::try_from(offset).unwrap().min(bytes.len());
         let Some(found) = bytes.get(from..from + buffer.len()) else {

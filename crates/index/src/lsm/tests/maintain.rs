@@ -47,6 +47,7 @@ fn index_in(files: &Arc<MemoryFiles>) -> Arc<LsmIndex> {
         cache_bytes: 0,
         filter_bits: 10.0,
         disk_bytes: u64::MAX,
+        without_tables: <[u8]>::to_vec,
     };
     let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
     let shape = Shape::nearest(4, 1, 1);

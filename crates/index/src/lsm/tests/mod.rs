@@ -6,6 +6,7 @@ mod damage;
 mod files;
 mod maintain;
 mod merges;
+mod opening;
 mod reads;
 mod speed;
 mod tables;

@@ -41,6 +41,7 @@ fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
         cache_bytes: 0,
         filter_bits: 10.0,
         disk_bytes: u64::MAX,
+        without_tables: <[u8]>::to_vec,
     };
     let files = Arc::new(MemoryFiles::default());
     let tree = Tree::new(files, STORE, options, Shape::nearest(8, 4, 4), Version::default(), 1);
