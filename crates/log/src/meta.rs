@@ -18,8 +18,8 @@ const ONE_SECTOR: u64 = SECTOR as u64;
 
 /// Finds the store's header: its own, else what its segments tell, else that of a new store named `new_store`.
 ///
-/// A header that the device does not give may be sound: it is asked for again when segments were read, and a store whose
-/// segments cannot be read either is not taken for a new one, to which nothing of it would belong.
+/// A header that the device does not give may be sound: it is asked for again when segments were read, and a store
+/// whose segments cannot be read either is not taken for a new one, to which nothing of it would belong.
 pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreHeader, LogError> {
     let mut own = read_store_header(core)?;
     let mut found = None;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use dalsegno_store::{Finding, Inspection, Terms, inspect};
+use dalsegno_core::NamespaceId;
+use dalsegno_store::{Finding, Terms, inspect};
 
 use crate::support::{chain, get};
 use crate::{BLOCKS, LATEST, Opened, Round, VICTIM, VICTIM_BLOCKS, hot};
@@ -94,8 +95,14 @@ impl Told {
     }
 
     /// What `verify` finds that cannot be of a put that the cut met: an extent of which a block was acknowledged. Only
-    /// of names that are put once; and a copy that was not finished may be of any block.
-    pub(crate) fn unexplained(&self, store_dir: &Path, findings: &[Finding]) -> Vec<String> {
+    /// of names that are put once; and a copy that was not finished may be of any block. Victims have the same hashes in
+    /// a namespace of their own.
+    pub(crate) fn unexplained(
+        &self,
+        store_dir: &Path,
+        namespace: NamespaceId,
+        findings: &[Finding],
+    ) -> Vec<String> {
         let puts = self.puts.iter().map(|name| (*name, BLOCKS));
         let grown = self.grown.iter().map(|(name, blocks)| (*name, *blocks));
         let blocks = puts.chain(grown).flat_map(|(name, blocks)| chain(name, blocks));
@@ -105,15 +112,13 @@ impl Told {
                 return false;
             };
             let mut hashes = shown.fields.iter().filter(|field| field.name.starts_with("hashes["));
-            says(&shown, "born") != says(&shown, "sequence")
+            let field = |name: &str| shown.fields.iter().find(|field| field.name == name);
+            let says = |name: &str| field(name).map(|field| &field.says);
+            says("born") != says("sequence")
+                || field("namespace").is_some_and(|field| field.bytes != namespace.0)
                 || !hashes.any(|field| acknowledged.contains(&field.bytes))
         };
         let unexplained = findings.iter().filter(|finding| !is_explained(finding));
         unexplained.map(|finding| format!("{finding:?}")).collect()
     }
-}
-
-/// What a field says.
-fn says<'a>(shown: &'a Inspection, name: &str) -> Option<&'a str> {
-    shown.fields.iter().find(|field| field.name == name).map(|field| field.says.as_str())
 }
