@@ -95,8 +95,8 @@ impl Told {
     }
 
     /// What `verify` finds that cannot be of a put that the cut met: an extent of which a block was acknowledged. Only
-    /// of names that are put once; and a copy that was not finished may be of any block. Victims have the same hashes in
-    /// a namespace of their own.
+    /// of names that are put once; and a copy that was not finished may be of any block. Victims have the same hashes
+    /// in a namespace of their own.
     pub(crate) fn unexplained(
         &self,
         store_dir: &Path,
