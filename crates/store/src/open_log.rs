@@ -45,7 +45,9 @@ struct Found {
     cover: Vec<u8>,
     /// Whether the index began empty.
     is_new: bool,
-    /// Whether it saw all of that.
+    /// Whether it began empty since it was given up, or lost its tables: it takes in all of the log.
+    began_anew: bool,
+    /// Whether it saw all of what it had taken in.
     is_whole: bool,
 }
 
@@ -60,8 +62,12 @@ impl Whence<'_> {
         tell_faults(counters, &found.recovered.faults);
         let (told, removals) = (found.recovered.faults.clone(), removals_of(&found.cover));
         let outdated = if found.is_whole {
+            let began_anew = found.began_anew;
             let (opened, is_filled) = found.fill();
             if is_filled {
+                if began_anew {
+                    flush(&opened);
+                }
                 return Ok(opened);
             }
             opened
@@ -84,14 +90,11 @@ impl Whence<'_> {
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         let (opened, is_filled) = found.fill();
-        let Some(lsm) = &opened.lsm else { return Ok(opened) };
-        if !is_filled {
+        if is_filled {
+            flush(&opened);
+        } else if let Some(lsm) = &opened.lsm {
             // What was to be removed may be in what cannot be read.
             lsm.give_up();
-        } else if let Ok(cover) = opened.log.cover() {
-            // Who is killed soon and often need not build it again.
-            lsm.freeze(cover);
-            while lsm.step() {}
         }
         Ok(opened)
     }
@@ -112,7 +115,8 @@ impl Whence<'_> {
             remove_index_files(device.as_ref(), is_of_index);
             let opened = Opened { log, index: Arc::new(MemoryIndex::default()), lsm: None };
             let cover = Vec::new();
-            return Ok(Found { opened, recovered, cover, is_new: true, is_whole: true });
+            let (is_new, began_anew, is_whole) = (true, false, true);
+            return Ok(Found { opened, recovered, cover, is_new, began_anew, is_whole });
         }
         let lsm_options = LsmOptions {
             memtable_bytes: self.limits.index_memory_bytes / 8,
@@ -144,12 +148,13 @@ impl Whence<'_> {
         let is_aligned =
             lsm.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
         log.begin_after(lsm.newest_segment().unwrap_or_default());
-        let is_whole = is_aligned && !recovered.is_one_back;
         let is_new = !lsm.has_tables();
+        let began_anew = is_new && known.as_ref().is_some_and(|cover| is_of_removals(cover));
+        let is_whole = began_anew || is_aligned && !recovered.is_one_back;
         let index = Arc::<LsmIndex>::clone(&lsm);
         let opened = Opened { log, index, lsm: Some(lsm) };
         let cover = known.unwrap_or_default();
-        Ok(Found { opened, recovered, cover, is_new, is_whole })
+        Ok(Found { opened, recovered, cover, is_new, began_anew, is_whole })
     }
 }
 
@@ -164,6 +169,19 @@ impl Found {
         let is_readable = lsm.is_none_or(|lsm| !lsm.is_damaged() && !lsm.has_missed());
         (opened, is_readable || !has_removals)
     }
+}
+
+/// Flushes an index that was built anew: who is killed soon and often need not build it again.
+fn flush(opened: &Opened) {
+    if let (Some(lsm), Ok(cover)) = (&opened.lsm, opened.log.cover()) {
+        lsm.freeze(cover);
+        while lsm.step() {}
+    }
+}
+
+/// Whether a cover knows of removals at most.
+fn is_of_removals(cover: &[u8]) -> bool {
+    removals_of(cover).is_none_or(|removals| removals == cover)
 }
 
 /// Bounds an index's memory while much is taken in. The cover is the old one until all is: what is taken in twice is

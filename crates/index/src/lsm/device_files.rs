@@ -8,10 +8,11 @@ use std::sync::Arc;
 use crossbeam_channel::bounded;
 use dalsegno_core::Deadline;
 use dalsegno_io::{
-    Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, Patience,
-    Request, lend,
+    Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, PageBuffer,
+    Patience, Request, lend,
 };
 
+use super::block::SECTOR;
 use super::file::TableFiles;
 
 /// Index files beside the log, read through the page cache.
@@ -83,6 +84,18 @@ impl TableFiles for DeviceFiles {
         let read = self.wait(Operation::Read, file, offset, memory, Some(patience))?;
         buffer.copy_from_slice(read[0].as_slice());
         Ok(())
+    }
+
+    fn try_sector(&self, name: &str) -> Result<(), IoError> {
+        let opened = self.device.open(name, OpenMode::Read)?;
+        let mut sector = PageBuffer::default();
+        sector.resize(SECTOR);
+        let read = lend(|lender| {
+            let memory = vec![lender.exclusive(&mut sector)];
+            self.wait(Operation::Read, opened.file, 0, memory, None).map(drop)
+        });
+        self.device.close(opened.file);
+        read
     }
 
     fn write_at(&self, file: FileId, offset: u64, bytes: &[u8]) -> Result<(), IoError> {

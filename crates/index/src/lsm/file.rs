@@ -17,6 +17,9 @@ pub(crate) trait TableFiles: Send + Sync + Debug {
     /// Fills `buffer`; any offset and length within the file will do.
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError>;
 
+    /// Reads the first sector of a file of at least one, whosever it is: from the device, and not from the page cache.
+    fn try_sector(&self, name: &str) -> Result<(), IoError>;
+
     /// Writes whole sectors at a whole sector.
     fn write_at(&self, file: FileId, offset: u64, bytes: &[u8]) -> Result<(), IoError>;
 

@@ -60,7 +60,9 @@ impl Tree {
         let begun = self.begin_manifest(&nothing);
         let written = begun.and_then(|(file, bytes)| self.write_manifest(file, &bytes));
         if let Err(error) = written {
-            tracing::warn!("what the damaged index knows of removals was not kept: {error}");
+            // Whoever opens it meets the same, and gives it up again. Without it what it knows of removals would go.
+            tracing::warn!("the damaged index was not given up: {error}");
+            return;
         }
         let removed = self.files.remove(&manifest_file(before.number));
         if let Err(error) = removed.and_then(|()| self.files.sync_names()) {

@@ -60,7 +60,7 @@ const MIN_TABLE_BYTES: u64 = 16 << 10;
 const MAX_TABLE_BYTES: u64 = 16 << 20;
 /// Bytes of one write.
 const REQUEST_BYTES: usize = 1 << 20;
-/// Files that are asked whether the device reads at all.
+/// Files of the log, and of the index, that are asked for whether the device reads at all.
 const OTHERS: usize = 4;
 
 impl LsmIndex {
@@ -185,16 +185,16 @@ impl Opener<'_> {
         })
     }
 
-    /// Whether the device reads the first sector of any of a few other files.
+    /// Whether the device reads the first sector of any of a few other files; of the log's rather than of the index's.
     fn gives_another(&self, name: &str) -> bool {
-        let others =
-            self.entries.iter().filter(|entry| entry.name != name && entry.bytes >= SECTOR as u64);
-        others.take(OTHERS).any(|other| {
-            let Ok(opened) = self.files.open(&other.name) else { return false };
-            let read = self.files.read_at(opened.file, 0, &mut [0; SECTOR]);
-            self.files.close(opened.file);
-            read.is_ok()
-        })
+        let is_other = |entry: &&DirEntry| entry.name != name && entry.bytes >= SECTOR as u64;
+        let (own, others): (Vec<_>, Vec<_>) = self
+            .entries
+            .iter()
+            .filter(is_other)
+            .partition(|entry| index_number(&entry.name).is_some());
+        let mut asked = others.iter().take(OTHERS).chain(own.iter().take(OTHERS));
+        asked.any(|entry| self.files.try_sector(&entry.name).is_ok())
     }
 }
 

@@ -128,6 +128,13 @@ impl TableFiles for MemoryFiles {
         Ok(())
     }
 
+    fn try_sector(&self, name: &str) -> Result<(), IoError> {
+        let opened = self.open(name)?;
+        let read = self.read_at(opened.file, 0, &mut [0; 4096]);
+        self.close(opened.file);
+        read
+    }
+
     fn write_at(&self, file: FileId, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         assert!(offset.is_multiple_of(4096) && bytes.len().is_multiple_of(4096), "whole sectors");
         let (name, file) = self.opened(file)?;
