@@ -258,6 +258,10 @@ impl Core {
                 Ok(Appended { extent, pin: place.pin })
             }
             Err(error) => {
+                if header.born != header.sequence {
+                    // Its header may be there all the same, and the mark that it was given up may not.
+                    self.segments.lock().doubt(header.sequence);
+                }
                 self.give_up(place);
                 Err(error)
             }

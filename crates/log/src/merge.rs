@@ -6,16 +6,19 @@
 //! 3. A removal that is announced after its place was reserved hides it as it hides what it was made of: `born` is that
 //!    of the newest. The caller leaves out what was removed before.
 //! 4. It takes room that is there, and leaves the reserve.
+//! 5. One that a crash or a failed write left, and that is not whole, is never told as durable by a later segment's
+//!    header: opening makes its record void, or nothing is said of it and of those after it.
 
 use std::sync::Arc;
 
-use dalsegno_core::Durability;
-use dalsegno_io::Memory;
+use dalsegno_core::{Durability, Extent};
+use dalsegno_io::{Memory, Operation};
 
 use crate::append::{Append, Appended, NewExtent};
 use crate::call::Call;
 use crate::coded::Coded;
 use crate::error::LogError;
+use crate::format::{RecordKind, record_header_bytes};
 use crate::layerwise::LayerAppend;
 use crate::log::{Core, Log};
 use crate::reserve::Room;
@@ -108,6 +111,24 @@ impl Log {
     }
 }
 
+impl Log {
+    /// Sees to it that no later open takes an extent for durable that was made of others and was found not to be whole.
+    /// If `is_dead` nothing leads to it, and its record becomes void. To be called before anything is written.
+    pub fn doubt(&self, extent: &Extent, is_dead: bool) {
+        let core = &self.core;
+        if core.options.read_only {
+            return;
+        }
+        if is_dead {
+            match core.make_void(extent) {
+                Ok(()) => return,
+                Err(error) => tracing::debug!("what is left of a merge stays: {error}"),
+            }
+        }
+        core.segments.lock().doubt(extent.id.0);
+    }
+}
+
 impl MergeAppend {
     /// As [`LayerAppend::store_layer`].
     ///
@@ -137,6 +158,22 @@ impl MergeAppend {
 }
 
 impl Core {
+    /// Writes a void in the place of an extent, and makes it durable.
+    fn make_void(&self, extent: &Extent) -> Result<(), LogError> {
+        self.check_writable()?;
+        let Some(pin) = self.pin(extent.location) else { return Ok(()) };
+        let sequence = self.segments.lock().take_sequence();
+        let payload_bytes = extent.total_bytes() - u64::from(record_header_bytes(0, 0));
+        let location = extent.location;
+        let at = (location.segment, location.epoch, location.offset);
+        let header = self.bare_header(at, sequence, RecordKind::Void { payload_bytes });
+        let mut bytes = vec![0; header.header_bytes() as usize];
+        header.encode(&mut bytes);
+        let (file, call) = (pin.segment.file, self.patient_call());
+        self.transfer(Operation::Write, file, location.offset, &mut bytes, &call)?;
+        Ok(self.sync_segment(&pin.segment, &call)?)
+    }
+
     /// Syncs what was appended, unless that was done already.
     fn make_durable(&self, appended: &Appended, call: &Call) -> Result<(), LogError> {
         match self.options.durability {

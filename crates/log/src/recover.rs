@@ -309,10 +309,11 @@ fn scan_segment(
         }
         ScanEnd::Open => SegmentState::Open,
     };
-    // A process that was killed may have written the header, or extents, without making them durable. Of extents that
-    // counts with durability `batch`: a put says present of them, and moved ones take the place of what they were.
-    let holds_extents = records.iter().any(|record| record.extent().is_some());
-    let promises = holds_extents && core.options.durability == Durability::Batch;
+    // A process that was killed may have written the header, or extents, without making them durable. With durability
+    // `batch` a put says present of them; and those that were moved or merged take the place of what they were.
+    let is_batch = core.options.durability == Durability::Batch;
+    let is_promised = |extent: Extent| is_batch || extent.born != extent.id.0;
+    let promises = records.iter().filter_map(RecordHeader::extent).any(is_promised);
     if (state == SegmentState::Free || promises)
         && !core.options.read_only
         && let Err(error) = core.sync_file(opened.file)

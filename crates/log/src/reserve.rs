@@ -103,6 +103,8 @@ impl Core {
 
     /// Creates one segment file, durable with its name, unless another thread just did.
     pub(crate) fn create_segment(&self) -> Result<(), LogError> {
+        // Its header would say of what was merged before that it is durable.
+        self.check_writable()?;
         let _one_at_a_time = self.creating.lock();
         let (number, first_sequence) = {
             let mut segments = self.segments.lock();

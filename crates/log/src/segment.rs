@@ -230,6 +230,8 @@ pub(crate) struct Segments {
     pub(crate) removing: Vec<Tombstone>,
     /// Sequence number of the merged extent that is being written and is not durable yet.
     pub(crate) merging: Option<u64>,
+    /// The smallest sequence number of an extent made of others that may lie there and not be whole.
+    pub(crate) doubtful: Option<u64>,
     /// A segment's file could not be opened. It may hold what was removed, however old, and be back one day.
     pub(crate) is_one_missing: bool,
     /// The file system refused a new segment; how many times to make room before asking again.
@@ -256,8 +258,13 @@ impl Segments {
     /// What the header of a segment's next life says: its records have no smaller sequence number, and what was merged
     /// before it is durable.
     pub(crate) fn first_sequence(&self) -> u64 {
-        let next = self.next_sequence + 1;
-        self.merging.map_or(next, |merging| merging.min(next))
+        let unproven = self.merging.into_iter().chain(self.doubtful);
+        unproven.fold(self.next_sequence + 1, u64::min)
+    }
+
+    /// From now on nothing is said of this extent made of others, nor of those after it.
+    pub(crate) fn doubt(&mut self, sequence: u64) {
+        self.doubtful = Some(self.doubtful.map_or(sequence, |doubtful| doubtful.min(sequence)));
     }
 
     /// Whether the open segment has room for `bytes`.

@@ -2,7 +2,8 @@
 //!
 //! 1. What was removed stays removed.
 //! 2. Of two extents that hold a block, one with bad bytes never hides one with good bytes that was put to replace it.
-//! 3. What was merged stays merged, and no merged extent takes the place of others before it is known to be whole.
+//! 3. What was merged stays merged, and no merged extent takes the place of others before it is known to be whole: not
+//!    at this open, and at no later one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -54,13 +55,19 @@ pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_u
             let holder = holder.or_insert_with(|| (Arc::clone(&run.extent), Vec::new()));
             holder.1.extend(run.first_block..run.first_block + run.count);
         }
-        let giving = soundness.what_gives_way(&extent, holders.into_values().collect());
+        let (giving, is_believed) =
+            soundness.what_gives_way(&extent, holders.into_values().collect());
         // What the index took in before lost these blocks then, and does not get them back.
         let is_new = giving.is_empty() || !index.live_blocks(&extent).contains(&true);
         for (holder, blocks) in giving.iter().filter(|_| is_new) {
             index.remove_from_extent(holder, blocks);
         }
+        let doubtful = (!is_believed).then(|| extent.clone());
         index.insert(extent, &|hash| !killed.has(namespace, born, hash));
+        if let Some(extent) = doubtful {
+            let is_dead = !index.live_blocks(&extent).contains(&true);
+            log.doubt(&extent, is_dead && soundness.is_known(&extent));
+        }
         keep_up();
     }
 }
@@ -112,8 +119,9 @@ struct Soundness<'a> {
 }
 
 impl Soundness<'_> {
-    /// Which blocks the extents that hold them already give to `extent`.
-    fn what_gives_way(&mut self, extent: &Extent, holders: Vec<Holder>) -> Vec<Holder> {
+    /// Which blocks the extents that hold them already give to `extent`; and `false` if it was made of them and is not
+    /// known to be whole.
+    fn what_gives_way(&mut self, extent: &Extent, holders: Vec<Holder>) -> (Vec<Holder>, bool) {
         let is_moved = |extent: &Extent| extent.born != extent.id.0;
         let older = holders.iter().filter(|(holder, _)| holder.id < extent.id).count();
         // Only what was merged takes the place of several, and then it says itself whether it is durable.
@@ -134,7 +142,12 @@ impl Soundness<'_> {
             giving.push((holder, blocks));
         }
         giving.retain(|(_, blocks)| !blocks.is_empty());
-        giving
+        (giving, takes_over || older == 0 || !is_moved(extent))
+    }
+
+    /// Whether each block of an extent is good or bad, and none could not be read just now.
+    fn is_known(&mut self, extent: &Extent) -> bool {
+        self.of_blocks(extent).iter().all(|read| read.err().is_none_or(Cause::is_damage))
     }
 
     /// Whether a block's bytes are not what was written. What cannot be read now may be right.
