@@ -113,13 +113,14 @@ impl Log {
 
 impl Log {
     /// Sees to it that no later open takes an extent for durable that was made of others and was found not to be whole.
-    /// If `is_dead` nothing leads to it, and its record becomes void. To be called before anything is written.
-    pub fn doubt(&self, extent: &Extent, is_dead: bool) {
+    /// If it `is_replaced` others hold all that is alive of it, and its record becomes void. To be called before anything
+    /// is written.
+    pub fn doubt(&self, extent: &Extent, is_replaced: bool) {
         let core = &self.core;
         if core.options.read_only {
             return;
         }
-        if is_dead {
+        if is_replaced {
             match core.make_void(extent) {
                 Ok(()) => return,
                 Err(error) => tracing::debug!("what is left of a merge stays: {error}"),
@@ -178,7 +179,10 @@ impl Core {
     fn make_durable(&self, appended: &Appended, call: &Call) -> Result<(), LogError> {
         match self.options.durability {
             Durability::Batch => Ok(()),
-            Durability::None => Ok(self.sync_segment(&appended.pin.segment, call)?),
+            Durability::None => self.sync_segment(&appended.pin.segment, call).map_err(|why| {
+                self.segments.lock().doubt(appended.extent.id.0);
+                why.into()
+            }),
         }
     }
 }

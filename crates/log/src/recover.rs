@@ -101,6 +101,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     for Found { slot, first_sequence, number, records, faults, is_missing } in found {
         segments.is_one_missing |= is_missing;
         recovered.merged_before = recovered.merged_before.max(first_sequence);
+        // Records with numbers before that may be lost or unread; but what was merged with one of them is durable.
+        segments.next_sequence = segments.next_sequence.max(first_sequence.saturating_sub(1));
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(slot) = slot {
@@ -110,10 +112,6 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
             let has_older = has_gaps || records.iter().any(is_older);
             recovered.is_one_back |=
                 slot.state != SegmentState::Damaged && has_older && cover.lacks(number);
-            if slot.state == SegmentState::Damaged {
-                // Extents of a segment that is given up are not read, but their numbers were used.
-                segments.next_sequence = segments.next_sequence.max(first_sequence);
-            }
             segments.slots.insert(number, slot);
         }
         for record in records {

@@ -37,7 +37,8 @@ pub(crate) fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
 pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_up: &dyn Fn()) {
     let killed = Killed::of(index, &recovered);
     let merged_before = recovered.merged_before;
-    let mut soundness = Soundness { log, merged_before, known: HashMap::new() };
+    let has_faults = !recovered.faults.is_empty();
+    let mut soundness = Soundness { log, merged_before, has_faults, known: HashMap::new() };
     for extent in recovered.extents {
         let (namespace, born) = (extent.namespace, extent.born);
         let alive: Vec<ChainHash> = extent
@@ -55,18 +56,20 @@ pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_u
             let holder = holder.or_insert_with(|| (Arc::clone(&run.extent), Vec::new()));
             holder.1.extend(run.first_block..run.first_block + run.count);
         }
-        let (giving, is_believed) =
-            soundness.what_gives_way(&extent, holders.into_values().collect());
+        let holders: Vec<Holder> = holders.into_values().collect();
+        let held: usize = holders.iter().map(|(_, blocks)| blocks.len()).sum();
+        let is_doubtful = soundness.is_doubtful(&extent, &holders);
+        let is_replaced = is_doubtful && held == alive.len() && soundness.can_be_read(&holders);
+        let giving = soundness.what_gives_way(&extent, holders);
         // What the index took in before lost these blocks then, and does not get them back.
         let is_new = giving.is_empty() || !index.live_blocks(&extent).contains(&true);
         for (holder, blocks) in giving.iter().filter(|_| is_new) {
             index.remove_from_extent(holder, blocks);
         }
-        let doubtful = (!is_believed).then(|| extent.clone());
+        let doubtful = is_doubtful.then(|| extent.clone());
         index.insert(extent, &|hash| !killed.has(namespace, born, hash));
         if let Some(extent) = doubtful {
-            let is_dead = !index.live_blocks(&extent).contains(&true);
-            log.doubt(&extent, is_dead && soundness.is_known(&extent));
+            log.doubt(&extent, is_replaced);
         }
         keep_up();
     }
@@ -114,15 +117,35 @@ type Holder = (Arc<Extent>, Vec<u32>);
 struct Soundness<'a> {
     log: &'a Log,
     merged_before: u64,
+    /// Whether something could not be read.
+    has_faults: bool,
     /// How reading each block ended.
     known: HashMap<ExtentId, Vec<BlockOutcome>>,
 }
 
 impl Soundness<'_> {
-    /// Which blocks the extents that hold them already give to `extent`; and `false` if it was made of them and is not
-    /// known to be whole.
-    fn what_gives_way(&mut self, extent: &Extent, holders: Vec<Holder>) -> (Vec<Holder>, bool) {
-        let is_moved = |extent: &Extent| extent.born != extent.id.0;
+    /// Whether an extent was made of others, is not known to be durable, and may not be whole.
+    fn is_doubtful(&mut self, extent: &Extent, holders: &[Holder]) -> bool {
+        if !is_moved(extent) || extent.id.0 < self.merged_before {
+            return false;
+        }
+        if holders.iter().any(|(holder, _)| holder.id < extent.id) {
+            return !self.of_blocks(extent).iter().all(Result::is_ok);
+        }
+        // What it was made of may be in what could not be read.
+        self.has_faults
+    }
+
+    /// Whether the blocks that others hold can be read there.
+    fn can_be_read(&mut self, holders: &[Holder]) -> bool {
+        holders.iter().all(|(holder, blocks)| {
+            let read = self.of_blocks(holder);
+            blocks.iter().all(|block| read[*block as usize].is_ok())
+        })
+    }
+
+    /// Which blocks the extents that hold them already give to `extent`.
+    fn what_gives_way(&mut self, extent: &Extent, holders: Vec<Holder>) -> Vec<Holder> {
         let older = holders.iter().filter(|(holder, _)| holder.id < extent.id).count();
         // Only what was merged takes the place of several, and then it says itself whether it is durable.
         let is_durable = older > 1 && extent.id.0 < self.merged_before;
@@ -142,12 +165,7 @@ impl Soundness<'_> {
             giving.push((holder, blocks));
         }
         giving.retain(|(_, blocks)| !blocks.is_empty());
-        (giving, takes_over || older == 0 || !is_moved(extent))
-    }
-
-    /// Whether each block of an extent is good or bad, and none could not be read just now.
-    fn is_known(&mut self, extent: &Extent) -> bool {
-        self.of_blocks(extent).iter().all(|read| read.err().is_none_or(Cause::is_damage))
+        giving
     }
 
     /// Whether a block's bytes are not what was written. What cannot be read now may be right.
@@ -160,6 +178,11 @@ impl Soundness<'_> {
         let log = self.log;
         self.known.entry(extent.id).or_insert_with(|| read_all(log, extent))
     }
+}
+
+/// Whether it was put in another place before, or is made of others that were.
+fn is_moved(extent: &Extent) -> bool {
+    extent.born != extent.id.0
 }
 
 /// Carries out a removal that an index in files does not know of yet: blocks that were put before it go.

@@ -220,7 +220,7 @@ impl Inner {
                 self.log.append(vec![append], &Call::background()).remove(0)
             })?;
             written += appended.extent.total_bytes();
-            if row.len() > 1 {
+            if row.len() > 1 || row[0].born != row[0].id.0 {
                 // What is made of several extents takes their place at open without being read: see `rebuild.rs`.
                 self.log.make_durable(&appended)?;
             }
@@ -241,8 +241,11 @@ impl Inner {
         }
         let Some(coded) = self.log.read_coded(extent)? else { return Ok(None) };
         let append = self.log.reserve_coded(part_of(row, wanted), coded, true)?;
-        let Appended { extent: new, pin } =
-            self.log.append(vec![append], &Call::background()).remove(0)?;
+        let appended = self.log.append(vec![append], &Call::background()).remove(0)?;
+        if extent.born != extent.id.0 {
+            self.log.make_durable(&appended)?;
+        }
+        let Appended { extent: new, pin } = appended;
         let bytes = new.total_bytes();
         self.index.replace(row, vec![new]);
         drop(pin);
