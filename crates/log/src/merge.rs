@@ -109,9 +109,7 @@ impl Log {
     pub fn make_durable(&self, appended: &Appended) -> Result<(), LogError> {
         self.core.make_durable(appended, &Call::background())
     }
-}
 
-impl Log {
     /// Sees to it that no later open takes an extent for durable that was made of others and was found not to be whole.
     /// If it `is_replaced` others hold all that is alive of it, and its record becomes void. To be called before anything
     /// is written.
