@@ -111,8 +111,8 @@ impl Log {
     }
 
     /// Sees to it that no later open takes an extent for durable that was made of others and was found not to be whole.
-    /// If it `is_replaced` others hold all that is alive of it, and its record becomes void. To be called before anything
-    /// is written.
+    /// If it `is_replaced` others hold all that is alive of it, and its record becomes void. To be called before
+    /// anything is written.
     pub fn doubt(&self, extent: &Extent, is_replaced: bool) {
         let core = &self.core;
         if core.options.read_only {
