@@ -180,7 +180,7 @@ impl World {
         self.oracle.damaged();
     }
 
-    /// Ends the device and starts another over what is left. The store is closed.
+    /// Ends the process or cuts the power, and starts another device over what is left. The store is not closed first.
     pub fn reboot(&mut self, outage: Outage) {
         self.device.note(|| format!("the outage: {outage:?}"));
         // Later lives may list what an outage tore, until somebody reads it.
@@ -188,7 +188,10 @@ impl World {
             self.promise_what_is_listed();
         }
         self.outages += 1;
-        self.close();
+        // It ends where it is: to close it would flush its index.
+        if let Some(store) = self.store.take() {
+            self.totals.add(&store.stats());
+        }
         let (device, torn) = self.device.reboot(outage);
         self.device = Arc::new(device);
         self.torn.extend(torn);
