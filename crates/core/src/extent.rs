@@ -66,6 +66,12 @@ impl Extent {
         layer_stride_bytes(self.layout, self.block_count())
     }
 
+    /// Whether it was put in another place before, or is made of others that were.
+    #[must_use]
+    pub fn is_moved(&self) -> bool {
+        self.born != self.id.0
+    }
+
     /// Whether its payload is coded, so that only its header says where a layer lies.
     #[must_use]
     pub fn is_coded(&self) -> bool {

@@ -258,9 +258,9 @@ impl Core {
                 Ok(Appended { extent, pin: place.pin })
             }
             Err(error) => {
-                if header.born != header.sequence {
+                if let Some(extent) = header.extent().filter(Extent::is_moved) {
                     // Its header may be there all the same, and the mark that it was given up may not.
-                    self.segments.lock().doubt(header.sequence);
+                    self.doubt(&extent);
                 }
                 self.give_up(place);
                 Err(error)

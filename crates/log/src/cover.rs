@@ -1,6 +1,7 @@
 //! What of the log an index has taken in: so that opening reads only what came later.
 //!
-//! 1. Everything before a segment's `covered` offset was taken in, or given up, before the cover was made.
+//! 1. Everything before a segment's `covered` offset was taken in, or given up, before the cover was made; and no
+//!    extent there is doubted: whoever reads the whole log one day is told of that again.
 //! 2. A cover speaks of a segment only as long as that is in the epoch it names.
 //! 3. Decoders never panic and never trust a length before it was checked against what is there.
 
@@ -84,7 +85,7 @@ impl Cover {
             epoch: slot.segment.epoch(),
             sealed: slot.state == SegmentState::Sealed,
             cursor: slot.cursor,
-            covered: slot.segment.first_unsettled().unwrap_or(slot.cursor),
+            covered: slot.covered(),
             oldest_born: slot.oldest_born,
             newest_sequence: slot.newest_sequence,
         };

@@ -22,6 +22,7 @@ use crate::format::{RecordKind, record_header_bytes};
 use crate::layerwise::LayerAppend;
 use crate::log::{Core, Log};
 use crate::reserve::Room;
+use crate::segment::Doubt;
 
 /// A merged extent that is being written one layer at a time.
 #[derive(Debug)]
@@ -124,7 +125,7 @@ impl Log {
                 Err(error) => tracing::debug!("what is left of a merge stays: {error}"),
             }
         }
-        core.segments.lock().doubt(extent.id.0);
+        core.doubt(extent);
     }
 }
 
@@ -157,6 +158,12 @@ impl MergeAppend {
 }
 
 impl Core {
+    /// From now on nothing says of an extent that it is whole; see [`Doubt`].
+    pub(crate) fn doubt(&self, extent: &Extent) {
+        let doubt = Doubt { offset: extent.location.offset, sequence: extent.id.0 };
+        self.segments.lock().doubt(extent.location.segment, doubt);
+    }
+
     /// Writes a void in the place of an extent, and makes it durable.
     fn make_void(&self, extent: &Extent) -> Result<(), LogError> {
         self.check_writable()?;
@@ -178,7 +185,7 @@ impl Core {
         match self.options.durability {
             Durability::Batch => Ok(()),
             Durability::None => self.sync_segment(&appended.pin.segment, call).map_err(|why| {
-                self.segments.lock().doubt(appended.extent.id.0);
+                self.doubt(&appended.extent);
                 why.into()
             }),
         }

@@ -310,7 +310,7 @@ fn scan_segment(
     // A process that was killed may have written the header, or extents, without making them durable. With durability
     // `batch` a put says present of them; and those that were moved or merged take the place of what they were.
     let is_batch = core.options.durability == Durability::Batch;
-    let is_promised = |extent: Extent| is_batch || extent.born != extent.id.0;
+    let is_promised = |extent: Extent| is_batch || extent.is_moved();
     let promises = records.iter().filter_map(RecordHeader::extent).any(is_promised);
     if (state == SegmentState::Free || promises)
         && !core.options.read_only

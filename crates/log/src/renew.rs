@@ -51,6 +51,7 @@ impl Core {
         slot.oldest_born = u64::MAX;
         slot.newest_sequence = first_sequence;
         slot.is_unsynced = true;
+        slot.doubt = None;
         segments.tombstones.extend(carried);
         segment.reopen(epoch);
         Ok(true)

@@ -191,6 +191,17 @@ pub(crate) struct Slot {
     pub(crate) newest_sequence: u64,
     /// Whether records may have settled since [`crate::Log::cover`] synced it.
     pub(crate) is_unsynced: bool,
+    pub(crate) doubt: Option<Doubt>,
+}
+
+/// Extents made of others that may lie in a segment and not be whole: nothing says of them, nor of what comes after
+/// them, that it is durable, and every open reads them again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Doubt {
+    /// Where the first of them lies.
+    pub(crate) offset: u64,
+    /// The smallest sequence number of one.
+    pub(crate) sequence: u64,
 }
 
 impl Slot {
@@ -202,7 +213,14 @@ impl Slot {
             oldest_born: u64::MAX,
             newest_sequence: 0,
             is_unsynced: true,
+            doubt: None,
         }
+    }
+
+    /// Up to where an index that knows all that settled needs not read again.
+    pub(crate) fn covered(&self) -> u64 {
+        let settled = self.segment.first_unsettled().unwrap_or(self.cursor);
+        self.doubt.map_or(settled, |doubt| doubt.offset.min(settled))
     }
 
     pub(crate) fn view(&self) -> SegmentView {
@@ -230,8 +248,6 @@ pub(crate) struct Segments {
     pub(crate) removing: Vec<Tombstone>,
     /// Sequence number of the merged extent that is being written and is not durable yet.
     pub(crate) merging: Option<u64>,
-    /// The smallest sequence number of an extent made of others that may lie there and not be whole.
-    pub(crate) doubtful: Option<u64>,
     /// A segment's file could not be opened. It may hold what was removed, however old, and be back one day.
     pub(crate) is_one_missing: bool,
     /// The file system refused a new segment; how many times to make room before asking again.
@@ -258,13 +274,18 @@ impl Segments {
     /// What the header of a segment's next life says: its records have no smaller sequence number, and what was merged
     /// before it is durable.
     pub(crate) fn first_sequence(&self) -> u64 {
-        let unproven = self.merging.into_iter().chain(self.doubtful);
-        unproven.fold(self.next_sequence + 1, u64::min)
+        let doubtful =
+            self.slots.values().filter_map(|slot| slot.doubt).map(|doubt| doubt.sequence);
+        doubtful.chain(self.merging).fold(self.next_sequence + 1, u64::min)
     }
 
-    /// From now on nothing is said of this extent made of others, nor of those after it.
-    pub(crate) fn doubt(&mut self, sequence: u64) {
-        self.doubtful = Some(self.doubtful.map_or(sequence, |doubtful| doubtful.min(sequence)));
+    /// As long as its segment lives, no header and no cover says of an extent made of others that it is whole.
+    pub(crate) fn doubt(&mut self, segment: u64, Doubt { offset, sequence }: Doubt) {
+        if let Some(slot) = self.slots.get_mut(&segment) {
+            let doubt = slot.doubt.get_or_insert(Doubt { offset, sequence });
+            doubt.offset = doubt.offset.min(offset);
+            doubt.sequence = doubt.sequence.min(sequence);
+        }
     }
 
     /// Whether the open segment has room for `bytes`.

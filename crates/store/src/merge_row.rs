@@ -148,7 +148,7 @@ impl Inner {
             pieces.push(Piece {
                 blocks: extent.block_count(),
                 bytes,
-                is_moved: extent.born != extent.id.0,
+                is_moved: extent.is_moved(),
                 is_whole,
                 follows: at.checked_sub(1).is_some_and(|at| follows(&extents[at], extent)),
             });

@@ -126,7 +126,7 @@ struct Soundness<'a> {
 impl Soundness<'_> {
     /// Whether an extent was made of others, is not known to be durable, and may not be whole.
     fn is_doubtful(&mut self, extent: &Extent, holders: &[Holder]) -> bool {
-        if !is_moved(extent) || extent.id.0 < self.merged_before {
+        if !extent.is_moved() || extent.id.0 < self.merged_before {
             return false;
         }
         if holders.iter().any(|(holder, _)| holder.id < extent.id) {
@@ -149,14 +149,14 @@ impl Soundness<'_> {
         let older = holders.iter().filter(|(holder, _)| holder.id < extent.id).count();
         // Only what was merged takes the place of several, and then it says itself whether it is durable.
         let is_durable = older > 1 && extent.id.0 < self.merged_before;
-        let takes_over = is_moved(extent)
+        let takes_over = extent.is_moved()
             && older > 0
             && (is_durable || self.of_blocks(extent).iter().all(Result::is_ok));
         let mut giving = Vec::new();
         for (holder, mut blocks) in holders {
             let is_newer = holder.id > extent.id;
             // An index in files leads to a moved extent only once that is durable.
-            if is_newer && is_moved(&holder) {
+            if is_newer && holder.is_moved() {
                 continue;
             }
             if is_newer || !takes_over {
@@ -178,11 +178,6 @@ impl Soundness<'_> {
         let log = self.log;
         self.known.entry(extent.id).or_insert_with(|| read_all(log, extent))
     }
-}
-
-/// Whether it was put in another place before, or is made of others that were.
-fn is_moved(extent: &Extent) -> bool {
-    extent.born != extent.id.0
 }
 
 /// Carries out a removal that an index in files does not know of yet: blocks that were put before it go.

@@ -220,7 +220,7 @@ impl Inner {
                 self.log.append(vec![append], &Call::background()).remove(0)
             })?;
             written += appended.extent.total_bytes();
-            if row.len() > 1 || row[0].born != row[0].id.0 {
+            if row.len() > 1 || row[0].is_moved() {
                 // What is made of several extents takes their place at open without being read: see `rebuild.rs`.
                 self.log.make_durable(&appended)?;
             }
@@ -242,7 +242,7 @@ impl Inner {
         let Some(coded) = self.log.read_coded(extent)? else { return Ok(None) };
         let append = self.log.reserve_coded(part_of(row, wanted), coded, true)?;
         let appended = self.log.append(vec![append], &Call::background()).remove(0)?;
-        if extent.born != extent.id.0 {
+        if extent.is_moved() {
             self.log.make_durable(&appended)?;
         }
         let Appended { extent: new, pin } = appended;

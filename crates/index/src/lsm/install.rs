@@ -47,6 +47,11 @@ impl Tree {
         Ok(())
     }
 
+    /// What is left of it without tables.
+    pub(super) fn without_tables(&self, number: u64) -> Version {
+        Version::without_tables(number, &self.state().version.cover, self.options.without_tables)
+    }
+
     /// Makes a manifest of what it holds no more: at the next open its tables are lost, and of its cover stays what is
     /// true without them. Nothing is written any more.
     pub(super) fn forget_tables(&self) {
@@ -56,7 +61,7 @@ impl Tree {
         }
         self.fail();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let nothing = before.without_tables(number, self.options.without_tables);
+        let nothing = self.without_tables(number);
         let begun = self.begin_manifest(&nothing);
         let written = begun.and_then(|(file, bytes)| self.write_manifest(file, &bytes));
         if let Err(error) = written {

@@ -92,7 +92,7 @@ impl Tree {
     /// Writes a manifest of no tables; `false` if that cannot be done.
     pub(crate) fn begin_anew(&self) -> bool {
         let _one_at_a_time = self.maintaining.lock();
-        let nothing = self.state().version.without_tables(0, self.options.without_tables);
+        let nothing = self.without_tables(0);
         !self.has_failed() && self.install(nothing, false).is_ok()
     }
 

@@ -163,8 +163,8 @@ impl Opener<'_> {
             Err(Unopened::Fails(error)) => Err(error),
             Err(Unopened::Bad(error)) => {
                 tracing::warn!("a table of the index cannot be used, so none is: {error}");
-                let (number, cover) = (manifest.number, (options.without_tables)(&manifest.cover));
-                Ok(Version { number, cover, ..Version::default() })
+                let keep = options.without_tables;
+                Ok(Version::without_tables(manifest.number, &manifest.cover, keep))
             }
         }
     }

@@ -98,11 +98,11 @@ impl Version {
         Self { number: 0, levels, sums: self.sums.clone(), cover: self.cover.clone() }
     }
 
-    /// What is left of it when its tables are lost; `keep` is [`LsmOptions::without_tables`].
+    /// What is left of one with this cover when its tables are lost; `keep` is [`LsmOptions::without_tables`].
     ///
     /// [`LsmOptions::without_tables`]: super::LsmOptions::without_tables
-    pub(super) fn without_tables(&self, number: u64, keep: fn(&[u8]) -> Vec<u8>) -> Self {
-        Self { number, cover: keep(&self.cover), ..Self::default() }
+    pub(super) fn without_tables(number: u64, cover: &[u8], keep: fn(&[u8]) -> Vec<u8>) -> Self {
+        Self { number, cover: keep(cover), ..Self::default() }
     }
 
     /// The newest first.
