@@ -7,7 +7,8 @@
 //!    of the newest. The caller leaves out what was removed before.
 //! 4. It takes room that is there, and leaves the reserve.
 //! 5. One that a crash or a failed write left, and that is not whole, is never told as durable by a later segment's
-//!    header: opening makes its record void, or nothing is said of it and of those after it.
+//!    header: opening makes its record void, or nothing is said of it and of those after it; nor of those after the
+//!    last one told, as long as something cannot be read.
 
 use std::sync::Arc;
 

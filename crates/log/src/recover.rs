@@ -150,7 +150,9 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         }
     }
     segments.open = newest;
-    if !recovered.faults.is_empty() {
+    segments.first_told = recovered.merged_before;
+    segments.has_faults = !recovered.faults.is_empty();
+    if segments.has_faults {
         segments.next_sequence += UNREAD_SEQUENCES;
     }
     recovered.extents.sort_unstable_by_key(|extent| extent.id);
@@ -166,17 +168,21 @@ fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cov
     // An index that is built anew was handed what the old one knew, though it may be read no more.
     let read: Option<HashSet<&Removal>> =
         cover.segments.is_empty().then(|| recovered.removals.iter().collect());
+    let found: HashSet<(u64, u64)> =
+        segments.tombstones.iter().map(|known| (known.segment, known.offset)).collect();
     for tombstone in &cover.tombstones {
         let slot = segments.slots.get(&tombstone.segment);
         // Of a segment that cannot be read, what was known of it still holds.
         let is_missing = slot.is_none() && segments.is_one_missing;
         let is_unread = is_missing || slot.is_some_and(|slot| slot.segment.epoch() == 0);
-        let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
+        let is_known = slot.is_some_and(|slot| {
+            cover.segment(tombstone.segment, slot.segment.epoch()).is_some()
+                && !found.contains(&(tombstone.segment, tombstone.offset))
+        });
         let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
         let removal = (*namespace, hashes.clone(), *kills_before);
         let is_handed_on = read.as_ref().is_some_and(|read| !read.contains(&removal));
-        if is_unread || is_handed_on || known.is_some_and(|known| tombstone.offset < known.covered)
-        {
+        if is_unread || is_handed_on || is_known {
             segments.tombstones.push(tombstone.clone());
         }
         recovered.covered_removals.push(removal);
@@ -296,8 +302,11 @@ fn scan_segment(
         found.faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
     }
     let oldest_born = known.map_or(u64::MAX, |known| known.oldest_born);
+    // What was there when the cover was made may be unreadable now, and whole.
+    let cursor = known.map_or(cursor, |known| known.cursor.max(cursor));
     let mut state = match end {
         _ if is_cut => SegmentState::Damaged,
+        _ if known.is_some_and(|known| known.sealed) => SegmentState::Sealed,
         ScanEnd::Sealed => SegmentState::Sealed,
         // A segment's new life begins with the tombstones of the old ones.
         ScanEnd::Open
@@ -308,10 +317,15 @@ fn scan_segment(
         ScanEnd::Open => SegmentState::Open,
     };
     // A process that was killed may have written the header, or extents, without making them durable. With durability
-    // `batch` a put says present of them; and those that were moved or merged take the place of what they were.
+    // `batch` a put says present of them; and those that were moved or merged take the place of what they were. A void
+    // may lie over one that is not whole, which nobody doubts from here on.
     let is_batch = core.options.durability == Durability::Batch;
-    let is_promised = |extent: Extent| is_batch || extent.is_moved();
-    let promises = records.iter().filter_map(RecordHeader::extent).any(is_promised);
+    let is_promised = |record: &RecordHeader| match record.kind {
+        RecordKind::Extent { .. } => is_batch || record.extent().is_some_and(|e| e.is_moved()),
+        RecordKind::Void { .. } => true,
+        RecordKind::Tombstone { .. } | RecordKind::Seal => false,
+    };
+    let promises = records.iter().any(is_promised);
     if (state == SegmentState::Free || promises)
         && !core.options.read_only
         && let Err(error) = core.sync_file(opened.file)

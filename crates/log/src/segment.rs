@@ -248,6 +248,10 @@ pub(crate) struct Segments {
     pub(crate) removing: Vec<Tombstone>,
     /// Sequence number of the merged extent that is being written and is not durable yet.
     pub(crate) merging: Option<u64>,
+    /// Something could not be read at open.
+    pub(crate) has_faults: bool,
+    /// The largest `first_sequence` that a header said at open.
+    pub(crate) first_told: u64,
     /// A segment's file could not be opened. It may hold what was removed, however old, and be back one day.
     pub(crate) is_one_missing: bool,
     /// The file system refused a new segment; how many times to make room before asking again.
@@ -274,9 +278,13 @@ impl Segments {
     /// What the header of a segment's next life says: its records have no smaller sequence number, and what was merged
     /// before it is durable.
     pub(crate) fn first_sequence(&self) -> u64 {
-        let doubtful =
-            self.slots.values().filter_map(|slot| slot.doubt).map(|doubt| doubt.sequence);
-        doubtful.chain(self.merging).fold(self.next_sequence + 1, u64::min)
+        let slots = || self.slots.values();
+        // What could not be read may hold a merge that nobody has looked at: no header says more than those before.
+        let is_unread = self.has_faults || slots().any(|slot| slot.oldest_born == 0);
+        let told = is_unread.then_some(self.first_told);
+        let doubtful = slots().filter_map(|slot| slot.doubt).map(|doubt| doubt.sequence);
+        let unproven = doubtful.chain(self.merging).chain(told);
+        unproven.fold(self.next_sequence + 1, u64::min)
     }
 
     /// As long as its segment lives, no header and no cover says of an extent made of others that it is whole.

@@ -13,7 +13,7 @@ use dalsegno_core::{
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::format::segment_file;
 use dalsegno_log::{
-    Call, Log, LogOptions, NewExtent, Recovered, SegmentState, SegmentView, removals_of,
+    Appended, Call, Log, LogOptions, NewExtent, Recovered, SegmentState, SegmentView, removals_of,
 };
 
 const SEGMENT_BYTES: u64 = 1 << 20;
@@ -66,11 +66,16 @@ fn new_extent(number: u32) -> NewExtent {
 }
 
 fn write(log: &Log, number: u32) -> Extent {
+    append(log, number).extent
+}
+
+/// As long as this is held no index knows the extent.
+fn append(log: &Log, number: u32) -> Appended {
     let bytes = vec![u8::try_from(number % 251).unwrap(); BLOCK_BYTES];
     let extent = new_extent(number);
     lend(|lender| {
         let append = log.reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
-        log.append(vec![append], &Call::foreground()).remove(0).unwrap().extent
+        log.append(vec![append], &Call::foreground()).remove(0).unwrap()
     })
 }
 
@@ -222,12 +227,7 @@ fn what_the_index_does_not_know_yet_is_not_covered() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     write(&log, 0);
-    let bytes = vec![1; BLOCK_BYTES];
-    let extent = new_extent(1);
-    let appended = lend(|lender| {
-        let append = log.reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
-        log.append(vec![append], &Call::foreground()).remove(0).unwrap()
-    });
+    let appended = append(&log, 1);
     let after = write(&log, 2);
     let cover = log.cover().unwrap();
     let pinned = appended.extent.clone();
@@ -239,6 +239,25 @@ fn what_the_index_does_not_know_yet_is_not_covered() {
         [pinned, after],
         "everything from the first one on is told again"
     );
+}
+
+#[test]
+fn what_a_cover_knew_is_kept_though_it_is_to_be_read_again_and_is_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let appended = append(&log, 0);
+    let after = write(&log, 1);
+    let removal = (NAMESPACE, vec![hash(2)], remove(&log, 2));
+    let (mut cover, end) = (log.cover().unwrap(), log.segments()[0].cursor);
+    drop((appended, log));
+    let behind = after.location.offset + after.total_bytes();
+    patch(&file_of(dir.path(), after.location), behind, &[0xaa; 4096]);
+    for _ in 0..2 {
+        let (log, recovered) = open_covered(dir.path(), Some(cover));
+        assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
+        assert_eq!(log.segments()[0].cursor, end, "it may be readable one day");
+        cover = log.cover().unwrap();
+    }
 }
 
 #[test]

@@ -16,23 +16,32 @@ fn segments(world: &World) -> usize {
     files.iter().filter(|file| file.name.starts_with("segment-")).count()
 }
 
+/// The first blocks of a chain; what was put of it before is merged with the last one.
+fn beginning(chain: u64, last: usize) -> Action {
+    let whole = part(0, chain);
+    Action::Put(Part { first: last, chain: whole.chain[..=last].to_vec(), ..whole }, false)
+}
+
 /// Puts blocks one at a time, which are merged, until the outage at a change of the device.
 fn merge_until(world: &mut World, at: u64) {
     world.device.fail_at(world.device.changes() + at);
-    for (chain, first) in (20..23).flat_map(|chain| (0..4).map(move |first| (chain, first))) {
-        let whole = part(0, chain);
-        let one = Part { first, chain: whole.chain[..=first].to_vec(), ..whole };
+    for (chain, last) in (20..23).flat_map(|chain| (0..4).map(move |last| (chain, last))) {
         if !world.device.is_down() {
-            world.act(&Action::Put(one, false));
+            world.act(&beginning(chain, last));
         }
     }
 }
 
-/// Takes room in another segment, whose header tells what is durable; no put, so nothing is merged.
+/// Takes room without a put, so nothing is merged.
+fn take_room(world: &World, chain: u64) {
+    drop(world.begin_layers(&part(1, chain)));
+}
+
+/// Takes room in another segment, whose header tells what is durable.
 fn begin_segment(world: &World) {
-    let mut chains = 100..300;
-    while segments(world) < 2 {
-        drop(world.begin_layers(&part(1, chains.next().unwrap())));
+    let (before, mut chains) = (segments(world), 100..300);
+    while segments(world) == before {
+        take_room(world, chains.next().unwrap());
     }
 }
 
@@ -86,20 +95,55 @@ fn a_merge_that_could_not_be_made_void_is_believed_by_no_index_that_is_made_anew
     each(4, 0..60, |world, at| {
         merge_until(world, at);
         world.reboot(Outage::Power);
-        world.expect_faults();
-        world.device.inject(Rule::always(Kind::Write, Fault::Error).on("segment-"));
-        world.open().unwrap();
-        world.expect_no_faults();
-        // An index in files takes that life in, and is asked for it by the next.
-        world.act(&Action::Put(part(2, 50), false));
-        world.open().unwrap();
-        world.check_all();
-        begin_segment(world);
+        for chain in [50, 51] {
+            world.expect_faults();
+            world.device.inject(Rule::always(Kind::Write, Fault::Error).on("segment-"));
+            world.open().unwrap();
+            world.expect_no_faults();
+            // An index in files takes that life in, and is asked for it by the next.
+            world.act(&Action::Put(part(2, chain), false));
+            begin_segment(world);
+        }
         world.close();
         for file in world.device.list().unwrap() {
             if file.name.starts_with("index-") {
                 world.device.remove(&file.name).unwrap();
             }
         }
+    });
+}
+
+#[test]
+fn a_merge_in_a_segment_that_could_not_be_read_is_believed_by_no_later_open() {
+    each(4, 0..12, |world, at| {
+        world.act(&beginning(20, 0));
+        begin_segment(world);
+        world.device.fail_at(world.device.changes() + at);
+        world.act(&beginning(20, 1));
+        world.reboot(Outage::Power);
+        world.expect_faults();
+        let second = "segment-0000000000000002";
+        world.device.inject(Rule::always(Kind::Read, Fault::Error).on(second));
+        world.open().unwrap();
+        begin_segment(world);
+        world.expect_no_faults();
+    });
+}
+
+#[test]
+fn what_made_a_merge_void_is_durable_before_a_later_life_says_that_merges_are() {
+    each(24, 8..12, |world, at| {
+        world.act(&beginning(20, 0));
+        // A new segment, but for what is given up.
+        (100..131).for_each(|chain| take_room(world, chain));
+        world.device.fail_at(world.device.changes() + at);
+        world.act(&beginning(20, 1));
+        world.reboot(Outage::Power);
+        // The void is written, and not synced.
+        world.device.fail_at(world.device.changes() + 5);
+        drop(world.open());
+        begin_life(world, Outage::Process);
+        begin_segment(world);
+        begin_life(world, Outage::Power);
     });
 }
