@@ -1,7 +1,7 @@
 //! What of the log an index has taken in: so that opening reads only what came later.
 //!
-//! 1. Everything before a segment's `covered` offset was taken in, or given up, before the cover was made; and no
-//!    extent there is doubted: whoever reads the whole log one day is told of that again.
+//! 1. Everything before a segment's `covered` offset was taken in, or given up, before the cover was made; and nothing
+//!    there is doubted or could not be read: it is told again.
 //! 2. A cover speaks of a segment only as long as that is in the epoch it names.
 //! 3. Decoders never panic and never trust a length before it was checked against what is there.
 
@@ -86,7 +86,7 @@ impl Cover {
             sealed: slot.state == SegmentState::Sealed,
             cursor: slot.cursor,
             covered: slot.covered(),
-            oldest_born: slot.oldest_born,
+            oldest_born: slot.oldest_known,
             newest_sequence: slot.newest_sequence,
         };
         let sound = segments.slots.values().filter(|slot| slot.state != SegmentState::Damaged);

@@ -108,7 +108,7 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         if let Some(slot) = slot {
             // What is damaged is in no cover. What came after the cover has newer records alone.
             let is_older = |record: &RecordHeader| record.sequence <= cover.next_sequence;
-            let has_gaps = slot.oldest_born == 0 && first_sequence <= cover.next_sequence;
+            let has_gaps = slot.first_gap.is_some() && first_sequence <= cover.next_sequence;
             let has_older = has_gaps || records.iter().any(is_older);
             recovered.is_one_back |=
                 slot.state != SegmentState::Damaged && has_older && cover.lacks(number);
@@ -166,8 +166,8 @@ fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cov
         return;
     }
     // An index that is built anew was handed what the old one knew, though it may be read no more.
-    let read: Option<HashSet<&Removal>> =
-        cover.segments.is_empty().then(|| recovered.removals.iter().collect());
+    let is_anew = cover.segments.is_empty();
+    let read: HashSet<&Removal> = recovered.removals.iter().collect();
     let found: HashSet<(u64, u64)> =
         segments.tombstones.iter().map(|known| (known.segment, known.offset)).collect();
     for tombstone in &cover.tombstones {
@@ -181,7 +181,9 @@ fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cov
         });
         let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
         let removal = (*namespace, hashes.clone(), *kills_before);
-        let is_handed_on = read.as_ref().is_some_and(|read| !read.contains(&removal));
+        // It may be a copy in the segment's next life that cannot be read.
+        let has_gap = slot.is_some_and(|slot| slot.first_gap.is_some());
+        let is_handed_on = (is_anew || has_gap) && !read.contains(&removal);
         if is_unread || is_handed_on || is_known {
             segments.tombstones.push(tombstone.clone());
         }
@@ -231,8 +233,8 @@ fn open_segment(
         }
         Err(damage) => {
             let mut found = given_up(core, number, &opened)?;
-            if damage == FormatError::Unreadable {
-                found.may_come_back();
+            if let Some(slot) = found.slot.as_mut().filter(|_| damage == FormatError::Unreadable) {
+                slot.first_gap = Some(0);
             }
             return Ok(Found { faults: vec![fault(0, damage.to_string())], ..found });
         }
@@ -290,7 +292,7 @@ fn scan_segment(
     } else {
         scan_records(core, opened.file, header, start..bytes)
     };
-    let Scan { mut records, damage, end, cursor, has_gaps, unread_from, failure } = scan;
+    let Scan { mut records, damage, end, cursor, first_gap, unread_from, failure } = scan;
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -301,16 +303,14 @@ fn scan_segment(
     if is_cut {
         found.faults.push(fault(opened.bytes, format!("the file has {} bytes", opened.bytes)));
     }
-    let oldest_born = known.map_or(u64::MAX, |known| known.oldest_born);
-    // What was there when the cover was made may be unreadable now, and whole.
-    let cursor = known.map_or(cursor, |known| known.cursor.max(cursor));
+    let oldest_known = known.map_or(u64::MAX, |known| known.oldest_born);
     let mut state = match end {
         _ if is_cut => SegmentState::Damaged,
         _ if known.is_some_and(|known| known.sealed) => SegmentState::Sealed,
         ScanEnd::Sealed => SegmentState::Sealed,
         // A segment's new life begins with the tombstones of the old ones.
         ScanEnd::Open
-            if oldest_born == u64::MAX && records.iter().all(RecordHeader::is_tombstone) =>
+            if oldest_known == u64::MAX && records.iter().all(RecordHeader::is_tombstone) =>
         {
             SegmentState::Free
         }
@@ -337,23 +337,18 @@ fn scan_segment(
     }
     let segment = Segment::new(header.segment, opened.file, header.epoch);
     let newest_sequence = known.map_or(0, |known| known.newest_sequence).max(header.first_sequence);
-    let slot = Slot { state, cursor, oldest_born, newest_sequence, ..Slot::free(segment) };
+    // What was there when the cover was made may be unreadable now, and whole.
+    let cursor = match state {
+        SegmentState::Sealed => core.options.segment_bytes,
+        _ => known.map_or(cursor, |known| known.cursor.max(cursor)),
+    };
+    let of_file = Slot::free(segment);
+    let slot = Slot { state, cursor, oldest_known, newest_sequence, first_gap, ..of_file };
     let first_sequence = header.first_sequence;
-    let mut found = Found { slot: Some(slot), first_sequence, records, ..found };
-    if has_gaps {
-        found.may_come_back();
-    }
-    Ok(found)
+    Ok(Found { slot: Some(slot), first_sequence, records, ..found })
 }
 
 impl Found {
-    /// Extents that cannot be read now may be read again one day, however old they are: what removes them must stay.
-    fn may_come_back(&mut self) {
-        if let Some(slot) = &mut self.slot {
-            slot.oldest_born = 0;
-        }
-    }
-
     fn none(number: u64) -> Self {
         let (slot, records, faults) = (None, Vec::new(), Vec::new());
         Self { slot, first_sequence: 0, number, records, faults, is_missing: false }

@@ -18,7 +18,7 @@ use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, segment_file};
 use crate::log::{Core, Log};
 use crate::reserve::Room;
-use crate::segment::{Segment, SegmentState, Tombstone};
+use crate::segment::{Segment, SegmentState, Slot, Tombstone};
 use crate::write::Writing;
 
 impl Core {
@@ -48,10 +48,11 @@ impl Core {
         let slot = segments.slots.get_mut(&segment.number).expect("a closed segment stays");
         slot.state = SegmentState::Free;
         slot.cursor = carried.last().map_or(SECTOR_BYTES, Tombstone::end);
-        slot.oldest_born = u64::MAX;
+        slot.oldest_known = u64::MAX;
         slot.newest_sequence = first_sequence;
         slot.is_unsynced = true;
         slot.doubt = None;
+        slot.first_gap = None;
         segments.tombstones.extend(carried);
         segment.reopen(epoch);
         Ok(true)
@@ -88,7 +89,7 @@ impl Core {
     fn tombstones_of(&self, number: u64) -> (Vec<Tombstone>, Vec<Tombstone>) {
         let segments = self.segments.lock();
         let others = segments.slots.values().filter(|slot| slot.segment.number != number);
-        let oldest_known = others.map(|slot| slot.oldest_born).min().unwrap_or(u64::MAX);
+        let oldest_known = others.map(Slot::oldest_born).min().unwrap_or(u64::MAX);
         let oldest_elsewhere = if segments.is_one_missing { 0 } else { oldest_known };
         let here = segments.tombstones.iter().filter(|tombstone| tombstone.segment == number);
         let mut all: Vec<Tombstone> = here.cloned().collect();
@@ -165,7 +166,7 @@ fn between(all: &[Tombstone], mut carried: Vec<Tombstone>, limit: u64) -> Option
         while let Some((next, behind)) = ahead.split_first()
             && offset + tombstone.record_bytes() > next.offset
         {
-            offset = next.end();
+            offset = offset.max(next.end());
             ahead = behind;
         }
         tombstone.offset = offset;

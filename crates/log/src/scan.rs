@@ -36,8 +36,8 @@ pub(crate) struct Scan {
     pub(crate) end: ScanEnd,
     /// Behind the last record.
     pub(crate) cursor: u64,
-    /// Whether something could not be read: there may be more than what was found.
-    pub(crate) has_gaps: bool,
+    /// The first place that could not be read: there may be more than what was found.
+    pub(crate) first_gap: Option<u64>,
     /// Where the walk ended because too much could not be read.
     pub(crate) unread_from: Option<u64>,
     /// The device fails, which ended the walk.
@@ -75,9 +75,10 @@ struct Window<'a> {
     end: u64,
     start: u64,
     bytes: Vec<u8>,
-    /// Reads that failed and could not be smaller, and how many may.
+    /// Reads that failed and could not be smaller, how many may, and where the first was.
     unreadable: usize,
     most_unreadable: usize,
+    first_gap: Option<u64>,
     /// Something between here and there cannot be read.
     bad_before: u64,
     failure: Option<LogError>,
@@ -86,8 +87,18 @@ struct Window<'a> {
 impl<'a> Window<'a> {
     fn new(core: &'a Core, file: FileId, end: u64) -> Self {
         let (start, bytes, bad_before, failure) = (0, Vec::new(), 0, None);
-        let (unreadable, most_unreadable) = (0, MOST_UNREADABLE);
-        Self { core, file, end, start, bytes, unreadable, most_unreadable, bad_before, failure }
+        Self {
+            core,
+            file,
+            end,
+            start,
+            bytes,
+            unreadable: 0,
+            most_unreadable: MOST_UNREADABLE,
+            first_gap: None,
+            bad_before,
+            failure,
+        }
     }
 
     /// Whether too much could not be read.
@@ -140,6 +151,7 @@ impl<'a> Window<'a> {
         }
         self.bytes.clear();
         self.unreadable += 1;
+        self.first_gap.get_or_insert(offset);
         // The next sector may be as bad.
         self.bad_before = offset + 2 * SECTOR_BYTES;
         let is_end = is_short || self.failure.is_some();
@@ -213,8 +225,8 @@ pub(crate) fn scan_records(
             }
         }
     }
-    scan.has_gaps = window.unreadable > 0;
-    if scan.cursor >= segment.segment_bytes || scan.has_gaps {
+    scan.first_gap = window.first_gap;
+    if scan.cursor >= segment.segment_bytes || scan.first_gap.is_some() {
         scan.end = ScanEnd::Sealed;
     }
     scan.unread_from = window.is_too_bad().then_some(offset);

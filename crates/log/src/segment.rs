@@ -40,7 +40,7 @@ pub struct SegmentView {
     pub state: SegmentState,
     /// Bytes reserved, its header included.
     pub cursor: u64,
-    /// Smallest `born` of its records; `u64::MAX` if it has none.
+    /// Smallest `born` of its records; `u64::MAX` if it has none, zero if some may be there that could not be read.
     pub oldest_born: u64,
     /// Largest sequence of its records.
     pub newest_sequence: u64,
@@ -187,11 +187,14 @@ pub(crate) struct Slot {
     pub(crate) segment: Arc<Segment>,
     pub(crate) state: SegmentState,
     pub(crate) cursor: u64,
-    pub(crate) oldest_born: u64,
+    /// Of what is known of it; see [`Self::oldest_born`].
+    pub(crate) oldest_known: u64,
     pub(crate) newest_sequence: u64,
     /// Whether records may have settled since [`crate::Log::cover`] synced it.
     pub(crate) is_unsynced: bool,
     pub(crate) doubt: Option<Doubt>,
+    /// The first place that could not be read at open. What lies there and behind is read again one day.
+    pub(crate) first_gap: Option<u64>,
 }
 
 /// Extents made of others that may lie in a segment and not be whole: nothing says of them, nor of what comes after
@@ -210,17 +213,23 @@ impl Slot {
             segment,
             state: SegmentState::Free,
             cursor: SECTOR_BYTES,
-            oldest_born: u64::MAX,
+            oldest_known: u64::MAX,
             newest_sequence: 0,
             is_unsynced: true,
             doubt: None,
+            first_gap: None,
         }
     }
 
     /// Up to where an index that knows all that settled needs not read again.
     pub(crate) fn covered(&self) -> u64 {
-        let settled = self.segment.first_unsettled().unwrap_or(self.cursor);
-        self.doubt.map_or(settled, |doubt| doubt.offset.min(settled))
+        let unproven = self.doubt.map(|doubt| doubt.offset).into_iter().chain(self.first_gap);
+        unproven.chain(self.segment.first_unsettled()).fold(self.cursor, u64::min)
+    }
+
+    /// Smallest `born` of its records: what cannot be read now may be read again one day, however old it is.
+    pub(crate) fn oldest_born(&self) -> u64 {
+        if self.first_gap.is_some() { 0 } else { self.oldest_known }
     }
 
     pub(crate) fn view(&self) -> SegmentView {
@@ -229,7 +238,7 @@ impl Slot {
             epoch: self.segment.epoch(),
             state: self.state,
             cursor: self.cursor,
-            oldest_born: self.oldest_born,
+            oldest_born: self.oldest_born(),
             newest_sequence: self.newest_sequence,
             pins: self.segment.pins(),
         }
@@ -278,12 +287,10 @@ impl Segments {
     /// What the header of a segment's next life says: its records have no smaller sequence number, and what was merged
     /// before it is durable.
     pub(crate) fn first_sequence(&self) -> u64 {
-        let slots = || self.slots.values();
         // What could not be read may hold a merge that nobody has looked at: no header says more than those before.
-        let is_unread = self.has_faults || slots().any(|slot| slot.oldest_born == 0);
-        let told = is_unread.then_some(self.first_told);
-        let doubtful = slots().filter_map(|slot| slot.doubt).map(|doubt| doubt.sequence);
-        let unproven = doubtful.chain(self.merging).chain(told);
+        let told = self.has_faults.then_some(self.first_told);
+        let doubts = self.slots.values().filter_map(|slot| slot.doubt);
+        let unproven = doubts.map(|doubt| doubt.sequence).chain(self.merging).chain(told);
         unproven.fold(self.next_sequence + 1, u64::min)
     }
 
@@ -335,7 +342,7 @@ impl Segments {
     pub(crate) fn note_record(&mut self, segment: u64, sequence: u64, born: u64) {
         if let Some(slot) = self.slots.get_mut(&segment) {
             slot.newest_sequence = slot.newest_sequence.max(sequence);
-            slot.oldest_born = slot.oldest_born.min(born);
+            slot.oldest_known = slot.oldest_known.min(born);
             slot.is_unsynced = true;
         }
     }

@@ -147,3 +147,26 @@ fn what_made_a_merge_void_is_durable_before_a_later_life_says_that_merges_are() 
         begin_life(world, Outage::Power);
     });
 }
+
+#[test]
+fn a_merge_hides_nothing_that_its_index_could_not_find_for_a_moment() {
+    for skip in 3..7 {
+        each(4, 4..9, |world, at| {
+            let _label = Label(format!("{skip} reads pass"));
+            world.act(&beginning(20, 0));
+            // What is to be merged lies in tables.
+            world.open().unwrap();
+            world.device.fail_at(world.device.changes() + at);
+            world.act(&beginning(20, 1));
+            world.reboot(Outage::Power);
+            world.expect_faults();
+            let fails = Rule { skip, ..Rule::always(Kind::Read, Fault::Error) };
+            world.device.inject(fails.on("index-"));
+            world.act(&Action::Reopen);
+            world.expect_no_faults();
+            // What its index took in is flushed.
+            world.open().unwrap();
+            world.check_all();
+        });
+    }
+}

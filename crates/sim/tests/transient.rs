@@ -165,6 +165,29 @@ fn segments_that_come_back_one_after_the_other_bring_back_nothing_that_was_remov
 }
 
 #[test]
+fn what_could_not_be_read_behind_a_cover_is_read_by_the_next_open() {
+    let roomy = Style::roomy(Durability::Batch);
+    for (index, style) in [("in memory", roomy.clone()), ("in files", roomy.indexed_in_files())] {
+        for seed in 0..8 {
+            let _label = Label(format!("{index}, seed {seed}"));
+            let mut world = filled(&style, seed);
+            world.open().unwrap();
+            remove_some(&mut world);
+            world.put(&part(2, 20), false).unwrap();
+            world.reboot(Outage::Process);
+            world.expect_faults();
+            // Nothing but the header.
+            let fails = Rule { skip: 1, ..Rule::always(Kind::Read, Fault::Error) };
+            world.device.inject(fails.on("segment-0000000000000001"));
+            world.open().unwrap();
+            world.act(&Action::Put(part(2, 30), false));
+            world.close();
+            check_well(&mut world);
+        }
+    }
+}
+
+#[test]
 fn a_store_none_of_whose_segments_can_be_read_is_not_taken_for_a_new_one() {
     for (index, style) in styles() {
         for fault in [Fault::Error, Fault::Short] {

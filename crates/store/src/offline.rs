@@ -204,7 +204,7 @@ fn open(path: &Path) -> Result<Offline> {
     });
     let faults = faults.collect();
     let index = MemoryIndex::default();
-    rebuild(&log, &index, recovered, &|| ());
+    rebuild(&log, &index, recovered, &|| true);
     Ok(Offline { log, index, faults, _lock: lock })
 }
 

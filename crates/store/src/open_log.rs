@@ -159,15 +159,22 @@ impl Whence<'_> {
 }
 
 impl Found {
-    /// Lets the index take in what it does not know; `false` if it may not have learned of every removal.
+    /// Lets the index take in what it does not know; `false` if something of it could not be read: it may not have
+    /// learned of every removal, and a torn merge may have taken the place of what was not found.
     fn fill(self) -> (Opened, bool) {
         let Self { opened, recovered, cover, .. } = self;
-        let has_removals = !recovered.removals.is_empty();
         let lsm = opened.lsm.as_deref();
-        let keep_up = || keep_up(lsm, &opened.log, &cover);
-        rebuild(&opened.log, opened.index.as_ref(), recovered, &keep_up);
-        let is_readable = lsm.is_none_or(|lsm| !lsm.is_damaged() && !lsm.has_missed());
-        (opened, is_readable || !has_removals)
+        let is_readable = || lsm.is_none_or(|lsm| !lsm.is_damaged() && !lsm.has_missed());
+        let goes_on = || {
+            let is_readable = is_readable();
+            if is_readable {
+                keep_up(lsm, &opened.log, &cover);
+            }
+            is_readable
+        };
+        rebuild(&opened.log, opened.index.as_ref(), recovered, &goes_on);
+        let is_filled = is_readable();
+        (opened, is_filled)
     }
 }
 

@@ -33,8 +33,13 @@ pub(crate) fn tell_faults(counters: &Counters, faults: &[SegmentFault]) {
 /// Where two extents hold the same block, the older may be what a crash left of a put, or it was set aside as bad and
 /// the block was put again. So the older one is read, and where it is bad the newer one takes the block. But where
 /// the newer one was made of older ones, it takes their place if it is whole: so it was when the store was closed.
-/// `keep_up` is called after every extent.
-pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_up: &dyn Fn()) {
+/// `keep_up` is called after every extent; what it answers is whether to go on.
+pub(crate) fn rebuild(
+    log: &Log,
+    index: &dyn Index,
+    recovered: Recovered,
+    keep_up: &dyn Fn() -> bool,
+) {
     let killed = Killed::of(index, &recovered);
     let merged_before = recovered.merged_before;
     let has_faults = !recovered.faults.is_empty();
@@ -71,7 +76,9 @@ pub(crate) fn rebuild(log: &Log, index: &dyn Index, recovered: Recovered, keep_u
         if let Some(extent) = doubtful {
             log.doubt(&extent, is_replaced);
         }
-        keep_up();
+        if !keep_up() {
+            return;
+        }
     }
 }
 
