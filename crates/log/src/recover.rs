@@ -168,6 +168,8 @@ fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cov
     // An index that is built anew was handed what the old one knew, though it may be read no more.
     let is_anew = cover.segments.is_empty();
     let read: HashSet<&Removal> = recovered.removals.iter().collect();
+    // Where its copy may lie: in the segment's next life, or in another one.
+    let has_gap = segments.slots.values().any(|slot| slot.first_gap.is_some());
     let found: HashSet<(u64, u64)> =
         segments.tombstones.iter().map(|known| (known.segment, known.offset)).collect();
     for tombstone in &cover.tombstones {
@@ -181,8 +183,6 @@ fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cov
         });
         let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
         let removal = (*namespace, hashes.clone(), *kills_before);
-        // It may be a copy in the segment's next life that cannot be read.
-        let has_gap = slot.is_some_and(|slot| slot.first_gap.is_some());
         let is_handed_on = (is_anew || has_gap) && !read.contains(&removal);
         if is_unread || is_handed_on || is_known {
             segments.tombstones.push(tombstone.clone());

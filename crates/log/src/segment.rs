@@ -48,6 +48,14 @@ pub struct SegmentView {
     pub pins: u32,
 }
 
+impl SegmentView {
+    /// Whether something of it could not be read at open: nobody knows what is alive there.
+    #[must_use]
+    pub fn is_partly_unread(&self) -> bool {
+        self.oldest_born == 0
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) number: u64,

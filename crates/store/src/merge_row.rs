@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Extent, NamespaceId};
 use dalsegno_io::{IoError, lend};
-use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState};
+use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
 use crate::merge::{Merged, Shared};
@@ -287,7 +287,10 @@ impl Inner {
     fn recycle_dead_segments(&self) -> Result<(), LogError> {
         // Pins first: once a sealed segment has none, nothing can come alive in it any more.
         let views = self.log.segments();
-        let idle = views.iter().filter(|v| v.state == SegmentState::Sealed && v.pins == 0);
+        let is_idle = |view: &&SegmentView| {
+            view.state == SegmentState::Sealed && view.pins == 0 && !view.is_partly_unread()
+        };
+        let idle = views.iter().filter(is_idle);
         for view in idle.filter(|view| self.index.segment_use(view.number).live_bytes == 0) {
             self.log.recycle(view.number, DEAD_PATIENCE, || {
                 self.index.drop_segment(view.number, view.epoch);

@@ -90,12 +90,12 @@ impl Whence<'_> {
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         let (opened, is_filled) = found.fill();
-        if is_filled {
-            flush(&opened);
-        } else if let Some(lsm) = &opened.lsm {
-            // What was to be removed may be in what cannot be read.
-            lsm.give_up();
+        if !is_filled {
+            // Segments of which it knows nothing would look dead.
+            let message = "the index could not be built anew: its files cannot be read or written";
+            return Err(Error::new(ErrorKind::Unavailable, message));
         }
+        flush(&opened);
         Ok(opened)
     }
 

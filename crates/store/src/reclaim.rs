@@ -94,7 +94,8 @@ impl Inner {
         SegmentFacts {
             segment: view.number,
             written_bytes: view.cursor,
-            live_bytes: used.live_bytes,
+            // What could not be read at open may be alive.
+            live_bytes: if view.is_partly_unread() { view.cursor } else { used.live_bytes },
             hit_bytes: used.hit_bytes,
             newest_sequence: view.newest_sequence,
             mean_use_sequence: used.mean_use_sequence,

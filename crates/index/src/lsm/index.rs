@@ -72,12 +72,14 @@ impl LsmIndex {
         point.is_some_and(|point| self.is_present(point.segment, point.epoch))
     }
 
-    /// Which blocks are here. What cannot be read is not.
-    fn are_here(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
-        let points = self.tree.points(namespace, hashes);
+    /// Which blocks of an extent are here, and whether that is.
+    fn are_here(&self, extent: &Extent) -> Result<(Vec<bool>, bool), TableError> {
+        let points = self.tree.points(extent.namespace, &extent.hashes);
+        let is_known = self.record(&OrderKey::of(extent))?.is_some();
         let usage = self.usage.read();
         let is_here = |point: Point| usage.epoch(point.segment) == Some(point.epoch);
-        points.into_iter().map(|point| self.or_missing(point).is_some_and(is_here)).collect()
+        let points = points.into_iter().map(|point| point.map(|point| point.is_some_and(is_here)));
+        Ok((points.collect::<Result<_, _>>()?, is_known))
     }
 
     pub(super) fn decode(
@@ -166,11 +168,10 @@ impl Index for LsmIndex {
         if is_past || self.tree.is_stalled() {
             return 0;
         }
+        // What cannot be read may be here: a block that two extents hold would outlive its removal in one of them.
+        let here = self.or_missing(self.are_here(&extent).map(Some));
         // An extent may be put again when the index is opened. What it lost meanwhile stays lost.
-        if self.or_missing(self.record(&OrderKey::of(&extent))).is_some() {
-            return 0;
-        }
-        let here = self.are_here(extent.namespace, &extent.hashes);
+        let Some((here, false)) = here else { return 0 };
         let blocks = (0..).zip(extent.hashes.iter().zip(here));
         let taken: Vec<u32> = blocks
             .filter_map(|(block, (hash, is_here))| (!is_here && wanted(hash)).then_some(block))

@@ -56,10 +56,13 @@ impl Tree {
     /// true without them. Nothing is written any more.
     pub(super) fn forget_tables(&self) {
         let before = Arc::clone(&self.state().version);
-        if self.has_failed() || before.number == 0 {
+        if self.has_failed() {
             return;
         }
         self.fail();
+        if before.number == 0 {
+            return;
+        }
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let nothing = self.without_tables(number);
         let begun = self.begin_manifest(&nothing);

@@ -1,0 +1,175 @@
+//! What could not be read for a moment is neither taken for dead nor for absent.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/worlds.rs"]
+mod worlds;
+
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Durability};
+use dalsegno_io::Device;
+use dalsegno_sim::{Action, Fault, Kind, Label, Outage, Part, Rule, Style, World, chain_hashes};
+use worlds::{filled, part};
+
+/// One block of a chain.
+fn one(chain: u64, at: usize) -> Part {
+    Part { first: at, ..beginning(chain, at) }
+}
+
+/// The blocks of a chain up to one.
+fn beginning(chain: u64, last: usize) -> Part {
+    Part { namespace: 0, chain: chain_hashes(10 + 2 * chain, last + 1), first: 0 }
+}
+
+/// A store that needs several segments.
+fn large(style: &Style, chains: u64) -> World {
+    let mut world = filled(style, 1);
+    for chain in 40..40 + chains {
+        world.put(&part(0, chain), false).unwrap();
+    }
+    world
+}
+
+/// From the next reads of a file on it cannot be read.
+fn fail_behind(world: &mut World, reads: u64, file: &'static str) {
+    world.expect_faults();
+    let fails = Rule { skip: reads, ..Rule::always(Kind::Read, Fault::Error) };
+    world.device.inject(fails.on(file));
+}
+
+/// Merges something, and has dead segments recycled.
+fn merge_some(world: &mut World) {
+    world.pass(Duration::from_secs(1000));
+    for (chain, at) in (300..303).flat_map(|chain| (0..3).map(move |at| (chain, at))) {
+        world.act(&Action::Put(one(chain, at), false));
+        world.pass(Duration::from_secs(100));
+    }
+    for _ in 0..400 {
+        world.act(&Action::Put(one(300, 0), false));
+        world.pass(Duration::from_secs(100));
+    }
+}
+
+fn remove_index(world: &World) {
+    for file in world.device.list().unwrap() {
+        if file.name.starts_with("index-") {
+            world.device.remove(&file.name).unwrap();
+        }
+    }
+}
+
+/// Blocks of a namespace that are to be there.
+fn kept(world: &World) -> Vec<ChainHash> {
+    world.oracle.kept(0)
+}
+
+fn check_kept(world: &World, kept: Vec<ChainHash>) {
+    let count = kept.len();
+    assert_eq!(world.get(&Part { namespace: 0, chain: kept, first: 0 }, false), count);
+}
+
+#[test]
+fn what_is_put_again_while_its_index_cannot_be_read_is_removed_with_all_its_copies() {
+    let style = Style::roomy(Durability::Batch).flushing_often();
+    for times in 1..12 {
+        for opens in [false, true] {
+            let _label = Label(format!("{times} reads fail, then opened anew: {opens}"));
+            let mut world = filled(&style, 1);
+            world.put(&one(30, 0), false).unwrap();
+            world.put(&one(30, 1), false).unwrap();
+            // What lies in tables.
+            world.open().unwrap();
+            world.expect_faults();
+            let fails = Rule { times, ..Rule::always(Kind::Read, Fault::Error) };
+            world.device.inject(fails.on("index-"));
+            world.act(&Action::Put(one(30, 1), false));
+            world.expect_no_faults();
+            world.pass(Duration::from_secs(1000));
+            world.act(&Action::Remove(one(30, 1)));
+            if opens {
+                world.open().unwrap();
+            }
+            world.act(&Action::Get(beginning(30, 1), false));
+            world.act(&Action::Probe(beginning(30, 1)));
+            // Nothing that was removed counts as present.
+            world.act(&Action::Put(beginning(30, 1), false));
+            world.close();
+            remove_index(&world);
+            world.open().unwrap();
+            assert_eq!(world.get(&beginning(30, 1), false), 2, "it was put again");
+        }
+    }
+}
+
+#[test]
+fn a_segment_that_could_not_be_read_does_not_count_as_dead() {
+    let base = Style::roomy(Durability::Batch).merging_at_once();
+    for (index, style) in [("in memory", base.clone()), ("in files", base.indexed_in_files())] {
+        let _label = Label(index.to_owned());
+        let mut world = large(&style, 60);
+        world.reboot(Outage::Process);
+        let kept = kept(&world);
+        fail_behind(&mut world, 1, "segment-0000000000000002");
+        world.open().unwrap();
+        world.expect_no_faults();
+        world.expect_faults();
+        merge_some(&mut world);
+        world.close();
+        world.expect_no_faults();
+        world.open().unwrap();
+        check_kept(&world, kept);
+    }
+}
+
+#[test]
+fn a_store_whose_index_cannot_be_built_anew_recycles_nothing() {
+    let style = Style::roomy(Durability::Batch).merging_at_once().flushing_often();
+    for (first, ahead) in [2, 14].into_iter().flat_map(|first| (8..36).map(move |at| (first, at))) {
+        let _label = Label(format!("skip {first}, table {ahead} behind the newest"));
+        let mut world = large(&style, 100);
+        world.act(&Action::Remove(one(41, 3)));
+        world.act(&Action::Remove(one(42, 3)));
+        world.reboot(Outage::Process);
+        let files = world.device.list().unwrap();
+        let numbers = files.iter().filter_map(|file| {
+            u64::from_str_radix(file.name.strip_prefix("index-")?.split('.').next()?, 16).ok()
+        });
+        let table = format!("index-{:016x}.table", numbers.max().unwrap() + ahead);
+        let kept = kept(&world);
+        world.expect_faults();
+        world.device.inject(Rule::once(Kind::Read, Fault::Error, first).on("index-"));
+        world.device.inject(Rule::always(Kind::Read, Fault::Error).on(table.leak()));
+        world.act(&Action::Reopen);
+        world.device.heal();
+        if world.is_open() {
+            merge_some(&mut world);
+        }
+        world.reboot(Outage::Process);
+        world.expect_no_faults();
+        world.open().unwrap();
+        check_kept(&world, kept);
+    }
+}
+
+#[test]
+fn an_index_that_could_not_be_written_while_it_was_filled_covers_nothing() {
+    let style = Style::roomy(Durability::Batch).flushing_often();
+    let mut world = large(&style, 100);
+    world.close();
+    remove_index(&world);
+    let kept = kept(&world);
+    world.expect_faults();
+    world.device.inject(Rule::always(Kind::Write, Fault::Error).on("index-"));
+    world.act(&Action::Reopen);
+    world.device.heal();
+    if world.is_open() {
+        for chain in 300..340 {
+            world.act(&Action::Put(part(0, chain), false));
+            world.pass(Duration::from_secs(10));
+        }
+    }
+    world.close();
+    world.expect_no_faults();
+    world.open().unwrap();
+    check_kept(&world, kept);
+}
