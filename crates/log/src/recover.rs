@@ -150,9 +150,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         }
     }
     segments.open = newest;
-    segments.first_told = recovered.merged_before;
-    segments.has_faults = !recovered.faults.is_empty();
-    if segments.has_faults {
+    if !recovered.faults.is_empty() {
+        segments.told = Some(recovered.merged_before);
         segments.next_sequence += UNREAD_SEQUENCES;
     }
     recovered.extents.sort_unstable_by_key(|extent| extent.id);
@@ -165,26 +164,21 @@ fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cov
     if cover.tombstones.is_empty() {
         return;
     }
+    let read: HashSet<&Removal> = recovered.removals.iter().collect();
     // An index that is built anew was handed what the old one knew, though it may be read no more.
     let is_anew = cover.segments.is_empty();
-    let read: HashSet<&Removal> = recovered.removals.iter().collect();
-    // Where its copy may lie: in the segment's next life, or in another one.
+    // A copy may lie there, of the segment's next life or of another one.
     let has_gap = segments.slots.values().any(|slot| slot.first_gap.is_some());
-    let found: HashSet<(u64, u64)> =
-        segments.tombstones.iter().map(|known| (known.segment, known.offset)).collect();
     for tombstone in &cover.tombstones {
         let slot = segments.slots.get(&tombstone.segment);
         // Of a segment that cannot be read, what was known of it still holds.
         let is_missing = slot.is_none() && segments.is_one_missing;
         let is_unread = is_missing || slot.is_some_and(|slot| slot.segment.epoch() == 0);
-        let is_known = slot.is_some_and(|slot| {
-            cover.segment(tombstone.segment, slot.segment.epoch()).is_some()
-                && !found.contains(&(tombstone.segment, tombstone.offset))
-        });
+        let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
         let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
         let removal = (*namespace, hashes.clone(), *kills_before);
-        let is_handed_on = (is_anew || has_gap) && !read.contains(&removal);
-        if is_unread || is_handed_on || is_known {
+        let may_lie_there = is_anew || has_gap || known.is_some();
+        if is_unread || (may_lie_there && !read.contains(&removal)) {
             segments.tombstones.push(tombstone.clone());
         }
         recovered.covered_removals.push(removal);

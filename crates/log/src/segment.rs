@@ -265,10 +265,8 @@ pub(crate) struct Segments {
     pub(crate) removing: Vec<Tombstone>,
     /// Sequence number of the merged extent that is being written and is not durable yet.
     pub(crate) merging: Option<u64>,
-    /// Something could not be read at open.
-    pub(crate) has_faults: bool,
-    /// The largest `first_sequence` that a header said at open.
-    pub(crate) first_told: u64,
+    /// The largest `first_sequence` that a header said at open, if something could not be read then.
+    pub(crate) told: Option<u64>,
     /// A segment's file could not be opened. It may hold what was removed, however old, and be back one day.
     pub(crate) is_one_missing: bool,
     /// The file system refused a new segment; how many times to make room before asking again.
@@ -296,9 +294,8 @@ impl Segments {
     /// before it is durable.
     pub(crate) fn first_sequence(&self) -> u64 {
         // What could not be read may hold a merge that nobody has looked at: no header says more than those before.
-        let told = self.has_faults.then_some(self.first_told);
         let doubts = self.slots.values().filter_map(|slot| slot.doubt);
-        let unproven = doubts.map(|doubt| doubt.sequence).chain(self.merging).chain(told);
+        let unproven = doubts.map(|doubt| doubt.sequence).chain(self.merging).chain(self.told);
         unproven.fold(self.next_sequence + 1, u64::min)
     }
 

@@ -166,6 +166,17 @@ impl SimDevice {
         state.disk.rot(prefix, &mut state.random)
     }
 
+    /// Removes the files whose names start with `prefix`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::list`] and [`Device::remove`].
+    pub fn lose(&self, prefix: &str) -> Result<(), IoError> {
+        let files = self.list()?;
+        let mut lost = files.iter().filter(|file| file.name.starts_with(prefix));
+        lost.try_for_each(|file| self.remove(&file.name))
+    }
+
     /// Ends this device and starts another over what is left of its disk. Also tells which sectors were left to chance:
     /// those that were not synced, or where only the process ends, those that its last operation was about.
     #[must_use]

@@ -105,11 +105,7 @@ fn a_merge_that_could_not_be_made_void_is_believed_by_no_index_that_is_made_anew
             begin_segment(world);
         }
         world.close();
-        for file in world.device.list().unwrap() {
-            if file.name.starts_with("index-") {
-                world.device.remove(&file.name).unwrap();
-            }
-        }
+        world.device.lose("index-").unwrap();
     });
 }
 

@@ -30,13 +30,6 @@ fn large(style: &Style, chains: u64) -> World {
     world
 }
 
-/// From the next reads of a file on it cannot be read.
-fn fail_behind(world: &mut World, reads: u64, file: &'static str) {
-    world.expect_faults();
-    let fails = Rule { skip: reads, ..Rule::always(Kind::Read, Fault::Error) };
-    world.device.inject(fails.on(file));
-}
-
 /// Merges something, and has dead segments recycled.
 fn merge_some(world: &mut World) {
     world.pass(Duration::from_secs(1000));
@@ -48,19 +41,6 @@ fn merge_some(world: &mut World) {
         world.act(&Action::Put(one(300, 0), false));
         world.pass(Duration::from_secs(100));
     }
-}
-
-fn remove_index(world: &World) {
-    for file in world.device.list().unwrap() {
-        if file.name.starts_with("index-") {
-            world.device.remove(&file.name).unwrap();
-        }
-    }
-}
-
-/// Blocks of a namespace that are to be there.
-fn kept(world: &World) -> Vec<ChainHash> {
-    world.oracle.kept(0)
 }
 
 fn check_kept(world: &World, kept: Vec<ChainHash>) {
@@ -94,7 +74,7 @@ fn what_is_put_again_while_its_index_cannot_be_read_is_removed_with_all_its_copi
             // Nothing that was removed counts as present.
             world.act(&Action::Put(beginning(30, 1), false));
             world.close();
-            remove_index(&world);
+            world.device.lose("index-").unwrap();
             world.open().unwrap();
             assert_eq!(world.get(&beginning(30, 1), false), 2, "it was put again");
         }
@@ -108,11 +88,13 @@ fn a_segment_that_could_not_be_read_does_not_count_as_dead() {
         let _label = Label(index.to_owned());
         let mut world = large(&style, 60);
         world.reboot(Outage::Process);
-        let kept = kept(&world);
-        fail_behind(&mut world, 1, "segment-0000000000000002");
-        world.open().unwrap();
-        world.expect_no_faults();
+        let kept = world.oracle.kept(0);
         world.expect_faults();
+        // Nothing but the header.
+        let fails = Rule { skip: 1, ..Rule::always(Kind::Read, Fault::Error) };
+        world.device.inject(fails.on("segment-0000000000000002"));
+        world.open().unwrap();
+        world.device.heal();
         merge_some(&mut world);
         world.close();
         world.expect_no_faults();
@@ -135,7 +117,7 @@ fn a_store_whose_index_cannot_be_built_anew_recycles_nothing() {
             u64::from_str_radix(file.name.strip_prefix("index-")?.split('.').next()?, 16).ok()
         });
         let table = format!("index-{:016x}.table", numbers.max().unwrap() + ahead);
-        let kept = kept(&world);
+        let kept = world.oracle.kept(0);
         world.expect_faults();
         world.device.inject(Rule::once(Kind::Read, Fault::Error, first).on("index-"));
         world.device.inject(Rule::always(Kind::Read, Fault::Error).on(table.leak()));
@@ -156,8 +138,8 @@ fn an_index_that_could_not_be_written_while_it_was_filled_covers_nothing() {
     let style = Style::roomy(Durability::Batch).flushing_often();
     let mut world = large(&style, 100);
     world.close();
-    remove_index(&world);
-    let kept = kept(&world);
+    world.device.lose("index-").unwrap();
+    let kept = world.oracle.kept(0);
     world.expect_faults();
     world.device.inject(Rule::always(Kind::Write, Fault::Error).on("index-"));
     world.act(&Action::Reopen);

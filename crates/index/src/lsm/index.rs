@@ -72,14 +72,16 @@ impl LsmIndex {
         point.is_some_and(|point| self.is_present(point.segment, point.epoch))
     }
 
-    /// Which blocks of an extent are here, and whether that is.
-    fn are_here(&self, extent: &Extent) -> Result<(Vec<bool>, bool), TableError> {
+    /// Which blocks of an extent are here; `None` if it is here itself.
+    fn are_here(&self, extent: &Extent) -> Result<Option<Vec<bool>>, TableError> {
+        if self.record(&OrderKey::of(extent))?.is_some() {
+            return Ok(None);
+        }
         let points = self.tree.points(extent.namespace, &extent.hashes);
-        let is_known = self.record(&OrderKey::of(extent))?.is_some();
         let usage = self.usage.read();
         let is_here = |point: Point| usage.epoch(point.segment) == Some(point.epoch);
-        let points = points.into_iter().map(|point| point.map(|point| point.is_some_and(is_here)));
-        Ok((points.collect::<Result<_, _>>()?, is_known))
+        let here = points.into_iter().map(|point| Ok(point?.is_some_and(is_here)));
+        here.collect::<Result<_, TableError>>().map(Some)
     }
 
     pub(super) fn decode(
@@ -168,10 +170,9 @@ impl Index for LsmIndex {
         if is_past || self.tree.is_stalled() {
             return 0;
         }
-        // What cannot be read may be here: a block that two extents hold would outlive its removal in one of them.
-        let here = self.or_missing(self.are_here(&extent).map(Some));
-        // An extent may be put again when the index is opened. What it lost meanwhile stays lost.
-        let Some((here, false)) = here else { return 0 };
+        // An extent may be put again when the index is opened. What it lost meanwhile stays lost. And what cannot be read
+        // may be here: a block that two extents hold would outlive its removal in one of them.
+        let Some(here) = self.or_missing(self.are_here(&extent)) else { return 0 };
         let blocks = (0..).zip(extent.hashes.iter().zip(here));
         let taken: Vec<u32> = blocks
             .filter_map(|(block, (hash, is_here))| (!is_here && wanted(hash)).then_some(block))
