@@ -170,8 +170,8 @@ impl Index for LsmIndex {
         if is_past || self.tree.is_stalled() {
             return 0;
         }
-        // An extent may be put again when the index is opened. What it lost meanwhile stays lost. And what cannot be read
-        // may be here: a block that two extents hold would outlive its removal in one of them.
+        // An extent may be put again when the index is opened. What it lost meanwhile stays lost. And what cannot be
+        // read may be here: a block that two extents hold would outlive its removal in one of them.
         let Some(here) = self.or_missing(self.are_here(&extent)) else { return 0 };
         let blocks = (0..).zip(extent.hashes.iter().zip(here));
         let taken: Vec<u32> = blocks
