@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, ExtentId};
+use dalsegno_io::IoError;
+
+use crate::lsm::TableError;
 
 /// Neighbouring blocks of one extent.
 #[derive(Clone, Debug)]
@@ -49,6 +52,21 @@ impl Removed {
     pub(crate) fn join(&mut self, other: Self) {
         self.blocks += other.blocks;
         self.extents.extend(other.extents);
+    }
+}
+
+/// The index cannot say it now: what was asked for lies in a file of it that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the index cannot be read: {0}")]
+pub struct Unread(#[source] pub(crate) TableError);
+
+impl Unread {
+    /// Whether the time was up, the device is not asked for now, or the index is empty since a removal. That says
+    /// nothing about the file.
+    #[must_use]
+    pub fn is_put_off(&self) -> bool {
+        use IoError::{Busy, Closed, Deadline, Suspended};
+        matches!(self.0, TableError::Io(Busy | Closed | Deadline | Suspended))
     }
 }
 

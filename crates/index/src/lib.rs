@@ -11,7 +11,7 @@ mod memory;
 mod table;
 mod usage;
 
-pub use entry::{Placement, Removed, Run, Scope, SegmentUse};
+pub use entry::{Placement, Removed, Run, Scope, SegmentUse, Unread};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use lsm::fuzzing;
@@ -57,7 +57,11 @@ pub trait Index: Send + Sync + std::fmt::Debug {
 
     /// Swings the blocks that still lead to one of `old` over to `new`, all at once: several extents become one, or
     /// few. The rest of `new` stays invisible. Returns how many blocks moved.
-    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> u32;
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read what leads to `old`; nothing has changed then.
+    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> Result<u32, Unread>;
 
     /// Removes blocks.
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed;
@@ -77,7 +81,11 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     fn drop_segment(&self, segment: u64, epoch: u64) -> u64;
 
     /// Which blocks of an extent lead to it.
-    fn live_blocks(&self, extent: &Extent) -> Vec<bool>;
+    ///
+    /// # Errors
+    ///
+    /// If that cannot be read: not to know of any is not to know that there are none.
+    fn live_blocks(&self, extent: &Extent) -> Result<Vec<bool>, Unread>;
 
     /// The extents that continue this one, directly or through others; at most `limit`.
     fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>>;

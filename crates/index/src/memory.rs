@@ -6,7 +6,7 @@ use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use parking_lot::RwLock;
 
 use crate::table::Table;
-use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
+use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse, Unread};
 
 /// An index that lives in memory and is rebuilt at open.
 #[derive(Debug, Default)]
@@ -33,8 +33,8 @@ impl Index for MemoryIndex {
         self.table.read().place(namespace, parent, first, first_index)
     }
 
-    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
-        self.table.write().replace(&old.iter().map(|extent| extent.id).collect(), new)
+    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> Result<u32, Unread> {
+        Ok(self.table.write().replace(&old.iter().map(|extent| extent.id).collect(), new))
     }
 
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed {
@@ -57,8 +57,8 @@ impl Index for MemoryIndex {
         self.table.write().drop_segment(segment, epoch)
     }
 
-    fn live_blocks(&self, extent: &Extent) -> Vec<bool> {
-        self.table.read().live_blocks(extent)
+    fn live_blocks(&self, extent: &Extent) -> Result<Vec<bool>, Unread> {
+        Ok(self.table.read().live_blocks(extent))
     }
 
     fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {

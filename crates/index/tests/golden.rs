@@ -144,7 +144,7 @@ fn holds_the_history(index: &LsmIndex) {
     assert_eq!(found(&[REMOVED, hash(0x66)], Scope::Each), []);
     assert_eq!(found(&[hash(0x11)], Scope::Each), [(0, first.clone(), 0, 1)]);
     assert_eq!(index.probe(NamespaceId::default(), &chain), 0, "another namespace");
-    assert_eq!(index.live_blocks(&second), [true, false]);
+    assert_eq!(index.live_blocks(&second).unwrap(), [true, false]);
     let ids = |extents: Vec<Arc<Extent>>| extents.iter().map(|e| e.id.0).collect::<Vec<_>>();
     assert_eq!(ids(index.descendants(&first, 9)), [2, 3]);
     assert_eq!(ids(index.scan((NAMESPACE, hash(0), 0), 9)), [1, 2, 3]);

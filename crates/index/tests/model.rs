@@ -149,7 +149,7 @@ proptest! {
                             *holder = new.id;
                         }
                         extents.insert(new.id, new.clone());
-                        index.replace(&[&old], vec![new]);
+                        index.replace(&[&old], vec![new]).unwrap();
                     }
                 }
                 Step::Merge(one, two) => {
@@ -163,7 +163,7 @@ proptest! {
                             *holder = new.id;
                         }
                         extents.insert(new.id, new.clone());
-                        index.replace(&[&one, &two], vec![new]);
+                        index.replace(&[&one, &two], vec![new]).unwrap();
                     }
                 }
             }

@@ -155,3 +155,81 @@ fn an_index_that_could_not_be_written_while_it_was_filled_covers_nothing() {
     world.open().unwrap();
     check_kept(&world, kept);
 }
+
+/// A store whose blocks are in use, and lie in tables; and how many of them there are.
+fn in_use(style: &Style) -> (World, usize) {
+    let mut world = filled(style, 1);
+    for chain in 100..130 {
+        world.put(&part(2, chain), false).unwrap();
+    }
+    world.open().unwrap();
+    use_all(&world);
+    let count = use_all(&world);
+    (world, count)
+}
+
+fn use_all(world: &World) -> usize {
+    (100..130).map(|chain| world.get(&part(2, chain), false)).sum()
+}
+
+/// Puts more than there is room for, while a device fails as `fault` says in the put of one chain.
+fn put_more(world: &mut World, mut fault: Option<(u64, Rule)>) {
+    for chain in 10..34 {
+        if let Some((_, rule)) = fault.take_if(|(at, _)| *at == chain) {
+            world.device.inject(rule);
+        }
+        world.act(&Action::Put(part(0, chain), false));
+        world.device.heal();
+        if chain % 3 == 0 {
+            use_all(world);
+        }
+    }
+}
+
+#[test]
+fn what_is_in_use_moves_on_though_the_index_cannot_be_read_when_room_is_made() {
+    let style = Style::crowded(Durability::Batch).flushing_often();
+    let (mut world, all) = in_use(&style);
+    put_more(&mut world, None);
+    assert!(world.stats().log.segments_recycled > 1, "room was made");
+    assert_eq!(use_all(&world), all);
+    // Once; for as long as a put takes; and from the second read on, which does not tell at once.
+    for (times, skips) in [(1, &[2, 5, 8, 12, 16, 20, 25, 30, 40][..]), (u64::MAX, &[0, 1, 3, 7])] {
+        for (at, skip) in (14..32).flat_map(|at| skips.iter().map(move |skip| (at, *skip))) {
+            let _label = Label(format!("read {skip} of chain {at} fails, {times} times"));
+            let (mut world, _) = in_use(&style);
+            world.expect_faults();
+            let rule = Rule { times, ..Rule::once(Kind::Read, Fault::Error, skip) };
+            put_more(&mut world, Some((at, rule.on("index-"))));
+            world.expect_no_faults();
+            world.open().unwrap();
+            assert_eq!(use_all(&world), all);
+        }
+    }
+}
+
+#[test]
+fn a_removal_for_which_the_index_cannot_be_read_costs_nothing_else() {
+    let style = Style::crowded(Durability::Batch).flushing_often();
+    let one = part(1, 0);
+    for (times, removal) in [1, 2, u64::MAX]
+        .into_iter()
+        .flat_map(|times| [Action::Remove(one.clone()), Action::RemoveAll(1)].map(|r| (times, r)))
+    {
+        let _label = Label(format!("{times} reads fail, {removal:?}"));
+        let (mut world, all) = in_use(&style);
+        world.expect_faults();
+        let fails = Rule { times, ..Rule::always(Kind::Read, Fault::Error) };
+        world.device.inject(fails.on("index-"));
+        world.act(&removal);
+        world.device.heal();
+        if times == 1 {
+            assert_eq!(use_all(&world), all, "it was asked once more");
+        }
+        put_more(&mut world, None);
+        world.expect_no_faults();
+        world.open().unwrap();
+        assert_eq!(use_all(&world), all);
+        assert_eq!(world.get(&one, false), 0);
+    }
+}

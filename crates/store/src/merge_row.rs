@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, NamespaceId};
+use dalsegno_index::Unread;
 use dalsegno_io::{IoError, lend};
 use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
@@ -42,6 +43,13 @@ pub(crate) enum Skip {
     Damaged,
     /// The device failed, or writing has stopped.
     Failed,
+}
+
+impl From<Unread> for Skip {
+    fn from(error: Unread) -> Self {
+        tracing::debug!("small extents were not merged: {error}");
+        Self::Failed
+    }
 }
 
 impl From<LogError> for Skip {
@@ -143,8 +151,8 @@ impl Inner {
         for (at, extent) in extents.iter().enumerate() {
             let bytes = u64::from(extent.block_count()) * extent.layout.block_bytes();
             // Who is too large is not merged, whatever is left of it.
-            let is_whole =
-                rules.is_small(bytes) && !self.index.live_blocks(extent).contains(&false);
+            let is_whole = rules.is_small(bytes)
+                && self.index.live_blocks(extent).is_ok_and(|live| !live.contains(&false));
             pieces.push(Piece {
                 blocks: extent.block_count(),
                 bytes,
@@ -176,7 +184,7 @@ impl Inner {
         })?;
         if let Some(coded) = coded {
             let merge = self.log.begin_coded_merge(new, coded)?;
-            if self.visible_blocks(row) != all {
+            if self.visible_blocks(row)? != all {
                 return Err(Skip::Changed);
             }
             self.let_readers_pass(shared)?;
@@ -184,7 +192,7 @@ impl Inner {
             return Ok(());
         }
         let mut append = self.log.begin_merge(new)?;
-        if self.visible_blocks(row) != all {
+        if self.visible_blocks(row)? != all {
             return Err(Skip::Changed);
         }
         for layer in 0..layers {
@@ -235,7 +243,8 @@ impl Inner {
         let Appended { extent, pin } = appended;
         self.upkeep.before_write(call, self.clock.as_ref());
         let last_hit = row.iter().map(|old| self.index.heat(old).last_hit).max();
-        let moved = self.index.replace(row, vec![extent.clone()]);
+        // What leads to the old ones as well if the index does not know what leads to them.
+        let moved = self.index.replace(row, vec![extent.clone()]).unwrap_or_default();
         if moved == 0 {
             self.log.forget(extent.id);
         } else if let Some(last_hit) = last_hit.filter(|last_hit| *last_hit > 0) {

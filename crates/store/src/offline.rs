@@ -334,7 +334,8 @@ impl Offline {
                     stored_bytes: 0,
                 });
             }
-            let live = self.index.live_blocks(extent).iter().filter(|live| **live).count() as u64;
+            let live = self.index.live_blocks(extent).unwrap_or_default();
+            let live = live.iter().filter(|live| **live).count() as u64;
             let row = rows.last_mut().expect("just pushed");
             let this = Some((extent.namespace, extent.lineage));
             if std::mem::replace(&mut lineage, this) != this {

@@ -67,7 +67,8 @@ pub(crate) fn rebuild(
         let is_replaced = is_doubtful && held == alive.len() && soundness.can_be_read(&holders);
         let giving = soundness.what_gives_way(&extent, holders);
         // What the index took in before lost these blocks then, and does not get them back.
-        let is_new = giving.is_empty() || !index.live_blocks(&extent).contains(&true);
+        let is_new =
+            giving.is_empty() || index.live_blocks(&extent).is_ok_and(|live| !live.contains(&true));
         for (holder, blocks) in giving.iter().filter(|_| is_new) {
             index.remove_from_extent(holder, blocks);
         }

@@ -10,12 +10,14 @@
 //! 6. Neighbours of a lineage move as one extent, so that making room also merges.
 //! 7. Nothing is dropped while the device reads nothing: then no room is made. If it reads elsewhere, what it cannot
 //!    read is dropped, so that no segment stays for ever.
+//! 8. Nor is anything dropped because the index does not know of it: it is built anew then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId};
+use dalsegno_index::Unread;
 use dalsegno_io::{IoError, lend};
 use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
@@ -107,9 +109,8 @@ impl Inner {
 
     /// Moves what deserves it out of a segment.
     fn relocate(&self, segment: u64, extents: &[Extent], call: &Call) -> Result<(), LogError> {
-        let is_live = |extent: &&Extent| self.index.live_blocks(extent).contains(&true);
         let by_id: BTreeMap<ExtentId, &Extent> =
-            extents.iter().filter(is_live).map(|extent| (extent.id, extent)).collect();
+            self.live_of(segment, extents)?.into_iter().map(|extent| (extent.id, extent)).collect();
         let facts: Vec<ExtentFacts> =
             by_id.values().map(|extent| self.extent_facts(extent)).collect();
         // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
@@ -166,6 +167,50 @@ impl Inner {
         }
     }
 
+    /// Those extents of a segment that blocks lead to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::ask_index`].
+    pub(crate) fn live_of<'a>(
+        &self,
+        segment: u64,
+        extents: &'a [Extent],
+    ) -> Result<Vec<&'a Extent>, LogError> {
+        let mut live_ones = Vec::new();
+        for extent in extents {
+            let live = self.ask_index(segment, || self.index.live_blocks(extent))?;
+            live_ones.extend(live.contains(&true).then_some(extent));
+        }
+        Ok(live_ones)
+    }
+
+    /// Asks the index about what lies in a segment, once more if the device failed and reads now. If it still does not
+    /// know, files of it are bad: the store stops writing, and whoever opens it builds the index anew.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails or is too slow, or the store stops.
+    fn ask_index<R>(
+        &self,
+        segment: u64,
+        ask: impl Fn() -> Result<R, Unread>,
+    ) -> Result<R, LogError> {
+        let put_off = |error: Unread| {
+            if error.is_put_off() { Err(LogError::Io(IoError::Busy)) } else { Ok(()) }
+        };
+        match ask() {
+            Ok(answer) => return Ok(answer),
+            Err(error) => put_off(error)?,
+        }
+        self.log.check_reads(segment)?;
+        ask().or_else(|error| {
+            put_off(error)?;
+            self.upkeep.give_up("files of the index cannot be read");
+            Err(LogError::Poisoned)
+        })
+    }
+
     /// As [`Self::move_row`], once more if the device failed and reads now. Returns the bytes written.
     ///
     /// # Errors
@@ -187,7 +232,8 @@ impl Inner {
     /// Copies the visible blocks of neighbours to the open segment, as one extent if nothing is missing between them,
     /// and swings the index.
     fn move_row(&self, row: &[&Extent]) -> Result<Moved, LogError> {
-        let wanted = self.visible_blocks(row);
+        let segment = row[0].location.segment;
+        let wanted = self.ask_index(segment, || self.visible_blocks(row))?;
         if wanted.is_empty() {
             return Ok(Moved { bytes: 0, is_read: true });
         }
@@ -228,7 +274,7 @@ impl Inner {
             new.push(appended.extent);
             pins.push(appended.pin);
         }
-        self.index.replace(row, new);
+        self.ask_index(segment, || self.index.replace(row, new.clone()))?;
         drop(pins);
         Ok(Moved { bytes: written, is_read })
     }
@@ -248,7 +294,7 @@ impl Inner {
         }
         let Appended { extent: new, pin } = appended;
         let bytes = new.total_bytes();
-        self.index.replace(row, vec![new]);
+        self.ask_index(extent.location.segment, || self.index.replace(row, vec![new.clone()]))?;
         drop(pin);
         Ok(Some(bytes))
     }
@@ -256,7 +302,8 @@ impl Inner {
     /// Drops what is still left in a segment that nobody can enter any more.
     fn drop_rest(&self, victim: &SegmentView, extents: &[Extent]) {
         for extent in extents {
-            if !self.index.live_blocks(extent).contains(&true) {
+            // It was asked just now, and the segment goes.
+            if !self.index.live_blocks(extent).is_ok_and(|live| live.contains(&true)) {
                 continue;
             }
             for next in self.index.descendants(extent, MAX_DESCENDANTS) {
@@ -272,7 +319,7 @@ impl Inner {
     }
 
     pub(crate) fn drop_extent(&self, extent: &Extent) {
-        let live = self.index.live_blocks(extent);
+        let live = self.index.live_blocks(extent).unwrap_or_default();
         let removed = self.index.remove_extent(extent);
         self.log.forget(extent.id);
         add(&self.counters.evicted_blocks, removed.blocks);

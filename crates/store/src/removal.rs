@@ -74,7 +74,9 @@ impl Inner {
             if let Err(error) = inner.make_room(bytes, call) {
                 tracing::debug!("no room could be made for a removal: {error}");
             }
-            announced.log.finish_removal(announced.number)
+            let finished = announced.log.finish_removal(announced.number);
+            inner.upkeep.give_up_if_emptied();
+            finished
         };
         self.have_done(call, finish).map_err(to_error)?;
         Ok(removed.load(Ordering::Relaxed))

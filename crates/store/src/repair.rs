@@ -122,8 +122,7 @@ impl Inner {
             return Ok(false);
         };
         let extents = self.extents_in(number)?;
-        let is_live = |extent: &&_| self.index.live_blocks(extent).contains(&true);
-        for row in rows(&extents.iter().filter(is_live).collect::<Vec<_>>(), &self.limits) {
+        for row in rows(&self.live_of(number, &extents)?, &self.limits) {
             self.move_all(number, &row)?;
         }
         let drop_rest = || {

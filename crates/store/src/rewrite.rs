@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use dalsegno_core::{ChainHash, Extent, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
+use dalsegno_index::Unread;
 use dalsegno_io::{Memory, lend};
 use dalsegno_log::{
     BlockOutcome, Call, Cause, Coded, ExtentRead, Log, LogError, NewExtent, Target,
@@ -76,16 +77,20 @@ impl Inner {
     }
 
     /// Which blocks of a row of extents lead to it, and are not being removed.
-    pub(crate) fn visible_blocks(&self, row: &[&Extent]) -> Vec<Spot> {
+    ///
+    /// # Errors
+    ///
+    /// If the index cannot say.
+    pub(crate) fn visible_blocks(&self, row: &[&Extent]) -> Result<Vec<Spot>, Unread> {
         let mut spots = Vec::new();
         for (at, extent) in row.iter().enumerate() {
-            let live = self.index.live_blocks(extent);
+            let live = self.index.live_blocks(extent)?;
             let removed = self.log.removed_since(extent.namespace, extent.born);
             let blocks = (0_u32..).zip(extent.hashes.iter().zip(live));
             let visible = blocks.filter(|(_, (hash, live))| *live && !removed.contains(hash));
             spots.extend(visible.map(|(block, _)| (at, block)));
         }
-        spots
+        Ok(spots)
     }
 }
 

@@ -190,7 +190,9 @@ impl Inner {
         // A header that was checked before may have gone bad as well.
         self.log.forget(extent.id);
         let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
-        for spots in self.visible_blocks(&[extent]).chunks(blocks_at_once(block_bytes)) {
+        // What the index cannot say now it says in another round.
+        let visible = self.visible_blocks(&[extent]).unwrap_or_default();
+        for spots in visible.chunks(blocks_at_once(block_bytes)) {
             if !self.stand_back(|| shared.is_stopped()) {
                 return;
             }

@@ -141,6 +141,22 @@ impl Upkeep {
         }
     }
 
+    /// Stops writing, for the index is of no use any more: the next open builds it anew.
+    pub(crate) fn give_up(&self, why: &str) {
+        if let Some(shared) = &self.shared {
+            shared.index.condemn();
+            shared.log.poison(why);
+        }
+    }
+
+    /// As [`Self::give_up`] if a removal had to empty the index: what is put now would take the room of what it does
+    /// not know of. To be called when the removal is durable.
+    pub(crate) fn give_up_if_emptied(&self) {
+        if self.shared.as_ref().is_some_and(|shared| shared.index.is_emptied()) {
+            self.give_up("the index cannot be read, and is empty since a removal");
+        }
+    }
+
     /// Makes tables of what is in memory, so that the next open has nothing to take in again. Once is enough.
     pub(crate) fn close(&self) {
         let Some(shared) = &self.shared else { return };

@@ -61,7 +61,7 @@ impl LsmIndex {
         Ok(removed)
     }
 
-    /// Removes the next extents of a namespace, and tells whether these were all.
+    /// Removes the next extents of a namespace, and tells whether there are more.
     pub(super) fn remove_some_of(
         &self,
         namespace: NamespaceId,
@@ -72,7 +72,7 @@ impl LsmIndex {
         for extent in mine.clone() {
             removed.join(self.remove_of(&self.tree.writer(), extent, 0..extent.block_count())?);
         }
-        Ok(mine.count() < REMOVAL_BATCH)
+        Ok(mine.count() == REMOVAL_BATCH)
     }
 
     /// The extents that hold these blocks.
@@ -123,10 +123,28 @@ impl LsmIndex {
         Some(ForkKey { namespace: extent.namespace, lineage, block, child })
     }
 
-    /// A removal must not pass over what cannot be read now and could be read later: the tables are not there any more,
-    /// and the next open builds the index anew.
-    pub(super) fn give_tables_up(&self, error: &TableError) {
-        self.tree.note(error);
-        self.give_up();
+    /// Does what a device that fails for a moment fails once.
+    pub(super) fn twice<R>(
+        &self,
+        mut act: impl FnMut() -> Result<R, TableError>,
+    ) -> Result<R, TableError> {
+        act().or_else(|error| {
+            self.tree.note(&error);
+            act()
+        })
+    }
+
+    /// A removal must not pass over what cannot be read now and could be read later: the tables are not there any more
+    /// then, and the next open builds the index anew.
+    pub(super) fn in_full<R: Default>(
+        &self,
+        mut remove: impl FnMut() -> Result<R, TableError>,
+    ) -> R {
+        let removed = self.twice(&mut remove).or_else(|error| {
+            self.tree.note(&error);
+            self.give_up();
+            remove()
+        });
+        removed.map_err(|error| self.tree.note(&error)).unwrap_or_default()
     }
 }

@@ -4,13 +4,17 @@
 //!    shows it: both change in one batch, which readers see whole.
 //! 2. Bytes are handed out only for a full hash that stands in an order entry which shows the block. A point is found
 //!    by half of the hash: who shares it with another block is not put, a miss.
-//! 3. What cannot be read is not there: a damaged index costs misses until it is built anew.
+//! 3. Where points were dropped for want of room (a partial index), a record's word is not enough: nothing is handed
+//!    out without the point. Else what a removal, which finds by points, leaves behind would be served in a run.
+//! 4. What cannot be read is not there: a damaged index costs misses until it is built anew.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_io::IoError;
 use parking_lot::RwLock;
 
 use super::keys::{OrderKey, Point, PointKey, Record};
@@ -19,7 +23,7 @@ use super::places::Places;
 use super::table::TableError;
 use super::tree::Tree;
 use crate::usage::Usage;
-use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse};
+use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse, Unread};
 
 /// How often a look-up is done again because the block was moved meanwhile.
 const RETRIES: u32 = 8;
@@ -122,6 +126,17 @@ impl LsmIndex {
         })
     }
 
+    /// As [`Self::record`], for who must not take what is not known for gone.
+    fn known(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, Unread> {
+        if self.is_emptied() {
+            return Err(Unread(IoError::Closed.into()));
+        }
+        self.record(key).map_err(|error| {
+            self.tree.note(&error);
+            Unread(error)
+        })
+    }
+
     pub(super) fn try_find(
         &self,
         namespace: NamespaceId,
@@ -139,6 +154,21 @@ impl LsmIndex {
         };
         let hit = record.filter(shows);
         Ok(hit.map(|record| (Hit { record, block: point.block }, places)))
+    }
+
+    /// How many of these blocks of an extent their points lead to it, up to the first one that leads elsewhere; the
+    /// first is known to.
+    fn led_here(&self, extent: &Extent, blocks: Range<u32>) -> u32 {
+        let hashes = &extent.hashes[blocks.start as usize + 1..blocks.end as usize];
+        let points = self.tree.points(extent.namespace, hashes);
+        let is_here = |(block, point): &(u32, Result<Option<Point>, TableError>)| {
+            let leads = |point: &Point| {
+                point.block == *block && point.order_key(extent.namespace) == OrderKey::of(extent)
+            };
+            point.as_ref().is_ok_and(|point| point.as_ref().is_some_and(leads))
+        };
+        let led = (blocks.start + 1..).zip(points).take_while(is_here).count();
+        1 + u32::try_from(led).expect("bounded by the extent")
     }
 
     /// The extent that goes on behind `record` with `hash`, if it is the next of its lineage; `places` is where
@@ -194,9 +224,10 @@ impl Index for LsmIndex {
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut before: Option<(Places, Arc<Record>)> = None;
+        let is_partial = self.tree.is_partial();
         let mut at = 0;
         while at < hashes.len() {
-            let next = before.take().and_then(|(mut places, record)| {
+            let next = before.take().filter(|_| !is_partial).and_then(|(mut places, record)| {
                 let next = self.next_of(&mut places, &record, &hashes[at]);
                 Some((self.or_missing(next)?, places))
             });
@@ -212,7 +243,10 @@ impl Index for LsmIndex {
             let same = (block..)
                 .zip(hashes[at..].iter().zip(rest))
                 .take_while(|(block, (wanted, found))| wanted == found && record.live.get(*block));
-            let count = u32::try_from(same.count()).expect("bounded by the extent").max(1);
+            let mut count = u32::try_from(same.count()).expect("bounded by the extent").max(1);
+            if is_partial {
+                count = self.led_here(&record.extent, block..block + count);
+            }
             if block + count == record.extent.block_count() {
                 before = Some((places, Arc::clone(&record)));
             }
@@ -251,12 +285,12 @@ impl Index for LsmIndex {
         }
     }
 
-    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> u32 {
+    fn replace(&self, old: &[&Extent], new: Vec<Extent>) -> Result<u32, Unread> {
         let writer = self.tree.writer();
         let mut losing: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
         let mut leading: BTreeMap<ChainHash, (OrderKey, u32)> = BTreeMap::new();
         for key in old.iter().map(|extent| OrderKey::of(extent)) {
-            let Some(record) = self.or_missing(self.record(&key)) else { continue };
+            let Some(record) = self.known(&key)? else { continue };
             let blocks = (0..).zip(&record.extent.hashes);
             let live = blocks.filter(|(block, _)| record.live.get(*block));
             leading.extend(live.map(|(block, hash)| (*hash, (key, block))));
@@ -280,43 +314,31 @@ impl Index for LsmIndex {
         self.replacements.fetch_add(1, Ordering::AcqRel);
         writer.apply(batch);
         self.replacements.fetch_add(1, Ordering::AcqRel);
-        moved
+        Ok(moved)
     }
 
     fn remove_blocks(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Removed {
-        let mut writer = self.tree.writer();
-        let mut holders = self.holders_of(namespace, hashes);
-        if let Err(error) = &holders {
-            // Who merges may wait for a writer, and to give tables up is to wait for who merges.
-            drop(writer);
-            self.give_tables_up(error);
-            writer = self.tree.writer();
-            holders = self.holders_of(namespace, hashes);
-        }
-        let (mut batch, mut removed) = (Batch::default(), Removed::default());
-        for (record, blocks) in self.or_missing(holders.map(Some)).unwrap_or_default() {
-            removed.join(self.without(&record, blocks, true, &mut batch));
-        }
-        writer.apply(batch);
-        removed
+        // Not while it is given up: who merges may wait for a writer, and to give tables up is to wait for who merges.
+        self.in_full(|| {
+            let writer = self.tree.writer();
+            let (mut batch, mut removed) = (Batch::default(), Removed::default());
+            for (record, blocks) in self.holders_of(namespace, hashes)? {
+                removed.join(self.without(&record, blocks, true, &mut batch));
+            }
+            writer.apply(batch);
+            Ok(removed)
+        })
     }
 
     fn remove_namespace(&self, namespace: NamespaceId) -> Removed {
         let mut removed = Removed::default();
-        loop {
-            let is_all = self.remove_some_of(namespace, &mut removed).or_else(|error| {
-                self.give_tables_up(&error);
-                self.remove_some_of(namespace, &mut removed)
-            });
-            if self.or_missing(is_all.map(Some)).unwrap_or(true) {
-                return removed;
-            }
-        }
+        while self.in_full(|| self.remove_some_of(namespace, &mut removed)) {}
+        removed
     }
 
     fn remove_extent(&self, extent: &Extent) -> Removed {
-        let removed = self.remove_of(&self.tree.writer(), extent, 0..extent.block_count());
-        self.or_missing(removed.map(Some)).unwrap_or_default()
+        let remove = || self.remove_of(&self.tree.writer(), extent, 0..extent.block_count());
+        self.twice(remove).map_err(|error| self.tree.note(&error)).unwrap_or_default()
     }
 
     fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed {
@@ -329,10 +351,10 @@ impl Index for LsmIndex {
         self.usage.write().drop_segment(segment, epoch).blocks
     }
 
-    fn live_blocks(&self, extent: &Extent) -> Vec<bool> {
-        let record = self.or_missing(self.record(&OrderKey::of(extent)));
+    fn live_blocks(&self, extent: &Extent) -> Result<Vec<bool>, Unread> {
+        let record = self.known(&OrderKey::of(extent))?;
         let live = |block| record.as_ref().is_some_and(|record| record.live.get(block));
-        (0..extent.block_count()).map(live).collect()
+        Ok((0..extent.block_count()).map(live).collect())
     }
 
     fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {

@@ -72,6 +72,7 @@ impl Tree {
             tracing::warn!("the damaged index was not given up: {error}");
             return;
         }
+        self.is_given_up.store(true, Ordering::Release);
         let removed = self.files.remove(&manifest_file(before.number));
         if let Err(error) = removed.and_then(|()| self.files.sync_names()) {
             tracing::warn!("the damaged index was not removed: {error}");
@@ -89,6 +90,7 @@ impl Tree {
             levels: version.numbers(),
             segments: version.sums.clone(),
             cover: version.cover.clone(),
+            is_partial: version.is_partial,
         };
         let bytes = manifest.encode();
         let name = manifest_file(version.number);

@@ -89,11 +89,13 @@ impl Tree {
         self.install(before.with_levels(before.levels.clone()), false)
     }
 
-    /// Writes a manifest of no tables; `false` if that cannot be done.
+    /// Writes a manifest of no tables, unless that was done; `false` if it cannot be done.
     pub(crate) fn begin_anew(&self) -> bool {
         let _one_at_a_time = self.maintaining.lock();
-        let nothing = self.without_tables(0);
-        !self.has_failed() && self.install(nothing, false).is_ok()
+        if self.has_failed() {
+            return self.is_given_up.load(Ordering::Acquire);
+        }
+        self.install(self.without_tables(0), false).is_ok()
     }
 
     /// Gives the tables up: the next open finds none.
@@ -111,7 +113,8 @@ impl Tree {
     }
 
     /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the
-    /// largest keys, which are points. A block without its point is a miss; what a newer run says of it stays.
+    /// largest keys, which are points. A block without its point is a miss; what a newer run says of it stays. Its
+    /// record is not told, so from now on none is believed without the point.
     fn without_oldest(&self, version: &Version) -> Option<Version> {
         let mut bytes = version.bytes();
         let most = self.options.disk_bytes / 2;
@@ -130,7 +133,7 @@ impl Tree {
         tracing::warn!("the index outgrows its {most} bytes on disk and forgets its oldest blocks");
         *oldest = Arc::new(Run::new(tables));
         drop_empty(&mut levels);
-        Some(version.with_levels(levels))
+        Some(Version { is_partial: true, ..version.with_levels(levels) })
     }
 
     fn flush(&self, state: &State, frozen: &Arc<Frozen>) -> Result<(), TableError> {
@@ -153,9 +156,8 @@ impl Tree {
             levels[0].insert(0, Arc::new(run));
             self.is_flushed.store(true, Ordering::Release);
         }
-        let version =
-            Version { number: 0, levels, sums: frozen.sums.clone(), cover: frozen.cover.clone() };
-        self.install(version, true)
+        let (sums, cover) = (frozen.sums.clone(), frozen.cover.clone());
+        self.install(Version { sums, cover, ..state.version.with_levels(levels) }, true)
     }
 
     fn carry_out(

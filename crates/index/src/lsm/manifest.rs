@@ -31,6 +31,8 @@ pub(crate) struct Manifest {
     pub(crate) segments: Vec<SegmentSum>,
     /// What of the log the tables cover, in the log's own form.
     pub(crate) cover: Vec<u8>,
+    /// Tables of points were dropped.
+    pub(crate) is_partial: bool,
 }
 
 impl Manifest {
@@ -52,6 +54,7 @@ impl Manifest {
             out.extend_from_slice(&field.to_le_bytes());
         }
         out.extend_from_slice(&(self.cover.len() as u64).to_le_bytes());
+        out.extend_from_slice(&u32::from(self.is_partial).to_le_bytes());
         out.resize(SECTOR - 8, 0);
         out.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
         out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
@@ -95,7 +98,11 @@ impl Manifest {
         if u32_at(4092) != crc32c::crc32c(&header[..4092]) {
             return Err("the header's checksum does not match");
         }
-        if u32_at(8) != VERSION || u32_at(12) != 4096 || header[88..4088].iter().any(|b| *b != 0) {
+        if u32_at(8) != VERSION
+            || u32_at(12) != 4096
+            || u32_at(88) > 1
+            || header[92..4088].iter().any(|b| *b != 0)
+        {
             return Err("the version is another one");
         }
         let body_bytes = usize::try_from(u64_at(48)).map_err(|_| "a length is not allowed")?;
@@ -127,6 +134,7 @@ impl Manifest {
             levels,
             segments,
             cover: reader.to_vec(),
+            is_partial: u32_at(88) == 1,
         })
     }
 }
@@ -190,6 +198,7 @@ mod tests {
             levels: vec![vec![vec![30], vec![29]], vec![], vec![vec![7, 8, 300]]],
             segments: vec![sum, SegmentSum::default()],
             cover: vec![1, 2, 3],
+            is_partial: true,
         }
     }
 

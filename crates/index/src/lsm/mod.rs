@@ -39,6 +39,7 @@ pub use counts::LsmCounts;
 pub use index::LsmIndex;
 pub use notes::{NOTES_FILE, read_notes};
 pub use open::{LsmOptions, index_number};
+pub(crate) use table::TableError;
 pub use tree::Pace;
 pub use upkeep::LsmStats;
 pub use verify::{IndexCheck, IndexFault, verify_index};

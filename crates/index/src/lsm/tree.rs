@@ -105,6 +105,8 @@ pub(crate) struct Tree {
     damaged: AtomicBool,
     missed: AtomicBool,
     pub(super) unsure: AtomicBool,
+    /// The newest manifest names no tables, though some may be served still.
+    pub(super) is_given_up: AtomicBool,
     /// A sync failed: nothing is written any more.
     failed: AtomicBool,
     pub(super) pace: OnceLock<Arc<dyn Pace>>,
@@ -142,6 +144,7 @@ impl Tree {
             damaged: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             unsure: AtomicBool::new(false),
+            is_given_up: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             pace: OnceLock::new(),
         }
@@ -168,6 +171,11 @@ impl Tree {
     /// Whether the device failed to read something.
     pub(crate) fn has_missed(&self) -> bool {
         self.missed.load(Ordering::Acquire)
+    }
+
+    /// Whether points were dropped for want of room.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.state().version.is_partial
     }
 
     /// Whether a manifest was written that may be durable or not.

@@ -156,6 +156,12 @@ impl LsmIndex {
         self.tree.has_failed()
     }
 
+    /// Whether a removal emptied it, since it could not be read.
+    #[must_use]
+    pub fn is_emptied(&self) -> bool {
+        self.tree.has_failed() && !self.has_tables()
+    }
+
     /// Whether something could not be read since it was opened, though it may be readable again.
     #[must_use]
     pub fn has_missed(&self) -> bool {

@@ -90,12 +90,15 @@ pub(crate) struct Version {
     pub(crate) levels: Vec<Vec<Arc<Run>>>,
     pub(crate) sums: Vec<SegmentSum>,
     pub(crate) cover: Vec<u8>,
+    /// Points were dropped for want of room: a record may show blocks that lead nowhere.
+    pub(crate) is_partial: bool,
 }
 
 impl Version {
     /// The same of the log in other tables.
     pub(crate) fn with_levels(&self, levels: Vec<Vec<Arc<Run>>>) -> Self {
-        Self { number: 0, levels, sums: self.sums.clone(), cover: self.cover.clone() }
+        let (sums, cover) = (self.sums.clone(), self.cover.clone());
+        Self { number: 0, levels, sums, cover, is_partial: self.is_partial }
     }
 
     /// What is left of one with this cover when its tables are lost; `keep` is [`LsmOptions::without_tables`].
@@ -170,6 +173,7 @@ impl Version {
             levels.push(level);
         }
         let (sums, cover) = (manifest.segments.clone(), manifest.cover.clone());
-        Ok(Self { number: manifest.number, levels, sums, cover })
+        let (number, is_partial) = (manifest.number, manifest.is_partial);
+        Ok(Self { number, levels, sums, cover, is_partial })
     }
 }

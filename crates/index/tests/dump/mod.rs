@@ -34,7 +34,7 @@ const FOOTER: [Field; 13] = [
     ("largest_bytes", 2, Say::Number),
 ];
 
-const MANIFEST_HEADER: [Field; 13] = [
+const MANIFEST_HEADER: [Field; 14] = [
     ("magic", 8, Say::Text),
     ("version", 4, Say::Number),
     ("header_bytes", 4, Say::Number),
@@ -48,6 +48,7 @@ const MANIFEST_HEADER: [Field; 13] = [
     ("last_runs", 4, Say::Number),
     ("level_count", 4, Say::Number),
     ("cover_bytes", 8, Say::Number),
+    ("is_partial", 4, Say::Number),
 ];
 
 const COVER: [Field; 17] = [

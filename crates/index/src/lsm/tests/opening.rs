@@ -128,6 +128,7 @@ fn tables_that_are_given_up_leave_what_is_known_of_removals() {
             index.give_up();
         }
         assert_eq!(held(&index), if is_served { 40 } else { 0 });
+        assert!(index.begin_anew(), "its manifest holds nothing else already");
         index.freeze(COVER.to_vec());
         assert!(!index.step(), "nothing is written any more");
         drop(index);
@@ -142,6 +143,7 @@ fn tables_stay_where_what_is_known_of_removals_cannot_be_written() {
     *files.refused.lock() = Some(".manifest");
     index.give_up();
     assert_eq!(held(&index), 0);
+    assert!(!index.begin_anew(), "its manifest names them still");
     drop(index);
     *files.refused.lock() = None;
     expect_whole(&files);
