@@ -144,3 +144,26 @@ fn a_store_whose_damaged_index_has_no_room_stops_writing_instead_of_dropping_blo
     world.check_all();
     assert_eq!(world.check_usable(0), 0, "the index was built anew");
 }
+
+#[test]
+fn a_bad_index_on_a_full_disk_stops_a_store_once() {
+    let style = Style::crowded(Durability::Batch).flushing_often();
+    let mut world = filled(&style, 1);
+    for chain in 100..130 {
+        world.put(&part(2, chain), false).unwrap();
+    }
+    world.expect_faults();
+    let mut lives = Vec::new();
+    for life in 0..6 {
+        world.device.heal();
+        world.device.inject(Rule::always(Kind::Create, Fault::NoSpace));
+        world.open().unwrap();
+        world.device.inject(Rule::always(Kind::Read, Fault::Error).on("index-"));
+        let chains = (0..60).map(|chain| part(0, 200 + 100 * life + chain));
+        let puts = chains.map(|part| world.put(&part, false).is_ok());
+        lives.push(puts.take_while(|is_well| *is_well).count());
+    }
+    assert!(lives[0] < 60, "it stops where it would have to drop what it cannot tell: {lives:?}");
+    let stops = lives.iter().filter(|puts| **puts == 0).count();
+    assert!(stops < 2, "opened anew it is well: {lives:?}");
+}

@@ -233,3 +233,29 @@ fn a_removal_for_which_the_index_cannot_be_read_costs_nothing_else() {
         assert_eq!(world.get(&one, false), 0);
     }
 }
+
+#[test]
+fn what_is_removed_from_an_index_that_it_empties_is_not_served_behind_its_prefix() {
+    let style = Style::roomy(Durability::Batch).indexed_in_files();
+    let from = |first: usize, last: usize| Part { first, ..beginning(30, last) };
+    let mut world = large(&style, 60);
+    world.put(&from(0, 0), false).unwrap();
+    for (first, last) in [(1, 2), (3, 20), (21, 40)] {
+        world.put(&from(first, last), false).unwrap();
+    }
+    world.open().unwrap();
+    // The second extent's record is in memory now, but what leads to its first block is not; of the first extent all is.
+    world.act(&Action::Remove(from(2, 2)));
+    world.act(&Action::Remove(from(0, 0)));
+    world.put(&from(0, 0), false).unwrap();
+    world.expect_faults();
+    world.device.inject(Rule::always(Kind::Read, Fault::Error).on("index-"));
+    world.act(&Action::Remove(from(1, 40)));
+    world.device.heal();
+    world.act(&Action::Probe(from(0, 1)));
+    world.act(&Action::Get(from(0, 1), false));
+    world.expect_no_faults();
+    world.open().unwrap();
+    world.act(&Action::Get(from(0, 1), false));
+    world.check_all();
+}

@@ -144,8 +144,9 @@ impl Upkeep {
     /// Stops writing, for the index is of no use any more: the next open builds it anew.
     pub(crate) fn give_up(&self, why: &str) {
         if let Some(shared) = &self.shared {
-            shared.index.condemn();
+            // First: a merge under way goes on, but not slowly.
             shared.log.poison(why);
+            shared.index.condemn();
         }
     }
 
@@ -190,6 +191,7 @@ impl Pace for MergePace {
         // Whoever waits for a flush waits for this merge's next table.
         while !state.stopped
             && !shared.index.is_stalled()
+            && !shared.log.is_poisoned()
             && let Some(wait) = bucket.wait(self.clock.now()).filter(|wait| !wait.is_zero())
         {
             shared.changed.wait_for(&mut state, wait);

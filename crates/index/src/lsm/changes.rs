@@ -17,21 +17,21 @@ use crate::Removed;
 /// Extents that are removed at a time when a namespace goes.
 const REMOVAL_BATCH: usize = 1024;
 
-/// The record of an extent that holds blocks that are looked for, and which of its blocks these are.
-type Holder = (Arc<Record>, Vec<u32>);
+/// The record of an extent that holds blocks that are asked for, and which of its blocks these are.
+pub(super) type Holder = (Arc<Record>, Vec<u32>);
 
 impl LsmIndex {
-    /// A change to the record of an extent that loses blocks; with `nowhere` they do not lead to another one. Returns
-    /// what that removes.
+    /// A change to the record of an extent that loses blocks; those in `nowhere` lead to no other one then. Returns what
+    /// that removes.
     pub(super) fn without(
         &self,
         record: &Record,
-        blocks: Vec<u32>,
-        nowhere: bool,
+        blocks: &[u32],
+        nowhere: Vec<u32>,
         batch: &mut Batch,
     ) -> Removed {
         let mut live = record.live.clone();
-        for block in &blocks {
+        for block in blocks {
             live.set(*block, false);
         }
         let gone = record.live.count() - live.count();
@@ -39,8 +39,7 @@ impl LsmIndex {
         self.usage.write().remove(&record.extent, gone, is_empty);
         let extents = if is_empty { vec![record.extent.id] } else { Vec::new() };
         let record = Record { extent: Arc::clone(&record.extent), live };
-        let blocks = if nowhere { blocks } else { Vec::new() };
-        batch.changes.push(Change { record, blocks, lead_here: false });
+        batch.changes.push(Change { record, blocks: nowhere, lead_here: false });
         Removed { blocks: u64::from(gone), extents }
     }
 
@@ -54,9 +53,10 @@ impl LsmIndex {
         let Some(record) = self.record(&OrderKey::of(extent))? else {
             return Ok(Removed::default());
         };
-        let live = blocks.filter(|block| record.live.get(*block)).collect();
+        let shown: Vec<u32> = blocks.filter(|block| record.live.get(*block)).collect();
+        let leading = self.leading(extent, shown.clone())?;
         let mut batch = Batch::default();
-        let removed = self.without(&record, live, true, &mut batch);
+        let removed = self.without(&record, &shown, leading, &mut batch);
         writer.apply(batch);
         Ok(removed)
     }

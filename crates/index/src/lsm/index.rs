@@ -9,7 +9,6 @@
 //! 4. What cannot be read is not there: a damaged index costs misses until it is built anew.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +16,7 @@ use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_io::IoError;
 use parking_lot::RwLock;
 
+use super::changes::Holder;
 use super::keys::{OrderKey, Point, PointKey, Record};
 use super::memtable::Batch;
 use super::places::Places;
@@ -126,12 +126,18 @@ impl LsmIndex {
         })
     }
 
-    /// As [`Self::record`], for who must not take what is not known for gone.
-    fn known(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, Unread> {
+    /// The record of an extent, and its blocks that lead there; for who must not take what is not known for gone.
+    fn known(&self, extent: &Extent) -> Result<Option<Holder>, Unread> {
         if self.is_emptied() {
             return Err(Unread(IoError::Closed.into()));
         }
-        self.record(key).map_err(|error| {
+        let find = || {
+            let Some(record) = self.record(&OrderKey::of(extent))? else { return Ok(None) };
+            let blocks = 0..extent.block_count();
+            let shown = blocks.filter(|block| record.live.get(*block)).collect();
+            Ok(Some((record, self.leading(extent, shown)?)))
+        };
+        find().map_err(|error| {
             self.tree.note(&error);
             Unread(error)
         })
@@ -156,19 +162,21 @@ impl LsmIndex {
         Ok(hit.map(|record| (Hit { record, block: point.block }, places)))
     }
 
-    /// How many of these blocks of an extent their points lead to it, up to the first one that leads elsewhere; the
-    /// first is known to.
-    fn led_here(&self, extent: &Extent, blocks: Range<u32>) -> u32 {
-        let hashes = &extent.hashes[blocks.start as usize + 1..blocks.end as usize];
-        let points = self.tree.points(extent.namespace, hashes);
-        let is_here = |(block, point): &(u32, Result<Option<Point>, TableError>)| {
-            let leads = |point: &Point| {
-                point.block == *block && point.order_key(extent.namespace) == OrderKey::of(extent)
-            };
-            point.as_ref().is_ok_and(|point| point.as_ref().is_some_and(leads))
-        };
-        let led = (blocks.start + 1..).zip(points).take_while(is_here).count();
-        1 + u32::try_from(led).expect("bounded by the extent")
+    /// Of these blocks of an extent, which its record shows, those that lead to it: in a partial index not all do.
+    pub(super) fn leading(&self, extent: &Extent, shown: Vec<u32>) -> Result<Vec<u32>, TableError> {
+        if !self.tree.is_partial() {
+            return Ok(shown);
+        }
+        let key = OrderKey::of(extent);
+        let hashes: Vec<_> = shown.iter().map(|block| extent.hashes[*block as usize]).collect();
+        let points = self.tree.points(extent.namespace, &hashes);
+        let mut leading = Vec::new();
+        for (block, point) in shown.into_iter().zip(points) {
+            let leads =
+                |point: Point| point.block == block && point.order_key(key.namespace) == key;
+            leading.extend(point?.is_some_and(leads).then_some(block));
+        }
+        Ok(leading)
     }
 
     /// The extent that goes on behind `record` with `hash`, if it is the next of its lineage; `places` is where
@@ -245,7 +253,10 @@ impl Index for LsmIndex {
                 .take_while(|(block, (wanted, found))| wanted == found && record.live.get(*block));
             let mut count = u32::try_from(same.count()).expect("bounded by the extent").max(1);
             if is_partial {
-                count = self.led_here(&record.extent, block..block + count);
+                let led = self.leading(&record.extent, (block..block + count).collect());
+                let led = self.or_missing(led.map(Some)).unwrap_or_default();
+                let led = (block..).zip(&led).take_while(|(block, led)| block == *led);
+                count = u32::try_from(led.count()).expect("as before").max(1);
             }
             if block + count == record.extent.block_count() {
                 before = Some((places, Arc::clone(&record)));
@@ -289,11 +300,11 @@ impl Index for LsmIndex {
         let writer = self.tree.writer();
         let mut losing: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
         let mut leading: BTreeMap<ChainHash, (OrderKey, u32)> = BTreeMap::new();
-        for key in old.iter().map(|extent| OrderKey::of(extent)) {
-            let Some(record) = self.known(&key)? else { continue };
-            let blocks = (0..).zip(&record.extent.hashes);
-            let live = blocks.filter(|(block, _)| record.live.get(*block));
-            leading.extend(live.map(|(block, hash)| (*hash, (key, block))));
+        for extent in old {
+            let Some((record, blocks)) = self.known(extent)? else { continue };
+            let key = OrderKey::of(extent);
+            let hash = |block: u32| record.extent.hashes[block as usize];
+            leading.extend(blocks.into_iter().map(|block| (hash(block), (key, block))));
             losing.insert(key, (record, Vec::new()));
         }
         let mut batch = Batch::default();
@@ -309,7 +320,7 @@ impl Index for LsmIndex {
             moved += self.adopt(extent, &taken, &mut batch);
         }
         for (record, blocks) in losing.into_values().filter(|(_, blocks)| !blocks.is_empty()) {
-            self.without(&record, blocks, false, &mut batch);
+            self.without(&record, &blocks, Vec::new(), &mut batch);
         }
         self.replacements.fetch_add(1, Ordering::AcqRel);
         writer.apply(batch);
@@ -323,7 +334,7 @@ impl Index for LsmIndex {
             let writer = self.tree.writer();
             let (mut batch, mut removed) = (Batch::default(), Removed::default());
             for (record, blocks) in self.holders_of(namespace, hashes)? {
-                removed.join(self.without(&record, blocks, true, &mut batch));
+                removed.join(self.without(&record, &blocks, blocks.clone(), &mut batch));
             }
             writer.apply(batch);
             Ok(removed)
@@ -352,9 +363,12 @@ impl Index for LsmIndex {
     }
 
     fn live_blocks(&self, extent: &Extent) -> Result<Vec<bool>, Unread> {
-        let record = self.known(&OrderKey::of(extent))?;
-        let live = |block| record.as_ref().is_some_and(|record| record.live.get(block));
-        Ok((0..extent.block_count()).map(live).collect())
+        let (_, leading) = self.known(extent)?.unzip();
+        let mut live = vec![false; extent.hashes.len()];
+        for block in leading.into_iter().flatten() {
+            live[block as usize] = true;
+        }
+        Ok(live)
     }
 
     fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {

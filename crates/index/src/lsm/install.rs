@@ -67,6 +67,13 @@ impl Tree {
         let nothing = self.without_tables(number);
         let begun = self.begin_manifest(&nothing);
         let written = begun.and_then(|(file, bytes)| self.write_manifest(file, &bytes));
+        if let Err(error) = &written
+            && error.is_no_space()
+            && self.lose_table(&before).is_ok()
+        {
+            self.is_given_up.store(true, Ordering::Release);
+            return;
+        }
         if let Err(error) = written {
             // Whoever opens it meets the same, and gives it up again. Without it what it knows of removals would go.
             tracing::warn!("the damaged index was not given up: {error}");
@@ -77,6 +84,15 @@ impl Tree {
         if let Err(error) = removed.and_then(|()| self.files.sync_names()) {
             tracing::warn!("the damaged index was not removed: {error}");
         }
+    }
+
+    /// Removes a table of a version, which comes to the same as a manifest of nothing: who lacks one opens without any.
+    /// It needs no room.
+    fn lose_table(&self, version: &Version) -> Result<(), IoError> {
+        if let Some(table) = version.tables().next() {
+            self.files.remove(&table_file(table.number()))?;
+        }
+        self.files.sync_names()
     }
 
     /// Creates the file of a version's manifest, and tells what is to be written to it.

@@ -109,7 +109,9 @@ impl Tree {
         let _one_at_a_time = self.maintaining.lock();
         self.forget_tables();
         let mut state = self.state.write();
-        *state = Arc::new(State { version: Arc::default(), ..State::clone(&state) });
+        // What memtables show may have led there from tables.
+        let version = Arc::new(Version { is_partial: true, ..Version::default() });
+        *state = Arc::new(State { version, ..State::clone(&state) });
     }
 
     /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the

@@ -7,6 +7,7 @@ mod files;
 mod maintain;
 mod merges;
 mod opening;
+mod partial;
 mod reads;
 mod speed;
 mod tables;

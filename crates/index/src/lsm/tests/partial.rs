@@ -1,0 +1,88 @@
+//! An index that dropped points for want of room: what its records still show does not lead there.
+
+use std::sync::Arc;
+
+use dalsegno_core::fluid::Shape;
+use dalsegno_core::{ChainHash, Extent, ExtentId};
+
+use super::STORE;
+use super::chains::{NAMESPACE, hash, put};
+use super::files::MemoryFiles;
+use crate::lsm::index::LsmIndex;
+use crate::lsm::tree::{Options, Tree};
+use crate::lsm::version::Version;
+use crate::usage::Usage;
+use crate::{Index, Scope};
+
+const BLOCKS: u64 = 10;
+
+/// An index that forgot where blocks of these extents lie.
+fn partial() -> (LsmIndex, Vec<Arc<Extent>>) {
+    let options = Options {
+        memtable_bytes: 1 << 20,
+        table_bytes: 16 << 10,
+        request_bytes: 1 << 20,
+        cache_bytes: 0,
+        filter_bits: 10.0,
+        disk_bytes: 256 << 10,
+        without_tables: <[u8]>::to_vec,
+    };
+    let files = Arc::new(MemoryFiles::default());
+    let tree = Tree::new(files, STORE, options, Shape::nearest(4, 1, 1), Version::default(), 1);
+    let index = LsmIndex::over(tree, Usage::default());
+    let mut count = 0;
+    while index.lsm_stats().forgotten_tables == 0 {
+        let blocks = count * BLOCKS..(count + 1) * BLOCKS;
+        put(&index, count + 1, &blocks.map(hash).collect::<Vec<_>>(), 0, usize::MAX);
+        count += 1;
+        if count % 50 == 0 {
+            index.freeze(Vec::new());
+            while index.step() {}
+        }
+    }
+    let mut extents = index.scan((NAMESPACE, ChainHash::default(), 0), usize::MAX);
+    extents.retain(|extent| forgotten(&index, extent).is_some());
+    assert!(extents.len() > 1, "something was forgotten of several");
+    (index, extents)
+}
+
+fn forgotten(index: &LsmIndex, extent: &Extent) -> Option<ChainHash> {
+    extent.hashes.iter().find(|hash| index.probe(NAMESPACE, &[**hash]) == 0).copied()
+}
+
+#[test]
+fn what_is_put_again_outlives_the_extents_that_showed_it() {
+    let (index, extents) = partial();
+    for (number, old) in (10_000..).zip(&extents) {
+        let block = forgotten(&index, old).unwrap();
+        put(&index, number, &[block], 0, 1);
+        let blocks: Vec<u32> = (0..old.block_count()).collect();
+        match number % 3 {
+            0 => drop(index.remove_extent(old)),
+            1 => drop(index.remove_from_extent(old, &blocks)),
+            _ => {
+                let new = Extent { id: ExtentId(2 * number), ..Extent::clone(old) };
+                index.replace(&[old], vec![new.clone()]).unwrap();
+                index.remove_extent(&new);
+            }
+        }
+        assert_eq!(index.probe(NAMESPACE, &[block]), 1);
+        let runs = index.resolve(NAMESPACE, &[block], Scope::Each);
+        assert_eq!(runs[0].extent.id, ExtentId(number));
+    }
+}
+
+#[test]
+fn what_it_forgot_does_not_lead_anywhere() {
+    let (index, extents) = partial();
+    for extent in &extents {
+        let alone = |hash: &ChainHash| index.probe(NAMESPACE, &[*hash]) == 1;
+        let found: Vec<bool> = extent.hashes.iter().map(alone).collect();
+        assert_eq!(index.live_blocks(extent).unwrap(), found);
+        let mut in_runs = vec![false; found.len()];
+        for run in index.resolve(NAMESPACE, &extent.hashes, Scope::Each) {
+            in_runs[run.at..run.at + run.count as usize].fill(true);
+        }
+        assert_eq!(in_runs, found);
+    }
+}
