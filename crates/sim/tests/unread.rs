@@ -244,7 +244,8 @@ fn what_is_removed_from_an_index_that_it_empties_is_not_served_behind_its_prefix
         world.put(&from(first, last), false).unwrap();
     }
     world.open().unwrap();
-    // The second extent's record is in memory now, but what leads to its first block is not; of the first extent all is.
+    // Of the second extent's first block its record is in memory now, but what leads to it is not; of the first extent
+    // both are.
     world.act(&Action::Remove(from(2, 2)));
     world.act(&Action::Remove(from(0, 0)));
     world.put(&from(0, 0), false).unwrap();

@@ -21,8 +21,8 @@ const REMOVAL_BATCH: usize = 1024;
 pub(super) type Holder = (Arc<Record>, Vec<u32>);
 
 impl LsmIndex {
-    /// A change to the record of an extent that loses blocks; those in `nowhere` lead to no other one then. Returns what
-    /// that removes.
+    /// A change to the record of an extent that loses blocks; those in `nowhere` lead to no other one then. Returns
+    /// what that removes.
     pub(super) fn without(
         &self,
         record: &Record,

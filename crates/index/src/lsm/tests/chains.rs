@@ -1,9 +1,18 @@
-//! Chains of blocks for an index.
+//! Chains of blocks, and an index for them.
 
+use std::sync::Arc;
+
+use dalsegno_core::fluid::Shape;
 use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
 
+use super::STORE;
+use super::files::MemoryFiles;
 use crate::Index;
+use crate::lsm::file::TableFiles;
 use crate::lsm::index::LsmIndex;
+use crate::lsm::tree::{Options, Tree};
+use crate::lsm::version::Version;
+use crate::usage::Usage;
 
 pub(super) const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 
@@ -12,6 +21,23 @@ pub(super) fn hash(block: u64) -> ChainHash {
     bytes[..8].copy_from_slice(&block.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
     bytes[24..].copy_from_slice(&block.to_be_bytes());
     ChainHash(bytes)
+}
+
+/// An index with so many bytes of disk, whose tables are small.
+pub(super) fn index_in(files: &Arc<MemoryFiles>, disk_bytes: u64) -> Arc<LsmIndex> {
+    let options = Options {
+        memtable_bytes: 1 << 20,
+        table_bytes: 16 << 10,
+        request_bytes: 1 << 20,
+        cache_bytes: 0,
+        filter_bits: 10.0,
+        disk_bytes,
+        without_tables: <[u8]>::to_vec,
+    };
+    let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
+    let shape = Shape::nearest(4, 1, 1);
+    let tree = Tree::new(files, STORE, options, shape, Version::default(), 1);
+    Arc::new(LsmIndex::over(tree, Usage::default()))
 }
 
 /// Puts an extent of a chain, from a block on: so many blocks, or all that are left.

@@ -4,16 +4,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::fluid::Shape;
-
-use super::STORE;
-use super::chains::{NAMESPACE, hash, put};
+use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
 use crate::lsm::file::TableFiles;
 use crate::lsm::index::LsmIndex;
-use crate::lsm::tree::{Options, Pace, Tree};
-use crate::lsm::version::Version;
-use crate::usage::Usage;
+use crate::lsm::tree::Pace;
 use crate::{Index, LsmStats};
 
 fn put_one(index: &LsmIndex, number: u64) {
@@ -39,26 +34,10 @@ impl Pace for Refusing {
     }
 }
 
-fn index_in(files: &Arc<MemoryFiles>) -> Arc<LsmIndex> {
-    let options = Options {
-        memtable_bytes: 1 << 20,
-        table_bytes: 16 << 10,
-        request_bytes: 1 << 20,
-        cache_bytes: 0,
-        filter_bits: 10.0,
-        disk_bytes: u64::MAX,
-        without_tables: <[u8]>::to_vec,
-    };
-    let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
-    let shape = Shape::nearest(4, 1, 1);
-    let tree = Tree::new(files, STORE, options, shape, Version::default(), 1);
-    Arc::new(LsmIndex::over(tree, Usage::default()))
-}
-
 /// An index of a thousand blocks in two tables, which are to be merged next.
 fn before_a_merge() -> (Arc<MemoryFiles>, Arc<LsmIndex>) {
     let files = Arc::new(MemoryFiles::default());
-    let index = index_in(&files);
+    let index = index_in(&files, u64::MAX);
     for half in 0..2 {
         (half * 500..(half + 1) * 500).for_each(|number| put_one(&index, number));
         index.freeze(Vec::new());

@@ -2,34 +2,18 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::fluid::Shape;
 use dalsegno_core::{ChainHash, Extent, ExtentId};
 
-use super::STORE;
-use super::chains::{NAMESPACE, hash, put};
+use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
 use crate::lsm::index::LsmIndex;
-use crate::lsm::tree::{Options, Tree};
-use crate::lsm::version::Version;
-use crate::usage::Usage;
 use crate::{Index, Scope};
 
 const BLOCKS: u64 = 10;
 
 /// An index that forgot where blocks of these extents lie.
-fn partial() -> (LsmIndex, Vec<Arc<Extent>>) {
-    let options = Options {
-        memtable_bytes: 1 << 20,
-        table_bytes: 16 << 10,
-        request_bytes: 1 << 20,
-        cache_bytes: 0,
-        filter_bits: 10.0,
-        disk_bytes: 256 << 10,
-        without_tables: <[u8]>::to_vec,
-    };
-    let files = Arc::new(MemoryFiles::default());
-    let tree = Tree::new(files, STORE, options, Shape::nearest(4, 1, 1), Version::default(), 1);
-    let index = LsmIndex::over(tree, Usage::default());
+fn partial() -> (Arc<LsmIndex>, Vec<Arc<Extent>>) {
+    let index = index_in(&Arc::new(MemoryFiles::default()), 256 << 10);
     let mut count = 0;
     while index.lsm_stats().forgotten_tables == 0 {
         let blocks = count * BLOCKS..(count + 1) * BLOCKS;
