@@ -26,6 +26,8 @@ use crate::tuner::{IndexStats, Tuner};
 const PERIOD: Duration = Duration::from_secs(5);
 /// How long a put waits for memory of the index before its blocks are not kept.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A merge that waits for its turn looks so often whether it is still to.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long closing waits for a flush or a merge that is under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -144,7 +146,7 @@ impl Upkeep {
     /// Stops writing, for the index is of no use any more: the next open builds it anew.
     pub(crate) fn give_up(&self, why: &str) {
         if let Some(shared) = &self.shared {
-            // First: a merge under way goes on, but not slowly.
+            // First: engines need not wait for a merge under way.
             shared.log.poison(why);
             shared.index.condemn();
         }
@@ -191,10 +193,10 @@ impl Pace for MergePace {
         // Whoever waits for a flush waits for this merge's next table.
         while !state.stopped
             && !shared.index.is_stalled()
-            && !shared.log.is_poisoned()
+            && !shared.index.is_hurried()
             && let Some(wait) = bucket.wait(self.clock.now()).filter(|wait| !wait.is_zero())
         {
-            shared.changed.wait_for(&mut state, wait);
+            shared.changed.wait_for(&mut state, wait.min(PAUSE));
         }
         bucket.spend(bytes, self.clock.now());
     }

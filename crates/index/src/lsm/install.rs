@@ -68,7 +68,7 @@ impl Tree {
         let begun = self.begin_manifest(&nothing);
         let written = begun.and_then(|(file, bytes)| self.write_manifest(file, &bytes));
         if let Err(error) = &written
-            && error.is_no_space()
+            && (error.is_no_space() || error.is_out_of_files())
             && self.lose_table(&before).is_ok()
         {
             self.is_given_up.store(true, Ordering::Release);
@@ -87,7 +87,7 @@ impl Tree {
     }
 
     /// Removes a table of a version, which comes to the same as a manifest of nothing: who lacks one opens without any.
-    /// It needs no room.
+    /// It needs no room and no descriptor.
     fn lose_table(&self, version: &Version) -> Result<(), IoError> {
         if let Some(table) = version.tables().next() {
             self.files.remove(&table_file(table.number()))?;

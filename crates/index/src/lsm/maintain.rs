@@ -100,12 +100,14 @@ impl Tree {
 
     /// Gives the tables up: the next open finds none.
     pub(crate) fn condemn(&self) {
+        self.is_hurried.store(true, Ordering::Release);
         let _one_at_a_time = self.maintaining.lock();
         self.forget_tables();
     }
 
     /// As [`Self::condemn`]; and from now on nothing of the tables is found.
     pub(crate) fn empty(&self) {
+        self.is_hurried.store(true, Ordering::Release);
         let _one_at_a_time = self.maintaining.lock();
         self.forget_tables();
         let mut state = self.state.write();

@@ -105,6 +105,8 @@ pub(crate) struct Tree {
     damaged: AtomicBool,
     missed: AtomicBool,
     pub(super) unsure: AtomicBool,
+    /// Somebody waits to give the tables up: merges are to make haste.
+    pub(super) is_hurried: AtomicBool,
     /// The newest manifest names no tables, though some may be served still.
     pub(super) is_given_up: AtomicBool,
     /// A sync failed: nothing is written any more.
@@ -144,6 +146,7 @@ impl Tree {
             damaged: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             unsure: AtomicBool::new(false),
+            is_hurried: AtomicBool::new(false),
             is_given_up: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             pace: OnceLock::new(),
@@ -175,7 +178,7 @@ impl Tree {
 
     /// Whether points were dropped for want of room.
     pub(crate) fn is_partial(&self) -> bool {
-        self.state().version.is_partial
+        self.state.read().version.is_partial
     }
 
     /// Whether a manifest was written that may be durable or not.

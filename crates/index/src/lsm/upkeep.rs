@@ -156,10 +156,16 @@ impl LsmIndex {
         self.tree.has_failed()
     }
 
+    /// Whether somebody waits for a merge to give the tables up: none is to wait for anything.
+    #[must_use]
+    pub fn is_hurried(&self) -> bool {
+        self.tree.is_hurried.load(Ordering::Acquire)
+    }
+
     /// Whether a removal emptied it, since it could not be read.
     #[must_use]
     pub fn is_emptied(&self) -> bool {
-        self.tree.has_failed() && !self.has_tables()
+        self.tree.has_failed() && self.tree.is_partial() && !self.has_tables()
     }
 
     /// Whether something could not be read since it was opened, though it may be readable again.

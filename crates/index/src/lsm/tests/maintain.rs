@@ -91,7 +91,11 @@ impl Pace for Removing {
             removed.send(other.remove_blocks(NAMESPACE, &[hash(7)]).blocks).unwrap();
         };
         dalsegno_io::spawn("remover", remove).unwrap();
-        std::thread::sleep(Duration::from_millis(100));
+        let is_told = (0..6000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            index.is_hurried()
+        });
+        assert!(is_told, "a merge goes on slowly though somebody waits for it");
         index.freeze(Vec::new());
         put_one(&index, 1 << 20);
     }
