@@ -56,6 +56,8 @@ const VICTIM: usize = 4096;
 const MOST_TURNS: u64 = 200;
 /// Of the puts of a child to a tight store the last ones are not what is evicted while it lives.
 const LATEST: usize = 4;
+/// A quarter of what a tight store has room for.
+const MOST_LATE: usize = 64;
 
 /// A store for a child, and then for its parent.
 #[derive(Clone, Copy, Debug)]
@@ -284,7 +286,7 @@ fn one_cut(disk: &mut Disk, store_dir: &Path, round: Round, dice: &mut Dice, tol
             told.take(line);
         }
     }
-    told.earlier_puts = told.puts.len();
+    (told.earlier_puts, told.late_puts) = (told.puts.len(), 0);
     let mut child = let_work(store_dir, round, dice);
     let cut = if dice.throw(4) == 0 { Cut::Journalled } else { Cut::Hard };
     let before = child.lines();
@@ -314,7 +316,11 @@ fn one_store(mkfs: &str, check: &str, store_number: u64, cuts: u64, dice: &mut D
         let opened = Opened::new(&store_dir, round);
         let lost = told.check(&opened, round);
         let stats = opened.store.stats();
-        assert!(lost.is_empty(), "lost after {number} other cuts: {lost:?}, {round:?}, {stats:?}");
+        let late = told.late_puts;
+        assert!(
+            lost.is_empty(),
+            "lost after {number} other cuts, {late} late puts: {lost:?}, {round:?}, {stats:?}"
+        );
         let fresh = round.first + (1 << 31);
         let report = put(&opened.store, opened.blocks, &chain(fresh, BLOCKS), 0, BLOCK);
         let (stored, stats) = (report.count(PutOutcome::Stored), opened.store.stats());
