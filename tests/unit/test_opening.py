@@ -87,6 +87,21 @@ def test_an_engine_ends_though_its_disk_hangs_while_it_opens_the_store(disk: Fau
     assert ours.current is None, "nobody opens it any more"
 
 
+@pytest.mark.parametrize("index", ["memory", "lsm"])
+def test_an_engine_ends_though_its_disk_hangs(disk: Faulty, index: str) -> None:
+    ours = backend(disk.path / "store", settings={"index": index})
+    blocks = [bytes([number]) * BLOCK for number in range(4)]
+    assert space(ours).put_batch(chain(4), blocks).stored == 4
+    disk.tell("add all hang")
+    # Not even for the file that says whose the directory is; the test's own limit would end that.
+    ours.close()
+    disk.tell("clear")
+    again = backend(disk.path / "store", settings={"index": index})
+    until(lambda: again.current)
+    assert space(again).get_each(chain(4), [bytearray(BLOCK) for _ in blocks]) == [True] * 4
+    again.close()
+
+
 def test_what_is_wrong_for_good_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(dalsegno.InvalidError, match="capacity"):
         backend(tmp_path / "store", settings={"capacity": "1KiB"})

@@ -3,6 +3,8 @@
 //! 1. The kernel holds the lock, not the file's existence: a crashed owner leaves nothing to clean up.
 //! 2. The file's text names the owner for people; nothing decides by it, and nobody removes the file.
 //! 3. A forked child that drops its copy of the lock does not release the parent's.
+//! 4. Letting go writes nothing, so it does not wait for a disk that hangs. The text stays: whoever is refused believes
+//!    it only while an owner, and no reader, has the lock.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,7 +23,6 @@ const OWNER_BYTES: usize = 256;
 pub struct DirectoryLock {
     /// `None` where there was nothing to lock.
     file: Option<OwnedFd>,
-    exclusive: bool,
     process: Process,
 }
 
@@ -70,7 +71,7 @@ impl DirectoryLock {
         if let Err(errno) = write_owner(&file) {
             tracing::warn!(error = %errno, "cannot note this process in the lock file");
         }
-        Ok(Self { file: Some(file), exclusive: true, process: Process::this() })
+        Ok(Self { file: Some(file), process: Process::this() })
     }
 
     /// Keeps owners out while an offline tool reads. Writes nothing, so it works on a read-only mount; where there is
@@ -86,12 +87,12 @@ impl DirectoryLock {
         let file = match rustix::fs::openat(CWD, &path, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) if directory.is_dir() => {
-                return Ok(Self { file: None, exclusive: false, process: Process::this() });
+                return Ok(Self { file: None, process: Process::this() });
             }
             Err(errno) => return Err(os_error("open", directory, errno)),
         };
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(Self { file: Some(file), exclusive: false, process: Process::this() }),
+            Ok(()) => Ok(Self { file: Some(file), process: Process::this() }),
             Err(Errno::WOULDBLOCK) => Err(LockError::Held { owner: owner_of(&file) }),
             Err(errno) => Err(os_error("lock", directory, errno)),
         }
@@ -103,10 +104,6 @@ impl Drop for DirectoryLock {
         let Some(file) = self.file.take().filter(|_| self.process.is_this()) else {
             return;
         };
-        if self.exclusive {
-            // A later reader must not be taken for us; failing is harmless (invariant 2).
-            let _ = rustix::fs::ftruncate(&file, 0);
-        }
         // Explicitly: a forked child may still hold a copy of the descriptor.
         let _ = rustix::fs::flock(&file, FlockOperation::Unlock);
     }
