@@ -4,7 +4,7 @@
 //! 2. The file's text names the owner for people; nothing decides by it, and nobody removes the file.
 //! 3. A forked child that drops its copy of the lock does not release the parent's.
 //! 4. Letting go writes nothing, so it does not wait for a disk that hangs. The text stays: whoever is refused believes
-//!    it only while an owner, and no reader, has the lock.
+//!    it only while an owner, and no reader, has the lock. Until a new owner has written its own it names the last.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
