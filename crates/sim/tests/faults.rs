@@ -4,7 +4,7 @@
 #[path = "common/worlds.rs"]
 mod worlds;
 
-use dalsegno_core::{Durability, ErrorKind};
+use dalsegno_core::Durability;
 use dalsegno_io::BufferPool;
 use dalsegno_sim::{
     Action, Blocks, DeviceOptions, Fault, Kind, Label, Outage, Part, Random, Rule, Style, World,
@@ -280,48 +280,6 @@ fn what_was_merged_is_synced_though_puts_are_not() {
     let trace = world.device.trace();
     let of_segments: Vec<_> = trace.iter().filter(|line| line.contains(" segment-")).collect();
     assert!(of_segments.last().unwrap().contains(" sync "), "{of_segments:#?}");
-}
-
-#[test]
-fn the_first_failed_sync_stops_all_writing_until_the_store_is_opened_again() {
-    let style = Style::roomy(Durability::Batch);
-    let mut world = filled(&style, 7);
-    world.device.inject(Rule::once(Kind::Sync, Fault::Error, 0).on("segment"));
-    assert_eq!(world.put(&part(0, 50), false).unwrap_err(), ErrorKind::Poisoned);
-    assert!(world.stats().poisoned);
-    world.device.heal();
-    world.expect_faults();
-    let changes = world.device.changes();
-    for chain in 51..55 {
-        assert_eq!(world.put(&part(0, chain), false).unwrap_err(), ErrorKind::Poisoned);
-        world.act(&Action::PutLayers(part(1, chain), true));
-        world.act(&Action::Remove(part(1, chain)));
-    }
-    assert_eq!(world.device.changes(), changes, "nothing is written, and no sync is tried again");
-    assert_eq!(world.get(&part(0, 0), false), 4, "reads go on");
-    world.reboot(Outage::Power);
-    world.open().unwrap();
-    world.check_all();
-    assert_eq!(world.check_usable(0), 0);
-}
-
-#[test]
-fn a_put_whose_sync_failed_is_never_acknowledged_although_a_later_sync_succeeds() {
-    let style = Style::roomy(Durability::Batch);
-    for seed in 0..20 {
-        let _label = Label(format!("seed {seed}"));
-        let mut world = filled(&style, seed);
-        world.device.inject(Rule::once(Kind::Sync, Fault::Error, 0).on("segment"));
-        assert!(world.put(&part(0, 50), false).is_err());
-        world.device.heal();
-        // The kernel calls the lost pages clean; opened without a reboot, the store sees them in the cache.
-        world.reboot(Outage::Process);
-        world.open().unwrap();
-        world.put(&part(0, 60), false).unwrap();
-        world.reboot(Outage::Power);
-        world.open().unwrap();
-        world.check_all();
-    }
 }
 
 #[test]
