@@ -106,6 +106,31 @@ def test_an_engine_ends_though_its_disk_hangs(disk: Faulty, index: str) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("io_engine", ["auto", "psync"])
+def test_nobody_has_a_directory_while_its_last_owner_may_still_write(
+    disk: Faulty, io_engine: str
+) -> None:
+    settings = {"io_engine": io_engine}
+    ours = backend(disk.path / "store", settings=settings)
+    blocks = [bytes([number]) * BLOCK for number in range(4)]
+    assert space(ours).put_batch(chain(2), blocks[:2]).stored == 2
+    disk.tell("add write hang file=segment-")
+    assert space(ours).put_batch(chain(4), blocks, timeout_s=0.3).stored == 0
+    assert ours.current is not None
+    assert ours.current.store.stats()["device"]["owed_requests"] > 0
+    ours.close()
+    again = backend(disk.path / "store", settings=settings)
+    refused = again.problem
+    disk.tell("clear")
+    assert "is in use by pid" in refused
+    until(lambda: again.current)
+    assert all(space(again).put_batch(chain(4), blocks).kept)
+    out = [bytearray(BLOCK) for _ in blocks]
+    assert space(again).get_each(chain(4), out) == [True] * 4
+    assert out == blocks
+    again.close()
+
+
 def test_what_is_wrong_for_good_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(dalsegno.InvalidError, match="capacity"):
         backend(tmp_path / "store", settings={"capacity": "1KiB"})

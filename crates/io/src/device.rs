@@ -122,7 +122,7 @@ pub struct Request {
     pub deadline: Deadline,
     /// Kept alive until the device is done: a segment's pin, say.
     pub guard: Option<Arc<dyn Any + Send + Sync>>,
-    /// Told how it ended, also when nobody listens any more.
+    /// Told how it ended, also when nobody listens any more; kept alive until the device is done.
     pub watch: Option<Arc<dyn Watch>>,
     /// Where the completion goes. If nobody listens any more it is dropped, and with it the memory. The channel must
     /// have room for every completion it may be owed: a full one would stall the device's thread.
@@ -155,10 +155,11 @@ impl Request {
         }
     }
 
-    /// Answers a request whose memory the kernel may still touch: the memory and the guard are never freed.
+    /// Answers a request that the kernel may still carry out: memory, guard and watch are never freed.
     pub(crate) fn abandon(mut self, error: IoError) {
         std::mem::forget(std::mem::take(&mut self.memory));
         std::mem::forget(self.guard.take());
+        std::mem::forget(self.watch.clone());
         self.complete(Err(error));
     }
 

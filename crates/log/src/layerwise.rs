@@ -5,11 +5,12 @@
 //! 3. An extent that is not committed becomes a void.
 //! 4. It is always plain: where a coded layer lies depends on those before it, and layers come in any order. What is
 //!    merged or moved later is coded then.
+//! 5. It keeps nothing of a log that was let go: who holds it longer holds neither files nor their directory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use dalsegno_core::Durability;
-use dalsegno_io::Memory;
+use dalsegno_io::{IoError, Memory};
 
 use crate::append::{Appended, NewExtent, pieces_of};
 use crate::call::Call;
@@ -21,7 +22,7 @@ use crate::write::Writing;
 /// An extent that is being written one layer at a time.
 #[derive(Debug)]
 pub struct LayerAppend {
-    core: Arc<Core>,
+    core: Weak<Core>,
     extent: NewExtent,
     place: Option<Reservation>,
     crcs: Vec<Vec<u32>>,
@@ -37,7 +38,7 @@ impl Log {
     pub fn begin_layers(&self, extent: NewExtent, place: Reservation) -> LayerAppend {
         assert_eq!(place.bytes, extent.total_bytes(), "room for another extent");
         let crcs = vec![Vec::new(); extent.layout.layers() as usize];
-        LayerAppend { core: Arc::clone(&self.core), extent, place: Some(place), crcs }
+        LayerAppend { core: Arc::downgrade(&self.core), extent, place: Some(place), crcs }
     }
 }
 
@@ -46,7 +47,7 @@ impl LayerAppend {
     ///
     /// # Errors
     ///
-    /// Whatever the device says; the extent can then only be dropped.
+    /// Whatever the device says, or [`IoError::Closed`] when the log was let go; the extent can then only be dropped.
     ///
     /// # Panics
     ///
@@ -59,7 +60,8 @@ impl LayerAppend {
     ) -> Result<(), LogError> {
         assert_eq!(blocks.len(), self.extent.hashes.len(), "one slice per block");
         assert!(self.crcs[layer as usize].is_empty(), "a layer is stored once");
-        self.core.check_writable()?;
+        let core = self.core()?;
+        core.check_writable()?;
         let place = self.place.as_ref().expect("not committed");
         let slice_bytes = u64::from(self.extent.layout.slice_bytes());
         let row = self.row_offset(place, layer);
@@ -68,9 +70,9 @@ impl LayerAppend {
             let index = u32::try_from(block).expect("block count is bounded");
             pieces_of(row + block as u64 * slice_bytes, index, memory)
         });
-        let rules = self.core.rules(!call.must_stage());
+        let rules = core.rules(!call.must_stage());
         let writing = Writing::payload(Arc::clone(&place.pin), pieces, slices, rules);
-        let crcs = self.core.write_one(writing, call)?;
+        let crcs = core.write_one(writing, call)?;
         self.crcs[layer as usize] = crcs;
         Ok(())
     }
@@ -96,19 +98,23 @@ impl LayerAppend {
     /// If a layer is missing.
     pub fn commit(mut self, call: &Call) -> Result<Appended, LogError> {
         assert!(self.missing_layers().is_empty(), "all layers are stored before commit");
+        let core = self.core()?;
         let place = self.place.take().expect("not committed");
         let crcs = std::mem::take(&mut self.crcs).concat();
-        let header = self.extent.header(&self.core, &place, crcs.clone(), None);
-        let writing = Writing::header(Arc::clone(&place.pin), &header, self.core.rules(false));
-        let written =
-            self.core.write_one(writing, call).and_then(|_| match self.core.options.durability {
-                Durability::None => Ok(crcs),
-                Durability::Batch => {
-                    self.core.sync_segment(&place.pin.segment, call)?;
-                    Ok(crcs)
-                }
-            });
-        self.core.settle(&header, place, written)
+        let header = self.extent.header(&core, &place, crcs.clone(), None);
+        let writing = Writing::header(Arc::clone(&place.pin), &header, core.rules(false));
+        let written = core.write_one(writing, call).and_then(|_| match core.options.durability {
+            Durability::None => Ok(crcs),
+            Durability::Batch => {
+                core.sync_segment(&place.pin.segment, call)?;
+                Ok(crcs)
+            }
+        });
+        core.settle(&header, place, written)
+    }
+
+    fn core(&self) -> Result<Arc<Core>, LogError> {
+        self.core.upgrade().ok_or(LogError::Io(IoError::Closed))
     }
 
     fn row_offset(&self, place: &Reservation, layer: u32) -> u64 {
@@ -120,8 +126,8 @@ impl LayerAppend {
 
 impl Drop for LayerAppend {
     fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            self.core.give_up(place);
+        if let Some((place, core)) = self.place.take().zip(self.core.upgrade()) {
+            core.give_up(place);
         }
     }
 }

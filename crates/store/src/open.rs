@@ -1,6 +1,6 @@
 //! Opening a store.
 //!
-//! 1. One process owns a directory; the lock is taken before anything is read and kept until close.
+//! 1. One process owns a directory; the lock is taken before anything is read and belongs to the device (`watch.rs`).
 //! 2. A directory that holds something else is refused; nothing in it is touched.
 //! 3. The index is rebuilt from the log's headers, in the order they were written.
 //! 4. Namespaces without blocks are forgotten, so that those of old models do not use up the bound on namespaces.
@@ -55,7 +55,7 @@ pub struct Parts {
     pub pool: BufferPool,
     /// The bounds.
     pub limits: Limits,
-    /// Kept until close.
+    /// Of the device's directory; kept until the store is closed and the device has answered all it was asked to write.
     pub lock: Option<DirectoryLock>,
     /// The id if the store is new.
     pub new_store: StoreId,
@@ -154,8 +154,7 @@ impl Store {
             merging,
             scrubbing,
         } = parts;
-        let lock = lock.map(Arc::new);
-        let watch = Arc::new(Watched::new(device, &clock));
+        let watch = Arc::new(Watched::new(device, &clock, lock));
         let device = Arc::<Watched>::clone(&watch) as Arc<dyn Device>;
         let dram = open_dram(&limits)?;
         let whence = Whence {
@@ -177,7 +176,6 @@ impl Store {
             clock: Arc::clone(&clock),
             bytes_per_s: limits.index_bytes_per_s,
             inline: inline_upkeep,
-            lock: lock.clone(),
         };
         let tuner = lsm.as_ref().map(|lsm| Tuner::open(&device, lsm, limits.index_tuning));
         let upkeep = match lsm.zip(tuner) {
@@ -207,7 +205,6 @@ impl Store {
             registering: Mutex::default(),
             counters,
             room,
-            _lock: lock,
         };
         let store = Self::new(inner, workers);
         store.enter()?.start_merging()?;

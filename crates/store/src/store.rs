@@ -12,7 +12,7 @@ use dalsegno_core::{
     Clock, Coding, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
 };
 use dalsegno_index::Index;
-use dalsegno_io::{DirectoryLock, IoError, Process};
+use dalsegno_io::{IoError, Process};
 use dalsegno_log::{Log, LogError};
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
@@ -76,8 +76,6 @@ pub(crate) struct Inner {
     pub(crate) scrubber: Scrubber,
     /// Gets under way: background work stands back for them.
     pub(crate) reads: AtomicU32,
-    /// The last field, so that the directory is let go when everything else has gone.
-    pub(crate) _lock: Option<Arc<DirectoryLock>>,
 }
 
 impl Store {
@@ -150,8 +148,8 @@ impl Store {
     /// Carries out what was begun, lets go of the directory and of everything else. Calling it again does nothing, nor
     /// does calling it in a forked child.
     ///
-    /// If a call does not end within ten seconds, because the device hangs, it is left behind, and the directory with
-    /// it.
+    /// A call that does not end within ten seconds, because the device hangs, is left behind. The directory stays
+    /// locked until it ends and the device has answered every write.
     pub fn close(&self) {
         let Ok(inner) = self.enter() else { return };
         let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, Result};
 use dalsegno_index::{LsmIndex, Pace};
-use dalsegno_io::{DirectoryLock, Workers};
+use dalsegno_io::Workers;
 use dalsegno_log::{Call, Log};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
@@ -63,8 +63,6 @@ pub(crate) struct UpkeepRules {
     pub(crate) bytes_per_s: u64,
     /// Leaves the work to those who write, so that a simulation replays.
     pub(crate) inline: bool,
-    /// The thread keeps it until it ends: what it may still write is its owner's.
-    pub(crate) lock: Option<Arc<DirectoryLock>>,
 }
 
 impl Upkeep {
@@ -79,7 +77,7 @@ impl Upkeep {
         tuner: Tuner,
         rules: UpkeepRules,
     ) -> Result<Self> {
-        let UpkeepRules { clock, bytes_per_s, inline, lock } = rules;
+        let UpkeepRules { clock, bytes_per_s, inline } = rules;
         let (state, changed) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { index, log, tuner: Mutex::new(tuner), state, changed });
         if inline {
@@ -90,11 +88,7 @@ impl Upkeep {
         shared.index.set_pace(Arc::new(MergePace { of, clock, bucket }));
         let mut threads = Workers::new();
         let body = Arc::clone(&shared);
-        let work = move || {
-            body.run();
-            drop(lock);
-        };
-        threads.start("dalsegno-index", work).map_err(no_thread)?;
+        threads.start("dalsegno-index", move || body.run()).map_err(no_thread)?;
         Ok(Self { shared: Some(shared), threads: Some(Mutex::new(threads)) })
     }
 
@@ -273,9 +267,13 @@ impl Shared {
     /// After a memtable was frozen, so that its flush already follows the new shape; and now and then, for where
     /// nothing is written the window moves too.
     fn tune(&self) {
-        let mut tuner = self.tuner.lock();
-        if tuner.turn(&self.index).is_some() {
-            self.index.note(&tuner.notes());
+        let notes = {
+            let mut tuner = self.tuner.lock();
+            tuner.turn(&self.index).map(|_| tuner.notes())
+        };
+        // Without the tuner: closing asks it for counters, and does not wait for a device that hangs.
+        if let Some(notes) = notes {
+            self.index.note(&notes);
         }
     }
 

@@ -4,14 +4,16 @@
 //!    what the store does for itself must not be left half-way.
 //! 2. Every request that goes to the device is watched until the device has answered, also when its caller left.
 //! 3. No caller's read is spent on finding out whether the device is back: a sector is read for that.
+//! 4. The directory stays locked until every write was answered, also one whose caller or whose store has gone: it can
+//!    land where the next owner has put something by then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{Clock, Deadline, Nanos, SECTOR_BYTES};
 use dalsegno_io::{
-    BufferPool, Class, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Operation,
-    Request, Space, Watch,
+    BufferPool, Class, Device, DirEntry, DirectoryLock, FileId, Geometry, IoError, OpenMode,
+    Opened, Operation, Request, Space, Watch,
 };
 use dalsegno_log::Call;
 use dalsegno_policy::breaker::{Answer, Breaker, Kind, Rules, Verdict};
@@ -43,6 +45,8 @@ struct Side {
     breaker: Mutex<Breaker>,
     clock: Arc<dyn Clock>,
     refused: AtomicU64,
+    /// Of writes (invariant 4); `None` where there is nothing to lock.
+    _lock: Option<DirectoryLock>,
 }
 
 /// Tells a side how a request ended.
@@ -52,9 +56,10 @@ struct Ending {
     kind: Kind,
 }
 
-/// A device that is asked only as long as it answers.
+/// A device that is asked only as long as it answers, and whose directory is ours as long as it may be written.
 #[derive(Debug)]
 pub(crate) struct Watched {
+    /// The first field: its engine answers what waits before the lock may go.
     device: Arc<dyn Device>,
     reads: [Arc<Ending>; 2],
     writes: [Arc<Ending>; 2],
@@ -63,9 +68,15 @@ pub(crate) struct Watched {
 }
 
 impl Side {
-    fn endings(what: &'static str, rules: Rules, clock: &Arc<dyn Clock>) -> [Arc<Ending>; 2] {
+    fn endings(
+        what: &'static str,
+        rules: Rules,
+        clock: &Arc<dyn Clock>,
+        lock: Option<DirectoryLock>,
+    ) -> [Arc<Ending>; 2] {
         let (breaker, clock) = (Mutex::new(Breaker::new(rules)), Arc::clone(clock));
-        let side = Arc::new(Self { what, breaker, clock, refused: AtomicU64::new(0) });
+        let refused = AtomicU64::new(0);
+        let side = Arc::new(Self { what, breaker, clock, refused, _lock: lock });
         [Kind::Usual, Kind::Trial].map(|kind| Arc::new(Ending { side: Arc::clone(&side), kind }))
     }
 
@@ -109,11 +120,16 @@ impl Watch for Ending {
 }
 
 impl Watched {
-    pub(crate) fn new(device: Arc<dyn Device>, clock: &Arc<dyn Clock>) -> Self {
+    /// Stands before a device; `lock` is let go when everybody who may ask the device, and every write, is done.
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        clock: &Arc<dyn Clock>,
+        lock: Option<DirectoryLock>,
+    ) -> Self {
         Self {
             device,
-            reads: Side::endings("reads", Rules::READS, clock),
-            writes: Side::endings("writes", Rules::WRITES, clock),
+            reads: Side::endings("reads", Rules::READS, clock, None),
+            writes: Side::endings("writes", Rules::WRITES, clock, lock),
             trial: Mutex::default(),
         }
     }

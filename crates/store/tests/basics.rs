@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use dalsegno_store::{
-    Config, DramAdmission, Durability, EngineChoice, PutOutcome, Scope, Terms, lend,
+    Config, DramAdmission, Durability, EngineChoice, ErrorKind, PutOutcome, Scope, Terms, lend,
 };
 use support::{block, chain, config, get, namespace, open, put};
 
@@ -128,6 +128,22 @@ fn a_layer_put_that_is_not_committed_leaves_nothing_behind() {
         (0, 2)
     );
     assert_eq!(store.stats().open_faults, 0);
+}
+
+#[test]
+fn a_writer_that_outlives_its_store_keeps_nothing_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path(), &config(64 << 20));
+    let ns = namespace(&store, 2, 4096, "outlived");
+    let chain = chain(3, 2);
+    let writer = store.layer_writer(ns, &chain, 0, 2, &Terms::default()).unwrap();
+    store.close();
+    let again = open(dir.path(), &config(64 << 20));
+    let ns = namespace(&again, 2, 4096, "outlived");
+    assert_eq!(put(&again, ns, &chain, 0, 8192).count(PutOutcome::Stored), 2);
+    assert_eq!(writer.commit(&Terms::default()).unwrap_err().kind(), ErrorKind::Closed);
+    drop(writer);
+    assert_eq!(get(&again, ns, &chain, 8192, &Terms::default()), 2);
 }
 
 #[test]

@@ -31,6 +31,9 @@ use crate::{BufferPool, IoError, Request};
 /// Marks the doorbell's completion; slots are far smaller.
 const DOORBELL: u64 = u64::MAX;
 
+/// What a ring that fails leaves behind (invariant 2).
+const CLOSED: &str = "the device is closed; if a write was on its way, its directory is locked until the process ends";
+
 /// How often the kernel may be out of resources, a millisecond apart, before the ring is given up.
 const MAX_STALLS: u32 = 5000;
 
@@ -155,8 +158,8 @@ impl Owner {
     fn serve(mut self) {
         match catch_unwind(AssertUnwindSafe(|| self.run())) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "the ring failed; the device is closed"),
-            Err(_) => tracing::error!("the I/O thread panicked; the device is closed"),
+            Ok(Err(error)) => tracing::error!(%error, "the ring failed; {CLOSED}"),
+            Err(_) => tracing::error!("the I/O thread panicked; {CLOSED}"),
         }
         // Also after a failure every request gets its answer: what waits here, what flies when the slots are dropped.
         self.queue.close();
