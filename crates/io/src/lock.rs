@@ -120,10 +120,12 @@ fn os_error(operation: &'static str, directory: &Path, errno: Errno) -> LockErro
 fn write_owner(file: &OwnedFd) -> Result<(), Errno> {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy();
-    rustix::fs::ftruncate(file, 0)?;
     let command = command_name().map_or_else(String::new, |name| format!(" ({name})"));
     let line = format!("pid {}{command} on {host}\n", std::process::id());
-    rustix::io::pwrite(file, line.as_bytes(), 0).map(|_| ())
+    // Not emptied first: file systems take that for a file that is replaced, and write it out when it is closed, which
+    // must not wait for a disk that hangs (invariant 4).
+    let written = rustix::io::pwrite(file, line.as_bytes(), 0)?;
+    rustix::fs::ftruncate(file, written as u64)
 }
 
 /// What people call this process, in one line of text; `None` where the system does not tell.
@@ -145,7 +147,8 @@ fn owner_of(file: &OwnedFd) -> String {
     }
     let mut text = [0_u8; OWNER_BYTES];
     let length = rustix::io::pread(file, &mut text, 0).unwrap_or(0);
-    match String::from_utf8_lossy(&text[..length]).trim() {
+    // What follows is of an owner before, while this one writes.
+    match String::from_utf8_lossy(&text[..length]).lines().next().unwrap_or_default().trim() {
         "" => "another process".to_owned(),
         owner => owner.to_owned(),
     }

@@ -26,6 +26,8 @@ fn held(result: Result<DirectoryLock, LockError>) -> String {
 #[test]
 fn a_second_owner_in_this_process_is_told_its_pid_and_command() {
     let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("LOCK"), "the last owner, of a longer name\n".repeat(4))
+        .unwrap();
     let lock = DirectoryLock::acquire(directory.path()).unwrap();
     let me = named(std::process::id());
     assert!(held(DirectoryLock::acquire(directory.path())).starts_with(&me));
