@@ -486,7 +486,8 @@ class Store:
     def close(self) -> None:
         """Waits for transfers under way and lets go of the directory.
 
-        Calling it again does nothing.
+        Waits ten seconds at most, with an index in files twenty. If the disk hangs the directory
+        stays locked until it has answered every write. Calling it again does nothing.
         """
 
     def __enter__(self) -> Self: ...

@@ -115,7 +115,7 @@ def test_nobody_has_a_directory_while_its_last_owner_may_still_write(
     blocks = [bytes([number]) * BLOCK for number in range(4)]
     assert space(ours).put_batch(chain(2), blocks[:2]).stored == 2
     disk.tell("add write hang file=segment-")
-    assert space(ours).put_batch(chain(4), blocks, timeout_s=0.3).stored == 0
+    assert space(ours).put_batch(chain(4), blocks, timeout_s=2).stored == 0
     assert ours.current is not None
     assert ours.current.store.stats()["device"]["owed_requests"] > 0
     ours.close()
@@ -123,6 +123,7 @@ def test_nobody_has_a_directory_while_its_last_owner_may_still_write(
     refused = again.problem
     disk.tell("clear")
     assert "is in use by pid" in refused
+    assert "its disk still owes it an answer" in refused
     until(lambda: again.current)
     assert all(space(again).put_batch(chain(4), blocks).kept)
     out = [bytearray(BLOCK) for _ in blocks]

@@ -70,6 +70,8 @@ impl DirectoryLock {
         // A full disk must not keep a store closed: the text is a courtesy (invariant 2).
         if let Err(errno) = write_owner(&file) {
             tracing::warn!(error = %errno, "cannot note this process in the lock file");
+            // Who is refused must not be told of the last owner.
+            let _ = rustix::fs::ftruncate(&file, 0);
         }
         Ok(Self { file: Some(file), process: Process::this() })
     }
@@ -124,8 +126,9 @@ fn write_owner(file: &OwnedFd) -> Result<(), Errno> {
     let line = format!("pid {}{command} on {host}\n", std::process::id());
     // Not emptied first: file systems take that for a file that is replaced, and write it out when it is closed, which
     // must not wait for a disk that hangs (invariant 4).
-    let written = rustix::io::pwrite(file, line.as_bytes(), 0)?;
-    rustix::fs::ftruncate(file, written as u64)
+    let written = rustix::io::pwrite(file, line.as_bytes(), 0)? as u64;
+    let is_longer = rustix::fs::fstat(file)?.st_size.unsigned_abs() > written;
+    if is_longer { rustix::fs::ftruncate(file, written) } else { Ok(()) }
 }
 
 /// What people call this process, in one line of text; `None` where the system does not tell.

@@ -117,6 +117,11 @@ impl LayerAppend {
         self.core.upgrade().ok_or(LogError::Io(IoError::Closed))
     }
 
+    /// Drops it without a void, for a log that is closed: the next open finds that nothing is there.
+    pub fn leave(mut self) {
+        self.place = None;
+    }
+
     fn row_offset(&self, place: &Reservation, layer: u32) -> u64 {
         let layers = u64::from(self.extent.layout.layers());
         let stride = (self.extent.total_bytes() - u64::from(self.extent.header_bytes())) / layers;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
-use dalsegno_io::{IoError, Memory, Operation, Process, patiently};
+use dalsegno_io::{IoError, Memory, Operation, patiently};
 use dalsegno_log::{Call, LayerAppend};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -30,10 +30,10 @@ pub struct LayerWriter {
 /// What the transfers of a writer share with it.
 #[derive(Debug)]
 struct Work {
+    store: Store,
     /// None if there is nothing to write, or the put was given up.
     append: Option<LayerAppend>,
     committed: bool,
-    process: Process,
 }
 
 impl Store {
@@ -82,7 +82,7 @@ impl Store {
             let place = inner.reserve(extent.total_bytes(), &call).map_err(to_error)?;
             Some(inner.log.begin_layers(extent, place))
         };
-        let work = Work { append, committed: false, process: self.door.process };
+        let work = Work { store: self.clone(), append, committed: false };
         let work = Arc::new(Mutex::new(work));
         Ok(LayerWriter { store: self.clone(), namespace, first, count, work })
     }
@@ -216,8 +216,14 @@ impl LayerWriter {
 impl Drop for Work {
     /// In a forked child the put stays the parent's: giving it up would write to the log.
     fn drop(&mut self) {
-        if !self.process.is_this() {
-            std::mem::forget(self.append.take());
+        let Some(append) = self.append.take() else { return };
+        if self.store.check_process().is_err() {
+            std::mem::forget(append);
+        } else if let Ok(_inner) = self.store.enter() {
+            // As any call: closing waits for it.
+            drop(append);
+        } else {
+            append.leave();
         }
     }
 }

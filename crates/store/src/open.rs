@@ -340,8 +340,13 @@ fn not_served(path: &Path, error: IoError) -> Error {
 pub(crate) fn lock_error(path: &Path, error: LockError) -> Error {
     let message = match &error {
         LockError::Held { owner } => format!(
-            "{} is in use by {owner}; one process owns a store, so close it there or use another directory",
-            path.display()
+            "{} is in use by {owner}; one process owns a store, so close it there or use another directory{}",
+            path.display(),
+            if owner.starts_with(&format!("pid {} ", std::process::id())) {
+                "; if it was closed, its disk still owes it an answer"
+            } else {
+                ""
+            }
         ),
         LockError::ReadOnly => {
             format!(

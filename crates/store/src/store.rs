@@ -149,7 +149,7 @@ impl Store {
     /// does calling it in a forked child.
     ///
     /// A call that does not end within ten seconds, because the device hangs, is left behind. The directory stays
-    /// locked until it ends and the device has answered every write.
+    /// locked until it ends and the device has answered every write and sync.
     pub fn close(&self) {
         let Ok(inner) = self.enter() else { return };
         let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
@@ -160,7 +160,9 @@ impl Store {
         self.door.inner.write().take();
         while Arc::strong_count(&inner) > 1 {
             if deadline.expired(inner.clock.now()) {
-                tracing::warn!("a call did not end in time; the directory is let go when it does");
+                tracing::warn!(
+                    "a call did not end in time; the directory is let go when it and its writes do"
+                );
                 break;
             }
             std::thread::sleep(CLOSE_POLL);

@@ -4,8 +4,8 @@
 //!    what the store does for itself must not be left half-way.
 //! 2. Every request that goes to the device is watched until the device has answered, also when its caller left.
 //! 3. No caller's read is spent on finding out whether the device is back: a sector is read for that.
-//! 4. The directory stays locked until every write was answered, also one whose caller or whose store has gone: it can
-//!    land where the next owner has put something by then.
+//! 4. The directory stays locked until every write and sync was answered, also one whose caller or store has gone: a
+//!    write can land where the next owner has put something by then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

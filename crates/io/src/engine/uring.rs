@@ -32,7 +32,7 @@ use crate::{BufferPool, IoError, Request};
 const DOORBELL: u64 = u64::MAX;
 
 /// What a ring that fails leaves behind (invariant 2).
-const CLOSED: &str = "the device is closed; if a write was on its way, its directory is locked until the process ends";
+const CLOSED: &str = "the device is closed; if it owes a write or sync, its directory is locked until the process ends";
 
 /// How often the kernel may be out of resources, a millisecond apart, before the ring is given up.
 const MAX_STALLS: u32 = 5000;
