@@ -23,7 +23,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
 pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId, to_hex};
 pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};
-pub use limits::{Limits, SpaceFacts};
+pub use limits::{Limits, MIN_SEGMENTS, SpaceFacts};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use units::{format_bytes, parse_bytes};
 

@@ -82,8 +82,8 @@ const INDEX_SHARE: u64 = 32;
 const MIN_INDEX_BYTES: u64 = 4 << 20;
 const MIN_SEGMENT_BYTES: u64 = 1 << 20;
 const MAX_SEGMENT_BYTES: u64 = 4 << 30;
-/// One segment takes writes, one stands ready for relocation, the others hold data.
-const MIN_SEGMENTS: u64 = 4;
+/// Fewest segments of a store: one takes writes, one stands ready for relocation, the others hold data.
+pub const MIN_SEGMENTS: u64 = 4;
 /// A directory of more files than this is slow to open and to list.
 const MAX_SEGMENTS: u64 = 1 << 16;
 

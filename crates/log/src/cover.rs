@@ -48,6 +48,7 @@ impl Log {
     /// As [`Log::append`] if a sync fails.
     pub fn cover(&self) -> Result<Vec<u8>, LogError> {
         let core = &self.core;
+        let _no_file_goes = core.covering.lock();
         let (cover, unsynced) = {
             let mut segments = core.segments.lock();
             let is_written =

@@ -69,6 +69,10 @@ pub(crate) struct Core {
     pub(crate) segments: Mutex<Segments>,
     /// Held while a segment file is created, so that only one is.
     pub(crate) creating: Mutex<()>,
+    /// Held while a cover is made, which syncs files, and while a segment's file is closed for good.
+    pub(crate) covering: Mutex<()>,
+    /// What other files of the store may take when there are as many segments as may be, and what they take.
+    pub(crate) beside: Mutex<(u64, u64)>,
     pub(crate) headers: HeaderCache,
     pub(crate) stats: LogStats,
     pub(crate) coders: Coders,
@@ -235,6 +239,12 @@ impl Log {
         }
     }
 
+    /// Leaves room on disk for other files of the store: they take `used_bytes`, and may come to `most_bytes` when all
+    /// segments are there, in proportion with fewer.
+    pub fn keep_free(&self, most_bytes: u64, used_bytes: u64) {
+        *self.core.beside.lock() = (most_bytes, used_bytes);
+    }
+
     /// The newest sequence number: grows with every record, so it measures time in writes.
     #[must_use]
     pub fn newest_sequence(&self) -> u64 {
@@ -272,6 +282,8 @@ impl Core {
             store: StoreId::default(),
             segments: Mutex::default(),
             creating: Mutex::default(),
+            covering: Mutex::default(),
+            beside: Mutex::default(),
             headers: HeaderCache::new(options.header_cache_bytes),
             stats: LogStats::default(),
             coders: Coders::default(),

@@ -12,6 +12,7 @@ use dalsegno_core::{ChainHash, Extent, MAX_EXTENT_BLOCKS, NamespaceId, SECTOR_BY
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, SegmentHeader, record_header_bytes};
 use crate::log::Log;
+use crate::reserve::CREATION_PAUSE;
 use crate::scan::scan_records;
 use crate::segment::{SegmentState, Tombstone};
 use crate::stats::LogStats;
@@ -57,6 +58,46 @@ impl Log {
                 segment.reopen(segment.epoch());
                 core.set_state(number, SegmentState::Damaged);
             }
+        }
+        done
+    }
+
+    /// Removes a free segment's file, so that its room is for others; the file system is not asked for it again soon.
+    /// `false` if there is none but the reserve, or if its tombstones find no other place.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails; the segment is then set aside as damaged, and goes when room is made next.
+    pub fn give_back(&self, patience: Duration) -> Result<bool, LogError> {
+        let core = &self.core;
+        core.check_writable()?;
+        let segment = {
+            let mut segments = core.segments.lock();
+            if segments.count(SegmentState::Free) < 2 {
+                return Ok(false);
+            }
+            let free = segments.slots.values_mut().filter(|slot| slot.state == SegmentState::Free);
+            let slot = free.min_by_key(|slot| slot.cursor).expect("two were counted");
+            // So that nobody opens it.
+            slot.state = SegmentState::Damaged;
+            Arc::clone(&slot.segment)
+        };
+        let keep = || core.set_state(segment.number, SegmentState::Free);
+        if !segment.close(patience) {
+            keep();
+            return Ok(false);
+        }
+        let done = core.discard(&segment, || ());
+        match done {
+            Ok(true) => {
+                LogStats::add(&core.stats.segments_given_back, 1);
+                core.segments.lock().creation_blocked = CREATION_PAUSE;
+            }
+            Ok(false) => {
+                segment.reopen(segment.epoch());
+                keep();
+            }
+            Err(_) => segment.reopen(segment.epoch()),
         }
         done
     }

@@ -58,7 +58,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Removes a damaged file; a new one with a new number can take its room. Its tombstones go to the open segment:
+    /// Removes a segment's file; a new one with a new number can take its room. Its tombstones go to the open segment:
     /// `false` if that has no room for them.
     pub(crate) fn discard(
         &self,
@@ -78,9 +78,12 @@ impl Core {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => self.sync_names()?,
         }
+        // Whoever makes a cover may be about to sync the file.
+        let _no_cover = self.covering.lock();
         let mut segments = self.segments.lock();
         segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
         segments.slots.remove(&segment.number);
+        drop(segments);
         self.device.close(segment.file);
         Ok(true)
     }

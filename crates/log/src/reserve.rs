@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, NamespaceId};
+use dalsegno_core::{ChainHash, MIN_SEGMENTS, NamespaceId};
 use dalsegno_io::{IoError, Operation};
 
 use crate::call::Call;
@@ -20,7 +20,7 @@ use crate::sync::{SyncCall, Unsynced};
 /// A sync that takes longer than this has failed: nobody may wait for it for ever.
 pub(crate) const SYNC_LIMIT: Duration = Duration::from_secs(60);
 /// After the file system refused a segment, room is made this many times before it is asked again.
-const CREATION_PAUSE: u32 = 16;
+pub(crate) const CREATION_PAUSE: u32 = 16;
 
 /// Room in a segment, which it pins.
 #[derive(Debug)]
@@ -114,6 +114,10 @@ impl Core {
             segments.next_number += 1;
             (segments.next_number, segments.first_sequence())
         };
+        if !self.has_room_beside() {
+            self.refuse_creation();
+            return Ok(());
+        }
         let name = segment_file(number);
         match self.create_file(&name, number, first_sequence) {
             Ok(segment) => {
@@ -125,16 +129,33 @@ impl Core {
                 // Half a segment helps nobody; if it cannot be removed either, opening will find it damaged.
                 drop(self.device.remove(&name));
                 if error.is_no_space() {
-                    LogStats::add(&self.stats.creations_refused, 1);
-                    self.segments.lock().creation_blocked = CREATION_PAUSE;
-                    tracing::warn!(
-                        "the file system has no room for another segment; recycling earlier ones"
-                    );
+                    self.refuse_creation();
                     return Ok(());
                 }
                 Err(error.into())
             }
         }
+    }
+
+    /// Whether another segment leaves other files of the store the room that they are to have. Without the few segments
+    /// that a store needs they would be of no use.
+    fn has_room_beside(&self) -> bool {
+        let (most, used) = *self.beside.lock();
+        let count = self.segments.lock().slots.len() as u64;
+        let share = most / u64::from(self.options.segment_count.max(1)) * (count + 1);
+        let wanted = share.saturating_sub(used);
+        if wanted == 0 || count < MIN_SEGMENTS {
+            return true;
+        }
+        let needed = self.options.segment_bytes.saturating_add(wanted);
+        // Who cannot say how much there is finds out.
+        self.device.space().map_or(true, |space| space.free_bytes >= needed)
+    }
+
+    fn refuse_creation(&self) {
+        LogStats::add(&self.stats.creations_refused, 1);
+        self.segments.lock().creation_blocked = CREATION_PAUSE;
+        tracing::warn!("the file system has no room for another segment; recycling earlier ones");
     }
 
     fn create_file(

@@ -26,6 +26,7 @@ pub struct LogStats {
     pub(crate) decode_ns: AtomicU64,
     pub(crate) segments_created: AtomicU64,
     pub(crate) segments_recycled: AtomicU64,
+    pub(crate) segments_given_back: AtomicU64,
     pub(crate) creations_refused: AtomicU64,
     causes: [AtomicU64; Cause::ALL.len()],
 }
@@ -70,7 +71,9 @@ pub struct LogStatsView {
     pub segments_created: u64,
     /// Segments recycled.
     pub segments_recycled: u64,
-    /// Segment files that the file system had no room for.
+    /// Segment files removed because the index found no room on disk.
+    pub segments_given_back: u64,
+    /// Segment files that the file system had no room for, or none beside the index.
     pub creations_refused: u64,
     /// Blocks that turned out a miss when they were read, by cause.
     pub misses: BTreeMap<&'static str, u64>,
@@ -113,6 +116,7 @@ impl LogStats {
             },
             segments_created: get(&self.segments_created),
             segments_recycled: get(&self.segments_recycled),
+            segments_given_back: get(&self.segments_given_back),
             creations_refused: get(&self.creations_refused),
             misses: Cause::ALL.iter().zip(&self.causes).map(|(c, n)| (c.name(), get(n))).collect(),
         }

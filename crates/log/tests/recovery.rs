@@ -166,6 +166,36 @@ fn a_tombstone_outlives_its_segment_as_long_as_it_has_something_to_hide() {
 }
 
 #[test]
+fn a_removal_outlives_its_segment_that_is_given_back_and_the_last_free_one_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let older = write(&log, 0).location.segment;
+    write(&log, 1);
+    let mut free = Vec::new();
+    let mut removals = Vec::new();
+    fill(&log, older);
+    for number in 0..2 {
+        removals.push((NAMESPACE, vec![hash(number)], remove(&log, number)));
+        assert!(log.seal_open());
+        free.push(log.segments().last().unwrap().number);
+    }
+    for number in &free {
+        assert!(log.recycle(*number, PATIENCE, || ()).unwrap());
+    }
+    assert!(log.give_back(PATIENCE).unwrap());
+    assert!(!log.give_back(PATIENCE).unwrap(), "the reserve stays");
+    assert_eq!(log.stats().view().segments_given_back, 1);
+    assert_eq!(log.segments().len(), 2);
+    let gone = free.iter().filter(|number| !dir.path().join(segment_file(**number)).exists());
+    assert_eq!(gone.count(), 1);
+    assert_eq!(state_of(&log, older), SegmentState::Sealed);
+    drop(log);
+    let (_, mut recovered) = open(dir.path());
+    recovered.removals.sort_by_key(|removal| removal.2);
+    assert_eq!((recovered.faults, recovered.removals), (vec![], removals));
+}
+
+#[test]
 fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
     // The checksum, the magic number, and an epoch that was never written.
     for (offset, bytes) in [(4092, &[1, 2, 3, 4][..]), (0, b"NOTMAGIC"), (40, &[9])] {

@@ -130,6 +130,12 @@ impl SimDevice {
         self.state.lock().last_change = change;
     }
 
+    /// Others take room, or give it back, until so much is left.
+    pub fn leave_free(&self, bytes: u64) {
+        let disk = &mut self.state.lock().disk;
+        disk.total_bytes = disk.used_bytes() + bytes;
+    }
+
     /// Whether the outage has come.
     #[must_use]
     pub fn is_down(&self) -> bool {

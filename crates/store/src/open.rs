@@ -175,6 +175,7 @@ impl Store {
         let rules = UpkeepRules {
             clock: Arc::clone(&clock),
             bytes_per_s: limits.index_bytes_per_s,
+            index_bytes: limits.index_bytes,
             inline: inline_upkeep,
         };
         let tuner = lsm.as_ref().map(|lsm| Tuner::open(&device, lsm, limits.index_tuning));

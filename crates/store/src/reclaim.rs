@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Extent, ExtentId};
+use dalsegno_core::{Extent, ExtentId, MIN_SEGMENTS};
 use dalsegno_index::Unread;
 use dalsegno_io::{IoError, lend};
 use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
@@ -28,6 +28,8 @@ use crate::store::Inner;
 
 /// How long readers and writers of a segment are waited for before another one is chosen.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How often a segment is freed until one is more than the reserve, and can be given back.
+const GIVE_BACK_ATTEMPTS: u32 = 4;
 /// How far behind an extent it is looked for something that depends on it.
 const MAX_DESCENDANTS: usize = 4096;
 
@@ -42,9 +44,31 @@ struct Moved {
 impl Inner {
     /// Frees one segment, unless somebody just did and an append of `bytes` finds room. Stops when the call is over.
     pub(crate) fn reclaim(&self, bytes: u64, call: &Call) -> Result<(), LogError> {
-        if self.log.has_room(bytes) {
-            return Ok(());
+        if self.log.has_room(bytes) { Ok(()) } else { self.free_one(call) }
+    }
+
+    /// Gives a segment's room back to the file system, where the index found none, unless somebody just did: what the
+    /// index cannot take in is not kept. But not one of the few that a store needs.
+    pub(crate) fn give_back(&self, call: &Call) -> Result<(), LogError> {
+        for _ in 0..GIVE_BACK_ATTEMPTS {
+            if !self.upkeep.lacks_room() || self.log.segments().len() as u64 <= MIN_SEGMENTS {
+                break;
+            }
+            if self.log.give_back(PATIENCE)? {
+                self.upkeep.has_room_again();
+            } else {
+                match self.free_one(call) {
+                    // The index may take in a little more, and somebody let go of a segment by then.
+                    Err(LogError::Full) => break,
+                    freed => freed?,
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Frees one segment. Stops when the call is over.
+    fn free_one(&self, call: &Call) -> Result<(), LogError> {
         let mut passed_over = BTreeSet::new();
         loop {
             let Some(victim) = self.choose(&passed_over) else {

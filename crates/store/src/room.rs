@@ -131,6 +131,9 @@ impl Inner {
         bytes: u64,
         call: &Call,
     ) -> std::result::Result<Reservation, LogError> {
+        if self.upkeep.lacks_room() {
+            self.have_done(call, Self::give_back)?;
+        }
         for _ in 0..RECLAIM_ATTEMPTS {
             if !self.log.has_room_now(bytes) {
                 self.have_done(call, move |inner, call| inner.make_room(bytes, call))?;

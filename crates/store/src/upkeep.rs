@@ -46,6 +46,8 @@ struct Shared {
     tuner: Mutex<Tuner>,
     state: Mutex<State>,
     changed: Condvar,
+    /// What it may take of the disk.
+    index_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +63,8 @@ pub(crate) struct UpkeepRules {
     pub(crate) clock: Arc<dyn Clock>,
     /// What merges may write, zero for any.
     pub(crate) bytes_per_s: u64,
+    /// What the index may take of the disk.
+    pub(crate) index_bytes: u64,
     /// Leaves the work to those who write, so that a simulation replays.
     pub(crate) inline: bool,
 }
@@ -77,9 +81,10 @@ impl Upkeep {
         tuner: Tuner,
         rules: UpkeepRules,
     ) -> Result<Self> {
-        let UpkeepRules { clock, bytes_per_s, inline } = rules;
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { index, log, tuner: Mutex::new(tuner), state, changed });
+        let UpkeepRules { clock, bytes_per_s, index_bytes, inline } = rules;
+        let (tuner, state, changed) = (Mutex::new(tuner), Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { index, log, tuner, state, changed, index_bytes });
+        shared.keep_free();
         if inline {
             return Ok(Self { shared: Some(shared), threads: None });
         }
@@ -122,6 +127,20 @@ impl Upkeep {
                 return;
             }
         }
+    }
+
+    /// Whether the index found no room on disk for what it wrote last.
+    pub(crate) fn lacks_room(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.index.lacks_room())
+    }
+
+    /// To be called when somebody made room on disk.
+    pub(crate) fn has_room_again(&self) {
+        let Some(shared) = &self.shared else { return };
+        shared.index.has_room_again();
+        let mut state = shared.state.lock();
+        (state.called, state.stuck) = (true, false);
+        shared.changed.notify_all();
     }
 
     /// To be called when something was put into the index.
@@ -232,8 +251,14 @@ impl Shared {
             self.changed.notify_all();
             self.freeze_if_full();
         }
+        self.keep_free();
         self.condemn_if_damaged();
         self.stop_if_useless();
+    }
+
+    /// The log leaves it room to grow, and to merge.
+    fn keep_free(&self) {
+        self.log.keep_free(self.index_bytes, self.index.disk_bytes());
     }
 
     /// What an index that cannot be made durable, or has no room and never will, does not take in would be written for

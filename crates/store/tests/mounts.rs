@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dalsegno_store::{
-    Config, Durability, ErrorKind, NamespaceId, Put, PutOutcome, Store, Terms, lend, verify,
+    Config, Durability, ErrorKind, IndexChoice, NamespaceId, Put, PutOutcome, Store, Terms, lend,
+    verify,
 };
 use support::mount::{Mount, make_image, succeeds};
 use support::{Setup, block, chain, get, namespace, open, put, setups, skip};
@@ -218,6 +219,42 @@ fn what_a_full_disk_refused_is_stored_when_there_is_room_again_and_nothing_leaks
         assert!(open.len() <= files + 4, "{setup:?}: {files} files, but open are {open:?}");
         drop(store);
         assert_eq!(verify(&place.join("store"), &|_, _| {}).unwrap().findings, []);
+    }
+}
+
+#[test]
+fn an_index_in_files_goes_on_where_others_take_the_last_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
+    let (store_dir, ballast) = (dir.path().join("place/store"), dir.path().join("place/ballast"));
+    for setup in setups().into_iter().filter(|setup| setup.index == IndexChoice::Lsm) {
+        let config = Config {
+            segment: Some(1 << 20),
+            index_memory: Some(1 << 20),
+            ..setup.config(40 << 20)
+        };
+        let store = open(&store_dir, &config);
+        let ns = namespace(&store, 1, 4096, "squeezed");
+        let failed = |names: std::ops::Range<u64>| {
+            let failed =
+                |name| put(&store, ns, &chain(name, 32), 0, 4096).count(PutOutcome::Failed);
+            names.map(failed).sum::<u64>()
+        };
+        assert_eq!(failed(0..400), 0, "{setup:?}");
+        let flushes = |store: &Store| store.stats().index.unwrap().lsm.flushes;
+        let before = flushes(&store);
+        fill_up(&ballast);
+        let failed = failed(400..3000);
+        let stats = store.stats();
+        assert!(stats.log.segments_given_back > 0, "{setup:?}: it lacked nothing: {stats:?}");
+        assert!(flushes(&store) > before + 10, "{setup:?}: {stats:?}");
+        // Memory of the index may be full while the first segment goes.
+        assert!(failed <= 64, "{setup:?}: {failed} blocks failed: {stats:?}");
+        assert_eq!(get(&store, ns, &chain(2999, 32), 4096, &Terms::default()), 32);
+        drop(store);
+        assert_eq!(verify(&store_dir, &|_, _| {}).unwrap().findings, []);
+        std::fs::remove_dir_all(&store_dir).unwrap();
+        std::fs::remove_file(&ballast).unwrap();
     }
 }
 

@@ -9,6 +9,7 @@ mod file;
 mod filter;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod health;
 mod index;
 mod install;
 mod keys;

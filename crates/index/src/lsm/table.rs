@@ -41,7 +41,12 @@ impl TableError {
 
     /// Whether there is no room, or no descriptor, for what was to be written.
     pub(crate) fn is_no_room(&self) -> bool {
-        matches!(self, Self::Io(error) if error.is_no_space() || error.is_out_of_files())
+        self.is_no_space() || matches!(self, Self::Io(error) if error.is_out_of_files())
+    }
+
+    /// Whether the file system has no room for what was to be written.
+    pub(crate) fn is_no_space(&self) -> bool {
+        matches!(self, Self::Io(error) if error.is_no_space())
     }
 }
 

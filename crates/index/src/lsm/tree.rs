@@ -102,15 +102,17 @@ pub(crate) struct Tree {
     pub(super) is_flushed: AtomicBool,
     pub(super) next_number: AtomicU64,
     /// Something in a table is not as it was written.
-    damaged: AtomicBool,
-    missed: AtomicBool,
+    pub(super) damaged: AtomicBool,
+    pub(super) missed: AtomicBool,
+    /// The last thing that was written found no room on disk.
+    pub(super) lacks_room: AtomicBool,
     pub(super) unsure: AtomicBool,
     /// Somebody waits to give the tables up: merges are to make haste.
     pub(super) is_hurried: AtomicBool,
     /// The newest manifest names no tables, though some may be served still.
     pub(super) is_given_up: AtomicBool,
     /// A sync failed: nothing is written any more.
-    failed: AtomicBool,
+    pub(super) failed: AtomicBool,
     pub(super) pace: OnceLock<Arc<dyn Pace>>,
 }
 
@@ -145,6 +147,7 @@ impl Tree {
             next_number: AtomicU64::new(next_number),
             damaged: AtomicBool::new(false),
             missed: AtomicBool::new(false),
+            lacks_room: AtomicBool::new(false),
             unsure: AtomicBool::new(false),
             is_hurried: AtomicBool::new(false),
             is_given_up: AtomicBool::new(false),
@@ -164,47 +167,6 @@ impl Tree {
     /// From the next flush on; see [`dalsegno_core::fluid`].
     pub(crate) fn set_shape(&self, shape: Shape) {
         *self.shape.write() = shape;
-    }
-
-    /// Whether a table turned out to be damaged: then the index is to be rebuilt.
-    pub(crate) fn is_damaged(&self) -> bool {
-        self.damaged.load(Ordering::Acquire)
-    }
-
-    /// Whether the device failed to read something.
-    pub(crate) fn has_missed(&self) -> bool {
-        self.missed.load(Ordering::Acquire)
-    }
-
-    /// Whether points were dropped for want of room.
-    pub(crate) fn is_partial(&self) -> bool {
-        self.state.read().version.is_partial
-    }
-
-    /// Whether a manifest was written that may be durable or not.
-    pub(crate) fn is_unsure(&self) -> bool {
-        self.unsure.load(Ordering::Acquire)
-    }
-
-    /// Whether maintenance has stopped.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
-    }
-
-    pub(super) fn fail(&self) {
-        self.failed.store(true, Ordering::Release);
-    }
-
-    /// Notes what was found; what cannot be read is not there.
-    pub(crate) fn note(&self, error: &TableError) {
-        if error.is_no_room() {
-            tracing::warn!("the index cannot be written: {error}");
-        } else if !error.is_io() && !self.damaged.swap(true, Ordering::AcqRel) {
-            tracing::error!("the index is damaged ({error}); it is built anew at the next open");
-        } else {
-            self.missed.store(true, Ordering::Release);
-            tracing::warn!("the index cannot be read: {error}");
-        }
     }
 
     /// Waits for the right to write.

@@ -156,6 +156,23 @@ impl LsmIndex {
         self.tree.has_failed()
     }
 
+    /// Whether what was to be written last found no room on disk.
+    #[must_use]
+    pub fn lacks_room(&self) -> bool {
+        self.tree.lacks_room()
+    }
+
+    /// Somebody made room on disk for it.
+    pub fn has_room_again(&self) {
+        self.tree.has_room_again();
+    }
+
+    /// Bytes of its tables.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.tree.state().version.bytes()
+    }
+
     /// Whether somebody waits for a merge to give the tables up: none is to wait for anything.
     #[must_use]
     pub fn is_hurried(&self) -> bool {
