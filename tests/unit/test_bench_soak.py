@@ -11,6 +11,8 @@ from dalsegno.bench.soak_figures import complaints
 WELL: dict[str, Any] = {
     "requests": 300_000,
     "hit_blocks": 5_000_000,
+    "put_blocks": 2_800_000,
+    "failed_blocks": 500,
     "wrong_blocks": 0,
     "evicted_blocks": 300_000,
     "merges": 2_000,
@@ -36,6 +38,7 @@ def test_a_run_in_which_all_went_well_is_no_reason_to_complain() -> None:
     ("figures", "words"),
     [
         ({"wrong_blocks": 1}, "wrong_blocks: 1"),
+        ({"failed_blocks": 900_000}, "900000 of 3700000 blocks were not kept"),
         ({"errors": {"timeout": 2}}, "timeout"),
         ({"crashes": ["killed by signal 11"]}, "signal 11"),
         ({"poisoned_lives": 1}, "poisoned_lives: 1"),

@@ -231,6 +231,7 @@ def _worker(options: argparse.Namespace) -> int:
         facts |= {name: counters[name] for name in ("evicted_blocks", "quarantined_blocks")}
         facts |= {"poisoned": counters["poisoned"], "rounds": counters["scrubbing"]["rounds"]}
         facts["refused_segments"] = counters["log"]["creations_refused"]
+        facts["returned_segments"] = counters["log"]["segments_given_back"]
         del store, counters
         print(json.dumps(facts), flush=True)
         life += 1

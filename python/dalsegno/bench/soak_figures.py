@@ -14,6 +14,8 @@ DAY_REQUESTS = 288_744
 WHOLE_MINUTES = 5.0
 # Resident memory of the last quarter to that of the second one.
 RSS_RATIO = 1.2
+# Blocks that were not kept, of those to be put: a full disk has others make room.
+FAILED_SHARE = 0.01
 
 
 class Rows(Protocol):
@@ -54,8 +56,9 @@ def figures_of(steady: Rows, killed: Rows, kills: int, fills: int) -> dict[str, 
     }
     figures |= {
         name: sum(row[name] for row in every)
-        for name in ("evicted_blocks", "merges", "refused_segments", "quarantined_blocks")
+        for name in ("evicted_blocks", "merges", "refused_segments", "returned_segments")
     }
+    figures["quarantined_blocks"] = sum(row["quarantined_blocks"] for row in every)
     told = sum("wrong" in row for row in steady.rows + killed.rows)
     figures["wrong_blocks"] = max(told, figures["wrong_blocks"])
     figures |= {"kills": kills, "fills": fills, "reopenings": len(every) + kills}
@@ -87,6 +90,9 @@ def complaints(figures: Mapping[str, Any], minutes: float) -> list[str]:
         for name in ("wrong_blocks", "poisoned_lives", "errors", "crashes")
         if figures[name]
     ]
+    wanted = figures["put_blocks"] + figures["failed_blocks"]
+    if figures["failed_blocks"] > FAILED_SHARE * wanted:
+        told.append(f"{figures['failed_blocks']} of {wanted} blocks were not kept")
     told += [f"{name} grew" for name in ("fds", "threads") if figures[f"{name}_growth"] > 0]
     if figures["heap_mib_growth"] > figures["heap_mib_first"] / 10:
         told.append("the heap grew")
