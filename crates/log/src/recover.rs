@@ -98,6 +98,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     let mut recovered = Recovered::default();
     let mut segments = core.segments.lock();
     segments.next_sequence = cover.next_sequence;
+    // Of another segment of this number the cover would be believed.
+    segments.next_number = cover.segments.last().map_or(0, |known| known.number);
     for Found { slot, first_sequence, number, records, faults, is_missing } in found {
         segments.is_one_missing |= is_missing;
         recovered.merged_before = recovered.merged_before.max(first_sequence);
