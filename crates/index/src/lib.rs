@@ -16,7 +16,7 @@ pub use entry::{Placement, Removed, Run, Scope, SegmentUse, Unread};
 #[doc(hidden)]
 pub use lsm::fuzzing;
 pub use lsm::{
-    IndexCheck, IndexFault, LsmCounts, LsmIndex, LsmOptions, LsmStats, NOTES_FILE, Pace,
+    IndexCheck, IndexFault, LsmCounts, LsmIndex, LsmOptions, LsmStats, NOTES_FILE, Pace, Shortage,
     index_number, read_notes, verify_index,
 };
 pub use memory::MemoryIndex;

@@ -58,6 +58,18 @@ impl IoError {
             if matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)))
     }
 
+    /// Whether it is a quota that leaves no room (`EDQUOT`).
+    #[must_use]
+    pub fn is_quota(&self) -> bool {
+        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::EDQUOT))
+    }
+
+    /// Whether a file would be larger than this process, or the file system, allows (`EFBIG`).
+    #[must_use]
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::EFBIG))
+    }
+
     /// Whether the disk says that it cannot read what is there (`EIO`, `ENODATA`, `EBADMSG`, `EILSEQ`, `EUCLEAN`).
     #[must_use]
     pub fn is_of_medium(&self) -> bool {

@@ -51,7 +51,7 @@ pub use cover::removals_of;
 pub use error::{Cause, LogError};
 pub use inspect::{Inspection, ShownField, ShownPart, ShownRecord, inspect};
 pub use layerwise::LayerAppend;
-pub use log::{Log, LogOptions};
+pub use log::{Beside, Log, LogOptions};
 pub use merge::{CodedMerge, MergeAppend};
 pub use meta::{allow_coding, read_namespaces, store_header, write_namespace};
 pub use read::{BlockOutcome, BlockRead, ExtentRead, Target};

@@ -39,6 +39,26 @@ pub struct LogOptions {
     pub read_only: bool,
 }
 
+/// Files of a store beside its segments, which may grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// What they may take when all segments are there; with fewer it is less, in proportion.
+    pub most_bytes: u64,
+    /// What they take now. To be written anew they need as much again.
+    pub used_bytes: u64,
+    /// What they may need soon, however few segments there are.
+    pub soon_bytes: u64,
+}
+
+impl Beside {
+    /// Bytes that are to be left for them when there are `count` of `most` segments.
+    fn wanted(self, count: u64, most: u64) -> u64 {
+        let share = self.most_bytes / most.max(1) * count.min(most);
+        let wanted = share.max(2 * self.used_bytes).min(self.most_bytes);
+        wanted.saturating_sub(self.used_bytes).max(self.soon_bytes.min(self.most_bytes))
+    }
+}
+
 /// Threads that read headers at open, as a rule.
 const SCAN_THREADS: u32 = 4;
 
@@ -71,8 +91,8 @@ pub(crate) struct Core {
     pub(crate) creating: Mutex<()>,
     /// Held while a cover is made, which syncs files, and while a segment's file is closed for good.
     pub(crate) covering: Mutex<()>,
-    /// What other files of the store may take when there are as many segments as may be, and what they take.
-    pub(crate) beside: Mutex<(u64, u64)>,
+    /// What room other files of the store are left.
+    pub(crate) beside: Mutex<Beside>,
     pub(crate) headers: HeaderCache,
     pub(crate) stats: LogStats,
     pub(crate) coders: Coders,
@@ -239,10 +259,16 @@ impl Log {
         }
     }
 
-    /// Leaves room on disk for other files of the store: they take `used_bytes`, and may come to `most_bytes` when all
-    /// segments are there, in proportion with fewer.
-    pub fn keep_free(&self, most_bytes: u64, used_bytes: u64) {
-        *self.core.beside.lock() = (most_bytes, used_bytes);
+    /// Leaves room on disk for other files of the store, from now on.
+    pub fn keep_free(&self, beside: Beside) {
+        *self.core.beside.lock() = beside;
+    }
+
+    /// Whether other files of the store find the room that they are left.
+    #[must_use]
+    pub fn has_room_beside(&self) -> bool {
+        let count = self.core.segments.lock().slots.len();
+        self.core.has_room_beside(count as u64, 0)
     }
 
     /// The newest sequence number: grows with every record, so it measures time in writes.
@@ -345,6 +371,14 @@ impl Core {
                 "writing stops, since something may not be durable: {why}; reads go on, reopen the store to recover"
             );
         }
+    }
+
+    /// Whether the file system has room for `bytes` and for what other files of the store want beside so many segments.
+    pub(crate) fn has_room_beside(&self, count: u64, bytes: u64) -> bool {
+        let wanted = self.beside.lock().wanted(count, u64::from(self.options.segment_count));
+        // Who cannot say how much there is finds out.
+        let is_there = |free_bytes| free_bytes >= bytes.saturating_add(wanted);
+        wanted == 0 || self.device.space().map_or(true, |space| is_there(space.free_bytes))
     }
 
     pub(crate) fn rules(&self, allow_direct: bool) -> Rules {

@@ -62,8 +62,8 @@ impl Log {
         done
     }
 
-    /// Removes a free segment's file, so that its room is for others; the file system is not asked for it again soon.
-    /// `false` if there is none but the reserve, or if its tombstones find no other place.
+    /// Removes a free segment, so that its room is for others; the file system is not asked for it again soon. `false`
+    /// if there is none but the reserve, or if its tombstones would take that.
     ///
     /// # Errors
     ///
@@ -71,33 +71,28 @@ impl Log {
     pub fn give_back(&self, patience: Duration) -> Result<bool, LogError> {
         let core = &self.core;
         core.check_writable()?;
-        let segment = {
-            let mut segments = core.segments.lock();
-            if segments.count(SegmentState::Free) < 2 {
-                return Ok(false);
-            }
-            let free = segments.slots.values_mut().filter(|slot| slot.state == SegmentState::Free);
-            let slot = free.min_by_key(|slot| slot.cursor).expect("two were counted");
-            // So that nobody opens it.
-            slot.state = SegmentState::Damaged;
-            Arc::clone(&slot.segment)
+        // Before it is set aside: no cover is to be without it as long as it is there.
+        let covering = core.covering.lock();
+        let Some(segment) = core.segments.lock().leave(core.options.segment_bytes) else {
+            return Ok(false);
         };
         let keep = || core.set_state(segment.number, SegmentState::Free);
         if !segment.close(patience) {
             keep();
             return Ok(false);
         }
-        let done = core.discard(&segment, || ());
-        match done {
-            Ok(true) => {
-                LogStats::add(&core.stats.segments_given_back, 1);
-                core.segments.lock().creation_blocked = CREATION_PAUSE;
-            }
-            Ok(false) => {
-                segment.reopen(segment.epoch());
-                keep();
-            }
-            Err(_) => segment.reopen(segment.epoch()),
+        let done = match core.move_tombstones(&segment) {
+            Ok(true) => core.remove_segment(&segment, &covering).map(|()| true),
+            other => other,
+        };
+        if let Ok(true) = done {
+            LogStats::add(&core.stats.segments_given_back, 1);
+            core.segments.lock().creation_blocked = CREATION_PAUSE;
+        } else {
+            segment.reopen(segment.epoch());
+        }
+        if let Ok(false) = done {
+            keep();
         }
         done
     }

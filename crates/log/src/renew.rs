@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
 use dalsegno_io::{IoError, Operation};
+use parking_lot::MutexGuard;
 
 use crate::call::Call;
 use crate::error::LogError;
@@ -58,13 +59,22 @@ impl Core {
         Ok(true)
     }
 
-    /// Removes a segment's file; a new one with a new number can take its room. Its tombstones go to the open segment:
-    /// `false` if that has no room for them.
+    /// Removes a damaged segment; a new one with a new number can take its room. `false` if its tombstones find none.
     pub(crate) fn discard(
         &self,
         segment: &Segment,
         before: impl FnOnce(),
     ) -> Result<bool, LogError> {
+        if !self.move_tombstones(segment)? {
+            return Ok(false);
+        }
+        before();
+        self.remove_segment(segment, &self.covering.lock())?;
+        Ok(true)
+    }
+
+    /// Writes a segment's tombstones to the open one; `false` if that has no room for them.
+    pub(crate) fn move_tombstones(&self, segment: &Segment) -> Result<bool, LogError> {
         for tombstone in self.tombstones_of(segment.number).1 {
             let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
             match self.write_tombstone(namespace, hashes, kills_before) {
@@ -72,20 +82,26 @@ impl Core {
                 written => written?,
             }
         }
-        before();
+        Ok(true)
+    }
+
+    /// Removes a segment and its file. Meanwhile nobody makes a cover, which would sync the file.
+    pub(crate) fn remove_segment(
+        &self,
+        segment: &Segment,
+        _covering: &MutexGuard<'_, ()>,
+    ) -> Result<(), LogError> {
         match self.device.remove(&segment_file(segment.number)) {
             // An earlier attempt came so far.
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => self.sync_names()?,
         }
-        // Whoever makes a cover may be about to sync the file.
-        let _no_cover = self.covering.lock();
         let mut segments = self.segments.lock();
         segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
         segments.slots.remove(&segment.number);
         drop(segments);
         self.device.close(segment.file);
-        Ok(true)
+        Ok(())
     }
 
     /// A segment's tombstones by place, and those of them that still have something to hide in another one.

@@ -106,16 +106,19 @@ impl Core {
         // Its header would say of what was merged before that it is durable.
         self.check_writable()?;
         let _one_at_a_time = self.creating.lock();
-        let (number, first_sequence) = {
+        let (number, first_sequence, count) = {
             let mut segments = self.segments.lock();
             if segments.count(SegmentState::Free) > 0 {
                 return Ok(());
             }
             segments.next_number += 1;
-            (segments.next_number, segments.first_sequence())
+            (segments.next_number, segments.first_sequence(), segments.slots.len() as u64)
         };
-        if !self.has_room_beside() {
-            self.refuse_creation();
+        // Without the few segments that a store needs its other files are of no use.
+        if count >= MIN_SEGMENTS && !self.has_room_beside(count + 1, self.options.segment_bytes) {
+            self.refuse_creation(
+                "the file system has no room for another segment beside the index",
+            );
             return Ok(());
         }
         let name = segment_file(number);
@@ -129,7 +132,7 @@ impl Core {
                 // Half a segment helps nobody; if it cannot be removed either, opening will find it damaged.
                 drop(self.device.remove(&name));
                 if error.is_no_space() {
-                    self.refuse_creation();
+                    self.refuse_creation("the file system has no room for another segment");
                     return Ok(());
                 }
                 Err(error.into())
@@ -137,25 +140,10 @@ impl Core {
         }
     }
 
-    /// Whether another segment leaves other files of the store the room that they are to have. Without the few segments
-    /// that a store needs they would be of no use.
-    fn has_room_beside(&self) -> bool {
-        let (most, used) = *self.beside.lock();
-        let count = self.segments.lock().slots.len() as u64;
-        let share = most / u64::from(self.options.segment_count.max(1)) * (count + 1);
-        let wanted = share.saturating_sub(used);
-        if wanted == 0 || count < MIN_SEGMENTS {
-            return true;
-        }
-        let needed = self.options.segment_bytes.saturating_add(wanted);
-        // Who cannot say how much there is finds out.
-        self.device.space().map_or(true, |space| space.free_bytes >= needed)
-    }
-
-    fn refuse_creation(&self) {
+    fn refuse_creation(&self, why: &str) {
         LogStats::add(&self.stats.creations_refused, 1);
         self.segments.lock().creation_blocked = CREATION_PAUSE;
-        tracing::warn!("the file system has no room for another segment; recycling earlier ones");
+        tracing::warn!("{why}; recycling earlier ones");
     }
 
     fn create_file(

@@ -25,7 +25,7 @@ pub enum SegmentState {
     /// Full; its records are read.
     Sealed,
     /// Its header is damaged, its file was cut, or a crash came while it was recycled: it takes no records, and goes
-    /// first when space is needed.
+    /// first when space is needed. Also one that is about to go.
     Damaged,
 }
 
@@ -370,6 +370,21 @@ impl Segments {
         slot.cursor = segment_bytes;
         let pin = slot.segment.pin(slot.segment.epoch()).expect("an open segment is not closed");
         (offset < segment_bytes).then(|| (Arc::new(pin), offset))
+    }
+
+    /// Sets a free segment aside that is to go, if that leaves one in reserve, also for its tombstones.
+    pub(crate) fn leave(&mut self, segment_bytes: u64) -> Option<Arc<Segment>> {
+        let count = self.count(SegmentState::Free);
+        let free = self.slots.values().filter(|slot| slot.state == SegmentState::Free);
+        let (cursor, number) = free.map(|slot| (slot.cursor, slot.segment.number)).min()?;
+        let tombstone_bytes = cursor - SECTOR_BYTES;
+        let fits = tombstone_bytes == 0 || self.fits_open(tombstone_bytes, segment_bytes);
+        if count < if fits { 2 } else { 3 } {
+            return None;
+        }
+        let slot = self.slots.get_mut(&number)?;
+        slot.state = SegmentState::Damaged;
+        Some(Arc::clone(&slot.segment))
     }
 
     /// Makes a free segment the open one.

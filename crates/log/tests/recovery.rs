@@ -27,6 +27,10 @@ fn open(dir: &Path) -> (Log, Recovered) {
 }
 
 fn open_covered(dir: &Path, cover: Option<Vec<u8>>) -> (Log, Recovered) {
+    open_of(3, dir, cover)
+}
+
+fn open_of(segment_count: u32, dir: &Path, cover: Option<Vec<u8>>) -> (Log, Recovered) {
     let clock = Arc::new(SystemClock::new());
     let pool = BufferPool::new(16 << 20, 64 << 10).unwrap();
     let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
@@ -34,7 +38,7 @@ fn open_covered(dir: &Path, cover: Option<Vec<u8>>) -> (Log, Recovered) {
         LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock)).unwrap();
     let options = LogOptions {
         segment_bytes: SEGMENT_BYTES,
-        segment_count: 3,
+        segment_count,
         durability: Durability::None,
         io_depth: 4,
         io_request_bytes: 64 << 10,
@@ -168,31 +172,52 @@ fn a_tombstone_outlives_its_segment_as_long_as_it_has_something_to_hide() {
 #[test]
 fn a_removal_outlives_its_segment_that_is_given_back_and_the_last_free_one_stays() {
     let dir = tempfile::tempdir().unwrap();
-    let (log, _) = open(dir.path());
+    let (log, _) = open_of(5, dir.path(), None);
     let older = write(&log, 0).location.segment;
     write(&log, 1);
-    let mut free = Vec::new();
-    let mut removals = Vec::new();
     fill(&log, older);
+    let (mut free, mut removals) = (Vec::new(), Vec::new());
     for number in 0..2 {
         removals.push((NAMESPACE, vec![hash(number)], remove(&log, number)));
         assert!(log.seal_open());
         free.push(log.segments().last().unwrap().number);
     }
+    write(&log, 50);
     for number in &free {
         assert!(log.recycle(*number, PATIENCE, || ()).unwrap());
     }
-    assert!(log.give_back(PATIENCE).unwrap());
-    assert!(!log.give_back(PATIENCE).unwrap(), "the reserve stays");
+    assert!(log.give_back(PATIENCE).unwrap(), "its tombstone goes to the open one");
     assert_eq!(log.stats().view().segments_given_back, 1);
-    assert_eq!(log.segments().len(), 2);
-    let gone = free.iter().filter(|number| !dir.path().join(segment_file(**number)).exists());
-    assert_eq!(gone.count(), 1);
-    assert_eq!(state_of(&log, older), SegmentState::Sealed);
+    assert!(!dir.path().join(segment_file(free[0])).exists());
+    assert!(!log.give_back(PATIENCE).unwrap(), "the reserve stays");
     drop(log);
     let (_, mut recovered) = open(dir.path());
     recovered.removals.sort_by_key(|removal| removal.2);
     assert_eq!((recovered.faults, recovered.removals), (vec![], removals));
+}
+
+#[test]
+fn the_number_of_a_segment_that_a_cover_knows_is_not_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open_of(5, dir.path(), None);
+    let older = write(&log, 0).location.segment;
+    let other = fill(&log, older);
+    remove(&log, 0);
+    assert!(log.seal_open());
+    let newest = write(&log, 50).location.segment;
+    assert!(newest > other && log.seal_open());
+    let cover = log.cover().unwrap();
+    for number in [other, newest] {
+        assert!(log.recycle(number, PATIENCE, || ()).unwrap());
+    }
+    assert!(log.give_back(PATIENCE).unwrap());
+    assert!(!dir.path().join(segment_file(newest)).exists());
+    drop(log);
+    let (log, _) = open_of(5, dir.path(), Some(cover));
+    assert_eq!(write(&log, 300).location.segment, other);
+    assert!(log.seal_open());
+    let created = write(&log, 301).location.segment;
+    assert!(created > newest, "{created}: what is in it would be taken for covered");
 }
 
 #[test]

@@ -73,15 +73,33 @@ fn who_takes_whatever_is_given_back_leaves_the_segments_that_a_store_needs() {
     let mut world = worlds::world(&style(Durability::Batch), 2);
     world.open().unwrap();
     refused(&mut world, 0..60);
-    world.device.inject(Rule::always(Kind::Create, Fault::NoSpace));
-    world.expect_faults();
-    refused(&mut world, 100..400);
+    for name in 100..400 {
+        world.device.leave_free(0);
+        refused(&mut world, name..name + 1);
+    }
     assert_eq!(segments(&world), MIN_SEGMENTS);
     assert!(!world.stats().poisoned);
-    world.device.heal();
+    world.device.leave_free(1 << 30);
     assert_eq!(refused(&mut world, 400..401), 0, "the index takes in again");
     assert_eq!(refused(&mut world, 401..600), 0);
     assert!(segments(&world) > MIN_SEGMENTS);
+    world.check_all();
+}
+
+#[test]
+fn nothing_is_given_back_where_room_is_there_by_then() {
+    let mut world = worlds::world(&style(Durability::Batch), 4);
+    world.open().unwrap();
+    refused(&mut world, 0..60);
+    let before = segments(&world);
+    for at in 0..10 {
+        world.device.inject(Rule::once(Kind::Create, Fault::NoSpace, 0).on("index"));
+        world.expect_faults();
+        let fired = world.device.faults_fired();
+        assert_eq!(refused(&mut world, 100 + 20 * at..120 + 20 * at), 0);
+        assert_eq!(world.device.faults_fired(), fired + 1);
+    }
+    assert_eq!((world.stats().log.segments_given_back, segments(&world)), (0, before));
     world.check_all();
 }
 

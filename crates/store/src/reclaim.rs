@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId, MIN_SEGMENTS};
-use dalsegno_index::Unread;
+use dalsegno_index::{Shortage, Unread};
 use dalsegno_io::{IoError, lend};
 use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
@@ -47,21 +47,23 @@ impl Inner {
         if self.log.has_room(bytes) { Ok(()) } else { self.free_one(call) }
     }
 
-    /// Gives a segment's room back to the file system, where the index found none, unless somebody just did: what the
-    /// index cannot take in is not kept. But not one of the few that a store needs.
+    /// Gives a segment's room back to the file system, where the index found none, unless there is some by now: what
+    /// the index cannot take in is not kept. But not one of the few that a store needs.
     pub(crate) fn give_back(&self, call: &Call) -> Result<(), LogError> {
+        let count = || self.log.segments().len() as u64;
         for _ in 0..GIVE_BACK_ATTEMPTS {
-            if !self.upkeep.lacks_room() || self.log.segments().len() as u64 <= MIN_SEGMENTS {
+            let before = count();
+            let Some(shortage) = self.upkeep.shortage().filter(|_| before > MIN_SEGMENTS) else {
                 break;
+            };
+            // What a quota leaves the file system does not say.
+            let is_there = shortage == Shortage::Disk && self.log.has_room_beside();
+            if !is_there && !self.log.give_back(PATIENCE)? {
+                self.free_one(call)?;
             }
-            if self.log.give_back(PATIENCE)? {
+            // A damaged one is not freed, but goes at once.
+            if is_there || count() < before {
                 self.upkeep.has_room_again();
-            } else {
-                match self.free_one(call) {
-                    // The index may take in a little more, and somebody let go of a segment by then.
-                    Err(LogError::Full) => break,
-                    freed => freed?,
-                }
             }
         }
         Ok(())

@@ -11,10 +11,11 @@
 //!    when the call is over, and what was moved stays moved; the device answers at once there, so nothing hangs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
-use dalsegno_core::{Deadline, Result};
+use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
 use dalsegno_io::{IoError, Workers, patiently};
 use dalsegno_log::{Call, LogError, Reservation};
 use parking_lot::Mutex;
@@ -45,6 +46,8 @@ pub(crate) struct RoomMaker {
     thread: Mutex<Workers>,
     /// Held by whoever does an errand where there is no thread.
     inline: Option<Mutex<()>>,
+    /// Whether an errand is under way that gives a segment back.
+    is_giving_back: Arc<AtomicBool>,
 }
 
 impl RoomMaker {
@@ -59,7 +62,9 @@ impl RoomMaker {
             thread.start("dalsegno-room", body).map_err(no_thread)?;
         }
         let inline = inline.then(Mutex::default);
-        Ok(Self { queue: Mutex::new(queue), thread: Mutex::new(thread), inline })
+        let (queue, thread, is_giving_back) =
+            (Mutex::new(queue), Mutex::new(thread), Arc::default());
+        Ok(Self { queue, thread, inline, is_giving_back })
     }
 
     /// Takes no more errands and waits until the queued ones are done, at most `patience`.
@@ -77,6 +82,21 @@ impl Drop for RoomMaker {
         } else {
             std::mem::forget(self.queue.get_mut().take());
         }
+    }
+}
+
+/// One errand of a kind at a time, until this is dropped.
+struct Only(Arc<AtomicBool>);
+
+impl Only {
+    fn one(is_taken: &Arc<AtomicBool>) -> Option<Self> {
+        (!is_taken.swap(true, Ordering::AcqRel)).then(|| Self(Arc::clone(is_taken)))
+    }
+}
+
+impl Drop for Only {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -131,9 +151,7 @@ impl Inner {
         bytes: u64,
         call: &Call,
     ) -> std::result::Result<Reservation, LogError> {
-        if self.upkeep.lacks_room() {
-            self.have_done(call, Self::give_back)?;
-        }
+        self.look_after_index(call);
         for _ in 0..RECLAIM_ATTEMPTS {
             if !self.log.has_room_now(bytes) {
                 self.have_done(call, move |inner, call| inner.make_room(bytes, call))?;
@@ -145,6 +163,41 @@ impl Inner {
             }
         }
         Err(LogError::Full)
+    }
+
+    /// Sees to it that the index finds room on disk. Only where it takes nothing in any more that is waited for.
+    fn look_after_index(self: &Arc<Self>, call: &Call) {
+        if self.upkeep.shortage().is_none() || self.log.segments().len() as u64 <= MIN_SEGMENTS {
+            return;
+        }
+        let done = if self.upkeep.is_stalled() {
+            self.have_done(call, Self::give_back)
+        } else if let Some(only) = Only::one(&self.room.is_giving_back) {
+            self.have_begun(move |inner, call| {
+                let _until_it_ends = only;
+                inner.give_back(call)
+            })
+        } else {
+            Ok(())
+        };
+        if let Err(error) = done {
+            // The append says what comes of it.
+            tracing::debug!("no room was made for the index: {error}");
+        }
+    }
+
+    /// As [`Self::have_done`], but nobody waits for the end.
+    fn have_begun(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self, &Call) -> Answer + Send + 'static,
+    ) -> Answer {
+        if self.room.inline.is_some() {
+            return self.have_done(&Call::background(), work);
+        }
+        let queue = self.room.queue.lock().clone().ok_or(IoError::Closed)?;
+        let (reply, _) = bounded(1);
+        let errand = Errand { inner: Arc::clone(self), work: Box::new(work), reply };
+        queue.try_send(errand).map_err(|_| LogError::Io(IoError::Busy))
     }
 
     /// Makes sure that an append of `bytes` finds room, if it can be made.

@@ -13,9 +13,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Result};
-use dalsegno_index::{LsmIndex, Pace};
+use dalsegno_index::{LsmIndex, Pace, Shortage};
 use dalsegno_io::Workers;
-use dalsegno_log::{Call, Log};
+use dalsegno_log::{Beside, Call, Log};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
 
@@ -129,9 +129,14 @@ impl Upkeep {
         }
     }
 
-    /// Whether the index found no room on disk for what it wrote last.
-    pub(crate) fn lacks_room(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| shared.index.lacks_room())
+    /// Why the index could not write something, unless it wrote something else since.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        self.shared.as_ref().and_then(|shared| shared.index.shortage())
+    }
+
+    /// Whether the index takes nothing in until it has written something.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.index.is_stalled())
     }
 
     /// To be called when somebody made room on disk.
@@ -258,7 +263,11 @@ impl Shared {
 
     /// The log leaves it room to grow, and to merge.
     fn keep_free(&self) {
-        self.log.keep_free(self.index_bytes, self.index.disk_bytes());
+        self.log.keep_free(Beside {
+            most_bytes: self.index_bytes,
+            used_bytes: self.index.disk_bytes(),
+            soon_bytes: self.index.waiting_bytes(),
+        });
     }
 
     /// What an index that cannot be made durable, or has no room and never will, does not take in would be written for

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::table::TableError;
+use super::table::{Shortage, TableError};
 use super::tree::Tree;
 
 impl Tree {
@@ -31,13 +31,13 @@ impl Tree {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Whether the file system had no room for what was to be written last.
-    pub(crate) fn lacks_room(&self) -> bool {
-        self.lacks_room.load(Ordering::Acquire) && !self.has_failed()
+    /// Why something was not written, unless something else was since.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        self.shortage.lock().filter(|_| !self.has_failed())
     }
 
     pub(crate) fn has_room_again(&self) {
-        self.lacks_room.store(false, Ordering::Release);
+        *self.shortage.lock() = None;
     }
 
     pub(super) fn fail(&self) {
@@ -47,9 +47,7 @@ impl Tree {
     /// Notes what was found; what cannot be read is not there.
     pub(crate) fn note(&self, error: &TableError) {
         if error.is_no_room() {
-            if error.is_no_space() {
-                self.lacks_room.store(true, Ordering::Release);
-            }
+            *self.shortage.lock() = error.shortage();
             tracing::warn!("the index cannot be written: {error}");
         } else if !error.is_io() && !self.damaged.swap(true, Ordering::AcqRel) {
             tracing::error!("the index is damaged ({error}); it is built anew at the next open");

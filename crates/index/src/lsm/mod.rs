@@ -40,6 +40,7 @@ pub use counts::LsmCounts;
 pub use index::LsmIndex;
 pub use notes::{NOTES_FILE, read_notes};
 pub use open::{LsmOptions, index_number};
+pub use table::Shortage;
 pub(crate) use table::TableError;
 pub use tree::Pace;
 pub use upkeep::LsmStats;

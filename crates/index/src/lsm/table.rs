@@ -41,13 +41,26 @@ impl TableError {
 
     /// Whether there is no room, or no descriptor, for what was to be written.
     pub(crate) fn is_no_room(&self) -> bool {
-        self.is_no_space() || matches!(self, Self::Io(error) if error.is_out_of_files())
+        matches!(self, Self::Io(error) if error.is_no_space() || error.is_out_of_files())
     }
 
-    /// Whether the file system has no room for what was to be written.
-    pub(crate) fn is_no_space(&self) -> bool {
-        matches!(self, Self::Io(error) if error.is_no_space())
+    /// What there is too little of on disk, if it is that.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        match self {
+            Self::Io(error) if error.is_quota() => Some(Shortage::Quota),
+            Self::Io(error) if error.is_no_space() && !error.is_too_large() => Some(Shortage::Disk),
+            _ => None,
+        }
     }
+}
+
+/// What there was too little of for something to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// Room that the file system has left.
+    Disk,
+    /// Room that whoever owns the files may take.
+    Quota,
 }
 
 /// Name of a table's file.

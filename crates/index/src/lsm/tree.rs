@@ -21,7 +21,7 @@ use super::file::TableFiles;
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, OrderKey, Point, PointKey};
 use super::memtable::{Batch, Memtable, Newest};
 use super::merge::{Merge, RunSource, Source};
-use super::table::{Reading, TableError};
+use super::table::{Reading, Shortage, TableError};
 use super::version::Version;
 use crate::usage::SegmentSum;
 
@@ -104,8 +104,8 @@ pub(crate) struct Tree {
     /// Something in a table is not as it was written.
     pub(super) damaged: AtomicBool,
     pub(super) missed: AtomicBool,
-    /// The last thing that was written found no room on disk.
-    pub(super) lacks_room: AtomicBool,
+    /// Something found no room on disk, and nothing was written since.
+    pub(super) shortage: Mutex<Option<Shortage>>,
     pub(super) unsure: AtomicBool,
     /// Somebody waits to give the tables up: merges are to make haste.
     pub(super) is_hurried: AtomicBool,
@@ -147,7 +147,7 @@ impl Tree {
             next_number: AtomicU64::new(next_number),
             damaged: AtomicBool::new(false),
             missed: AtomicBool::new(false),
-            lacks_room: AtomicBool::new(false),
+            shortage: Mutex::default(),
             unsure: AtomicBool::new(false),
             is_hurried: AtomicBool::new(false),
             is_given_up: AtomicBool::new(false),

@@ -11,8 +11,8 @@ use super::counts::LsmCounts;
 use super::index::LsmIndex;
 use super::keys::OrderKey;
 use super::maintain::Living;
-use super::table::TableError;
-use super::tree::Pace;
+use super::table::{Shortage, TableError};
+use super::tree::{MOST_FROZEN, Pace};
 
 /// What an index is made of at a moment, and what it did since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -156,15 +156,21 @@ impl LsmIndex {
         self.tree.has_failed()
     }
 
-    /// Whether what was to be written last found no room on disk.
+    /// Why something was not written, unless something else was since.
     #[must_use]
-    pub fn lacks_room(&self) -> bool {
-        self.tree.lacks_room()
+    pub fn shortage(&self) -> Option<Shortage> {
+        self.tree.shortage()
     }
 
-    /// Somebody made room on disk for it.
+    /// To be called when somebody made room on disk.
     pub fn has_room_again(&self) {
         self.tree.has_room_again();
+    }
+
+    /// Bytes that may wait in memory to be written.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> u64 {
+        self.tree.options.memtable_bytes.saturating_mul(MOST_FROZEN as u64 + 1)
     }
 
     /// Bytes of its tables.
