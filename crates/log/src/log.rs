@@ -54,8 +54,9 @@ impl Beside {
     /// Bytes that are to be left for them when there are `count` of `most` segments.
     fn wanted(self, count: u64, most: u64) -> u64 {
         let share = self.most_bytes / most.max(1) * count.min(most);
-        let wanted = share.max(2 * self.used_bytes).min(self.most_bytes);
-        wanted.saturating_sub(self.used_bytes).max(self.soon_bytes.min(self.most_bytes))
+        let wanted =
+            share.max(2 * self.used_bytes).max(self.used_bytes.saturating_add(self.soon_bytes));
+        wanted.min(self.most_bytes).saturating_sub(self.used_bytes)
     }
 }
 
@@ -89,7 +90,7 @@ pub(crate) struct Core {
     pub(crate) segments: Mutex<Segments>,
     /// Held while a segment file is created, so that only one is.
     pub(crate) creating: Mutex<()>,
-    /// Held while a cover is made, which syncs files, and while a segment's file is closed for good.
+    /// Held while a cover is made, which syncs files, and while a segment goes for good.
     pub(crate) covering: Mutex<()>,
     /// What room other files of the store are left.
     pub(crate) beside: Mutex<Beside>,
@@ -264,11 +265,11 @@ impl Log {
         *self.core.beside.lock() = beside;
     }
 
-    /// Whether other files of the store find the room that they are left.
+    /// Whether other files of the store find the room that they are left, as far as the file system says.
     #[must_use]
     pub fn has_room_beside(&self) -> bool {
         let count = self.core.segments.lock().slots.len();
-        self.core.has_room_beside(count as u64, 0)
+        self.core.has_room_beside(count as u64, 0).unwrap_or(false)
     }
 
     /// The newest sequence number: grows with every record, so it measures time in writes.
@@ -373,12 +374,15 @@ impl Core {
         }
     }
 
-    /// Whether the file system has room for `bytes` and for what other files of the store want beside so many segments.
-    pub(crate) fn has_room_beside(&self, count: u64, bytes: u64) -> bool {
+    /// Whether the file system has room for `bytes` and for what other files of the store want beside so many segments;
+    /// none if it does not say.
+    pub(crate) fn has_room_beside(&self, count: u64, bytes: u64) -> Option<bool> {
         let wanted = self.beside.lock().wanted(count, u64::from(self.options.segment_count));
-        // Who cannot say how much there is finds out.
-        let is_there = |free_bytes| free_bytes >= bytes.saturating_add(wanted);
-        wanted == 0 || self.device.space().map_or(true, |space| is_there(space.free_bytes))
+        if wanted == 0 {
+            return Some(true);
+        }
+        let space = self.device.space().ok()?;
+        Some(space.free_bytes >= bytes.saturating_add(wanted))
     }
 
     pub(crate) fn rules(&self, allow_direct: bool) -> Rules {

@@ -12,7 +12,6 @@ use dalsegno_core::{ChainHash, Extent, MAX_EXTENT_BLOCKS, NamespaceId, SECTOR_BY
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, SegmentHeader, record_header_bytes};
 use crate::log::Log;
-use crate::reserve::CREATION_PAUSE;
 use crate::scan::scan_records;
 use crate::segment::{SegmentState, Tombstone};
 use crate::stats::LogStats;
@@ -67,7 +66,8 @@ impl Log {
     ///
     /// # Errors
     ///
-    /// If the device fails; the segment is then set aside as damaged, and goes when room is made next.
+    /// If the device fails; a segment that may be gone already is then set aside as damaged, and goes when room is made
+    /// next.
     pub fn give_back(&self, patience: Duration) -> Result<bool, LogError> {
         let core = &self.core;
         core.check_writable()?;
@@ -81,20 +81,18 @@ impl Log {
             keep();
             return Ok(false);
         }
-        let done = match core.move_tombstones(&segment) {
-            Ok(true) => core.remove_segment(&segment, &covering).map(|()| true),
-            other => other,
-        };
-        if let Ok(true) = done {
-            LogStats::add(&core.stats.segments_given_back, 1);
-            core.segments.lock().creation_blocked = CREATION_PAUSE;
-        } else {
+        let moved = core.move_tombstones(&segment);
+        if !matches!(moved, Ok(true)) {
             segment.reopen(segment.epoch());
-        }
-        if let Ok(false) = done {
             keep();
+            return moved;
         }
-        done
+        if let Err(error) = core.remove_segment(&segment, &covering) {
+            segment.reopen(segment.epoch());
+            return Err(error);
+        }
+        LogStats::add(&core.stats.segments_given_back, 1);
+        Ok(true)
     }
 
     /// The extents that lie in a segment, read from their headers; those whose header is bad are left out. And why

@@ -115,7 +115,8 @@ impl Core {
             (segments.next_number, segments.first_sequence(), segments.slots.len() as u64)
         };
         // Without the few segments that a store needs its other files are of no use.
-        if count >= MIN_SEGMENTS && !self.has_room_beside(count + 1, self.options.segment_bytes) {
+        let has_room = || self.has_room_beside(count + 1, self.options.segment_bytes);
+        if count >= MIN_SEGMENTS && has_room() == Some(false) {
             self.refuse_creation(
                 "the file system has no room for another segment beside the index",
             );

@@ -13,6 +13,7 @@ use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
 use dalsegno_io::FileId;
 use parking_lot::{Condvar, Mutex};
 
+use crate::reserve::CREATION_PAUSE;
 use crate::sync::SyncGate;
 
 /// What a segment is doing.
@@ -382,6 +383,8 @@ impl Segments {
         if count < if fits { 2 } else { 3 } {
             return None;
         }
+        // None is created in its place, also not in the thoughts of whoever looks for the reserve.
+        self.creation_blocked = CREATION_PAUSE;
         let slot = self.slots.get_mut(&number)?;
         slot.state = SegmentState::Damaged;
         Some(Arc::clone(&slot.segment))

@@ -56,7 +56,6 @@ impl Inner {
             let Some(shortage) = self.upkeep.shortage().filter(|_| before > MIN_SEGMENTS) else {
                 break;
             };
-            // What a quota leaves the file system does not say.
             let is_there = shortage == Shortage::Disk && self.log.has_room_beside();
             if !is_there && !self.log.give_back(PATIENCE)? {
                 self.free_one(call)?;

@@ -24,7 +24,8 @@ use crate::store::{Inner, no_thread};
 
 /// How often a put makes room before it gives up.
 const RECLAIM_ATTEMPTS: u32 = 3;
-/// Errands that wait. Every caller has one at most, but those that a hanging device made callers leave behind stay.
+/// Errands that wait. Every caller has one at most, and the index one, but those that a hanging device made callers
+/// leave behind stay.
 const QUEUE: usize = 64;
 /// How long closing waits for an errand that is under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);

@@ -190,6 +190,7 @@ impl Drop for Door {
             // While they work they hold the store, and with it the directory.
             inner.merger.close(CLOSE_PATIENCE);
             inner.scrubber.close(CLOSE_PATIENCE);
+            inner.room.close(CLOSE_PATIENCE);
         }
     }
 }

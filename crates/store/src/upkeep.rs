@@ -252,6 +252,7 @@ impl Shared {
         self.freeze_if_full();
         self.tune();
         while !self.state.lock().stopped && self.index.step() {
+            self.keep_free();
             // Whoever waits for memory looks again after every flush.
             self.changed.notify_all();
             self.freeze_if_full();

@@ -5,6 +5,9 @@ use std::sync::atomic::Ordering;
 use super::table::{Shortage, TableError};
 use super::tree::Tree;
 
+/// So often in a row the file system is believed to have had no room.
+const SHORTAGES_OF_DISK: u32 = 3;
+
 impl Tree {
     /// Whether a table turned out to be damaged: then the index is to be rebuilt.
     pub(crate) fn is_damaged(&self) -> bool {
@@ -40,6 +43,19 @@ impl Tree {
         *self.shortage.lock() = None;
     }
 
+    fn note_shortage(&self, shortage: Option<Shortage>) {
+        let times = self.shortages.fetch_add(1, Ordering::Relaxed) + 1;
+        // Something else than room is missing where there is room every time.
+        let hidden = Some(Shortage::Hidden).filter(|_| times > SHORTAGES_OF_DISK);
+        *self.shortage.lock() = shortage.map(|shortage| hidden.unwrap_or(shortage));
+    }
+
+    /// Something was written.
+    pub(super) fn end_shortage(&self) {
+        self.shortages.store(0, Ordering::Relaxed);
+        self.has_room_again();
+    }
+
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -47,7 +63,7 @@ impl Tree {
     /// Notes what was found; what cannot be read is not there.
     pub(crate) fn note(&self, error: &TableError) {
         if error.is_no_room() {
-            *self.shortage.lock() = error.shortage();
+            self.note_shortage(error.shortage());
             tracing::warn!("the index cannot be written: {error}");
         } else if !error.is_io() && !self.damaged.swap(true, Ordering::AcqRel) {
             tracing::error!("the index is damaged ({error}); it is built anew at the next open");

@@ -35,7 +35,7 @@ impl Tree {
             self.unsure.store(true, Ordering::Release);
             return Err(error.into());
         }
-        self.has_room_again();
+        self.end_shortage();
         let before = {
             let mut state = self.state.write();
             let mut next = State { version: Arc::clone(&version), ..State::clone(&state) };

@@ -47,7 +47,7 @@ impl TableError {
     /// What there is too little of on disk, if it is that.
     pub(crate) fn shortage(&self) -> Option<Shortage> {
         match self {
-            Self::Io(error) if error.is_quota() => Some(Shortage::Quota),
+            Self::Io(error) if error.is_quota() => Some(Shortage::Hidden),
             Self::Io(error) if error.is_no_space() && !error.is_too_large() => Some(Shortage::Disk),
             _ => None,
         }
@@ -59,8 +59,8 @@ impl TableError {
 pub enum Shortage {
     /// Room that the file system has left.
     Disk,
-    /// Room that whoever owns the files may take.
-    Quota,
+    /// Something that the file system does not tell: what a quota leaves, files that may be created.
+    Hidden,
 }
 
 /// Name of a table's file.

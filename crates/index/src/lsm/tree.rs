@@ -7,7 +7,7 @@
 //!    level its runs (newest first).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dalsegno_core::fluid::Shape;
@@ -106,6 +106,8 @@ pub(crate) struct Tree {
     pub(super) missed: AtomicBool,
     /// Something found no room on disk, and nothing was written since.
     pub(super) shortage: Mutex<Option<Shortage>>,
+    /// How often, since something was written.
+    pub(super) shortages: AtomicU32,
     pub(super) unsure: AtomicBool,
     /// Somebody waits to give the tables up: merges are to make haste.
     pub(super) is_hurried: AtomicBool,
@@ -148,6 +150,7 @@ impl Tree {
             damaged: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             shortage: Mutex::default(),
+            shortages: AtomicU32::new(0),
             unsure: AtomicBool::new(false),
             is_hurried: AtomicBool::new(false),
             is_given_up: AtomicBool::new(false),
