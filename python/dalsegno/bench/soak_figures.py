@@ -16,6 +16,19 @@ WHOLE_MINUTES = 5.0
 RSS_RATIO = 1.2
 # Blocks that were not kept, of those to be put: a full disk has others make room.
 FAILED_SHARE = 0.01
+# What is added up over all lives.
+SUMMED = (
+    "requests",
+    "put_blocks",
+    "hit_blocks",
+    "wrong_blocks",
+    "failed_blocks",
+    "evicted_blocks",
+    "merges",
+    "refused_segments",
+    "returned_segments",
+    "quarantined_blocks",
+)
 
 
 class Rows(Protocol):
@@ -50,15 +63,7 @@ def figures_of(steady: Rows, killed: Rows, kills: int, fills: int) -> dict[str, 
         before, after = (statistics.median(row[name] for row in rows) for rows in (first, last))
         return float(after - before)
 
-    figures: dict[str, Any] = {
-        name: sum(row[name] for row in every)
-        for name in ("requests", "put_blocks", "hit_blocks", "wrong_blocks", "failed_blocks")
-    }
-    figures |= {
-        name: sum(row[name] for row in every)
-        for name in ("evicted_blocks", "merges", "refused_segments", "returned_segments")
-    }
-    figures["quarantined_blocks"] = sum(row["quarantined_blocks"] for row in every)
+    figures: dict[str, Any] = {name: sum(row[name] for row in every) for name in SUMMED}
     told = sum("wrong" in row for row in steady.rows + killed.rows)
     figures["wrong_blocks"] = max(told, figures["wrong_blocks"])
     figures |= {"kills": kills, "fills": fills, "reopenings": len(every) + kills}
