@@ -27,6 +27,7 @@ WELL: dict[str, Any] = {
     "heap_mib_first": 6.8,
     "heap_mib_growth": 0.0,
     "rss_mib_by_eighth": [78.0, 96.0, 113.0, 114.0, 115.0, 114.0, 115.0, 115.0],
+    "held_mib_by_eighth": [27.0, 28.1, 27.4, 27.9, 28.0, 27.6, 27.9, 27.8],
 }
 
 
@@ -45,7 +46,8 @@ def test_a_run_in_which_all_went_well_is_no_reason_to_complain() -> None:
         ({"fds_growth": 1.0}, "fds grew"),
         ({"threads_growth": 2.0}, "threads grew"),
         ({"heap_mib_growth": 0.7}, "the heap grew"),
-        ({"rss_mib_by_eighth": [78.0 + 12 * at for at in range(8)]}, "resident memory grew"),
+        ({"rss_mib_by_eighth": [78.0 + 12 * at for at in range(8)]}, "rss_mib grew"),
+        ({"held_mib_by_eighth": [27.0 + at for at in range(8)]}, "held_mib grew"),
         ({"kills": 0}, "no kills"),
         ({"refused_segments": 0}, "no refused_segments"),
         ({"hit_blocks": 0}, "no hit_blocks"),
