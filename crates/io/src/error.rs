@@ -51,39 +51,40 @@ impl IoError {
         Self::Os { operation, file: file.into(), source: source.into() }
     }
 
+    /// Whether it is the system's, with one of these numbers.
+    fn is_one_of(&self, numbers: &[i32]) -> bool {
+        matches!(self, Self::Os { source, .. }
+            if source.raw_os_error().is_some_and(|number| numbers.contains(&number)))
+    }
+
     /// Whether the file system has no room left (`ENOSPC`, `EDQUOT`, `EFBIG`).
     #[must_use]
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Self::Os { source, .. }
-            if matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)))
+        self.is_one_of(&[libc::ENOSPC, libc::EDQUOT, libc::EFBIG])
     }
 
     /// Whether it is a quota that leaves no room (`EDQUOT`).
     #[must_use]
     pub fn is_quota(&self) -> bool {
-        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::EDQUOT))
+        self.is_one_of(&[libc::EDQUOT])
     }
 
     /// Whether a file would be larger than this process, or the file system, allows (`EFBIG`).
     #[must_use]
     pub fn is_too_large(&self) -> bool {
-        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::EFBIG))
+        self.is_one_of(&[libc::EFBIG])
     }
 
     /// Whether the disk says that it cannot read what is there (`EIO`, `ENODATA`, `EBADMSG`, `EILSEQ`, `EUCLEAN`).
     #[must_use]
     pub fn is_of_medium(&self) -> bool {
-        const MEDIUM: [i32; 5] =
-            [libc::EIO, libc::ENODATA, libc::EBADMSG, libc::EILSEQ, libc::EUCLEAN];
-        matches!(self, Self::Os { source, .. }
-            if source.raw_os_error().is_some_and(|number| MEDIUM.contains(&number)))
+        self.is_one_of(&[libc::EIO, libc::ENODATA, libc::EBADMSG, libc::EILSEQ, libc::EUCLEAN])
     }
 
     /// Whether this process, or the system, may not have more files open (`EMFILE`, `ENFILE`).
     #[must_use]
     pub fn is_out_of_files(&self) -> bool {
-        matches!(self, Self::Os { source, .. }
-            if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
+        self.is_one_of(&[libc::EMFILE, libc::ENFILE])
     }
 
     /// Whether an I/O engine could not be started.
@@ -95,12 +96,12 @@ impl IoError {
     /// Whether a file or directory does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::ENOENT))
+        self.is_one_of(&[libc::ENOENT])
     }
 
     /// Whether the file already exists.
     #[must_use]
     pub fn is_exists(&self) -> bool {
-        matches!(self, Self::Os { source, .. } if source.raw_os_error() == Some(libc::EEXIST))
+        self.is_one_of(&[libc::EEXIST])
     }
 }
