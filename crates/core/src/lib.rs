@@ -23,12 +23,16 @@ pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
 pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId, to_hex};
 pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};
-pub use limits::{Limits, MIN_SEGMENTS, SpaceFacts};
+pub use limits::{Limits, MIN_SEGMENTS, SpaceFacts, may_be_segment_bytes};
 pub use namespace::{Namespace, NamespaceBuilder};
 pub use units::{format_bytes, parse_bytes};
 
 /// Alignment of everything on a device, in bytes: offsets, lengths and buffers of direct I/O.
 pub const SECTOR_BYTES: u64 = 4096;
+
+/// Segment numbers, epochs and sequence numbers begin small and grow in steps: none comes ever near. What is not below
+/// was not written by us, and nobody adds to it.
+pub const COUNT_LIMIT: u64 = 1 << 62;
 
 /// Rounds `bytes` up to the next multiple of [`SECTOR_BYTES`].
 ///

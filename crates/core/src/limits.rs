@@ -203,8 +203,7 @@ impl Config {
             let share = (capacity_bytes / 32).max(1);
             (1_u64 << share.ilog2()).clamp(MIN_SEGMENT_BYTES, 256 << 20)
         });
-        if !segment.is_power_of_two() || !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&segment)
-        {
+        if !may_be_segment_bytes(segment) {
             return Err(Error::invalid(format!(
                 "segment is {}; it must be a power of two from {} to {}",
                 format_bytes(segment),
@@ -226,6 +225,12 @@ impl Limits {
         assert!(self.extent_bytes.is_multiple_of(SECTOR_BYTES), "extents are whole sectors");
         assert!(self.io_request_bytes.is_multiple_of(SECTOR_BYTES), "requests are whole sectors");
     }
+}
+
+/// Whether a store may have segments of so many bytes.
+#[must_use]
+pub fn may_be_segment_bytes(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes)
 }
 
 fn default_capacity(space: SpaceFacts) -> u64 {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
+use dalsegno_core::{COUNT_LIMIT, ChainHash, MAX_EXTENT_BLOCKS, NamespaceId, SECTOR_BYTES};
 
 use crate::error::LogError;
 use crate::log::Log;
@@ -104,6 +104,11 @@ impl Cover {
         self.segments.get(at).filter(|known| known.epoch == epoch)
     }
 
+    /// Forgets of segments what no log of ours can have said: they are read as ones that it does not know.
+    pub(crate) fn forget_impossible(&mut self, segment_bytes: u64) {
+        self.segments.retain(|known| known.is_possible(segment_bytes));
+    }
+
     /// Whether it does not know a segment: that came later, or could not be read when the cover was made.
     pub(crate) fn lacks(&self, number: u64) -> bool {
         self.segments.binary_search_by_key(&number, |known| known.number).is_err()
@@ -135,11 +140,13 @@ impl Cover {
         let mut fields = || reader.u64().ok();
         let (next_sequence, segments, tombstones) = (fields()?, fields()?, fields()?);
         let mut cover = Self { next_sequence, ..Self::default() };
+        let is_count = |count: &u64| *count < COUNT_LIMIT;
+        is_count(&next_sequence).then_some(())?;
         for _ in 0..segments {
             let mut field = || reader.u64().ok();
             cover.segments.push(SegmentCover {
-                number: field()?,
-                epoch: field()?,
+                number: field().filter(is_count)?,
+                epoch: field().filter(is_count)?,
                 sealed: field()? != 0,
                 cursor: field()?,
                 covered: field()?,
@@ -167,6 +174,13 @@ fn put(out: &mut Vec<u8>, fields: &[u64]) {
 }
 
 impl SegmentCover {
+    /// Whether its places are places of records.
+    fn is_possible(&self, segment_bytes: u64) -> bool {
+        let Self { covered, cursor, .. } = *self;
+        let is_ordered = SECTOR_BYTES <= covered && covered <= cursor && cursor <= segment_bytes;
+        is_ordered && [covered, cursor].iter().all(|place| place.is_multiple_of(SECTOR_BYTES))
+    }
+
     /// Whether nothing of the segment has to be read.
     pub(crate) fn is_whole(&self) -> bool {
         self.sealed && self.covered == self.cursor

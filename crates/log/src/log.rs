@@ -152,8 +152,9 @@ impl Log {
             // A process that was killed may have created a segment without making its name durable.
             core.sync_names()?;
         }
-        let cover = cover(core.store).and_then(|bytes| Cover::decode(&bytes));
-        let recovered = recover::recover(&core, &cover.unwrap_or_default())?;
+        let mut cover = cover(core.store).and_then(|it| Cover::decode(&it)).unwrap_or_default();
+        cover.forget_impossible(options.segment_bytes);
+        let recovered = recover::recover(&core, &cover)?;
         Ok((Self { core: Arc::new(core) }, recovered))
     }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Durability, EngineChoice, Extent, KvLayout, Location, NamespaceId, StoreId,
+    COUNT_LIMIT, ChainHash, Durability, EngineChoice, Extent, KvLayout, Location, NamespaceId,
+    StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::format::segment_file;
@@ -325,6 +326,38 @@ fn a_cover_that_cannot_be_understood_counts_as_none() {
     drop(log);
     let (_, recovered) = open_covered(dir.path(), Some(cover));
     assert_eq!(recovered.extents, [extent]);
+}
+
+#[test]
+fn regression_what_cannot_be_is_not_believed_of_a_cover() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let extent = write(&log, 0);
+    let cover = log.cover().unwrap();
+    drop(log);
+    let forged = |at: usize, value: u64| {
+        let mut cover = cover.clone();
+        cover[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        Some(cover)
+    };
+    let (next_sequence, number, epoch, cursor, covered) = (4, 28, 36, 52, 60);
+    let (end, far) = (SEGMENT_BYTES, u64::MAX);
+    for value in [end + 4096, end - 1, far, extent.location.offset - 4096] {
+        let (log, recovered) = open_covered(dir.path(), forged(cursor, value));
+        assert!(recovered.is_one_back && recovered.extents[0] == extent, "cursor {value}");
+        write(&log, 1);
+    }
+    for value in [end, 0, 4097, far] {
+        let (log, recovered) = open_covered(dir.path(), forged(covered, value));
+        assert!(recovered.is_one_back && recovered.extents[0] == extent, "covered {value}");
+        write(&log, 1);
+    }
+    for at in [next_sequence, number, epoch] {
+        let (log, recovered) = open_covered(dir.path(), forged(at, far));
+        assert_eq!(recovered.extents[0], extent);
+        fill(&log, extent.location.segment);
+        assert!(log.newest_sequence() < COUNT_LIMIT);
+    }
 }
 
 #[test]

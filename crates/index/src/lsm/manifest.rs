@@ -3,7 +3,7 @@
 //! 1. Decoders never panic and never trust a length before it was checked against what is there.
 
 use dalsegno_core::fluid::Shape;
-use dalsegno_core::{SECTOR_BYTES, StoreId};
+use dalsegno_core::{COUNT_LIMIT, SECTOR_BYTES, StoreId};
 
 use super::varint;
 use crate::usage::SegmentSum;
@@ -125,6 +125,9 @@ impl Manifest {
         if u64_at(80) != reader.len() as u64 {
             return Err("a length is not allowed");
         }
+        if u64_at(32).max(u64_at(56)) >= COUNT_LIMIT {
+            return Err("a number is not allowed");
+        }
         let shape = Shape::nearest(u32_at(64), u32_at(68), u32_at(72));
         Ok(Self {
             store: StoreId(*header[16..].first_chunk().expect("inside")),
@@ -165,9 +168,10 @@ fn read_segments(reader: &mut &[u8]) -> Option<Vec<SegmentSum>> {
     let mut segments = Vec::new();
     for _ in 0..varint::take(reader)? {
         let mut field = || varint::take(reader);
+        let mut count = || field().filter(|count| *count < COUNT_LIMIT);
         segments.push(SegmentSum {
-            segment: field()?,
-            epoch: field()?,
+            segment: count()?,
+            epoch: count()?,
             extents: field()?,
             blocks: field()?,
             live_bytes: field()?,
@@ -214,5 +218,17 @@ mod tests {
         for length in 0..file.len() {
             assert!(Manifest::decode(&file[..length]).is_err(), "{length} bytes");
         }
+    }
+
+    #[test]
+    fn what_nobody_counted_up_to_is_no_segment_of_ours() {
+        let with = |segment, epoch| {
+            let sum = SegmentSum { segment, epoch, ..SegmentSum::default() };
+            Manifest::decode(&Manifest { segments: vec![sum], ..manifest() }.encode())
+        };
+        assert!(with(COUNT_LIMIT - 1, COUNT_LIMIT - 1).is_ok());
+        assert!(with(COUNT_LIMIT, 1).is_err() && with(1, u64::MAX).is_err());
+        let next_number = u64::MAX;
+        assert!(Manifest::decode(&Manifest { next_number, ..manifest() }.encode()).is_err());
     }
 }

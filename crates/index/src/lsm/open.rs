@@ -8,8 +8,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dalsegno_core::StoreId;
 use dalsegno_core::fluid::Shape;
+use dalsegno_core::{COUNT_LIMIT, StoreId};
 use dalsegno_io::{Device, DirEntry, IoError};
 
 use super::block::SECTOR;
@@ -237,7 +237,8 @@ fn remove_others(files: &dyn TableFiles, entries: &[DirEntry], version: &Version
 pub fn index_number(name: &str) -> Option<u64> {
     let number = name.strip_prefix("index-")?.split('.').next()?;
     let number = u64::from_str_radix(number, 16).ok()?;
-    (name == table_file(number) || name == manifest_file(number)).then_some(number)
+    let is_ours = name == table_file(number) || name == manifest_file(number);
+    (is_ours && number < COUNT_LIMIT).then_some(number)
 }
 
 pub(super) fn manifest_number(name: &str) -> Option<u64> {

@@ -175,7 +175,8 @@ impl Footer {
             && filter_offset.checked_add(sector).is_some_and(|end| end <= *index_offset)
             && index_offset.checked_add(2 * sector).is_some_and(|end| end <= facts.file_bytes)
             && (1..=filter_offset / sector).contains(&facts.blocks)
-            && facts.entries >= facts.blocks
+            // None without a byte.
+            && (facts.blocks..=*filter_offset).contains(&facts.entries)
             && facts.points <= facts.entries
             && facts.smallest <= facts.largest
     }

@@ -14,6 +14,7 @@ pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};
 pub use units::{StoredUnit, Units};
 pub(crate) use units::{row_bytes, unit_count};
 
+use dalsegno_core::COUNT_LIMIT;
 use thiserror::Error;
 
 /// What everything is written as that has nothing to do with coded extents.
@@ -69,7 +70,15 @@ pub fn segment_file(number: u64) -> String {
 pub fn segment_number(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("segment-")?.strip_suffix(".log")?;
     let number = u64::from_str_radix(digits, 16).ok()?;
-    (segment_file(number) == name).then_some(number)
+    (segment_file(number) == name && number < COUNT_LIMIT).then_some(number)
+}
+
+/// None of these may be so large that adding to it could overflow.
+fn check_counts(counts: &[(&'static str, u64)]) -> Result<(), FormatError> {
+    match counts.iter().find(|(_, count)| *count >= COUNT_LIMIT) {
+        Some((field, _)) => Err(FormatError::Field(field)),
+        None => Ok(()),
+    }
 }
 
 /// Name of a namespace descriptor's file.
@@ -130,4 +139,56 @@ impl<'a> Writer<'a> {
 
 pub(crate) fn all_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dalsegno_core::StoreId;
+
+    fn segment(
+        segment: u64,
+        epoch: u64,
+        first_sequence: u64,
+    ) -> Result<SegmentHeader, FormatError> {
+        let (store, segment_bytes, carrying) = (StoreId([7; 16]), 1 << 20, false);
+        let header =
+            SegmentHeader { store, segment, epoch, segment_bytes, first_sequence, carrying };
+        let mut sector = [0; SECTOR];
+        header.encode(&mut sector);
+        SegmentHeader::decode(&sector)
+    }
+
+    fn record(sequence: u64, born: u64) -> Result<RecordHeader, FormatError> {
+        let header = RecordHeader {
+            store: StoreId([7; 16]),
+            segment: 1,
+            epoch: 1,
+            offset: 4096,
+            sequence,
+            born,
+            namespace: dalsegno_core::NamespaceId::default(),
+            lineage: dalsegno_core::ChainHash::default(),
+            parent: dalsegno_core::ChainHash::default(),
+            first_block_index: 0,
+            hashes: Vec::new(),
+            kind: RecordKind::Seal,
+        };
+        let mut bytes = vec![0; header.header_bytes() as usize];
+        header.encode(&mut bytes);
+        RecordHeader::decode(&bytes)
+    }
+
+    #[test]
+    fn what_nobody_counted_up_to_is_no_number_of_ours() {
+        let (last, over) = (COUNT_LIMIT - 1, COUNT_LIMIT);
+        assert!(segment(last, last, last).is_ok() && record(last, last).is_ok());
+        assert_eq!(segment(over, 1, 1), Err(FormatError::Field("segment")));
+        assert_eq!(segment(1, over, 1), Err(FormatError::Field("epoch")));
+        assert_eq!(segment(1, 1, over), Err(FormatError::Field("first_sequence")));
+        assert_eq!(record(over, 1), Err(FormatError::Field("sequence")));
+        assert_eq!(record(1, u64::MAX), Err(FormatError::Field("born")));
+        assert_eq!(segment_number(&segment_file(last)), Some(last));
+        assert_eq!(segment_number(&segment_file(over)), None);
+    }
 }

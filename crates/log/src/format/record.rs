@@ -8,7 +8,7 @@ use dalsegno_core::{
 use super::units::UnitFields;
 use super::{
     CODED_VERSION, FormatError, MAX_RECORD_HEADER_BYTES, PLAIN_VERSION, Reader, SECTOR, Units,
-    Writer, all_zero,
+    Writer, all_zero, check_counts,
 };
 
 const MAGIC: [u8; 8] = *b"DSGNRECD";
@@ -287,6 +287,8 @@ impl Fixed {
             kills_before: reader.u64()?,
             units: UnitFields::read(reader)?,
         };
+        let RecordHeader { sequence, born, .. } = fixed.header;
+        check_counts(&[("sequence", sequence), ("born", born)])?;
         if all_zero(reader.0) { Ok(fixed) } else { Err(FormatError::Field("reserved")) }
     }
 

@@ -1,8 +1,10 @@
 //! Headers of one sector: the store's, a segment's, a namespace descriptor.
 
-use dalsegno_core::{Coding, Namespace, StoreId};
+use dalsegno_core::{Coding, Namespace, StoreId, may_be_segment_bytes};
 
-use super::{CODED_VERSION, FormatError, PLAIN_VERSION, Reader, SECTOR, Writer, all_zero};
+use super::{
+    CODED_VERSION, FormatError, PLAIN_VERSION, Reader, SECTOR, Writer, all_zero, check_counts,
+};
 
 /// Where a header of one sector has its checksum.
 pub(crate) const CRC_AT: usize = SECTOR - 4;
@@ -65,9 +67,7 @@ impl StoreHeader {
         let header = Self { store, segment_bytes, is_coded: version == CODED_VERSION };
         expect_zero(&reader)?;
         // Everything is derived from it, so nobody may divide by zero.
-        if !segment_bytes.is_power_of_two() {
-            return Err(FormatError::Field("segment_bytes"));
-        }
+        check_segment_bytes(segment_bytes)?;
         Ok(header)
     }
 }
@@ -100,6 +100,13 @@ impl SegmentHeader {
             },
         };
         expect_zero(&reader)?;
+        let Self { segment, epoch, segment_bytes, first_sequence, .. } = header;
+        check_segment_bytes(segment_bytes)?;
+        check_counts(&[
+            ("segment", segment),
+            ("epoch", epoch),
+            ("first_sequence", first_sequence),
+        ])?;
         Ok(header)
     }
 }
@@ -196,6 +203,10 @@ fn open(
     Ok((reader, version, length))
 }
 
+fn check_segment_bytes(bytes: u64) -> Result<(), FormatError> {
+    if may_be_segment_bytes(bytes) { Ok(()) } else { Err(FormatError::Field("segment_bytes")) }
+}
+
 fn expect_zero(reader: &Reader<'_>) -> Result<(), FormatError> {
     if all_zero(reader.0) { Ok(()) } else { Err(FormatError::Field("reserved")) }
 }
@@ -250,12 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_store_of_segments_without_bytes_is_damaged() {
+    fn regression_segments_of_a_size_that_no_store_has_are_damage() {
         let mut sector = [0; SECTOR];
-        for segment_bytes in [0, 4097, u64::MAX] {
+        for segment_bytes in [0, 1, 4096, (1 << 20) + 4096, 1 << 33, 1 << 63, u64::MAX] {
             let store = StoreId([1; 16]);
             StoreHeader { store, segment_bytes, is_coded: false }.encode(&mut sector);
             assert_eq!(StoreHeader::decode(&sector), Err(FormatError::Field("segment_bytes")));
+            SegmentHeader { segment_bytes, ..header() }.encode(&mut sector);
+            assert_eq!(SegmentHeader::decode(&sector), Err(FormatError::Field("segment_bytes")));
         }
     }
 
