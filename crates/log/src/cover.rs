@@ -4,6 +4,8 @@
 //!    there is doubted or could not be read: it is told again.
 //! 2. A cover speaks of a segment only as long as that is in the epoch it names.
 //! 3. Decoders never panic and never trust a length before it was checked against what is there.
+//! 4. The places that a cover names are whole sectors within the segment, `covered` not behind `cursor`. A segment of
+//!    which one that is given back says otherwise counts as one that it does not know.
 
 use std::sync::Arc;
 
@@ -61,6 +63,8 @@ impl Log {
             }
             (Cover::of(&segments), unsynced)
         };
+        let segment_bytes = core.options.segment_bytes;
+        debug_assert!(cover.segments.iter().all(|known| known.is_possible(segment_bytes)));
         for segment in &unsynced {
             if let Err(error) = core.sync_segment(segment, &crate::Call::foreground()) {
                 core.segments.lock().mark_unsynced(&unsynced);
