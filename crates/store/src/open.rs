@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dalsegno_core::{
     ChainHash, Clock, Coding, Config, Error, ErrorKind, Limits, Namespace, NamespaceId, Result,
-    SpaceFacts, StoreId, format_bytes,
+    SpaceFacts, StoreId, format_bytes, may_be_segment_bytes,
 };
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
@@ -314,7 +314,7 @@ impl Reader {
             return Some(header.segment_bytes);
         }
         let mut sizes: Vec<u64> =
-            segments.iter().map(|e| e.bytes).filter(|bytes| bytes.is_power_of_two()).collect();
+            segments.iter().map(|e| e.bytes).filter(|bytes| may_be_segment_bytes(*bytes)).collect();
         sizes.sort_unstable();
         sizes.get(sizes.len() / 2).copied()
     }

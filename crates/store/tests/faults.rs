@@ -354,6 +354,24 @@ fn a_lost_store_header_is_rebuilt_from_the_segments() {
 }
 
 #[test]
+fn regression_a_store_without_its_header_and_with_all_segments_cut_opens() {
+    for (cut, segment) in [(0, None), (4096, None), (4096, Some(1 << 20)), (512 << 10, None)] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = filled(dir.path(), setups()[0]);
+        for path in log_files(dir.path()) {
+            let is_segment = path.extension().is_some_and(|ending| ending == "log");
+            let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+            file.set_len(if is_segment { cut } else { 0 }).unwrap();
+        }
+        let config = Config { segment, ..config };
+        let (store, ns, alive) = survivors(dir.path(), &config, &Terms::default());
+        assert!(alive.len() < usize::try_from(CHAINS).unwrap() * BLOCKS, "cut to {cut}");
+        put(&store, ns, &chain(100, BLOCKS), 0, BLOCK);
+        assert_eq!(get(&store, ns, &chain(100, BLOCKS), BLOCK, &Terms::default()), BLOCKS);
+    }
+}
+
+#[test]
 fn a_deadline_in_the_past_is_a_miss_with_its_cause() {
     let dir = tempfile::tempdir().unwrap();
     let config = filled(dir.path(), Setup::SIMPLEST);
