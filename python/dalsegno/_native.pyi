@@ -266,11 +266,32 @@ class Namespace:
     def probe(self, chain: Sequence[bytes]) -> int:
         """How many leading blocks of ``chain`` are present.
 
-        Reads no payload; ``chain`` may start at any block.
+        Reads no payload; ``chain`` may start at any block. What is present counts as used, with all
+        that it depends on: a load follows where the answer is yes.
         """
 
     def contains(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks are present, each for itself."""
+        """Which of these blocks are present, each for itself. They count as used."""
+
+    def peek(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks are present, as ``contains``; nothing counts as used."""
+
+    def touch(self, chain: Sequence[bytes]) -> int:
+        """Notes that a prompt was used, though none of its blocks is asked for.
+
+        For blocks that an engine serves from its own memory. Without this they look idle to
+        eviction, and a system prompt could be evicted under everything that was stored behind it.
+        Reads no payload and never waits for the disk.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+
+        Returns:
+            How many leading blocks are present; these count as used, with all they depend on.
+
+        Raises:
+            ClosedError: The store was closed.
+        """
 
     def get_batch(
         self,

@@ -265,6 +265,14 @@ class Namespace:
         with self._store.guard:
             return [one in self._bank.blocks for one in hashes]
 
+    def peek(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which blocks are present; it evicts nothing, so uses do not matter."""
+        return self.contains(hashes)
+
+    def touch(self, chain: Sequence[bytes]) -> int:
+        """How many leading blocks are present."""
+        return self.probe(chain)
+
     def _get(
         self, hashes: Sequence[bytes], out: Sequence[Block], timeout_s: float | None, part: slice
     ) -> list[bool]:

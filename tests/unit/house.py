@@ -18,7 +18,7 @@ ARROWS: dict[str, set[str]] = {
     "policy": {"core"},
     "io": {"core"},
     "log": {"core", "io"},
-    "index": {"core", "io"},
+    "index": {"core", "policy", "io"},
     "store": {"core", "policy", "io", "log", "index"},
     "py": {"store"},
     "sim": {"core", "policy", "io", "log", "index", "store"},

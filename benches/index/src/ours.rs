@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use dalsegno_core::{EngineChoice, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Scope};
+use dalsegno_policy::recency::Use;
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 
 use crate::engine::Engine;
@@ -64,7 +65,8 @@ impl Engine for Dalsegno {
             let _ = self.calls.try_send(());
             std::thread::sleep(Duration::from_micros(200));
         }
-        assert_eq!(u64::from(self.index.insert(extent(first), &|_| true)), EXTENT_BLOCKS);
+        let used = Use::written(first);
+        assert_eq!(u64::from(self.index.insert(extent(first), used, &|_| true)), EXTENT_BLOCKS);
         self.put_blocks = first + EXTENT_BLOCKS;
         if self.index.is_full() {
             // As a store's cover says how far the log was taken in.

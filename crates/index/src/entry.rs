@@ -69,14 +69,3 @@ impl Unread {
         matches!(self.0, TableError::Io(Busy | Closed | Deadline | Suspended))
     }
 }
-
-/// What is alive in a segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SegmentUse {
-    /// Bytes of extents with visible blocks, headers included.
-    pub live_bytes: u64,
-    /// Of these, bytes of extents that were hit since they were written.
-    pub hit_bytes: u64,
-    /// When they were last used, on average by bytes: an extent's last hit, else its own sequence number.
-    pub mean_use_sequence: u64,
-}

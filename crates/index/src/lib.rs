@@ -10,8 +10,9 @@ mod lsm;
 mod memory;
 mod table;
 mod usage;
+mod uses;
 
-pub use entry::{Placement, Removed, Run, Scope, SegmentUse, Unread};
+pub use entry::{Placement, Removed, Run, Scope, Unread};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use lsm::fuzzing;
@@ -20,11 +21,13 @@ pub use lsm::{
     index_number, read_notes, verify_index,
 };
 pub use memory::MemoryIndex;
-pub use usage::Heat;
+pub use uses::{lift_ancestors, note_use, raise_parent};
 
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_policy::recency::Use;
+use dalsegno_policy::reclaim::LiveExtent;
 
 /// Finds the extents that hold blocks.
 ///
@@ -34,7 +37,7 @@ use dalsegno_core::{ChainHash, Extent, NamespaceId};
 pub trait Index: Send + Sync + std::fmt::Debug {
     /// Makes an extent's blocks visible, as far as `wanted` says so and no other extent holds them already. Returns how
     /// many became visible; with none, the extent is not kept.
-    fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32;
+    fn insert(&self, extent: Extent, used: Use, wanted: &dyn Fn(&ChainHash) -> bool) -> u32;
 
     /// How many leading hashes of `chain` are present. `chain` may start at any block of a prompt.
     fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
@@ -56,7 +59,8 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     ) -> Placement;
 
     /// Swings the blocks that still lead to one of `old` over to `new`, all at once: several extents become one, or
-    /// few. The rest of `new` stays invisible. Returns how many blocks moved.
+    /// few. The rest of `new` stays invisible. The new ones count as used when and as often as the old ones were.
+    /// Returns how many blocks moved.
     ///
     /// # Errors
     ///
@@ -87,17 +91,25 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// If that cannot be read: not to know of any is not to know that there are none.
     fn live_blocks(&self, extent: &Extent) -> Result<Vec<bool>, Unread>;
 
-    /// The extents that continue this one, directly or through others; at most `limit`.
-    fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>>;
+    /// A use of an extent in a round; `false` if it was used in this round before, or is not there.
+    fn raise(&self, extent: &Extent, round: u64) -> bool;
 
-    /// Notes a hit; `sequence` is the log's newest sequence number.
-    fn touch(&self, extent: &Extent, sequence: u64);
+    /// Makes an extent at least as recently used as what depends on it, without a use; `false` if it is already, or is
+    /// not there.
+    fn lift(&self, extent: &Extent, last: u64) -> bool;
 
-    /// How an extent was used since it was written here.
-    fn heat(&self, extent: &Extent) -> Heat;
+    /// How an extent was used.
+    fn use_of(&self, extent: &Extent) -> Use;
 
-    /// What is alive in a segment, and how it is used.
-    fn segment_use(&self, segment: u64) -> SegmentUse;
+    /// Marks the extents that depend on this one, directly or through others, as orphans; at most `limit`. Passes over
+    /// what is marked already: all that depends on it is, too. Returns how many were marked.
+    fn orphan_descendants(&self, extent: &Extent, limit: usize) -> usize;
+
+    /// Bytes of extents in a segment that have visible blocks, headers included.
+    fn live_bytes(&self, segment: u64) -> u64;
+
+    /// The extents in a segment that have visible blocks. Those of which only sums are known are one of their mean age.
+    fn live_extents(&self, segment: u64) -> Vec<LiveExtent>;
 
     /// Extents in the order (namespace, lineage, first block), from the given place on; at most `limit`.
     fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>>;

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_policy::recency::Use;
+use dalsegno_policy::reclaim::LiveExtent;
 use parking_lot::RwLock;
 
 use crate::table::Table;
-use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse, Unread};
+use crate::{Index, Placement, Removed, Run, Scope, Unread};
 
 /// An index that lives in memory and is rebuilt at open.
 #[derive(Debug, Default)]
@@ -15,8 +17,8 @@ pub struct MemoryIndex {
 }
 
 impl Index for MemoryIndex {
-    fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
-        self.table.write().insert(extent, wanted)
+    fn insert(&self, extent: Extent, used: Use, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+        self.table.write().insert(extent, used, wanted)
     }
 
     fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
@@ -61,20 +63,29 @@ impl Index for MemoryIndex {
         Ok(self.table.read().live_blocks(extent))
     }
 
-    fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {
-        self.table.read().descendants(extent, limit)
+    fn raise(&self, extent: &Extent, round: u64) -> bool {
+        // Most uses are not the first of their round, and need not keep look-ups out.
+        !self.table.read().is_raised(extent, round) && self.table.write().raise(extent, round)
     }
 
-    fn touch(&self, extent: &Extent, sequence: u64) {
-        self.table.write().touch(extent, sequence);
+    fn lift(&self, extent: &Extent, last: u64) -> bool {
+        self.table.write().lift(extent, last)
     }
 
-    fn heat(&self, extent: &Extent) -> Heat {
-        self.table.read().heat(extent)
+    fn use_of(&self, extent: &Extent) -> Use {
+        self.table.read().use_of(extent)
     }
 
-    fn segment_use(&self, segment: u64) -> SegmentUse {
-        self.table.read().segment_use(segment)
+    fn orphan_descendants(&self, extent: &Extent, limit: usize) -> usize {
+        self.table.write().orphan_descendants(extent, limit)
+    }
+
+    fn live_bytes(&self, segment: u64) -> u64 {
+        self.table.read().live_bytes(segment)
+    }
+
+    fn live_extents(&self, segment: u64) -> Vec<LiveExtent> {
+        self.table.read().live_extents(segment)
     }
 
     fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>> {

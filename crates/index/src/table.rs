@@ -9,8 +9,11 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
 
+use dalsegno_policy::recency::Use;
+use dalsegno_policy::reclaim::LiveExtent;
+
 use crate::usage::Usage;
-use crate::{Heat, Placement, Removed, Run, Scope, SegmentUse};
+use crate::{Placement, Removed, Run, Scope};
 
 type Name = (NamespaceId, ChainHash);
 type Place = (NamespaceId, ChainHash, u32, ExtentId);
@@ -36,18 +39,23 @@ fn place_of(extent: &Extent) -> Place {
 }
 
 impl Table {
-    pub(crate) fn insert(&mut self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+    pub(crate) fn insert(
+        &mut self,
+        extent: Extent,
+        used: Use,
+        wanted: &dyn Fn(&ChainHash) -> bool,
+    ) -> u32 {
         let blocks = &self.blocks;
         let taken: Vec<u32> = (0_u32..)
             .zip(&extent.hashes)
             .filter(|(_, hash)| wanted(hash) && !blocks.contains_key(&(extent.namespace, **hash)))
             .map(|(block, _)| block)
             .collect();
-        self.adopt(extent, &taken)
+        self.adopt(extent, used, &taken)
     }
 
     /// Adds an extent and lets these of its blocks lead to it.
-    fn adopt(&mut self, extent: Extent, taken: &[u32]) -> u32 {
+    fn adopt(&mut self, extent: Extent, used: Use, taken: &[u32]) -> u32 {
         let id = extent.id;
         assert!(!self.entries.contains_key(&id), "sequence numbers are unique");
         let mut live = 0;
@@ -64,7 +72,7 @@ impl Table {
         self.order.insert(place_of(&extent));
         self.by_segment.entry(extent.location.segment).or_default().insert(id);
         self.children.entry((extent.namespace, extent.parent)).or_default().insert(id);
-        self.usage.add(&extent, live);
+        self.usage.add(&extent, live, used);
         self.entries.insert(id, Entry { extent: Arc::new(extent), live });
         live
     }
@@ -130,6 +138,9 @@ impl Table {
 
     pub(crate) fn replace(&mut self, old: &BTreeSet<ExtentId>, new: Vec<Extent>) -> u32 {
         let mut moved = 0;
+        let entries = old.iter().filter_map(|id| self.entries.get(id));
+        let uses = entries.map(|entry| self.usage.use_of(&entry.extent));
+        let Some(used) = uses.reduce(Use::joined) else { return 0 };
         for extent in new {
             let mut taken = Vec::new();
             for (block, hash) in (0_u32..).zip(&extent.hashes) {
@@ -139,7 +150,7 @@ impl Table {
                     taken.push(block);
                 }
             }
-            moved += self.adopt(extent, &taken);
+            moved += self.adopt(extent, used, &taken);
         }
         moved
     }
@@ -234,40 +245,50 @@ impl Table {
         extent.hashes.iter().map(leads).collect()
     }
 
-    pub(crate) fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {
-        let mut found: Vec<Arc<Extent>> = Vec::new();
-        let mut seen = BTreeSet::from([extent.id]);
-        let root = self.entries.get(&extent.id).map(|entry| Arc::clone(&entry.extent));
-        let mut open: Vec<Arc<Extent>> = root.into_iter().collect();
-        while let Some(extent) = open.pop() {
-            for hash in &extent.hashes {
-                for child in self.children.get(&(extent.namespace, *hash)).into_iter().flatten() {
-                    if found.len() == limit {
-                        return found;
-                    }
-                    if seen.insert(*child) {
-                        let child = Arc::clone(&self.entries[child].extent);
-                        found.push(Arc::clone(&child));
-                        open.push(child);
+    pub(crate) fn orphan_descendants(&mut self, extent: &Extent, limit: usize) -> usize {
+        let mut open: Vec<ExtentId> =
+            self.entries.contains_key(&extent.id).then_some(extent.id).into_iter().collect();
+        let mut marked = 0;
+        while let Some(id) = open.pop() {
+            let extent = Arc::clone(&self.entries[&id].extent);
+            for (block, hash) in (0_u32..).zip(&extent.hashes) {
+                let name = (extent.namespace, *hash);
+                if self.blocks.get(&name) != Some(&(id, block)) {
+                    continue;
+                }
+                for child in self.children.get(&name).into_iter().flatten() {
+                    if marked < limit && self.usage.orphan(&self.entries[child].extent) {
+                        marked += 1;
+                        open.push(*child);
                     }
                 }
             }
         }
-        found
+        marked
     }
 
-    pub(crate) fn touch(&mut self, extent: &Extent, sequence: u64) {
-        if self.entries.contains_key(&extent.id) {
-            self.usage.touch(extent, sequence);
-        }
+    pub(crate) fn is_raised(&self, extent: &Extent, round: u64) -> bool {
+        self.usage.use_of(extent).is_raised(round)
     }
 
-    pub(crate) fn heat(&self, extent: &Extent) -> Heat {
-        self.usage.heat(extent.id)
+    pub(crate) fn raise(&mut self, extent: &Extent, round: u64) -> bool {
+        self.entries.contains_key(&extent.id) && self.usage.raise(extent, round)
     }
 
-    pub(crate) fn segment_use(&self, segment: u64) -> SegmentUse {
-        self.usage.of_segment(segment)
+    pub(crate) fn lift(&mut self, extent: &Extent, last: u64) -> bool {
+        self.entries.contains_key(&extent.id) && self.usage.lift(extent, last)
+    }
+
+    pub(crate) fn use_of(&self, extent: &Extent) -> Use {
+        self.usage.use_of(extent)
+    }
+
+    pub(crate) fn live_bytes(&self, segment: u64) -> u64 {
+        self.usage.live_bytes(segment)
+    }
+
+    pub(crate) fn live_extents(&self, segment: u64) -> Vec<LiveExtent> {
+        self.usage.live_extents(segment)
     }
 
     pub(crate) fn scan(

@@ -1,26 +1,18 @@
-//! How the blocks of each segment are used: what eviction asks an index for.
+//! How the extents of each segment are used: what eviction asks an index for.
 //!
 //! 1. Sums of a segment are those of its extents that are in the index.
 //! 2. A segment that is not known has nothing in the index, whatever tables say of it; dropping it changes nothing.
-//! 3. Memory is bounded: beyond a number of hit extents the ones hit longest ago are taken for not hit.
+//! 3. Memory is bounded. An extent that is not known one by one counts as used when it was written; what a segment has
+//!    of such extents is one entry of their mean.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use dalsegno_core::{Extent, ExtentId};
+use dalsegno_policy::recency::Use;
+use dalsegno_policy::reclaim::LiveExtent;
 
-use crate::SegmentUse;
-
-/// Most extents whose hits are remembered one by one; each takes about 100 bytes.
-const MOST_HIT_EXTENTS: usize = 1 << 20;
-
-/// How an extent was used since it was written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Heat {
-    /// Hits.
-    pub hits: u32,
-    /// The log's newest sequence number at the last hit, zero for none.
-    pub last_hit: u64,
-}
+/// Most extents that are known one by one; each takes about 50 bytes.
+const MOST_KNOWN: usize = 1 << 21;
 
 /// What is alive in a segment, as sums that survive a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,26 +29,22 @@ pub(crate) struct SegmentSum {
 #[derive(Debug, Default)]
 struct Segment {
     sum: SegmentSum,
-    hit_bytes: u64,
-    /// What hits add to the weight.
-    hit_weight: u128,
-    hit: BTreeSet<ExtentId>,
+    known: HashMap<ExtentId, LiveExtent>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Hit {
-    heat: Heat,
-    segment: u64,
-    bytes: u64,
-}
-
-/// Sums per segment and hits per extent.
-#[derive(Debug, Default)]
+/// Sums per segment and uses per extent.
+#[derive(Debug)]
 pub(crate) struct Usage {
     segments: HashMap<u64, Segment>,
-    hits: HashMap<ExtentId, Hit>,
-    /// The hit extents by their last hit.
-    by_age: BTreeSet<(u64, ExtentId)>,
+    /// How many extents are known one by one.
+    known: usize,
+    most_known: usize,
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Self { segments: HashMap::new(), known: 0, most_known: MOST_KNOWN }
+    }
 }
 
 impl Usage {
@@ -78,18 +66,22 @@ impl Usage {
     }
 
     /// An extent came with so many visible blocks.
-    pub(crate) fn add(&mut self, extent: &Extent, blocks: u32) {
+    pub(crate) fn add(&mut self, extent: &Extent, blocks: u32, used: Use) {
         let location = extent.location;
         let state = self.segments.entry(location.segment).or_default();
         if state.sum.epoch < location.epoch {
             let (segment, epoch) = (location.segment, location.epoch);
             state.sum = SegmentSum { segment, epoch, ..SegmentSum::default() };
+            self.known -= std::mem::take(&mut state.known).len();
         }
         let sum = &mut state.sum;
         sum.extents = sum.extents.saturating_add(1);
         sum.blocks = sum.blocks.saturating_add(u64::from(blocks));
         sum.live_bytes = sum.live_bytes.saturating_add(extent.total_bytes());
         sum.weight = sum.weight.saturating_add(weight_of(extent));
+        if let Some(known) = self.known_mut(extent) {
+            *known = used;
+        }
     }
 
     /// Blocks of an extent went; with the last one the extent.
@@ -105,7 +97,7 @@ impl Usage {
             sum.extents = sum.extents.saturating_sub(1);
             sum.live_bytes = sum.live_bytes.saturating_sub(extent.total_bytes());
             sum.weight = sum.weight.saturating_sub(weight_of(extent));
-            self.forget(extent.id);
+            self.known -= usize::from(segment.known.remove(&extent.id).is_some());
         }
     }
 
@@ -115,13 +107,9 @@ impl Usage {
         if segment.sum.epoch > epoch {
             return SegmentSum::default();
         }
-        let hit: Vec<ExtentId> = segment.hit.iter().copied().collect();
+        self.known -= std::mem::take(&mut segment.known).len();
         let sum = SegmentSum { segment: number, epoch: epoch + 1, ..SegmentSum::default() };
-        let gone = std::mem::replace(&mut segment.sum, sum);
-        for id in hit {
-            self.forget(id);
-        }
-        gone
+        std::mem::replace(&mut segment.sum, sum)
     }
 
     /// The newest segment that is or was known.
@@ -156,56 +144,86 @@ impl Usage {
         is_known
     }
 
-    pub(crate) fn touch(&mut self, extent: &Extent, sequence: u64) {
-        let (segment, bytes) = (extent.location.segment, extent.total_bytes());
-        let Some(sums) = self.segments.get_mut(&segment) else { return };
-        if sums.sum.epoch != extent.location.epoch {
-            return;
+    /// How an extent was used.
+    pub(crate) fn use_of(&self, extent: &Extent) -> Use {
+        let segment = self.segments.get(&extent.location.segment);
+        let known = segment.and_then(|segment| segment.known.get(&extent.id));
+        known.map_or(Use::written(extent.id.0), |known| known.used)
+    }
+
+    /// A use of an extent; `false` if it was used in this round before, or is not there any more.
+    pub(crate) fn raise(&mut self, extent: &Extent, round: u64) -> bool {
+        self.known_mut(extent).is_some_and(|used| used.raise(round))
+    }
+
+    /// Makes an extent as recent as what depends on it; `false` if it is already, or is not there any more.
+    pub(crate) fn lift(&mut self, extent: &Extent, last: u64) -> bool {
+        self.known_mut(extent).is_some_and(|used| used.lift(last))
+    }
+
+    /// An ancestor of an extent was evicted; `false` if that was noted before, or the extent is not there any more.
+    pub(crate) fn orphan(&mut self, extent: &Extent) -> bool {
+        self.known_mut(extent).is_some_and(Use::orphan)
+    }
+
+    /// The use of an extent, to be changed; nothing if its segment is in another life.
+    fn known_mut(&mut self, extent: &Extent) -> Option<&mut Use> {
+        let location = extent.location;
+        let is_there =
+            |segment: &Segment| segment.sum.epoch == location.epoch && segment.sum.live_bytes > 0;
+        self.segments.get(&location.segment).filter(|segment| is_there(segment))?;
+        if self.known >= self.most_known {
+            self.forget_some();
         }
-        let hit = self.hits.entry(extent.id).or_insert_with(|| {
-            sums.hit.insert(extent.id);
-            sums.hit_bytes += bytes;
-            Hit { heat: Heat::default(), segment, bytes }
+        let segment = self.segments.get_mut(&location.segment)?;
+        let known = segment.known.entry(extent.id).or_insert_with(|| {
+            self.known += 1;
+            LiveExtent { bytes: extent.total_bytes(), used: Use::written(extent.id.0) }
         });
-        let before = hit.heat.last_hit.max(extent.id.0);
-        self.by_age.remove(&(hit.heat.last_hit, extent.id));
-        hit.heat.hits = hit.heat.hits.saturating_add(1);
-        hit.heat.last_hit = hit.heat.last_hit.max(sequence);
-        self.by_age.insert((hit.heat.last_hit, extent.id));
-        let after = hit.heat.last_hit.max(extent.id.0);
-        sums.hit_weight += u128::from(bytes) * u128::from(after - before);
-        if self.hits.len() > MOST_HIT_EXTENTS
-            && let Some((_, oldest)) = self.by_age.first().copied()
-        {
-            self.forget(oldest);
-        }
+        Some(&mut known.used)
     }
 
-    pub(crate) fn heat(&self, id: ExtentId) -> Heat {
-        self.hits.get(&id).map(|hit| hit.heat).unwrap_or_default()
+    /// Forgets half of what is known one by one: of all extents the ones that were not used for longest.
+    fn forget_some(&mut self) {
+        let known = self.segments.values().flat_map(|segment| segment.known.values());
+        let mut uses: Vec<u64> = known.map(|known| known.used.recency()).collect();
+        let half = uses.len() / 2;
+        let (_, median, _) = uses.select_nth_unstable(half);
+        let median = *median;
+        let mut excess = uses.len().saturating_sub(half);
+        for segment in self.segments.values_mut() {
+            segment.known.retain(|_, known| {
+                let stays = known.used.recency() > median || excess == 0;
+                excess -= usize::from(!stays);
+                stays
+            });
+        }
+        self.known = self.segments.values().map(|segment| segment.known.len()).sum();
     }
 
-    fn forget(&mut self, id: ExtentId) {
-        let Some(hit) = self.hits.remove(&id) else { return };
-        self.by_age.remove(&(hit.heat.last_hit, id));
-        if let Some(segment) = self.segments.get_mut(&hit.segment) {
-            segment.hit.remove(&id);
-            segment.hit_bytes -= hit.bytes;
-            let added = hit.heat.last_hit.max(id.0) - id.0;
-            segment.hit_weight -= u128::from(hit.bytes) * u128::from(added);
-        }
+    /// Bytes of extents in a segment that have visible blocks.
+    pub(crate) fn live_bytes(&self, number: u64) -> u64 {
+        self.segments.get(&number).map_or(0, |segment| segment.sum.live_bytes)
     }
 
-    pub(crate) fn of_segment(&self, number: u64) -> SegmentUse {
-        let Some(segment) = self.segments.get(&number) else { return SegmentUse::default() };
-        let weight = segment.sum.weight.saturating_add(segment.hit_weight);
-        let mean = weight / u128::from(segment.sum.live_bytes.max(1));
-        SegmentUse {
-            live_bytes: segment.sum.live_bytes,
-            // A get may note a hit of an extent that was removed or merged while it was read.
-            hit_bytes: segment.hit_bytes.min(segment.sum.live_bytes),
-            mean_use_sequence: u64::try_from(mean).unwrap_or(u64::MAX),
+    /// The extents in a segment that have visible blocks. Those not known one by one are one of their mean age.
+    pub(crate) fn live_extents(&self, number: u64) -> Vec<LiveExtent> {
+        let Some(segment) = self.segments.get(&number).filter(|s| s.sum.live_bytes > 0) else {
+            return Vec::new();
+        };
+        let mut live: Vec<LiveExtent> = segment.known.values().copied().collect();
+        let known_bytes: u64 = live.iter().map(|known| known.bytes).fold(0, u64::saturating_add);
+        let weight =
+            |(id, known): (&ExtentId, &LiveExtent)| u128::from(known.bytes) * u128::from(id.0);
+        let known_weight: u128 = segment.known.iter().map(weight).fold(0, u128::saturating_add);
+        // A get may note a use of an extent that was removed or merged while it was read: then less than nothing is left.
+        let bytes = segment.sum.live_bytes.saturating_sub(known_bytes);
+        if bytes > 0 {
+            let mean = segment.sum.weight.saturating_sub(known_weight) / u128::from(bytes);
+            let used = Use::written(u64::try_from(mean).unwrap_or(u64::MAX));
+            live.push(LiveExtent { bytes, used });
         }
+        live
     }
 
     /// Extents and blocks in all.
@@ -223,7 +241,29 @@ fn weight_of(extent: &Extent) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use dalsegno_core::{ChainHash, KvLayout, Location, NamespaceId};
+
     use super::*;
+
+    fn extent(sequence: u64, segment: u64) -> Extent {
+        Extent {
+            id: ExtentId(sequence),
+            born: sequence,
+            namespace: NamespaceId([1; 16]),
+            lineage: ChainHash([1; 32]),
+            first_block_index: 0,
+            parent: ChainHash::default(),
+            layout: KvLayout::new(1, 4096).unwrap(),
+            location: Location {
+                segment,
+                epoch: 1,
+                offset: 4096,
+                header_bytes: 4096,
+                coded_bytes: 0,
+            },
+            hashes: vec![ChainHash([1; 32])],
+        }
+    }
 
     #[test]
     fn regression_dropping_an_unknown_segment_does_not_make_its_first_life_count() {
@@ -231,5 +271,51 @@ mod tests {
         // As a segment that was given up when the store was opened, and has no epoch.
         usage.drop_segment(3, 0);
         assert_eq!(usage.epoch(3), None);
+    }
+
+    #[test]
+    fn what_is_not_known_one_by_one_counts_as_used_when_it_was_written() {
+        let sum = SegmentSum {
+            segment: 1,
+            epoch: 1,
+            extents: 3,
+            blocks: 3,
+            live_bytes: 3 * 8192,
+            weight: 8192 * (10 + 20 + 30),
+        };
+        let mut usage = Usage::restore(vec![sum]);
+        let mean = LiveExtent { bytes: 3 * 8192, used: Use::written(20) };
+        assert_eq!(usage.live_extents(1), [mean]);
+        assert!(usage.raise(&extent(10, 1), 50));
+        let mut live = usage.live_extents(1);
+        live.sort_by_key(|known| known.bytes);
+        assert_eq!((live[0].used.last(), live[1].used.last()), (50, 25));
+        assert_eq!(live[1].bytes, 2 * 8192);
+        assert_eq!(usage.use_of(&extent(20, 1)), Use::written(20));
+    }
+
+    #[test]
+    fn a_use_of_an_earlier_life_changes_nothing() {
+        let mut usage = Usage::default();
+        usage.add(&extent(10, 1), 1, Use::written(10));
+        assert_eq!(usage.drop_segment(1, 1).extents, 1);
+        assert!(!usage.raise(&extent(10, 1), 50));
+        assert_eq!((usage.known, usage.live_extents(1).len()), (0, 0));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_was_used_lately_is_kept() {
+        let mut usage = Usage { most_known: 64, ..Usage::default() };
+        for sequence in 1..=1000 {
+            usage.add(&extent(sequence, sequence % 7), 1, Use::written(sequence));
+            usage.raise(&extent(1, 1), sequence);
+            assert!(usage.known <= 64);
+            let known: usize = usage.segments.values().map(|segment| segment.known.len()).sum();
+            assert_eq!(usage.known, known);
+        }
+        assert_eq!(usage.use_of(&extent(1, 1)).last(), 1000);
+        let bytes =
+            |segment| usage.live_extents(segment).iter().map(|live| live.bytes).sum::<u64>();
+        assert_eq!((0..7).map(bytes).sum::<u64>(), 1000 * 8192, "all of them count");
     }
 }

@@ -17,6 +17,7 @@ use dalsegno_core::{
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Placement, Scope};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_policy::recency::Use;
 
 const STORE: StoreId = StoreId(*b"dalsegno golden1");
 const NAMESPACE: NamespaceId = NamespaceId(*b"golden namespace");
@@ -107,7 +108,8 @@ fn write_index(dir: &Path) {
         let placement = index.place(NAMESPACE, parent, extent.hashes[0], 0);
         assert_eq!(placement, Placement { lineage, first_block_index });
         let blocks = extent.block_count();
-        assert_eq!(index.insert(extent, &|_| true), blocks);
+        let used = Use::written(extent.id.0);
+        assert_eq!(index.insert(extent, used, &|_| true), blocks);
     }
     assert_eq!(index.remove_blocks(NAMESPACE, &[REMOVED]).blocks, 1);
     index.freeze(cover());
@@ -145,11 +147,11 @@ fn holds_the_history(index: &LsmIndex) {
     assert_eq!(found(&[hash(0x11)], Scope::Each), [(0, first.clone(), 0, 1)]);
     assert_eq!(index.probe(NamespaceId::default(), &chain), 0, "another namespace");
     assert_eq!(index.live_blocks(&second).unwrap(), [true, false]);
+    assert_eq!(index.orphan_descendants(&first, 9), 2, "the second and the fork");
     let ids = |extents: Vec<Arc<Extent>>| extents.iter().map(|e| e.id.0).collect::<Vec<_>>();
-    assert_eq!(ids(index.descendants(&first, 9)), [2, 3]);
     assert_eq!(ids(index.scan((NAMESPACE, hash(0), 0), 9)), [1, 2, 3]);
     let bytes: u64 = [&first, &second, &fork].map(Extent::total_bytes).iter().sum();
-    assert_eq!(index.segment_use(1).live_bytes, bytes);
+    assert_eq!(index.live_bytes(1), bytes);
 }
 
 #[test]

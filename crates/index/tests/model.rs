@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
 use dalsegno_index::{Index, MemoryIndex, Scope};
+use dalsegno_policy::recency::Use;
 use proptest::prelude::*;
 
 const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
@@ -114,7 +115,8 @@ proptest! {
                         model.entry(*hash).or_insert(extent.id);
                     }
                     extents.insert(extent.id, extent.clone());
-                    index.insert(extent, &|_| true);
+                    let used = Use::written(extent.id.0);
+                    index.insert(extent, used, &|_| true);
                 }
                 Step::Probe(path, first) => check(&index, &model, &chain(&path)[first..]),
                 Step::Remove(path, first) => {
@@ -181,13 +183,14 @@ proptest! {
 fn a_continuation_joins_its_parents_lineage_and_a_fork_opens_its_own() {
     let index = MemoryIndex::default();
     let root = extent(1, &[0, 0], 0, &index);
-    index.insert(root.clone(), &|_| true);
+    index.insert(root.clone(), Use::written(1), &|_| true);
     let next = extent(2, &[0, 0, 0], 2, &index);
     assert_eq!((next.lineage, next.first_block_index), (chain(&[0])[0], 2));
-    index.insert(next, &|_| true);
+    index.insert(next, Use::written(2), &|_| true);
     let fork = extent(3, &[0, 0, 1], 2, &index);
     assert_eq!((fork.lineage, fork.first_block_index), (chain(&[0, 0, 1])[2], 2));
-    index.insert(fork, &|_| true);
-    assert_eq!(index.descendants(&root, 10).len(), 2);
-    assert_eq!(index.descendants(&root, 1).len(), 1);
+    index.insert(fork, Use::written(3), &|_| true);
+    assert_eq!(index.orphan_descendants(&root, 1), 1);
+    assert_eq!(index.orphan_descendants(&root, 10), 1, "the other one");
+    assert_eq!(index.orphan_descendants(&root, 10), 0);
 }

@@ -9,6 +9,7 @@ use dalsegno_core::{
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Pace};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_policy::recency::Use;
 
 const NAMESPACE: NamespaceId = NamespaceId([4; 16]);
 const BLOCKS: u64 = 16;
@@ -67,7 +68,10 @@ impl Pace for Writer {
 fn fill(index: &LsmIndex, next: &AtomicU64) {
     while !index.is_stalled() && !index.is_full() {
         let number = next.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(u64::from(index.insert(extent(number), &|_| true)), BLOCKS);
+        assert_eq!(
+            u64::from(index.insert(extent(number), Use::written(number), &|_| true)),
+            BLOCKS
+        );
     }
     if !index.is_stalled() {
         index.freeze(Vec::new());

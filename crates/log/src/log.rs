@@ -279,6 +279,13 @@ impl Log {
         self.core.segments.lock().next_sequence
     }
 
+    /// The round of uses that goes on now, named by the first sequence number it could give; one lasts as long as a
+    /// segment takes writes. Everything that was written before this log was opened is older.
+    #[must_use]
+    pub fn round(&self) -> u64 {
+        self.core.segments.lock().round
+    }
+
     /// Writes nothing more, not even for a layer-wise put that somebody still holds.
     pub fn close(&self) {
         self.core.closed.store(true, Ordering::Release);

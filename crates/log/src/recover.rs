@@ -156,6 +156,7 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         segments.told = Some(recovered.merged_before);
         segments.next_sequence += UNREAD_SEQUENCES;
     }
+    segments.round = segments.next_sequence + 1;
     recovered.extents.sort_unstable_by_key(|extent| extent.id);
     recovered.extents.dedup_by_key(|extent| extent.id);
     recovered

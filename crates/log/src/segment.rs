@@ -261,6 +261,8 @@ pub(crate) struct Segments {
     pub(crate) open: Option<u64>,
     pub(crate) next_number: u64,
     pub(crate) next_sequence: u64,
+    /// The first sequence number that a record could have when the open segment was opened.
+    pub(crate) round: u64,
     pub(crate) tombstones: Vec<Tombstone>,
     /// Removals whose tombstones are not written yet; their `segment` and `offset` say nothing.
     pub(crate) removing: Vec<Tombstone>,
@@ -397,6 +399,7 @@ impl Segments {
         let Some(slot) = free else { return false };
         slot.state = SegmentState::Open;
         self.open = Some(slot.segment.number);
+        self.round = self.next_sequence + 1;
         true
     }
 }

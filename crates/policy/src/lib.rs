@@ -10,6 +10,7 @@ mod admission;
 pub mod breaker;
 mod lists;
 pub mod merging;
+pub mod recency;
 pub mod reclaim;
 mod s3fifo;
 pub mod tuning;

@@ -94,6 +94,16 @@ impl PyNamespace {
         py.detach(|| self.store.contains(self.namespace.id(), &hashes)).or_raise()
     }
 
+    fn peek(&self, py: Python<'_>, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        let hashes = self::hashes(hashes)?;
+        py.detach(|| self.store.peek(self.namespace.id(), &hashes)).or_raise()
+    }
+
+    fn touch(&self, py: Python<'_>, chain: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let chain = hashes(chain)?;
+        py.detach(|| self.store.touch(self.namespace.id(), &chain)).or_raise()
+    }
+
     #[pyo3(signature = (chain, out, *, timeout_s=None))]
     fn get_batch(
         &self,

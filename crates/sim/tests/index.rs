@@ -11,6 +11,7 @@ use dalsegno_core::{
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope};
 use dalsegno_io::Device as _;
+use dalsegno_policy::recency::Use;
 use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
 
 /// Tiny, so that short histories flush and merge.
@@ -49,7 +50,9 @@ impl Change {
     /// Returns what the index says of it.
     fn apply(&self, index: &dyn Index) -> u64 {
         match self {
-            Self::Insert(extent) => u64::from(index.insert(extent.clone(), &|_| true)),
+            Self::Insert(extent) => {
+                u64::from(index.insert(extent.clone(), Use::written(extent.id.0), &|_| true))
+            }
             Self::Replace(old, new) => {
                 let old: Vec<&Extent> = old.iter().collect();
                 u64::from(index.replace(&old, new.clone()).unwrap())
@@ -330,8 +333,12 @@ impl World {
         }
         assert_eq!(self.lsm().counts(), self.model.counts());
         for segment in 0..SEGMENTS {
-            let of = |index: &dyn Index| index.segment_use(segment).live_bytes;
-            assert_eq!(of(self.lsm()), of(&self.model), "segment {segment}");
+            let bytes = self.model.live_bytes(segment);
+            assert_eq!(self.lsm().live_bytes(segment), bytes, "segment {segment}");
+            let sum = |index: &dyn Index| {
+                index.live_extents(segment).iter().map(|live| live.bytes).sum::<u64>()
+            };
+            assert_eq!((sum(self.lsm()), sum(&self.model)), (bytes, bytes), "segment {segment}");
         }
     }
 }
@@ -374,8 +381,9 @@ fn an_index_that_outgrows_its_room_forgets_and_tells_nothing_wrong() {
     world.open();
     for _ in 0..3000 {
         let extent = world.new_extent_anywhere();
-        world.model.insert(extent.clone(), &|_| true);
-        world.lsm().insert(extent, &|_| true);
+        let used = Use::written(extent.id.0);
+        world.model.insert(extent.clone(), used, &|_| true);
+        world.lsm().insert(extent, used, &|_| true);
         world.maintain();
         while world.lsm().step() {}
         let files: u64 = world.device.list().unwrap().iter().map(|file| file.bytes).sum();

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::{ChainHash, DramAdmission, Extent, Namespace, NamespaceId, Result};
-use dalsegno_index::{Run, Scope};
+use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::{Memory, Operation, patiently};
 use dalsegno_log::{Call, Cause, ExtentRead, Target};
 
@@ -173,7 +173,6 @@ struct Get<'a> {
     chain: &'a [ChainHash],
     layers: Range<u32>,
     call: &'a Call,
-    sequence: u64,
     outcomes: Vec<Outcome>,
 }
 
@@ -185,24 +184,18 @@ impl<'a> Get<'a> {
         layers: Range<u32>,
         call: &'a Call,
     ) -> Self {
-        let sequence = inner.log.newest_sequence();
         let outcomes = vec![Outcome::Absent; chain.len()];
-        Self { inner, namespace, chain, layers, call, sequence, outcomes }
+        Self { inner, namespace, chain, layers, call, outcomes }
     }
 
     fn run(&mut self, out: Vec<Vec<Memory>>, scope: Scope) {
         let mut out: Vec<Option<Vec<Memory>>> = out.into_iter().map(Some).collect();
         // DRAM holds only what the index knows, so this says what can be had at all.
         let runs = self.inner.index.resolve(self.namespace.id(), self.chain, scope);
+        note_use(self.inner.index.as_ref(), &runs, self.inner.log.round());
         let wanted = runs.iter().flat_map(|run| run.at..run.at + run.count as usize);
         let wanted: Vec<usize> = wanted.collect();
         self.take_dram(&wanted, &mut out);
-        for run in &runs {
-            let served = &self.outcomes[run.at..run.at + run.count as usize];
-            if served.contains(&Outcome::Dram) {
-                self.inner.index.touch(&run.extent, self.sequence);
-            }
-        }
         let rest: Vec<usize> = wanted.into_iter().filter(|at| out[*at].is_some()).collect();
         self.take_log(&rest, &mut out);
     }
@@ -290,7 +283,7 @@ impl<'a> Get<'a> {
         ExtentRead { extent: Extent::clone(&run.extent), layers: self.layers.clone(), targets }
     }
 
-    /// Takes in what became of a run: outcomes, hits, DRAM, quarantine.
+    /// Takes in what became of a run: outcomes, DRAM, quarantine.
     fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<dalsegno_log::BlockRead>) {
         let mut damaged = Vec::new();
         let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
@@ -312,7 +305,6 @@ impl<'a> Get<'a> {
                 }
             }
         }
-        self.inner.index.touch(&run.extent, self.sequence);
         self.inner.quarantine(&run.extent, &damaged);
     }
 }

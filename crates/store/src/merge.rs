@@ -10,7 +10,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{Extent, Limits, Nanos, Result};
+use dalsegno_core::{Extent, IndexChoice, Limits, Nanos, Result};
 use dalsegno_io::Workers;
 use dalsegno_policy::merging::{Bucket, Due, MergeRules, Piles, SmallExtent};
 use parking_lot::{Condvar, Mutex};
@@ -26,10 +26,19 @@ const WALK_PAUSE: Duration = Duration::from_millis(20);
 /// How long a drop without a close waits for a merge that is under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// What the thread is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Duty {
+    /// Merging, and the walks that merging needs.
+    Merge,
+    /// One walk after an open: without merging, an on-disk index still has to learn which extents others depend on.
+    WalkOnce,
+}
+
 /// Looks after small extents.
 #[derive(Debug)]
 pub(crate) struct Merger {
-    /// None where nothing is merged.
+    /// None where there is nothing to do: no merging, and an in-memory index.
     shared: Option<Arc<Shared>>,
     threads: Mutex<Workers>,
     is_inline: bool,
@@ -38,6 +47,7 @@ pub(crate) struct Merger {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) rules: MergeRules,
+    duty: Duty,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -87,8 +97,13 @@ impl Merger {
             not_before: Nanos(0),
             stopped: false,
         };
-        let shared = Shared { rules, state: Mutex::new(state), changed: Condvar::new() };
-        let shared = (limits.merge_bytes_per_s > 0).then(|| Arc::new(shared));
+        let duty = match (limits.merge_bytes_per_s, limits.index) {
+            (0, IndexChoice::Memory) => None,
+            (0, IndexChoice::Lsm) => Some(Duty::WalkOnce),
+            _ => Some(Duty::Merge),
+        };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let shared = duty.map(|duty| Arc::new(Shared { rules, duty, state, changed }));
         Self { shared, threads: Mutex::new(Workers::new()), is_inline: inline }
     }
 
@@ -131,7 +146,7 @@ impl Shared {
         let blocks = extent.block_count();
         let bytes = u64::from(blocks) * extent.layout.block_bytes();
         let small = SmallExtent { first: extent.first_block_index, blocks, bytes };
-        self.rules.is_small(bytes).then_some(small)
+        (self.duty == Duty::Merge && self.rules.is_small(bytes)).then_some(small)
     }
 
     /// Whether the store is being closed.
@@ -152,6 +167,13 @@ impl Shared {
         let mut state = self.state.lock();
         if state.stopped {
             return Task::Stop;
+        }
+        if self.duty == Duty::WalkOnce {
+            return match state.walk.next_at() {
+                Some(at) if at <= now => Task::Walk,
+                Some(at) => Task::Wait(at.since(now)),
+                None => Task::Stop,
+            };
         }
         let paid = state.bucket.wait(now).unwrap_or(PERIOD);
         let wait = paid.max(state.not_before.since(now));

@@ -242,13 +242,10 @@ impl Inner {
     fn swing(&self, row: &[&Extent], appended: Appended, call: &Call) {
         let Appended { extent, pin } = appended;
         self.upkeep.before_write(call, self.clock.as_ref());
-        let last_hit = row.iter().map(|old| self.index.heat(old).last_hit).max();
         // What leads to the old ones as well if the index does not know what leads to them.
         let moved = self.index.replace(row, vec![extent.clone()]).unwrap_or_default();
         if moved == 0 {
             self.log.forget(extent.id);
-        } else if let Some(last_hit) = last_hit.filter(|last_hit| *last_hit > 0) {
-            self.index.touch(&extent, last_hit);
         }
         for old in row {
             self.log.forget(old.id);
@@ -300,7 +297,7 @@ impl Inner {
             view.state == SegmentState::Sealed && view.pins == 0 && !view.is_partly_unread()
         };
         let idle = views.iter().filter(is_idle);
-        for view in idle.filter(|view| self.index.segment_use(view.number).live_bytes == 0) {
+        for view in idle.filter(|view| self.index.live_bytes(view.number) == 0) {
             self.log.recycle(view.number, DEAD_PATIENCE, || {
                 self.index.drop_segment(view.number, view.epoch);
             })?;

@@ -1,10 +1,12 @@
-//! The walk that finds small extents which no put told of: those of earlier lives, and those that were forgotten.
+//! The walk over the index: it finds small extents that no put reported, those of earlier lives and those that were
+//! forgotten. After an open it also makes each extent as recent as what depends on it.
 //!
 //! 1. One step looks at a bounded number of extents, and keeps what it knows of one lineage at most.
 
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, NamespaceId, Nanos};
+use dalsegno_core::{ChainHash, IndexChoice, NamespaceId, Nanos};
+use dalsegno_index::lift_ancestors;
 use dalsegno_policy::merging::{LineageKey, SmallExtent};
 
 use crate::merge::Shared;
@@ -82,6 +84,9 @@ impl Inner {
         mut walk: Walk,
     ) -> (Walk, Vec<(LineageKey, SmallExtent)>) {
         let extents = self.index.scan(walk.from, STEP);
+        if self.limits.index == IndexChoice::Lsm {
+            lift_ancestors(self.index.as_ref(), &extents);
+        }
         let most = shared.rules.most_extents;
         let mut found = Vec::new();
         for extent in &extents {

@@ -8,14 +8,21 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Error, ErrorKind, IndexChoice, Limits, Result, StoreId};
-use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number};
+use dalsegno_core::{
+    ChainHash, Clock, Error, ErrorKind, IndexChoice, Limits, NamespaceId, Result, StoreId,
+};
+use dalsegno_index::{
+    Index, LsmIndex, LsmOptions, MemoryIndex, NOTES_FILE, index_number, lift_ancestors,
+};
 use dalsegno_io::{BufferPool, Device};
 use dalsegno_log::{Log, LogOptions, Recovered, removals_of};
 
 use crate::rebuild::{rebuild, tell_faults};
 use crate::stats::Counters;
 use crate::store::to_error;
+
+/// Extents of one step of [`lift_all`].
+const LIFTED_AT_ONCE: usize = 4096;
 
 /// A log and the index that belongs to it.
 pub(crate) struct Opened {
@@ -173,8 +180,27 @@ impl Found {
             is_readable
         };
         rebuild(&opened.log, opened.index.as_ref(), recovered, &goes_on);
+        if lsm.is_none() {
+            lift_all(opened.index.as_ref());
+        }
         let is_filled = is_readable();
         (opened, is_filled)
+    }
+}
+
+/// Makes each extent as recent as what depends on it. For an index whose look-ups cost no I/O; an on-disk index learns it
+/// from a walk once it is open.
+fn lift_all(index: &dyn Index) {
+    let mut from = (NamespaceId::default(), ChainHash::default(), 0);
+    loop {
+        let extents = index.scan(from, LIFTED_AT_ONCE);
+        lift_ancestors(index, &extents);
+        let next = extents.last().filter(|_| extents.len() == LIFTED_AT_ONCE).and_then(|last| {
+            let first = last.first_block_index.checked_add(1)?;
+            Some((last.namespace, last.lineage, first))
+        });
+        let Some(next) = next else { return };
+        from = next;
     }
 }
 

@@ -12,9 +12,10 @@ use dalsegno_core::{
     ChainHash, DramAdmission, Error, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES, Namespace,
     NamespaceId, Result,
 };
-use dalsegno_index::Placement;
+use dalsegno_index::{Placement, note_use, raise_parent};
 use dalsegno_io::{Memory, Operation, patiently};
 use dalsegno_log::{Append, Appended, Call, Coded, LogError, NewExtent};
+use dalsegno_policy::recency::Use;
 
 use crate::stats::add;
 use crate::store::{Inner, Store, to_error};
@@ -148,7 +149,9 @@ impl Inner {
             return Ok(PutReport { outcomes });
         }
         let mut claim = self.pending.claim();
-        for run in self.index.resolve(id, hashes, dalsegno_index::Scope::Each) {
+        let present = self.index.resolve(id, hashes, dalsegno_index::Scope::Each);
+        note_use(self.index.as_ref(), &present, self.log.round());
+        for run in present {
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
         }
         let mut wanted = vec![false; hashes.len()];
@@ -205,7 +208,9 @@ impl Inner {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
         self.upkeep.before_write(call, self.clock.as_ref());
-        let mut visible = self.index.insert(extent.clone(), &|_| true);
+        let round = self.log.round();
+        raise_parent(self.index.as_ref(), &extent, round);
+        let mut visible = self.index.insert(extent.clone(), Use::written(round), &|_| true);
         // None may be new because all are there: what could not be read when it was looked up can be read now.
         let are_there =
             visible > 0 || self.index.probe(namespace, &extent.hashes) == extent.hashes.len();
@@ -217,7 +222,8 @@ impl Inner {
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
         if !gone.is_empty() {
             self.index.remove_extent(&extent);
-            visible = self.index.insert(extent, &|hash| !removed.contains(hash));
+            let wanted = |hash: &ChainHash| !removed.contains(hash);
+            visible = self.index.insert(extent, Use::written(round), &wanted);
             self.dram.remove(namespace, &gone);
         }
         if visible == 0 {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
 use dalsegno_index::{Index, Scope};
 use dalsegno_log::{BlockOutcome, Cause, Log, Recovered, Removal, SegmentFault};
+use dalsegno_policy::recency::Use;
 
 use crate::rewrite::read_blocks;
 use crate::stats::{Counters, add};
@@ -73,7 +74,8 @@ pub(crate) fn rebuild(
             index.remove_from_extent(holder, blocks);
         }
         let doubtful = is_doubtful.then(|| extent.clone());
-        index.insert(extent, &|hash| !killed.has(namespace, born, hash));
+        let used = Use::written(extent.id.0);
+        index.insert(extent, used, &|hash| !killed.has(namespace, born, hash));
         if let Some(extent) = doubtful {
             log.doubt(&extent, is_replaced);
         }

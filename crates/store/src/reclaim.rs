@@ -2,8 +2,8 @@
 //!
 //! 1. One errand makes room at a time (`room.rs`); whoever comes after it looks again.
 //! 2. What is kept is readable at every moment: it is copied first, then the index swings, then the segment goes.
-//! 3. When an extent is dropped, what continues it and was not hit either goes with it: a suffix without its prefix
-//!    would only take room.
+//! 3. Only extents of the segment that goes are dropped: the index then holds just what the log holds. What depends on
+//!    them becomes an orphan, which is the first to go unless somebody uses it.
 //! 4. It may stop between two extents: what was moved stays moved, and the segment goes another time. Within an extent
 //!    it waits for the device: that bytes were not read in time says nothing about them.
 //! 5. A coded extent that moves alone moves as it is stored; its checksums go along.
@@ -13,14 +13,16 @@
 //! 8. Nor is anything dropped because the index does not know of it: it is built anew then.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, ExtentId, MIN_SEGMENTS};
 use dalsegno_index::{Shortage, Unread};
 use dalsegno_io::{IoError, lend};
 use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
-use dalsegno_policy::reclaim::{ExtentFacts, SegmentFacts, choose_victim, keep};
+use dalsegno_policy::recency::Use;
+use dalsegno_policy::reclaim::{
+    ExtentFacts, LiveExtent, Ranks, SegmentFacts, choose_victim, draw, keep,
+};
 
 use crate::rewrite::{Spot, part_of, read_blocks, rows, runs_of};
 use crate::stats::add;
@@ -30,8 +32,8 @@ use crate::store::Inner;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How often a segment is freed until one is more than the reserve, and can be given back.
 const GIVE_BACK_ATTEMPTS: u32 = 4;
-/// How far behind an extent it is looked for something that depends on it.
-const MAX_DESCENDANTS: usize = 4096;
+/// Extents that are marked as orphans for one segment at most. The rest keeps its age: it goes a little later.
+const MOST_ORPHANS: usize = 65_536;
 
 /// What came of moving extents.
 struct Moved {
@@ -72,16 +74,17 @@ impl Inner {
     fn free_one(&self, call: &Call) -> Result<(), LogError> {
         let mut passed_over = BTreeSet::new();
         loop {
-            let Some(victim) = self.choose(&passed_over) else {
+            let Some((victim, ranks)) = self.choose(&passed_over) else {
                 // Nothing but the open segment: with so little room it is given up whole.
                 if !passed_over.is_empty() || !self.log.seal_open() {
                     return Err(LogError::Full);
                 }
                 continue;
             };
-            let is_live = self.index.segment_use(victim.number).live_bytes > 0;
+            let is_live = self.index.live_bytes(victim.number) > 0;
             let extents = if is_live { self.extents_in(victim.number)? } else { Vec::new() };
-            self.relocate(victim.number, &extents, call)?;
+            self.relocate(victim.number, &extents, &ranks, call)?;
+            self.orphan_behind(victim.number, &extents)?;
             let drop_rest = || self.drop_rest(&victim, &extents);
             let left = call.patience(self.clock.as_ref())?;
             let patience = left.map_or(PATIENCE, |left| left.min(PATIENCE));
@@ -92,40 +95,53 @@ impl Inner {
         }
     }
 
-    fn choose(&self, passed_over: &BTreeSet<u64>) -> Option<SegmentView> {
+    /// The segment to reclaim, and how recent the bytes of the store are.
+    fn choose(&self, passed_over: &BTreeSet<u64>) -> Option<(SegmentView, Ranks)> {
         let views = self.log.segments();
         let may_go = |view: &&SegmentView| {
             matches!(view.state, SegmentState::Sealed | SegmentState::Damaged)
                 && !passed_over.contains(&view.number)
         };
+        let facts = self.facts(&views, passed_over);
+        let ranks = Ranks::of(&facts);
         // A damaged segment takes no writes: it goes first, so that its room is of use again.
         let damaged = |view: &&SegmentView| view.state == SegmentState::Damaged && view.pins == 0;
         if let Some(damaged) = views.iter().filter(may_go).find(damaged) {
-            return Some(*damaged);
+            return Some((*damaged, ranks));
         }
-        let facts: Vec<SegmentFacts> = views
-            .iter()
-            .filter(|view| view.state != SegmentState::Free)
-            .map(|view| self.facts_of(view, passed_over))
-            .collect();
-        let chosen = choose_victim(&facts)
+        let chosen = choose_victim(&facts, &ranks, self.limits.segment_bytes / 2)
             // All are in use: wait for one of them rather than fail.
             .or_else(|| {
                 views.iter().filter(may_go).min_by_key(|v| v.newest_sequence).map(|v| v.number)
             })?;
-        views.into_iter().find(|view| view.number == chosen)
+        views.into_iter().find(|view| view.number == chosen).map(|view| (view, ranks))
+    }
+
+    /// What the choice goes by, of all segments or, where there are many, of some, the dead ones among them.
+    fn facts(&self, views: &[SegmentView], passed_over: &BTreeSet<u64>) -> Vec<SegmentFacts> {
+        let used = || views.iter().filter(|view| view.state != SegmentState::Free);
+        let numbers: Vec<u64> = used().map(|view| view.number).collect();
+        let drawn = draw(&numbers, self.log.newest_sequence());
+        let is_dead = |view: &SegmentView| self.index.live_bytes(view.number) == 0;
+        used()
+            .filter(|view| drawn.contains(&view.number) || is_dead(view))
+            .map(|view| self.facts_of(view, passed_over))
+            .collect()
     }
 
     fn facts_of(&self, view: &SegmentView, passed_over: &BTreeSet<u64>) -> SegmentFacts {
-        let used = self.index.segment_use(view.number);
+        let mut live = self.index.live_extents(view.number);
+        if view.is_partly_unread() {
+            // What could not be read at open may be alive.
+            let known_bytes: u64 = live.iter().map(|extent| extent.bytes).sum();
+            let bytes = view.cursor.saturating_sub(known_bytes);
+            live.push(LiveExtent { bytes, used: Use::written(view.newest_sequence) });
+        }
         SegmentFacts {
             segment: view.number,
             written_bytes: view.cursor,
-            // What could not be read at open may be alive.
-            live_bytes: if view.is_partly_unread() { view.cursor } else { used.live_bytes },
-            hit_bytes: used.hit_bytes,
+            live,
             newest_sequence: view.newest_sequence,
-            mean_use_sequence: used.mean_use_sequence,
             pinned: view.pins > 0
                 || view.state == SegmentState::Open
                 || passed_over.contains(&view.number),
@@ -133,13 +149,19 @@ impl Inner {
     }
 
     /// Moves what deserves it out of a segment.
-    fn relocate(&self, segment: u64, extents: &[Extent], call: &Call) -> Result<(), LogError> {
+    fn relocate(
+        &self,
+        segment: u64,
+        extents: &[Extent],
+        ranks: &Ranks,
+        call: &Call,
+    ) -> Result<(), LogError> {
         let by_id: BTreeMap<ExtentId, &Extent> =
             self.live_of(segment, extents)?.into_iter().map(|extent| (extent.id, extent)).collect();
         let facts: Vec<ExtentFacts> =
             by_id.values().map(|extent| self.extent_facts(extent)).collect();
         // Best first and prefixes before their suffixes: whatever stops this half way, the rest is the least loss.
-        let kept = keep(&facts, self.limits.segment_bytes / 2);
+        let kept = keep(&facts, ranks, self.limits.segment_bytes / 2);
         let kept: Vec<&Extent> = kept.iter().map(|id| by_id[id]).collect();
         for row in rows(&kept, &self.limits) {
             call.patience(self.clock.as_ref())?;
@@ -154,21 +176,22 @@ impl Inner {
     }
 
     fn extent_facts(&self, extent: &Extent) -> ExtentFacts {
-        let elsewhere = |other: &&Arc<Extent>| {
-            other.lineage != extent.lineage || other.location.segment != extent.location.segment
-        };
-        let behind = self.index.descendants(extent, MAX_DESCENDANTS);
-        let hits = behind.iter().filter(elsewhere).map(|other| self.index.heat(other).last_hit);
-        let heat = self.index.heat(extent);
         ExtentFacts {
             id: extent.id,
             lineage: extent.lineage,
             depth: extent.first_block_index,
             bytes: extent.total_bytes(),
-            hits: heat.hits,
-            last_hit_sequence: heat.last_hit,
-            descendant_hit_sequence: hits.max().unwrap_or(0),
+            used: self.index.use_of(extent),
         }
+    }
+
+    /// Marks what depends on the extents that are still left in a segment: they go now.
+    fn orphan_behind(&self, segment: u64, extents: &[Extent]) -> Result<(), LogError> {
+        let mut left = MOST_ORPHANS;
+        for extent in self.live_of(segment, extents)? {
+            left -= self.index.orphan_descendants(extent, left);
+        }
+        Ok(())
     }
 
     /// The extents of a segment, asked for once more if the device failed and reads now.
@@ -327,15 +350,6 @@ impl Inner {
     /// Drops what is still left in a segment that nobody can enter any more.
     fn drop_rest(&self, victim: &SegmentView, extents: &[Extent]) {
         for extent in extents {
-            // It was asked just now, and the segment goes.
-            if !self.index.live_blocks(extent).is_ok_and(|live| live.contains(&true)) {
-                continue;
-            }
-            for next in self.index.descendants(extent, MAX_DESCENDANTS) {
-                if self.index.heat(&next).hits == 0 {
-                    self.drop_extent(&next);
-                }
-            }
             self.drop_extent(extent);
         }
         // Extents whose headers cannot be read any more go with the rest.

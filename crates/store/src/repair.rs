@@ -126,7 +126,6 @@ impl Inner {
             self.move_all(number, &row)?;
         }
         let drop_rest = || {
-            // Unlike where room is made, what depends on a dropped block stays: it serves again when that is put again.
             for extent in &extents {
                 self.drop_extent(extent);
             }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use dalsegno_core::fluid::{IndexTuning, Shape};
 use dalsegno_core::{ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, Scope};
+use dalsegno_policy::recency::Use;
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
 use dalsegno_policy::tuning::{Constants, Facts, Shares, cost};
 use dalsegno_store::Tuner;
@@ -208,7 +209,8 @@ impl Run {
             },
             hashes: hashes[blocks.clone()].to_vec(),
         };
-        let put = self.index.insert(extent, &|_| true);
+        let used = Use::written(extent.id.0);
+        let put = self.index.insert(extent, used, &|_| true);
         assert_eq!(put as usize, blocks.len(), "the index takes everything in");
         if self.index.is_full() {
             self.index.freeze(Vec::new());

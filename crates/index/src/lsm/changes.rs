@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_policy::recency::Use;
 
 use super::index::{Hit, LsmIndex};
 use super::keys::{ForkKey, LiveBlocks, OrderKey, Record, short};
@@ -92,7 +93,7 @@ impl LsmIndex {
     }
 
     /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
-    pub(super) fn adopt(&self, extent: Extent, taken: &[u32], batch: &mut Batch) -> u32 {
+    pub(super) fn adopt(&self, extent: Extent, used: Use, taken: &[u32], batch: &mut Batch) -> u32 {
         // A hash that comes twice in one extent leads to its last place.
         let place_of = |block: &u32| (&extent.hashes[*block as usize].0, *block);
         let last_places: HashMap<_, _> = taken.iter().map(place_of).collect();
@@ -108,7 +109,7 @@ impl LsmIndex {
         if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
             batch.forks.extend(self.fork_of(&extent));
         }
-        self.usage.write().add(&extent, count);
+        self.usage.write().add(&extent, count, used);
         let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
         batch.changes.push(Change { record: Record { extent, live }, blocks, lead_here: true });
         count

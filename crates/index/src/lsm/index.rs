@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_io::IoError;
+use dalsegno_policy::recency::Use;
+use dalsegno_policy::reclaim::LiveExtent;
 use parking_lot::RwLock;
 
 use super::changes::Holder;
@@ -23,7 +25,7 @@ use super::places::Places;
 use super::table::TableError;
 use super::tree::Tree;
 use crate::usage::Usage;
-use crate::{Heat, Index, Placement, Removed, Run, Scope, SegmentUse, Unread};
+use crate::{Index, Placement, Removed, Run, Scope, Unread};
 
 /// How often a look-up is done again because the block was moved meanwhile.
 const RETRIES: u32 = 8;
@@ -201,7 +203,7 @@ impl LsmIndex {
 }
 
 impl Index for LsmIndex {
-    fn insert(&self, extent: Extent, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+    fn insert(&self, extent: Extent, used: Use, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
         let Some(writer) = self.tree.writer_in_time() else { return 0 };
         let location = extent.location;
         let is_past = self.usage.read().epoch(location.segment) > Some(location.epoch);
@@ -216,7 +218,7 @@ impl Index for LsmIndex {
             .filter_map(|(block, (hash, is_here))| (!is_here && wanted(hash)).then_some(block))
             .collect();
         let mut batch = Batch::default();
-        let count = self.adopt(extent, &taken, &mut batch);
+        let count = self.adopt(extent, used, &taken, &mut batch);
         writer.apply(batch);
         count
     }
@@ -300,6 +302,8 @@ impl Index for LsmIndex {
         let writer = self.tree.writer();
         let mut losing: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
         let mut leading: BTreeMap<ChainHash, (OrderKey, u32)> = BTreeMap::new();
+        let uses = old.iter().map(|extent| self.use_of(extent));
+        let Some(used) = uses.reduce(Use::joined) else { return Ok(0) };
         for extent in old {
             let Some((record, blocks)) = self.known(extent)? else { continue };
             let key = OrderKey::of(extent);
@@ -317,7 +321,7 @@ impl Index for LsmIndex {
                     taken.push(block);
                 }
             }
-            moved += self.adopt(extent, &taken, &mut batch);
+            moved += self.adopt(extent, used, &taken, &mut batch);
         }
         for (record, blocks) in losing.into_values().filter(|(_, blocks)| !blocks.is_empty()) {
             self.without(&record, &blocks, Vec::new(), &mut batch);
@@ -371,20 +375,28 @@ impl Index for LsmIndex {
         Ok(live)
     }
 
-    fn descendants(&self, extent: &Extent, limit: usize) -> Vec<Arc<Extent>> {
-        self.or_missing(self.subtree(extent, limit).map(Some)).unwrap_or_default()
+    fn raise(&self, extent: &Extent, round: u64) -> bool {
+        !self.use_of(extent).is_raised(round) && self.usage.write().raise(extent, round)
     }
 
-    fn touch(&self, extent: &Extent, sequence: u64) {
-        self.usage.write().touch(extent, sequence);
+    fn lift(&self, extent: &Extent, last: u64) -> bool {
+        self.usage.write().lift(extent, last)
     }
 
-    fn heat(&self, extent: &Extent) -> Heat {
-        self.usage.read().heat(extent.id)
+    fn use_of(&self, extent: &Extent) -> Use {
+        self.usage.read().use_of(extent)
     }
 
-    fn segment_use(&self, segment: u64) -> SegmentUse {
-        self.usage.read().of_segment(segment)
+    fn orphan_descendants(&self, extent: &Extent, limit: usize) -> usize {
+        self.or_missing(self.orphan_behind(extent, limit).map(Some)).unwrap_or_default()
+    }
+
+    fn live_bytes(&self, segment: u64) -> u64 {
+        self.usage.read().live_bytes(segment)
+    }
+
+    fn live_extents(&self, segment: u64) -> Vec<LiveExtent> {
+        self.usage.read().live_extents(segment)
     }
 
     fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>> {

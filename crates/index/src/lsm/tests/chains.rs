@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dalsegno_core::fluid::Shape;
 use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
+use dalsegno_policy::recency::Use;
 
 use super::STORE;
 use super::files::MemoryFiles;
@@ -62,5 +63,5 @@ pub(super) fn put(index: &LsmIndex, number: u64, chain: &[ChainHash], first: usi
         },
         hashes,
     };
-    assert_eq!(index.insert(extent, &|_| true), put);
+    assert_eq!(index.insert(extent, Use::written(number), &|_| true), put);
 }

@@ -1,0 +1,90 @@
+//! Uses of chains, for every index: what they raise, and what an open knows of earlier ones.
+
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Extent};
+use dalsegno_policy::recency::{Ancestry, MOST_ANCESTORS, raise_chain};
+
+use crate::{Index, Run, Scope};
+
+/// The extents of an index in one round.
+struct InRound<'a> {
+    index: &'a dyn Index,
+    round: u64,
+}
+
+impl Ancestry for InRound<'_> {
+    type Extent = Arc<Extent>;
+
+    fn raise(&self, extent: &Arc<Extent>) -> bool {
+        self.index.raise(extent, self.round)
+    }
+
+    fn parent(&self, extent: &Arc<Extent>) -> Option<Arc<Extent>> {
+        parent_of(self.index, extent)
+    }
+}
+
+/// The extent that holds the block before an extent's first one.
+fn parent_of(index: &dyn Index, extent: &Extent) -> Option<Arc<Extent>> {
+    if extent.parent == ChainHash::default() {
+        return None;
+    }
+    let runs = index.resolve(extent.namespace, &[extent.parent], Scope::Each);
+    runs.into_iter().next().map(|run| run.extent)
+}
+
+/// Notes that somebody used what these runs hold: raises their extents and all ancestors of those.
+pub fn note_use(index: &dyn Index, runs: &[Run], round: u64) {
+    let in_round = InRound { index, round };
+    let mut before: Option<&Run> = None;
+    // From the front, so that an ancestor is never less recent than what depends on it.
+    for run in runs {
+        let last = before.map(|run| run.extent.hashes[(run.first_block + run.count - 1) as usize]);
+        if last == Some(run.extent.parent) {
+            index.raise(&run.extent, round);
+        } else {
+            raise_chain(&in_round, &run.extent);
+        }
+        before = Some(run);
+    }
+}
+
+/// Notes that an extent comes which continues others: raises those.
+pub fn raise_parent(index: &dyn Index, extent: &Extent, round: u64) {
+    if let Some(parent) = parent_of(index, extent) {
+        raise_chain(&InRound { index, round }, &parent);
+    }
+}
+
+/// Makes ancestors at least as recently used as these extents, which come in the order of the index: for an index that
+/// was opened, and knows only when extents were written.
+pub fn lift_ancestors(index: &dyn Index, extents: &[Arc<Extent>]) {
+    let mut behind: Option<(&Arc<Extent>, u64)> = None;
+    for extent in extents.iter().rev() {
+        let mut last = index.use_of(extent).last();
+        if let Some((next, last_of_next)) = behind {
+            if extent.namespace == next.namespace && extent.hashes.contains(&next.parent) {
+                index.lift(extent, last_of_next);
+                last = last.max(last_of_next);
+            } else {
+                lift_chain(index, next, last_of_next);
+            }
+        }
+        behind = Some((extent, last));
+    }
+    if let Some((first, last)) = behind {
+        lift_chain(index, first, last);
+    }
+}
+
+/// Lifts the ancestors of an extent, up to one that is as recent already.
+fn lift_chain(index: &dyn Index, extent: &Arc<Extent>, last: u64) {
+    let mut next = parent_of(index, extent);
+    for _ in 0..MOST_ANCESTORS {
+        match next {
+            Some(parent) if index.lift(&parent, last) => next = parent_of(index, &parent),
+            _ => return,
+        }
+    }
+}
