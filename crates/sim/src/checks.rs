@@ -35,7 +35,7 @@ impl World {
             let mut chain = self.oracle.hashes(namespace);
             chain.extend(chain_hashes(u64::MAX / 2, 2));
             let id = self.namespaces[namespace].id();
-            let present = self.store().contains(id, &chain).expect("the store is open");
+            let present = self.store().peek(id, &chain).expect("the store is open");
             self.checked(chain.len());
             for (hash, present) in chain.iter().zip(present) {
                 let expected = self.oracle.expects(namespace, *hash);
@@ -144,7 +144,7 @@ impl World {
         for (namespace, id) in self.namespaces.iter().map(dalsegno_core::Namespace::id).enumerate()
         {
             let kept = self.oracle.kept(namespace);
-            let listed = store.contains(id, &kept).expect("the store is open");
+            let listed = store.peek(id, &kept).expect("the store is open");
             for (hash, listed) in kept.iter().zip(listed) {
                 if !listed {
                     self.oracle.dropped(namespace, *hash);
@@ -178,7 +178,7 @@ impl World {
         for (namespace, id) in self.namespaces.iter().map(dalsegno_core::Namespace::id).enumerate()
         {
             let all = self.oracle.hashes(namespace);
-            let listed = store.contains(id, &all).expect("the store is open");
+            let listed = store.peek(id, &all).expect("the store is open");
             for (hash, _) in all.iter().zip(listed).filter(|(_, listed)| *listed) {
                 self.oracle.listed(namespace, *hash);
             }

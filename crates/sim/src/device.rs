@@ -208,6 +208,15 @@ impl SimDevice {
         (Self { options, clock, state: Mutex::new(next), held: Mutex::default() }, torn)
     }
 
+    /// A device with a copy of the files, as a killed process leaves them. This one goes on as if nothing had happened.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        let disk = self.state.lock().disk.clone();
+        let next = State::new(disk, Random::new(self.options.seed), None);
+        let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
+        Self { options, clock, state: Mutex::new(next), held: Mutex::default() }
+    }
+
     /// Whether a request hangs; if nobody would ever stop waiting for it, only the time passes.
     fn hangs(&self, request: &Request) -> bool {
         let state = &mut *self.state.lock();

@@ -194,7 +194,9 @@ pub fn replay(plan: &Plan, at: u64) -> (Vec<String>, Explored) {
 
 /// A life without an outage; returns how many operations it has.
 fn whole(world: &mut World, plan: &Plan) -> u64 {
+    world.expect_agreement();
     live(world, &plan.actions);
+    world.check_agreement();
     world.check_all();
     world.check_bounds();
     let changes = world.device.changes();

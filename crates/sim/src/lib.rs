@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod blocks;
 mod checks;
 mod crash;

@@ -1,6 +1,7 @@
 //! A store over a simulated device, its oracle, and what a history does to both.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use dalsegno_store::{
     Terms,
 };
 
+use crate::agreement::Block;
 use crate::blocks::Blocks;
 use crate::device::{DeviceOptions, Outage, SimDevice};
 use crate::disk::Torn;
@@ -58,6 +60,11 @@ pub struct World {
     outages: u32,
     /// Blocks that the open store has dropped to make room, as far as the oracle knows.
     pub(crate) dropped_blocks: u64,
+    /// Segments that the open store had recycled when it was last compared with its files; none if it never is.
+    pub(crate) agreed_segments: u64,
+    agrees: bool,
+    /// Blocks whose last put was reported as failed.
+    pub(crate) failed: BTreeSet<Block>,
     pub(crate) totals: Totals,
     pub(crate) checks: Cell<u64>,
 }
@@ -89,6 +96,9 @@ impl World {
             faulty: false,
             outages: 0,
             dropped_blocks: 0,
+            agreed_segments: 0,
+            agrees: false,
+            failed: BTreeSet::new(),
             totals: Totals::default(),
             checks: Cell::new(0),
         }
@@ -101,9 +111,7 @@ impl World {
     /// Whatever the store says.
     pub fn open(&mut self) -> Result<(), Error> {
         self.close();
-        let space =
-            SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: Some(1 << 20) };
-        let mut limits = self.style.config.validate(space)?;
+        let mut limits = self.style.config.validate(Self::space())?;
         if let Some(bytes) = self.style.memtable_bytes {
             limits.index_memory_bytes = 8 * bytes;
         }
@@ -120,6 +128,7 @@ impl World {
         })?;
         self.openings += 1;
         self.dropped_blocks = 0;
+        self.agreed_segments = 0;
         let is_plain = self.style.coding.is_plain() || self.openings.is_multiple_of(3);
         for namespace in &self.namespaces {
             let coding = if is_plain { Coding::PLAIN } else { self.style.coding };
@@ -127,6 +136,16 @@ impl World {
         }
         self.store = Some(store);
         Ok(())
+    }
+
+    /// What a simulated device has room for.
+    pub(crate) fn space() -> SpaceFacts {
+        SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: Some(1 << 20) }
+    }
+
+    /// From now on the store is compared with its files after every recycled segment.
+    pub fn expect_agreement(&mut self) {
+        self.agrees = true;
     }
 
     /// Closes the store, if it is open.
@@ -223,6 +242,9 @@ impl World {
             }
         }
         self.settle_drops();
+        if self.agrees {
+            self.agree_after_reclaim();
+        }
     }
 
     /// Whether the store is open: an outage may come while it opens.
@@ -271,7 +293,7 @@ impl World {
                 return Err(error.kind());
             }
         };
-        let present = self.store().contains(id, part.hashes()).expect("the store is open");
+        let present = self.store().peek(id, part.hashes()).expect("the store is open");
         for (at, hash) in part.hashes().iter().enumerate() {
             let outcome = report.outcomes[at];
             let kept = matches!(outcome, PutOutcome::Stored | PutOutcome::Present);
@@ -292,6 +314,11 @@ impl World {
             assert!(kept || !present[at] || may_be_there, "a failed put left {hash} visible");
             assert!(kept || self.may_be_full(), "a put failed without a fault");
             self.oracle.put_ended(part.namespace, *hash, outcome);
+            if outcome == PutOutcome::Failed {
+                self.failed.insert((part.namespace, *hash));
+            } else {
+                self.failed.remove(&(part.namespace, *hash));
+            }
         }
         self.promise_present(part, &report);
         self.checked(part.hashes().len());
@@ -341,7 +368,7 @@ impl World {
         if !commit {
             return;
         }
-        let present = self.store().contains(id, wanted).expect("the store is open");
+        let present = self.store().peek(id, wanted).expect("the store is open");
         match writer.commit(&Terms::default()) {
             Ok(_) => {
                 // A block that was there already goes on leading to where it was.
