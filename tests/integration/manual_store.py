@@ -56,6 +56,7 @@ class ManualStore(reference_store.Store):
         super().__init__(path, "{}")
         self.transfers: list[ManualTransfer] = []
         self.contains_calls = 0
+        self.touched: list[list[bytes]] = []
         self.puts: list[tuple[list[bytes], int]] = []
         self.broken = ""
         self.poisoned = False
@@ -78,6 +79,11 @@ class ManualStore(reference_store.Store):
             self._break("contains")
             return contains(hashes)
 
+        def note_touch(chain: Sequence[bytes]) -> int:
+            self._break("touch")
+            self.touched.append(list(chain))
+            return 0
+
         def submit_put(chain: Sequence[bytes], blocks: Any, **more: Any) -> ManualTransfer:
             self._break("submit_put")
             self.puts.append((list(chain), more.get("first", 0)))
@@ -89,6 +95,7 @@ class ManualStore(reference_store.Store):
             return self._add("get", len(out), lambda: space.get_each(hashes, out, **more))
 
         space.contains = count_contains  # type: ignore[method-assign]
+        space.touch = note_touch  # type: ignore[method-assign]
         space.submit_put = submit_put  # type: ignore[method-assign,assignment]
         space.submit_get = submit_get  # type: ignore[method-assign,assignment]
         return space

@@ -271,3 +271,23 @@ def test_every_metric_is_declared_and_every_declared_one_is_emitted(
         assert {len(labels) for labels in values} == {len(declared[name].labelnames)}
     assert counted(stats)["missed_blocks corrupt"] == 3
     assert tier.get_stats() is None
+
+
+def test_a_finished_request_touches_its_whole_prompt_group_by_group(
+    manual: ManualStore, manual_tier: DalsegnoTier
+) -> None:
+    ours, others = keys(300), keys(2, group=1)
+    request = Request(manual_tier, "r1", ours)
+    request.begin()
+    request.end()
+    assert manual.touched == [[key[:32] for key in ours]]
+    manual_tier.bypass("r2")
+    kept_away = Request(manual_tier, "r2", ours)
+    kept_away.begin()
+    kept_away.end()
+    manual.broken = "touch"
+    broken = Request(manual_tier, "r3", others)
+    broken.begin()
+    broken.end()
+    assert len(manual.touched) == 1
+    assert counted(manual_tier.get_stats())["errors on_request_finished"] == 1

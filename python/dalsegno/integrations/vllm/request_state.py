@@ -61,6 +61,12 @@ class RequestState:
 
     def _place(self, key: bytes) -> tuple[list[bytes], int] | None:
         """Returns the keys of a key's group in the order of the prompt, and where it is."""
+        self._sort()
+        at = self._index.get(key)
+        return None if at is None else (self._order[key[-compat.GROUP_BYTES :]], at)
+
+    def _sort(self) -> None:
+        """Sorts the keys into their groups, if vLLM told of more since."""
         if len(self._positions) != self._seen:
             self._seen, self._order = len(self._positions), {}
             for one in sorted(self._positions, key=self._positions.__getitem__):
@@ -68,8 +74,11 @@ class RequestState:
             self._index = {
                 one: index for keys in self._order.values() for index, one in enumerate(keys)
             }
-        at = self._index.get(key)
-        return None if at is None else (self._order[key[-compat.GROUP_BYTES :]], at)
+
+    def chains(self) -> list[list[bytes]]:
+        """Returns the keys of each group in the order of the prompt, as far as vLLM tells it."""
+        self._sort()
+        return list(self._order.values())
 
     def batch(self, key: bytes) -> list[bytes]:
         """Returns the keys to look up when one is asked for: it and its unknown neighbours."""

@@ -41,7 +41,7 @@ from dalsegno.integrations.vllm import compat, identity, metrics
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
 from dalsegno.integrations.vllm.settings import TierSettings
-from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains
+from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains, touch
 
 logger = init_logger("vllm.dalsegno")
 
@@ -162,8 +162,18 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any, **_: Any) -> None:
-        """Forgets a request; its jobs may still be under way."""
-        self._requests.pop(req_context.req_id, None)
+        """Notes that its prompt was used, and forgets the request; jobs may still be in flight.
+
+        vLLM serves a prompt's beginning from its own memory where it can, and then asks the tier
+        for none of it: to eviction it would look idle.
+        """
+        state = self._requests.pop(req_context.req_id, None)
+        try:
+            opened = self._backend.current
+            if state is not None and opened is not None and not state.bypass:
+                touch(opened, state.chains())
+        except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
+            self._trouble("on_request_finished", error)
 
     def on_schedule_end(self, context: Any, **_: Any) -> None:
         """Lets preempted requests look up again what they missed: it may be stored by now."""

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,13 @@ def contains(opened: Opened, keys: Sequence[bytes]) -> list[bool]:
         return []
     namespace, hashes = address(opened, keys)
     return list(namespace.contains(hashes))
+
+
+def touch(opened: Opened, chains: Iterable[Sequence[bytes]]) -> None:
+    """Notes that prompts were used; each chain has the keys of one group in their order."""
+    for keys in chains:
+        namespace, hashes = address(opened, keys)
+        namespace.touch(hashes)
 
 
 def by_group(blocks: Sequence[Block]) -> list[list[Block]]:
