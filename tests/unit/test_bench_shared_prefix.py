@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -84,18 +85,6 @@ def test_a_segment_holds_as_many_prompts_as_its_bytes(index: str, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sample_apart_is_the_same_where_a_probe_is_no_use(tmp_path: Path) -> None:
-    setup = prefixes.Setup(tmp_path, "memory", 8 << 20, 16 << 10)
-    geometry = prefixes.calibrate(setup)
-    points = bench.sample_points(geometry, 2)
-    cell = bench.Cell("memory", "whole", "get")
-    together = bench.run_cell(cell, setup, geometry, [points])
-    apart = bench.run_cell(cell, setup, geometry, [[point] for point in points])
-    assert together.shares.keys() == apart.shares.keys() == set(points)
-    # The least that holds whatever counts as a use: a root that is got before each prompt stays.
-    assert min(*together.shares.values(), *apart.shares.values()) > 0.5
-
-
 def test_a_store_that_is_too_small_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,10 +99,10 @@ def test_a_small_run_has_every_cell_and_leaves_nothing(
     arguments = ["--capacity-mib", "8", "--samples", "2", "--index", "memory"]
     assert bench.main([*arguments, "--dir", str(tmp_path)]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    cells = {f"memory {puts} {touch}" for puts in bench.PUTS for touch in bench.touches()}
+    cells = {f"memory {puts} {touch}" for puts in bench.PUTS for touch in get_args(bench.Touch)}
     assert told["reachable_share"].keys() == told["reachable_share_reopened"].keys() == cells
     assert 0 <= told["min_reachable_share"] <= 1
-    assert told["reachable_share"]["memory whole get"] > 0.5
+    assert told["min_reachable_share"] > 0.5
     assert told["bytes_relocated_per_put_byte"].keys() == cells
     assert told["max_loss_blocks"] >= max(told["loss_blocks"].values())
     assert told["conversations"].keys() == {"memory get", "memory put"}

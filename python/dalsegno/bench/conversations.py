@@ -100,7 +100,7 @@ def converse(setup: Setup, geometry: Geometry, way: Way) -> Outcome:
                 for _ in range(pause):
                     others_prompt()
         for number, chain in enumerate(chains):
-            missing = len(chain) - subject.namespace.probe(chain)
+            missing = subject.namespace.peek(chain).count(False)
             outcome.judge(number, missing, fits=recent.holds(chain))
         outcome.max_loss_blocks = subject.max_loss_blocks
     return outcome

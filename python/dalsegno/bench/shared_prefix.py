@@ -11,8 +11,7 @@ and one is being filled. Reachable are the leading present blocks behind the roo
 prompts. A cell's share is the least of 20 samples over the last two capacities, and of those after
 the store was opened again.
 
-Samples are taken by ``probe``: an open store has no call that names its blocks and may never count
-as a use. ``--apart`` takes each sample in a run of its own, which ends with it.
+Samples are taken by ``peek``, which is no use.
 
 Then 24 conversations of 6 turns behind the same root, with other prompts between the turns: those
 that fit must not lose a block.
@@ -26,7 +25,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -91,15 +90,6 @@ class Result:
         return min(share for at, share in self.shares.items() if (at > end) == reopened)
 
 
-def touches() -> list[Touch]:
-    """Ways to use the root; ``touch`` only where the store has that call."""
-    return [one for one in get_args(Touch) if one != "touch" or _has_touch()]
-
-
-def _has_touch() -> bool:
-    return hasattr(dalsegno.Namespace, "touch")
-
-
 def sample_points(geometry: Geometry, samples: int) -> list[int]:
     """Numbers of prompts put after which a sample is taken."""
     end = BEFORE * geometry.capacity_prompts
@@ -110,18 +100,13 @@ def sample_points(geometry: Geometry, samples: int) -> list[int]:
     return points + [end + after * number // count for number in range(1, count + 1)]
 
 
-def run_cell(
-    cell: Cell, setup: Setup, geometry: Geometry, points: Iterable[Sequence[int]]
-) -> Result:
-    """Runs a cell once for each group of samples; returns all of them together."""
-    result = Result(geometry)
-    for group in points:
-        with Subject(setup) as subject:
-            result.shares |= _history(cell, subject, geometry, group)
-        result.max_loss_blocks = max(result.max_loss_blocks, subject.max_loss_blocks)
-        result.put_bytes += subject.put_bytes
-        result.relocated_bytes += subject.relocated_bytes
-    return result
+def run_cell(cell: Cell, setup: Setup, geometry: Geometry, points: Sequence[int]) -> Result:
+    """Runs a cell, with samples after so many prompts."""
+    with Subject(setup) as subject:
+        shares = _history(cell, subject, geometry, points)
+    return Result(
+        geometry, shares, subject.max_loss_blocks, subject.put_bytes, subject.relocated_bytes
+    )
 
 
 def _history(
@@ -149,7 +134,9 @@ def _prompt(number: int) -> list[bytes]:
 
 def _behind_root(subject: Subject, number: int) -> int:
     """Leading present blocks of a prompt behind the root."""
-    return max(0, subject.namespace.probe(_prompt(number)) - len(ROOT))
+    present = subject.namespace.peek(_prompt(number))
+    leading = present.index(False) if False in present else len(present)
+    return max(0, leading - len(ROOT))
 
 
 def _use_root(touch: Touch, subject: Subject) -> None:
@@ -161,8 +148,7 @@ def _use_root(touch: Touch, subject: Subject) -> None:
     elif touch == "get":
         subject.get(ROOT)
     elif touch == "touch":
-        call: Any = subject.namespace
-        call.touch(ROOT)
+        subject.namespace.touch(ROOT)
 
 
 def report(
@@ -218,11 +204,10 @@ def run(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     conversations: dict[str, Outcome] = {}
     if options.part != "conversations":
         print(f"{'reachable':24}{'share':>8}{'reopened':>10}{'max loss':>10}{'relocated':>11}")
-        for index, puts, touch in product(setups, PUTS, touches()):
+        for index, puts, touch in product(setups, PUTS, get_args(Touch)):
             cell, geometry = Cell(index, puts, touch), geometries[index]
             points = sample_points(geometry, options.samples)
-            groups = [[point] for point in points] if options.apart else [points]
-            one = cells[cell] = run_cell(cell, setups[index], geometry, groups)
+            one = cells[cell] = run_cell(cell, setups[index], geometry, points)
             print(
                 f"{cell!s:24}{one.least(reopened=False):8.3f}{one.least(reopened=True):10.3f}"
                 f"{one.max_loss_blocks:10}{one.relocated_bytes / one.put_bytes:11.3f}",
@@ -285,7 +270,6 @@ def _parser() -> argparse.ArgumentParser:
         default=20,
         help="samples of a cell before reopening (%(default)s)",
     )
-    add("--apart", action="store_true", help="take each sample in a run of its own")
     add("--dir", type=Path, default=Path("/var/tmp"), help="where to write (%(default)s)")  # noqa: S108
     return parser
 
