@@ -105,6 +105,24 @@ def rust_forbids_unsafe(root: Path) -> list[str]:
     ]
 
 
+def rust_threads_are_counted(root: Path) -> list[str]:
+    """Threads are started in one place, which counts them, so that a forked child is recognised."""
+    starts = re.compile(r"\bthread::(?:Builder|scope|spawn)\b")
+    complaints = []
+    for path in files(root, "crates/*/src/**/*.rs"):
+        inside = path.relative_to(root / "crates").as_posix()
+        if inside == "io/src/threads.rs" or inside.partition("/")[0] in DEV_ONLY:
+            continue
+        code = path.read_text().partition("#[cfg(test)]")[0]
+        complaints += [
+            f"crates/{inside}:{number} starts a thread that nobody counts: "
+            "use dalsegno_io::{spawn, share_work, Workers}"
+            for number, line in enumerate(code.splitlines(), 1)
+            if starts.search(line.partition("//")[0])
+        ]
+    return complaints
+
+
 # Python: arrows.
 
 
@@ -268,6 +286,7 @@ def no_machine_paths(root: Path) -> list[str]:
 RULES: list[Rule] = [
     rust_arrows,
     rust_forbids_unsafe,
+    rust_threads_are_counted,
     python_arrows,
     file_sizes,
     function_sizes,

@@ -21,6 +21,7 @@ from tests.unit.house import (
     python_arrows,
     rust_arrows,
     rust_forbids_unsafe,
+    rust_threads_are_counted,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +99,11 @@ BAD: list[tuple[Rule, dict[str, str], str]] = [
     (file_sizes, {"crates/io/src/a/b.rs": "\n" * (RUST_LINES + 1)}, "split it"),
     (file_sizes, {"tools/long.py": "\n" * (PYTHON_LINES + 1)}, "split it"),
     (function_sizes, {"tools/f.py": "def f():\n" + "    x = 1\n" * FUNCTION_LINES}, "f.py:1 f has"),
+    (
+        rust_threads_are_counted,
+        {"crates/log/src/a.rs": "\nstd::thread::scope(|scope| {"},
+        "log/src/a.rs:2 starts",
+    ),
     (line_lengths, {**RUFF, "crates/io/tests/a.rs": "//" + "x" * RUST_COLUMNS}, "a.rs:1 has 122"),
     (line_lengths, {**RUFF, "tools/a.py": "\n#" + "x" * 100}, "a.py:2 has 101"),
     (line_lengths, {**RUFF, "tools/a.py": "x" * 101 + "  # noqa: S1"}, "a.py:1 has 101"),
@@ -126,6 +132,14 @@ GOOD: list[tuple[Rule, dict[str, str]]] = [
         {
             "crates/py/Cargo.toml": "[dependencies]\ndalsegno-store = '*'\npyo3 = '*'",
             "crates/store/Cargo.toml": "[dev-dependencies]\ndalsegno-sim = '*'\nlibc = '*'",
+        },
+    ),
+    (
+        rust_threads_are_counted,
+        {
+            "crates/io/src/threads.rs": "std::thread::Builder::new()",
+            "crates/io/src/a.rs": "/// As `thread::scope`.\n#[cfg(test)]\nthread::spawn(run)",
+            "crates/sim/src/a.rs": "std::thread::spawn(run)",
         },
     ),
     (python_arrows, {"python/dalsegno/__init__.py": "from dalsegno._native import Store"}),

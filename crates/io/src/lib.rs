@@ -39,4 +39,4 @@ pub use patience::{Patience, patiently};
 pub use pool::BufferPool;
 pub use process::{Process, forked_amid_threads};
 pub use random::random_bytes;
-pub use threads::{Workers, spawn};
+pub use threads::{Workers, share_work, spawn};

@@ -29,6 +29,30 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
     })
 }
 
+/// Runs `work` on up to `count` threads, the calling one included, and returns when all of them have. Where the system
+/// refuses threads, fewer do the work.
+///
+/// # Panics
+///
+/// If `work` panics.
+pub fn share_work(name: &str, count: u32, work: impl Fn() + Sync) {
+    let work = &work;
+    std::thread::scope(|scope| {
+        for _ in 1..count {
+            let Ok(running) = Running::begin() else { break };
+            let body = move || {
+                let _running = running;
+                work();
+            };
+            if let Err(error) = Builder::new().name(name.to_owned()).spawn_scoped(scope, body) {
+                tracing::warn!(%error, "the system refuses a thread; fewer share the work");
+                break;
+            }
+        }
+        work();
+    });
+}
+
 /// Threads that belong together.
 #[derive(Debug)]
 pub struct Workers {

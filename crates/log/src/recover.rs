@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 
 use dalsegno_core::{ChainHash, Durability, Extent, NamespaceId, SECTOR_BYTES};
-use dalsegno_io::{DirEntry, FileId, IoError, OpenMode, Opened, Operation};
+use dalsegno_io::{DirEntry, FileId, IoError, OpenMode, Opened, Operation, share_work};
 use parking_lot::Mutex;
 
 use crate::call::Call;
@@ -77,15 +77,11 @@ pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError>
         .collect();
     let queue = Mutex::new(files.into_iter());
     let found = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..core.options.scan_threads {
-            scope.spawn(|| {
-                loop {
-                    let Some((number, entry)) = queue.lock().next() else { return };
-                    let segment = open_segment(core, number, &entry, cover);
-                    found.lock().push(segment);
-                }
-            });
+    share_work("dalsegno-scan", core.options.scan_threads, || {
+        loop {
+            let Some((number, entry)) = queue.lock().next() else { return };
+            let segment = open_segment(core, number, &entry, cover);
+            found.lock().push(segment);
         }
     });
     let mut found = found.into_inner().into_iter().collect::<Result<Vec<_>, _>>()?;

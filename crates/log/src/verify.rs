@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Extent, SECTOR_BYTES};
-use dalsegno_io::{BufferPool, Device, FileId, OpenMode, Operation};
+use dalsegno_io::{BufferPool, Device, FileId, OpenMode, Operation, share_work};
 use parking_lot::Mutex;
 
 use crate::call::Call;
@@ -21,7 +21,7 @@ use crate::scan::scan_records;
 use crate::verify_units::verify_units;
 
 /// Threads that check segments.
-const THREADS: usize = 2;
+const THREADS: u32 = 2;
 
 /// One thing that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,18 +84,14 @@ pub fn verify(
         entries.iter().filter_map(|entry| Some((segment_number(&entry.name)?, entry))).collect();
     let total: u64 = segments.iter().map(|(_, entry)| entry.bytes).sum();
     let shared = Mutex::new((segments.into_iter(), report, 0_u64));
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                loop {
-                    let Some((number, entry)) = shared.lock().0.next() else { return };
-                    let part = verify_segment(&core, number, &entry.name, entry.bytes);
-                    let mut guard = shared.lock();
-                    guard.1.merge(part);
-                    guard.2 += entry.bytes;
-                    progress(guard.2, total);
-                }
-            });
+    share_work("dalsegno-verify", THREADS, || {
+        loop {
+            let Some((number, entry)) = shared.lock().0.next() else { return };
+            let part = verify_segment(&core, number, &entry.name, entry.bytes);
+            let mut guard = shared.lock();
+            guard.1.merge(part);
+            guard.2 += entry.bytes;
+            progress(guard.2, total);
         }
     });
     let (_, mut report, _) = shared.into_inner();

@@ -1,6 +1,7 @@
 //! What the tests of this room share.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod child;
 mod skip;
 
 use std::path::Path;
