@@ -104,6 +104,16 @@ pub trait Watch: Send + Sync {
     fn ended(&self, result: Result<(), &IoError>);
 }
 
+/// Two watches of one request.
+struct Both(Arc<dyn Watch>, Arc<dyn Watch>);
+
+impl Watch for Both {
+    fn ended(&self, result: Result<(), &IoError>) {
+        self.0.ended(result);
+        self.1.ended(result);
+    }
+}
+
 /// One contiguous range of a file and the memory it moves to or from: what one `NVMe` command with a scatter list says.
 pub struct Request {
     /// What to do.
@@ -122,7 +132,8 @@ pub struct Request {
     pub deadline: Deadline,
     /// Kept alive until the device is done: a segment's pin, say.
     pub guard: Option<Arc<dyn Any + Send + Sync>>,
-    /// Told how it ended, also when nobody listens any more; kept alive until the device is done.
+    /// Told how it ended, also when nobody listens any more; kept alive until the device is done. A device that stands
+    /// before another one adds its own with [`Self::add_watch`].
     pub watch: Option<Arc<dyn Watch>>,
     /// Where the completion goes. If nobody listens any more it is dropped, and with it the memory. The channel must
     /// have room for every completion it may be owed: a full one would stall the device's thread.
@@ -134,6 +145,14 @@ impl Request {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.memory.iter().map(|m| m.len() as u64).sum()
+    }
+
+    /// Adds a watch to those that the request has. The one that was added last, next to the device, is called first.
+    pub fn add_watch(&mut self, watch: Arc<dyn Watch>) {
+        self.watch = Some(match self.watch.take() {
+            None => watch,
+            Some(earlier) => Arc::new(Both(watch, earlier)),
+        });
     }
 
     /// Asserts what every engine relies on.

@@ -215,7 +215,7 @@ impl Watched {
         let is_read = request.operation == Operation::Read;
         let tried = verdict == Verdict::Try && is_read && self.read_a_sector(&watch);
         if verdict != Verdict::Refuse && !tried {
-            request.watch = Some(watch);
+            request.add_watch(watch);
             return Some(request);
         }
         side.refused.fetch_add(1, Ordering::Relaxed);
@@ -306,5 +306,45 @@ impl Device for Watched {
 
     fn geometry(&self) -> Geometry {
         self.device.geometry()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dalsegno_io::{DirectoryOptions, LocalDirectory, SystemClock};
+
+    use super::*;
+
+    #[test]
+    fn regression_a_watch_before_another_one_hears_how_requests_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+        let files = LocalDirectory::open(
+            dir.path(),
+            DirectoryOptions::default(),
+            &pool,
+            Arc::clone(&clock),
+        );
+        let inner = Arc::new(Watched::new(Arc::new(files.unwrap()), &clock, None));
+        let outer = Watched::new(Arc::<Watched>::clone(&inner), &clock, None);
+        let opened = outer.open("file", OpenMode::Create { bytes: SECTOR_BYTES }).unwrap();
+        let (reply, answers) = crossbeam_channel::bounded(1);
+        outer.submit(vec![Request {
+            operation: Operation::Sync,
+            class: Class::Foreground,
+            file: opened.file,
+            offset: 0,
+            memory: Vec::new(),
+            tag: 0,
+            deadline: Deadline::Never,
+            guard: None,
+            watch: None,
+            reply,
+        }]);
+        answers.recv().unwrap().result.unwrap();
+        for watched in [&outer, inner.as_ref()] {
+            assert_eq!(watched.stats().owed_requests, 0);
+        }
     }
 }
