@@ -39,9 +39,10 @@ const CONFINED: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
 pub struct DirectoryOptions {
     /// Which engine carries out the requests.
     pub engine: EngineChoice,
-    /// Requests the device works on at a time, 1 to 128; `psync` uses that many threads, at most 16.
+    /// Requests the device works on at a time, 1 to 128; `psync` uses that many threads, at most 16. A quarter of them
+    /// is kept for reads, and a quarter for writes and syncs.
     pub depth: u32,
-    /// Requests accepted and not yet answered; more are refused as busy.
+    /// Requests accepted and not yet answered, of reads and of writes each; more are refused as busy.
     pub queue: usize,
     /// Bypasses the page cache where the file system allows it.
     pub direct: bool,

@@ -49,7 +49,7 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug {
 pub(crate) struct Setup {
     /// Requests the device works on at a time.
     pub(crate) depth: u32,
-    /// Requests accepted and not yet answered.
+    /// Requests of each direction accepted and not yet answered.
     pub(crate) queue: usize,
     /// Memory to register with the kernel.
     pub(crate) pool: BufferPool,

@@ -31,9 +31,10 @@ pub(super) struct Psync {
 
 impl Psync {
     pub(super) fn start(setup: &Setup) -> io::Result<Self> {
-        let queue = Arc::new(Queue::new(setup.queue));
+        let threads = setup.depth.min(MAX_THREADS);
+        let queue = Arc::new(Queue::new(setup.queue, threads));
         let mut engine = Self { queue, workers: Workers::new() };
-        for _ in 0..setup.depth.min(MAX_THREADS) {
+        for _ in 0..threads {
             let (queue, clock) = (Arc::clone(&engine.queue), Arc::clone(&setup.clock));
             engine.workers.start("dalsegno-psync", move || work(&queue, &*clock))?;
         }

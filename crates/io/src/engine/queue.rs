@@ -1,10 +1,14 @@
 //! Requests on their way to an engine's threads: bounded, ordered by class, each answered exactly once.
 //!
-//! 1. At most `limit` requests are accepted and not yet answered; the rest of a batch is refused as busy.
+//! 1. Of each direction at most `limit` requests are accepted and not yet answered; the rest of a batch is refused as
+//!    busy.
 //! 2. A [`Job`] answers its request exactly once, also when it is dropped by a panic.
-//! 3. Foreground goes first; within a class the order of submission holds.
+//! 3. Foreground goes first; within a class the order of submission holds, but for a direction that has its share.
 //! 4. Requests are answered outside of the lock: dropping a guard may run any code, even a new submit.
-//! 5. `asleep` is set only together with finding the queue empty, so a push after it sees it: no wake-up is lost.
+//! 5. `asleep` is set only together with finding no job that may start, so a push after it sees it: no wake-up is lost.
+//! 6. A direction never has all places of the engine, if there are two or more. So reads find one while all writes and
+//!    syncs hang, and the other way round.
+//! 7. A job that waits for its direction's share needs no wake-up: whoever returns a place asks for the next job.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +19,27 @@ use dalsegno_core::Clock;
 use parking_lot::{Condvar, Mutex};
 
 use super::OpenFile;
-use crate::{Class, IoError, Request};
+use crate::{IoError, Operation, Request};
+
+/// This part of an engine's places, but at least one of several, is kept for each direction.
+const RESERVED_PART: usize = 4;
+
+/// Which of the two directions a request belongs to: reads, or writes and the syncs that wait for them.
+fn direction(operation: Operation) -> usize {
+    match operation {
+        Operation::Read => 0,
+        Operation::Write | Operation::Sync => 1,
+    }
+}
+
+/// What of a direction is not answered yet.
+#[derive(Debug, Default)]
+struct Unanswered {
+    /// All of it.
+    accepted: AtomicUsize,
+    /// What an engine has begun.
+    begun: AtomicUsize,
+}
 
 /// An accepted request with its file.
 #[derive(Debug)]
@@ -23,7 +47,10 @@ pub(super) struct Job {
     /// `None` once answered.
     request: Option<Request>,
     file: Arc<OpenFile>,
-    outstanding: Arc<AtomicUsize>,
+    /// Its place in the order of submission.
+    number: u64,
+    has_begun: bool,
+    unanswered: Arc<Unanswered>,
 }
 
 impl Job {
@@ -79,8 +106,11 @@ impl Job {
 
     fn take(&mut self) -> Option<Request> {
         let request = self.request.take()?;
-        // Before the answer, so that who got it can submit again at once.
-        self.outstanding.fetch_sub(1, Ordering::Relaxed);
+        // Before the answer, so that the caller can submit again when it has it.
+        self.unanswered.accepted.fetch_sub(1, Ordering::Relaxed);
+        if self.has_begun {
+            self.unanswered.begun.fetch_sub(1, Ordering::Relaxed);
+        }
         Some(request)
     }
 }
@@ -99,61 +129,82 @@ impl Drop for Job {
 #[derive(Debug)]
 pub(super) struct Queue {
     limit: usize,
-    outstanding: Arc<AtomicUsize>,
+    /// Most requests of one direction that an engine may have begun.
+    share: usize,
+    /// By direction.
+    unanswered: [Arc<Unanswered>; 2],
     state: Mutex<State>,
     arrived: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    foreground: VecDeque<Job>,
-    background: VecDeque<Job>,
+    /// By class, then by direction.
+    waiting: [[VecDeque<Job>; 2]; 2],
+    next_number: u64,
     closed: bool,
     /// Whether the consumer waits where only a wake-up reaches it.
     asleep: bool,
 }
 
-impl State {
-    fn pop(&mut self) -> Option<Job> {
-        self.foreground.pop_front().or_else(|| self.background.pop_front())
-    }
-}
-
 impl Queue {
-    pub(super) fn new(limit: usize) -> Self {
+    /// For an engine that works on `places` requests at a time.
+    pub(super) fn new(limit: usize, places: u32) -> Self {
+        let places = places as usize;
+        let reserved = if places > 1 { (places / RESERVED_PART).max(1) } else { 0 };
         Self {
             limit,
-            outstanding: Arc::default(),
+            share: places - reserved,
+            unanswered: Default::default(),
             state: Mutex::default(),
             arrived: Condvar::new(),
         }
     }
 
-    /// Accepts as many requests as there is room for and answers the others. Returns whether the consumer must be
-    /// woken.
+    /// The next job that may start.
+    fn pop(&self, state: &mut State) -> Option<Job> {
+        let begun = self.unanswered.each_ref().map(|of| of.begun.load(Ordering::Relaxed));
+        let mut job = state.waiting.iter_mut().find_map(|queues| {
+            let first = |at: usize| Some((queues[at].front()?.number, at));
+            let may_start = (0..queues.len()).filter(|at| begun[*at] < self.share);
+            let (_, at) = may_start.filter_map(first).min()?;
+            queues[at].pop_front()
+        })?;
+        job.unanswered.begun.fetch_add(1, Ordering::Relaxed);
+        job.has_begun = true;
+        Some(job)
+    }
+
+    /// Accepts as many requests of each direction as the limit allows and answers the others. Returns whether the
+    /// consumer must be woken.
     #[must_use]
-    pub(super) fn push(&self, mut batch: Vec<(Request, Arc<OpenFile>)>) -> bool {
+    pub(super) fn push(&self, batch: Vec<(Request, Arc<OpenFile>)>) -> bool {
         let mut state = self.state.lock();
         let closed = state.closed;
-        let room = self.limit.saturating_sub(self.outstanding.load(Ordering::Relaxed));
-        let refused = batch.split_off(if closed { 0 } else { room.min(batch.len()) });
-        let accepted = batch.len();
-        self.outstanding.fetch_add(accepted, Ordering::Relaxed);
+        let mut refused = Vec::new();
+        let mut accepted = 0;
         for (request, file) in batch {
-            let class = request.class;
-            let outstanding = Arc::clone(&self.outstanding);
-            let job = Job { request: Some(request), file, outstanding };
-            match class {
-                Class::Foreground => state.foreground.push_back(job),
-                Class::Background => state.background.push_back(job),
+            let direction = direction(request.operation);
+            let unanswered = &self.unanswered[direction];
+            if closed || unanswered.accepted.load(Ordering::Relaxed) >= self.limit {
+                refused.push(request);
+                continue;
             }
+            unanswered.accepted.fetch_add(1, Ordering::Relaxed);
+            accepted += 1;
+            let class = request.class as usize;
+            let (number, unanswered) = (state.next_number, Arc::clone(unanswered));
+            state.next_number += 1;
+            let request = Some(request);
+            let job = Job { request, file, number, has_begun: false, unanswered };
+            state.waiting[class][direction].push_back(job);
         }
         let wake = accepted > 0 && std::mem::take(&mut state.asleep);
         drop(state);
         for _ in 0..accepted {
             self.arrived.notify_one();
         }
-        for (request, _) in refused {
+        for request in refused {
             request.complete(Err(if closed { IoError::Closed } else { IoError::Busy }));
         }
         wake
@@ -166,19 +217,19 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            if let Some(job) = state.pop() {
+            if let Some(job) = self.pop(&mut state) {
                 return Some(job);
             }
             self.arrived.wait(&mut state);
         }
     }
 
-    /// Appends up to `room` jobs to `jobs`; if that empties the queue, the consumer counts as asleep from then on.
-    /// Returns whether the queue is closed.
+    /// Appends up to `room` jobs to `jobs`; if no more may start, the consumer counts as asleep from then on. Returns
+    /// whether the queue is closed.
     pub(super) fn take(&self, room: usize, jobs: &mut Vec<Job>) -> bool {
         let mut state = self.state.lock();
         let before = jobs.len();
-        jobs.extend(std::iter::from_fn(|| state.pop()).take(room));
+        jobs.extend(std::iter::from_fn(|| self.pop(&mut state)).take(room));
         state.asleep = jobs.len() - before < room;
         state.closed
     }
@@ -187,11 +238,11 @@ impl Queue {
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        let waiting = std::mem::take(&mut state.foreground);
-        let waiting = waiting.into_iter().chain(std::mem::take(&mut state.background));
+        let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.arrived.notify_all();
-        waiting.for_each(|job| job.finish(Err(IoError::Closed)));
+        let jobs = waiting.into_iter().flatten().flatten();
+        jobs.for_each(|job| job.finish(Err(IoError::Closed)));
     }
 }
 
@@ -201,7 +252,7 @@ mod tests {
     use dalsegno_core::Deadline;
 
     use super::*;
-    use crate::{Completion, FileId, Operation};
+    use crate::{Class, Completion, FileId};
 
     fn file() -> Arc<OpenFile> {
         let flags = rustix::fs::OFlags::PATH;
@@ -209,12 +260,19 @@ mod tests {
         Arc::new(OpenFile { descriptor, name: "test".to_owned() })
     }
 
+    type Batch = (Vec<(Request, Arc<OpenFile>)>, Receiver<Completion>);
+
     /// Sync requests, tagged from 0, of the given classes.
-    fn batch(classes: &[Class]) -> (Vec<(Request, Arc<OpenFile>)>, Receiver<Completion>) {
+    fn batch(classes: &[Class]) -> Batch {
+        batch_of(classes.iter().map(|class| (Operation::Sync, *class)))
+    }
+
+    /// Requests, tagged from 0.
+    fn batch_of(kinds: impl IntoIterator<Item = (Operation, Class)>) -> Batch {
         let (reply, answers) = unbounded();
-        let batch = classes.iter().zip(0..).map(|(&class, tag)| {
+        let batch = kinds.into_iter().zip(0..).map(|((operation, class), tag)| {
             let request = Request {
-                operation: Operation::Sync,
+                operation,
                 class,
                 file: FileId(0),
                 offset: 0,
@@ -233,7 +291,7 @@ mod tests {
     #[test]
     fn foreground_overtakes_background_but_not_its_own_class() {
         use Class::{Background, Foreground};
-        let queue = Queue::new(16);
+        let queue = Queue::new(16, 16);
         let (requests, _answers) = batch(&[Background, Foreground, Background, Foreground]);
         let _ = queue.push(requests);
         let mut jobs = Vec::new();
@@ -243,8 +301,52 @@ mod tests {
     }
 
     #[test]
+    fn regression_a_direction_never_has_all_places() {
+        let operations = [Operation::Write, Operation::Read];
+        for (first, second) in [operations, [operations[1], operations[0]]].map(Into::into) {
+            let queue = Queue::new(16, 4);
+            let kinds = [first, first, first, first, second].map(|of| (of, Class::Foreground));
+            let (requests, _answers) = batch_of(kinds);
+            let _ = queue.push(requests);
+            let mut begun = Vec::new();
+            queue.take(4, &mut begun);
+            let tags = |jobs: &[Job]| jobs.iter().map(|job| job.request().tag).collect::<Vec<_>>();
+            assert_eq!(tags(&begun), [0, 1, 2, 4]);
+            // The last of them waits for its direction, not for its turn.
+            begun.pop().unwrap().finish(Ok(()));
+            let mut more = Vec::new();
+            queue.take(4, &mut more);
+            assert!(more.is_empty());
+            begun.pop().unwrap().finish(Ok(()));
+            queue.take(4, &mut begun);
+            assert_eq!(tags(&begun), [0, 1, 3]);
+        }
+    }
+
+    #[test]
+    fn an_engine_with_one_place_serves_both_directions() {
+        let queue = Queue::new(16, 1);
+        let kinds = [Operation::Write, Operation::Read].map(|of| (of, Class::Foreground));
+        let (requests, _answers) = batch_of(kinds);
+        let _ = queue.push(requests);
+        for _ in 0..2 {
+            queue.wait().unwrap().finish(Ok(()));
+        }
+    }
+
+    #[test]
+    fn regression_writes_that_are_not_answered_leave_reads_their_queue() {
+        let queue = Queue::new(2, 16);
+        let (requests, _answers) = batch(&[Class::Foreground; 2]);
+        let _ = queue.push(requests);
+        let (requests, answers) = batch_of([(Operation::Read, Class::Foreground)]);
+        let _ = queue.push(requests);
+        assert!(answers.try_recv().is_err(), "it was refused");
+    }
+
+    #[test]
     fn the_limit_counts_what_is_not_answered_yet() {
-        let queue = Queue::new(2);
+        let queue = Queue::new(2, 16);
         let (requests, answers) = batch(&[Class::Foreground; 3]);
         let _ = queue.push(requests);
         let busy = answers.try_recv().unwrap();
@@ -262,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_closed_queue_answers_what_waited_and_what_comes() {
-        let queue = Queue::new(16);
+        let queue = Queue::new(16, 16);
         let (requests, waited) = batch(&[Class::Foreground, Class::Background]);
         let _ = queue.push(requests);
         queue.close();
@@ -276,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_job_lost_in_a_panic_is_answered_with_an_error() {
-        let queue = Queue::new(16);
+        let queue = Queue::new(16, 16);
         let (requests, answers) = batch(&[Class::Foreground; 2]);
         let _ = queue.push(requests);
         let job = queue.wait().unwrap();
@@ -293,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_sleeping_consumer_is_woken_once() {
-        let queue = Queue::new(16);
+        let queue = Queue::new(16, 16);
         assert!(!queue.take(4, &mut Vec::new()));
         let (requests, _answers) = batch(&[Class::Foreground]);
         assert!(queue.push(requests));

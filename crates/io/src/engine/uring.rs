@@ -5,7 +5,7 @@
 //!    fails while it is there, it is leaked: the kernel may come back to it.
 //! 3. Each slot has at most one entry in the ring, and the ring has room for all slots and the doorbell.
 //! 4. The arena stays mapped as long as it is registered: the owner holds the pool.
-//! 5. The owner sleeps only with the doorbell armed, and with the queue drained or every slot taken.
+//! 5. The owner sleeps only with the doorbell armed, and when nothing in the queue may start or every slot is taken.
 
 mod flight;
 mod ring;
@@ -46,7 +46,7 @@ pub(super) struct Uring {
 
 impl Uring {
     pub(super) fn start(setup: &Setup) -> io::Result<Self> {
-        let queue = Arc::new(Queue::new(setup.queue));
+        let queue = Arc::new(Queue::new(setup.queue, setup.depth));
         let doorbell = Arc::new(Doorbell::new()?);
         let mut workers = Workers::new();
         let (report, started) = crossbeam_channel::bounded(1);
@@ -183,14 +183,14 @@ impl Owner {
         loop {
             let room = self.free.len();
             let closed = self.queue.take(room, &mut arrived);
-            let drained = arrived.len() < room;
-            for job in arrived.drain(..) {
-                self.launch(job)?;
-            }
-            // Late requests take no slot: with slots still free, only a drained queue rings the doorbell again.
-            if drained || self.free.is_empty() {
+            // Late requests take neither a slot nor a share of the slots, so others may start now. With slots still
+            // free, the doorbell rings again only when the queue had nothing that may start.
+            if arrived.is_empty() {
                 self.arrived = arrived;
                 return Ok(closed);
+            }
+            for job in arrived.drain(..) {
+                self.launch(job)?;
             }
         }
     }
