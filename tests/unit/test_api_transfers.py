@@ -114,14 +114,27 @@ def test_a_full_queue_throttles_and_moves_nothing(
 
 
 def test_a_throttled_get_reports_misses(namespace: dalsegno.Namespace) -> None:
-    fill(namespace, 1)
-    transfers = [namespace.submit_put(chain(32, "b"), [bytes(MIB)] * 32) for _ in range(2)]
-    gets = [namespace.submit_get(chain(1), room(1)) for _ in range(20)]
+    fill(namespace, 32)
+    out = [room(32) for _ in range(8)]
+    gets = [namespace.submit_get(chain(32), one) for one in out]
     throttled = [get for get in gets if get.throttled]
     assert throttled
-    assert all(get.get_report() == [False] for get in throttled)
-    for transfer in (*transfers, *gets):
+    assert all(get.get_report() == [False] * 32 for get in throttled)
+    for get in gets:
+        assert get.wait(60)
+
+
+def test_regression_a_full_queue_of_puts_throttles_no_get(namespace: dalsegno.Namespace) -> None:
+    blocks = fill(namespace, 1)
+    puts = [namespace.submit_put(chain(32, f"{n}."), [bytes(MIB)] * 32) for n in range(8)]
+    out = room(1)
+    get = namespace.submit_get(chain(1), out)
+    assert any(put.throttled for put in puts)
+    assert not get.throttled
+    for transfer in (*puts, get):
         assert transfer.wait(60)
+    assert get.get_report() == [True]
+    assert out == blocks
 
 
 @pytest.mark.parametrize("delay_s", [0, 0.001, 0.01])
@@ -308,12 +321,11 @@ def test_a_layer_in_the_background_that_fails_says_so(namespace: dalsegno.Namesp
 
 def test_a_layer_that_is_throttled_may_be_stored_again(namespace: dalsegno.Namespace) -> None:
     half, count = bytes(MIB // 2), 16
-    fill(namespace, count)
     writer = namespace.layer_writer(chain(1, "new"))
-    out = [room(count) for _ in range(8)]
-    busy = [namespace.submit_get(chain(count), one) for one in out]
+    blocks = [bytes(MIB)] * count
+    busy = [namespace.submit_put(chain(count, f"{n}."), blocks) for n in range(8)]
     transfer = writer.submit_store_layer(0, [half])
-    assert all(get.wait(60) for get in busy)
+    assert all(put.wait(60) for put in busy)
     assert transfer.wait(60)
     if transfer.throttled:
         with pytest.raises(dalsegno.UnavailableError, match="again"):

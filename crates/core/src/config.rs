@@ -116,9 +116,9 @@ pub struct Config {
     /// Most bytes a second that scrubbing reads, to find bytes that went bad; 0 switches it off; default 4 MiB.
     #[serde(deserialize_with = "optional_bytes")]
     pub scrub_rate: Option<u64>,
-    /// Threads that carry out transfers; default 2.
+    /// Threads that carry out loads, and as many that carry out stores; default 2.
     pub transfer_threads: Option<u32>,
-    /// Transfers that may wait for a thread before a new one is throttled; default 256.
+    /// Loads that may wait for a thread before a new one is throttled, and as many stores; default 256.
     pub transfer_queue: Option<u32>,
     /// Most namespaces of one store, those without blocks forgotten at open; default 4096.
     pub namespaces: Option<u32>,

@@ -66,9 +66,9 @@ pub struct Limits {
     pub merge_bytes_per_s: u64,
     /// Most bytes a second that scrubbing reads.
     pub scrub_bytes_per_s: u64,
-    /// Threads that carry out transfers.
+    /// Threads that carry out transfers of one direction.
     pub transfer_threads: u32,
-    /// Transfers that may wait for a thread.
+    /// Transfers of one direction that may wait for a thread.
     pub transfer_queue: u32,
     /// Most namespaces.
     pub namespace_count: u32,

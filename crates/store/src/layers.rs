@@ -15,7 +15,7 @@ use crate::put::{check_blocks, stretches};
 use crate::stats::add;
 use crate::store::{Store, to_error};
 use crate::terms::Terms;
-use crate::transfer::Transfer;
+use crate::transfer::{Direction, Transfer};
 
 /// Blocks that are put one layer at a time; nothing is visible before [`LayerWriter::commit`].
 #[derive(Debug)]
@@ -155,7 +155,9 @@ impl LayerWriter {
         let (store, work) = (self.store.clone(), Arc::clone(&self.work));
         let (namespace, first, count) = (Arc::clone(&self.namespace), self.first, self.count);
         let writer = Self { store, namespace, first, count, work };
-        self.store.start(refused, timeout, move |_, terms| writer.store_layer(layer, blocks, terms))
+        self.store.start(Direction::Store, refused, timeout, move |_, terms| {
+            writer.store_layer(layer, blocks, terms)
+        })
     }
 
     /// Makes the blocks visible; returns how many. Waits for no layer whose transfer has not begun: end them first.

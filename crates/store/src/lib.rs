@@ -10,6 +10,7 @@
 
 mod dram;
 mod get;
+mod lane;
 mod layers;
 mod look_up;
 mod merge;

@@ -33,7 +33,7 @@ use crate::room::RoomMaker;
 use crate::scrub::{ScrubRules, Scrubber};
 use crate::stats::Counters;
 use crate::store::{Inner, Store, no_thread, to_error};
-use crate::transfer::Workers;
+use crate::transfer::TransferLanes;
 use crate::tuner::Tuner;
 use crate::upkeep::{Upkeep, UpkeepRules};
 use crate::watch::Watched;
@@ -184,7 +184,7 @@ impl Store {
             None => Upkeep::none(),
         };
         let room = RoomMaker::start(inline_upkeep)?;
-        let workers = start_workers(&limits)?;
+        let transfers = start_transfers(&limits)?;
         let merger = Merger::new(merging, &limits, inline_upkeep);
         let scrubber = Scrubber::new(scrubbing, &limits, inline_upkeep);
         let inner = Inner {
@@ -207,15 +207,15 @@ impl Store {
             counters,
             room,
         };
-        let store = Self::new(inner, workers);
+        let store = Self::new(inner, transfers);
         store.enter()?.start_merging()?;
         store.enter()?.start_scrubbing()?;
         Ok(store)
     }
 }
 
-fn start_workers(limits: &Limits) -> Result<Workers> {
-    Workers::start(limits.transfer_threads, limits.transfer_queue).map_err(no_thread)
+fn start_transfers(limits: &Limits) -> Result<TransferLanes> {
+    TransferLanes::start(limits.transfer_threads, limits.transfer_queue).map_err(no_thread)
 }
 
 fn open_dram(limits: &Limits) -> Result<Dram> {

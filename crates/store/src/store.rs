@@ -23,7 +23,7 @@ use crate::pending::Pending;
 use crate::room::RoomMaker;
 use crate::scrub::Scrubber;
 use crate::stats::{Counters, Stats};
-use crate::transfer::Workers;
+use crate::transfer::TransferLanes;
 use crate::upkeep::Upkeep;
 use crate::watch::Watched;
 
@@ -39,7 +39,7 @@ const CLOSE_POLL: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug)]
 pub struct Store {
     pub(crate) door: Arc<Door>,
-    pub(crate) workers: Arc<Workers>,
+    pub(crate) transfers: Arc<TransferLanes>,
 }
 
 /// What every clone of a store shares. A call goes in through [`Store::enter`] and holds what it got until it ends, so
@@ -79,11 +79,11 @@ pub(crate) struct Inner {
 }
 
 impl Store {
-    pub(crate) fn new(inner: Inner, workers: Workers) -> Self {
+    pub(crate) fn new(inner: Inner, transfers: TransferLanes) -> Self {
         let (id, limits) = (inner.log.store(), inner.limits.clone());
         let inner = RwLock::new(Some(Arc::new(inner)));
         let door = Door { inner, last: Mutex::default(), id, limits, process: Process::this() };
-        Self { door: Arc::new(door), workers: Arc::new(workers) }
+        Self { door: Arc::new(door), transfers: Arc::new(transfers) }
     }
 
     /// What a call works with, until it ends.
@@ -153,7 +153,7 @@ impl Store {
     pub fn close(&self) {
         let Ok(inner) = self.enter() else { return };
         let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
-        self.workers.stop(CLOSE_PATIENCE);
+        self.transfers.stop(deadline, inner.clock.as_ref());
         inner.merger.close(deadline.remaining(inner.clock.now()).unwrap_or_default());
         inner.scrubber.close(deadline.remaining(inner.clock.now()).unwrap_or_default());
         *self.door.last.lock() = Some(crate::stats::view(&inner));

@@ -2,19 +2,21 @@
 //!
 //! 1. A transfer ends exactly once, whatever happens: done, throttled, cancelled, or failed.
 //! 2. When it has ended, nothing touches its memory any more.
-//! 3. The queue is bounded; a full queue throttles, it never blocks the caller.
-//! 4. In a forked child every transfer has ended: the thread that would end it is not there.
+//! 3. Queues are bounded; a full queue throttles, it never blocks the caller.
+//! 4. Loads and stores have a lane each, so that no load waits while stores hang, and no store while loads do.
+//! 5. In a forked child every transfer has ended: the thread that would end it is not there.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use dalsegno_core::{ChainHash, Error, NamespaceId, Result};
+use crossbeam_channel::TrySendError;
+use dalsegno_core::{ChainHash, Clock, Deadline, Error, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_io::{Memory, Process};
 use parking_lot::{Condvar, Mutex};
 
 use crate::get::{GetReport, Outcome};
+use crate::lane::Lane;
 use crate::put::{Put, PutOutcome, PutReport};
 use crate::stats::add;
 use crate::store::{Store, forked};
@@ -22,53 +24,49 @@ use crate::terms::{Cancel, Terms};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads that carry out transfers.
-#[derive(Debug)]
-pub(crate) struct Workers {
-    queue: Mutex<Option<Sender<Job>>>,
-    threads: Mutex<dalsegno_io::Workers>,
+/// Which way the bytes of a transfer go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// Out of the store.
+    Load,
+    /// Into the store.
+    Store,
 }
 
-impl Workers {
+/// The threads that carry out transfers.
+#[derive(Debug)]
+pub(crate) struct TransferLanes {
+    loads: Lane<Job>,
+    stores: Lane<Job>,
+}
+
+impl TransferLanes {
+    /// Starts `threads` threads for each direction, with a queue of `queue` transfers each.
     pub(crate) fn start(threads: u32, queue: u32) -> std::io::Result<Self> {
-        let (sender, receiver) = bounded(queue as usize);
-        let mut started = dalsegno_io::Workers::new();
-        for number in 0..threads {
-            let receiver: Receiver<Job> = receiver.clone();
-            let name = format!("dalsegno-xfer{number}");
-            let work = move || receiver.iter().for_each(|job| job());
-            if let Err(error) = started.start(&name, work) {
-                if number == 0 {
-                    return Err(error);
-                }
-                break;
-            }
-        }
-        Ok(Self { queue: Mutex::new(Some(sender)), threads: Mutex::new(started) })
+        let lane = |name| Lane::start(name, threads, queue, |job: Job| job());
+        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")? })
     }
 
     /// Queues a job, or gives it back.
-    fn submit(&self, job: Job) -> std::result::Result<(), Job> {
-        match self.queue.lock().as_ref() {
+    fn submit(&self, direction: Direction, job: Job) -> std::result::Result<(), Job> {
+        let lane = match direction {
+            Direction::Load => &self.loads,
+            Direction::Store => &self.stores,
+        };
+        match lane.queue() {
             None => Err(job),
-            Some(queue) => queue.try_send(job).map_err(|error| match error {
-                TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
-            }),
+            Some(queue) => queue.try_send(job).map_err(TrySendError::into_inner),
         }
     }
 
-    /// Takes no more jobs and waits until the queued ones are done, at most `patience`.
-    pub(crate) fn stop(&self, patience: Duration) {
-        self.queue.lock().take();
-        self.threads.lock().join(patience);
-    }
-}
-
-impl Drop for Workers {
-    /// In a forked child the channel may be locked for ever, so its end is not told to threads that are not there.
-    fn drop(&mut self) {
-        if !self.threads.get_mut().are_ours() {
-            std::mem::forget(self.queue.get_mut().take());
+    /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.
+    pub(crate) fn stop(&self, deadline: Deadline, clock: &dyn Clock) {
+        let lanes = [&self.loads, &self.stores];
+        for lane in lanes {
+            lane.close();
+        }
+        for lane in lanes {
+            lane.join(deadline.remaining(clock.now()).unwrap_or_default());
         }
     }
 }
@@ -194,7 +192,7 @@ impl Store {
         timeout: Option<Duration>,
     ) -> Transfer<PutReport> {
         let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
-        self.start(refused, timeout, move |store, terms| {
+        self.start(Direction::Store, refused, timeout, move |store, terms| {
             store.put_batch(namespace, Put { chain: &chain, first, blocks }, terms)
         })
     }
@@ -209,7 +207,7 @@ impl Store {
         scope: Scope,
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
-        self.start(Ok(throttled_get(&out)), timeout, move |store, terms| {
+        self.start(Direction::Load, Ok(throttled_get(&out)), timeout, move |store, terms| {
             store.get_batch(namespace, &chain, out, scope, terms)
         })
     }
@@ -224,14 +222,15 @@ impl Store {
         out: Vec<Vec<Memory>>,
         timeout: Option<Duration>,
     ) -> Transfer<GetReport> {
-        self.start(Ok(throttled_get(&out)), timeout, move |store, terms| {
+        self.start(Direction::Load, Ok(throttled_get(&out)), timeout, move |store, terms| {
             store.retrieve_layer(namespace, &chain, layer, out, terms)
         })
     }
 
-    /// Queues work; `refused` is the result if the queue is full.
+    /// Queues work; `refused` is the result if the direction's queue is full.
     pub(crate) fn start<T: Send + 'static>(
         &self,
+        direction: Direction,
         refused: Result<T>,
         timeout: Option<Duration>,
         work: impl FnOnce(&Self, &Terms) -> Result<T> + Send + 'static,
@@ -256,7 +255,7 @@ impl Store {
             let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
             ending.1 = Some(work(&store, &Terms { timeout, ..terms }));
         });
-        match self.workers.submit(job) {
+        match self.transfers.submit(direction, job) {
             Ok(()) => transfer,
             Err(job) => {
                 drop(job);

@@ -20,6 +20,8 @@ const BYTES: usize = 60 << 10;
 /// What a call is given, and what it may take with the machine busy: far below the minute that a sync may.
 const TIMEOUT: Duration = Duration::from_millis(200);
 const AT_MOST: Duration = Duration::from_secs(5);
+/// Longer than any machine is slow.
+const PATIENCE: Duration = Duration::from_secs(40);
 
 fn settings(durability: Durability) -> Config {
     Config { segment: Some(1 << 20), extent: Some(256 << 10), durability, ..config(5 << 20) }
@@ -225,5 +227,57 @@ fn a_call_without_a_timeout_is_throttled_where_all_staging_memory_stays_in_use()
         assert_eq!(waiting.join().unwrap().count(PutOutcome::Failed), 4);
     });
     drop(held);
+    check_well(&store, ns);
+}
+
+/// Blocks of a chain in memory of their own, as a transfer takes them.
+fn owned(chain: &[ChainHash]) -> Vec<Vec<Memory>> {
+    chain.iter().map(|hash| vec![Memory::owned(block(*hash, BYTES), ())]).collect()
+}
+
+fn wait_for_kept(device: &Hanging, count: usize) {
+    let started = Instant::now();
+    while device.kept() < count {
+        assert!(started.elapsed() < PATIENCE, "nothing came to the device");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn regression_stores_that_hang_keep_no_load_waiting_nor_loads_a_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let (device, store, pool) = hanging_with_pool(dir.path(), &settings(Durability::None));
+    let ns = space(&store);
+    put(&store, ns, &chain(0, 4), 0, BYTES);
+    let threads = u64::from(store.limits().transfer_threads);
+    let store_one = |name| {
+        let chain = chain(name, 4);
+        let blocks = owned(&chain);
+        store.submit_put(ns, chain, 0, blocks, Some(PATIENCE))
+    };
+    let load_one = || {
+        let out = (0..4).map(|_| vec![pool.try_take(BYTES).unwrap()]).collect();
+        store.submit_get(ns, chain(0, 4), out, Scope::Each, Some(PATIENCE))
+    };
+    device.hang(Hung::Writes);
+    let stores: Vec<_> = (1..=threads).map(store_one).collect();
+    wait_for_kept(&device, stores.len());
+    let load = load_one();
+    assert!(load.wait(Some(PATIENCE / 2)), "a load waits for stores");
+    assert_eq!(load.take().unwrap().unwrap().hit_blocks(), 4);
+    device.go_on();
+    for transfer in stores {
+        assert!(transfer.wait(None));
+    }
+    device.hang(Hung::Reads);
+    let loads: Vec<_> = (0..threads).map(|_| load_one()).collect();
+    wait_for_kept(&device, loads.len());
+    let transfer = store_one(100);
+    assert!(transfer.wait(Some(PATIENCE / 2)), "a store waits for loads");
+    assert_eq!(transfer.take().unwrap().unwrap().count(PutOutcome::Stored), 4);
+    device.go_on();
+    for transfer in loads {
+        assert!(transfer.wait(None));
+    }
     check_well(&store, ns);
 }

@@ -190,14 +190,15 @@ SETTINGS = (
         "number",
         "2",
         ("1", "64"),
-        "Threads that carry out transfers (`submit_put`, `submit_get`).",
+        "Threads that carry out loads (`submit_get`), and as many that carry out stores "
+        "(`submit_put`).",
     ),
     Setting(
         "transfer_queue",
         "number",
         "256",
         ("1", "65536"),
-        "Transfers that may wait for a thread before a new one is throttled.",
+        "Loads that may wait for a thread before a new one is throttled, and as many stores.",
     ),
     Setting(
         "namespaces",

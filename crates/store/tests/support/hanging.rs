@@ -14,6 +14,8 @@ use dalsegno_store::{Config, MergeRules, Parts, ScrubRules, Store, StoreId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hung {
     Nothing,
+    Reads,
+    Writes,
     Syncs,
     Creation,
     Everything,
@@ -38,6 +40,11 @@ impl Hanging {
         self.hang(Hung::Nothing);
         self.changed.notify_all();
         self.files.submit(std::mem::take(&mut self.kept.lock().unwrap()));
+    }
+
+    /// How many requests it has not answered.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.lock().unwrap().len()
     }
 
     fn wait(&self) {
@@ -70,12 +77,15 @@ impl Device for Hanging {
     }
     fn submit(&self, requests: Vec<Request>) {
         let hung = *self.hung.lock().unwrap();
+        let is_hung = |operation| match hung {
+            Hung::Nothing | Hung::Creation => false,
+            Hung::Reads => operation == Operation::Read,
+            Hung::Writes => operation == Operation::Write,
+            Hung::Syncs => operation == Operation::Sync,
+            Hung::Everything => true,
+        };
         let (hanging, served): (Vec<_>, Vec<_>) =
-            requests.into_iter().partition(|request| match hung {
-                Hung::Nothing | Hung::Creation => false,
-                Hung::Syncs => request.operation == Operation::Sync,
-                Hung::Everything => true,
-            });
+            requests.into_iter().partition(|request| is_hung(request.operation));
         self.kept.lock().unwrap().extend(hanging);
         self.files.submit(served);
     }
