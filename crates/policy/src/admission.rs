@@ -4,8 +4,10 @@
 //!    younger one is full the older one is forgotten. A name is remembered for one to two fillings.
 //! 2. It never forgets within one filling: a false negative would keep a hot block out for ever. A
 //!    false positive writes a block one put too early, which costs a write and nothing else.
+//! 3. A name is the namespace with the hash. Engines use one hash in several namespaces, so a put
+//!    in one namespace says nothing about the others.
 
-use dalsegno_core::{Admission, ChainHash};
+use dalsegno_core::{Admission, ChainHash, NamespaceId};
 
 /// Bits per name and probes per lookup: about 1.2% false positives in a full filter.
 const BITS_PER_NAME: u64 = 10;
@@ -46,8 +48,8 @@ impl AdmissionFilter {
     /// Ask in prefix order and write only the admitted blocks that follow each other: a chain hash
     /// commits to all blocks before it, so whoever puts a block for the second time has put its
     /// prefix twice too.
-    pub fn admit(&mut self, hash: &ChainHash) -> bool {
-        self.memory.as_mut().is_none_or(|memory| memory.saw_again(hash))
+    pub fn admit(&mut self, namespace: NamespaceId, hash: &ChainHash) -> bool {
+        self.memory.as_mut().is_none_or(|memory| memory.saw_again(namespace, hash))
     }
 
     /// Bytes of memory in use.
@@ -71,8 +73,8 @@ impl Memory {
         Self { young: vec![0; words], old: vec![0; words], names: 0, full_names }
     }
 
-    fn saw_again(&mut self, hash: &ChainHash) -> bool {
-        let bits = bits_of(hash, self.young.len());
+    fn saw_again(&mut self, namespace: NamespaceId, hash: &ChainHash) -> bool {
+        let bits = bits_of(namespace, hash, self.young.len());
         let has = |filter: &[u64]| bits.iter().all(|(word, mask)| filter[*word] & mask != 0);
         if has(&self.young) {
             return true;
@@ -93,9 +95,9 @@ impl Memory {
 }
 
 /// The (word, mask) pairs of a name, by double hashing.
-fn bits_of(hash: &ChainHash, words: usize) -> [(usize, u64); PROBES] {
-    let (first, step) =
-        (digest(hash, 0x9e37_79b9_7f4a_7c15), digest(hash, 0xd1b5_4a32_d192_ed03) | 1);
+fn bits_of(namespace: NamespaceId, hash: &ChainHash, words: usize) -> [(usize, u64); PROBES] {
+    let digest = |seed| digest(&hash.0, digest(&namespace.0, seed));
+    let (first, step) = (digest(0x9e37_79b9_7f4a_7c15), digest(0xd1b5_4a32_d192_ed03) | 1);
     std::array::from_fn(|probe| {
         let mixed = first.wrapping_add(step.wrapping_mul(probe as u64));
         // The high half of a product spreads evenly over any number of words, not only powers of
@@ -106,10 +108,10 @@ fn bits_of(hash: &ChainHash, words: usize) -> [(usize, u64); PROBES] {
     })
 }
 
-/// Folds the name into 64 bits. Engines' hashes are even already; names made by hand in a test or a
-/// tool are not.
-fn digest(hash: &ChainHash, seed: u64) -> u64 {
-    hash.0.chunks_exact(8).fold(seed, |state, chunk| {
+/// Folds part of a name into 64 bits. Engines' hashes are even already; names made by hand in a test
+/// or a tool are not.
+fn digest(bytes: &[u8], seed: u64) -> u64 {
+    bytes.chunks_exact(8).fold(seed, |state, chunk| {
         let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
         mix(state ^ word)
     })
@@ -126,6 +128,8 @@ fn mix(word: u64) -> u64 {
 mod tests {
     use super::*;
 
+    const NAMESPACE: NamespaceId = NamespaceId([7; 16]);
+
     fn name(number: u64) -> ChainHash {
         let mut hash = ChainHash::default();
         hash.0[..8].copy_from_slice(&number.to_le_bytes());
@@ -135,32 +139,43 @@ mod tests {
     #[test]
     fn without_a_filter_every_block_is_written_and_no_memory_is_used() {
         let mut filter = AdmissionFilter::new(Admission::All, 1 << 20);
-        assert!(filter.admit(&name(1)));
+        assert!(filter.admit(NAMESPACE, &name(1)));
         assert_eq!(filter.memory_bytes(), 0);
     }
 
     #[test]
     fn the_second_put_is_written_and_so_is_every_later_one() {
         let mut filter = AdmissionFilter::new(Admission::SecondPut, 1 << 16);
-        assert!(!filter.admit(&name(7)));
-        assert!(filter.admit(&name(7)));
-        assert!(filter.admit(&name(7)));
-        assert!(!filter.admit(&name(8)));
+        assert!(!filter.admit(NAMESPACE, &name(7)));
+        assert!(filter.admit(NAMESPACE, &name(7)));
+        assert!(filter.admit(NAMESPACE, &name(7)));
+        assert!(!filter.admit(NAMESPACE, &name(8)));
+    }
+
+    #[test]
+    fn regression_a_put_in_one_namespace_is_no_put_in_another() {
+        let mut filter = AdmissionFilter::new(Admission::SecondPut, 1 << 16);
+        for namespace in (0..16).map(|number| NamespaceId([number; 16])) {
+            assert!(!filter.admit(namespace, &name(7)), "first put in {namespace}");
+        }
+        for namespace in (0..16).map(|number| NamespaceId([number; 16])) {
+            assert!(filter.admit(namespace, &name(7)), "second put in {namespace}");
+        }
     }
 
     #[test]
     fn a_block_is_remembered_for_at_least_one_filling_and_forgotten_after_two() {
         let mut filter = AdmissionFilter::new(Admission::SecondPut, 1 << 16);
         let between = filter.remembered_blocks();
-        filter.admit(&name(0));
+        filter.admit(NAMESPACE, &name(0));
         (1..between).for_each(|i| {
-            filter.admit(&name(i));
+            filter.admit(NAMESPACE, &name(i));
         });
-        assert!(filter.admit(&name(0)), "one filling is remembered");
+        assert!(filter.admit(NAMESPACE, &name(0)), "one filling is remembered");
         (0..3 * between).for_each(|i| {
-            filter.admit(&name(1_000_000 + i));
+            filter.admit(NAMESPACE, &name(1_000_000 + i));
         });
-        assert!(!filter.admit(&name(0)), "two fillings are not");
+        assert!(!filter.admit(NAMESPACE, &name(0)), "two fillings are not");
     }
 
     #[test]
@@ -168,7 +183,7 @@ mod tests {
         for memory in [1 << 14, 100_000, 1 << 20] {
             let mut filter = AdmissionFilter::new(Admission::SecondPut, memory);
             let names = filter.remembered_blocks();
-            let early = (0..names).filter(|i| filter.admit(&name(*i))).count() as u64;
+            let early = (0..names).filter(|i| filter.admit(NAMESPACE, &name(*i))).count() as u64;
             assert!(early * 50 < names, "{early} of {names} in {memory} bytes");
         }
     }
@@ -186,7 +201,7 @@ mod tests {
     fn the_same_puts_give_the_same_decisions() {
         let run = || {
             let mut filter = AdmissionFilter::new(Admission::SecondPut, 512);
-            (0..5000_u64).map(|i| filter.admit(&name(i * i % 777))).collect::<Vec<_>>()
+            (0..5000_u64).map(|i| filter.admit(NAMESPACE, &name(i * i % 777))).collect::<Vec<_>>()
         };
         assert_eq!(run(), run());
     }

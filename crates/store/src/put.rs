@@ -159,7 +159,7 @@ impl Inner {
             if outcomes[at] == PutOutcome::Present {
                 continue;
             }
-            if !self.admission.lock().admit(hash) {
+            if !self.admission.lock().admit(id, hash) {
                 outcomes[at] = PutOutcome::Declined;
             } else if claim.take((id, *hash)) {
                 wanted[at] = true;

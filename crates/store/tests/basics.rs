@@ -6,7 +6,8 @@ mod support;
 use std::time::Duration;
 
 use dalsegno_store::{
-    Config, DramAdmission, Durability, EngineChoice, ErrorKind, PutOutcome, Scope, Terms, lend,
+    Admission, Config, DramAdmission, Durability, EngineChoice, ErrorKind, PutOutcome, Scope,
+    Terms, lend,
 };
 use support::{block, chain, config, get, namespace, open, put};
 
@@ -73,6 +74,21 @@ fn namespaces_never_share_bytes() {
     put(&store, one, &chain, 0, 4096);
     assert_eq!(store.probe(two, &chain).unwrap(), 0);
     assert_eq!(get(&store, two, &chain, 4096, &Terms::default()), 0);
+}
+
+#[test]
+fn regression_a_put_in_one_namespace_admits_no_block_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { admission: Admission::SecondPut, ..config(64 << 20) };
+    let store = open(dir.path(), &config);
+    let (one, two) = (namespace(&store, 1, 4096, "one"), namespace(&store, 1, 4096, "two"));
+    let chain = chain(5, 3);
+    for ns in [one, two] {
+        assert_eq!(put(&store, ns, &chain, 0, 4096).count(PutOutcome::Declined), 3, "first put");
+    }
+    for ns in [one, two] {
+        assert_eq!(put(&store, ns, &chain, 0, 4096).count(PutOutcome::Stored), 3, "second put");
+    }
 }
 
 #[test]
