@@ -147,6 +147,17 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         entry.value
     }
 
+    /// Takes out every item whose key is gone, and forgets these keys altogether, also those of the
+    /// ghost. Looks at every key.
+    pub fn remove_all(&mut self, is_gone: impl Fn(&K) -> bool) {
+        let gone: Vec<K> = self.slots.keys().filter(|key| is_gone(key)).copied().collect();
+        // In which order they leave decides nothing: the others keep theirs.
+        for key in &gone {
+            self.take_out(key);
+        }
+        self.check();
+    }
+
     /// Number of items held; names in the ghost do not count.
     pub fn len(&self) -> usize {
         self.lists.len(SMALL) + self.lists.len(MAIN)

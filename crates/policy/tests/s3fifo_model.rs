@@ -88,6 +88,8 @@ enum Call {
     Get(u8),
     Peek(u8),
     Remove(u8),
+    /// Of all keys that leave this rest when divided by five.
+    RemoveAll(u8),
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -97,6 +99,7 @@ fn call() -> impl Strategy<Value = Call> {
         4 => key.clone().prop_map(Call::Get),
         1 => key.clone().prop_map(Call::Peek),
         1 => key.prop_map(Call::Remove),
+        1 => (0_u8..5).prop_map(Call::RemoveAll),
     ]
 }
 
@@ -130,6 +133,12 @@ proptest! {
                     let (small, main) = (take(&mut model.small, key), take(&mut model.main, key));
                     let expected = small.or(main).map(|item| item.value);
                     prop_assert_eq!(cache.remove(&key), expected);
+                }
+                Call::RemoveAll(rest) => {
+                    for queue in [&mut model.small, &mut model.main, &mut model.ghost] {
+                        queue.retain(|item| item.key % 5 != rest);
+                    }
+                    cache.remove_all(|key| key % 5 == rest);
                 }
             }
             prop_assert_eq!(cache.bytes(), model.held());

@@ -47,7 +47,7 @@ impl Dram {
         let is_on = capacity_bytes >= SECTOR_BYTES;
         let frames = is_on.then(|| Frames::new(capacity_bytes)).transpose()?;
         Ok(Self {
-            blocks: Mutex::new(empty(frames.as_ref())),
+            blocks: Mutex::new(S3Fifo::new(frames.as_ref().map_or(0, Frames::capacity_bytes))),
             frames,
             admitted: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -113,9 +113,11 @@ impl Dram {
         }
     }
 
-    /// Drops everything: a removed namespace may have blocks anywhere.
-    pub(crate) fn clear(&self) {
-        *self.blocks.lock() = empty(self.frames.as_ref());
+    /// Drops all blocks of a namespace. Looks at every block, under the lock.
+    pub(crate) fn remove_namespace(&self, namespace: NamespaceId) {
+        if !self.is_off() {
+            self.blocks.lock().remove_all(|(of, _)| *of == namespace);
+        }
     }
 
     pub(crate) fn view(&self) -> DramView {
@@ -128,10 +130,6 @@ impl Dram {
             throttled: self.throttled.load(Ordering::Relaxed),
         }
     }
-}
-
-fn empty(frames: Option<&Frames>) -> S3Fifo<Key, Arc<Block>> {
-    S3Fifo::new(frames.map_or(0, Frames::capacity_bytes))
 }
 
 #[cfg(test)]
@@ -226,7 +224,7 @@ mod tests {
             let dram = Dram::new(capacity_bytes).unwrap();
             insert(&dram, 1, 1);
             assert!(dram.is_off() && !has(&dram, 1, 1));
-            dram.clear();
+            dram.remove_namespace(NamespaceId::default());
         }
     }
 
@@ -236,7 +234,7 @@ mod tests {
         for number in 0..9 {
             insert(&dram, number, 5 * SECTOR);
         }
-        dram.clear();
+        dram.remove_namespace(NamespaceId::default());
         assert_eq!((dram.view().blocks, dram.view().bytes), (0, 0));
         assert_eq!(dram.frames.as_ref().unwrap().free_bytes(), 16 * SECTOR_BYTES);
     }
@@ -265,7 +263,7 @@ mod tests {
         for worker in workers {
             worker.join().unwrap();
         }
-        dram.clear();
+        dram.remove_namespace(NamespaceId::default());
         let view = dram.view();
         assert!(view.admitted > 0 && view.evicted > 0);
         assert_eq!(dram.frames.as_ref().unwrap().free_bytes(), 40 * SECTOR_BYTES);

@@ -86,7 +86,7 @@ impl Inner {
     fn take_out(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
         let removed = if hashes.is_empty() {
             let removed = self.index.remove_namespace(namespace);
-            self.dram.clear();
+            self.dram.remove_namespace(namespace);
             removed
         } else {
             let removed = self.index.remove_blocks(namespace, hashes);

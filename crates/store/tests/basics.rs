@@ -181,6 +181,25 @@ fn the_dram_tier_serves_repeats_within_its_bound() {
 }
 
 #[test]
+fn regression_removing_a_namespace_leaves_the_others_in_dram() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { dram: Some(1 << 20), ..config(64 << 20) };
+    let store = open(dir.path(), &config);
+    let (one, two) = (namespace(&store, 1, 4096, "one"), namespace(&store, 1, 4096, "two"));
+    let chain = chain(5, 8);
+    for ns in [one, two] {
+        put(&store, ns, &chain, 0, 4096);
+        assert_eq!(get(&store, ns, &chain, 4096, &Terms::default()), 8);
+    }
+    assert_eq!(store.stats().dram_blocks, 16);
+    assert_eq!(store.remove(one, None, &Terms::default()).unwrap(), 8);
+    assert_eq!(store.stats().dram_blocks, 8);
+    assert_eq!(get(&store, one, &chain, 4096, &Terms::default()), 0);
+    assert_eq!(get(&store, two, &chain, 4096, &Terms::default()), 8);
+    assert_eq!(store.stats().get_dram_blocks, 8, "served from DRAM, not from the log");
+}
+
+#[test]
 fn removed_blocks_stay_gone_after_reopening_and_can_be_put_again() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(64 << 20);
