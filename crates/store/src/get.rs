@@ -2,9 +2,11 @@
 //!
 //! 1. DRAM first, then the log; a block counts as a hit only after every slice was verified.
 //! 2. A block with a bad slice is a miss; it leaves the index at once, so nobody reads it again. Its neighbours stay.
-//! 3. A block whose segment was recycled between look-up and read is looked up once more.
+//! 3. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
+//!    lookup and read.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::{ChainHash, DramAdmission, Extent, Namespace, NamespaceId, Result};
@@ -16,9 +18,6 @@ use crate::put::check_blocks;
 use crate::stats::add;
 use crate::store::{Inner, Store};
 use crate::terms::Terms;
-
-/// How often a block is looked up before a segment that is recycled under our hands makes it a miss.
-const LOOKUPS: u32 = 2;
 
 /// How a wanted block ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,80 +192,94 @@ impl<'a> Get<'a> {
         // DRAM holds only what the index knows, so this says what can be had at all.
         let runs = self.inner.index.resolve(self.namespace.id(), self.chain, scope);
         note_use(self.inner.index.as_ref(), &runs, self.inner.log.round());
-        let wanted = runs.iter().flat_map(|run| run.at..run.at + run.count as usize);
-        let wanted: Vec<usize> = wanted.collect();
-        self.take_dram(&wanted, &mut out);
-        let rest: Vec<usize> = wanted.into_iter().filter(|at| out[*at].is_some()).collect();
-        self.take_log(&rest, &mut out);
+        self.take_dram(&runs, &mut out);
+        let rest = runs.iter().flat_map(|run| missing_parts(run, &out)).collect();
+        self.take_log(rest, &mut out);
     }
 
-    /// Serves what DRAM holds of the wanted blocks.
-    fn take_dram(&mut self, wanted: &[usize], out: &mut [Option<Vec<Memory>>]) {
+    /// Serves what DRAM holds of the blocks that were found.
+    fn take_dram(&mut self, runs: &[Run], out: &mut [Option<Vec<Memory>>]) {
         if self.inner.dram.is_off() {
             return;
         }
         let slice = self.namespace.layout().slice_bytes() as usize;
         let layers_start = self.layers.start as usize * slice;
-        for at in wanted {
-            let key = (self.namespace.id(), self.chain[*at]);
-            let pieces = out[*at].as_mut().expect("each block is asked for once");
-            if self.inner.dram.copy_to(&key, layers_start, pieces) {
-                out[*at] = None;
-                self.outcomes[*at] = Outcome::Dram;
+        for run in runs {
+            let mut is_hit = false;
+            for at in positions_of(run) {
+                let key = (self.namespace.id(), self.chain[at]);
+                let pieces = out[at].as_mut().expect("each block is asked for once");
+                if self.inner.dram.copy_to(&key, layers_start, pieces) {
+                    out[at] = None;
+                    self.outcomes[at] = Outcome::Dram;
+                    is_hit = true;
+                }
+            }
+            if is_hit {
+                self.inner.index.touch(&run.extent, self.sequence);
             }
         }
     }
 
     /// Reads blocks from the log, looking up once more what was moved meanwhile.
-    fn take_log(&mut self, positions: &[usize], out: &mut [Option<Vec<Memory>>]) {
-        let mut positions = positions.to_vec();
+    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Vec<Memory>>]) {
         if self.inner.watch.refuses(Operation::Read, self.call) {
+            let suspended: Vec<usize> = runs.iter().flat_map(positions_of).collect();
             let cause = Cause::Suspended;
-            self.inner.log.stats().count_miss(cause, positions.len() as u64);
-            for at in positions {
-                self.outcomes[at] = Outcome::Lost(cause.name());
-            }
+            self.inner.log.stats().count_miss(cause, suspended.len() as u64);
+            return self.lose(suspended, cause);
+        }
+        let positions: Vec<usize> = (0..self.chain.len()).collect();
+        let moved = self.read_runs(runs, &positions, out);
+        if moved.is_empty() {
             return;
         }
-        for _ in 0..LOOKUPS {
-            let hashes: Vec<ChainHash> = positions.iter().map(|at| self.chain[*at]).collect();
-            let runs = self.inner.index.resolve(self.namespace.id(), &hashes, Scope::Each);
-            let mut moved = Vec::new();
-            let mut reads = Vec::new();
-            let mut read_runs = Vec::new();
-            // Memory is given away only for a segment that stays until it is read.
-            let mut pins = Vec::new();
-            for run in runs {
-                if run.extent.layout != self.namespace.layout() {
-                    // Its checksum is right, but no put made it: nothing of it fits the caller's memory.
-                    self.inner.quarantine(&run.extent, &[(run.first_block, Cause::WrongPlace)]);
-                    let of_run = run.at..run.at + run.count as usize;
-                    for at in of_run {
-                        self.outcomes[positions[at]] = Outcome::Lost(Cause::WrongPlace.name());
-                    }
-                    continue;
-                }
-                let Some(pin) = self.inner.log.pin(run.extent.location) else {
-                    moved.extend((run.at..run.at + run.count as usize).map(|i| positions[i]));
-                    continue;
-                };
-                pins.push(pin);
-                reads.push(self.extent_read(&run, &positions, out));
-                read_runs.push(run);
-            }
-            let results = self.inner.log.read(reads, self.call);
-            drop(pins);
-            for (run, blocks) in read_runs.iter().zip(results) {
-                self.settle(run, &positions, blocks);
-            }
-            if moved.is_empty() {
-                return;
-            }
-            positions = moved;
-        }
+        let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
+        let runs = self.inner.index.resolve(self.namespace.id(), &hashes, Scope::Each);
+        let moved_again = self.read_runs(runs, &moved, out);
+        self.lose(moved_again, Cause::Recycled);
+    }
+
+    fn lose(&mut self, positions: Vec<usize>, cause: Cause) {
         for at in positions {
-            self.outcomes[at] = Outcome::Lost(Cause::Recycled.name());
+            self.outcomes[at] = Outcome::Lost(cause.name());
         }
+    }
+
+    /// Reads runs side by side; `positions` says where in the chain each hash stands that was looked up. Returns where
+    /// those stand whose segment was recycled meanwhile.
+    fn read_runs(
+        &mut self,
+        runs: Vec<Run>,
+        positions: &[usize],
+        out: &mut [Option<Vec<Memory>>],
+    ) -> Vec<usize> {
+        let mut moved = Vec::new();
+        let mut reads = Vec::new();
+        let mut read_runs = Vec::new();
+        // Memory is given away only for a segment that stays until it is read.
+        let mut pins = Vec::new();
+        for run in runs {
+            if run.extent.layout != self.namespace.layout() {
+                // Its checksum is right, but no put made it: nothing of it fits the caller's memory.
+                self.inner.quarantine(&run.extent, &[(run.first_block, Cause::WrongPlace)]);
+                self.lose(positions[positions_of(&run)].to_vec(), Cause::WrongPlace);
+                continue;
+            }
+            let Some(pin) = self.inner.log.pin(run.extent.location) else {
+                moved.extend_from_slice(&positions[positions_of(&run)]);
+                continue;
+            };
+            pins.push(pin);
+            reads.push(self.extent_read(&run, positions, out));
+            read_runs.push(run);
+        }
+        let results = self.inner.log.read(reads, self.call);
+        drop(pins);
+        for (run, blocks) in read_runs.iter().zip(results) {
+            self.settle(run, positions, blocks);
+        }
+        moved
     }
 
     fn extent_read(
@@ -307,6 +320,26 @@ impl<'a> Get<'a> {
         }
         self.inner.quarantine(&run.extent, &damaged);
     }
+}
+
+/// Where the blocks of a run stand in the hashes that were looked up.
+fn positions_of(run: &Run) -> Range<usize> {
+    run.at..run.at + run.count as usize
+}
+
+/// What of a run has not been served, as runs.
+fn missing_parts(run: &Run, out: &[Option<Vec<Memory>>]) -> Vec<Run> {
+    let mut parts: Vec<Run> = Vec::new();
+    for (first_block, at) in (run.first_block..).zip(positions_of(run)) {
+        if out[at].is_none() {
+            continue;
+        }
+        match parts.last_mut() {
+            Some(part) if positions_of(part).end == at => part.count += 1,
+            _ => parts.push(Run { at, extent: Arc::clone(&run.extent), first_block, count: 1 }),
+        }
+    }
+    parts
 }
 
 impl Inner {

@@ -6,10 +6,10 @@ mod support;
 use std::time::Duration;
 
 use dalsegno_store::{
-    Admission, Config, DramAdmission, Durability, EngineChoice, ErrorKind, PutOutcome, Scope,
-    Terms, lend,
+    Admission, Config, DramAdmission, Durability, EngineChoice, ErrorKind, IndexChoice, PutOutcome,
+    Scope, Terms, lend,
 };
-use support::{block, chain, config, get, namespace, open, put};
+use support::{Setup, block, chain, config, get, namespace, open, put};
 
 const SHAPES: [(u32, u32); 6] =
     [(1, 1), (1, 4096), (2, 6000), (30, 768), (3, 128 << 10), (1, 3 << 20)];
@@ -197,6 +197,47 @@ fn regression_removing_a_namespace_leaves_the_others_in_dram() {
     assert_eq!(get(&store, one, &chain, 4096, &Terms::default()), 0);
     assert_eq!(get(&store, two, &chain, 4096, &Terms::default()), 8);
     assert_eq!(store.stats().get_dram_blocks, 8, "served from DRAM, not from the log");
+}
+
+/// A get looks each block up exactly as often as `contains` does, also where DRAM serves some of them.
+#[test]
+fn regression_a_get_looks_a_block_up_once() {
+    for dram in [0, 1 << 20] {
+        let dir = tempfile::tempdir().unwrap();
+        let setup = Setup { index: IndexChoice::Lsm, ..Setup::SIMPLEST };
+        let config = Config { dram: Some(dram), ..setup.config(64 << 20) };
+        let store = open(dir.path(), &config);
+        let ns = namespace(&store, 1, 4096, "counted");
+        let chain = chain(5, 40);
+        for first in (0..40).step_by(4) {
+            put(&store, ns, &chain[..first + 4], first, 4096);
+        }
+        drop(store);
+        // Only what lies in tables is counted.
+        let store = open(dir.path(), &config);
+        let looked_up = || {
+            let asked = store.stats().index.unwrap().lsm.asked;
+            asked.point_hits + asked.point_misses
+        };
+        let ns = namespace(&store, 1, 4096, "counted");
+        let before = looked_up();
+        assert_eq!(store.contains(ns, &chain).unwrap(), [true; 40]);
+        let once = looked_up() - before;
+        assert!(once >= 10, "{once} look-ups of ten extents");
+        let before = looked_up();
+        let terms = Terms::default();
+        if dram > 0 {
+            // The first of them are brought into DRAM, which looks at the index once more.
+            assert_eq!(get(&store, ns, &chain[..10], 4096, &terms), 10);
+            let before = looked_up();
+            assert_eq!(get(&store, ns, &chain[..10], 4096, &terms), 10);
+            let ten = looked_up() - before;
+            assert!(ten > 0 && ten <= once, "{ten} look-ups of ten blocks");
+        } else {
+            assert_eq!(get(&store, ns, &chain, 4096, &terms), 40);
+            assert_eq!(looked_up() - before, once);
+        }
+    }
 }
 
 #[test]
