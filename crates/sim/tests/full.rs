@@ -5,7 +5,7 @@
 #[path = "common/worlds.rs"]
 mod worlds;
 
-use dalsegno_core::{Durability, MIN_SEGMENTS};
+use dalsegno_core::{DramAdmission, Durability, MIN_SEGMENTS};
 use dalsegno_io::{BufferPool, Device as _};
 use dalsegno_sim::{
     Action, Blocks, DeviceOptions, Fault, Kind, Label, Outage, Part, Rule, Style, World,
@@ -84,6 +84,34 @@ fn who_takes_whatever_is_given_back_leaves_the_segments_that_a_store_needs() {
     assert_eq!(refused(&mut world, 401..600), 0);
     assert!(segments(&world) > MIN_SEGMENTS);
     world.check_all();
+}
+
+/// An index that is stalled inserts nothing, so what the put copied to DRAM is of no use there.
+#[test]
+fn regression_a_put_that_the_index_does_not_insert_leaves_nothing_in_dram() {
+    let mut style = style(Durability::Batch);
+    style.config.dram = Some(64 << 20);
+    style.config.dram_admission = DramAdmission::Put;
+    let mut world = worlds::world(&style, 3);
+    world.open().unwrap();
+    refused(&mut world, 0..10);
+    let held = world.stats().dram_blocks;
+    assert_eq!(held, 50, "what is stored is in DRAM");
+    world.expect_faults();
+    world.device.inject(Rule::always(Kind::Create, Fault::Error).on("index-"));
+    let mut failed = 0;
+    for name in 100..400 {
+        let before = world.stats().dram_blocks;
+        if refused(&mut world, name..name + 1) == 5 {
+            failed += 1;
+            let after = world.stats().dram_blocks;
+            assert!(
+                after <= before,
+                "{after} blocks in DRAM after a put that failed, {before} before"
+            );
+        }
+    }
+    assert!(failed > 10, "{failed} puts failed");
 }
 
 #[test]

@@ -203,7 +203,8 @@ impl Inner {
         }
     }
 
-    /// Phase two: from here on the blocks are visible. `false` if the index takes nothing in.
+    /// Phase two: from here on the blocks are visible. `false` if the index did not insert them; then the caller removes
+    /// from DRAM what it copied there.
     pub(crate) fn publish(&self, appended: Appended, call: &Call) -> bool {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
@@ -272,15 +273,9 @@ impl<'a> Group<'a> {
         let lineage = extent.lineage;
         let first_block_index = extent.first_block_index.saturating_add(blocks_in_extent);
         self.next = Some((first + count, Placement { lineage, first_block_index }));
-        if self.inner.limits.dram_admission == DramAdmission::Put {
-            for (hash, block) in extent.hashes.iter().zip(&blocks) {
-                self.inner.dram.insert((extent.namespace, *hash), block);
-            }
-        }
-        let names = (extent.namespace, extent.hashes.clone());
         let coded = match self.encode(&extent, &blocks)? {
             Ok(coded) => coded,
-            Err(error) => return self.lost(&names, &error),
+            Err(error) => return not_put(count, &error),
         };
         let plain_bytes = extent.total_bytes();
         let bytes = coded.as_ref().map_or(plain_bytes, |coded| coded.total_bytes(&extent));
@@ -291,6 +286,12 @@ impl<'a> Group<'a> {
         match self.inner.reserve(bytes, self.call) {
             Ok(place) => {
                 self.bytes += bytes;
+                let names = (extent.namespace, extent.hashes.clone());
+                if self.inner.limits.dram_admission == DramAdmission::Put {
+                    for (hash, block) in extent.hashes.iter().zip(&blocks) {
+                        self.inner.dram.insert((extent.namespace, *hash), block);
+                    }
+                }
                 let append = match coded {
                     Some(coded) => Append::coded(extent, coded, place),
                     None => Append::new(extent, blocks, place),
@@ -298,7 +299,7 @@ impl<'a> Group<'a> {
                 self.waiting.push((first, count, append, names));
                 Ok(())
             }
-            Err(error) => self.lost(&names, &error),
+            Err(error) => not_put(count, &error),
         }
     }
 
@@ -322,14 +323,9 @@ impl<'a> Group<'a> {
         Ok(room.and_then(|room| self.inner.log.encode(extent, blocks, coding, room, self.call)))
     }
 
-    /// An extent was not written: nothing of it stays in DRAM either.
-    fn lost(&self, (namespace, hashes): &Names, error: &LogError) -> Result<()> {
+    /// Removes from DRAM what did not become visible.
+    fn forget(&self, (namespace, hashes): &Names) {
         self.inner.dram.remove(*namespace, hashes);
-        tracing::debug!("{} blocks were not put: {error}", hashes.len());
-        match error {
-            LogError::Poisoned => Err(to_error(LogError::Poisoned)),
-            _ => Ok(()),
-        }
     }
 
     /// Writes what waits and makes it visible.
@@ -349,9 +345,14 @@ impl<'a> Group<'a> {
                 Ok(appended) => {
                     if self.inner.publish(appended, self.call) {
                         self.stored.push((first, count));
+                    } else {
+                        self.forget(&names);
                     }
                 }
-                Err(error) => outcome = outcome.and(self.lost(&names, &error)),
+                Err(error) => {
+                    self.forget(&names);
+                    outcome = outcome.and(not_put(count, &error));
+                }
             }
         }
         outcome
@@ -360,7 +361,25 @@ impl<'a> Group<'a> {
     /// Writes the rest; returns position and count of what was stored.
     fn finish(mut self) -> Result<Vec<(usize, usize)>> {
         self.write()?;
-        Ok(self.stored)
+        Ok(std::mem::take(&mut self.stored))
+    }
+}
+
+impl Drop for Group<'_> {
+    /// A put that ends with an error leaves nothing in DRAM of what it had not written by then.
+    fn drop(&mut self) {
+        for (.., names) in &self.waiting {
+            self.forget(names);
+        }
+    }
+}
+
+/// What a put makes of an extent that was not written: its blocks count as failed, unless writing has stopped.
+fn not_put(blocks: usize, error: &LogError) -> Result<()> {
+    tracing::debug!("{blocks} blocks were not put: {error}");
+    match error {
+        LogError::Poisoned => Err(to_error(LogError::Poisoned)),
+        _ => Ok(()),
     }
 }
 
