@@ -13,7 +13,8 @@ use dalsegno_core::{COUNT_LIMIT, ChainHash, MAX_EXTENT_BLOCKS, NamespaceId, SECT
 
 use crate::error::LogError;
 use crate::log::Log;
-use crate::segment::{SegmentState, Segments, Slot, Tombstone};
+use crate::segment::{SegmentState, Segments, Slot};
+use crate::tombstones::Tombstone;
 
 const VERSION: u32 = 1;
 
@@ -98,7 +99,7 @@ impl Cover {
         Self {
             next_sequence: segments.next_sequence,
             segments: sound.map(of_slot).collect(),
-            tombstones: segments.tombstones.clone(),
+            tombstones: segments.tombstones.iter().cloned().collect(),
         }
     }
 

@@ -22,7 +22,8 @@ use crate::format::{
 use crate::log::Core;
 use crate::meta::read_sector;
 use crate::scan::{Scan, ScanEnd, scan_records, scan_tombstones};
-use crate::segment::{Segment, SegmentState, Segments, Slot, Tombstone};
+use crate::segment::{Segment, SegmentState, Segments, Slot};
+use crate::tombstones::Tombstone;
 
 /// More sequence numbers than any number of records that could not be read: theirs are never given out again.
 const UNREAD_SEQUENCES: u64 = 1 << 32;

@@ -13,8 +13,9 @@ use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, SegmentHeader, record_header_bytes};
 use crate::log::Log;
 use crate::scan::scan_records;
-use crate::segment::{SegmentState, Tombstone};
+use crate::segment::SegmentState;
 use crate::stats::LogStats;
+use crate::tombstones::Tombstone;
 
 impl Log {
     /// Makes room: everything in the segment is gone afterwards, and it is free. The caller has moved what it keeps and
@@ -163,7 +164,8 @@ impl Log {
         let kills_before = segments.take_sequence();
         let hashes = hashes.to_vec();
         let (segment, offset) = (0, 0);
-        segments.removing.push(Tombstone { segment, offset, namespace, hashes, kills_before });
+        let removal = Tombstone { segment, offset, namespace, hashes, kills_before };
+        segments.tombstones.announce(removal);
         kills_before
     }
 
@@ -173,8 +175,7 @@ impl Log {
     ///
     /// As [`Log::reserve`]; then the removal is called off, for the log.
     pub fn finish_removal(&self, kills_before: u64) -> Result<(), LogError> {
-        let announced = |tombstone: &&Tombstone| tombstone.kills_before == kills_before;
-        let found = self.core.segments.lock().removing.iter().find(announced).cloned();
+        let found = self.core.segments.lock().tombstones.announced(kills_before).cloned();
         let Some(Tombstone { namespace, hashes, .. }) = found else { return Ok(()) };
         let written = self.core.write_tombstone(namespace, hashes, kills_before);
         self.abandon_removal(kills_before);
@@ -183,35 +184,17 @@ impl Log {
 
     /// Calls an announced removal off: it is over when the store is closed.
     pub fn abandon_removal(&self, kills_before: u64) {
-        self.core.segments.lock().removing.retain(|t| t.kills_before != kills_before);
+        self.core.segments.lock().tombstones.call_off(kills_before);
     }
 
-    /// Which blocks of a namespace were removed after the log gave out sequence number `born`.
+    /// Which of these blocks of a namespace were removed after the log gave out sequence number `born`.
     #[must_use]
-    pub fn removed_since(&self, namespace: NamespaceId, born: u64) -> RemovedBlocks {
-        let segments = self.core.segments.lock();
-        let mut removed = RemovedBlocks::default();
-        for tombstone in segments.tombstones.iter().chain(&segments.removing) {
-            if tombstone.namespace == namespace && tombstone.kills_before > born {
-                removed.all |= tombstone.hashes.is_empty();
-                removed.hashes.extend(&tombstone.hashes);
-            }
-        }
-        removed
-    }
-}
-
-/// Blocks of a namespace that were removed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RemovedBlocks {
-    all: bool,
-    hashes: HashSet<ChainHash>,
-}
-
-impl RemovedBlocks {
-    /// Whether this block was removed.
-    #[must_use]
-    pub fn contains(&self, hash: &ChainHash) -> bool {
-        self.all || self.hashes.contains(hash)
+    pub fn removed_since(
+        &self,
+        namespace: NamespaceId,
+        born: u64,
+        hashes: &[ChainHash],
+    ) -> HashSet<ChainHash> {
+        self.core.segments.lock().tombstones.removed_since(namespace, born, hashes)
     }
 }

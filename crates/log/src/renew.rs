@@ -19,7 +19,8 @@ use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, segment_file};
 use crate::log::{Core, Log};
 use crate::reserve::Room;
-use crate::segment::{Segment, SegmentState, Slot, Tombstone};
+use crate::segment::{Segment, SegmentState, Slot};
+use crate::tombstones::Tombstone;
 use crate::write::Writing;
 
 impl Core {
@@ -45,7 +46,7 @@ impl Core {
         }
         self.write_segment_header(segment, epoch, first_sequence, false)?;
         let mut segments = self.segments.lock();
-        segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
+        segments.tombstones.drop_segment(segment.number);
         let slot = segments.slots.get_mut(&segment.number).expect("a closed segment stays");
         slot.state = SegmentState::Free;
         slot.cursor = carried.last().map_or(SECTOR_BYTES, Tombstone::end);
@@ -54,7 +55,9 @@ impl Core {
         slot.is_unsynced = true;
         slot.doubt = None;
         slot.first_gap = None;
-        segments.tombstones.extend(carried);
+        for tombstone in carried {
+            segments.tombstones.push(tombstone);
+        }
         segment.reopen(epoch);
         Ok(true)
     }
@@ -97,7 +100,7 @@ impl Core {
             _ => self.sync_names()?,
         }
         let mut segments = self.segments.lock();
-        segments.tombstones.retain(|tombstone| tombstone.segment != segment.number);
+        segments.tombstones.drop_segment(segment.number);
         segments.slots.remove(&segment.number);
         drop(segments);
         self.device.close(segment.file);
@@ -114,7 +117,7 @@ impl Core {
         let mut all: Vec<Tombstone> = here.cloned().collect();
         all.sort_unstable_by_key(|tombstone| tombstone.offset);
         let mut latest: HashMap<(NamespaceId, &[ChainHash]), u64> = HashMap::new();
-        for tombstone in &segments.tombstones {
+        for tombstone in segments.tombstones.iter() {
             let kills_before = latest.entry(tombstone.removes()).or_default();
             *kills_before = tombstone.kills_before.max(*kills_before);
         }

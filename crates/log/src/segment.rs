@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES};
+use dalsegno_core::SECTOR_BYTES;
 use dalsegno_io::FileId;
 use parking_lot::{Condvar, Mutex};
 
 use crate::reserve::CREATION_PAUSE;
 use crate::sync::SyncGate;
+use crate::tombstones::Tombstones;
 
 /// What a segment is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,33 +165,6 @@ impl Segment {
     }
 }
 
-/// A removal that may still have something to hide.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tombstone {
-    pub(crate) segment: u64,
-    pub(crate) offset: u64,
-    pub(crate) namespace: NamespaceId,
-    pub(crate) hashes: Vec<ChainHash>,
-    pub(crate) kills_before: u64,
-}
-
-impl Tombstone {
-    /// Bytes of its record.
-    pub(crate) fn record_bytes(&self) -> u64 {
-        crate::Log::removal_bytes(self.hashes.len())
-    }
-
-    /// Behind its record.
-    pub(crate) fn end(&self) -> u64 {
-        self.offset + self.record_bytes()
-    }
-
-    /// What it removes, of all that is older than it; no hashes stand for the whole namespace.
-    pub(crate) fn removes(&self) -> (NamespaceId, &[ChainHash]) {
-        (self.namespace, &self.hashes)
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) segment: Arc<Segment>,
@@ -263,9 +237,7 @@ pub(crate) struct Segments {
     pub(crate) next_sequence: u64,
     /// The first sequence number that a record could have when the open segment was opened.
     pub(crate) round: u64,
-    pub(crate) tombstones: Vec<Tombstone>,
-    /// Removals whose tombstones are not written yet; their `segment` and `offset` say nothing.
-    pub(crate) removing: Vec<Tombstone>,
+    pub(crate) tombstones: Tombstones,
     /// Sequence number of the merged extent that is being written and is not durable yet.
     pub(crate) merging: Option<u64>,
     /// The largest `first_sequence` that a header said at open, if something could not be read then.

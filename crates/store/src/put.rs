@@ -218,7 +218,7 @@ impl Inner {
         self.merger.note(&extent, self.clock.now());
         // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
         // told here. Without this they would be visible until the store is opened again, and gone then.
-        let removed = self.log.removed_since(namespace, born);
+        let removed = self.log.removed_since(namespace, born, &extent.hashes);
         let gone: Vec<ChainHash> =
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
         if !gone.is_empty() {

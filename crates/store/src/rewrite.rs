@@ -85,7 +85,8 @@ impl Inner {
         let mut spots = Vec::new();
         for (at, extent) in row.iter().enumerate() {
             let live = self.index.live_blocks(extent)?;
-            let removed = self.log.removed_since(extent.namespace, extent.born);
+            let (born, hashes) = (extent.born, &extent.hashes);
+            let removed = self.log.removed_since(extent.namespace, born, hashes);
             let blocks = (0_u32..).zip(extent.hashes.iter().zip(live));
             let visible = blocks.filter(|(_, (hash, live))| *live && !removed.contains(hash));
             spots.extend(visible.map(|(block, _)| (at, block)));
