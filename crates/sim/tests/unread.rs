@@ -9,6 +9,7 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Durability};
 use dalsegno_io::Device;
 use dalsegno_sim::{Action, Fault, Kind, Label, Outage, Part, Rule, Style, World, chain_hashes};
+use dalsegno_store::PutOutcome;
 use worlds::{filled, part};
 
 /// One block of a chain.
@@ -259,4 +260,66 @@ fn what_is_removed_from_an_index_that_it_empties_is_not_served_behind_its_prefix
     world.open().unwrap();
     world.act(&Action::Get(from(0, 1), false));
     world.check_all();
+}
+
+/// Both places of the index.
+fn indexes() -> [(&'static str, Style); 2] {
+    let roomy = Style::roomy(Durability::Batch);
+    [("in memory", roomy.clone()), ("in files", roomy.flushing_often())]
+}
+
+/// All reads of the log fail, so nothing shows that these bytes are bad: they stay in the index.
+#[test]
+fn regression_a_put_does_not_answer_present_for_a_block_that_a_get_failed_to_read() {
+    for (index, style) in indexes() {
+        let _label = Label(index.to_owned());
+        let mut world = filled(&style, 1);
+        // Headers that were checked are not read again.
+        world.open().unwrap();
+        let lost = part(0, 1);
+        world.expect_faults();
+        world.device.inject(Rule::always(Kind::Read, Fault::Error).on("segment-"));
+        assert_eq!(world.get(&lost, false), 0);
+        assert_eq!(world.stats().quarantined_blocks, 0, "it is the device that fails");
+        let report = world.put(&lost, false).unwrap();
+        assert_eq!(report.count(PutOutcome::Present), 0);
+        assert_eq!(report.count(PutOutcome::Stored), 4);
+        world.expect_no_faults();
+        assert_eq!(world.get(&lost, false), 4);
+        assert_eq!(world.put(&lost, false).unwrap().count(PutOutcome::Present), 4, "it was read");
+        world.check_all();
+        // A removal removes both copies.
+        world.act(&Action::Remove(lost));
+        for outage in [Outage::Process, Outage::Power] {
+            world.reboot(outage);
+            world.open().unwrap();
+            world.check_all();
+        }
+    }
+}
+
+/// What is written while nothing can be read takes the room of others for nothing.
+#[test]
+fn a_put_of_what_a_get_failed_to_read_waits_until_reads_work_and_drops_nothing() {
+    for (index, style) in indexes() {
+        let _label = Label(index.to_owned());
+        let mut world = filled(&style, 1);
+        world.open().unwrap();
+        world.expect_faults();
+        world.device.inject(Rule::always(Kind::Read, Fault::Error));
+        let lost = part(0, 1);
+        for _ in 0..20 {
+            assert_eq!(world.get(&lost, false), 0);
+        }
+        assert_ne!(world.stats().device.reads, "working");
+        let before = world.stats().put_stored_blocks;
+        let report = world.put(&lost, false).unwrap();
+        assert_eq!(report.count(PutOutcome::Failed), 4);
+        assert_eq!(world.stats().put_stored_blocks, before);
+        world.expect_no_faults();
+        world.pass(Duration::from_secs(60));
+        assert_eq!(world.get(&lost, false), 4);
+        assert_eq!(world.put(&lost, false).unwrap().count(PutOutcome::Present), 4);
+        world.check_all();
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! 1. DRAM first, then the log; a block counts as a hit only after every slice was verified.
 //! 2. A block with a bad slice is a miss; it leaves the index at once, so nobody reads it again. Its neighbours stay.
-//! 3. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
+//! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
+//! 4. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
 //!    lookup and read.
 
 use std::ops::Range;
@@ -205,18 +206,13 @@ impl<'a> Get<'a> {
         let slice = self.namespace.layout().slice_bytes() as usize;
         let layers_start = self.layers.start as usize * slice;
         for run in runs {
-            let mut is_hit = false;
             for at in positions_of(run) {
                 let key = (self.namespace.id(), self.chain[at]);
                 let pieces = out[at].as_mut().expect("each block is asked for once");
                 if self.inner.dram.copy_to(&key, layers_start, pieces) {
                     out[at] = None;
                     self.outcomes[at] = Outcome::Dram;
-                    is_hit = true;
                 }
-            }
-            if is_hit {
-                self.inner.index.touch(&run.extent, self.sequence);
             }
         }
     }
@@ -298,13 +294,14 @@ impl<'a> Get<'a> {
 
     /// Takes in what became of a run: outcomes, DRAM, quarantine.
     fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<dalsegno_log::BlockRead>) {
-        let mut damaged = Vec::new();
+        let (mut damaged, mut failed, mut read) = (Vec::new(), Vec::new(), Vec::new());
         let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
         for (offset, block) in (0_u32..).zip(blocks) {
             let at = positions[run.at + offset as usize];
             match block.outcome {
                 Ok(()) => {
                     self.outcomes[at] = Outcome::Log;
+                    read.push(self.chain[at]);
                     if whole && self.inner.limits.dram_admission == DramAdmission::Get {
                         let key = (self.namespace.id(), self.chain[at]);
                         self.inner.bring_to_dram(key, &block.memory);
@@ -314,11 +311,15 @@ impl<'a> Get<'a> {
                     self.outcomes[at] = Outcome::Lost(cause.name());
                     if cause.is_damage() {
                         damaged.push((run.first_block + offset, cause));
+                    } else if cause == Cause::Device {
+                        failed.push(self.chain[at]);
                     }
                 }
             }
         }
         self.inner.quarantine(&run.extent, &damaged);
+        self.inner.failed_reads.note(self.namespace.id(), &failed);
+        self.inner.failed_reads.forget(self.namespace.id(), &read);
     }
 }
 

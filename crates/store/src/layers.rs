@@ -66,7 +66,10 @@ impl Store {
             return Err(to_error(IoError::Suspended.into()));
         }
         let present = || inner.index.probe(namespace.id(), &chain[first..end]);
-        let first = first + patiently(call.deadline, inner.clock.as_ref(), present);
+        let present = patiently(call.deadline, inner.clock.as_ref(), present);
+        let present = &chain[first..first + present];
+        let failed = inner.failed_reads.among(namespace.id(), present);
+        let first = first + present.iter().take_while(|hash| failed.first() != Some(hash)).count();
         let count = end - first;
         let parts = stretches(&vec![true; count], &namespace, &inner.limits);
         if parts.len() > 1 {

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod dram;
+mod failed_reads;
 mod get;
 mod lane;
 mod layers;

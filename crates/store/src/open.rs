@@ -25,6 +25,7 @@ use dalsegno_policy::merging::MergeRules;
 use parking_lot::{Mutex, RwLock};
 
 use crate::dram::Dram;
+use crate::failed_reads::FailedReads;
 use crate::merge::Merger;
 use crate::offline::Reader;
 use crate::open_log::{Opened, Whence};
@@ -200,6 +201,7 @@ impl Store {
             index,
             upkeep,
             pending: Pending::default(),
+            failed_reads: FailedReads::default(),
             namespaces: RwLock::new(
                 namespaces.into_iter().map(|(n, coding)| (n.id(), (Arc::new(n), coding))).collect(),
             ),

@@ -2,17 +2,17 @@
 //!
 //! 1. Phase one writes the extent, phase two inserts it into the index; a crash between them loses the put, nothing
 //!    else.
-//! 2. A block that is present, or that another put is writing, is not written again.
+//! 2. A block that is present, or that another put is writing, is not written again; unless a get failed to read it.
 //! 3. Where the namespace asks for it an extent is coded on the caller's thread, before room is taken for it.
 //! 4. A call that is over waits for nothing any more: what has no room by then ends as failed.
 
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, DramAdmission, Error, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES, Namespace,
-    NamespaceId, Result,
+    ChainHash, DramAdmission, Error, Extent, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES,
+    Namespace, NamespaceId, Result,
 };
-use dalsegno_index::{Placement, note_use, raise_parent};
+use dalsegno_index::{Placement, Scope, note_use, raise_parent};
 use dalsegno_io::{Memory, Operation, patiently};
 use dalsegno_log::{Append, Appended, Call, Coded, LogError, NewExtent};
 use dalsegno_policy::recency::Use;
@@ -43,7 +43,8 @@ pub enum PutOutcome {
     Pending,
     /// Declined by the admission policy.
     Declined,
-    /// Not written: no room, deadline, cancelled, or the device failed.
+    /// Not written: no room, deadline, cancelled, or the device failed. Also a block that is there, but that a get
+    /// failed to read, as long as reads are suspended.
     Failed,
 }
 
@@ -149,19 +150,32 @@ impl Inner {
             return Ok(PutReport { outcomes });
         }
         let mut claim = self.pending.claim();
-        let present = self.index.resolve(id, hashes, dalsegno_index::Scope::Each);
+        let present = self.index.resolve(id, hashes, Scope::Each);
         note_use(self.index.as_ref(), &present, self.log.round());
         for run in present {
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
         }
+        let failed = self.failed_reads.among(id, hashes);
+        // What is written while nothing can be read only takes the space of others.
+        let is_in_vain = !failed.is_empty() && self.watch.is_suspended();
+        let mut failed = failed.iter().peekable();
         let mut wanted = vec![false; hashes.len()];
         for (at, hash) in hashes.iter().enumerate() {
-            if outcomes[at] == PutOutcome::Present {
+            let has_failed = failed.next_if_eq(&hash).is_some();
+            if outcomes[at] != PutOutcome::Present {
+                if !self.admission.lock().admit(id, hash) {
+                    outcomes[at] = PutOutcome::Declined;
+                    continue;
+                }
+            } else if has_failed {
+                outcomes[at] = PutOutcome::Failed;
+                if is_in_vain {
+                    continue;
+                }
+            } else {
                 continue;
             }
-            if !self.admission.lock().admit(id, hash) {
-                outcomes[at] = PutOutcome::Declined;
-            } else if claim.take((id, *hash)) {
+            if claim.take((id, *hash)) {
                 wanted[at] = true;
             } else {
                 outcomes[at] = PutOutcome::Pending;
@@ -209,12 +223,18 @@ impl Inner {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
         self.upkeep.before_write(call, self.clock.as_ref());
+        let failed = self.failed_reads.among(namespace, &extent.hashes);
+        self.take_over(&extent, &failed);
         let round = self.log.round();
         raise_parent(self.index.as_ref(), &extent, round);
         let mut visible = self.index.insert(extent.clone(), Use::written(round), &|_| true);
         // None may be new because all are there: what could not be read when it was looked up can be read now.
-        let are_there =
-            visible > 0 || self.index.probe(namespace, &extent.hashes) == extent.hashes.len();
+        let are_there = visible > 0
+            || failed.is_empty()
+                && self.index.probe(namespace, &extent.hashes) == extent.hashes.len();
+        if visible > 0 {
+            self.failed_reads.forget(namespace, &failed);
+        }
         self.merger.note(&extent, self.clock.now());
         // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
         // told here. Without this they would be visible until the store is opened again, and gone then.
@@ -233,6 +253,22 @@ impl Inner {
         drop(pin);
         self.upkeep.after_write();
         are_there || !gone.is_empty()
+    }
+}
+
+impl Inner {
+    /// Blocks that a get failed to read leave the extents that hold them, so that a new one can.
+    fn take_over(&self, extent: &Extent, failed: &[ChainHash]) {
+        if failed.is_empty() || self.upkeep.is_stalled() {
+            return;
+        }
+        for run in self.index.resolve(extent.namespace, failed, Scope::Each) {
+            let blocks: Vec<u32> = (run.first_block..run.first_block + run.count).collect();
+            let removed = self.index.remove_from_extent(&run.extent, &blocks);
+            for id in removed.extents {
+                self.log.forget(id);
+            }
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use dalsegno_policy::AdmissionFilter;
 use parking_lot::{Mutex, RwLock};
 
 use crate::dram::Dram;
+use crate::failed_reads::FailedReads;
 use crate::merge::Merger;
 use crate::pending::Pending;
 use crate::room::RoomMaker;
@@ -65,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) upkeep: Upkeep,
     pub(crate) dram: Dram,
     pub(crate) pending: Pending,
+    pub(crate) failed_reads: FailedReads,
     pub(crate) admission: Mutex<AdmissionFilter>,
     /// Who may share bytes, and how new extents of theirs are stored.
     pub(crate) namespaces: RwLock<HashMap<NamespaceId, (Arc<Namespace>, Coding)>>,
