@@ -129,6 +129,65 @@ def test_a_tensor_whose_bytes_do_not_lie_there_is_invalid(
     assert not good.any()
 
 
+def without_memory(numbers: int, kept_bytes: int) -> Any:
+    """A tensor whose storage was freed or shrunk behind it, as sharded training does."""
+    tensor = torch.ones(numbers, dtype=torch.float32)
+    tensor.untyped_storage().resize_(kept_bytes)
+    return tensor
+
+
+def short_views(numbers: int) -> dict[str, Any]:
+    """Contiguous tensors of which some bytes are not there."""
+    size = 4 * numbers
+    view = torch.ones(2 * numbers, dtype=torch.float32)[numbers:]
+    view.untyped_storage().resize_(2 * size - 1)
+    parameter = torch.nn.Parameter(torch.ones(numbers), requires_grad=False)
+    parameter.untyped_storage().resize_(0)
+    return {
+        "freed": without_memory(numbers, 0),
+        "shrunk": without_memory(numbers, size - 1),
+        "a view past the end": view,
+        "a freed parameter": parameter,
+        "a piece": [bytearray(size - 64), without_memory(16, 0)],
+    }
+
+
+@pytest.mark.parametrize("name", short_views(16))
+def test_regression_a_tensor_whose_storage_is_too_small_is_invalid(
+    name: str, namespace: dalsegno.Namespace
+) -> None:
+    """regression: zeros were stored for it, a hit filled nothing, or the process crashed."""
+    block, part = short_views(BLOCK_BYTES // 4)[name], short_views(SLICE_BYTES // 4)[name]
+    good, slices = bytearray(BLOCK_BYTES), [bytearray(SLICE_BYTES), part]
+    namespace.put_batch(chain(2), [b"\1" * BLOCK_BYTES] * 2)
+    writer = namespace.layer_writer(chain(2, "b"))
+    for call in (
+        lambda: namespace.put_batch(chain(2, "c"), [good, block]),
+        lambda: namespace.submit_put(chain(2, "c"), [good, block]),
+        lambda: namespace.get_batch(chain(2), [good, block]),
+        lambda: namespace.get_each(chain(2), [good, block]),
+        lambda: namespace.submit_get(chain(2), [good, block]),
+        lambda: namespace.retrieve_layer(chain(2), 0, slices),
+        lambda: namespace.submit_retrieve_layer(chain(2), 0, slices),
+        lambda: writer.store_layer(0, slices),
+        lambda: writer.submit_store_layer(0, slices),
+    ):
+        with pytest.raises(dalsegno.InvalidError, match=r"storage has \d+ bytes.* needs \d+"):
+            call()
+    assert good == bytes(BLOCK_BYTES)
+    assert namespace.probe(chain(2, "c")) == 0
+
+
+def test_a_view_into_a_storage_that_is_larger_is_memory(namespace: dalsegno.Namespace) -> None:
+    room = torch.arange(3 * BLOCK_BYTES // 4, dtype=torch.float32)
+    middle = room[BLOCK_BYTES // 4 : 2 * BLOCK_BYTES // 4]
+    room.untyped_storage().resize_(2 * BLOCK_BYTES)
+    assert namespace.put_batch(chain(1), [middle]).stored == 1
+    out = torch.zeros(BLOCK_BYTES // 4)
+    assert namespace.get_batch(chain(1), [out]) == 1
+    assert out.eq(middle).all()
+
+
 def test_tensors_that_overlap_are_invalid(namespace: dalsegno.Namespace) -> None:
     room = torch.zeros(2 * BLOCK_BYTES, dtype=torch.uint8)
     with pytest.raises(dalsegno.InvalidError, match="overlap"):

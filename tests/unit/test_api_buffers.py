@@ -223,6 +223,54 @@ def test_memory_that_overlaps_is_invalid(namespace: dalsegno.Namespace) -> None:
     assert namespace.put_batch(chain(2, "b"), [halves[0], halves[0]]).stored == 2
 
 
+def holding_objects() -> dict[str, Any]:
+    """Blocks of memory that holds addresses of Python objects, in every form that exports it."""
+    objects = np.full(BLOCK_BYTES // 8, "text", dtype=object)
+    return {
+        "array": objects,
+        "memoryview": memoryview(objects),
+        "field": np.zeros(BLOCK_BYTES // 16, dtype=[("number", "i8"), ("one", "O")]),
+        "piece": [bytearray(BLOCK_BYTES - 64), objects[:8]],
+        "ctypes": (ctypes.py_object * (BLOCK_BYTES // 8))(),
+    }
+
+
+@pytest.mark.parametrize("name", holding_objects())
+def test_regression_memory_of_python_objects_is_refused(
+    name: str, namespace: dalsegno.Namespace
+) -> None:
+    """Its bytes are addresses: stored they mean nothing, and filled they crash the process."""
+    block, good = holding_objects()[name], bytearray(BLOCK_BYTES)
+    slices = [bytearray(SLICE_BYTES), np.zeros(SLICE_BYTES // 8, dtype=object)]
+    namespace.put_batch(chain(2), [b"\1" * BLOCK_BYTES] * 2)
+    writer = namespace.layer_writer(chain(2, "b"))
+    for call in (
+        lambda: namespace.put_batch(chain(2, "c"), [good, block]),
+        lambda: namespace.submit_put(chain(2, "c"), [good, block]),
+        lambda: namespace.get_batch(chain(2), [good, block]),
+        lambda: namespace.get_each(chain(2), [good, block]),
+        lambda: namespace.submit_get(chain(2), [good, block]),
+        lambda: namespace.retrieve_layer(chain(2), 0, slices),
+        lambda: namespace.submit_retrieve_layer(chain(2), 0, slices),
+        lambda: writer.store_layer(0, slices),
+        lambda: writer.submit_store_layer(0, slices),
+    ):
+        with pytest.raises(dalsegno.InvalidError, match="holds Python objects"):
+            call()
+    assert good == bytes(BLOCK_BYTES)
+
+
+def test_fields_and_numbers_whose_names_look_like_objects_are_memory(
+    namespace: dalsegno.Namespace,
+) -> None:
+    named = np.zeros(BLOCK_BYTES // 16, dtype=[("O", "i8"), ("Of O", "c8")])
+    named["O"] = 7
+    assert namespace.put_batch(chain(1), [named]).stored == 1
+    out: Any = np.zeros_like(named)
+    assert namespace.get_batch(chain(1), [out]) == 1
+    np.testing.assert_array_equal(out, named)
+
+
 def test_counts_must_agree(namespace: dalsegno.Namespace) -> None:
     block = bytes(BLOCK_BYTES)
     for put in (

@@ -96,10 +96,21 @@ fn check(buffer: &PyUntypedBuffer, access: Access) -> PyResult<()> {
             "a buffer is not contiguous; give contiguous memory, or its contiguous parts as a sequence",
         ));
     }
+    if holds_objects(buffer.format().to_bytes()) {
+        return Err(InvalidError::new_err(
+            "a buffer holds Python objects, so its bytes are addresses; give an array of numbers",
+        ));
+    }
     if access == Access::Write && buffer.readonly() {
         return Err(InvalidError::new_err("a buffer is read-only and cannot be filled"));
     }
     Ok(())
+}
+
+/// Whether a format of the buffer protocol names a Python object, `O`, outside the names of fields, `:name:`.
+fn holds_objects(format: &[u8]) -> bool {
+    format.contains(&b'O')
+        && format.split(|byte| *byte == b':').step_by(2).any(|part| part.contains(&b'O'))
 }
 
 /// Two blocks cannot be read into the same bytes.

@@ -2,7 +2,9 @@
 //!
 //! 1. Nothing is imported: an object can only be a tensor if its program has imported torch already.
 //! 2. Nothing is copied. What would need a copy is refused with the call that makes it.
-//! 3. Torch itself hands out the bytes, through numpy, and does not resize the tensor while they are lent.
+//! 3. A tensor may be longer than its storage, which can be freed or shrunk behind it. Such a tensor is refused: its
+//!    bytes are not there, and numpy would make others in their place.
+//! 4. Torch itself hands out the bytes, through numpy, and does not resize the tensor while they are lent.
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyException;
@@ -53,10 +55,26 @@ fn refuse_unusable(tensor: &Bound<'_, PyAny>, access: Access) -> PyResult<()> {
             Access::Write => "a tensor is not contiguous; give a contiguous one and copy from it",
         }));
     }
+    refuse_short_storage(tensor)?;
     if access == Access::Write && tensor.getattr("requires_grad")?.is_truthy()? {
         return Err(InvalidError::new_err(
             "a tensor requires grad, and autograd would not see it filled; give tensor.detach()",
         ));
+    }
+    Ok(())
+}
+
+/// Refuses a contiguous tensor whose storage ends before it does.
+fn refuse_short_storage(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    let number = |method: &str| tensor.call_method0(method)?.extract::<u64>();
+    let last = number("storage_offset")?.saturating_add(number("numel")?);
+    let needed = last.saturating_mul(number("element_size")?);
+    let held = tensor.call_method0("untyped_storage")?.call_method0("nbytes")?.extract::<u64>()?;
+    if held < needed {
+        return Err(InvalidError::new_err(format!(
+            "a tensor's storage has {held} bytes where the tensor needs {needed}: it was freed or resized; \
+             give a tensor that has its memory"
+        )));
     }
     Ok(())
 }
