@@ -168,16 +168,91 @@ def test_a_task_over_a_bound_is_refused_at_once(manual: ManualStore, make_adapte
     assert adapter.report_status()["counters"]["throttled_objects"] == 2
 
 
-def test_a_store_task_with_too_many_bytes_is_refused(make_adapter: Make) -> None:
+def test_a_store_task_over_what_is_left_of_the_bound_is_refused(
+    manual: ManualStore, make_adapter: Make
+) -> None:
+    driver, ours, more = Driver(make_adapter(max_store_bytes=3 * OBJECT_BYTES)), keys(2), keys(4)
+    number = driver.adapter.submit_store_task(ours, filled(ours))
+    # What is under way already does not count again once it is there.
+    for refused in (more, keys(2, "b"), keys(9, "c")):
+        assert not driver.store(refused, filled(refused)).is_successful()
+    manual.end_all()
+    assert driver.stored(number).is_successful()
+    number = driver.adapter.submit_store_task(more, filled(more))
+    manual.end_all()
+    assert driver.stored(number).is_successful()
+    assert driver.adapter.report_status()["counters"]["throttled_objects"] == 4 + 2 + 9
+
+
+def test_room_is_free_when_lmcache_hears_of_it(make_adapter: Make) -> None:
     driver = Driver(make_adapter(max_store_bytes=3 * OBJECT_BYTES))
-    ours = keys(4)
-    assert not driver.store(ours, filled(ours)).is_successful()
-    assert driver.store(ours[:3], filled(ours[:3])).is_successful()
-    # What is there does not count, and room is free when LMCache hears of it.
-    assert driver.store(ours, filled(ours)).is_successful()
     for number in range(30):
         more = keys(3, f"more {number}")
         assert driver.store(more, filled(more)).is_successful()
+
+
+def test_regression_a_store_task_larger_than_the_bound_is_stored(make_adapter: Make) -> None:
+    """It was refused although nothing else was under way, so it could never be stored."""
+    driver = Driver(make_adapter(max_store_bytes=3 * OBJECT_BYTES))
+    for count in (4, 10, 64):
+        ours = keys(count, f"{count}")
+        result = driver.store(ours, filled(ours))
+        assert (result.is_successful(), result.bytes_transferred()) == (True, count * OBJECT_BYTES)
+        assert driver.holds(ours) == [True] * count
+    assert driver.adapter.report_status()["counters"]["throttled_objects"] == 0
+
+
+def test_a_large_store_task_is_written_in_parts_within_the_bound(
+    manual: ManualStore, make_adapter: Make
+) -> None:
+    driver, ours = Driver(make_adapter(max_store_bytes=3 * OBJECT_BYTES)), keys(8)
+    number = driver.adapter.submit_store_task(ours, filled(ours))
+    for parts in (1, 2, 3):
+        assert reference_store.wait_until(lambda: len(manual.transfers) == parts, 20)  # noqa: B023
+        # Whatever else comes meanwhile is over the bound.
+        assert not driver.store(keys(1, "b"), filled(keys(1, "b"))).is_successful()
+        assert sum(one.count for one in manual.transfers if not one.done()) <= 3
+        assert len(manual.transfers) == parts
+        manual.end_all()
+    assert driver.stored(number).is_successful()
+    assert [one.count for one in manual.transfers] == [3, 3, 2]
+    # Each part follows the object before it, so the whole is one chain.
+    assert [first for _, first in manual.puts] == [0, 1, 1]
+    assert [chain[0] for chain, _ in manual.puts[1:]] == [chain[-1] for chain, _ in manual.puts[:2]]
+    assert driver.lookup(ours) == [True] * 8
+
+
+def test_an_object_larger_than_the_bound_is_refused(make_adapter: Make) -> None:
+    driver, ours = Driver(make_adapter(max_store_bytes=OBJECT_BYTES - 1)), keys(2)
+    assert not driver.store(ours, filled(ours)).is_successful()
+    assert driver.adapter.report_status()["counters"]["throttled_objects"] == 2
+
+
+@pytest.mark.parametrize("end", ["closed", "late", "refused"])
+def test_parts_that_were_never_started_fail_the_task(
+    manual: ManualStore, make_adapter: Make, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(module, "SHUTDOWN_S", 0.1)
+    timeout_s = 0.3 if end == "late" else 60
+    driver = Driver(make_adapter(max_store_bytes=3 * OBJECT_BYTES, store_timeout_s=timeout_s))
+    ours = keys(8)
+    number = driver.adapter.submit_store_task(ours, filled(ours))
+    if end == "closed":
+        with pytest.raises(RuntimeError, match="stays in use"):
+            driver.adapter.close()
+    elif end == "late":
+        time.sleep(2 * timeout_s)
+    else:
+        manual.broken = "submit_put"
+    manual.end_all()
+    assert not driver.stored(number).is_successful()
+    assert len(manual.transfers) == 1
+    manual.broken = ""
+    assert driver.adapter.report_status()["counters"]["store_failed_objects"] == 5
+    if end != "closed":
+        # Nothing of it is in the way of the next.
+        number = driver.adapter.submit_store_task(ours[:3], filled(ours[:3]))
+        assert driver.stored(number).is_successful()
 
 
 @pytest.mark.parametrize("call", ["contains", "submit_put", "submit_get"])

@@ -79,8 +79,9 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._stored, self._found, self._loaded = (
             Results(create_event_notifier()) for _ in range(3)
         )
-        self._storing = Watch("dalsegno-store", self._report_store)
-        self._loading = Watch("dalsegno-load", self._report_load)
+        advance = self._mover.advance
+        self._storing = Watch("dalsegno-store", self._report_store, advance)
+        self._loading = Watch("dalsegno-load", self._report_load, advance)
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what finds and opens the namespaces."""
@@ -125,9 +126,10 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             elif self._storing.under_way() >= self._settings.max_store_tasks:
                 self._mover.refuse(task)
             else:
-                of = dict(zip(keys, objects, strict=True))
-                room = self._most_store_bytes - self._storing.moving_bytes()
-                self._mover.start_store(task, opened.namespaces, list(of.values()), room)
+                of = list(dict(zip(keys, objects, strict=True)).values())
+                under_way = self._storing.moving_bytes()
+                most = self._most_store_bytes
+                self._mover.start_store(task, opened.namespaces, of, most, under_way)
 
         self._start(task, start, self._storing, self._report_store)
         return task.number
@@ -157,7 +159,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - LMCache's controllers go on
             task.failed = True
             self._meter.trouble("load" if watch is self._loading else "store", error)
-        if task.parts:
+        if task.parts or task.planned:
             watch.add(task)
         else:
             report(task)

@@ -18,7 +18,7 @@ class AdapterSettings(StoreSettings):
         max_load_tasks: Load tasks under way; one more is refused at once and is a miss.
         max_store_tasks: Store tasks under way; one more is refused at once and fails.
         max_store_bytes: Bytes being written, which LMCache cannot evict from its memory meanwhile;
-            3/4 of that memory if not given.
+            3/4 of that memory if not given. A larger task is written in parts.
         model: Folder of the only model that is served, or its only file. Its weights are hashed at
             start, so that other weights under the same name never meet these objects.
     """

@@ -5,6 +5,8 @@
 2. A transfer that outlives its time is called off, and the task still waits for it to end: with a
    timeout the store ends it by itself.
 3. Every wait has a bound, also for a transfer that does not end against all promises.
+4. A task that is larger than the bound on bytes under way is started in parts: the next one when
+   there is room under the bound. What has not been started when its time is over is dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +80,26 @@ class Part:
     objects: list[Any]
     transfer: Any
 
+    @property
+    def size_bytes(self) -> int:
+        """How much it moves."""
+        return int(self.space.object_bytes) * len(self.places)
+
+
+@dataclass(slots=True)
+class Planned:
+    """A part of a task that has not been started.
+
+    Attributes:
+        places: Which of the task's keys it is about.
+        size_bytes: How much it moves.
+        start: Starts it, with the seconds that it may take; must not wait.
+    """
+
+    places: list[int]
+    size_bytes: int
+    start: Callable[[float], Part]
+
 
 @dataclass(slots=True)
 class Task:
@@ -86,10 +109,13 @@ class Task:
         number: LMCache's name for it.
         keys: What it is about.
         timeout_s: How long its transfers may take.
-        parts: What is under way.
-        moving_bytes: Bytes under way.
+        parts: What was started.
+        planned: What was not started, in order.
+        most_bytes: How much may be under way, unless one part is larger.
+        moving_bytes: How much it moves in all.
         present: Places of keys that were there already.
-        failed: Whether something failed already when it was started.
+        dropped: Places of keys of parts that were never started.
+        failed: Whether something could not be started.
         started: When it came.
         cancelled: Whether its transfers were called off.
     """
@@ -98,15 +124,50 @@ class Task:
     keys: list[Any]
     timeout_s: float
     parts: list[Part] = field(default_factory=list)
+    planned: deque[Planned] = field(default_factory=deque)
+    most_bytes: int = 0
     moving_bytes: int = 0
     present: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     failed: bool = False
     started: float = field(default_factory=time.monotonic)
     cancelled: bool = False
+    # Held while parts are started or called off, so that none is started after that.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ended(self) -> bool:
-        """Whether no transfer of it is under way."""
-        return all(part.transfer.done() for part in self.parts)
+        """Whether nothing of it is under way or to be started."""
+        return not self.planned and all(part.transfer.done() for part in self.parts)
+
+    def advance(self) -> None:
+        """Starts what there is room for.
+
+        Raises:
+            Exception: A part cannot be started; it and those after it are dropped.
+        """
+        with self._lock:
+            left_s = self.started + self.timeout_s - time.monotonic()
+            if left_s <= 0:
+                self._drop()
+            moving = sum(part.size_bytes for part in self.parts if not part.transfer.done())
+            while self.planned:
+                following = self.planned[0]
+                if moving and moving + following.size_bytes > self.most_bytes:
+                    return
+                try:
+                    self.parts.append(following.start(left_s))
+                except BaseException:
+                    self._drop()
+                    raise
+                self.planned.popleft()
+                moving += following.size_bytes
+
+    def _drop(self) -> None:
+        """Drops what was not started; the lock is held."""
+        for one in self.planned:
+            self.dropped += one.places
+            self.failed = True
+        self.planned.clear()
 
     def wait(self, timeout_s: float) -> None:
         """Waits a while for a transfer that is under way."""
@@ -116,24 +177,29 @@ class Task:
                 return
 
     def cancel(self) -> None:
-        """Calls off what is under way."""
-        if not self.cancelled:
-            self.cancelled = True
-            for part in self.parts:
-                part.transfer.cancel()
+        """Calls off what is under way, and drops what was not started."""
+        with self._lock:
+            if not self.cancelled:
+                self.cancelled = True
+                self._drop()
+                for part in self.parts:
+                    part.transfer.cancel()
 
 
 class Watch:
     """Waits for the tasks of one direction on a thread of its own."""
 
-    def __init__(self, name: str, report: Callable[[Task], None]) -> None:
+    def __init__(
+        self, name: str, report: Callable[[Task], None], advance: Callable[[Task], None]
+    ) -> None:
         """Starts the thread.
 
         Args:
             name: Name of the thread.
-            report: Told of each task that has ended, on that thread; must not raise.
+            report: Called with each task that has ended, on that thread; must not raise.
+            advance: Starts parts that wait, on that thread; must not raise.
         """
-        self._report = report
+        self._report, self._advance = report, advance
         self._changed = threading.Condition()
         self._tasks: list[Task] = []
         self._closing = False
@@ -170,6 +236,9 @@ class Watch:
             if not tasks:
                 return
             tasks[0].wait(SWEEP_S)
+            for task in tasks:
+                if task.planned:
+                    self._advance(task)
             now = time.monotonic()
             ended = [task for task in tasks if task.ended()]
             for task in tasks:

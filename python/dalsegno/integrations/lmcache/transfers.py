@@ -2,14 +2,16 @@
 
 1. Objects of one kind (`spaces.py`) go into one namespace, as one put or one get.
 2. What the store has is not written again, and counts as stored.
-3. A bound is kept by refusing, at once, what is over it: the whole task, for LMCache knows of a
-   store only whether all of it is there.
+3. A bound is kept by refusing what is over it immediately: the whole task, for LMCache knows of a
+   store only whether all of it is there. A task that alone is over the bound on bytes being written
+   could never be stored so; it is written in parts, each within the bound, while nothing else is.
 4. Objects are read and written where they lie; Python never copies one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -18,7 +20,7 @@ from dalsegno.integrations.common.parts import blocks_of_part
 from dalsegno.integrations.lmcache.keys import Hasher, by_model
 from dalsegno.integrations.lmcache.meter import Meter
 from dalsegno.integrations.lmcache.spaces import Layout, Space
-from dalsegno.integrations.lmcache.tasks import Part, Task
+from dalsegno.integrations.lmcache.tasks import Part, Planned, Task
 
 # A large task is cut into parts of this size, at most so many, to keep the store's threads busy.
 PART_BYTES = 64 << 20
@@ -65,10 +67,23 @@ def by_space(spaces: Any, keys: Sequence[Any], objects: Sequence[Any]) -> dict[S
     return found
 
 
-def _shares(places: list[int], object_bytes: int) -> list[list[int]]:
-    """Cuts the places of a large task into parts."""
+def _shares(places: list[int], object_bytes: int, most_bytes: int | None = None) -> list[list[int]]:
+    """Cuts the places of a large task into parts, of at most `most_bytes` each if given."""
     most = blocks_of_part(len(places), object_bytes, PART_BYTES, MOST_PARTS)
+    if most_bytes is not None:
+        most = max(1, min(most, most_bytes // object_bytes))
     return [places[at : at + most] for at in range(0, len(places), most)]
+
+
+def _put(
+    space: Space, places: list[int], chain: list[bytes], objects: list[Any], timeout_s: float
+) -> Part:
+    """Starts the put of objects, whose names are the last ones of the chain."""
+    first = len(chain) - len(places)
+    handle = space.namespace.submit_put(
+        chain, [one.byte_array for one in objects], first=first, timeout_s=timeout_s
+    )
+    return Part(places, space, chain[first:], objects, handle)
 
 
 class Mover:
@@ -84,14 +99,17 @@ class Mover:
         """
         self._hasher, self._meter, self._tell_poisoned = hasher, meter, tell_poisoned
 
-    def start_store(self, task: Task, spaces: Any, objects: Sequence[Any], room_bytes: int) -> None:
+    def start_store(
+        self, task: Task, spaces: Any, objects: Sequence[Any], most_bytes: int, under_way: int
+    ) -> None:
         """Starts to write the objects that the store lacks.
 
         Args:
-            task: The task; takes note of what is under way.
+            task: The task; takes note of what is under way and of what is to be started.
             spaces: The namespaces of the open store.
             objects: One for each key of the task.
-            room_bytes: How much may be written now; a task with more is refused.
+            most_bytes: How much may be written at a time.
+            under_way: How much is being written for other tasks.
         """
         hashes = self._hasher.hashes(task.keys)
         fresh: list[tuple[Space, list[int]]] = []
@@ -101,29 +119,27 @@ class Mover:
             left = [place for place, found in zip(places, there, strict=True) if not found]
             if left:
                 fresh.append((space, left))
-        moving_bytes = sum(space.object_bytes * len(places) for space, places in fresh)
-        if moving_bytes > room_bytes:
+        task.most_bytes = most_bytes
+        task.moving_bytes = sum(space.object_bytes * len(places) for space, places in fresh)
+        largest = max((space.object_bytes for space, _ in fresh), default=0)
+        over = task.moving_bytes > most_bytes - under_way
+        if over and (under_way or largest > most_bytes):
             self.refuse(task)
             return
-        task.moving_bytes = moving_bytes
         for space, places in fresh:
-            self._put(task, space, places, hashes, objects)
+            self._plan(task, space, places, hashes, objects)
+        task.advance()
 
-    def _put(
+    def _plan(
         self, task: Task, space: Space, places: list[int], hashes: list[bytes], objects: Any
     ) -> None:
-        """Starts the puts of one namespace, next to the object before them in the task."""
+        """Plans the puts of one namespace, next to the object before them in the task."""
         before = hashes[: places[0]][-1:]
-        for part in _shares(places, space.object_bytes):
-            named, moved = [hashes[place] for place in part], [objects[place] for place in part]
-            handle = space.namespace.submit_put(
-                before + named,
-                [one.byte_array for one in moved],
-                first=len(before),
-                timeout_s=task.timeout_s,
-            )
-            task.parts.append(Part(part, space, named, moved, handle))
-            before = named[-1:]
+        for part in _shares(places, space.object_bytes, task.most_bytes):
+            chain = before + [hashes[place] for place in part]
+            start = partial(_put, space, part, chain, [objects[place] for place in part])
+            task.planned.append(Planned(part, space.object_bytes * len(part), start))
+            before = chain[-1:]
 
     def start_load(self, task: Task, spaces: Any, objects: Sequence[Any]) -> None:
         """Starts to fill objects with what the store has of them.
@@ -142,6 +158,13 @@ class Mover:
                 task.moving_bytes += space.object_bytes * len(part)
                 task.parts.append(Part(part, space, named, moved, handle))
 
+    def advance(self, task: Task) -> None:
+        """Starts parts of a task for which there is room now; never raises."""
+        try:
+            task.advance()
+        except Exception as error:  # noqa: BLE001 - the other parts were dropped, and are counted
+            self._meter.trouble("store", error)
+
     def refuse(self, task: Task) -> None:
         """Counts a task that is over a bound."""
         task.failed = True
@@ -155,7 +178,7 @@ class Mover:
             for it, and the bytes written in all.
         """
         kept, written_bytes = dict.fromkeys(task.present, 0), 0
-        self._meter.count(present_objects=len(task.present))
+        self._meter.count(present_objects=len(task.present), store_failed_objects=len(task.dropped))
         for part in task.parts:
             try:
                 there, added = self._put_result(part)
