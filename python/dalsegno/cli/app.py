@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import bytewise, check, fault, look, run
+from dalsegno.cli import bytewise, check, fault, look, output, run
 
 # What a command could not do, as opposed to what it found.
 COULD_NOT = 2
@@ -47,7 +47,8 @@ def dalsegno(
     for `verify --repair`.
 
     Exit codes: 0 it is well, 1 it is not (damage was found, a demonstration failed),
-    2 the question could not be answered (wrong arguments, a locked store), 130 interrupted.
+    2 the question could not be answered (wrong arguments, a locked store, an output that cannot be
+    written), 130 interrupted.
     """
 
 
@@ -74,7 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: What follows the program's name; by default the process's own.
     """
     try:
-        app(args=arguments, prog_name="dalsegno")
+        with output.checked():
+            app(args=arguments, prog_name="dalsegno")
+    except output.OutputError as error:
+        if not error.expected:
+            output.complain(str(error))
+        sys.exit(COULD_NOT)
     except DalsegnoError as error:
-        print(f"dalsegno: {error}", file=sys.stderr)
+        output.complain(str(error))
         sys.exit(COULD_NOT)
