@@ -14,19 +14,23 @@ mod transfer;
 mod writer;
 
 use pyo3::prelude::*;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Shows the core's own events on standard error, if `DALSEGNO_LOG` asks for them.
-fn listen() -> PyResult<()> {
-    let Ok(wanted) = std::env::var("DALSEGNO_LOG") else { return Ok(()) };
-    let level: tracing_subscriber::filter::LevelFilter = wanted.parse().map_err(|_| {
-        let message = format!(
-            "DALSEGNO_LOG is {wanted:?}; it must be error, warn, info, debug, trace or off"
+///
+/// A value that is no level is no reason to fail an engine's start: it is logged, and warnings are shown.
+fn listen() {
+    let Some(wanted) = std::env::var_os("DALSEGNO_LOG") else { return };
+    let wanted = wanted.to_string_lossy();
+    let level = wanted.parse::<LevelFilter>();
+    let shown = *level.as_ref().unwrap_or(&LevelFilter::WARN);
+    // A program that embeds this one may have a subscriber already.
+    drop(tracing_subscriber::fmt().with_max_level(shown).with_writer(std::io::stderr).try_init());
+    if level.is_err() {
+        tracing::warn!(
+            "DALSEGNO_LOG is {wanted:?}; it must be error, warn, info, debug, trace or off; showing warnings"
         );
-        errors::InvalidError::new_err(message)
-    })?;
-    // Somebody who embeds us may listen already.
-    drop(tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).try_init());
-    Ok(())
+    }
 }
 
 /// Native part of the `dalsegno` package.
@@ -34,7 +38,7 @@ fn listen() -> PyResult<()> {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
-    listen()?;
+    listen();
     module.add_class::<store::PyStore>()?;
     module.add_class::<namespace::PyNamespace>()?;
     module.add_class::<transfer::PyTransfer>()?;

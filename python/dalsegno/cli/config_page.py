@@ -236,7 +236,7 @@ a unit: `"200GiB"`, `"1.5 TB"`, `4096`. An unknown name is an error that tells t
 one. `store.limits()` tells what all of it came to.
 
 The environment variable `DALSEGNO_LOG` (`error`, `warn`, `info`, `debug`, `trace`) shows what the
-store has to say on standard error.
+store has to say on standard error. Any other value is logged as a warning.
 
 | setting | value | default | meaning |
 |---|---|---|---|
