@@ -39,6 +39,7 @@ from dalsegno._native import (
     info,
     inspect,
     list_extents,
+    parse_bytes,
     repair,
     verify,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "inspect",
     "list_extents",
     "open",
+    "parse_bytes",
     "repair",
     "verify",
 ]

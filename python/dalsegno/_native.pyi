@@ -580,3 +580,10 @@ def repair(path: str, progress: object | None = None) -> dict[str, Any]:
 
 def config_keys() -> list[str]:
     """Names of all settings."""
+
+def parse_bytes(text: str) -> int:
+    """Reads a byte count such as ``"200GiB"``, ``"1.5 TB"``, ``"32Gi"`` or ``"4096"``.
+
+    Raises:
+        InvalidError: It is none.
+    """

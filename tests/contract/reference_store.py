@@ -35,6 +35,7 @@ from dalsegno._native import (
     InvalidError,
     PoisonedError,
     UnavailableError,
+    parse_bytes,
 )
 
 __all__ = [
@@ -79,7 +80,6 @@ _SETTINGS = (
     "transfer_threads",
 )
 _COUNTERS = ("put_stored_blocks", "put_bytes", "get_log_blocks", "get_missed_blocks", "get_bytes")
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def config_keys() -> list[str]:
@@ -89,13 +89,7 @@ def config_keys() -> list[str]:
 
 def _parse_bytes(value: int | str) -> int:
     """Reads a byte count such as `4096` or `"2GiB"`."""
-    if isinstance(value, int):
-        return value
-    digits = value.strip().rstrip("BKMGTi")
-    unit = value.strip()[len(digits) :].strip()
-    if unit not in _UNITS:
-        raise InvalidError(f"{value!r} is no byte count")
-    return int(float(digits) * _UNITS[unit])
+    return value if isinstance(value, int) else parse_bytes(value)
 
 
 class Store:

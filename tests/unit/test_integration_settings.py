@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from dalsegno.integrations.common.settings import element_bytes, parse_bytes
+import dalsegno
+from dalsegno.integrations.common.settings import StoreSettings, element_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,33 @@ def test_the_width_of_a_number_comes_from_the_caches_dtype(dtype: str, width: in
 
 def test_byte_counts_are_read() -> None:
     assert [parse_bytes("x", one) for one in (7, "7", "1.5KiB", "2 TB")] == [7, 7, 1536, 2 * 10**12]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("32Gi", 32 << 30),
+        ("500Mi", 500 << 20),
+        ("1Ti", 1 << 40),
+        ("32G", 32 * 10**9),
+        ("64k", 64_000),
+        ("9007199254740993B", 2**53 + 1),
+    ],
+)
+def test_regression_quantities_of_kubernetes_are_byte_counts(
+    text: str, count: int, tmp_path: Path
+) -> None:
+    assert parse_bytes("x", text) == dalsegno.parse_bytes(text) == count
+    settings = StoreSettings.read({"path": "/x", "capacity": text}, "here", "it")
+    assert settings.capacity == count
+    given = {"capacity": "16Mi", "segment": "1Mi", "index_rate": text}
+    dalsegno.open(tmp_path / "store", **given).close()
+
+
+@pytest.mark.parametrize("text", ["500m", "32g", "Gi", "1Pi", "-1", "inf", "nan", "", "1e3Gi"])
+def test_what_is_no_byte_count_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
+    """`500m` is half a byte in Kubernetes, `32g` is 32 GiB in other programs."""
+    with pytest.raises(dalsegno.InvalidError, match=re.escape(f"x is {text!r}")):
+        parse_bytes("x", text)
+    with pytest.raises(dalsegno.InvalidError, match='"capacity" cannot be'):
+        dalsegno.open(tmp_path / "store", capacity=text)

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 
-const UNITS: [(&str, u64); 9] = [
+const UNITS: [(&str, u64); 18] = [
     ("B", 1),
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -12,9 +12,25 @@ const UNITS: [(&str, u64); 9] = [
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
+    // Quantities of Kubernetes.
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+    ("k", 1_000),
+    ("K", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
 ];
 
-/// Reads a byte count such as `200GiB`, `1.5 TB` or `4096`.
+/// Whether `given` is how the unit `name` is written. The case of one letter counts: `m` is a thousandth in
+/// Kubernetes, and `g` is 2^30 in other programs.
+fn is_unit(name: &str, given: &str) -> bool {
+    if name.len() == 1 && name != "B" { name == given } else { name.eq_ignore_ascii_case(given) }
+}
+
+/// Reads a byte count such as `200GiB`, `1.5 TB`, `32Gi` or `4096`.
 ///
 /// # Errors
 ///
@@ -31,7 +47,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     let unit = if unit.is_empty() { "B" } else { unit };
     let factor = UNITS
         .iter()
-        .find(|(name, _)| name.eq_ignore_ascii_case(unit))
+        .find(|(name, _)| is_unit(name, unit))
         .map(|(_, factor)| *factor)
         .ok_or_else(wrong)?;
     if let Ok(whole) = number.parse::<u64>() {
@@ -74,7 +90,29 @@ mod tests {
         assert_eq!(parse_bytes(" 1.5 kib ").unwrap(), 1536);
         assert_eq!(parse_bytes("4096").unwrap(), 4096);
         assert_eq!(parse_bytes("2GB").unwrap(), 2_000_000_000);
-        for bad in ["", "GiB", "-1", "1 parsec", "99999999999999999999", "1e30TiB", "nan"] {
+        for (text, bytes) in
+            [("32Gi", 32 << 30), ("500Mi", 500 << 20), ("1Ti", 1 << 40), ("64ki", 65536)]
+        {
+            assert_eq!(parse_bytes(text).unwrap(), bytes, "{text}");
+        }
+        for (text, bytes) in
+            [("32G", 32_000_000_000), ("1.5T", 1_500_000_000_000), ("7k", 7_000), ("7 b", 7)]
+        {
+            assert_eq!(parse_bytes(text).unwrap(), bytes, "{text}");
+        }
+        for bad in [
+            "",
+            "500m",
+            "32g",
+            "1t",
+            "Gi",
+            "GiB",
+            "-1",
+            "1 parsec",
+            "99999999999999999999",
+            "1e30TiB",
+            "nan",
+        ] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
     }

@@ -50,5 +50,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(offline::verify, module)?)?;
     module.add_function(wrap_pyfunction!(offline::repair, module)?)?;
     module.add_function(wrap_pyfunction!(offline::config_keys, module)?)?;
+    module.add_function(wrap_pyfunction!(offline::parse_bytes, module)?)?;
     Ok(())
 }

@@ -141,3 +141,8 @@ fn plain(report: &VerifyReport) -> serde_json::Value {
 pub(crate) fn config_keys() -> Vec<String> {
     Config::keys()
 }
+
+#[pyfunction]
+pub(crate) fn parse_bytes(text: &str) -> PyResult<u64> {
+    dalsegno_store::parse_bytes(text).or_raise()
+}

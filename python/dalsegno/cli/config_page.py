@@ -232,8 +232,9 @@ or stands in a TOML file that the environment variable `DALSEGNO_CONFIG` names:
 {EXAMPLE}```
 
 A setting in the call goes before the same setting in the file. Byte counts are numbers or text with
-a unit: `"200GiB"`, `"1.5 TB"`, `4096`. An unknown name is an error that tells the nearest known
-one. `store.limits()` tells what all of it came to.
+a unit: `"200GiB"`, `"1.5 TB"`, `4096`. Quantities of Kubernetes are read too: `"32Gi"`, `"500M"`.
+An unknown name is an error that tells the nearest known one. `store.limits()` tells what all of it
+came to.
 
 The environment variable `DALSEGNO_LOG` (`error`, `warn`, `info`, `debug`, `trace`) shows what the
 store has to say on standard error. Any other value is logged as a warning.

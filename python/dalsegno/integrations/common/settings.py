@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import dalsegno
 from dalsegno import InvalidError
 
 Check = Callable[[str, object], Any]
@@ -22,24 +23,19 @@ CODECS = ("none", "zstd")
 _WIDTHS = {"bfloat16": 2, "float": 4, "float16": 2, "float32": 4, "half": 2}
 # Names that begin so are of one byte each, whatever follows: `fp8_e4m3`, `fp8_ds_mla` ...
 _BYTE_WIDE = ("float8", "fp8", "int8")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
-# The units of the store's own settings.
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{name}ib": 1 << 10 * power for power, name in enumerate("kmgt", 1)}
-_UNITS |= {f"{name}b": 1000**power for power, name in enumerate("kmgt", 1)}
 
 
 def parse_bytes(name: str, value: object) -> int:
-    """Reads a byte count such as `4096` or `"2GiB"`.
+    """Reads a byte count such as `4096`, `"2GiB"` or `"2Gi"`, as the store's own settings do.
 
     Raises:
         InvalidError: It is neither.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is not None and match[2].lower() in _UNITS:
-        return int(float(match[1]) * _UNITS[match[2].lower()])
+    if isinstance(value, str):
+        with contextlib.suppress(InvalidError):
+            return dalsegno.parse_bytes(value)
     raise InvalidError(f'{name} is {value!r}; it must be bytes, such as 1073741824 or "1GiB"')
 
 
