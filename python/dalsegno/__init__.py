@@ -79,8 +79,8 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
     Args:
         path: The store's directory, on a local file system.
         **settings: What differs from the defaults; docs/guides/configuration.md lists all. Byte
-            counts may be numbers or text such as ``"200GiB"``. Settings given here go before those
-            of the file that the environment variable ``DALSEGNO_CONFIG`` names.
+            counts may be numbers or text such as ``"200GiB"`` or ``"200Gi"``. Settings given here
+            go before those of the file that the environment variable ``DALSEGNO_CONFIG`` names.
 
     Returns:
         The open store.
@@ -92,14 +92,20 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
         IncompatibleError: A newer version wrote the store.
     """
     merged = {**_settings_of_file(), **{k: v for k, v in settings.items() if v is not None}}
-    try:
-        text = json.dumps(merged)
-    except TypeError as error:
-        raise InvalidError(f"a setting is neither a number nor text: {error}") from error
-    store = Store(os.fspath(path), text)
+    for name, value in merged.items():
+        _check_setting(name, value)
+    store = Store(os.fspath(path), json.dumps(merged))
     if "capacity" not in merged:
         _tell_capacity(store)
     return store
+
+
+def _check_setting(name: str, value: object) -> None:
+    """Refuses what JSON, in which the store reads its settings, cannot express."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidError(f"{name} must be a finite number or text, got {value!r}") from error
 
 
 def _settings_of_file() -> Mapping[str, Any]:

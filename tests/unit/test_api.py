@@ -61,7 +61,7 @@ def test_regression_a_wrong_value_names_its_setting(
 
 
 def test_a_setting_that_is_no_text_or_number_is_invalid(tmp_path: Path) -> None:
-    with pytest.raises(dalsegno.InvalidError, match="neither a number nor text"):
+    with pytest.raises(dalsegno.InvalidError, match=r"^capacity must be a finite number or text"):
         dalsegno.open(tmp_path / "store", capacity=object())
 
 

@@ -225,7 +225,7 @@ def test_memory_that_overlaps_is_invalid(namespace: dalsegno.Namespace) -> None:
 
 def holding_objects() -> dict[str, Any]:
     """Blocks of memory that holds addresses of Python objects, in every form that exports it."""
-    objects = np.full(BLOCK_BYTES // 8, "text", dtype=object)
+    objects: Any = np.full(BLOCK_BYTES // 8, "text", dtype=object)
     return {
         "array": objects,
         "memoryview": memoryview(objects),
@@ -241,7 +241,7 @@ def test_regression_memory_of_python_objects_is_refused(
 ) -> None:
     """Its bytes are addresses: stored they mean nothing, and filled they crash the process."""
     block, good = holding_objects()[name], bytearray(BLOCK_BYTES)
-    slices = [bytearray(SLICE_BYTES), np.zeros(SLICE_BYTES // 8, dtype=object)]
+    slices: list[Any] = [bytearray(SLICE_BYTES), np.zeros(SLICE_BYTES // 8, dtype=object)]
     namespace.put_batch(chain(2), [b"\1" * BLOCK_BYTES] * 2)
     writer = namespace.layer_writer(chain(2, "b"))
     for call in (
@@ -263,7 +263,7 @@ def test_regression_memory_of_python_objects_is_refused(
 def test_fields_and_numbers_whose_names_look_like_objects_are_memory(
     namespace: dalsegno.Namespace,
 ) -> None:
-    named = np.zeros(BLOCK_BYTES // 16, dtype=[("O", "i8"), ("Of O", "c8")])
+    named: Any = np.zeros(BLOCK_BYTES // 16, dtype=[("O", "i8"), ("Of O", "c8")])
     named["O"] = 7
     assert namespace.put_batch(chain(1), [named]).stored == 1
     out: Any = np.zeros_like(named)
@@ -289,14 +289,60 @@ def test_counts_must_agree(namespace: dalsegno.Namespace) -> None:
 
 @pytest.mark.parametrize("number", [-1, 1 << 70])
 def test_regression_a_number_out_of_range_is_invalid(
-    number: int, namespace: dalsegno.Namespace
+    number: int, namespace: dalsegno.Namespace, store: dalsegno.Store, tmp_path: Path
 ) -> None:
+    """The message names the argument."""
+    block, row = [bytearray(BLOCK_BYTES)], [bytearray(SLICE_BYTES)]
+    writer = namespace.layer_writer(chain(1))
+    shape = {"layers": 1, "slice_bytes": 1}
+    calls: dict[str, list[Callable[[], object]]] = {
+        "layer": [
+            lambda: namespace.retrieve_layer(chain(1), number, row),
+            lambda: namespace.submit_retrieve_layer(chain(1), number, row),
+            lambda: writer.store_layer(number, row),
+            lambda: writer.submit_store_layer(number, row),
+        ],
+        "first": [
+            lambda: namespace.put_batch(chain(1), block, first=number),
+            lambda: namespace.submit_put(chain(1), block, first=number),
+            lambda: namespace.layer_writer(chain(1), first=number),
+        ],
+        "count": [lambda: namespace.layer_writer(chain(1), count=number)],
+        "layers": [lambda: store.namespace({}, **{**shape, "layers": number})],
+        "slice_bytes": [lambda: store.namespace({}, **{**shape, "slice_bytes": number})],
+        "element_bytes": [lambda: store.namespace({}, **shape, element_bytes=number)],
+        "offset": [lambda: dalsegno.inspect(tmp_path / "store", "store.meta", number)],
+    }
+    expected = f">= 0, got {number}$" if number < 0 else rf"at most \d+, got {number}$"
+    for name, group in calls.items():
+        for call in group:
+            with pytest.raises(dalsegno.InvalidError, match=f"^{name} must be {expected}"):
+                call()
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan")])
+def test_regression_seconds_out_of_range_are_invalid(
+    seconds: float, namespace: dalsegno.Namespace
+) -> None:
+    """The message names the argument."""
+    block, row = [bytearray(BLOCK_BYTES)], [bytearray(SLICE_BYTES)]
+    transfer, writer = namespace.submit_put(chain(1), block), namespace.layer_writer(chain(1, "b"))
     for call in (
-        lambda: namespace.retrieve_layer(chain(1), number, [bytearray(SLICE_BYTES)]),
-        lambda: namespace.put_batch(chain(1), [bytes(BLOCK_BYTES)], first=number),
-        lambda: namespace.layer_writer(chain(1), first=number),
+        lambda: transfer.wait(seconds),
+        lambda: namespace.put_batch(chain(1), block, timeout_s=seconds),
+        lambda: namespace.submit_put(chain(1), block, timeout_s=seconds),
+        lambda: namespace.get_batch(chain(1), block, timeout_s=seconds),
+        lambda: namespace.get_each(chain(1), block, timeout_s=seconds),
+        lambda: namespace.submit_get(chain(1), block, timeout_s=seconds),
+        lambda: namespace.retrieve_layer(chain(1), 0, row, timeout_s=seconds),
+        lambda: namespace.submit_retrieve_layer(chain(1), 0, row, timeout_s=seconds),
+        lambda: namespace.remove(chain(1), timeout_s=seconds),
+        lambda: namespace.layer_writer(chain(1), timeout_s=seconds),
+        lambda: writer.store_layer(0, row, timeout_s=seconds),
+        lambda: writer.submit_store_layer(0, row, timeout_s=seconds),
+        lambda: writer.commit(timeout_s=seconds),
     ):
-        with pytest.raises(dalsegno.InvalidError):
+        with pytest.raises(dalsegno.InvalidError, match=r"^timeout_s must be a finite number >= 0"):
             call()
 
 

@@ -68,3 +68,11 @@ def test_what_is_no_byte_count_is_refused_with_its_name(text: str, tmp_path: Pat
         parse_bytes("x", text)
     with pytest.raises(dalsegno.InvalidError, match='"capacity" cannot be'):
         dalsegno.open(tmp_path / "store", capacity=text)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), object(), [float("inf")]])
+def test_regression_a_setting_that_is_no_number_is_refused_with_its_name(
+    value: object, tmp_path: Path
+) -> None:
+    with pytest.raises(dalsegno.InvalidError, match=r"^merge_rate must be a finite number or text"):
+        dalsegno.open(tmp_path / "store", merge_rate=value)

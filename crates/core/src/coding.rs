@@ -33,7 +33,7 @@ impl Coding {
             return Ok(Self { element_bytes });
         }
         Err(Error::invalid(format!(
-            "elements have 1, 2 or {MAX_ELEMENT_BYTES} bytes, not {element_bytes}"
+            "element_bytes must be 1, 2 or {MAX_ELEMENT_BYTES}, got {element_bytes}"
         )))
     }
 

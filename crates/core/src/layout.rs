@@ -25,13 +25,11 @@ impl KvLayout {
     /// `Invalid` if a dimension is zero or above [`MAX_LAYERS`] / [`MAX_SLICE_BYTES`].
     pub fn new(layers: u32, slice_bytes: u32) -> Result<Self> {
         if layers == 0 || layers > MAX_LAYERS {
-            return Err(Error::invalid(format!(
-                "a layout has 1 to {MAX_LAYERS} layers, not {layers}"
-            )));
+            return Err(Error::invalid(format!("layers must be 1 to {MAX_LAYERS}, got {layers}")));
         }
         if slice_bytes == 0 || slice_bytes > MAX_SLICE_BYTES {
             return Err(Error::invalid(format!(
-                "a slice (one layer of one block) has 1 to {MAX_SLICE_BYTES} bytes, not {slice_bytes}"
+                "slice_bytes (one layer of one block) must be 1 to {MAX_SLICE_BYTES}, got {slice_bytes}"
             )));
         }
         Ok(Self { layers, slice_bytes })

@@ -3,11 +3,10 @@
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dalsegno_store::{ChainHash, Memory};
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PySequence, PyTuple};
 
@@ -160,38 +159,4 @@ fn lend(buffers: Vec<PyUntypedBuffer>, parts: &[usize], access: Access) -> Vec<V
         unsafe { Memory::from_raw(start, len, access == Access::Write, Arc::clone(&owner)) }
     };
     parts.iter().map(|count| (0..*count).map(|_| next()).collect()).collect()
-}
-
-/// Seconds from Python as a duration; `None` for no limit.
-pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
-    let convert = |seconds: f64| {
-        Duration::try_from_secs_f64(seconds).map_err(|_| {
-            InvalidError::new_err(format!(
-                "timeout_s is {seconds}; it must be zero or more, or None"
-            ))
-        })
-    };
-    seconds.map(convert).transpose()
-}
-
-/// A position or a count from Python: what does not fit is a wrong call, not an overflow.
-#[derive(Clone, Copy)]
-pub(crate) struct Number<T>(pub(crate) T);
-
-impl<'a, 'py, T> FromPyObject<'a, 'py> for Number<T>
-where
-    T: FromPyObject<'a, 'py>,
-    T::Error: Into<PyErr>,
-{
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        object.extract::<T>().map(Self).map_err(|error| {
-            let error: PyErr = error.into();
-            if error.is_instance_of::<PyOverflowError>(object.py()) {
-                return InvalidError::new_err(format!("{} is out of range", object.as_any()));
-            }
-            error
-        })
-    }
 }

@@ -4,6 +4,7 @@
 //! 2. A Python buffer stays exported until nothing can touch its bytes any more.
 //! 3. Every error kind has one exception class.
 
+mod arguments;
 mod buffers;
 mod errors;
 mod namespace;

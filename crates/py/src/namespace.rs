@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use dalsegno_store::{GetReport, Namespace, Put, Scope, Store, Terms};
 use pyo3::prelude::*;
 
-use crate::buffers::{Access, Number, blocks, hashes, timeout};
+use crate::arguments::{Number, timeout};
+use crate::buffers::{Access, blocks, hashes};
 use crate::errors::OrRaise;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;
@@ -65,7 +66,7 @@ impl PyNamespace {
     }
 
     #[pyo3(
-        signature = (chain, blocks, *, first=Number(0), timeout_s=None),
+        signature = (chain, blocks, *, first=Number::new(0), timeout_s=None),
         text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
     )]
     fn put_batch(
@@ -76,10 +77,11 @@ impl PyNamespace {
         first: Number<usize>,
         timeout_s: Option<f64>,
     ) -> PyResult<PyPutReport> {
+        let first = first.named("first")?;
         let (chain, blocks) = (hashes(chain)?, self::blocks(blocks, Access::Read)?);
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let id = self.namespace.id();
-        let put = Put { chain: &chain, first: first.0, blocks };
+        let put = Put { chain: &chain, first, blocks };
         let report = py.detach(|| self.store.put_batch(id, put, &terms)).or_raise()?;
         Ok(PyPutReport::new(report))
     }
@@ -135,15 +137,16 @@ impl PyNamespace {
         out: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
     ) -> PyResult<usize> {
+        let layer = layer.named("layer")?;
         let (chain, out) = (hashes(chain)?, blocks(out, Access::Write)?);
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
         let id = self.namespace.id();
-        let report = py.detach(|| self.store.retrieve_layer(id, &chain, layer.0, out, &terms));
+        let report = py.detach(|| self.store.retrieve_layer(id, &chain, layer, out, &terms));
         Ok(report.or_raise()?.leading_blocks())
     }
 
     #[pyo3(
-        signature = (chain, *, first=Number(0), count=None, timeout_s=None),
+        signature = (chain, *, first=Number::new(0), count=None, timeout_s=None),
         text_signature = "($self, chain, *, first=0, count=None, timeout_s=None)"
     )]
     fn layer_writer(
@@ -156,15 +159,16 @@ impl PyNamespace {
     ) -> PyResult<PyLayerWriter> {
         let chain = hashes(chain)?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        let first = first.0;
-        let count = count.map_or(chain.len().saturating_sub(first), |count| count.0);
+        let first = first.named("first")?;
+        let count = count.map(|count| count.named("count")).transpose()?;
+        let count = count.unwrap_or_else(|| chain.len().saturating_sub(first));
         let id = self.namespace.id();
         let writer = py.detach(|| self.store.layer_writer(id, &chain, first, count, &terms));
         Ok(PyLayerWriter::new(writer.or_raise()?))
     }
 
     #[pyo3(
-        signature = (chain, blocks, *, first=Number(0), timeout_s=None),
+        signature = (chain, blocks, *, first=Number::new(0), timeout_s=None),
         text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
     )]
     fn submit_put(
@@ -174,12 +178,13 @@ impl PyNamespace {
         first: Number<usize>,
         timeout_s: Option<f64>,
     ) -> PyResult<PyTransfer> {
+        let first = first.named("first")?;
         let (chain, blocks) = (hashes(chain)?, self::blocks(blocks, Access::Read)?);
         let timeout = timeout(timeout_s)?;
         Ok(PyTransfer::put(self.store.submit_put(
             self.namespace.id(),
             chain,
-            first.0,
+            first,
             blocks,
             timeout,
         )))
@@ -207,9 +212,10 @@ impl PyNamespace {
         out: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
     ) -> PyResult<PyTransfer> {
+        let layer = layer.named("layer")?;
         let (chain, out) = (hashes(chain)?, blocks(out, Access::Write)?);
         let (id, timeout) = (self.namespace.id(), timeout(timeout_s)?);
-        let transfer = self.store.submit_retrieve_layer(id, chain, layer.0, out, timeout);
+        let transfer = self.store.submit_retrieve_layer(id, chain, layer, out, timeout);
         Ok(PyTransfer::get(transfer))
     }
 

@@ -6,7 +6,7 @@ use dalsegno_store::{Config, VerifyReport, to_hex};
 use pyo3::prelude::*;
 use serde_json::json;
 
-use crate::buffers::Number;
+use crate::arguments::Number;
 use crate::errors::OrRaise;
 use crate::store::to_python;
 
@@ -41,7 +41,7 @@ pub(crate) fn inspect<'py>(
     file: &str,
     offset: Option<Number<u64>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let at = offset.map(|offset| offset.0);
+    let at = offset.map(|offset| offset.named("offset")).transpose()?;
     let found = py.detach(|| dalsegno_store::inspect(Path::new(path), file, at)).or_raise()?;
     let fields = found.fields.iter().map(|one| {
         json!({"offset": one.offset, "name": one.name, "hex": to_hex(&one.bytes), "says": one.says})

@@ -6,7 +6,7 @@ use dalsegno_store::{Coding, Config, KvLayout, Namespace, Store};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
-use crate::buffers::Number;
+use crate::arguments::Number;
 use crate::errors::OrRaise;
 use crate::namespace::PyNamespace;
 
@@ -60,7 +60,7 @@ impl PyStore {
     }
 
     #[pyo3(
-        signature = (fields, *, layers, slice_bytes, codec=None, element_bytes=Number(2)),
+        signature = (fields, *, layers, slice_bytes, codec=None, element_bytes=Number::new(2)),
         text_signature = "($self, fields, *, layers, slice_bytes, codec=None, element_bytes=2)"
     )]
     fn namespace(
@@ -71,9 +71,11 @@ impl PyStore {
         codec: Option<&str>,
         element_bytes: Number<u32>,
     ) -> PyResult<PyNamespace> {
-        let coding = codec.map(|codec| Coding::parse(codec, element_bytes.0));
+        let (layers, slice_bytes) = (layers.named("layers")?, slice_bytes.named("slice_bytes")?);
+        let element_bytes = element_bytes.named("element_bytes")?;
+        let coding = codec.map(|codec| Coding::parse(codec, element_bytes));
         let coding = coding.transpose().or_raise()?;
-        let mut builder = Namespace::builder(KvLayout::new(layers.0, slice_bytes.0).or_raise()?);
+        let mut builder = Namespace::builder(KvLayout::new(layers, slice_bytes).or_raise()?);
         for item in fields.items()?.iter() {
             let (tag, value): (String, String) = item.extract()?;
             builder = builder.field(tag, value);

@@ -4,7 +4,7 @@ use dalsegno_store::{GetReport, PutOutcome, PutReport, Result, Transfer, Transfe
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::buffers::timeout;
+use crate::arguments::timeout;
 use crate::errors::{InvalidError, raise};
 
 /// What became of the blocks of a put.

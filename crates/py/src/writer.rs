@@ -3,7 +3,8 @@
 use dalsegno_store::{LayerWriter, Terms};
 use pyo3::prelude::*;
 
-use crate::buffers::{Access, Number, blocks, timeout};
+use crate::arguments::{Number, timeout};
+use crate::buffers::{Access, blocks};
 use crate::errors::OrRaise;
 use crate::transfer::PyTransfer;
 
@@ -39,9 +40,10 @@ impl PyLayerWriter {
         blocks: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
     ) -> PyResult<()> {
+        let layer = layer.named("layer")?;
         let memory = self::blocks(blocks, Access::Read)?;
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };
-        py.detach(|| self.writer.store_layer(layer.0, memory, &terms)).or_raise()
+        py.detach(|| self.writer.store_layer(layer, memory, &terms)).or_raise()
     }
 
     #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
@@ -51,9 +53,10 @@ impl PyLayerWriter {
         blocks: &Bound<'_, PyAny>,
         timeout_s: Option<f64>,
     ) -> PyResult<PyTransfer> {
+        let layer = layer.named("layer")?;
         let memory = self::blocks(blocks, Access::Read)?;
         let timeout = timeout(timeout_s)?;
-        Ok(PyTransfer::layer(self.writer.submit_store_layer(layer.0, memory, timeout)))
+        Ok(PyTransfer::layer(self.writer.submit_store_layer(layer, memory, timeout)))
     }
 
     #[pyo3(signature = (*, timeout_s=None))]

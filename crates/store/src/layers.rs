@@ -58,7 +58,7 @@ impl Store {
         let end = first.checked_add(count).filter(|end| *end <= chain.len());
         let Some(end) = end else {
             return Err(Error::invalid(format!(
-                "{count} blocks from position {first} do not fit a chain of {} hashes",
+                "first is {first} and count is {count}; together they must be at most the {} hashes of the chain",
                 chain.len()
             )));
         };

@@ -113,9 +113,9 @@ fn check_sizes(namespace: &Namespace, put: &Put<'_>) -> Result<()> {
     let given = put.first.checked_add(put.blocks.len());
     if given.is_none_or(|end| end > put.chain.len()) {
         return Err(Error::invalid(format!(
-            "{} blocks from position {} do not fit a chain of {} hashes",
-            put.blocks.len(),
+            "first is {} and there are {} blocks; together they must be at most the {} hashes of the chain",
             put.first,
+            put.blocks.len(),
             put.chain.len()
         )));
     }
