@@ -17,7 +17,6 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dalsegno._native import (
@@ -43,6 +42,7 @@ from dalsegno._native import (
     repair,
     verify,
 )
+from dalsegno.paths import local_path
 
 __all__ = [
     "ClosedError",
@@ -77,7 +77,7 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
     store is opened. Close it, or use it as a context manager.
 
     Args:
-        path: The store's directory, on a local file system.
+        path: The store's directory, on a local file system; a leading ``~`` is the home directory.
         **settings: What differs from the defaults; docs/guides/configuration.md lists all. Byte
             counts may be numbers or text such as ``"200GiB"`` or ``"200Gi"``. Settings given here
             go before those of the file that the environment variable ``DALSEGNO_CONFIG`` names.
@@ -94,7 +94,7 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
     merged = {**_settings_of_file(), **{k: v for k, v in settings.items() if v is not None}}
     for name, value in merged.items():
         _check_setting(name, value)
-    store = Store(os.fspath(path), json.dumps(merged))
+    store = Store(path, json.dumps(merged))
     if "capacity" not in merged:
         _tell_capacity(store)
     return store
@@ -113,7 +113,7 @@ def _settings_of_file() -> Mapping[str, Any]:
     if not name:
         return {}
     try:
-        return tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        return tomllib.loads(local_path(name).read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidError(
             f"DALSEGNO_CONFIG names {name}, which cannot be read: {error}"

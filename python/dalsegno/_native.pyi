@@ -7,6 +7,7 @@ block may be given as one buffer or as a sequence of buffers whose lengths sum t
 """
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, final
 
@@ -422,7 +423,7 @@ class Store:
     :class:`UnavailableError`, those of its namespaces, writers and transfers too.
     """
 
-    def __new__(cls, path: str, config_json: str) -> Self: ...
+    def __new__(cls, path: str | PathLike[str], config_json: str) -> Self: ...
     @property
     def id(self) -> str:
         """The store's random name."""
@@ -519,21 +520,21 @@ class Store:
         traceback: TracebackType | None,
     ) -> None: ...
 
-def info(path: str) -> dict[str, Any]:
+def info(path: str | PathLike[str]) -> dict[str, Any]:
     """Facts about a store that nobody has open, without reading payload.
 
     ``index`` is ``None`` unless the index lives in files; then it tells the ``shape``, the ``runs``
     of each level, and in ``decisions`` the last changes of shape, each with its ``reason``.
     """
 
-def list_extents(path: str) -> list[dict[str, Any]]:
+def list_extents(path: str | PathLike[str]) -> list[dict[str, Any]]:
     """The namespaces of a store that nobody has open, each with its extents in index order."""
 
-def inspect(path: str, file: str, offset: int | None = None) -> dict[str, Any]:
+def inspect(path: str | PathLike[str], file: str, offset: int | None = None) -> dict[str, Any]:
     """Shows a file of a store that nobody has open, with the names of its format.
 
     Args:
-        path: The store's directory.
+        path: The store's directory; a leading ``~`` is the home directory.
         file: Name of a segment, of ``store.meta`` or of a namespace's descriptor.
         offset: Of a segment: any byte of the record to show. Without it the segment's header is
             shown, and its records are listed.
@@ -548,11 +549,11 @@ def inspect(path: str, file: str, offset: int | None = None) -> dict[str, Any]:
         InvalidError: There is no such file or record.
     """
 
-def verify(path: str, progress: object | None = None) -> dict[str, Any]:
+def verify(path: str | PathLike[str], progress: object | None = None) -> dict[str, Any]:
     """Reads and checks every byte of a store that nobody has open.
 
     Args:
-        path: The store's directory.
+        path: The store's directory; a leading ``~`` is the home directory.
         progress: Called as ``progress(done_bytes, total_bytes)``, at the latest after each file.
 
     Returns:
@@ -560,14 +561,14 @@ def verify(path: str, progress: object | None = None) -> dict[str, Any]:
         ``{"file", "offset", "what"}``, empty for a healthy store.
     """
 
-def repair(path: str, progress: object | None = None) -> dict[str, Any]:
+def repair(path: str | PathLike[str], progress: object | None = None) -> dict[str, Any]:
     """Checks a store that nobody has open, drops what is bad, keeps the rest, and checks it again.
 
     A segment with a fault is written anew: its good blocks are copied to another one first. If
     there is no room for that it stays as it is. A damaged index is made again by the next open.
 
     Args:
-        path: The store's directory.
+        path: The store's directory; a leading ``~`` is the home directory.
         progress: Called as by `verify`, during both checks.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A standard output that cannot be written."""
+"""A standard output that cannot be written, and `~` in paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 from tests.outside import flip, segment_of
-from tests.unit.stores import extents
+from tests.unit.stores import Run, extents
+
+import dalsegno
+from dalsegno.bench import sglang
+from dalsegno.cli import fault
+from dalsegno.integrations.common.settings import StoreSettings
 
 COULD_NOT = 2
 COMMANDS = [
@@ -76,3 +81,59 @@ def test_an_error_is_exit_code_2_also_when_nobody_can_read_it(tmp_path: Path) ->
     assert shell("ls STORE 2> /dev/full", tmp_path / "missing").returncode == COULD_NOT
     closed = shell("ls STORE 2>&-", tmp_path / "missing")
     assert (closed.returncode, closed.stdout) == (COULD_NOT, "")
+
+
+# A leading `~`, which a shell leaves in `--dir=~/x` and in quotes.
+
+
+@pytest.fixture
+def home(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home directory; a store is in its folder `store`."""
+    monkeypatch.setenv("HOME", str(path.parent))
+    monkeypatch.chdir("/")
+    return path.parent
+
+
+def test_regression_a_tilde_is_the_home_directory_in_python(home: Path) -> None:
+    for call in (dalsegno.info, dalsegno.list_extents, dalsegno.verify, dalsegno.repair):
+        assert call("~/store") is not None
+        assert call(home / "store") is not None
+    assert dalsegno.inspect(Path("~/store"), "store.meta")["problem"] == ""
+    with dalsegno.open("~/new", capacity="16MiB") as store:
+        assert store.path == str(home / "new")
+    with dalsegno.open(Path("~") / "new", capacity="16MiB"):
+        pass
+    assert StoreSettings.read({"path": "~/x"}, "here", "it").path == home / "x"
+    assert not Path("~").exists()
+
+
+def test_regression_a_tilde_is_the_home_directory_for_the_file_of_settings(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "settings.toml").write_text('capacity = "16Mi"\n')
+    monkeypatch.setenv("DALSEGNO_CONFIG", "~/settings.toml")
+    with dalsegno.open("~/new") as store:
+        assert store.limits()["capacity_bytes"] == 16 << 20
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "verify", "inspect"])
+def test_regression_a_tilde_is_the_home_directory_on_the_command_line(
+    command: str, home: Path, run: Run
+) -> None:
+    file = ["store.meta"] if command == "inspect" else []
+    answer = run(command, "~/store", *file, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.json()["path"] == str(home / "store")
+
+
+def test_regression_a_tilde_is_the_home_directory_in_options(
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sglang.parse(["--dir=~/bench"]).dir == home / "bench"
+    missing = run("demo", "vllm", "--doc=~/missing.txt")
+    assert missing.code == COULD_NOT
+    assert f"{home}/missing.txt cannot be read" in missing.err
+    seen: list[str] = []
+    monkeypatch.setattr(fault.suite, "plan", lambda _, pythons: seen.extend(pythons) or [])
+    assert run("faultbench", "--list", "--python=~/bin/python").code == 0
+    assert seen == [str(home / "bin/python")]

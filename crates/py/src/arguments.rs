@@ -1,5 +1,6 @@
-//! Numbers from Python; a wrong one is refused with the name of its argument.
+//! Numbers and paths from Python; a wrong one is refused with the name of its argument.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pyo3::exceptions::PyOverflowError;
@@ -71,5 +72,23 @@ where
         let expected =
             if object.lt(0)? { ">= 0".to_owned() } else { format!("at most {}", T::MOST) };
         Ok(Self(Err(format!("must be {expected}, got {}", object.as_any()))))
+    }
+}
+
+/// A path from Python: text or what `os.fspath` knows, in which a leading `~` is the home directory.
+pub(crate) struct LocalPath(PathBuf);
+
+impl AsRef<Path> for LocalPath {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for LocalPath {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let expanded = object.py().import("os.path")?.call_method1("expanduser", (object,))?;
+        Ok(Self(expanded.extract()?))
     }
 }

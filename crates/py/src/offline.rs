@@ -1,24 +1,22 @@
 //! Functions over a store that nobody has open.
 
-use std::path::Path;
-
 use dalsegno_store::{Config, VerifyReport, to_hex};
 use pyo3::prelude::*;
 use serde_json::json;
 
-use crate::arguments::Number;
+use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
 use crate::store::to_python;
 
 #[pyfunction]
-pub(crate) fn info<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'py, PyAny>> {
-    let info = py.detach(|| dalsegno_store::info(Path::new(path))).or_raise()?;
+pub(crate) fn info<'py>(py: Python<'py>, path: LocalPath) -> PyResult<Bound<'py, PyAny>> {
+    let info = py.detach(|| dalsegno_store::info(path.as_ref())).or_raise()?;
     to_python(py, &serde_json::to_value(info).expect("plain fields"))
 }
 
 #[pyfunction]
-pub(crate) fn list_extents<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'py, PyAny>> {
-    let (namespaces, extents) = py.detach(|| dalsegno_store::list(Path::new(path))).or_raise()?;
+pub(crate) fn list_extents<'py>(py: Python<'py>, path: LocalPath) -> PyResult<Bound<'py, PyAny>> {
+    let (namespaces, extents) = py.detach(|| dalsegno_store::list(path.as_ref())).or_raise()?;
     let mut rows = Vec::with_capacity(namespaces.len());
     let mut extents = extents.into_iter().peekable();
     for namespace in namespaces {
@@ -37,12 +35,12 @@ pub(crate) fn list_extents<'py>(py: Python<'py>, path: &str) -> PyResult<Bound<'
 #[pyo3(signature = (path, file, offset=None))]
 pub(crate) fn inspect<'py>(
     py: Python<'py>,
-    path: &str,
+    path: LocalPath,
     file: &str,
     offset: Option<Number<u64>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let at = offset.map(|offset| offset.named("offset")).transpose()?;
-    let found = py.detach(|| dalsegno_store::inspect(Path::new(path), file, at)).or_raise()?;
+    let found = py.detach(|| dalsegno_store::inspect(path.as_ref(), file, at)).or_raise()?;
     let fields = found.fields.iter().map(|one| {
         json!({"offset": one.offset, "name": one.name, "hex": to_hex(&one.bytes), "says": one.says})
     });
@@ -83,11 +81,11 @@ pub(crate) fn inspect<'py>(
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
-    path: &str,
+    path: LocalPath,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let tell = teller(progress);
-    let report = py.detach(|| dalsegno_store::verify(Path::new(path), &tell)).or_raise()?;
+    let report = py.detach(|| dalsegno_store::verify(path.as_ref(), &tell)).or_raise()?;
     to_python(py, &plain(&report))
 }
 
@@ -95,11 +93,11 @@ pub(crate) fn verify<'py>(
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn repair<'py>(
     py: Python<'py>,
-    path: &str,
+    path: LocalPath,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let tell = teller(progress);
-    let report = py.detach(|| dalsegno_store::repair(Path::new(path), &tell)).or_raise()?;
+    let report = py.detach(|| dalsegno_store::repair(path.as_ref(), &tell)).or_raise()?;
     to_python(
         py,
         &json!({

@@ -1,12 +1,12 @@
 //! `Store`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use dalsegno_store::{Coding, Config, KvLayout, Namespace, Store};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
-use crate::arguments::Number;
+use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
 use crate::namespace::PyNamespace;
 
@@ -28,8 +28,8 @@ pub(crate) fn to_python<'py>(
 #[pymethods]
 impl PyStore {
     #[new]
-    fn new(py: Python<'_>, path: &str, config_json: &str) -> PyResult<Self> {
-        let path = Path::new(path);
+    fn new(py: Python<'_>, path: LocalPath, config_json: &str) -> PyResult<Self> {
+        let path = path.as_ref();
         let opened = py.detach(|| Store::open(path, &Config::from_json(config_json)?));
         Ok(Self { store: opened.or_raise()?, path: path.to_owned() })
     }

@@ -28,6 +28,7 @@ from typing import Any
 
 import dalsegno
 from dalsegno.bench.speed import Sample, timed
+from dalsegno.paths import local_path
 
 __all__ = ["SUMMARY", "Cache", "main", "report"]
 
@@ -247,13 +248,17 @@ def main(argv: Sequence[str]) -> int:
         prog="dalsegno bench codec", description=f"Measures {SUMMARY}."
     )
     add = parser.add_argument
-    add("--kv", type=Path, help="a cache that --capture wrote; else one is made up")
-    add("--capture", type=Path, help="write the cache of --model after reading --text, and end")
-    add("--model", help="folder of a model for transformers")
-    add("--text", type=Path, help="what the model reads")
+    add("--kv", type=local_path, help="a cache that --capture wrote; else one is made up")
+    add(
+        "--capture",
+        type=local_path,
+        help="write the cache of --model after reading --text, and end",
+    )
+    add("--model", type=os.path.expanduser, help="folder of a model for transformers")
+    add("--text", type=local_path, help="what the model reads")
     add("--rounds", type=int, default=5, help="rounds (default %(default)s)")
     add("--mib", type=int, default=512, help="MiB per round (default %(default)s)")
-    add("--dir", type=Path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
+    add("--dir", type=local_path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
     options = parser.parse_args(argv)
     if options.capture:
         if not (options.model and options.text):

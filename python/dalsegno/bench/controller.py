@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dalsegno.bench.program import build_and_run
+from dalsegno.paths import local_path
 
 __all__ = ["SUMMARY", "main"]
 
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a smoke test of few prompts")
     parser.add_argument(
         "--dir",
+        type=local_path,
         default=str(MEMORY) if MEMORY.is_dir() else tempfile.gettempdir(),
         help="where a folder for the files is made and removed (%(default)s)",
     )

@@ -34,6 +34,7 @@ from dalsegno.bench.dynamic_report import broke, result_of, tables
 from dalsegno.bench.served import Setup
 from dalsegno.bench.turns import Scale, Turn, take_turns
 from dalsegno.model import PREFILLS
+from dalsegno.paths import local_path
 from dalsegno.workload import REUSES, Dynamic
 
 SUMMARY = "ten stages of changing hit rates: the store against one file per block and memory alone"
@@ -216,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
         more.setdefault("type", type(default))
         parser.add_argument(f"--{name}", default=default, help=f"{told} (%(default)s)", **more)
 
-    add("dir", Path(tempfile.gettempdir()), "where to write", type=Path)
+    add("dir", Path(tempfile.gettempdir()), "where to write", type=local_path)
     add("part", "both", "what to run", choices=("both", "stages", "collapse"))
     add("prompts", "4096,8192,16384", "lengths of prompts, in tokens", type=_numbers)
     add("requests", 50, "prompts of a stage; the warm-up has 100,000 tokens for each, as the paper")
@@ -229,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     add("reuse", "recent", "which earlier prompts are shared", choices=REUSES)
     add("seed", 1, "another seed makes other prompts")
     add("image-gib", 1.0, "size of each small file system")
-    add("plot", None, "also draw a picture into this file, with matplotlib", type=Path)
+    add("plot", None, "also draw a picture into this file, with matplotlib", type=local_path)
     return parser
 
 

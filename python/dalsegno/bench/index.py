@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dalsegno.bench.program import build_and_run
+from dalsegno.paths import local_path
 
 __all__ = ["SUMMARY", "main"]
 
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dir",
+        type=local_path,
         default=tempfile.gettempdir(),
         help="where a folder for the files is made and removed (%(default)s)",
     )

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 
 from dalsegno.bench.program import build_and_run
+from dalsegno.paths import local_path
 
 __all__ = ["SUMMARY", "main"]
 
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dir",
+        type=local_path,
         default=tempfile.gettempdir(),
         help="where a folder for the files is made and removed (%(default)s)",
     )

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dalsegno.bench.speed import Sample, timed
+from dalsegno.paths import local_path
 
 SUMMARY = "LMCache's L2 adapters side by side: ours, fs_native and raw_block"
 ENVIRONMENT = "lmcache"
@@ -244,7 +245,7 @@ def main(argv: list[str]) -> int:
     """Runs the bench; returns the exit code."""
     parser = argparse.ArgumentParser(prog="dalsegno bench lmcache", description=SUMMARY)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measure (9)")
-    parser.add_argument("--directory", type=Path, help="where to write; a temporary folder")
+    parser.add_argument("--directory", type=local_path, help="where to write; a temporary folder")
     options = parser.parse_args(argv)
     os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
     os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")

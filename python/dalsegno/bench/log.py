@@ -26,6 +26,7 @@ import dalsegno
 from dalsegno.bench import fio
 from dalsegno.bench.objects import FilePerObject
 from dalsegno.bench.speed import Sample, timed
+from dalsegno.paths import local_path
 
 SUMMARY = "bandwidth and CPU cost of the tensor log against fio and one file per object"
 
@@ -227,7 +228,7 @@ def report(figures: Figures, load: list[float]) -> dict[str, object]:
 def main(argv: list[str]) -> int:
     """Runs the bench; the last line on standard output is its result as JSON."""
     parser = argparse.ArgumentParser(prog="dalsegno bench log", description=__doc__)
-    parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
+    parser.add_argument("--dir", type=local_path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
     parser.add_argument("--rounds", type=int, default=7, help="rounds (default 7)")
     parser.add_argument("--gib", type=float, default=0.5, help="GiB per cell (default 0.5)")
     arguments = parser.parse_args(argv)

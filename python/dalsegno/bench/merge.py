@@ -26,6 +26,7 @@ from pathlib import Path
 
 import dalsegno
 from dalsegno.bench.speed import cpu_s
+from dalsegno.paths import local_path
 
 __all__ = ["SUMMARY", "main", "percentile", "report"]
 
@@ -225,7 +226,7 @@ def main(argv: Sequence[str]) -> int:
     add("--index", default="memory", help="memory or lsm (default %(default)s)")
     add("--rate", default="64MiB", help="the setting merge_rate (default %(default)s)")
     add("--think-ms", type=float, default=1.0, help="between two gets (default %(default)s)")
-    add("--dir", type=Path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
+    add("--dir", type=local_path, default=Path("/var/tmp"), help="where to write")  # noqa: S108
     options = parser.parse_args(argv)
     directory = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=options.dir))
     try:

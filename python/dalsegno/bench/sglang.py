@@ -25,8 +25,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from dalsegno.paths import local_path
 
 __all__ = ["ENVIRONMENT", "SUMMARY", "figures", "main"]
 
@@ -56,7 +57,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dram-mib", type=int, default=1024, help="DRAM tier of the store")
     parser.add_argument("--capacity-gib", type=int, default=4, help="disk space of the store")
     parser.add_argument("--store", default="{}", help="further settings of the store, as JSON")
-    parser.add_argument("--dir", type=Path, help="where to put the directories")
+    parser.add_argument("--dir", type=local_path, help="where to put the directories")
     return parser.parse_args(argv)
 
 

@@ -14,6 +14,7 @@ from dalsegno.cli import show
 from dalsegno.cli.look import AsJson
 from dalsegno.faultbench import stores, suite
 from dalsegno.faultbench.cell import Outcome, Probe
+from dalsegno.paths import local_path
 
 NOT_CLEAN, UNKNOWN, TERMINATED = 1, 2, 143
 COUNTS = ("wrong", "lost", "hung", "leaked")
@@ -76,7 +77,7 @@ def faultbench(
     """
     try:
         probes = [suite.probe_named(name) for name in probe or ()] or list(suite.PROBES)
-        placed = suite.plan(store or (), python or ())
+        placed = suite.plan(store or (), [str(local_path(one)) for one in python or ()])
     except ValueError as error:
         print(f"dalsegno: {error}", file=sys.stderr)
         raise typer.Exit(UNKNOWN) from None

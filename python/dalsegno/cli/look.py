@@ -10,11 +10,14 @@ import typer
 import dalsegno
 from dalsegno import InvalidError
 from dalsegno.cli import show
+from dalsegno.paths import local_path
 
 # Enough digits of a hash to tell rows apart by eye; --json has them all.
 SHORT = 12
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store's directory.")]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", parser=local_path, help="The store's directory.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")]
 
 

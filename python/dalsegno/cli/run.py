@@ -12,8 +12,23 @@ import typer
 from dalsegno import UnavailableError
 from dalsegno import bench as benches
 from dalsegno.cli import show
+from dalsegno.paths import local_path
 
 UNKNOWN = 2
+
+
+def _readable_file(text: str) -> Path:
+    """Returns the path of a file.
+
+    Raises:
+        BadParameter: It is none, or cannot be read.
+    """
+    path = local_path(text)
+    try:
+        with path.open("rb"):
+            return path
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def demo() -> None:
@@ -26,16 +41,16 @@ def demo_vllm(
         Path | None,
         typer.Option(
             metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            readable=True,
+            parser=_readable_file,
             help="Ask about this text instead of the one that comes along.",
         ),
     ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", file_okay=False, help="Where the model lies, or is to be put if missing."
+            metavar="DIR",
+            parser=local_path,
+            help="Where the model lies, or is to be put if missing.",
         ),
     ] = None,
     keep: Annotated[

