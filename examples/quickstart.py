@@ -1,11 +1,15 @@
-"""Keeps the KV cache of two prompts and finds their common beginning again.
+"""Stores the KV cache of two prompts and finds their common beginning again.
 
-Run it with a directory: `python examples/quickstart.py /tmp/kv`. The second run finds what the
-first one stored.
+No model runs: random bytes stand for the KV cache. The store is a directory of at most 64 MiB, made
+if it is missing; nothing is written anywhere else. The second run finds what the first one stored.
+
+    python examples/quickstart.py /tmp/kv    runs it
+    dalsegno ls /tmp/kv                      shows what it stored
+    rm -r /tmp/kv                            removes it
 """
 
+import argparse
 import hashlib
-import sys
 
 import numpy as np
 
@@ -55,4 +59,8 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", metavar="DIR", help="where the store is, such as /tmp/kv")
+    main(parser.parse_args().directory)

@@ -68,6 +68,13 @@ def test_the_quickstart_finds_again_what_it_stored(tmp_path: Path) -> None:
     assert shell(command, tmp_path) == again
 
 
+def test_regression_the_quickstart_explains_itself(tmp_path: Path) -> None:
+    told = shell(f"{sys.executable} {QUICKSTART} --help", tmp_path)
+    for words in ("usage:", "64 MiB", "rm -r", "DIR"):
+        assert words in told
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_program_of_the_python_guide_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
