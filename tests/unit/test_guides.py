@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dalsegno.bench import index as index_bench
+from dalsegno.bench import sglang as sglang_bench
 from dalsegno.cli import app as application
 from dalsegno.integrations.sglang import settings as sglang_settings
 
@@ -110,6 +112,28 @@ def test_the_guide_names_every_command_and_option(capsys: pytest.CaptureFixture[
             application.main([*command.split(), "--help"])
         options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
         assert [option for option in options if option not in guide] == []
+
+
+def test_regression_the_guide_names_the_packages_that_the_index_bench_asks_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_bench, "LIBRARY", Path("/nowhere"))
+    assert index_bench.main([]) == 1
+    command = capsys.readouterr().err.partition("apt-get install ")[2].strip()
+    assert command == "librocksdb-dev libclang-dev"
+    assert f"`apt-get install {command}`" in rows("benches.md", "bench")["index"]
+
+
+def test_regression_the_bench_of_sglang_takes_less_than_ten_minutes() -> None:
+    """Half of that at the speeds of the slowest backend that the guide has, which leaves the rest
+    to what is not timed and to slower machines."""
+    given = sglang_bench.parse([])
+    token_bytes = given.layers * given.heads * given.head_dim * 2 * 2
+    gib = given.sequences * given.tokens * token_bytes / (1 << 30)
+    # The warm-up and the backup write, then all is read from memory, then from disk.
+    seconds_per_gib = 2 / 0.20 + 1 / 0.54 + 1 / 0.28
+    backends = ("dalsegno", "file", "v1file")
+    assert len(given.pages) * given.rounds * len(backends) * gib * seconds_per_gib < 300
 
 
 def test_the_guide_of_sglang_names_every_setting_and_its_default() -> None:

@@ -47,9 +47,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--pages", type=int, nargs="+", default=[1, 16, 64], help="page sizes")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each backend")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each backend")
     parser.add_argument("--sequences", type=int, default=3, help="prompts")
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--layers", type=int, default=32, help="layers of the model")
     parser.add_argument("--heads", type=int, default=8, help="KV heads")
     parser.add_argument("--head-dim", type=int, default=128, help="numbers of a head, in bfloat16")
