@@ -139,8 +139,8 @@ impl Table {
     pub(crate) fn replace(&mut self, old: &BTreeSet<ExtentId>, new: Vec<Extent>) -> u32 {
         let mut moved = 0;
         let entries = old.iter().filter_map(|id| self.entries.get(id));
-        let uses = entries.map(|entry| self.usage.use_of(&entry.extent));
-        let Some(used) = uses.reduce(Use::joined) else { return 0 };
+        let before = entries.map(|entry| self.usage.use_of(&entry.extent));
+        let Some(used) = before.reduce(Use::joined) else { return 0 };
         for extent in new {
             let mut taken = Vec::new();
             for (block, hash) in (0_u32..).zip(&extent.hashes) {

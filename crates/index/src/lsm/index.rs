@@ -302,8 +302,8 @@ impl Index for LsmIndex {
         let writer = self.tree.writer();
         let mut losing: BTreeMap<OrderKey, (Arc<Record>, Vec<u32>)> = BTreeMap::new();
         let mut leading: BTreeMap<ChainHash, (OrderKey, u32)> = BTreeMap::new();
-        let uses = old.iter().map(|extent| self.use_of(extent));
-        let Some(used) = uses.reduce(Use::joined) else { return Ok(0) };
+        let before = old.iter().map(|extent| self.use_of(extent));
+        let Some(used) = before.reduce(Use::joined) else { return Ok(0) };
         for extent in old {
             let Some((record, blocks)) = self.known(extent)? else { continue };
             let key = OrderKey::of(extent);
