@@ -46,6 +46,7 @@ __all__ = [
     "info",
     "inspect",
     "list_extents",
+    "parse_bytes",
     "repair",
     "verify",
 ]

@@ -287,65 +287,6 @@ def test_counts_must_agree(namespace: dalsegno.Namespace) -> None:
     assert namespace.probe(chain(3)) == 0
 
 
-@pytest.mark.parametrize("number", [-1, 1 << 70])
-def test_regression_a_number_out_of_range_is_invalid(
-    number: int, namespace: dalsegno.Namespace, store: dalsegno.Store, tmp_path: Path
-) -> None:
-    """The message names the argument."""
-    block, row = [bytearray(BLOCK_BYTES)], [bytearray(SLICE_BYTES)]
-    writer = namespace.layer_writer(chain(1))
-    shape = {"layers": 1, "slice_bytes": 1}
-    calls: dict[str, list[Callable[[], object]]] = {
-        "layer": [
-            lambda: namespace.retrieve_layer(chain(1), number, row),
-            lambda: namespace.submit_retrieve_layer(chain(1), number, row),
-            lambda: writer.store_layer(number, row),
-            lambda: writer.submit_store_layer(number, row),
-        ],
-        "first": [
-            lambda: namespace.put_batch(chain(1), block, first=number),
-            lambda: namespace.submit_put(chain(1), block, first=number),
-            lambda: namespace.layer_writer(chain(1), first=number),
-        ],
-        "count": [lambda: namespace.layer_writer(chain(1), count=number)],
-        "layers": [lambda: store.namespace({}, **{**shape, "layers": number})],
-        "slice_bytes": [lambda: store.namespace({}, **{**shape, "slice_bytes": number})],
-        "element_bytes": [lambda: store.namespace({}, **shape, element_bytes=number)],
-        "offset": [lambda: dalsegno.inspect(tmp_path / "store", "store.meta", number)],
-    }
-    expected = f">= 0, got {number}$" if number < 0 else rf"at most \d+, got {number}$"
-    for name, group in calls.items():
-        for call in group:
-            with pytest.raises(dalsegno.InvalidError, match=f"^{name} must be {expected}"):
-                call()
-
-
-@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan")])
-def test_regression_seconds_out_of_range_are_invalid(
-    seconds: float, namespace: dalsegno.Namespace
-) -> None:
-    """The message names the argument."""
-    block, row = [bytearray(BLOCK_BYTES)], [bytearray(SLICE_BYTES)]
-    transfer, writer = namespace.submit_put(chain(1), block), namespace.layer_writer(chain(1, "b"))
-    for call in (
-        lambda: transfer.wait(seconds),
-        lambda: namespace.put_batch(chain(1), block, timeout_s=seconds),
-        lambda: namespace.submit_put(chain(1), block, timeout_s=seconds),
-        lambda: namespace.get_batch(chain(1), block, timeout_s=seconds),
-        lambda: namespace.get_each(chain(1), block, timeout_s=seconds),
-        lambda: namespace.submit_get(chain(1), block, timeout_s=seconds),
-        lambda: namespace.retrieve_layer(chain(1), 0, row, timeout_s=seconds),
-        lambda: namespace.submit_retrieve_layer(chain(1), 0, row, timeout_s=seconds),
-        lambda: namespace.remove(chain(1), timeout_s=seconds),
-        lambda: namespace.layer_writer(chain(1), timeout_s=seconds),
-        lambda: writer.store_layer(0, row, timeout_s=seconds),
-        lambda: writer.submit_store_layer(0, row, timeout_s=seconds),
-        lambda: writer.commit(timeout_s=seconds),
-    ):
-        with pytest.raises(dalsegno.InvalidError, match=r"^timeout_s must be a finite number >= 0"):
-            call()
-
-
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_a_hash_has_32_bytes(length: int, namespace: dalsegno.Namespace) -> None:
     hashes, out = [*chain(1), bytes(length)], [bytearray(BLOCK_BYTES) for _ in range(2)]

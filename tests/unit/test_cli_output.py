@@ -13,7 +13,7 @@ from tests.unit.stores import Run, extents
 
 import dalsegno
 from dalsegno.bench import sglang
-from dalsegno.cli import fault
+from dalsegno.faultbench import suite
 from dalsegno.integrations.common.settings import StoreSettings
 
 COULD_NOT = 2
@@ -134,6 +134,11 @@ def test_regression_a_tilde_is_the_home_directory_in_options(
     assert missing.code == COULD_NOT
     assert f"{home}/missing.txt cannot be read" in missing.err
     seen: list[str] = []
-    monkeypatch.setattr(fault.suite, "plan", lambda _, pythons: seen.extend(pythons) or [])
+
+    def plan(_: object, pythons: list[str]) -> list[object]:
+        seen.extend(pythons)
+        return []
+
+    monkeypatch.setattr(suite, "plan", plan)
     assert run("faultbench", "--list", "--python=~/bin/python").code == 0
     assert seen == [str(home / "bin/python")]
