@@ -76,7 +76,7 @@ where
 }
 
 /// A path from Python: text or what `os.fspath` knows, in which a leading `~` is the home directory.
-pub(crate) struct LocalPath(PathBuf);
+pub(crate) struct LocalPath(pub(crate) PathBuf);
 
 impl AsRef<Path> for LocalPath {
     fn as_ref(&self) -> &Path {

@@ -9,14 +9,15 @@ use crate::errors::OrRaise;
 use crate::store::to_python;
 
 #[pyfunction]
-pub(crate) fn info<'py>(py: Python<'py>, path: LocalPath) -> PyResult<Bound<'py, PyAny>> {
-    let info = py.detach(|| dalsegno_store::info(path.as_ref())).or_raise()?;
+pub(crate) fn info(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_, PyAny>> {
+    let info = py.detach(move || dalsegno_store::info(path.as_ref())).or_raise()?;
     to_python(py, &serde_json::to_value(info).expect("plain fields"))
 }
 
 #[pyfunction]
-pub(crate) fn list_extents<'py>(py: Python<'py>, path: LocalPath) -> PyResult<Bound<'py, PyAny>> {
-    let (namespaces, extents) = py.detach(|| dalsegno_store::list(path.as_ref())).or_raise()?;
+pub(crate) fn list_extents(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_, PyAny>> {
+    let (namespaces, extents) =
+        py.detach(move || dalsegno_store::list(path.as_ref())).or_raise()?;
     let mut rows = Vec::with_capacity(namespaces.len());
     let mut extents = extents.into_iter().peekable();
     for namespace in namespaces {
@@ -40,7 +41,7 @@ pub(crate) fn inspect<'py>(
     offset: Option<Number<u64>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let at = offset.map(|offset| offset.named("offset")).transpose()?;
-    let found = py.detach(|| dalsegno_store::inspect(path.as_ref(), file, at)).or_raise()?;
+    let found = py.detach(move || dalsegno_store::inspect(path.as_ref(), file, at)).or_raise()?;
     let fields = found.fields.iter().map(|one| {
         json!({"offset": one.offset, "name": one.name, "hex": to_hex(&one.bytes), "says": one.says})
     });
@@ -85,7 +86,7 @@ pub(crate) fn verify<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let tell = teller(progress);
-    let report = py.detach(|| dalsegno_store::verify(path.as_ref(), &tell)).or_raise()?;
+    let report = py.detach(move || dalsegno_store::verify(path.as_ref(), &tell)).or_raise()?;
     to_python(py, &plain(&report))
 }
 
@@ -97,7 +98,7 @@ pub(crate) fn repair<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let tell = teller(progress);
-    let report = py.detach(|| dalsegno_store::repair(path.as_ref(), &tell)).or_raise()?;
+    let report = py.detach(move || dalsegno_store::repair(path.as_ref(), &tell)).or_raise()?;
     to_python(
         py,
         &json!({

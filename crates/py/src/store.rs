@@ -29,9 +29,9 @@ pub(crate) fn to_python<'py>(
 impl PyStore {
     #[new]
     fn new(py: Python<'_>, path: LocalPath, config_json: &str) -> PyResult<Self> {
-        let path = path.as_ref();
-        let opened = py.detach(|| Store::open(path, &Config::from_json(config_json)?));
-        Ok(Self { store: opened.or_raise()?, path: path.to_owned() })
+        let LocalPath(path) = path;
+        let opened = py.detach(|| Store::open(&path, &Config::from_json(config_json)?));
+        Ok(Self { store: opened.or_raise()?, path })
     }
 
     #[getter]
