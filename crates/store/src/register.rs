@@ -67,7 +67,7 @@ impl Inner {
     /// If the store could not be marked as one that may hold coded extents, or not in time.
     fn describe(self: &Arc<Self>, namespace: Arc<Namespace>, coding: Coding) -> Result<()> {
         let call = Terms::within(REGISTER_PATIENCE).call(self.clock.as_ref());
-        let described = self.have_done(&call, move |inner, _| {
+        let described = self.have_recorded(&call, move |inner, _| {
             if !coding.is_plain() {
                 dalsegno_log::allow_coding(&inner.log)?;
             }

@@ -1,14 +1,16 @@
 //! Removing blocks for good.
 //!
 //! 1. A removal is announced before the index is looked at, so that a put under way does not publish what it removes.
-//! 2. An index in files may have to wait for the device; then the thread that makes room does, and the caller waits for
+//! 2. An index on disk may have to wait for the device; then the thread that makes room does, and the caller waits for
 //!    its answer within its terms.
+//! 3. The tombstone is written and synced by the recording thread, so that a sync that takes long keeps no put of
+//!    others waiting for room (`room.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, IndexChoice, NamespaceId, Result};
-use dalsegno_log::{Call, Log};
+use dalsegno_log::{Call, Log, LogError};
 
 use crate::stats::add;
 use crate::store::{Inner, Store, to_error};
@@ -66,20 +68,30 @@ impl Inner {
             left = Some((hashes.to_vec(), Arc::clone(&removed)));
         }
         let bytes = Log::removal_bytes(hashes.len());
-        let finish = move |inner: &Self, call: &Call| {
+        let prepare = move |inner: &Self, call: &Call| {
             if let Some((hashes, removed)) = left {
                 removed.store(inner.take_out(namespace, &hashes), Ordering::Relaxed);
             }
-            // Tried also if no room could be made: a removal may use the reserve.
+            // A removal goes on without: it may use the reserve.
             if let Err(error) = inner.make_room(bytes, call) {
                 tracing::debug!("no room could be made for a removal: {error}");
             }
-            let finished = announced.log.finish_removal(announced.number);
-            inner.upkeep.give_up_if_emptied();
-            finished
+            // In an emptied index all blocks look dead to the next task of this lane. So writing stops first.
+            if inner.upkeep.is_emptied() { inner.finish_removal(number) } else { Ok(()) }
         };
-        self.have_done(call, finish).map_err(to_error)?;
+        let finish = move |inner: &Arc<Self>, call: &Call| {
+            inner.have_done(call, prepare)?;
+            inner.finish_removal(announced.number)
+        };
+        self.have_recorded(call, finish).map_err(to_error)?;
         Ok(removed.load(Ordering::Relaxed))
+    }
+
+    /// Makes an announced removal durable, unless that was done.
+    fn finish_removal(&self, number: u64) -> std::result::Result<(), LogError> {
+        let finished = self.log.finish_removal(number);
+        self.upkeep.give_up_if_emptied();
+        finished
     }
 
     /// Takes blocks, or a namespace if there are none, out of the index and of DRAM; returns how many were there.

@@ -1,92 +1,89 @@
-//! Who makes room, and who waits for it.
+//! Background tasks that calls wait for: making room, and recording removals and namespaces.
 //!
-//! 1. No call waits for room longer than its terms say. Steps of making room must not be left half-way: a segment's
-//!    next header and its sync, a new file, a tombstone. So a thread of its own takes them, which may wait as long as
-//!    the device does, and a call only waits for its answer: until its deadline, or until it is called off.
+//! 1. No call waits for a task longer than its terms say. A task must not stop half-way: a segment's next header and
+//!    its sync, a new file, a tombstone. So threads carry tasks out and wait as long as the device does. A call only
+//!    waits for the answer: until its deadline, or until it is cancelled.
 //! 2. What a call leaves behind is done all the same: the next call finds the room, and a removal becomes durable.
-//! 3. Errands are done one by one, each to its end. Their queue is bounded; whoever finds it full waits, within its
-//!    terms, for a place.
-//! 4. An errand holds the store only while it is queued or done, so that a closed store is let go.
-//! 5. Without the thread whoever asks does it: for simulations, which must replay. Then it stops between two extents
-//!    when the call is over, and what was moved stays moved; the device answers at once there, so nothing hangs.
+//! 3. Tasks of one lane are done one by one, each to its end. The queue is bounded; a call that finds it full waits,
+//!    within its terms, for a place.
+//! 4. Room is made in one lane, removals and namespaces are recorded in another one. So the put of one tenant does not
+//!    wait for the sync of another tenant's removal. A task of the second lane may wait for one of the first, never the
+//!    other way round.
+//! 5. What an index on disk removes, it removes in the first lane. So no task there takes blocks for dead because a
+//!    removal had to empty the index.
+//! 6. A task holds the store only while it is queued or done, so that a closed store is let go.
+//! 7. Without threads the caller does the work: for simulations, which must replay. Then it stops between two extents
+//!    when the call is over, and what was moved stays moved; the device answers immediately there, so nothing hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
-use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
-use dalsegno_io::{IoError, Workers, patiently};
+use crossbeam_channel::{SendTimeoutError, Sender, bounded};
+use dalsegno_core::{Clock, Deadline, MIN_SEGMENTS, Result};
+use dalsegno_io::{IoError, patiently};
 use dalsegno_log::{Call, LogError, Reservation};
 use parking_lot::Mutex;
 
+use crate::lane::Lane;
 use crate::store::{Inner, no_thread};
 
 /// How often a put makes room before it gives up.
 const RECLAIM_ATTEMPTS: u32 = 3;
-/// Errands that wait. Every caller has one at most, and the index one, but those that a hanging device made callers
-/// leave behind stay.
-const QUEUE: usize = 64;
-/// How long closing waits for an errand that is under way.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+/// Tasks that wait in a lane. Every caller has one at most, and the index one, but those that a hanging device made
+/// callers leave behind stay.
+const QUEUE: u32 = 64;
 
 type Answer = std::result::Result<(), LogError>;
-type Work = Box<dyn FnOnce(&Inner, &Call) -> Answer + Send>;
+type Work = Box<dyn FnOnce(&Arc<Inner>, &Call) -> Answer + Send>;
 
-struct Errand {
+struct Task {
     inner: Arc<Inner>,
     work: Work,
     reply: Sender<Answer>,
 }
 
-/// The thread that makes room.
+#[derive(Debug)]
+struct Lanes {
+    /// Records removals and namespaces. Closed first, because a removal asks for room.
+    record: Lane<Task>,
+    /// Makes room, creates segments, and gives them back.
+    room: Lane<Task>,
+}
+
+/// The threads that make room and record things.
 #[derive(Debug)]
 pub(crate) struct RoomMaker {
-    /// None where whoever asks does the work, and when the store is closed.
-    queue: Mutex<Option<Sender<Errand>>>,
-    thread: Mutex<Workers>,
-    /// Held by whoever does an errand where there is no thread.
-    inline: Option<Mutex<()>>,
-    /// Whether an errand is under way that gives a segment back.
+    /// None where the caller does the work.
+    lanes: Option<Lanes>,
+    /// Held by the caller that makes room, where there are no threads.
+    inline: Mutex<()>,
+    /// Whether a task is under way that gives a segment back.
     is_giving_back: Arc<AtomicBool>,
 }
 
 impl RoomMaker {
-    /// `inline` leaves the work to those who ask.
+    /// `inline` leaves the work to the callers.
     pub(crate) fn start(inline: bool) -> Result<Self> {
-        let mut thread = Workers::new();
-        let mut queue = None;
-        if !inline {
-            let (sender, receiver): (_, Receiver<Errand>) = bounded(QUEUE);
-            queue = Some(sender);
-            let body = move || receiver.iter().for_each(Errand::run);
-            thread.start("dalsegno-room", body).map_err(no_thread)?;
-        }
-        let inline = inline.then(Mutex::default);
-        let (queue, thread, is_giving_back) =
-            (Mutex::new(queue), Mutex::new(thread), Arc::default());
-        Ok(Self { queue, thread, inline, is_giving_back })
-    }
-
-    /// Takes no more errands and waits until the queued ones are done, at most `patience`.
-    pub(crate) fn close(&self, patience: Duration) {
-        drop(self.queue.lock().take());
-        self.thread.lock().join(patience);
-    }
-}
-
-impl Drop for RoomMaker {
-    /// In a forked child the channel may be locked for ever, so its end is not told to a thread that is not there.
-    fn drop(&mut self) {
-        if self.thread.get_mut().are_ours() {
-            self.close(CLOSE_PATIENCE);
+        let lane = |name| Lane::start(name, 1, QUEUE, Task::run).map_err(no_thread);
+        let lanes = if inline {
+            None
         } else {
-            std::mem::forget(self.queue.get_mut().take());
+            Some(Lanes { record: lane("dalsegno-record")?, room: lane("dalsegno-room")? })
+        };
+        Ok(Self { lanes, inline: Mutex::default(), is_giving_back: Arc::default() })
+    }
+
+    /// Accepts no more tasks and waits until the queued ones are done, at most until `deadline`.
+    pub(crate) fn close(&self, deadline: Deadline, clock: &dyn Clock) {
+        let Some(Lanes { record, room }) = &self.lanes else { return };
+        for lane in [record, room] {
+            lane.close();
+            lane.join(deadline.remaining(clock.now()).unwrap_or_default());
         }
     }
 }
 
-/// One errand of a kind at a time, until this is dropped.
+/// One task of a kind at a time, until this is dropped.
 struct Only(Arc<AtomicBool>);
 
 impl Only {
@@ -101,49 +98,85 @@ impl Drop for Only {
     }
 }
 
-impl Errand {
+impl Task {
     fn run(self) {
         let Self { inner, work, reply } = self;
         let answer = work(&inner, &Call::background());
-        // Whoever hears of the end may close the store, and that must not wait for this thread.
+        // The caller that gets the answer may close the store, and that must not wait for this thread.
         drop(inner);
-        // Nobody may listen any more.
+        // The caller may have left.
         drop(reply.send(answer));
     }
 }
 
 impl Inner {
-    /// Has work done that may wait for the device; waits for its end within the call's terms.
+    /// Has room made, or work done that needs the room to itself; waits for its end within the call's terms.
     ///
     /// # Errors
     ///
     /// What the work says; [`LogError::Deadline`] or [`LogError::Cancelled`] if the call was over first. Then the work
-    /// goes on, unless it found no place in the queue: dropping it unused tells.
+    /// goes on, unless it found no place in the queue: then it is dropped unused.
     pub(crate) fn have_done(
         self: &Arc<Self>,
         call: &Call,
         work: impl FnOnce(&Self, &Call) -> Answer + Send + 'static,
     ) -> Answer {
-        if let Some(one_at_a_time) = &self.room.inline {
-            let _held = one_at_a_time.lock();
-            // As on the thread: the patience of whoever asks is not that of what must not be left half-way.
-            return patiently(Deadline::Never, self.clock.as_ref(), || work(self, call));
+        let work = |inner: &Arc<Self>, call: &Call| work(inner, call);
+        let Some(lanes) = &self.room.lanes else {
+            let _held = self.room.inline.lock();
+            return self.run_here(call, work);
+        };
+        self.run_in(&lanes.room, call, work)
+    }
+
+    /// As [`Self::have_done`], for work that records something: it keeps nobody waiting who needs room, and may itself
+    /// have room made.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::have_done`].
+    pub(crate) fn have_recorded(
+        self: &Arc<Self>,
+        call: &Call,
+        work: impl FnOnce(&Arc<Self>, &Call) -> Answer + Send + 'static,
+    ) -> Answer {
+        match &self.room.lanes {
+            Some(lanes) => self.run_in(&lanes.record, call, work),
+            None => self.run_here(call, work),
         }
+    }
+
+    fn run_in(
+        self: &Arc<Self>,
+        lane: &Lane<Task>,
+        call: &Call,
+        work: impl FnOnce(&Arc<Self>, &Call) -> Answer + Send + 'static,
+    ) -> Answer {
         let clock = self.clock.as_ref();
-        let queue = self.room.queue.lock().clone().ok_or(IoError::Closed)?;
+        let queue = lane.queue().ok_or(IoError::Closed)?;
         let (reply, answer) = bounded(1);
-        let mut errand = Errand { inner: Arc::clone(self), work: Box::new(work), reply };
+        let mut task = Task { inner: Arc::clone(self), work: Box::new(work), reply };
         loop {
             let sent = match call.patience(clock)? {
-                None => queue.send(errand).map_err(|error| SendTimeoutError::Disconnected(error.0)),
-                Some(patience) => queue.send_timeout(errand, patience),
+                None => queue.send(task).map_err(|error| SendTimeoutError::Disconnected(error.0)),
+                Some(patience) => queue.send_timeout(task, patience),
             };
             match sent {
                 Ok(()) => return call.answer(&answer, clock).flatten(),
-                Err(SendTimeoutError::Timeout(back)) => errand = back,
+                Err(SendTimeoutError::Timeout(back)) => task = back,
                 Err(SendTimeoutError::Disconnected(_)) => return Err(IoError::Closed.into()),
             }
         }
+    }
+
+    /// Does the work on the caller's thread. As on a thread of ours, the caller's patience does not limit work that
+    /// must not stop half-way.
+    fn run_here(
+        self: &Arc<Self>,
+        call: &Call,
+        work: impl FnOnce(&Arc<Self>, &Call) -> Answer,
+    ) -> Answer {
+        patiently(Deadline::Never, self.clock.as_ref(), || work(self, call))
     }
 
     /// Reserves room for `bytes`, making some if there is none, within the call's terms.
@@ -192,13 +225,14 @@ impl Inner {
         self: &Arc<Self>,
         work: impl FnOnce(&Self, &Call) -> Answer + Send + 'static,
     ) -> Answer {
-        if self.room.inline.is_some() {
+        let Some(lanes) = &self.room.lanes else {
             return self.have_done(&Call::background(), work);
-        }
-        let queue = self.room.queue.lock().clone().ok_or(IoError::Closed)?;
+        };
+        let queue = lanes.room.queue().ok_or(IoError::Closed)?;
         let (reply, _) = bounded(1);
-        let errand = Errand { inner: Arc::clone(self), work: Box::new(work), reply };
-        queue.try_send(errand).map_err(|_| LogError::Io(IoError::Busy))
+        let work: Work = Box::new(move |inner, call| work(inner, call));
+        let task = Task { inner: Arc::clone(self), work, reply };
+        queue.try_send(task).map_err(|_| LogError::Io(IoError::Busy))
     }
 
     /// Makes sure that an append of `bytes` finds room, if it can be made.

@@ -169,7 +169,7 @@ impl Store {
             }
             std::thread::sleep(CLOSE_POLL);
         }
-        inner.room.close(deadline.remaining(inner.clock.now()).unwrap_or_default());
+        inner.room.close(deadline, inner.clock.as_ref());
         inner.upkeep.close();
         inner.log.close();
         *self.door.last.lock() = Some(crate::stats::view(&inner));
@@ -192,7 +192,8 @@ impl Drop for Door {
             // While they work they hold the store, and with it the directory.
             inner.merger.close(CLOSE_PATIENCE);
             inner.scrubber.close(CLOSE_PATIENCE);
-            inner.room.close(CLOSE_PATIENCE);
+            let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
+            inner.room.close(deadline, inner.clock.as_ref());
         }
     }
 }

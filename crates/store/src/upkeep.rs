@@ -173,9 +173,14 @@ impl Upkeep {
     /// As [`Self::give_up`] if a removal had to empty the index: what is put now would take the room of what it does
     /// not know of. To be called when the removal is durable.
     pub(crate) fn give_up_if_emptied(&self) {
-        if self.shared.as_ref().is_some_and(|shared| shared.index.is_emptied()) {
+        if self.is_emptied() {
             self.give_up("the index cannot be read, and is empty since a removal");
         }
+    }
+
+    /// Whether a removal had to empty the index, because it could not be read.
+    pub(crate) fn is_emptied(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.index.is_emptied())
     }
 
     /// Makes tables of what is in memory, so that the next open has nothing to take in again. Once is enough.

@@ -281,3 +281,40 @@ fn regression_stores_that_hang_keep_no_load_waiting_nor_loads_a_store() {
     }
     check_well(&store, ns);
 }
+
+#[test]
+fn regression_the_slow_sync_of_a_removal_fails_no_put_of_another_tenant() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = settings(Durability::None);
+    let (device, store) = hanging(dir.path(), &config);
+    let (ns, other) = (space(&store), namespace(&store, 2, 30 << 10, "another tenant"));
+    for name in 0..30 {
+        put(&store, ns, &chain(name, 4), 0, BYTES);
+    }
+    let gone = chain(29, 4);
+    std::thread::scope(|scope| {
+        device.hang(Hung::NextSync);
+        let removal = scope.spawn(|| store.remove(ns, Some(&gone), &Terms::default()));
+        wait_for_kept(&device, 1);
+        let evicted = store.stats().evicted_blocks;
+        for name in 100..112 {
+            let chain = chain(name, 4);
+            let transfer =
+                store.submit_put(other, chain.clone(), 0, owned(&chain), Some(PATIENCE / 2));
+            assert!(transfer.wait(None));
+            let report = transfer.take().unwrap().unwrap();
+            if report.count(PutOutcome::Stored) < 4 {
+                device.go_on();
+                panic!("a put waits for the removal: {report:?}");
+            }
+        }
+        assert!(store.stats().evicted_blocks > evicted, "room was made meanwhile");
+        assert!(!removal.is_finished());
+        device.go_on();
+        assert_eq!(removal.join().unwrap().unwrap(), 4);
+    });
+    store.close();
+    let store = open(dir.path(), &config);
+    assert_eq!(store.probe(ns, &gone).unwrap(), 0);
+    check_well(&store, ns);
+}

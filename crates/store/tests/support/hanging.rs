@@ -16,6 +16,8 @@ pub(crate) enum Hung {
     Nothing,
     Reads,
     Writes,
+    /// The next sync, and nothing after it.
+    NextSync,
     Syncs,
     Creation,
     Everything,
@@ -76,16 +78,21 @@ impl Device for Hanging {
         self.files.close(file);
     }
     fn submit(&self, requests: Vec<Request>) {
-        let hung = *self.hung.lock().unwrap();
-        let is_hung = |operation| match hung {
-            Hung::Nothing | Hung::Creation => false,
+        let mut hung = self.hung.lock().unwrap();
+        let mut is_hung = |operation| match *hung {
             Hung::Reads => operation == Operation::Read,
             Hung::Writes => operation == Operation::Write,
+            Hung::NextSync if operation == Operation::Sync => {
+                *hung = Hung::Nothing;
+                true
+            }
+            Hung::Nothing | Hung::Creation | Hung::NextSync => false,
             Hung::Syncs => operation == Operation::Sync,
             Hung::Everything => true,
         };
         let (hanging, served): (Vec<_>, Vec<_>) =
             requests.into_iter().partition(|request| is_hung(request.operation));
+        drop(hung);
         self.kept.lock().unwrap().extend(hanging);
         self.files.submit(served);
     }
