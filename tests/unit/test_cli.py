@@ -237,6 +237,8 @@ def test_colours_and_progress_only_in_a_terminal(path: Path) -> None:
 
 def test_ctrl_c_ends_a_check_at_once() -> None:
     slow = (
+        # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import dalsegno, time; dalsegno.verify = lambda *_: (print(flush=True), time.sleep(60));"
         "from dalsegno.cli import main; main(['verify', '.'])"
     )
