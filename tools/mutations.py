@@ -33,7 +33,9 @@ FOLDER = Path("crates/sim/mutations")
 WORK = ROOT / "target" / "mutations"
 EXPLORE = "cargo run --release -p dalsegno-sim --bin explore -- --first"
 # Every bug is a build, so building counts as much as speed.
-QUICK_BUILD = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_DEBUG": "false"}
+QUICK_BUILD = {"CARGO_PROFILE_RELEASE_LTO": "off"}
+# A small dose of what is random could miss a bug that the tests are there to find.
+FULL_DOSE = {"DALSEGNO_DOSE": "long"}
 LONGEST_S = 1800.0
 SUITE = "suite:"
 SEEDS = "seeds:"
@@ -141,7 +143,8 @@ def built(command: list[str]) -> list[str]:
 
 def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command of cargo in a tree, with the build folder that all mutations share."""
-    environment = os.environ | QUICK_BUILD | {"CARGO_TARGET_DIR": str(WORK / "build")}
+    place = {"CARGO_TARGET_DIR": str(WORK / "build")}
+    environment = os.environ | QUICK_BUILD | FULL_DOSE | place
     return subprocess.run(
         [command[0], command[1], "--quiet", "--locked", *command[2:]],
         cwd=tree,

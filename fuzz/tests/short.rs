@@ -3,15 +3,19 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "tells what was done")]
 
+#[path = "../../crates/io/tests/common/dose.rs"]
+mod dose;
+
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use dalsegno_fuzz::{Random, TARGETS, mutate};
+use dose::dose;
 
-/// For each target; and where a machine does it.
+/// For each target, in the small dose and the full one.
 const TIME: Duration = Duration::from_millis(1500);
-const TIME_IN_CI: Duration = Duration::from_secs(20);
+const FULL_TIME: Duration = Duration::from_secs(20);
 /// Longer inputs find nothing that shorter ones do not.
 const MOST_BYTES: usize = 64 << 10;
 
@@ -27,7 +31,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
 #[test]
 fn no_target_finds_a_bug_in_its_corpus_or_near_it() {
     let mut random = Random::new(0x5eed);
-    let time = if std::env::var_os("CI").is_some() { TIME_IN_CI } else { TIME };
+    let time = dose(TIME, FULL_TIME);
     for target in TARGETS {
         let seeds = corpus(target.name);
         assert!(!seeds.is_empty(), "{} has no corpus", target.name);

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.expect import buffers, expect
 from tests.contract.subjects import Box, Subject, chain, content, contents
+from tests.dose import dose
 
 import dalsegno
 
@@ -27,7 +28,9 @@ DTYPES = [np.uint8, np.int16, np.float16, np.float32, np.float64, np.complex128]
     seed=st.integers(0, 1 << 32),
 )
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=dose(10, 200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_arrays_of_any_shape_and_dtype_come_back_exactly(
     subject: Subject,

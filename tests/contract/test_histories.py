@@ -19,6 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.contract.expect import buffers, expect_right_or_absent
 from tests.contract.subjects import SUBJECTS, Subject, contents
+from tests.dose import dose
 
 import dalsegno
 
@@ -148,7 +149,7 @@ class Player:
 
 @pytest.mark.parametrize("native", NATIVE, ids=lambda subject: str(subject.name))
 @given(history=st.lists(steps, max_size=25))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=dose(10, 200), deadline=None)
 def test_any_history_has_the_results_of_the_reference(native: Subject, history: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         real = Player(native, Path(folder) / "real")
@@ -166,7 +167,11 @@ def test_any_history_has_the_results_of_the_reference(native: Subject, history: 
 @pytest.mark.parametrize("native", NATIVE, ids=lambda subject: str(subject.name))
 @given(seed=st.integers(0, 1 << 32))
 # A seed cannot be made simpler, so a failing one is told as it is.
-@settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(
+    max_examples=dose(2, 20),
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 def test_a_history_in_a_full_store_never_yields_wrong_blocks(native: Subject, seed: int) -> None:
     size, dice = 3 * 30_000, random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,8 @@
 //! A device that fails in every way it can: never a panic, never wrong bytes, and every miss has its cause.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../io/tests/common/dose.rs"]
+mod dose;
 #[path = "common/worlds.rs"]
 mod worlds;
 
@@ -10,6 +12,7 @@ use dalsegno_sim::{
     Action, Blocks, DeviceOptions, Fault, Kind, Label, Outage, Part, Random, Rule, Style, World,
     chain_hashes, history,
 };
+use dose::dose;
 use worlds::{filled, part, world};
 
 /// Every operation goes wrong in every way that makes sense for it.
@@ -137,7 +140,7 @@ fn fail_now_and_then(seed: u64, style: &Style, kind: Kind, fault: Fault) -> u64 
 fn no_fault_of_the_device_makes_the_store_panic_or_serve_a_wrong_byte() {
     for (kind, fault) in FAULTS {
         let mut fired = 0;
-        for seed in 0..4 {
+        for seed in 0..dose(2, 4) {
             for durability in [Durability::Batch, Durability::None] {
                 fired += fail_now_and_then(seed, &Style::roomy(durability), kind, fault);
                 fired += fail_now_and_then(seed, &Style::crowded(durability), kind, fault);
@@ -151,7 +154,7 @@ fn no_fault_of_the_device_makes_the_store_panic_or_serve_a_wrong_byte() {
 fn no_fault_of_the_device_costs_a_store_with_an_index_in_files_more() {
     for (kind, fault) in FAULTS {
         let mut fired = 0;
-        for seed in 40..46 {
+        for seed in 40..dose(42, 46) {
             for durability in [Durability::Batch, Durability::None] {
                 let (roomy, crowded) = (Style::roomy(durability), Style::crowded(durability));
                 fired += fail_now_and_then(seed, &roomy.flushing_often(), kind, fault);
@@ -166,7 +169,7 @@ fn no_fault_of_the_device_costs_a_store_with_an_index_in_files_more() {
 fn no_fault_of_the_device_while_it_merges_makes_the_store_panic_or_serve_a_wrong_byte() {
     for (kind, fault) in FAULTS {
         let mut fired = 0;
-        for seed in 20..23 {
+        for seed in 20..dose(21, 23) {
             for durability in [Durability::Batch, Durability::None] {
                 let roomy = Style::roomy(durability).merging_at_once();
                 let crowded = Style::crowded(durability).merging_at_once();
@@ -181,8 +184,8 @@ fn no_fault_of_the_device_while_it_merges_makes_the_store_panic_or_serve_a_wrong
 
 #[test]
 fn an_outage_while_operations_fail_costs_nothing_that_either_alone_does_not() {
-    /// Changes of the device from one outage to the next.
-    const STRIDE: usize = 11;
+    // Changes of the device from one outage to the next.
+    let stride = dose(33, 11);
     let harmless = |(kind, fault): &(Kind, Fault)| !destroys(*fault) && *kind != Kind::Remove;
     for (kind, fault) in FAULTS.into_iter().filter(harmless) {
         for (seed, durability) in [(60, Durability::Batch), (61, Durability::None)] {
@@ -191,7 +194,7 @@ fn an_outage_while_operations_fail_costs_nothing_that_either_alone_does_not() {
                 let trial = Trial { seed, style, kind, fault, outage_at: None };
                 let changes = trial.run().changes;
                 // The first few are those of the first open.
-                for at in (1..changes.saturating_sub(20)).step_by(STRIDE) {
+                for at in (1..changes.saturating_sub(20)).step_by(stride) {
                     Trial { outage_at: Some(at), ..trial }.run();
                 }
             }

@@ -1,6 +1,8 @@
 //! An index in files on a file system that others fill.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../io/tests/common/dose.rs"]
+mod dose;
 #[expect(dead_code, reason = "other tests need the rest")]
 #[path = "common/worlds.rs"]
 mod worlds;
@@ -178,7 +180,7 @@ fn a_crash_while_a_segment_is_given_back_loses_nothing_else() {
         let filled_at = live_through_it(&mut whole);
         assert_eq!(whole.stats().log.segments_given_back, 1);
         whole.check_all();
-        for change in filled_at + 1..=whole.device.changes() {
+        for change in (filled_at + 1..=whole.device.changes()).step_by(dose::dose(3, 1)) {
             for outage in [Outage::Power, Outage::Process] {
                 let _label = Label(format!("{durability:?}, {outage:?} at operation {change}"));
                 let mut world = worlds::world(&style, change);

@@ -2,6 +2,9 @@
 //! operation and changes of shape, must give the same answers.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../io/tests/common/dose.rs"]
+mod dose;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -13,7 +16,11 @@ use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope};
 use dalsegno_io::Device as _;
 use dalsegno_policy::recency::Use;
 use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
+use dose::dose;
 
+/// In the small dose and the full one.
+const HISTORIES: u64 = 100;
+const FULL_HISTORIES: u64 = 10_000;
 /// Tiny, so that short histories flush and merge.
 const MEMTABLE_BYTES: u64 = 4 << 10;
 const SEGMENTS: u64 = 6;
@@ -412,8 +419,7 @@ fn an_index_that_outgrows_its_room_forgets_and_tells_nothing_wrong() {
 
 #[test]
 fn both_indexes_agree_through_random_histories_and_outages() {
-    // DALSEGNO_HISTORIES=10000 for the long run.
-    let count = std::env::var("DALSEGNO_HISTORIES").map_or(400, |text| text.parse().unwrap());
+    let count = dose(HISTORIES, FULL_HISTORIES);
     let outages: u64 = (0..count).map(history).sum();
     assert!(outages > count, "{outages}");
 }

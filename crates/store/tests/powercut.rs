@@ -10,8 +10,8 @@
 //! forgets nothing here: direct writes to parts that had been written before, as in the second life of a segment, stay
 //! although nobody synced them. The simulated device (`crates/sim`) forgets these too.
 //!
-//! `DALSEGNO_POWER_CUTS=200` asks for so many cuts on each file system, `DALSEGNO_POWER_SEED=7` for other ones. What a
-//! seed chooses comes again with it, the moment within the kernel does not.
+//! `DALSEGNO_DOSE=long` asks for 200 cuts on each file system, `DALSEGNO_POWER_SEED=7` for other ones. What a seed
+//! chooses is the same each time, the moment within the kernel is not.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -31,13 +31,15 @@ use dalsegno_store::{
 };
 use support::child::{Child, tell};
 use support::disk::Disk;
+use support::dose::dose;
 use support::mount::succeeds;
 use support::power::Cut;
 use support::{Setup, chain, engines, get, namespace, next, open, put, skip};
 use told::{Told, Victim};
 
-/// On each file system, unless `DALSEGNO_POWER_CUTS` says otherwise: two on each of four stores.
+/// On each file system in the small dose and the full one: two on each of four stores, or ten on each of twenty.
 const CUTS: u64 = 8;
+const FULL_CUTS: u64 = 200;
 const MOST_CUTS_PER_STORE: u64 = 10;
 const SEED: u64 = 0x5eed;
 /// XFS wants 300 MiB.
@@ -339,15 +341,11 @@ fn one_store(mkfs: &str, check: &str, store_number: u64, cuts: u64, dice: &mut D
     told
 }
 
-/// A number from the environment.
-fn asked(variable: &str, otherwise: u64) -> u64 {
-    std::env::var(variable).map_or(otherwise, |text| text.parse().unwrap())
-}
-
 fn cuts(mkfs: &str, check: &str) {
-    let (cuts, seed) = (asked("DALSEGNO_POWER_CUTS", CUTS), asked("DALSEGNO_POWER_SEED", SEED));
+    let cuts = dose(CUTS, FULL_CUTS);
+    let seed = std::env::var("DALSEGNO_POWER_SEED").map_or(SEED, |text| text.parse().unwrap());
     let cuts_per_store = (cuts / 4).clamp(1, MOST_CUTS_PER_STORE);
-    println!("DALSEGNO_POWER_CUTS={cuts} DALSEGNO_POWER_SEED={seed}");
+    println!("{cuts} cuts, DALSEGNO_POWER_SEED={seed}");
     // Xorshift never leaves zero.
     let mut dice = Dice(seed | 1 << 63);
     let (mut puts, mut grown_blocks, mut removals, mut torn) = (0, 0, 0, 0);

@@ -3,6 +3,8 @@
 
 pub(crate) mod child;
 pub(crate) mod disk;
+#[path = "../../../io/tests/common/dose.rs"]
+pub(crate) mod dose;
 pub(crate) mod hanging;
 pub(crate) mod mount;
 #[path = "../../../io/tests/common/power.rs"]
