@@ -7,6 +7,8 @@ what to do.
 from __future__ import annotations
 
 import ast
+import fnmatch
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -46,10 +48,15 @@ Rule = Callable[[Path], list[str]]
 
 def files(root: Path, *patterns: str) -> Iterator[Path]:
     """Yields the project's files of these patterns, hidden folders and build outputs left out."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        # Environments and build outputs have a hundred thousand files.
+        folders[:] = [one for one in folders if not one.startswith(".") and one not in SKIPPED]
+        found += [Path(folder, name) for name in names if not name.startswith(".")]
     for pattern in patterns:
-        for path in sorted(root.rglob(pattern)):
-            parts = path.relative_to(root).parts
-            if not any(part.startswith(".") or part in SKIPPED for part in parts):
+        for path in sorted(found):
+            name = path.relative_to(root).as_posix() if "/" in pattern else path.name
+            if fnmatch.fnmatchcase(name, pattern):
                 yield path
 
 
