@@ -43,13 +43,15 @@ impl LsmIndex {
     }
 
     /// Marks what depends on an extent as orphans: the rest of its lineage up to a gap, lineages that fork off there, and
-    /// so on.
+    /// so on. An extent whose parent went and was put again elsewhere is not found: the tree knows only of places.
     pub(super) fn orphan_behind(&self, extent: &Extent, limit: usize) -> Result<usize, TableError> {
         let mut marked = 0;
         let mut open: Vec<Arc<Record>> = self.record(&OrderKey::of(extent))?.into_iter().collect();
         while let Some(record) = open.pop() {
-            let run = self.orphan_run(record, limit, &mut marked)?;
-            for child in self.forks_off(&run, limit - marked)? {
+            let mut children = Vec::new();
+            let run = self.orphan_run(record, limit, &mut marked, &mut children)?;
+            children.extend(self.forks_off(&run, limit - marked)?);
+            for child in children {
                 if marked < limit && self.usage.write().orphan(&child.extent) {
                     marked += 1;
                     open.push(child);
@@ -60,38 +62,35 @@ impl LsmIndex {
     }
 
     /// Marks the extents that go on behind one in its lineage, up to a gap or to one that is marked already. Returns all
-    /// of them, the first one included.
+    /// of them, the first one included. `children` are others of the lineage that begin behind a block of theirs.
     fn orphan_run(
         &self,
         first: Arc<Record>,
         limit: usize,
         marked: &mut usize,
+        children: &mut Vec<Arc<Record>>,
     ) -> Result<Vec<Arc<Record>>, TableError> {
         let from = OrderKey::of(&first.extent);
         let mut scan = self.tree.orders(&OrderKey { sequence: 0, ..from })?;
+        let mut end = first.end();
         let mut run = vec![first];
         while let Some((key, value)) = scan.next()? {
-            let last = run.last().expect("it begins with one");
-            let end = last.extent.first_block_index.checked_add(last.extent.block_count());
-            if (key.namespace, key.lineage) != (from.namespace, from.lineage)
-                || end.is_none_or(|end| key.first > end)
-            {
+            if (key.namespace, key.lineage) != (from.namespace, from.lineage) || key.first > end {
                 break;
-            }
-            if Some(key.first) != end {
-                continue;
             }
             let Some(next) = self.decode(&key, &value)? else { continue };
-            let is_behind = last.extent.hashes.last() == Some(&next.extent.parent)
-                && last.live.get(last.extent.block_count() - 1);
-            if !is_behind {
+            let before = key.first.checked_sub(1);
+            if before.and_then(|block| block_of(&run, block)) != Some(next.extent.parent) {
                 continue;
             }
-            if *marked == limit || !self.usage.write().orphan(&next.extent) {
-                break;
+            let next = Arc::new(next);
+            if key.first < end {
+                children.push(next);
+            } else if *marked < limit && self.usage.write().orphan(&next.extent) {
+                *marked += 1;
+                end = next.end();
+                run.push(next);
             }
-            *marked += 1;
-            run.push(Arc::new(next));
         }
         Ok(run)
     }
@@ -100,20 +99,14 @@ impl LsmIndex {
     fn forks_off(&self, run: &[Arc<Record>], limit: usize) -> Result<Vec<Arc<Record>>, TableError> {
         let (Some(first), Some(last)) = (run.first(), run.last()) else { return Ok(Vec::new()) };
         let OrderKey { namespace, lineage, first: block, .. } = OrderKey::of(&first.extent);
-        let end = last.extent.first_block_index.saturating_add(last.extent.block_count());
+        let end = last.end();
         let from = ForkKey { namespace, lineage, block, child: [0; 16] };
         let mut children = Vec::new();
         for fork in self.tree.forks(&from, limit)? {
             if (fork.namespace, fork.lineage) != (namespace, lineage) || fork.block >= end {
                 break;
             }
-            let holder = run.iter().rev().find(|r| r.extent.first_block_index <= fork.block);
-            let Some(holder) = holder else { continue };
-            let block = fork.block - holder.extent.first_block_index;
-            if block >= holder.extent.block_count() || !holder.live.get(block) {
-                continue;
-            }
-            let parent = holder.extent.hashes[block as usize];
+            let Some(parent) = block_of(run, fork.block) else { continue };
             let first = fork.block.saturating_add(1);
             let wanted = OrderKey { namespace, lineage: fork.child, first, sequence: 0 };
             let child = self.tree.places().find(&wanted, |key, value| {
@@ -122,5 +115,20 @@ impl LsmIndex {
             children.extend(child.map(Arc::new));
         }
         Ok(children)
+    }
+}
+
+/// The block of this number of their lineage that a run of neighbours shows.
+fn block_of(run: &[Arc<Record>], number: u32) -> Option<ChainHash> {
+    let holder = run.iter().rev().find(|record| record.extent.first_block_index <= number)?;
+    let block = number - holder.extent.first_block_index;
+    let is_shown = block < holder.extent.block_count() && holder.live.get(block);
+    is_shown.then(|| holder.extent.hashes[block as usize])
+}
+
+impl Record {
+    /// The place in its lineage where another extent would go on.
+    fn end(&self) -> u32 {
+        self.extent.first_block_index.saturating_add(self.extent.block_count())
     }
 }
