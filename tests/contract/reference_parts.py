@@ -255,8 +255,7 @@ class Namespace:
 
     def probe(self, chain: Sequence[bytes]) -> int:
         """How many leading blocks of `chain` are present."""
-        found = self.contains(chain)
-        return found.index(False) if False in found else len(found)
+        return [*self.contains(chain), False].index(False)
 
     def contains(self, hashes: Sequence[bytes]) -> list[bool]:
         """Which of these blocks are present, each for itself."""
@@ -265,13 +264,7 @@ class Namespace:
         with self._store.guard:
             return [one in self._bank.blocks for one in hashes]
 
-    def peek(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which blocks are present; it evicts nothing, so uses do not matter."""
-        return self.contains(hashes)
-
-    def touch(self, chain: Sequence[bytes]) -> int:
-        """How many leading blocks are present."""
-        return self.probe(chain)
+    peek, touch = contains, probe  # it evicts nothing, so uses do not matter
 
     def _get(
         self, hashes: Sequence[bytes], out: Sequence[Block], timeout_s: float | None, part: slice

@@ -56,6 +56,8 @@ READS: dict[str, Callable[[dalsegno.Namespace, list[bytearray]], object]] = {
     "layer_writer": lambda space, _: BLOCKS - space.layer_writer(HASHES).count,
     "probe": lambda space, _: space.probe(HASHES),
     "contains": lambda space, _: any(space.contains(HASHES)),
+    "peek": lambda space, _: any(space.peek(HASHES)),
+    "touch": lambda space, _: space.touch(HASHES),
     "get_batch": lambda space, out: space.get_batch(HASHES, out),
     "get_each": lambda space, out: any(space.get_each(HASHES, out)),
     "retrieve_layer": lambda space, out: space.retrieve_layer(

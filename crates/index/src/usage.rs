@@ -216,7 +216,8 @@ impl Usage {
         let weight =
             |(id, known): (&ExtentId, &LiveExtent)| u128::from(known.bytes) * u128::from(id.0);
         let known_weight: u128 = segment.known.iter().map(weight).fold(0, u128::saturating_add);
-        // A get may note a use of an extent that was removed or merged while it was read: then less than nothing is left.
+        // A get may note a use of an extent that was removed or merged while it was read: then less than nothing is
+        // left.
         let bytes = segment.sum.live_bytes.saturating_sub(known_bytes);
         if bytes > 0 {
             let mean = segment.sum.weight.saturating_sub(known_weight) / u128::from(bytes);

@@ -7,8 +7,8 @@
 //!    finishes, and is still one request.
 //! 3. An extent that was raised in this round has ancestors that were raised in it, too. So a walk ends there, and most
 //!    uses cost one look.
-//! 4. An *orphan* lies behind an extent that was evicted. It can be read from the middle of a chain, and is the first to
-//!    go until somebody uses it.
+//! 4. An *orphan* lies behind an extent that was evicted. It can be read from the middle of a chain, and is the
+//!    first to go until somebody uses it.
 //! 5. Copying or merging an extent keeps when and how often it was used.
 
 /// Uses that count: an extent that was used in another round than the one it was written in.

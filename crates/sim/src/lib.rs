@@ -20,6 +20,7 @@ mod explore;
 mod fault;
 mod habits;
 mod history;
+mod layers;
 mod oracle;
 mod random;
 mod state;

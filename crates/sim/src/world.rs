@@ -10,8 +10,7 @@ use dalsegno_core::{
 };
 use dalsegno_io::{BufferPool, Memory, lend};
 use dalsegno_store::{
-    Coding, Error, LayerWriter, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store,
-    Terms,
+    Coding, Error, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store, Terms,
 };
 
 use crate::agreement::Block;
@@ -253,7 +252,7 @@ impl World {
         self.store.is_some()
     }
 
-    fn block(&self, namespace: usize, hash: ChainHash) -> Arc<[u8]> {
+    pub(crate) fn block(&self, namespace: usize, hash: ChainHash) -> Arc<[u8]> {
         let layout = self.namespaces[namespace].layout();
         let bytes = usize::try_from(layout.block_bytes()).expect("64-bit addresses");
         self.blocks.bytes(namespace as u64, hash, bytes)
@@ -324,60 +323,6 @@ impl World {
         self.checked(part.hashes().len());
         self.settle_drops();
         Ok(report)
-    }
-
-    /// Takes room for blocks that come layer by layer, and leaves it at that as long as the writer lives.
-    ///
-    /// # Panics
-    ///
-    /// If the store refuses.
-    #[must_use]
-    pub fn begin_layers(&self, part: &Part) -> LayerWriter {
-        self.layer_writer(part).expect("nothing fails")
-    }
-
-    /// A writer for as many of the blocks as fit into one extent.
-    fn layer_writer(&self, part: &Part) -> Result<LayerWriter, Error> {
-        let id = self.namespaces[part.namespace].id();
-        let count = part.hashes().len().min(self.style.extent_blocks(part.namespace));
-        self.store().layer_writer(id, &part.chain, part.first, count, &Terms::default())
-    }
-
-    fn put_layers(&mut self, part: &Part, commit: bool) {
-        self.oracle.put_begins(part.namespace, part.hashes());
-        let namespace = &self.namespaces[part.namespace];
-        let slice_bytes = namespace.layout().slice_bytes() as usize;
-        let id = namespace.id();
-        let writer = match self.layer_writer(part) {
-            Ok(writer) => writer,
-            Err(error) => return self.check_error(&error),
-        };
-        let wanted = &part.chain[writer.first()..][..writer.count()];
-        let blocks: Vec<_> = wanted.iter().map(|hash| self.block(part.namespace, *hash)).collect();
-        for layer in (0..namespace.layout().layers()).rev() {
-            let at = layer as usize * slice_bytes;
-            let stored = lend(|lender| {
-                let slices =
-                    blocks.iter().map(|block| vec![lender.shared(&block[at..][..slice_bytes])]);
-                writer.store_layer(layer, slices.collect(), &Terms::default())
-            });
-            if let Err(error) = stored {
-                return self.check_error(&error);
-            }
-        }
-        if !commit {
-            return;
-        }
-        let present = self.store().peek(id, wanted).expect("the store is open");
-        match writer.commit(&Terms::default()) {
-            Ok(_) => {
-                // A block that was there already goes on leading to where it was.
-                for (hash, _) in wanted.iter().zip(present).filter(|(_, present)| !present) {
-                    self.oracle.put_ended(part.namespace, *hash, PutOutcome::Stored);
-                }
-            }
-            Err(error) => self.check_error(&error),
-        }
     }
 
     /// Gets blocks, each for itself, and compares every answer; returns how many were hits.
@@ -462,7 +407,7 @@ impl World {
         self.style.evicts || !self.is_calm()
     }
 
-    fn check_error(&self, error: &Error) {
+    pub(crate) fn check_error(&self, error: &Error) {
         let kind = error.kind();
         let full = kind == ErrorKind::Full && self.may_be_full();
         assert!(full || !self.is_calm(), "an error without a fault: {error}");

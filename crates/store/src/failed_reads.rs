@@ -1,7 +1,7 @@
 //! Blocks that a get failed to read although nothing shows that their bytes are bad (docs/decisions/0015).
 //!
-//! 1. Such a block stays in the index: the device may read it again soon. But no put answers that it is present: the put
-//!    writes it again, and the new extent takes it over.
+//! 1. Such a block stays in the index: the device may read it again soon. But no put answers that it is present: the
+//!    put writes it again, and the new extent takes it over.
 //! 2. At most [`MOST_BLOCKS`] are remembered. The oldest are forgotten first; a put then finds them present.
 //! 3. A block is forgotten when a get reads it, or a put has stored it.
 

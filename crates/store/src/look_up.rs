@@ -61,9 +61,9 @@ impl Store {
         Ok(inner.present(namespace, hashes, &runs))
     }
 
-    /// Notes that a prompt was used, though none of its blocks is asked for: its leading blocks that are present count as
-    /// used. For blocks that an engine serves from its own memory; without this they look idle here, and what was stored
-    /// behind them would be evicted with them. Returns how many blocks that were.
+    /// Notes that a prompt was used, though none of its blocks is asked for: its leading blocks that are present
+    /// count as used. For blocks that an engine serves from its own memory; without this they look idle here, and
+    /// what was stored behind them would be evicted with them. Returns how many blocks that were.
     ///
     /// Never waits for the device: with an on-disk index, what is not in memory is passed over.
     ///

@@ -188,8 +188,8 @@ impl Found {
     }
 }
 
-/// Makes each extent as recent as what depends on it. For an index whose look-ups cost no I/O; an on-disk index learns it
-/// from a walk once it is open.
+/// Makes each extent as recent as what depends on it. For an index whose look-ups cost no I/O; an on-disk index
+/// learns it from a walk once it is open.
 fn lift_all(index: &dyn Index) {
     let mut from = (NamespaceId::default(), ChainHash::default(), 0);
     loop {

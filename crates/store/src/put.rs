@@ -217,8 +217,8 @@ impl Inner {
         }
     }
 
-    /// Phase two: from here on the blocks are visible. `false` if the index did not insert them; then the caller removes
-    /// from DRAM what it copied there.
+    /// Phase two: from here on the blocks are visible. `false` if the index did not insert them; then the caller
+    /// removes from DRAM what it copied there.
     pub(crate) fn publish(&self, appended: Appended, call: &Call) -> bool {
         let Appended { extent, pin } = appended;
         let (id, namespace, born) = (extent.id, extent.namespace, extent.born);

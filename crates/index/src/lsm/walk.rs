@@ -42,8 +42,9 @@ impl LsmIndex {
         Ok(found)
     }
 
-    /// Marks what depends on an extent as orphans: the rest of its lineage up to a gap, lineages that fork off there, and
-    /// so on. An extent whose parent went and was put again elsewhere is not found: the tree knows only of places.
+    /// Marks what depends on an extent as orphans: the rest of its lineage up to a gap, lineages that fork off
+    /// there, and so on. An extent whose parent went and was put again elsewhere is not found: the tree knows only
+    /// of places.
     pub(super) fn orphan_behind(&self, extent: &Extent, limit: usize) -> Result<usize, TableError> {
         let mut marked = 0;
         let mut open: Vec<Arc<Record>> = self.record(&OrderKey::of(extent))?.into_iter().collect();
@@ -61,8 +62,8 @@ impl LsmIndex {
         Ok(marked)
     }
 
-    /// Marks the extents that go on behind one in its lineage, up to a gap or to one that is marked already. Returns all
-    /// of them, the first one included. `children` are others of the lineage that begin behind a block of theirs.
+    /// Marks the extents that go on behind one in its lineage, up to a gap or to one that is marked already. Returns
+    /// all of them, the first one included. `children` are others of the lineage that begin behind a block of theirs.
     fn orphan_run(
         &self,
         first: Arc<Record>,
