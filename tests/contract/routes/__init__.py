@@ -99,6 +99,10 @@ class Session(ABC):
     def counters(self) -> dict[str, Any]:
         """The store's own counters, as `dalsegno.Store.stats` has them; empty without a store."""
 
+    def failed_blocks(self) -> int:
+        """How many blocks of puts the integration itself counts as failed."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Ends the session in the engine's way; the directory is free afterwards."""

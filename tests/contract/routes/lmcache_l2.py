@@ -54,6 +54,9 @@ class _L2(Session):
     def counters(self) -> dict[str, Any]:
         return dict(self._driver.adapter.report_status().get("store", {}))
 
+    def failed_blocks(self) -> int:
+        return int(self._driver.adapter.report_status()["counters"]["store_failed_objects"])
+
     def close(self) -> None:
         self._driver.adapter.close()
 
