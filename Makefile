@@ -35,8 +35,9 @@ MAKEFLAGS += --no-print-directory
 # Targets share environments and the build folder.
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
-	fmt test-rust test-python test-vllm test-sglang test-lmcache sim fuzz fuzz-seeds mutations audit bench \
-	faultbench clean clean-all need-cargo
+	fmt test-rust test-python test-vllm test-sglang test-lmcache test-long sim fuzz fuzz-seeds mutations audit bench \
+	faultbench clean clean-all need-cargo env-engines build-rust-tests lint-rust lint-python \
+	run-rust run-python run-vllm run-sglang run-lmcache
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,46 +47,49 @@ dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
 	@export VIRTUAL_ENV="$(CURDIR)/.envs/dev" PATH="$(CURDIR)/.envs/uv/bin:$$PATH"; \
 	$(call quietly,$(DEV)/maturin develop --uv --release --locked)
 
-env-vllm: need-cargo ## set up .envs/vllm: real vLLM on the CPU, with our wheel installed
-	@$(call engine-env,vllm)
+env-vllm: wheel ## set up .envs/vllm: real vLLM on the CPU, with our wheel installed
+	@$(PYTHON) tools/env.py vllm
+	@$(call install-wheel,vllm)
 
-env-sglang: need-cargo ## the same for SGLang
-	@$(call engine-env,sglang)
+env-sglang: wheel ## the same for SGLang
+	@$(PYTHON) tools/env.py sglang
+	@$(call install-wheel,sglang)
 
-env-lmcache: need-cargo ## the same for LMCache
-	@$(call engine-env,lmcache)
+env-lmcache: wheel ## the same for LMCache
+	@$(PYTHON) tools/env.py lmcache
+	@$(call install-wheel,lmcache)
 
 wheel: env-dev need-cargo ## build the wheel into dist/
-	@$(call build-wheel,$(DEV))
+	@echo "make: building the wheel"; rm -rf $(WHEELS)
+	@$(call quietly,$(DEV)/maturin build --release --locked --interpreter $(DEV)/python --out $(WHEELS))
 	@ls $(WHEELS)/dalsegno-*.whl
 
 demo: env-vllm ## ask a real vLLM about a long text, kill it, ask again (DOC=path for your own)
 	@$(VLLM)/python -m dalsegno.cli demo vllm $(if $(DOC),--doc "$(DOC)")
 
-test: lint test-rust test-python test-vllm test-sglang test-lmcache ## everything that CI runs
+test: ## everything that CI runs, and what each part of it cost
+	@$(PYTHON) tools/suite.py
 
-lint: lint-rust lint-python ## check format, lints, types and the border between Rust and Python
+test-long: export DALSEGNO_DOSE := long
+test-long: ## the same tests with the full dose of random inputs, crashes and engine starts
+	@$(PYTHON) tools/suite.py run-rust run-python run-vllm run-sglang run-lmcache
+
+lint: lint-rust dev lint-python ## check format, lints, types and the border between Rust and Python
 
 fmt: env-dev need-cargo ## format Rust and Python, and apply the safe fixes
 	@cargo fmt --all
 	@$(DEV)/ruff check --quiet --fix-only .
 	@$(DEV)/ruff format --quiet .
 
-test-rust: env-dev need-cargo ## run the Rust tests
-	@# The crate under Python is tested from Python: its test binary would have to link libpython.
-	@cargo test --quiet --workspace --locked --exclude dalsegno-py
+test-rust: build-rust-tests run-rust ## run the Rust tests
 
-test-python: dev ## run the Python tests that need no engine
-	@$(DEV)/python -m pytest -q $(ARGS)
+test-python: dev run-python ## run the Python tests that need no engine
 
-test-vllm: env-vllm ## run the tests against real vLLM
-	@$(call test-engine,vllm)
+test-vllm: env-vllm run-vllm ## run the tests against real vLLM
 
-test-sglang: env-sglang ## run the tests against real SGLang
-	@$(call test-engine,sglang)
+test-sglang: env-sglang run-sglang ## run the tests against real SGLang
 
-test-lmcache: env-lmcache ## run the tests against real LMCache
-	@$(call test-engine,lmcache)
+test-lmcache: env-lmcache run-lmcache ## run the tests against real LMCache
 
 sim: need-cargo ## crash 50 histories of a store at every step (SEED=17 one history, AT=123 one step)
 	@cargo run --quiet --release --locked -p dalsegno-sim --bin explore -- \
@@ -118,36 +122,48 @@ clean: ## remove what was built; environments stay
 clean-all: clean ## remove the environments too
 	@rm -rf .envs
 
-# Not in the list: steps of the targets above.
+# Not in the list: steps of the targets above, and of tools/suite.py.
 
 env-dev:
 	@$(PYTHON) tools/env.py dev
 
+env-engines:
+	@$(PYTHON) tools/env.py vllm sglang lmcache
+
 need-cargo:
 	@command -v cargo > /dev/null || { echo "make: Rust is missing; see https://rustup.rs" >&2; exit 1; }
+
+# The crate under Python is tested from Python: its test binary would have to link libpython.
+build-rust-tests: env-dev need-cargo
+	@cargo test --quiet $(RUST_TESTS) --no-run
+	@# Python tests mount it.
+	@cargo build --quiet $(RUST_TESTS) --bin faulty-mount
+
+run-rust:
+	@cargo test --quiet $(RUST_TESTS)
+
+run-python:
+	@$(DEV)/python -m pytest -q $(ARGS)
+
+run-vllm run-sglang run-lmcache: run-%:
+	@$(call install-wheel,$*)
+	@$(call test-engine,$*)
 
 lint-rust: env-dev need-cargo
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
 
-lint-python: dev
+lint-python:
 	@$(DEV)/ruff check --quiet .
 	@$(DEV)/ruff format --quiet --check .
 	@$(DEV)/mypy --strict
 	@MYPYPATH=python $(DEV)/stubtest --mypy-config-file pyproject.toml dalsegno._native
 
-# $(call build-wheel,BIN) builds dist/dalsegno-*.whl with the maturin of an environment.
-define build-wheel
-echo "make: building the wheel"; rm -rf $(WHEELS); \
-$(call quietly,$(1)/maturin build --release --locked --interpreter $(1)/python --out $(WHEELS))
-endef
+RUST_TESTS := --workspace --locked --exclude dalsegno-py
 
-# $(call engine-env,NAME) builds the environment of an engine and installs our wheel into it.
-define engine-env
-$(PYTHON) tools/env.py $(1); $(call build-wheel,.envs/$(1)/bin); \
-$(UV) pip install --quiet --no-config --no-deps --reinstall --python .envs/$(1)/bin/python \
+# $(call install-wheel,NAME) installs our wheel into the environment of an engine.
+install-wheel = $(UV) pip install --quiet --no-config --no-deps --reinstall --python .envs/$(1)/bin/python \
 	$(WHEELS)/dalsegno-*.whl
-endef
 
 # $(call test-engine,NAME) runs an engine's tests and the checks of its route.
 # Engines warn as they like, and take minutes to start on a small machine.

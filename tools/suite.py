@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Runs everything that CI runs: targets of the Makefile, two at a time, and prints what each cost.
+
+1. A step starts when the steps it needs have passed, in the order of the table, while fewer than
+   `--jobs` run. Steps that wait for disks and engines then run next to steps that compute.
+2. What is shared is built once, by a step of its own: the wheel for every environment, the Rust
+   tests for the lints' and the Python tests' programs.
+3. The output of a step is printed as a whole when the step ends, so that no two mix.
+4. After the first failure nothing is started any more, and the exit code is 1.
+
+CPU seconds are those of a step and of all processes that it waited for.
+
+Usage:
+    python3 tools/suite.py                    runs all steps
+    python3 tools/suite.py --jobs 1           one step at a time
+    python3 tools/suite.py run-rust run-vllm  these steps, and what they need
+    python3 tools/suite.py --list             shows the steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+# An engine alone keeps more than one core busy while it starts.
+JOBS = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """One target of the Makefile.
+
+    Attributes:
+        target: Its name.
+        purpose: What it does, in a few words.
+        needs: Targets that must have passed before.
+    """
+
+    target: str
+    purpose: str
+    needs: tuple[str, ...] = ()
+
+
+STEPS = (
+    Step("env-dev", "fetch what building, linting and testing need"),
+    Step("dev", "compile the extension", ("env-dev",)),
+    Step("wheel", "pack it into a wheel", ("dev",)),
+    Step("env-engines", "fetch vLLM, SGLang and LMCache", ("env-dev",)),
+    Step("build-rust-tests", "compile the Rust tests", ("dev",)),
+    Step("run-vllm", "test against real vLLM", ("wheel", "env-engines")),
+    Step("run-rust", "run the Rust tests", ("build-rust-tests",)),
+    Step("run-sglang", "test against real SGLang", ("wheel", "env-engines")),
+    Step("lint-rust", "check format and lints of Rust", ("build-rust-tests",)),
+    Step("run-python", "run the Python tests that need no engine", ("build-rust-tests",)),
+    Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines")),
+    Step("lint-python", "check format, lints and types of Python", ("dev",)),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step took.
+
+    Attributes:
+        target: The step.
+        passed: Whether it exited with 0.
+        wall_s: Seconds from its start to its end.
+        cpu_s: Seconds that it and its descendants computed.
+    """
+
+    target: str
+    passed: bool
+    wall_s: float
+    cpu_s: float
+
+
+class Running:
+    """A step under way."""
+
+    def __init__(self, step: Step) -> None:
+        """Starts it."""
+        self.step = step
+        self._started = time.monotonic()
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self._process = subprocess.Popen(
+            ["make", step.target],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        self.pid = self._process.pid
+
+    def end(self, status: int, cpu_s: float) -> Cost:
+        """Prints what it printed, and returns its cost; its process has been waited for."""
+        code = self._process.returncode = os.waitstatus_to_exitcode(status)
+        wall_s = time.monotonic() - self._started
+        self._output.seek(0)
+        said = self._output.read().decode(errors="replace").rstrip()
+        self._output.close()
+        outcome = "passed" if code == 0 else f"FAILED with {code}"
+        print(f"suite: {self.step.target} {outcome} after {wall_s:.0f} s, {cpu_s:.0f} s of CPU")
+        if said:
+            print(said)
+        sys.stdout.flush()
+        return Cost(self.step.target, code == 0, wall_s, cpu_s)
+
+    def stop(self) -> None:
+        """Asks it and its descendants to end."""
+        os.killpg(self.pid, signal.SIGTERM)
+
+
+def chosen(names: Sequence[str]) -> list[Step]:
+    """Returns the named steps and what they need, in the order of the table.
+
+    Raises:
+        SystemExit: A name is unknown.
+    """
+    known = {step.target: step for step in STEPS}
+    wanted: set[str] = set()
+    left = list(names) or list(known)
+    while left:
+        name = left.pop()
+        if name not in known:
+            raise SystemExit(f"suite: there is no step {name}; the steps are {', '.join(known)}")
+        if name not in wanted:
+            wanted.add(name)
+            left += known[name].needs
+    return [step for step in STEPS if step.target in wanted]
+
+
+def startable(waiting: Iterable[Step], passed: set[str]) -> Step | None:
+    """Returns the first step whose needs have passed."""
+    return next((step for step in waiting if passed.issuperset(step.needs)), None)
+
+
+def run(steps: Sequence[Step], jobs: int) -> list[Cost]:
+    """Runs steps, and returns what each cost, in the order of their ends."""
+    waiting, running, costs = list(steps), dict[int, Running](), list[Cost]()
+    try:
+        while True:
+            passed = {cost.target for cost in costs if cost.passed}
+            while len(passed) == len(costs) and len(running) < jobs:
+                step = startable(waiting, passed)
+                if step is None:
+                    break
+                waiting.remove(step)
+                started = Running(step)
+                running[started.pid] = started
+            if not running:
+                return costs
+            pid, status, usage = os.wait4(-1, 0)
+            if pid in running:
+                cpu_s = usage.ru_utime + usage.ru_stime
+                costs.append(running.pop(pid).end(status, cpu_s))
+    finally:
+        for left in running.values():
+            left.stop()
+
+
+def table(costs: Sequence[Cost], wall_s: float) -> str:
+    """Returns the costs as a table for people."""
+    rows = [("target", "wall s", "CPU s", "")]
+    purposes = {step.target: step.purpose for step in STEPS}
+    rows += [
+        (cost.target, f"{cost.wall_s:.0f}", f"{cost.cpu_s:.0f}", purposes[cost.target])
+        for cost in costs
+    ]
+    rows.append(("all", f"{wall_s:.0f}", f"{sum(cost.cpu_s for cost in costs):.0f}", ""))
+    return "\n".join(f"{a:18}{b:>7}{c:>7}  {d}".rstrip() for a, b, c, d in rows)
+
+
+def main() -> int:
+    """Runs the steps that the command line names."""
+    parser = argparse.ArgumentParser(
+        description="Run everything that CI runs, and print what each step cost."
+    )
+    parser.add_argument("steps", nargs="*", help="run these and what they need; all if none")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="steps at a time (%(default)s)")
+    parser.add_argument("--list", action="store_true", help="show the steps and end")
+    parser.add_argument("--json", type=Path, help="also write the costs to this file")
+    options = parser.parse_args()
+    steps = chosen(options.steps)
+    if options.list:
+        for step in steps:
+            print(f"{step.target:18}{step.purpose}")
+        return 0
+    started = time.monotonic()
+    costs = run(steps, max(1, options.jobs))
+    wall_s = time.monotonic() - started
+    print(table(costs, wall_s))
+    load = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    print(f"suite: load of the machine {load}, {os.cpu_count()} cores")
+    if options.json:
+        options.json.write_text(json.dumps([vars(cost) for cost in costs]))
+    if len(costs) == len(steps) and all(cost.passed for cost in costs):
+        return 0
+    left = [step.target for step in steps if step.target not in {cost.target for cost in costs}]
+    failed = [cost.target for cost in costs if not cost.passed]
+    print(f"suite: FAILED {', '.join(failed)}" + (f"; not run: {', '.join(left)}" if left else ""))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
