@@ -159,7 +159,12 @@ impl<'a> Window<'a> {
     }
 
     fn fill(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
-        self.bytes.resize(usize::try_from(len).expect("64-bit addresses"), 0);
+        let len = usize::try_from(len).expect("64-bit addresses");
+        if self.bytes.len() < len {
+            // Zeroed by the system, where `resize` writes every byte.
+            self.bytes = vec![0; len];
+        }
+        self.bytes.truncate(len);
         self.start = offset;
         // A minute for each: a walk over much may take longer.
         let call = self.core.patient_call();

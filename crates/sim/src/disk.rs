@@ -157,7 +157,8 @@ impl Disk {
         for sector in &file.now[first..end] {
             match sector {
                 Some(sector) => bytes.extend_from_slice(&sector[..]),
-                None => bytes.resize(bytes.len() + SECTOR, 0),
+                // Not `resize`, which is a loop over bytes unless it is optimized.
+                None => bytes.extend_from_slice(&[0; SECTOR]),
             }
         }
         bytes
