@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use dalsegno_core::{Extent, ExtentId};
-use dalsegno_policy::recency::Use;
+use dalsegno_policy::recency::{Recency, Use};
 use dalsegno_policy::reclaim::LiveExtent;
 
 /// Most extents that are known one by one; each takes about 50 bytes.
@@ -80,7 +80,7 @@ impl Usage {
         sum.live_bytes = sum.live_bytes.saturating_add(extent.total_bytes());
         sum.weight = sum.weight.saturating_add(weight_of(extent));
         if let Some(known) = self.known_mut(extent) {
-            *known = used;
+            *known = used.at_depth(extent.first_block_index);
         }
     }
 
@@ -148,7 +148,7 @@ impl Usage {
     pub(crate) fn use_of(&self, extent: &Extent) -> Use {
         let segment = self.segments.get(&extent.location.segment);
         let known = segment.and_then(|segment| segment.known.get(&extent.id));
-        known.map_or(Use::written(extent.id.0), |known| known.used)
+        known.map_or_else(|| written(extent), |known| known.used)
     }
 
     /// A use of an extent; `false` if it was used in this round before, or is not there any more.
@@ -178,7 +178,7 @@ impl Usage {
         let segment = self.segments.get_mut(&location.segment)?;
         let known = segment.known.entry(extent.id).or_insert_with(|| {
             self.known += 1;
-            LiveExtent { bytes: extent.total_bytes(), used: Use::written(extent.id.0) }
+            LiveExtent { bytes: extent.total_bytes(), used: written(extent) }
         });
         Some(&mut known.used)
     }
@@ -186,7 +186,7 @@ impl Usage {
     /// Forgets half of what is known one by one: of all extents the ones that were not used for longest.
     fn forget_some(&mut self) {
         let known = self.segments.values().flat_map(|segment| segment.known.values());
-        let mut uses: Vec<u64> = known.map(|known| known.used.recency()).collect();
+        let mut uses: Vec<Recency> = known.map(|known| known.used.recency()).collect();
         let half = uses.len() / 2;
         let (_, median, _) = uses.select_nth_unstable(half);
         let median = *median;
@@ -234,6 +234,11 @@ impl Usage {
             (extents.saturating_add(e), blocks.saturating_add(b))
         })
     }
+}
+
+/// The use of an extent of which nothing else is known.
+fn written(extent: &Extent) -> Use {
+    Use::written(extent.id.0).at_depth(extent.first_block_index)
 }
 
 fn weight_of(extent: &Extent) -> u128 {

@@ -16,11 +16,18 @@ const REPEATED: u8 = 2;
 /// Ancestors that one use raises at most. Chains of more extents exist only until they are merged.
 pub const MOST_ANCESTORS: usize = 4096;
 
+/// What orders extents by use: the round of the last one, and of a chain's extents its end before its beginning. An
+/// orphan comes before everything else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Recency(u64, u32);
+
 /// How an extent was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
     /// The round of its last use, or any other sequence number that orders it among those.
     last: u64,
+    /// Position of its first block in the chain.
+    depth: u32,
     /// Rounds in which it was used, the one it was written in included; saturating.
     uses: u8,
     /// Whether an ancestor was evicted and it was not used since.
@@ -31,7 +38,13 @@ impl Use {
     /// Of an extent that is written in this round.
     #[must_use]
     pub fn written(round: u64) -> Self {
-        Self { last: round, uses: 1, is_orphan: false }
+        Self { last: round, depth: 0, uses: 1, is_orphan: false }
+    }
+
+    /// The same use of an extent whose first block has this position in its chain.
+    #[must_use]
+    pub fn at_depth(self, depth: u32) -> Self {
+        Self { depth, ..self }
     }
 
     /// The round of the last use.
@@ -40,10 +53,10 @@ impl Use {
         self.last
     }
 
-    /// What orders extents by use: the round of the last one, zero for an orphan.
+    /// What orders extents by use. A chain is as recent as its last use, and its end goes first.
     #[must_use]
-    pub fn recency(self) -> u64 {
-        if self.is_orphan { 0 } else { self.last }
+    pub fn recency(self) -> Recency {
+        if self.is_orphan { Recency::default() } else { Recency(self.last, u32::MAX - self.depth) }
     }
 
     /// Whether it was used in another round than the one it was written in.
@@ -94,6 +107,7 @@ impl Use {
     pub fn joined(self, other: Self) -> Self {
         Self {
             last: self.last.max(other.last),
+            depth: self.depth.min(other.depth),
             uses: self.uses.max(other.uses),
             is_orphan: self.is_orphan && other.is_orphan,
         }

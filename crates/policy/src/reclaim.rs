@@ -9,7 +9,8 @@
 //!
 //! What a reclaim loses is the recency of the bytes it drops, per byte it frees. Recency is a *rank*: the share of the
 //! store's bytes that was used less recently, so it needs no unit and no constant. Its square makes dropping a
-//! little of what is young worse than dropping much of what is old. An extent that was used in more than the round
+//! little of what is young worse than dropping much of what is old. Of extents that were used in one round the deeper
+//! one ranks lower: a chain is lost from its end, and leaves few orphans. An extent that was used in more than the round
 //! it was written in, and is not among the oldest fifth, is copied instead of dropped.
 //!
 //! On replayed production traces this comes within a point of block-wise LRU, for 1.04 to 1.12 bytes written per byte
@@ -22,7 +23,7 @@ use std::collections::BTreeSet;
 
 use dalsegno_core::{ChainHash, ExtentId};
 
-use crate::recency::Use;
+use crate::recency::{Recency, Use};
 
 /// Live extents that stand for all of them.
 const SAMPLES: u128 = 512;
@@ -74,7 +75,7 @@ pub struct ExtentFacts {
 
 /// The recency of a store's bytes: when a sample of its live extents was used, weighted by bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranks(Vec<u64>);
+pub struct Ranks(Vec<Recency>);
 
 impl Ranks {
     /// Takes every n-th byte of all live ones, so that the same facts give the same ranks.
@@ -301,6 +302,20 @@ mod tests {
         let segments =
             [segment(5, written(300)), segment(6, written(100)), segment(7, written(200))];
         assert_eq!(victim(&segments), Some(6));
+    }
+
+    #[test]
+    fn of_chains_used_in_one_round_the_ends_go_first() {
+        let beginnings = segment(1, used(500).at_depth(0));
+        let ends = segment(2, used(500).at_depth(64));
+        let others = [segment(3, used(400)), segment(4, used(600))];
+        let pinned = others.map(|facts| SegmentFacts { pinned: true, ..facts });
+        let segments: Vec<_> = [beginnings, ends].into_iter().chain(pinned).collect();
+        assert_eq!(
+            choose_victim(&segments, &Ranks::of(&segments), 0),
+            Some(2),
+            "it is younger, but what it loses leaves no orphan"
+        );
     }
 
     #[test]

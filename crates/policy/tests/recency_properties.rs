@@ -34,6 +34,8 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug, Default)]
 struct Tree {
     extents: RefCell<BTreeMap<usize, (Option<usize>, Use)>>,
+    /// Where each extent begins in its chain.
+    depths: BTreeMap<usize, u32>,
     round: u64,
     /// How many extents uses looked at.
     looks: RefCell<usize>,
@@ -64,7 +66,9 @@ impl Tree {
             Step::Put { behind } => {
                 let parent = behind.and_then(|behind| self.pick(behind));
                 parent.inspect(|parent| raise_chain(self, parent));
-                let written = (parent, Use::written(self.round));
+                let depth = parent.map_or(0, |parent| self.depths[&parent] + 1);
+                self.depths.insert(number, depth);
+                let written = (parent, Use::written(self.round).at_depth(depth));
                 self.extents.borrow_mut().insert(number, written);
             }
             Step::Use { last } => drop(self.pick(last).map(|last| raise_chain(self, &last))),
@@ -111,6 +115,7 @@ proptest! {
             let Some(parent) = parent else { continue };
             let of_parent = tree.extents.borrow()[parent].1;
             prop_assert!(of_parent.last() >= used.last());
+            prop_assert!(of_parent.recency() > used.recency(), "the end of a chain goes first");
             prop_assert!(ranks.share_older(of_parent) >= ranks.share_older(*used));
             prop_assert!(ranks.is_worth_keeping(of_parent) || !ranks.is_worth_keeping(*used));
         }
@@ -139,9 +144,9 @@ proptest! {
 fn an_orphan_ranks_lowest_until_it_is_used() {
     let mut used = Use::written(7);
     assert!(used.orphan() && !used.orphan());
-    assert_eq!(used.recency(), 0);
+    assert!(used.recency() < Use::written(0).at_depth(1000).recency());
     assert!(used.raise(7), "in the same round, too");
-    assert_eq!(used.recency(), 7);
+    assert_eq!(used.recency(), Use::written(7).recency());
     assert!(!used.is_repeated(), "it is the use of the round it was written in");
 }
 
