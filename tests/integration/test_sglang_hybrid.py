@@ -135,6 +135,7 @@ class Machine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ign
             "capacity": "64MiB",
             "weights_fingerprint": "w",
             "prefetch_threshold": 1,
+            "hicache_storage_pass_prefix_keys": True,
             **extra,
         }
         done, message = self.cache.attach_storage_backend(

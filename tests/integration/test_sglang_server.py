@@ -56,6 +56,7 @@ class Stage:
             "capacity": "1GiB",
             # SGLang's default policy gives a load a second and a bit: too little on a busy machine.
             "prefetch_timeout_base": 60,
+            "hicache_storage_pass_prefix_keys": True,
         }
 
     @contextmanager

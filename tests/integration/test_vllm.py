@@ -1,6 +1,6 @@
 """Real vLLM on the CPU, one process per engine: what it answers with Dalsegno and without.
 
-Eleven engine processes of about 25 seconds each. Tokens are compared in float32 and greedily.
+Thirteen engine processes of about 25 seconds each. Tokens are compared in float32 and greedily.
 """
 
 from __future__ import annotations
@@ -241,6 +241,58 @@ def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
     assert answer["counters"]["missed_blocks"] > 0
     assert answer["counters"]["load_failed_blocks"] > 0
     assert answer["external_tokens"] < 0.95 * answer["prompt_tokens"]
+
+
+def first_layers(model: Path, folder: Path, count: int) -> Path:
+    """Writes a model that has only the first layers of another one: much faster, and no wiser."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["num_hidden_layers"] = count
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = {
+        name: tensor
+        for name, tensor in load_file(model / "model.safetensors").items()
+        if ".layers." not in name or int(name.split(".")[2]) < count
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_prompts_behind_a_system_prompt_that_vllm_serves_itself_hit_after_a_restart(
+    stage: Stage,
+) -> None:
+    """vLLM stores the system prompt once, and never asks the store for it again.
+
+    A block of the two layers has 384 KiB, so five fit into a segment and 40 into the store.
+    """
+    text = primer.document()
+    system = stage.folder / "system.txt"
+    system.write_text(text[:2400], encoding="utf-8")
+    # Two blocks each. The first one is asked again and again, and vLLM serves all of it itself.
+    favourite, *prompts = [f"{at}: {text[4000 + 400 * at :][:1300]}" for at in range(41)]
+    asked = [
+        one for at, prompt in enumerate(prompts) for one in ([favourite] * (at % 8 == 0) + [prompt])
+    ]
+    small = connector(stage.folder / "small", capacity="16MiB", store={"segment": "2MiB"})
+    given = {
+        "model": str(first_layers(stage.model, stage.folder / "layers", 2)),
+        "document": str(system),
+        "max_tokens": 1,
+        "kv_transfer_config": small,
+    }
+    first = stage.ask("system", *asked, **given)
+    assert first[-1]["local_tokens"] >= 512
+    assert max(answer["external_tokens"] for answer in first) == 0
+    assert first[-1]["counters"]["stored_bytes"] > 2 * (16 << 20)
+
+    again = stage.ask("system-again", favourite, *prompts[:-7:-1], **given)
+    assert [answer["cached_tokens"] for answer in again] == [
+        answer["prompt_tokens"] // 128 * 128 for answer in again
+    ]
+    assert again[0]["external_tokens"] == again[0]["cached_tokens"]
+    assert min(answer["external_tokens"] for answer in again) >= 256
 
 
 def test_vllms_own_connector_takes_the_tier_also_with_a_codec(

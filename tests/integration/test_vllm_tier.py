@@ -291,3 +291,21 @@ def test_a_finished_request_touches_its_whole_prompt_group_by_group(
     broken.end()
     assert len(manual.touched) == 1
     assert counted(manual_tier.get_stats())["errors on_request_finished"] == 1
+
+
+def test_a_request_touches_its_whole_prompt_when_a_store_starts_and_when_vllm_says_so(
+    manual: ManualStore, manual_tier: DalsegnoTier
+) -> None:
+    ours = keys(5)
+    chain = [key[:32] for key in ours]
+    request = Request(manual_tier, "r1", ours)
+    request.begin()
+    # vLLM has the beginning in its own memory, and stores only what is new.
+    request.store(1, ours[3:])
+    assert manual.touched == [chain]
+    manual_tier.touch(ours[:2], request.context)
+    assert manual.touched == [chain, chain]
+    request.end()
+    manual_tier.touch(ours[:2], request.context)
+    assert len(manual.touched) == 3, "the request is over"
+    manual.end_all()

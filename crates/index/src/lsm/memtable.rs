@@ -6,6 +6,7 @@
 //!    here besides its hash. All of it but the order of extents goes back to the system with the memtable.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::NamespaceId;
@@ -278,9 +279,9 @@ impl Memtable {
         }
     }
 
-    /// At most `limit` forks from `from` on.
-    pub(crate) fn forks(&self, from: &ForkKey, limit: usize) -> Vec<ForkKey> {
-        self.entries.read().forks.range(from..).take(limit).copied().collect()
+    /// At most `limit` forks of a range.
+    pub(crate) fn forks(&self, range: &Range<ForkKey>, limit: usize) -> Vec<ForkKey> {
+        self.entries.read().forks.range(range.clone()).take(limit).copied().collect()
     }
 
     /// Everything in the order of keys, encoded, as a table takes it. For a frozen memtable.

@@ -7,6 +7,7 @@
 //!    level its runs (newest first).
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -246,15 +247,23 @@ impl Tree {
         Ok(OrderScan { merge, asked: Arc::clone(cache.asked()) })
     }
 
-    /// Forks from a key on, in their order, at most `limit`.
-    pub(crate) fn forks(&self, from: &ForkKey, limit: usize) -> Result<Vec<ForkKey>, TableError> {
-        let memtable = |memtable| MemtableScan::forks(memtable, from, limit);
-        let mut merge = self.merge_from(&from.encode(), memtable, &self.cache)?;
+    /// Forks in a range of keys, in their order, at most `limit`. Reads nothing behind the range.
+    pub(crate) fn forks(
+        &self,
+        range: &Range<ForkKey>,
+        limit: usize,
+    ) -> Result<Vec<ForkKey>, TableError> {
+        let memtable = |memtable| MemtableScan::forks(memtable, range, limit);
+        let mut merge = self.merge_from(&range.start.encode(), memtable, &self.cache)?;
         let mut found = Vec::new();
         while found.len() < limit
             && let Some(key) = merge.key().filter(|key| key[0] == KIND_FORK)
         {
-            found.push(ForkKey::decode(key).ok_or(TableError::Malformed("a fork"))?);
+            let fork = ForkKey::decode(key).ok_or(TableError::Malformed("a fork"))?;
+            if fork >= range.end {
+                break;
+            }
+            found.push(fork);
             merge.advance()?;
         }
         Ok(found)
@@ -370,8 +379,8 @@ impl MemtableScan {
         scan
     }
 
-    fn forks(memtable: Arc<Memtable>, from: &ForkKey, limit: usize) -> Self {
-        let forks = memtable.forks(from, limit).into_iter();
+    fn forks(memtable: Arc<Memtable>, range: &Range<ForkKey>, limit: usize) -> Self {
+        let forks = memtable.forks(range, limit).into_iter();
         let waiting = forks.map(|fork| (fork.encode().to_vec(), None)).collect();
         Self { memtable, waiting, next: None, value: Vec::new() }
     }

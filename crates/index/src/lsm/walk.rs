@@ -101,12 +101,10 @@ impl LsmIndex {
         let (Some(first), Some(last)) = (run.first(), run.last()) else { return Ok(Vec::new()) };
         let OrderKey { namespace, lineage, first: block, .. } = OrderKey::of(&first.extent);
         let end = last.end();
-        let from = ForkKey { namespace, lineage, block, child: [0; 16] };
+        let at = |block| ForkKey { namespace, lineage, block, child: [0; 16] };
         let mut children = Vec::new();
-        for fork in self.tree.forks(&from, limit)? {
-            if (fork.namespace, fork.lineage) != (namespace, lineage) || fork.block >= end {
-                break;
-            }
+        // A shared prefix has forks behind each block. Those behind this run belong to other extents.
+        for fork in self.tree.forks(&(at(block)..at(end)), limit)? {
             let Some(parent) = block_of(run, fork.block) else { continue };
             let first = fork.block.saturating_add(1);
             let wanted = OrderKey { namespace, lineage: fork.child, first, sequence: 0 };

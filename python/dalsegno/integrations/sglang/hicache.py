@@ -8,8 +8,8 @@ pools, where these have addresses, and wait for the disk up to a deadline.
    is not kept, a counter and, now and then, a line in the log. A wrong configuration fails when the
    backend is attached.
 2. A call returns when nothing of it is under way any more.
-3. A page is found by its hash alone. `prefix_keys` is a hint of where to put pages: SGLang tells it
-   wrongly when it reads.
+3. A page is found by its hash alone. `prefix_keys` only says where to put pages and which prefix is
+   in use (`prefix.py`).
 4. `get_stats` and `exists` touch no disk and take no lock that a transfer holds.
 """
 
@@ -30,7 +30,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from dalsegno import PoisonedError
-from dalsegno.integrations.sglang import hits, identity, plugin
+from dalsegno.integrations.sglang import hits, identity, plugin, prefix
 from dalsegno.integrations.sglang.metrics import Meter
 from dalsegno.integrations.sglang.pools import PoolPages, byte_view
 from dalsegno.integrations.sglang.settings import HiCacheSettings
@@ -68,6 +68,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         if ranks.replicated:
             plugin.write_on_every_rank(storage_config)
         self._meter = Meter(logger)
+        self._store_prefix = prefix.StorePrefix(logger)
         self._mover = Mover(settings.load_timeout_s, settings.store_timeout_s)
         self._spaces = PoolSpaces(settings, ranks, flat=not (extra or {}).get("interface_v1", 1))
         plugin.watch(self)
@@ -109,8 +110,23 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
         """Returns how many leading pages of a chain are there; it may start at any page."""
-        del extra_info
-        return self._safe("batch_exists", lambda: self._probe(list(map(block_hash, keys))), 0)
+
+        def work() -> int:
+            self._use(extra_info)
+            return self._probe(list(map(block_hash, keys)))
+
+        return self._safe("batch_exists", work, 0)
+
+    def _use(self, extra_info: HiCacheStorageExtraInfo | None, *pools: str) -> None:
+        """Notes the use of the pages before those of a lookup, in the KV and in other pools.
+
+        A lookup that finds pages raises all pages before them. One that finds none does not.
+        """
+        hashes = prefix.of_lookup(extra_info)
+        if hashes:
+            for space in (self._spaces.kv(), *map(self._spaces.of, pools)):
+                if space is not None:
+                    space.touch(hashes)
 
     def _probe(self, hashes: Sequence[bytes]) -> int:
         """Returns how many leading pages the KV has."""
@@ -127,10 +143,10 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Returns which prefixes of a chain all pools can restore."""
-        del extra_info
 
         def work() -> PoolTransferResult:
             hashes, transfers = list(map(block_hash, keys)), pool_transfers or []
+            self._use(extra_info, *(str(one.name) for one in transfers))
             if self._spaces.pools[KV].shape.block_bytes:
                 kv_pages = self._probe(hashes)
             else:
@@ -179,7 +195,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Stores pages of the KV pool; tells for each whether the store has dealt with it."""
-        return self._store("batch_set_v1", KV, keys, host_indices, _before(extra_info))
+        return self._store("batch_set_v1", KV, keys, host_indices, extra_info)
 
     def batch_get_v2(
         self,
@@ -199,10 +215,9 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
         """Stores pages of several pools."""
-        before = _before(extra_info)
         return {
             one.name: self._store(
-                "batch_set_v2", str(one.name), one.keys or [], one.host_indices, before
+                "batch_set_v2", str(one.name), one.keys or [], one.host_indices, extra_info
             )
             for one in transfers
         }
@@ -216,11 +231,17 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         return self._move(call, "load", name, keys, load)
 
     def _store(
-        self, call: str, name: str, keys: Sequence[str], indices: Any, before: bytes | None
+        self,
+        call: str,
+        name: str,
+        keys: Sequence[str],
+        indices: Any,
+        extra_info: HiCacheStorageExtraInfo | None,
     ) -> list[bool]:
         """Stores pages of a pool."""
 
         def store(space: Any, hashes: list[bytes], pages: PoolPages) -> Moved:
+            before = self._store_prefix.before(extra_info)
             return self._mover.put(space, hashes, pages, indices, before)
 
         return self._move(call, "store", name, keys, store)
@@ -356,9 +377,3 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
     def close(self) -> None:
         """Closes the store; SGLang has ended its threads by then."""
         self._safe("close", self._spaces.close, None)
-
-
-def _before(extra_info: HiCacheStorageExtraInfo | None) -> bytes | None:
-    """Returns the page that comes before those of a call, if SGLang tells."""
-    prefix = extra_info.prefix_keys if extra_info is not None else None
-    return block_hash(prefix[-1]) if prefix else None

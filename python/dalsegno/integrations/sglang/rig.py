@@ -168,7 +168,11 @@ class Rig:
         Raises:
             RuntimeError: SGLang refuses; the message says why.
         """
-        settings = {"prefetch_threshold": self.geometry.page_tokens, **extra}
+        settings = {
+            "prefetch_threshold": self.geometry.page_tokens,
+            "hicache_storage_pass_prefix_keys": True,
+            **extra,
+        }
         done, message = self.cache.attach_storage_backend(
             backend,
             storage_backend_extra_config_json=json.dumps(settings),

@@ -162,18 +162,26 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any, **_: Any) -> None:
-        """Notes that its prompt was used, and forgets the request; jobs may still be in flight.
+        """Notes that its prompt was used, and forgets the request; jobs may still be in flight."""
+        self._use("on_request_finished", self._requests.pop(req_context.req_id, None))
+
+    def touch(self, keys: Any, req_context: Any, **_: Any) -> None:
+        """Notes that a request's prompt was used. vLLM 0.32 declares this and never calls it."""
+        del keys
+        self._use("touch", self._requests.get(req_context.req_id))
+
+    def _use(self, call: str, state: RequestState | None) -> None:
+        """Marks a request's whole prompt as used, without I/O.
 
         vLLM serves a prompt's beginning from its own memory where it can, and then asks the tier
         for none of it: to eviction it would look idle.
         """
-        state = self._requests.pop(req_context.req_id, None)
         try:
             opened = self._backend.current
             if state is not None and opened is not None and not state.bypass:
                 touch(opened, state.chains())
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
-            self._trouble("on_request_finished", error)
+            self._trouble(call, error)
 
     def on_schedule_end(self, context: Any, **_: Any) -> None:
         """Lets preempted requests look up again what they missed: it may be stored by now."""
@@ -220,6 +228,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def submit_store(self, job_metadata: Any, **_: Any) -> None:
         """Starts to write blocks of the primary tier into the store."""
         job = self._job(job_metadata, self._settings.store_timeout_s, is_load=False)
+        self._use("submit_store", job.request)
         self._start(job, job_metadata, self._mover.start_store)
 
     def submit_load(self, job_metadata: Any, **_: Any) -> None:

@@ -44,15 +44,31 @@ pub(super) fn index_in(files: &Arc<MemoryFiles>, disk_bytes: u64) -> Arc<LsmInde
 /// Puts an extent of a chain, from a block on: so many blocks, or all that are left.
 pub(super) fn put(index: &LsmIndex, number: u64, chain: &[ChainHash], first: usize, count: usize) {
     let hashes: Vec<_> = chain[first..].iter().copied().take(count).collect();
-    let (first_block_index, put) =
-        (u32::try_from(first).unwrap(), u32::try_from(hashes.len()).unwrap());
+    let parent = first.checked_sub(1).map_or(ChainHash::default(), |parent| chain[parent]);
+    insert(index, number, (chain[0], u32::try_from(first).unwrap()), parent, hashes);
+}
+
+/// Puts an extent that begins a lineage behind a block of another one.
+pub(super) fn put_fork(index: &LsmIndex, number: u64, chain: &[ChainHash], child: ChainHash) {
+    let first = u32::try_from(chain.len()).unwrap();
+    insert(index, number, (child, first), chain[chain.len() - 1], vec![child]);
+}
+
+fn insert(
+    index: &LsmIndex,
+    number: u64,
+    (lineage, first_block_index): (ChainHash, u32),
+    parent: ChainHash,
+    hashes: Vec<ChainHash>,
+) {
+    let put = u32::try_from(hashes.len()).unwrap();
     let extent = Extent {
         id: ExtentId(number),
         born: number,
         namespace: NAMESPACE,
-        lineage: chain[0],
+        lineage,
         first_block_index,
-        parent: first.checked_sub(1).map_or(ChainHash::default(), |parent| chain[parent]),
+        parent,
         layout: KvLayout::new(1, 4096).unwrap(),
         location: Location {
             segment: 1,

@@ -1,12 +1,13 @@
 //! What a walk along a chain reads.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use dalsegno_core::ChainHash;
 use dalsegno_core::fluid::Shape;
 
 use super::STORE;
-use super::chains::{NAMESPACE, hash, put};
+use super::chains::{NAMESPACE, hash, index_in, put, put_fork};
 use super::files::MemoryFiles;
 use crate::lsm::index::LsmIndex;
 use crate::lsm::tree::{Options, Tree};
@@ -63,4 +64,26 @@ fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
     let most = 4 * RUNS * (CHAINS + blocks_of_a_run - 1);
     let order_sectors = asked.order_sectors - before.asked.order_sectors;
     assert!(order_sectors <= most, "{order_sectors} sectors, not {most}");
+}
+
+#[test]
+fn regression_evicting_an_extent_reads_no_forks_behind_other_extents() {
+    let reads = |forks: u64| {
+        let files = Arc::new(MemoryFiles::default());
+        let index = index_in(&files, u64::MAX);
+        let root: Vec<ChainHash> = (0..2).map(hash).collect();
+        put(&index, 1, &root, 0, 1);
+        put(&index, 2, &root, 1, 1);
+        (3..forks + 3).for_each(|number| put_fork(&index, number, &root, hash(number)));
+        index.freeze(Vec::new());
+        while index.step() {}
+        let extents = index.scan((NAMESPACE, root[0], 0), 1);
+        assert_eq!(index.orphan_descendants(&extents[0], usize::MAX) as u64, forks + 1);
+        // All are marked, as when the extents of a victim follow each other.
+        let before = files.reads.load(Ordering::Relaxed);
+        assert_eq!(index.orphan_descendants(&extents[0], usize::MAX), 0);
+        files.reads.load(Ordering::Relaxed) - before
+    };
+    let few = reads(1);
+    assert!(reads(4_000) <= few + 4, "{few} reads with one fork");
 }
