@@ -16,8 +16,8 @@ use crate::call::Call;
 use crate::cover::{Cover, SegmentCover};
 use crate::error::LogError;
 use crate::format::{
-    FormatError, LIST_FILE, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, STORE_FILE, SegmentHeader,
-    all_zero, segment_number,
+    FormatError, LIST_FILE, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, STORE_FILE,
+    SegmentHeader, all_zero, segment_number,
 };
 use crate::log::Core;
 use crate::meta::read_sector;
@@ -145,6 +145,7 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
             }
         }
     }
+    segments.note_missing();
     take_removals(&mut recovered, &mut segments, cover);
     let newest = segments
         .slots

@@ -13,7 +13,7 @@ use dalsegno_core::SECTOR_BYTES;
 use dalsegno_io::FileId;
 use parking_lot::{Condvar, Mutex};
 
-use crate::format::SegmentList;
+use crate::format::{ListedSegment, SegmentList};
 use crate::reserve::CREATION_PAUSE;
 use crate::segment_list::Tally;
 use crate::sync::SyncGate;
@@ -253,6 +253,8 @@ pub(crate) struct Segments {
     pub(crate) creation_blocked: u32,
     /// What the segment list says, if there is one that can be read.
     pub(crate) list: Option<SegmentList>,
+    /// Segments on the list that were not there at open. They stay on it until a repair.
+    pub(crate) missing: Vec<ListedSegment>,
 }
 
 impl Segments {

@@ -4,7 +4,8 @@
 //!    lands after its call gave up is not counted, so a segment may hold more than the list says.
 //! 2. The list goes, durably, before anything goes that it names: a segment's file, or a record that becomes a void.
 //! 3. What a count says holds for one epoch of a segment. A segment that is recycled needs no new list.
-//! 4. A count that is larger than what opening finds stays until the segment is recycled or the loss is written off.
+//! 4. A count that is larger than what opening finds stays until the segment is recycled or the loss is written off. So
+//!    does a segment that is not found.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::cover::Cover;
 use crate::error::LogError;
 use crate::format::{
     FormatError, LIST_FILE, ListedSegment, RecordHeader, RecordKind, SECTOR, SegmentList,
+    segment_file,
 };
 use crate::log::{Core, Log};
 use crate::segment::{Segment, SegmentState, Segments, Slot};
@@ -104,6 +106,19 @@ impl Segments {
         }
     }
 
+    /// Notes which segments on the list were not found at open. Their numbers are not used again.
+    pub(crate) fn note_missing(&mut self) {
+        let listed = self.list.iter().flat_map(|list| &list.segments);
+        self.missing = listed.filter(|it| !self.slots.contains_key(&it.segment)).copied().collect();
+        for ListedSegment { segment, records, .. } in &self.missing {
+            self.next_number = self.next_number.max(*segment);
+            let file = segment_file(*segment);
+            tracing::warn!(
+                "{file} is missing, with {records} records; `dalsegno verify` tells more"
+            );
+        }
+    }
+
     /// The list as it should be now. `unsynced` gets the segments whose records are newly counted; without it none are.
     fn list(&self, store: StoreId, mut unsynced: Option<&mut Vec<Arc<Segment>>>) -> SegmentList {
         let entry = |slot: &Slot| {
@@ -122,7 +137,10 @@ impl Segments {
             }
             ListedSegment { end: slot.cursor, records, blocks, ..known }
         };
-        SegmentList { store, segments: self.slots.values().map(entry).collect() }
+        let mut segments: Vec<_> = self.slots.values().map(entry).collect();
+        segments.extend(&self.missing);
+        segments.sort_unstable_by_key(|listed| listed.segment);
+        SegmentList { store, segments }
     }
 }
 
@@ -192,9 +210,10 @@ impl Log {
         self.core.update_list(false)
     }
 
-    /// Forgets that records of a segment are lost: a repair dealt with it.
+    /// Forgets that a segment, or records of it, are lost: a repair dealt with it.
     pub fn write_off(&self, segment: u64) {
         let mut segments = self.core.segments.lock();
+        segments.missing.retain(|listed| listed.segment != segment);
         if let Some(tally) = segments.slots.get_mut(&segment).and_then(|slot| slot.tally.as_mut()) {
             tally.lost = Lost::default();
         }

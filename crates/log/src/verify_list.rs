@@ -9,7 +9,9 @@ use std::ops::Range;
 
 use dalsegno_core::SECTOR_BYTES;
 
-use crate::format::{FormatError, LIST_FILE, ListedSegment, SegmentHeader, SegmentList, segment_file};
+use crate::format::{
+    FormatError, LIST_FILE, ListedSegment, SegmentHeader, SegmentList, segment_file,
+};
 use crate::log::Core;
 use crate::scan::Scan;
 use crate::segment_list::{count_in, read_list};
@@ -18,13 +20,9 @@ use crate::verify::VerifyReport;
 /// The list of a store, if it has one that says something.
 pub(crate) fn list_of(core: &Core, report: &mut VerifyReport) -> Option<SegmentList> {
     match read_list(core) {
-        Ok(None) => None,
-        Ok(Some(Ok(list))) => {
-            report.bytes += list.encode().len() as u64;
-            Some(list)
-        }
-        // What a crash left, or what a newer Dalsegno knows how to read.
-        Ok(Some(Err(FormatError::Unfinished | FormatError::Newer(_)))) => None,
+        Ok(Some(Ok(list))) => Some(list),
+        // None, or what a crash left, or what a newer Dalsegno knows how to read.
+        Ok(None | Some(Err(FormatError::Unfinished | FormatError::Newer(_)))) => None,
         Ok(Some(Err(damage))) => {
             let cost = "no block is lost, and the list is written again when the store is closed";
             report.note(LIST_FILE, 0, format!("{damage}: {cost}"));

@@ -17,11 +17,10 @@ use support::{Setup, chain, get, namespace, open, put};
 const BLOCK: usize = 2 * 6000;
 const BLOCKS: usize = 20;
 /// More than one segment takes.
-const CHAINS: u64 = 10;
+const CHAINS: usize = 10;
 const SECTOR: u64 = 4096;
 
-const SETUPS: [Setup; 2] =
-    [Setup::SIMPLEST, Setup { index: IndexChoice::Lsm, ..Setup::SIMPLEST }];
+const SETUPS: [Setup; 2] = [Setup::SIMPLEST, Setup { index: IndexChoice::Lsm, ..Setup::SIMPLEST }];
 
 fn config(setup: Setup, durability: Durability) -> Config {
     Config { durability, segment: Some(1 << 20), ..setup.config(16 << 20) }
@@ -35,7 +34,7 @@ fn space(store: &Store) -> NamespaceId {
 fn filled(dir: &Path, config: &Config) {
     let store = open(dir, config);
     let ns = space(&store);
-    for name in 0..CHAINS {
+    for name in 0..CHAINS as u64 {
         put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
     }
     store.close();
@@ -60,7 +59,9 @@ fn findings(dir: &Path) -> Vec<Finding> {
 fn readable(dir: &Path, config: &Config) -> usize {
     let store = open(dir, config);
     let ns = space(&store);
-    (0..CHAINS).map(|name| get(&store, ns, &chain(name, BLOCKS), BLOCK, &Terms::default())).sum()
+    (0..CHAINS as u64)
+        .map(|name| get(&store, ns, &chain(name, BLOCKS), BLOCK, &Terms::default()))
+        .sum()
 }
 
 fn segment(dir: &Path, number: u64) -> PathBuf {
@@ -109,7 +110,7 @@ fn regression_a_record_whose_header_was_zeroed_is_reported_wherever_it_lies() {
         // Opening and closing the store is no repair.
         drop(open(dir, config));
         assert_eq!(findings(dir).len(), 1);
-        mends(dir, config, (CHAINS as usize - 1) * BLOCKS);
+        mends(dir, config, (CHAINS - 1) * BLOCKS);
     });
 }
 
@@ -129,9 +130,11 @@ fn regression_a_segment_whose_file_is_gone_is_reported() {
             fs::rename(&aside, &file).unwrap();
             assert_eq!(findings(dir), []);
         }
-        let lost = numbers.iter().filter(|number| **number == first).count();
+        let gone = numbers.iter().filter(|number| **number == first).count();
         fs::remove_file(segment(dir, first)).unwrap();
-        mends(dir, config, (CHAINS as usize - lost) * BLOCKS);
+        drop(open(dir, config));
+        assert_eq!(findings(dir).len(), 1, "opening the store is no repair");
+        mends(dir, config, (CHAINS - gone) * BLOCKS);
     });
 }
 
@@ -214,7 +217,7 @@ fn without_a_list_or_with_one_that_a_crash_cut_off_a_store_is_clean_and_opens() 
                 fs::write(&list, bytes).unwrap();
             }
             assert_eq!(findings(dir), []);
-            assert_eq!(readable(dir, config), CHAINS as usize * BLOCKS);
+            assert_eq!(readable(dir, config), CHAINS * BLOCKS);
             assert_eq!(findings(dir), []);
         }
         // Damage in it is a finding, and costs nothing.
@@ -223,6 +226,6 @@ fn without_a_list_or_with_one_that_a_crash_cut_off_a_store_is_clean_and_opens() 
         fs::write(&list, damaged).unwrap();
         let [finding] = &findings(dir)[..] else { panic!("{:?}", findings(dir)) };
         assert_eq!((finding.file.as_str(), finding.offset), ("segments.meta", 0));
-        mends(dir, config, CHAINS as usize * BLOCKS);
+        mends(dir, config, CHAINS * BLOCKS);
     });
 }

@@ -75,9 +75,10 @@ impl SegmentList {
         expect_zero(&reader)?;
         let body = &bytes[SECTOR..];
         let entries = usize::try_from(count).ok().and_then(|count| count.checked_mul(ENTRY_BYTES));
-        let entries = entries.ok_or(FormatError::Field("segment_count"))?;
+        let entries = entries.filter(|entries| *entries <= body.len());
+        let entries = entries.ok_or(FormatError::Truncated)?;
         if sector_up(entries as u64) != body.len() as u64 {
-            return Err(FormatError::Truncated);
+            return Err(FormatError::Field("segment_count"));
         }
         if crc32c::crc32c(body) != body_crc {
             return Err(FormatError::Checksum);
