@@ -201,7 +201,7 @@ impl Log {
         self.core.update_list(true)
     }
 
-    /// The same if a segment is not listed yet, and without a sync of segments: no more records are counted than before.
+    /// Writes the list if a segment is not on it yet. No segment is synced, so no more records are counted than before.
     ///
     /// # Errors
     ///

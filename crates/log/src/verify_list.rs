@@ -1,7 +1,7 @@
 //! What the segment list says that the files do not show: segments that are gone, and records that are.
 //!
-//! 1. Only what is certain is a finding. A gap between records may be what a crash or a failed put left; so only a gap in
-//!    a segment that holds less than the list counted is one.
+//! 1. Only what is certain is a finding. A gap between records may be what a crash or a failed put left. So a gap is a
+//!    finding only in a segment that holds less than the list counted.
 //! 2. A record whose header is damaged was found. It is reported as such, and not once more.
 
 use std::collections::BTreeSet;
