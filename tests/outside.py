@@ -85,11 +85,17 @@ def segments(path: Path) -> list[Path]:
 
 def flip(file: Path, offset: int) -> None:
     """Flips one bit, also for who reads past the page cache."""
-    with file.open("r+b") as stream:
+    with file.open("rb") as stream:
         stream.seek(offset)
         byte = stream.read(1)[0]
+    overwrite(file, offset, bytes([byte ^ 0x10]))
+
+
+def overwrite(file: Path, offset: int, content: bytes) -> None:
+    """Writes over a part of a file, also for who reads past the page cache."""
+    with file.open("r+b") as stream:
         stream.seek(offset)
-        stream.write(bytes([byte ^ 0x10]))
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
 

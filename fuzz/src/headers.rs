@@ -1,11 +1,15 @@
 //! What the log decodes: headers, units, covers.
 
-use dalsegno_log::format::{NamespaceSector, RecordHeader, SegmentHeader, StoreHeader};
+use dalsegno_log::format::{
+    NamespaceSector, RecordHeader, SegmentHeader, SegmentList, StoreHeader,
+};
 use dalsegno_log::fuzzing;
 
 use crate::seal::{SECTOR, seal_record, seal_sector, sectors};
 
 const RECORD_MAGIC: &[u8; 8] = b"DSGNRECD";
+/// Where a segment list has the checksum of its entries.
+const LIST_CRC_AT: usize = 40;
 /// As many bytes as a unit may have.
 const MOST_UNIT_BYTES: usize = 128 << 10;
 
@@ -56,6 +60,19 @@ pub(crate) fn namespace(input: &[u8]) {
         assert!(again == bytes[..SECTOR], "another descriptor");
     }
     let _ = NamespaceSector::decode(input);
+}
+
+/// The segment list: its header has the right magic number and checksums, for all that lies behind it.
+pub(crate) fn list(input: &[u8]) {
+    let mut bytes = sectors(input);
+    bytes[..8].copy_from_slice(b"DSGNLIST");
+    let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+    bytes[LIST_CRC_AT..][..4].copy_from_slice(&body_crc.to_le_bytes());
+    seal_sector(&mut bytes);
+    if let Ok(list) = SegmentList::decode(&bytes) {
+        assert!(list.encode() == bytes, "another list");
+    }
+    let _ = SegmentList::decode(input);
 }
 
 /// A unit of a coded extent: a byte for the width of an element, three for the unit's length, then what is stored.

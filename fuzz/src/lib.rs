@@ -56,10 +56,11 @@ impl Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target::new("record", headers::record),
     Target::new("sector", headers::sector),
     Target::new("namespace", headers::namespace),
+    Target::new("list", headers::list),
     Target::new("unit", headers::unit),
     Target::new("cover", headers::cover),
     Target::new("key", index::key),

@@ -46,13 +46,13 @@ def chain(count: int, prompt: str = "a") -> list[bytes]:
     return [hashlib.sha256(f"{prompt}{index}".encode()).digest() for index in range(count)]
 
 
-def open_store(path: Path) -> dalsegno.Store:
-    return dalsegno.open(path, capacity="16MiB", segment="1MiB", staging="16MiB")
+def open_store(path: Path, **settings: object) -> dalsegno.Store:
+    return dalsegno.open(path, capacity="16MiB", segment="1MiB", staging="16MiB", **settings)
 
 
-def fill(path: Path) -> None:
+def fill(path: Path, **settings: object) -> None:
     """Makes a store of two namespaces: four blocks of two layers, four of one."""
-    with open_store(path) as store:
+    with open_store(path, **settings) as store:
         one, two = (
             store.namespace(fields, layers=layers, slice_bytes=slice_bytes)
             for fields, layers, slice_bytes in NAMESPACES

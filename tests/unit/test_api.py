@@ -136,7 +136,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "store"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in directory.iterdir()}
-    assert len(modes) == 4
+    assert len(modes) == 5
     assert set(modes.values()) == {0o600}, modes
 
 

@@ -9,7 +9,7 @@ from itertools import compress
 from pathlib import Path
 
 import pytest
-from tests.outside import another_process, flip, segment_of
+from tests.outside import another_process, flip, overwrite, segment_of
 from tests.unit.stores import (
     BLOCKS,
     NAMESPACES,
@@ -18,6 +18,7 @@ from tests.unit.stores import (
     Run,
     chain,
     extents,
+    fill,
     open_store,
 )
 
@@ -66,6 +67,19 @@ def plant_in_namespace(path: Path) -> tuple[str, int, str]:
     return file.name, 0, ""
 
 
+def zero_record_header(path: Path) -> tuple[str, int, str]:
+    extent = extents(path)[0]
+    overwrite(segment_of(path, extent), extent["offset"], bytes(SECTOR))
+    what = f"1 record of {BLOCKS} blocks lost"
+    return segment_of(path, extent).name, extent["offset"], what
+
+
+def remove_a_segment(path: Path) -> tuple[str, int, str]:
+    file = segment_of(path, extents(path)[0])
+    file.unlink()
+    return file.name, 0, "the file is missing, with 3 records of 8 blocks"
+
+
 def cut_a_segment(path: Path) -> tuple[str, int, str]:
     extent = extents(path)[0]
     file = segment_of(path, extent)
@@ -86,6 +100,8 @@ FAULTS = [
     plant_in_segment_header,
     plant_in_store_meta,
     plant_in_namespace,
+    zero_record_header,
+    remove_a_segment,
     cut_a_segment,
     cut_store_meta,
 ]
@@ -96,6 +112,8 @@ LOST: dict[Callable[[Path], tuple[str, int, str]], int] = {
     plant_in_payload: 1,
     plant_in_record_header: BLOCKS,
     plant_in_segment_header: BLOCKS + 1 + 4,
+    zero_record_header: BLOCKS,
+    remove_a_segment: BLOCKS + 1 + 4,
     cut_a_segment: BLOCKS + 1 + 4,
 }
 
@@ -183,6 +201,25 @@ def test_verify_finds_a_fault_in_an_index_in_files_and_says_what_it_costs(
     (finding,) = answer.json()["findings"]
     assert (finding["file"], finding["offset"]) == (table.name, 0)
     assert "no block is lost" in finding["what"]
+
+
+@pytest.mark.parametrize("index", ["memory", "lsm"])
+@pytest.mark.parametrize("lost", [zero_record_header, remove_a_segment])
+def test_regression_what_is_gone_without_a_trace_is_found_with_either_index(
+    index: str, lost: Callable[[Path], tuple[str, int, str]], tmp_path: Path, run: Run
+) -> None:
+    path = tmp_path / "store"
+    fill(path, index=index)
+    assert run("verify", path).code == 0
+    file, offset, words = lost(path)
+    answer = run("verify", path, "--json")
+    assert answer.code == 1
+    (finding,) = answer.json()["findings"]
+    assert (finding["file"], finding["offset"]) == (file, offset)
+    assert words in finding["what"]
+    repaired = run("verify", path, "--repair")
+    assert (repaired.code, repaired.out.endswith("clean\n")) == (0, True)
+    assert run("verify", path).code == 0
 
 
 def test_info_tells_of_damaged_headers(path: Path, run: Run) -> None:

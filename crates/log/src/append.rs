@@ -254,7 +254,10 @@ impl Core {
                 let extent = header.extent().expect("an extent's header");
                 let units = header.units().cloned();
                 self.headers.insert(extent.id, Arc::new(Tables { crcs, units }));
-                self.segments.lock().note_record(header.segment, header.sequence, header.born);
+                let mut segments = self.segments.lock();
+                segments.note_record(header.segment, header.sequence, header.born);
+                segments.count_record(header.segment, header.hashes.len() as u64);
+                drop(segments);
                 Ok(Appended { extent, pin: place.pin })
             }
             Err(error) => {

@@ -38,10 +38,12 @@ mod reserve;
 mod salvage;
 mod scan;
 mod segment;
+mod segment_list;
 mod stats;
 mod sync;
 mod tombstones;
 mod verify;
+mod verify_list;
 mod verify_units;
 mod write;
 

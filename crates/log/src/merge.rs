@@ -169,6 +169,7 @@ impl Core {
     fn make_void(&self, extent: &Extent) -> Result<(), LogError> {
         self.check_writable()?;
         let Some(pin) = self.pin(extent.location) else { return Ok(()) };
+        self.drop_list_with(&extent.location)?;
         let sequence = self.segments.lock().take_sequence();
         let payload_bytes = extent.total_bytes() - u64::from(record_header_bytes(0, 0));
         let location = extent.location;
@@ -178,6 +179,7 @@ impl Core {
         header.encode(&mut bytes);
         let (file, call) = (pin.segment.file, self.patient_call());
         self.transfer(Operation::Write, file, location.offset, &mut bytes, &call)?;
+        self.segments.lock().uncount_extent(location.segment, extent.block_count().into());
         Ok(self.sync_segment(&pin.segment, &call)?)
     }
 

@@ -16,13 +16,14 @@ use crate::call::Call;
 use crate::cover::{Cover, SegmentCover};
 use crate::error::LogError;
 use crate::format::{
-    FormatError, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, STORE_FILE, SegmentHeader,
-    all_zero, segment_number,
+    FormatError, LIST_FILE, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, STORE_FILE,
+    SegmentHeader, all_zero, segment_number,
 };
 use crate::log::Core;
 use crate::meta::read_sector;
 use crate::scan::{Scan, ScanEnd, scan_records, scan_tombstones};
 use crate::segment::{Segment, SegmentState, Segments, Slot};
+use crate::segment_list::{read_list, tally_of};
 use crate::tombstones::Tombstone;
 
 /// More sequence numbers than any number of records that could not be read: theirs are never given out again.
@@ -87,6 +88,13 @@ pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError>
     });
     let mut found = found.into_inner().into_iter().collect::<Result<Vec<_>, _>>()?;
     found.sort_unstable_by_key(|segment| segment.number);
+    core.segments.lock().list = match read_list(core) {
+        Ok(read) => read.and_then(Result::ok),
+        Err(error) => {
+            tracing::warn!("{LIST_FILE} cannot be read: {error}");
+            None
+        }
+    };
     Ok(install(core, found, cover))
 }
 
@@ -104,7 +112,8 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         segments.next_sequence = segments.next_sequence.max(first_sequence.saturating_sub(1));
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
-        if let Some(slot) = slot {
+        if let Some(mut slot) = slot {
+            slot.tally = tally_of(&slot, &records, cover, segments.list.as_ref());
             // What is damaged is in no cover. What came after the cover has newer records alone.
             let is_older = |record: &RecordHeader| record.sequence <= cover.next_sequence;
             let has_gaps = slot.first_gap.is_some() && first_sequence <= cover.next_sequence;
@@ -136,6 +145,7 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
             }
         }
     }
+    segments.note_missing();
     take_removals(&mut recovered, &mut segments, cover);
     let newest = segments
         .slots

@@ -20,6 +20,7 @@ use crate::format::{RecordHeader, RecordKind, segment_file};
 use crate::log::{Core, Log};
 use crate::reserve::Room;
 use crate::segment::{Segment, SegmentState, Slot};
+use crate::segment_list::Tally;
 use crate::tombstones::Tombstone;
 use crate::write::Writing;
 
@@ -55,6 +56,7 @@ impl Core {
         slot.is_unsynced = true;
         slot.doubt = None;
         slot.first_gap = None;
+        slot.tally = Some(Tally::of_tombstones(carried.len()));
         for tombstone in carried {
             segments.tombstones.push(tombstone);
         }
@@ -94,6 +96,7 @@ impl Core {
         segment: &Segment,
         _covering: &MutexGuard<'_, ()>,
     ) -> Result<(), LogError> {
+        self.drop_list()?;
         match self.device.remove(&segment_file(segment.number)) {
             // An earlier attempt came so far.
             Err(error) if !error.is_not_found() => return Err(error.into()),
@@ -175,7 +178,9 @@ impl Core {
         self.write_one(writing, &self.patient_call())?;
         self.sync_segment(&place.pin.segment, &Call::foreground())?;
         let tombstone = Tombstone { segment, offset, namespace, hashes, kills_before };
-        self.segments.lock().tombstones.push(tombstone);
+        let mut segments = self.segments.lock();
+        segments.count_record(segment, 0);
+        segments.tombstones.push(tombstone);
         Ok(())
     }
 }

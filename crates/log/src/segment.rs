@@ -13,7 +13,9 @@ use dalsegno_core::SECTOR_BYTES;
 use dalsegno_io::FileId;
 use parking_lot::{Condvar, Mutex};
 
+use crate::format::{ListedSegment, SegmentList};
 use crate::reserve::CREATION_PAUSE;
+use crate::segment_list::Tally;
 use crate::sync::SyncGate;
 use crate::tombstones::Tombstones;
 
@@ -178,6 +180,8 @@ pub(crate) struct Slot {
     pub(crate) doubt: Option<Doubt>,
     /// The first place that could not be read at open. What lies there and behind is read again one day.
     pub(crate) first_gap: Option<u64>,
+    /// What it holds; unknown if only an index knew and the segment list did not.
+    pub(crate) tally: Option<Tally>,
 }
 
 /// Extents made of others that may lie in a segment and not be whole: nothing says of them, nor of what comes after
@@ -201,6 +205,7 @@ impl Slot {
             is_unsynced: true,
             doubt: None,
             first_gap: None,
+            tally: Some(Tally::default()),
         }
     }
 
@@ -246,6 +251,10 @@ pub(crate) struct Segments {
     pub(crate) is_one_missing: bool,
     /// The file system refused a new segment; how many times to make room before asking again.
     pub(crate) creation_blocked: u32,
+    /// What the segment list says, if there is one that can be read.
+    pub(crate) list: Option<SegmentList>,
+    /// Segments on the list that were not there at open. They stay on it until a repair.
+    pub(crate) missing: Vec<ListedSegment>,
 }
 
 impl Segments {

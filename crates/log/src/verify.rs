@@ -6,18 +6,19 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Extent, SECTOR_BYTES};
-use dalsegno_io::{BufferPool, Device, FileId, OpenMode, Operation, share_work};
+use dalsegno_io::{BufferPool, Device, DirEntry, FileId, OpenMode, Operation, share_work};
 use parking_lot::Mutex;
 
 use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{
-    FormatError, NamespaceSector, RecordHeader, RecordKind, STORE_FILE, all_zero,
+    FormatError, ListedSegment, NamespaceSector, RecordHeader, RecordKind, STORE_FILE, all_zero,
     namespace_of_file, segment_number,
 };
 use crate::log::Core;
 use crate::recover::read_segment_header;
 use crate::scan::scan_records;
+use crate::verify_list::{list_of, note_lost_records, note_missing};
 use crate::verify_units::verify_units;
 
 /// Threads that check segments.
@@ -82,12 +83,18 @@ pub fn verify(
     }
     let segments: Vec<_> =
         entries.iter().filter_map(|entry| Some((segment_number(&entry.name)?, entry))).collect();
+    let list = list_of(&core, &mut report);
+    if let Some(list) = &list {
+        let numbers = segments.iter().map(|(number, _)| *number).collect();
+        note_missing(list, &numbers, &mut report);
+    }
     let total: u64 = segments.iter().map(|(_, entry)| entry.bytes).sum();
     let shared = Mutex::new((segments.into_iter(), report, 0_u64));
     share_work("dalsegno-verify", THREADS, || {
         loop {
             let Some((number, entry)) = shared.lock().0.next() else { return };
-            let part = verify_segment(&core, number, &entry.name, entry.bytes);
+            let listed = list.as_ref().and_then(|list| list.get(number));
+            let part = verify_segment(&core, number, entry, listed);
             let mut guard = shared.lock();
             guard.1.merge(part);
             guard.2 += entry.bytes;
@@ -125,7 +132,13 @@ pub(crate) fn offline_core(
     Ok(core)
 }
 
-fn verify_segment(core: &Core, number: u64, name: &str, file_bytes: u64) -> VerifyReport {
+fn verify_segment(
+    core: &Core,
+    number: u64,
+    entry: &DirEntry,
+    listed: Option<&ListedSegment>,
+) -> VerifyReport {
+    let (name, file_bytes) = (entry.name.as_str(), entry.bytes);
     let mut report = VerifyReport { segments: 1, ..VerifyReport::default() };
     if file_bytes != core.options.segment_bytes {
         let expected = core.options.segment_bytes;
@@ -144,12 +157,18 @@ fn verify_segment(core: &Core, number: u64, name: &str, file_bytes: u64) -> Veri
     };
     match read_segment_header(core, number, opened.file, file_bytes) {
         // What a crash left of creating a segment; the next open removes it.
-        Err(FormatError::Unfinished) => {}
+        Err(FormatError::Unfinished) if listed.is_none() => {}
+        Err(FormatError::Unfinished) => report.note(name, 0, "the segment's header is gone"),
         Err(error) => report.note(name, 0, error),
         // A crash came while it was recycled: no extent counts any more.
         Ok(header) if header.carrying => {}
         Ok(header) => {
             let scan = scan_records(core, opened.file, &header, SECTOR_BYTES..file_bytes);
+            // What a cut file lost is reported with the cut.
+            let is_whole = file_bytes == core.options.segment_bytes;
+            if let Some(listed) = listed.filter(|_| is_whole) {
+                note_lost_records(listed, (name, &header), &scan, &mut report);
+            }
             for (offset, error) in scan.damage {
                 report.note(name, offset, error);
             }
@@ -236,7 +255,7 @@ fn verify_row(
 }
 
 impl VerifyReport {
-    fn note(&mut self, file: &str, offset: u64, what: impl std::fmt::Display) {
+    pub(crate) fn note(&mut self, file: &str, offset: u64, what: impl std::fmt::Display) {
         self.findings.push(Finding { file: file.to_owned(), offset, what: what.to_string() });
     }
 

@@ -100,7 +100,7 @@ fn a_store_that_makes_room_lives_through_many_crashes() {
 #[test]
 fn regression_what_is_put_after_a_kill_survives_a_power_cut() {
     let style = Style::roomy(Durability::Batch);
-    for change in 1..24 {
+    for change in 1..32 {
         let _label = Label(format!("operation {change}"));
         let common = common();
         let mut world = common.world(&style, 1, change);
@@ -124,7 +124,7 @@ fn regression_what_is_put_after_a_kill_survives_a_power_cut() {
 #[test]
 fn regression_what_a_put_finds_present_after_a_kill_survives_a_power_cut() {
     let mut found = 0;
-    for change in 1..24 {
+    for change in 1..32 {
         let _label = Label(format!("operation {change}"));
         let common = common();
         let mut world = common.world(&Style::roomy(Durability::Batch), 1, change);

@@ -95,7 +95,10 @@ impl Inner {
         for file in files {
             if let Some(number) = segment_number(file) {
                 match self.write_anew(number) {
-                    Ok(done) => segments += u64::from(done),
+                    Ok(done) => {
+                        segments += u64::from(done);
+                        self.log.write_off(number);
+                    }
                     Err(error @ (LogError::Poisoned | LogError::Io(_))) => {
                         return Err(to_error(error));
                     }

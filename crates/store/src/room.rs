@@ -189,6 +189,7 @@ impl Inner {
         for _ in 0..RECLAIM_ATTEMPTS {
             if !self.log.has_room_now(bytes) {
                 self.have_done(call, move |inner, call| inner.make_room(bytes, call))?;
+                self.list_new_segments();
             }
             // Others may have taken the room that was made.
             match self.log.reserve_now(bytes) {
@@ -233,6 +234,28 @@ impl Inner {
         let work: Work = Box::new(move |inner, call| work(inner, call));
         let task = Task { inner: Arc::clone(self), work, reply };
         queue.try_send(task).map_err(|_| LogError::Io(IoError::Busy))
+    }
+
+    /// Has a new segment listed, should the process be killed. Nobody waits for that.
+    fn list_new_segments(self: &Arc<Self>) {
+        if self.watch.is_suspended() || self.log.is_poisoned() {
+            return;
+        }
+        if let Err(error) = self.have_begun(|inner, _| inner.log.list_new_segments()) {
+            tracing::debug!("new segments are not listed: {error}");
+        }
+    }
+
+    /// Writes down which segments there are and what they hold, at the end of a session. Nobody waits for a device that
+    /// hangs: without a list `verify` finds less.
+    pub(crate) fn list_segments(self: &Arc<Self>, deadline: Deadline) {
+        if self.watch.is_suspended() || self.log.is_poisoned() {
+            return;
+        }
+        let call = Call::background().until(deadline);
+        if let Err(error) = self.have_done(&call, |inner, _| inner.log.list_segments()) {
+            tracing::debug!("the segments were not listed: {error}");
+        }
     }
 
     /// Makes sure that an append of `bytes` finds room, if it can be made.

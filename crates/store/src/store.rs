@@ -169,6 +169,7 @@ impl Store {
             }
             std::thread::sleep(CLOSE_POLL);
         }
+        inner.list_segments(deadline);
         inner.room.close(deadline, inner.clock.as_ref());
         inner.upkeep.close();
         inner.log.close();
@@ -193,6 +194,7 @@ impl Drop for Door {
             inner.merger.close(CLOSE_PATIENCE);
             inner.scrubber.close(CLOSE_PATIENCE);
             let deadline = Deadline::At(inner.clock.now().after(CLOSE_PATIENCE));
+            inner.list_segments(deadline);
             inner.room.close(deadline, inner.clock.as_ref());
         }
     }

@@ -70,6 +70,7 @@ fn main() {
             }
             Some((_, "manifest")) => manifest(&name, &bytes),
             Some((_, "table")) => table(&name, &bytes),
+            _ if name == "segments.meta" => write("list", &name, trimmed(&bytes)),
             _ if name == "store.meta" => write("sector", &name, trimmed(&bytes[..SECTOR - 4])),
             _ => write("namespace", &name, trimmed(&bytes[..SECTOR - 4])),
         }

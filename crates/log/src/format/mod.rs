@@ -4,10 +4,12 @@
 //! 2. Whatever decodes encodes to the same bytes again: reserved bytes must be zero.
 
 pub mod fields;
+mod list;
 mod record;
 mod sector;
 mod units;
 
+pub use list::{LIST_FILE, ListedSegment, SegmentList};
 pub use record::{RecordHeader, RecordKind, coded_header_bytes, record_header_bytes};
 pub(crate) use sector::CRC_AT as SECTOR_CRC_AT;
 pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};

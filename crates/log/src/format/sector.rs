@@ -160,7 +160,7 @@ fn read_coding(reader: &mut Reader<'_>) -> Result<Coding, FormatError> {
     Coding::zstd(reader.u32()?).map_err(|_| FormatError::Field("element_bytes"))
 }
 
-fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> Writer<'_> {
+pub(super) fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> Writer<'_> {
     assert_eq!(sector.len(), SECTOR, "a header of this kind is one sector");
     let mut writer = Writer::new(sector);
     writer.put(&magic);
@@ -169,13 +169,13 @@ fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> Writer
     writer
 }
 
-fn seal(sector: &mut [u8]) {
+pub(super) fn seal(sector: &mut [u8]) {
     let crc = crc32c::crc32c(&sector[..CRC_AT]);
     sector[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Checks what every version shares; returns a reader of the fields, the version and the length field.
-fn open(
+pub(super) fn open(
     sector: &[u8],
     magic: [u8; 8],
     newest: u32,
@@ -207,7 +207,7 @@ fn check_segment_bytes(bytes: u64) -> Result<(), FormatError> {
     if may_be_segment_bytes(bytes) { Ok(()) } else { Err(FormatError::Field("segment_bytes")) }
 }
 
-fn expect_zero(reader: &Reader<'_>) -> Result<(), FormatError> {
+pub(super) fn expect_zero(reader: &Reader<'_>) -> Result<(), FormatError> {
     if all_zero(reader.0) { Ok(()) } else { Err(FormatError::Field("reserved")) }
 }
 
