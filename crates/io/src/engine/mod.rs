@@ -4,6 +4,7 @@
 //! 2. Memory is handed back only when the kernel cannot touch it any more.
 //! 3. Dropping an engine refuses what waits, lets what is in flight finish, and waits at most [`PATIENCE`].
 
+mod job;
 mod psync;
 mod queue;
 mod uring;

@@ -11,120 +11,16 @@
 //! 7. A job that waits for its direction's share needs no wake-up: whoever returns a place asks for the next job.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dalsegno_core::Clock;
 use parking_lot::{Condvar, Mutex};
 
 use super::OpenFile;
-use crate::{IoError, Operation, Request};
+use super::job::{Job, Unanswered, direction};
+use crate::{IoError, Request};
 
 /// This part of an engine's places, but at least one of several, is kept for each direction.
 const RESERVED_PART: usize = 4;
-
-/// Which of the two directions a request belongs to: reads, or writes and the syncs that wait for them.
-fn direction(operation: Operation) -> usize {
-    match operation {
-        Operation::Read => 0,
-        Operation::Write | Operation::Sync => 1,
-    }
-}
-
-/// What of a direction is not answered yet.
-#[derive(Debug, Default)]
-struct Unanswered {
-    /// All of it.
-    accepted: AtomicUsize,
-    /// What an engine has begun.
-    begun: AtomicUsize,
-}
-
-/// An accepted request with its file.
-#[derive(Debug)]
-pub(super) struct Job {
-    /// `None` once answered.
-    request: Option<Request>,
-    file: Arc<OpenFile>,
-    /// Its place in the order of submission.
-    number: u64,
-    has_begun: bool,
-    unanswered: Arc<Unanswered>,
-}
-
-impl Job {
-    pub(super) fn request(&self) -> &Request {
-        self.request.as_ref().expect("a job has its request until it is answered")
-    }
-
-    pub(super) fn parts(&mut self) -> (&mut Request, &OpenFile) {
-        (self.request.as_mut().expect("a job has its request until it is answered"), &self.file)
-    }
-
-    pub(super) fn file(&self) -> &OpenFile {
-        &self.file
-    }
-
-    /// Whether it is too late to start.
-    pub(super) fn is_late(&self, clock: &dyn Clock) -> bool {
-        // Most requests have no deadline: spare them the clock.
-        let deadline = self.request().deadline;
-        deadline.is_bounded() && deadline.expired(clock.now())
-    }
-
-    /// Success if every byte moved.
-    pub(super) fn check_count(&self, got: u64) -> Result<(), IoError> {
-        let expected = self.request().bytes();
-        if got == expected {
-            return Ok(());
-        }
-        let operation = self.request().operation.name();
-        Err(IoError::Short { operation, file: self.file.name.clone(), expected, got })
-    }
-
-    pub(super) fn os_error(&self, source: io::Error) -> IoError {
-        IoError::os(self.request().operation.name(), &self.file.name, source)
-    }
-
-    /// Answers the request and hands its memory back.
-    pub(super) fn finish(mut self, result: Result<(), IoError>) {
-        if let Some(request) = self.take() {
-            request.complete(result);
-        }
-    }
-
-    /// Answers the request, but keeps its memory from everybody for ever: the kernel may still touch it.
-    pub(super) fn abandon(mut self) {
-        let error = self.os_error(io::Error::other("the I/O thread failed"));
-        if let Some(request) = self.take() {
-            // The file, too, may still be written.
-            std::mem::forget(Arc::clone(&self.file));
-            request.abandon(error);
-        }
-    }
-
-    fn take(&mut self) -> Option<Request> {
-        let request = self.request.take()?;
-        // Before the answer, so that the caller can submit again when it has it.
-        self.unanswered.accepted.fetch_sub(1, Ordering::Relaxed);
-        if self.has_begun {
-            self.unanswered.begun.fetch_sub(1, Ordering::Relaxed);
-        }
-        Some(request)
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        if self.request.is_some() {
-            let error = self.os_error(io::Error::other("the I/O thread failed"));
-            if let Some(request) = self.take() {
-                request.complete(Err(error));
-            }
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -163,15 +59,14 @@ impl Queue {
 
     /// The next job that may start.
     fn pop(&self, state: &mut State) -> Option<Job> {
-        let begun = self.unanswered.each_ref().map(|of| of.begun.load(Ordering::Relaxed));
+        let begun = self.unanswered.each_ref().map(|of| of.begun());
         let mut job = state.waiting.iter_mut().find_map(|queues| {
-            let first = |at: usize| Some((queues[at].front()?.number, at));
+            let first = |at: usize| Some((queues[at].front()?.number(), at));
             let may_start = (0..queues.len()).filter(|at| begun[*at] < self.share);
             let (_, at) = may_start.filter_map(first).min()?;
             queues[at].pop_front()
         })?;
-        job.unanswered.begun.fetch_add(1, Ordering::Relaxed);
-        job.has_begun = true;
+        job.begin();
         Some(job)
     }
 
@@ -186,17 +81,14 @@ impl Queue {
         for (request, file) in batch {
             let direction = direction(request.operation);
             let unanswered = &self.unanswered[direction];
-            if closed || unanswered.accepted.load(Ordering::Relaxed) >= self.limit {
+            if closed || unanswered.accepted() >= self.limit {
                 refused.push(request);
                 continue;
             }
-            unanswered.accepted.fetch_add(1, Ordering::Relaxed);
             accepted += 1;
             let class = request.class as usize;
-            let (number, unanswered) = (state.next_number, Arc::clone(unanswered));
+            let job = Job::new((request, file), state.next_number, unanswered);
             state.next_number += 1;
-            let request = Some(request);
-            let job = Job { request, file, number, has_begun: false, unanswered };
             state.waiting[class][direction].push_back(job);
         }
         let wake = accepted > 0 && std::mem::take(&mut state.asleep);
@@ -252,7 +144,7 @@ mod tests {
     use dalsegno_core::Deadline;
 
     use super::*;
-    use crate::{Class, Completion, FileId};
+    use crate::{Class, Completion, FileId, Operation};
 
     fn file() -> Arc<OpenFile> {
         let flags = rustix::fs::OFlags::PATH;

@@ -23,7 +23,8 @@ use rustix::event::EventfdFlags;
 
 use self::flight::Flight;
 use self::ring::Arena;
-use super::queue::{Job, Queue};
+use super::job::Job;
+use super::queue::Queue;
 use super::{Engine, OpenFile, PATIENCE, Setup};
 use crate::threads::Workers;
 use crate::{BufferPool, IoError, Request};

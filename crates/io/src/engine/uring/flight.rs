@@ -9,7 +9,7 @@ use std::ptr::with_exposed_provenance_mut;
 use io_uring::{opcode, squeue, types};
 
 use super::ring::Arena;
-use crate::engine::queue::Job;
+use crate::engine::job::Job;
 use crate::{Memory, Operation};
 
 /// How often a request that the kernel wants to see again is tried.
