@@ -9,9 +9,9 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use dalsegno_core::Deadline;
-use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
+use dalsegno_io::{CallRing, Class, Completion, FileId, IoError, Memory, Operation, Request};
 
 use crate::call::{CANCEL_POLL, Call};
 use crate::log::Core;
@@ -37,6 +37,8 @@ pub(crate) struct Pump<'a> {
     call: &'a Call,
     in_flight: u32,
     in_flight_bytes: usize,
+    /// Only for foreground calls: what is done in the background gains nothing by it.
+    ring: Option<CallRing>,
     sender: Sender<Completion>,
     // Unbounded as a type, bounded by `depth` in fact.
     receiver: Receiver<Completion>,
@@ -59,7 +61,8 @@ pub(crate) struct Work {
 impl<'a> Pump<'a> {
     pub(crate) fn new(core: &'a Core, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
-        Self { core, call, in_flight: 0, in_flight_bytes: 0, sender, receiver }
+        let ring = if call.class == Class::Foreground { core.device.call_ring() } else { None };
+        Self { core, call, in_flight: 0, in_flight_bytes: 0, ring, sender, receiver }
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -93,7 +96,26 @@ impl<'a> Pump<'a> {
         request.check();
         self.in_flight += 1;
         self.in_flight_bytes += bytes_of(&request.memory);
-        self.core.device.submit(vec![request]);
+        match &mut self.ring {
+            Some(ring) if class == Class::Foreground => self.core.device.submit_on(ring, request),
+            _ => self.core.device.submit(vec![request]),
+        }
+    }
+
+    /// Waits for a completion, at most `limit`. Those on the call's ring come first: that they are there is only seen
+    /// by who looks.
+    fn receive(&mut self, limit: Option<Duration>) -> Option<Completion> {
+        if let Ok(completion) = self.receiver.try_recv() {
+            return Some(completion);
+        }
+        if let Some(ring) = self.ring.as_mut().filter(|ring| ring.in_flight() > 0) {
+            ring.wait(limit);
+            return self.receiver.try_recv().ok();
+        }
+        match limit {
+            None => self.receiver.recv().ok(),
+            Some(limit) => self.receiver.recv_timeout(limit).ok(),
+        }
     }
 
     /// Waits for the next completion.
@@ -109,23 +131,13 @@ impl<'a> Pump<'a> {
                 (left, Some(_)) => Some(left.unwrap_or(CANCEL_POLL).min(CANCEL_POLL)),
                 (left, None) => left,
             };
-            let received = match wait {
-                None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(wait) => self.receiver.recv_timeout(wait),
-            };
-            match received {
-                Ok(completion) => {
-                    self.in_flight -= 1;
-                    self.in_flight_bytes -= bytes_of(&completion.memory);
-                    return Ok(completion);
-                }
-                Err(RecvTimeoutError::Timeout)
-                    if self.call.deadline.expired(self.core.clock.now()) =>
-                {
-                    return Err(Stop::Deadline);
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => unreachable!("the pump holds a sender"),
+            if let Some(completion) = self.receive(wait) {
+                self.in_flight -= 1;
+                self.in_flight_bytes -= bytes_of(&completion.memory);
+                return Ok(completion);
+            }
+            if self.call.deadline.expired(self.core.clock.now()) {
+                return Err(Stop::Deadline);
             }
         }
     }
@@ -160,10 +172,9 @@ impl<'a> Pump<'a> {
     /// Waits until the device has given back everything, whatever it is: before lent memory returns to its owner.
     pub(crate) fn drain(&mut self) {
         while self.in_flight > 0 {
-            if self.receiver.recv().is_err() {
-                unreachable!("the pump holds a sender");
+            if self.receive(None).is_some() {
+                self.in_flight -= 1;
             }
-            self.in_flight -= 1;
         }
     }
 }

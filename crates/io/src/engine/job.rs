@@ -69,6 +69,13 @@ impl Job {
         self.has_begun = true;
     }
 
+    /// Takes its place away again.
+    pub(super) fn put_off(&mut self) {
+        if std::mem::take(&mut self.has_begun) {
+            self.unanswered.begun.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn number(&self) -> u64 {
         self.number
     }

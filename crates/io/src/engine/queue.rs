@@ -8,7 +8,8 @@
 //! 5. `asleep` is set only together with finding no job that may start, so a push after it sees it: no wake-up is lost.
 //! 6. A direction never has all places of the engine, if there are two or more. So reads find one while all writes and
 //!    syncs hang, and the other way round.
-//! 7. A job that waits for its direction's share needs no wake-up: whoever returns a place asks for the next job.
+//! 7. A job that waits for a place needs no wake-up if an engine's thread returns it: that thread takes the next job. A
+//!    call that returns a place wakes the consumer if it sleeps while jobs wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ const RESERVED_PART: usize = 4;
 #[derive(Debug)]
 pub(super) struct Queue {
     limit: usize,
+    /// Most requests that an engine may have begun.
+    places: usize,
     /// Most requests of one direction that an engine may have begun.
     share: usize,
     /// By direction.
@@ -43,6 +46,13 @@ struct State {
     asleep: bool,
 }
 
+impl State {
+    /// Whether any job waits.
+    fn is_waited(&self) -> bool {
+        self.waiting.iter().flatten().any(|jobs| !jobs.is_empty())
+    }
+}
+
 impl Queue {
     /// For an engine that works on `places` requests at a time.
     pub(super) fn new(limit: usize, places: u32) -> Self {
@@ -50,6 +60,7 @@ impl Queue {
         let reserved = if places > 1 { (places / RESERVED_PART).max(1) } else { 0 };
         Self {
             limit,
+            places,
             share: places - reserved,
             unanswered: Default::default(),
             state: Mutex::default(),
@@ -57,9 +68,15 @@ impl Queue {
         }
     }
 
+    /// What is begun of each direction; `None` if all places are taken.
+    fn begun(&self) -> Option<[usize; 2]> {
+        let begun = self.unanswered.each_ref().map(|of| of.begun());
+        (begun.iter().sum::<usize>() < self.places).then_some(begun)
+    }
+
     /// The next job that may start.
     fn pop(&self, state: &mut State) -> Option<Job> {
-        let begun = self.unanswered.each_ref().map(|of| of.begun());
+        let begun = self.begun()?;
         let mut job = state.waiting.iter_mut().find_map(|queues| {
             let first = |at: usize| Some((queues[at].front()?.number(), at));
             let may_start = (0..queues.len()).filter(|at| begun[*at] < self.share);
@@ -99,6 +116,56 @@ impl Queue {
         for request in refused {
             request.complete(Err(if closed { IoError::Closed } else { IoError::Busy }));
         }
+        wake
+    }
+
+    /// Accepts a request and begins it, so that its call carries it out; gives it back where anything waits, no place is
+    /// free for it, or the queue is closed. After its answer comes [`Self::end_here`].
+    pub(super) fn begin_here(
+        &self,
+        request: (Request, Arc<OpenFile>),
+    ) -> Result<Job, (Request, Arc<OpenFile>)> {
+        let direction = direction(request.0.operation);
+        let unanswered = &self.unanswered[direction];
+        let mut state = self.state.lock();
+        let is_free = self.begun().is_some_and(|begun| begun[direction] < self.share);
+        if state.closed || state.is_waited() || !is_free || unanswered.accepted() >= self.limit {
+            return Err(request);
+        }
+        let mut job = Job::new(request, state.next_number, unanswered);
+        state.next_number += 1;
+        job.begin();
+        Ok(job)
+    }
+
+    /// Leaves to the engine's threads what was begun here. Returns whether the consumer must be woken.
+    #[must_use]
+    pub(super) fn hand_over(&self, mut job: Job) -> bool {
+        let (class, direction) = (job.request().class as usize, direction(job.request().operation));
+        let mut state = self.state.lock();
+        if state.closed {
+            drop(state);
+            job.finish(Err(IoError::Closed));
+            return false;
+        }
+        job.put_off();
+        state.waiting[class][direction].push_front(job);
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        self.arrived.notify_one();
+        wake
+    }
+
+    /// A call returned a place of [`Self::begin_here`]. Returns whether the consumer must be woken.
+    #[must_use]
+    pub(super) fn end_here(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_waited() {
+            return false;
+        }
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        self.arrived.notify_one();
         wake
     }
 
@@ -293,5 +360,53 @@ mod tests {
         assert!(queue.push(requests));
         let (requests, _answers) = batch(&[Class::Foreground]);
         assert!(!queue.push(requests));
+    }
+    #[test]
+    fn a_call_begins_a_request_only_where_it_overtakes_nobody() {
+        let queue = Queue::new(16, 4);
+        let one = |operation| batch_of([(operation, Class::Foreground)]).0.remove(0);
+        let begun: Vec<_> =
+            (0..3).map(|_| queue.begin_here(one(Operation::Write)).unwrap()).collect();
+        assert!(queue.begin_here(one(Operation::Write)).is_err(), "beyond its direction's share");
+        let read = queue.begin_here(one(Operation::Read)).unwrap();
+        assert!(queue.begin_here(one(Operation::Read)).is_err(), "no place is left");
+        assert!(!queue.end_here(), "nothing waits");
+        assert!(!queue.take(4, &mut Vec::new()), "it sleeps");
+        let (requests, _answers) = batch(&[Class::Background]);
+        assert!(queue.push(requests), "it is woken, and finds no place");
+        assert!(!queue.take(4, &mut Vec::new()));
+        read.finish(Ok(()));
+        assert!(queue.begin_here(one(Operation::Read)).is_err(), "others wait");
+        begun.into_iter().for_each(|job| job.finish(Ok(())));
+        assert!(queue.end_here(), "who sleeps while others wait is woken");
+        let mut jobs = Vec::new();
+        queue.take(4, &mut jobs);
+        assert_eq!(jobs.len(), 1);
+    }
+
+    #[test]
+    fn what_a_call_hands_over_goes_first_and_is_answered_once() {
+        let queue = Queue::new(16, 4);
+        let (mut requests, answers) = batch(&[Class::Foreground]);
+        let job = queue.begin_here(requests.remove(0)).unwrap();
+        assert!(!queue.take(4, &mut Vec::new()));
+        let (requests, _later) = batch(&[Class::Foreground]);
+        let _ = queue.push(requests);
+        assert!(!queue.hand_over(job), "the push woke the consumer");
+        let mut jobs = Vec::new();
+        queue.take(1, &mut jobs);
+        jobs.remove(0).finish(Ok(()));
+        assert!(answers.try_recv().unwrap().result.is_ok() && answers.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_closed_queue_begins_nothing_and_answers_what_is_handed_over() {
+        let queue = Queue::new(16, 4);
+        let (mut requests, answers) = batch(&[Class::Foreground; 2]);
+        let job = queue.begin_here(requests.remove(0)).unwrap();
+        queue.close();
+        assert!(!queue.hand_over(job));
+        assert!(matches!(answers.try_recv().unwrap().result, Err(IoError::Closed)));
+        assert!(queue.begin_here(requests.remove(0)).is_err());
     }
 }

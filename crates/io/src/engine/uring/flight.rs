@@ -3,6 +3,7 @@
 //! 1. A flight is constructed before its entry is pushed and lands after its completion; dropped in between, it leaks
 //!    what the kernel may touch and answers its request with an error.
 
+use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::with_exposed_provenance_mut;
 
@@ -10,7 +11,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::ring::Arena;
 use crate::engine::job::Job;
-use crate::{Memory, Operation};
+use crate::{IoError, Memory, Operation};
 
 /// How often a request that the kernel wants to see again is tried.
 const MAX_RETRIES: u8 = 16;
@@ -24,24 +25,50 @@ pub(super) struct Flight {
 }
 
 impl Flight {
+    /// For a call's ring, which is asked for a list of any length.
+    pub(super) fn listed(job: Job) -> Self {
+        let pieces = job.request().memory.iter().map(piece).collect();
+        Self { job: Some(job), pieces, retries: 0 }
+    }
+
     pub(super) fn new(job: Job) -> Self {
         let memory = &job.request().memory;
         let pieces = if memory.len() > 1 { memory.iter().map(piece).collect() } else { Vec::new() };
         Self { job: Some(job), pieces, retries: 0 }
     }
 
-    /// Counts a retry, unless there were enough.
-    pub(super) fn may_retry(&mut self) -> bool {
-        self.retries += 1;
-        self.retries <= MAX_RETRIES
+    /// Takes in what the kernel says: the job and how it ended, or the flight if it is to be tried again.
+    pub(super) fn settle(mut self, result: i32) -> Result<(Job, Result<(), IoError>), Self> {
+        if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < MAX_RETRIES {
+            self.retries += 1;
+            return Err(self);
+        }
+        // The kernel is done: the memory may go back.
+        let job = self.job.take().expect("a flight lands once");
+        let result = match u64::try_from(result) {
+            Ok(got) => job.check_count(got),
+            Err(_) => Err(job.os_error(io::Error::from_raw_os_error(-result))),
+        };
+        Ok((job, result))
     }
 
-    /// The kernel is done: the memory may go back.
-    pub(super) fn land(mut self) -> Job {
-        self.job.take().expect("a flight lands once")
+    /// What a call's ring did: the job and how it ended, or the job alone if the engine has to do it. That is what the
+    /// kernel would not do without waiting, also if it did a part.
+    pub(super) fn settle_at_once(mut self, result: i32) -> (Job, Option<Result<(), IoError>>) {
+        let job = self.job.take().expect("a flight lands once");
+        let is_whole = u64::try_from(result).is_ok_and(|got| got == job.request().bytes());
+        let is_ours = matches!(-result, libc::EAGAIN | libc::EINTR | libc::EOPNOTSUPP);
+        let ended = if is_whole {
+            Some(Ok(()))
+        } else if result >= 0 || is_ours {
+            None
+        } else {
+            Some(Err(job.os_error(io::Error::from_raw_os_error(-result))))
+        };
+        (job, ended)
     }
 
-    /// What the ring is asked for.
+    /// What the owner's ring is asked for.
     pub(super) fn entry(&self, arena: Option<&Arena>) -> squeue::Entry {
         let job = self.job.as_ref().expect("a flight has its job until it lands");
         let (request, file) = (job.request(), types::Fd(job.file().descriptor.as_raw_fd()));
@@ -75,6 +102,78 @@ impl Flight {
         }
     }
 }
+
+/// The places of one ring. A flight is here from before its entry is pushed until its completion.
+pub(super) struct Slots {
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+}
+
+impl Slots {
+    pub(super) fn new(places: u32) -> Self {
+        let slots: Vec<_> = (0..places).map(|_| None).collect();
+        Self { free: (0..slots.len()).rev().collect(), slots }
+    }
+
+    /// How many are free.
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Keeps a flight until its completion, which has the number that this returns.
+    ///
+    /// # Panics
+    ///
+    /// If no place is free.
+    pub(super) fn put(&mut self, flight: Flight) -> u64 {
+        let slot = self.free.pop().expect("a free place was made sure of");
+        self.slots[slot] = Some(flight);
+        slot as u64
+    }
+
+    /// The flight of a completion.
+    pub(super) fn take(&mut self, number: u64) -> Option<Flight> {
+        let slot = usize::try_from(number).ok()?;
+        let flight = self.slots.get_mut(slot)?.take()?;
+        self.free.push(slot);
+        Some(flight)
+    }
+
+    /// Gives up everything in flight (invariant 1).
+    pub(super) fn abandon(&mut self) {
+        for slot in 0..self.slots.len() {
+            drop(self.take(slot as u64));
+        }
+    }
+}
+
+impl Flight {
+    /// What a call's ring is asked for: a read or write that does not wait for anything but the device. So nothing of a
+    /// call is ever left with the kernel's own threads, which would keep the calling thread from ending.
+    pub(super) fn entry_at_once(&self) -> squeue::Entry {
+        let job = self.job.as_ref().expect("a flight has its job until it lands");
+        let (request, file) = (job.request(), types::Fd(job.file().descriptor.as_raw_fd()));
+        let list = self.pieces.as_ptr();
+        let (count, offset) = (length(self.pieces.len()), request.offset);
+        let flags = libc::RWF_NOWAIT;
+        match request.operation {
+            Operation::Read => {
+                opcode::Readv::new(file, list, count).offset(offset).rw_flags(flags).build()
+            }
+            Operation::Write => {
+                opcode::Writev::new(file, list, count).offset(offset).rw_flags(flags).build()
+            }
+            Operation::Sync => unreachable!("a call's ring takes no sync"),
+        }
+    }
+}
+
+// SAFETY: the scatter list names memory of the job, which may change threads.
+unsafe impl Send for Flight {}
 
 impl Drop for Flight {
     fn drop(&mut self) {
