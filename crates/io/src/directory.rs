@@ -311,7 +311,7 @@ impl Device for LocalDirectory {
         check(&request);
         let file = self.files.read().get(&request.file).map(Arc::clone);
         let Some(file) = file else { return self.submit(vec![request]) };
-        if let Err(for_the_queue) = ring.submit(request, file) {
+        if let Some(for_the_queue) = ring.submit(request, file) {
             self.engine.submit(vec![for_the_queue]);
         }
     }

@@ -14,17 +14,17 @@ use dalsegno_io::{
     CallRing, Completion, Device, DirectoryOptions, FileId, IoError, Memory, Operation, spawn,
 };
 
-/// A rig whose calls may have rings; `None` where the kernel or the file system has none.
-fn rig(options: DirectoryOptions) -> Option<Rig> {
+/// A stand whose calls may have rings; `None` where the kernel or the file system has none.
+fn rig_with(options: DirectoryOptions) -> Option<Rig> {
     if !is_available(EngineChoice::Uring) {
         return None;
     }
-    let rig = Rig::with(DirectoryOptions { engine: EngineChoice::Uring, ..options });
-    let has_rings = rig.device.call_ring().is_some();
+    let stand = Rig::with(DirectoryOptions { engine: EngineChoice::Uring, ..options });
+    let has_rings = stand.device.call_ring().is_some();
     if !has_rings {
         common::skip("io_uring", "no rings for calls");
     }
-    has_rings.then_some(rig)
+    has_rings.then_some(stand)
 }
 
 /// Waits as a call does: on the ring as long as it has requests, else on the channel.
@@ -41,14 +41,14 @@ fn next(ring: &mut CallRing, answers: &Receiver<Completion>) -> Completion {
 }
 
 fn on_ring(
-    rig: &Rig,
+    stand: &Rig,
     ring: &mut CallRing,
     operation: Operation,
     (file, offset): (FileId, usize),
     memory: Vec<Memory>,
 ) -> Completion {
     let (reply, answers) = unbounded();
-    rig.device.submit_on(ring, request(operation, file, offset, memory, &reply));
+    stand.device.submit_on(ring, request(operation, file, offset, memory, &reply));
     drop(reply);
     let done = next(ring, &answers);
     assert!(answers.try_recv().is_err() && ring.in_flight() == 0, "a second completion");
@@ -58,16 +58,16 @@ fn on_ring(
 #[test]
 fn a_call_ring_moves_exactly_the_bytes_of_a_vector() {
     const SECTORS: usize = 64;
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
-    let mut ring = rig.device.call_ring().unwrap();
-    let file = rig.create("model", SECTORS * SECTOR);
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
+    let mut ring = stand.device.call_ring().unwrap();
+    let file = stand.create("model", SECTORS * SECTOR);
     let mut random = Random::new(11);
     let mut model = vec![0_u8; SECTORS * SECTOR];
     for _ in 0..300 {
         let first = random.below(SECTORS);
         let count = 1 + random.below((SECTORS - first).min(16));
         let range = first * SECTOR..(first + count) * SECTOR;
-        let mut memory: Vec<_> = (0..count).map(|_| rig.pool.try_take(SECTOR).unwrap()).collect();
+        let mut memory: Vec<_> = (0..count).map(|_| stand.pool.try_take(SECTOR).unwrap()).collect();
         if random.below(2) == 0 {
             let bytes = random.bytes(count * SECTOR);
             for (piece, bytes) in memory.iter_mut().zip(bytes.chunks(SECTOR)) {
@@ -75,26 +75,26 @@ fn a_call_ring_moves_exactly_the_bytes_of_a_vector() {
             }
             model[range.clone()].copy_from_slice(&bytes);
             let place = (file, range.start);
-            on_ring(&rig, &mut ring, Operation::Write, place, memory).result.unwrap();
+            on_ring(&stand, &mut ring, Operation::Write, place, memory).result.unwrap();
         } else {
             let place = (file, range.start);
-            let done = on_ring(&rig, &mut ring, Operation::Read, place, memory);
+            let done = on_ring(&stand, &mut ring, Operation::Read, place, memory);
             done.result.unwrap();
             let got: Vec<u8> = done.memory.iter().flat_map(|m| m.as_slice().to_vec()).collect();
             assert!(got == model[range]);
         }
     }
-    assert!(rig.read(file, 0, model.len()).unwrap() == model);
+    assert!(stand.read(file, 0, model.len()).unwrap() == model);
 }
 
 #[test]
 fn a_read_past_the_end_is_short_on_a_call_ring_too() {
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
-    let mut ring = rig.device.call_ring().unwrap();
-    let file = rig.create("file", 4 * SECTOR);
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
+    let mut ring = stand.device.call_ring().unwrap();
+    let file = stand.create("file", 4 * SECTOR);
     for (offset, expected) in [(2 * SECTOR, 2 * SECTOR), (4 * SECTOR, 0)] {
-        let memory = vec![rig.pool.try_take(8 * SECTOR).unwrap()];
-        let done = on_ring(&rig, &mut ring, Operation::Read, (file, offset), memory);
+        let memory = vec![stand.pool.try_take(8 * SECTOR).unwrap()];
+        let done = on_ring(&stand, &mut ring, Operation::Read, (file, offset), memory);
         let error = done.result.unwrap_err();
         assert!(matches!(error, IoError::Short { got, .. } if got == expected as u64), "{error}");
         assert_eq!(done.memory.len(), 1);
@@ -103,39 +103,40 @@ fn a_read_past_the_end_is_short_on_a_call_ring_too() {
 
 #[test]
 fn an_error_on_a_call_ring_names_its_file() {
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
-    let mut ring = rig.device.call_ring().unwrap();
-    let file = rig.create("segment-1", SECTOR);
-    rig.device.close(file);
-    let file = rig.device.open("segment-1", dalsegno_io::OpenMode::Read).unwrap().file;
-    let memory = || vec![rig.pool.try_take(SECTOR).unwrap()];
-    let error = on_ring(&rig, &mut ring, Operation::Write, (file, 0), memory()).result.unwrap_err();
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
+    let mut ring = stand.device.call_ring().unwrap();
+    let file = stand.create("segment-1", SECTOR);
+    stand.device.close(file);
+    let file = stand.device.open("segment-1", dalsegno_io::OpenMode::Read).unwrap().file;
+    let memory = || vec![stand.pool.try_take(SECTOR).unwrap()];
+    let error =
+        on_ring(&stand, &mut ring, Operation::Write, (file, 0), memory()).result.unwrap_err();
     assert!(error.to_string().starts_with("write of segment-1 failed: "), "{error}");
     let closed = (FileId(77), 0);
-    let error = on_ring(&rig, &mut ring, Operation::Read, closed, memory()).result.unwrap_err();
+    let error = on_ring(&stand, &mut ring, Operation::Read, closed, memory()).result.unwrap_err();
     assert!(error.to_string().contains("closed file 77"), "{error}");
 }
 
 #[test]
 fn a_late_request_and_a_sync_leave_a_call_ring_empty() {
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
-    let mut ring = rig.device.call_ring().unwrap();
-    let file = rig.create("file", SECTOR);
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
+    let mut ring = stand.device.call_ring().unwrap();
+    let file = stand.create("file", SECTOR);
     let (reply, answers) = unbounded();
-    let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
+    let memory = vec![stand.pool.try_take(SECTOR).unwrap()];
     let mut late = request(Operation::Write, file, 0, memory, &reply);
     late.deadline = Deadline::At(Nanos(0));
-    rig.device.submit_on(&mut ring, late);
+    stand.device.submit_on(&mut ring, late);
     assert_eq!(ring.in_flight(), 0);
     let done = answers.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(done.result, Err(IoError::Deadline)) && done.memory.len() == 1);
-    on_ring(&rig, &mut ring, Operation::Sync, (file, 0), Vec::new()).result.unwrap();
+    on_ring(&stand, &mut ring, Operation::Sync, (file, 0), Vec::new()).result.unwrap();
 }
 
 #[test]
 fn a_wait_with_nothing_in_flight_ends_in_time() {
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
-    let mut ring = rig.device.call_ring().unwrap();
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
+    let mut ring = stand.device.call_ring().unwrap();
     for limit in [Duration::ZERO, Duration::from_millis(3)] {
         ring.wait(Some(limit));
     }
@@ -143,29 +144,29 @@ fn a_wait_with_nothing_in_flight_ends_in_time() {
 
 #[test]
 fn rings_of_calls_are_bounded_and_come_back() {
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
     for _ in 0..3 {
-        let rings: Vec<_> = std::iter::from_fn(|| rig.device.call_ring()).take(100).collect();
+        let rings: Vec<_> = std::iter::from_fn(|| stand.device.call_ring()).take(100).collect();
         assert!(rings.len() < 100, "no bound");
         drop(rings);
-        assert!(rig.device.call_ring().is_some());
+        assert!(stand.device.call_ring().is_some());
     }
 }
 
 #[test]
 fn what_a_call_leaves_in_flight_is_reaped_by_the_engine() {
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
-    let free = rig.pool.free_counts();
-    let file = rig.create("file", 64 * SECTOR);
-    rig.write(file, 0, &vec![1; 64 * SECTOR]);
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
+    let free = stand.pool.free_counts();
+    let file = stand.create("file", 64 * SECTOR);
+    stand.write(file, 0, &vec![1; 64 * SECTOR]);
     for round in 0..200 {
         let (reply, answers) = unbounded();
-        let mut ring = rig.device.call_ring().expect("rings that were left came back");
+        let mut ring = stand.device.call_ring().expect("rings that were left came back");
         for at in 0..8 {
-            let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
+            let memory = vec![stand.pool.try_take(SECTOR).unwrap()];
             let operation = if at % 2 == 0 { Operation::Read } else { Operation::Write };
             let place = (round + at) % 64 * SECTOR;
-            rig.device.submit_on(&mut ring, request(operation, file, place, memory, &reply));
+            stand.device.submit_on(&mut ring, request(operation, file, place, memory, &reply));
         }
         drop((ring, reply));
         // Half of the callers listen until all their requests are answered; the others are gone.
@@ -174,18 +175,18 @@ fn what_a_call_leaves_in_flight_is_reaped_by_the_engine() {
             assert!(answered.into_iter().all(|done| done.result.is_ok()));
         }
         drop(answers);
-        rig.await_free(free);
+        stand.await_free(free);
     }
 }
 
 #[test]
 fn a_thread_may_end_with_requests_on_its_ring() {
-    let Some(rig) = rig(DirectoryOptions::default()) else { return };
-    let rig = Arc::new(rig);
-    let free = rig.pool.free_counts();
-    let file = rig.create("file", 16 * SECTOR);
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
+    let stand = Arc::new(stand);
+    let free = stand.pool.free_counts();
+    let file = stand.create("file", 16 * SECTOR);
     for _ in 0..50 {
-        let on_thread = Arc::clone(&rig);
+        let on_thread = Arc::clone(&stand);
         let leave = move || {
             let (reply, _) = unbounded();
             let mut ring = on_thread.device.call_ring().unwrap();
@@ -196,26 +197,26 @@ fn a_thread_may_end_with_requests_on_its_ring() {
         };
         spawn("leaves", leave).unwrap().join().unwrap();
     }
-    rig.await_free(free);
+    stand.await_free(free);
 }
 
 /// One thread's part of the stress: its own sectors, through its rings, through the queue, and left alone.
-fn hurry(rig: &Rig, file: FileId, thread: usize, requests: usize) {
+fn hurry(stand: &Rig, file: FileId, thread: usize, requests: usize) {
     let mut random = Random::new(thread as u64);
     let mut at = 0;
     while at < requests {
         let (reply, answers) = unbounded();
-        let mut ring = rig.device.call_ring();
+        let mut ring = stand.device.call_ring();
         let count = (1 + random.below(6)).min(requests - at);
         for number in at..at + count {
             let sector = thread * requests + number;
-            let mut memory = rig.pool.try_take(SECTOR).unwrap();
+            let mut memory = stand.pool.try_take(SECTOR).unwrap();
             memory.as_mut_slice().fill(u8::try_from(sector % 251).unwrap());
             let mut write = request(Operation::Write, file, sector * SECTOR, vec![memory], &reply);
             write.tag = number as u64;
             match &mut ring {
-                Some(ring) if random.below(4) > 0 => rig.device.submit_on(ring, write),
-                _ => rig.device.submit(vec![write]),
+                Some(ring) if random.below(4) > 0 => stand.device.submit_on(ring, write),
+                _ => stand.device.submit(vec![write]),
             }
         }
         let leaves = random.below(4) == 0;
@@ -242,18 +243,19 @@ fn calls_that_share_few_places_get_one_completion_each() {
     const THREADS: usize = 8;
     const REQUESTS: usize = 300;
     for depth in [1, 2, 4, 64] {
-        let Some(rig) = rig(DirectoryOptions { depth, ..DirectoryOptions::default() }) else {
+        let Some(stand) = rig_with(DirectoryOptions { depth, ..DirectoryOptions::default() })
+        else {
             return;
         };
-        let rig = Arc::new(rig);
-        let free = rig.pool.free_counts();
-        let file = rig.create("file", THREADS * REQUESTS * SECTOR);
+        let stand = Arc::new(stand);
+        let free = stand.pool.free_counts();
+        let file = stand.create("file", THREADS * REQUESTS * SECTOR);
         let start = Arc::new(Barrier::new(THREADS));
         let work = |thread: usize| {
-            let (rig, start) = (Arc::clone(&rig), Arc::clone(&start));
+            let (stand, start) = (Arc::clone(&stand), Arc::clone(&start));
             move || {
                 start.wait();
-                hurry(&rig, file, thread, REQUESTS);
+                hurry(&stand, file, thread, REQUESTS);
             }
         };
         let threads: Vec<_> =
@@ -261,9 +263,9 @@ fn calls_that_share_few_places_get_one_completion_each() {
         for thread in threads {
             thread.join().unwrap();
         }
-        rig.await_free(free);
+        stand.await_free(free);
         for sector in 0..THREADS * REQUESTS {
-            let bytes = rig.read(file, sector * SECTOR, SECTOR).unwrap();
+            let bytes = stand.read(file, sector * SECTOR, SECTOR).unwrap();
             assert!(bytes.iter().all(|&byte| usize::from(byte) == sector % 251), "sector {sector}");
         }
     }

@@ -46,6 +46,14 @@ struct State {
     asleep: bool,
 }
 
+/// Whether a call may carry out a request itself.
+#[derive(Debug)]
+pub(super) enum Begun {
+    Here(Job),
+    /// It is for the queue.
+    NotYet((Request, Arc<OpenFile>)),
+}
+
 impl State {
     /// Whether any job waits.
     fn is_waited(&self) -> bool {
@@ -119,23 +127,20 @@ impl Queue {
         wake
     }
 
-    /// Accepts a request and begins it, so that its call carries it out; gives it back where anything waits, no place is
-    /// free for it, or the queue is closed. After its answer comes [`Self::end_here`].
-    pub(super) fn begin_here(
-        &self,
-        request: (Request, Arc<OpenFile>),
-    ) -> Result<Job, (Request, Arc<OpenFile>)> {
+    /// Accepts a request and begins it, so that its call carries it out; not where anything waits, no place is free for
+    /// it, or the queue is closed. After its answer comes [`Self::end_here`].
+    pub(super) fn begin_here(&self, request: (Request, Arc<OpenFile>)) -> Begun {
         let direction = direction(request.0.operation);
         let unanswered = &self.unanswered[direction];
         let mut state = self.state.lock();
         let is_free = self.begun().is_some_and(|begun| begun[direction] < self.share);
         if state.closed || state.is_waited() || !is_free || unanswered.accepted() >= self.limit {
-            return Err(request);
+            return Begun::NotYet(request);
         }
         let mut job = Job::new(request, state.next_number, unanswered);
         state.next_number += 1;
         job.begin();
-        Ok(job)
+        Begun::Here(job)
     }
 
     /// Leaves to the engine's threads what was begun here. Returns whether the consumer must be woken.
@@ -361,23 +366,34 @@ mod tests {
         let (requests, _answers) = batch(&[Class::Foreground]);
         assert!(!queue.push(requests));
     }
+    fn begun(begun: Begun) -> Option<Job> {
+        match begun {
+            Begun::Here(job) => Some(job),
+            Begun::NotYet(_) => None,
+        }
+    }
+
     #[test]
     fn a_call_begins_a_request_only_where_it_overtakes_nobody() {
         let queue = Queue::new(16, 4);
-        let one = |operation| batch_of([(operation, Class::Foreground)]).0.remove(0);
-        let begun: Vec<_> =
-            (0..3).map(|_| queue.begin_here(one(Operation::Write)).unwrap()).collect();
-        assert!(queue.begin_here(one(Operation::Write)).is_err(), "beyond its direction's share");
-        let read = queue.begin_here(one(Operation::Read)).unwrap();
-        assert!(queue.begin_here(one(Operation::Read)).is_err(), "no place is left");
+        let begin = |operation| {
+            let request = batch_of([(operation, Class::Foreground)]).0.remove(0);
+            begun(queue.begin_here(request))
+        };
+        let writes: Vec<_> = (0..3).map(|_| begin(Operation::Write).unwrap()).collect();
+        assert!(begin(Operation::Write).is_none(), "beyond its direction's share");
+        let read = begin(Operation::Read).unwrap();
+        assert!(begin(Operation::Read).is_none(), "no place is left");
         assert!(!queue.end_here(), "nothing waits");
         assert!(!queue.take(4, &mut Vec::new()), "it sleeps");
         let (requests, _answers) = batch(&[Class::Background]);
         assert!(queue.push(requests), "it is woken, and finds no place");
         assert!(!queue.take(4, &mut Vec::new()));
         read.finish(Ok(()));
-        assert!(queue.begin_here(one(Operation::Read)).is_err(), "others wait");
-        begun.into_iter().for_each(|job| job.finish(Ok(())));
+        assert!(begin(Operation::Read).is_none(), "others wait");
+        for write in writes {
+            write.finish(Ok(()));
+        }
         assert!(queue.end_here(), "who sleeps while others wait is woken");
         let mut jobs = Vec::new();
         queue.take(4, &mut jobs);
@@ -388,7 +404,7 @@ mod tests {
     fn what_a_call_hands_over_goes_first_and_is_answered_once() {
         let queue = Queue::new(16, 4);
         let (mut requests, answers) = batch(&[Class::Foreground]);
-        let job = queue.begin_here(requests.remove(0)).unwrap();
+        let job = begun(queue.begin_here(requests.remove(0))).unwrap();
         assert!(!queue.take(4, &mut Vec::new()));
         let (requests, _later) = batch(&[Class::Foreground]);
         let _ = queue.push(requests);
@@ -403,10 +419,10 @@ mod tests {
     fn a_closed_queue_begins_nothing_and_answers_what_is_handed_over() {
         let queue = Queue::new(16, 4);
         let (mut requests, answers) = batch(&[Class::Foreground; 2]);
-        let job = queue.begin_here(requests.remove(0)).unwrap();
+        let job = begun(queue.begin_here(requests.remove(0))).unwrap();
         queue.close();
         assert!(!queue.hand_over(job));
         assert!(matches!(answers.try_recv().unwrap().result, Err(IoError::Closed)));
-        assert!(queue.begin_here(requests.remove(0)).is_err());
+        assert!(begun(queue.begin_here(requests.remove(0))).is_none());
     }
 }

@@ -25,7 +25,7 @@ use rustix::event::EventfdFlags;
 
 pub use self::call_ring::CallRing;
 use self::call_ring::Shelf;
-use self::flight::{Flight, Slots};
+use self::flight::{Flight, Settled, Slots};
 use self::ring::Arena;
 use super::job::Job;
 use super::queue::Queue;
@@ -277,8 +277,8 @@ impl Owner {
             return Err(io::Error::other("a completion without a request"));
         };
         match flight.settle(result) {
-            Ok((job, result)) => job.finish(result),
-            Err(flight) => return self.start(flight),
+            Settled::Ended(job, result) => job.finish(result),
+            Settled::Again(flight) => return self.start(flight),
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use super::Doorbell;
 use super::flight::{Flight, Slots};
 use crate::engine::OpenFile;
 use crate::engine::job::Job;
-use crate::engine::queue::Queue;
+use crate::engine::queue::{Begun, Queue};
 use crate::{IoError, Operation, Process, Request};
 
 /// Most rings that calls drive themselves. More threads than this wait for the device, not for each other.
@@ -127,7 +127,7 @@ impl Shelf {
         if ring.is_idle() {
             return rings.idle.push(ring);
         }
-        if let Err(error) = ring.ring.submitter().register_eventfd(self.doorbell.as_raw_fd()) {
+        if let Err(error) = ring.kernel.submitter().register_eventfd(self.doorbell.as_raw_fd()) {
             tracing::error!(%error, "a call's ring cannot be reaped; what it has in flight is left behind");
             rings.made -= 1;
             drop(rings);
@@ -148,7 +148,7 @@ impl Shelf {
         let mut still = Vec::new();
         for mut ring in left {
             ring.reap(self);
-            if ring.is_idle() && ring.ring.submitter().unregister_eventfd().is_ok() {
+            if ring.is_idle() && ring.kernel.submitter().unregister_eventfd().is_ok() {
                 self.give_back(ring);
             } else if ring.failed || ring.is_idle() {
                 self.rings.lock().made -= 1;
@@ -186,20 +186,23 @@ impl CallRing {
         self.ring.as_ref().map_or(0, |ring| ring.slots.in_flight())
     }
 
-    /// Starts a request, or gives it back: then it is for the engine's queue.
+    /// Starts a request; returns it if it is for the engine's queue.
     pub(crate) fn submit(
         &mut self,
         request: Request,
         file: Arc<OpenFile>,
-    ) -> Result<(), (Request, Arc<OpenFile>)> {
+    ) -> Option<(Request, Arc<OpenFile>)> {
         let Some(ring) = self.ring.as_mut().filter(|ring| ring.has_room()) else {
-            return Err((request, file));
+            return Some((request, file));
         };
         // The kernel hands a sync to a thread of its own anyway.
         if request.operation == Operation::Sync {
-            return Err((request, file));
+            return Some((request, file));
         }
-        let job = self.shelf.queue.begin_here((request, file))?;
+        let job = match self.shelf.queue.begin_here((request, file)) {
+            Begun::Here(job) => job,
+            Begun::NotYet(request) => return Some(request),
+        };
         if job.is_late(&*self.shelf.clock) {
             job.finish(Err(IoError::Deadline));
             self.return_places();
@@ -209,7 +212,7 @@ impl CallRing {
                 self.return_places();
             }
         }
-        Ok(())
+        None
     }
 
     /// Waits until a request on it has completed, at most `limit`; an interruption ends the wait early.
@@ -242,7 +245,7 @@ impl Drop for CallRing {
 
 /// The ring itself.
 struct Ring {
-    ring: IoUring,
+    kernel: IoUring,
     /// Dropped after the ring; what is still in a slot then is leaked.
     slots: Slots,
     stalls: u32,
@@ -259,17 +262,17 @@ impl Ring {
     fn new(places: u32) -> io::Result<Self> {
         let entries = places.next_power_of_two();
         // Not for a single issuer: the next call that has this ring may be on another thread.
-        let ring = match IoUring::builder().dontfork().setup_coop_taskrun().build(entries) {
+        let kernel = match IoUring::builder().dontfork().setup_coop_taskrun().build(entries) {
             // Kernels before 5.19 do not know the flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 IoUring::builder().dontfork().build(entries)?
             }
             other => other?,
         };
-        if !ring.params().is_feature_ext_arg() {
+        if !kernel.params().is_feature_ext_arg() {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         }
-        Ok(Self { ring, slots: Slots::new(places), stalls: 0, failed: false })
+        Ok(Self { kernel, slots: Slots::new(places), stalls: 0, failed: false })
     }
 
     fn has_room(&self) -> bool {
@@ -285,12 +288,12 @@ impl Ring {
         let entry = flight.entry_at_once();
         let number = self.slots.put(flight);
         self.push(&entry.user_data(number));
-        self.settle(self.ring.submit().map(drop));
+        self.settle(self.kernel.submit().map(drop));
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
         // SAFETY: what the entry names lives in its slot until its completion, or is leaked with it.
-        let pushed = unsafe { self.ring.submission().push(entry) };
+        let pushed = unsafe { self.kernel.submission().push(entry) };
         // There is an entry for every slot, and each slot has one at a time.
         self.failed |= pushed.is_err();
     }
@@ -298,11 +301,11 @@ impl Ring {
     /// Submits what is left to submit and waits for a completion.
     fn enter(&mut self, limit: Option<Duration>) {
         let entered = match limit {
-            None => self.ring.submit_and_wait(1),
+            None => self.kernel.submit_and_wait(1),
             Some(limit) => {
                 let limit = types::Timespec::from(limit);
                 let args = types::SubmitArgs::new().timespec(&limit);
-                self.ring.submitter().submit_with_args(1, &args)
+                self.kernel.submitter().submit_with_args(1, &args)
             }
         };
         self.settle(entered.map(drop));
@@ -327,7 +330,7 @@ impl Ring {
     }
 
     /// Answers what has completed; returns whether anything had.
-    fn reap(&mut self, shelf: &Shelf) -> bool {
+    fn reap(&mut self, of: &Shelf) -> bool {
         let mut any = false;
         // One by one, so that a panic in an answer loses no completion.
         while let Some(done) = self.next() {
@@ -335,13 +338,13 @@ impl Ring {
             let Some(flight) = self.slots.take(done.user_data()) else { continue };
             match flight.settle_at_once(done.result()) {
                 (job, Some(ended)) => job.finish(ended),
-                (job, None) => shelf.hand_over(job, -done.result()),
+                (job, None) => of.hand_over(job, -done.result()),
             }
         }
         any
     }
 
     fn next(&mut self) -> Option<cqueue::Entry> {
-        self.ring.completion().next()
+        self.kernel.completion().next()
     }
 }

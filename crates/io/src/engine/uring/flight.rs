@@ -24,6 +24,13 @@ pub(super) struct Flight {
     retries: u8,
 }
 
+/// What became of a flight.
+pub(super) enum Settled {
+    Ended(Job, Result<(), IoError>),
+    /// It is to be tried again.
+    Again(Flight),
+}
+
 impl Flight {
     /// For a call's ring, which is asked for a list of any length.
     pub(super) fn listed(job: Job) -> Self {
@@ -37,11 +44,11 @@ impl Flight {
         Self { job: Some(job), pieces, retries: 0 }
     }
 
-    /// Takes in what the kernel says: the job and how it ended, or the flight if it is to be tried again.
-    pub(super) fn settle(mut self, result: i32) -> Result<(Job, Result<(), IoError>), Self> {
+    /// Takes in what the kernel says.
+    pub(super) fn settle(mut self, result: i32) -> Settled {
         if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < MAX_RETRIES {
             self.retries += 1;
-            return Err(self);
+            return Settled::Again(self);
         }
         // The kernel is done: the memory may go back.
         let job = self.job.take().expect("a flight lands once");
@@ -49,7 +56,7 @@ impl Flight {
             Ok(got) => job.check_count(got),
             Err(_) => Err(job.os_error(io::Error::from_raw_os_error(-result))),
         };
-        Ok((job, result))
+        Settled::Ended(job, result)
     }
 
     /// What a call's ring did: the job and how it ended, or the job alone if the engine has to do it. That is what the
