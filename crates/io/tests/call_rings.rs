@@ -36,7 +36,7 @@ fn next(ring: &mut CallRing, answers: &Receiver<Completion>) -> Completion {
         if ring.in_flight() == 0 {
             return answers.recv_timeout(PATIENCE).unwrap();
         }
-        ring.wait(Some(PATIENCE));
+        ring.wait(false, Some(PATIENCE));
     }
 }
 
@@ -138,7 +138,26 @@ fn a_wait_with_nothing_in_flight_ends_in_time() {
     let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
     let mut ring = stand.device.call_ring().unwrap();
     for limit in [Duration::ZERO, Duration::from_millis(3)] {
-        ring.wait(Some(limit));
+        ring.wait(false, Some(limit));
+        ring.wait(true, Some(limit));
+    }
+}
+
+#[test]
+fn a_wait_for_all_ends_when_all_have_completed() {
+    let Some(stand) = stand_with(DirectoryOptions::default()) else { return };
+    let mut ring = stand.device.call_ring().unwrap();
+    let file = stand.create("file", 64 * SECTOR);
+    for count in [1, 2, 8] {
+        let (reply, answers) = unbounded();
+        for at in 0..count {
+            let memory = vec![stand.pool.try_take(SECTOR).unwrap()];
+            let read = request(Operation::Read, file, at * SECTOR, memory, &reply);
+            stand.device.submit_on(&mut ring, read);
+        }
+        ring.wait(true, Some(PATIENCE));
+        assert_eq!(ring.in_flight(), 0);
+        common::collect(&answers, count);
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Pump<'a> {
     in_flight_bytes: usize,
     /// Only for foreground calls: what is done in the background gains nothing by it.
     ring: Option<CallRing>,
+    /// Bytes in flight from which no more are added.
+    busy_bytes: usize,
     sender: Sender<Completion>,
     // Unbounded as a type, bounded by `depth` in fact.
     receiver: Receiver<Completion>,
@@ -62,11 +64,18 @@ impl<'a> Pump<'a> {
     pub(crate) fn new(core: &'a Core, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
         let ring = if call.class == Class::Foreground { core.device.call_ring() } else { None };
-        Self { core, call, in_flight: 0, in_flight_bytes: 0, ring, sender, receiver }
+        let busy_bytes = BUSY_BYTES;
+        Self { core, call, in_flight: 0, in_flight_bytes: 0, ring, busy_bytes, sender, receiver }
+    }
+
+    /// For writes: those that need no buffers have no other bound than the depth.
+    pub(crate) fn for_writes(core: &'a Core, call: &'a Call) -> Self {
+        let busy_bytes = if call.must_stage() { BUSY_BYTES } else { usize::MAX };
+        Self { busy_bytes, ..Self::new(core, call) }
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        let is_busy = self.in_flight >= 2 && self.in_flight_bytes >= BUSY_BYTES;
+        let is_busy = self.in_flight >= 2 && self.in_flight_bytes >= self.busy_bytes;
         self.in_flight < self.core.options.io_depth && !is_busy
     }
 
@@ -102,14 +111,14 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Waits for a completion, at most `limit`. Those on the call's ring come first: that they are there is only seen
-    /// by who looks.
-    fn receive(&mut self, limit: Option<Duration>) -> Option<Completion> {
+    /// Waits for a completion, or for `all` on the call's ring, at most `limit`. The call's ring comes first: nothing else
+    /// announces its completions.
+    fn receive(&mut self, all: bool, limit: Option<Duration>) -> Option<Completion> {
         if let Ok(completion) = self.receiver.try_recv() {
             return Some(completion);
         }
         if let Some(ring) = self.ring.as_mut().filter(|ring| ring.in_flight() > 0) {
-            ring.wait(limit);
+            ring.wait(all, limit);
             return self.receiver.try_recv().ok();
         }
         match limit {
@@ -120,6 +129,11 @@ impl<'a> Pump<'a> {
 
     /// Waits for the next completion.
     pub(crate) fn next(&mut self) -> Result<Completion, Stop> {
+        self.next_of(false)
+    }
+
+    /// Waits for the next completion; with `all` until nothing is in flight, where that spares waiting once for each.
+    pub(crate) fn next_of(&mut self, all: bool) -> Result<Completion, Stop> {
         assert!(self.in_flight > 0, "nothing to wait for");
         loop {
             if self.call.is_cancelled() {
@@ -131,7 +145,7 @@ impl<'a> Pump<'a> {
                 (left, Some(_)) => Some(left.unwrap_or(CANCEL_POLL).min(CANCEL_POLL)),
                 (left, None) => left,
             };
-            if let Some(completion) = self.receive(wait) {
+            if let Some(completion) = self.receive(all, wait) {
                 self.in_flight -= 1;
                 self.in_flight_bytes -= bytes_of(&completion.memory);
                 return Ok(completion);
@@ -172,7 +186,7 @@ impl<'a> Pump<'a> {
     /// Waits until the device has given back everything, whatever it is: before lent memory returns to its owner.
     pub(crate) fn drain(&mut self) {
         while self.in_flight > 0 {
-            if self.receive(None).is_some() {
+            if self.receive(true, None).is_some() {
                 self.in_flight -= 1;
             }
         }

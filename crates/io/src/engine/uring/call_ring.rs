@@ -215,11 +215,11 @@ impl CallRing {
         None
     }
 
-    /// Waits until a request on it has completed, at most `limit`; an interruption ends the wait early.
-    pub fn wait(&mut self, limit: Option<Duration>) {
+    /// Waits until a request on it has completed, or `all` have, at most `limit`; an interruption ends the wait early.
+    pub fn wait(&mut self, all: bool, limit: Option<Duration>) {
         let Some(ring) = self.ring.as_mut() else { return };
-        if !ring.reap(&self.shelf) {
-            ring.enter(limit);
+        if !ring.reap(&self.shelf) || all && !ring.is_idle() {
+            ring.enter(if all { ring.slots.in_flight() } else { 1 }, limit);
             ring.reap(&self.shelf);
         }
         self.return_places();
@@ -298,14 +298,14 @@ impl Ring {
         self.failed |= pushed.is_err();
     }
 
-    /// Submits what is left to submit and waits for a completion.
-    fn enter(&mut self, limit: Option<Duration>) {
+    /// Submits what is left to submit and waits for completions.
+    fn enter(&mut self, count: usize, limit: Option<Duration>) {
         let entered = match limit {
-            None => self.kernel.submit_and_wait(1),
+            None => self.kernel.submit_and_wait(count),
             Some(limit) => {
                 let limit = types::Timespec::from(limit);
                 let args = types::SubmitArgs::new().timespec(&limit);
-                self.kernel.submitter().submit_with_args(1, &args)
+                self.kernel.submitter().submit_with_args(count, &args)
             }
         };
         self.settle(entered.map(drop));
