@@ -145,7 +145,7 @@ fn a_wait_with_nothing_in_flight_ends_in_time() {
 
 #[test]
 fn a_wait_for_all_ends_when_all_have_completed() {
-    let Some(stand) = stand_with(DirectoryOptions::default()) else { return };
+    let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
     let mut ring = stand.device.call_ring().unwrap();
     let file = stand.create("file", 64 * SECTOR);
     for count in [1, 2, 8] {

@@ -34,13 +34,13 @@ pub(super) enum Settled {
 impl Flight {
     /// For a call's ring, which is asked for a list of any length.
     pub(super) fn listed(job: Job) -> Self {
-        let pieces = job.request().memory.iter().map(piece).collect();
+        let pieces = scatter_list(&job.request().memory);
         Self { job: Some(job), pieces, retries: 0 }
     }
 
     pub(super) fn new(job: Job) -> Self {
         let memory = &job.request().memory;
-        let pieces = if memory.len() > 1 { memory.iter().map(piece).collect() } else { Vec::new() };
+        let pieces = if memory.len() > 1 { scatter_list(memory) } else { Vec::new() };
         Self { job: Some(job), pieces, retries: 0 }
     }
 
@@ -191,10 +191,44 @@ impl Drop for Flight {
     }
 }
 
-fn piece(memory: &Memory) -> libc::iovec {
-    libc::iovec { iov_base: with_exposed_provenance_mut(memory.address()), iov_len: memory.len() }
+/// Where the kernel finds the memory. Neighbours become one entry: the kernel looks up the pages of each entry anew, and
+/// the slices of one block are neighbours.
+fn scatter_list(memory: &[Memory]) -> Vec<libc::iovec> {
+    let mut list: Vec<libc::iovec> = Vec::new();
+    for piece in memory {
+        match list.last_mut() {
+            Some(last) if last.iov_base.addr() + last.iov_len == piece.address() => {
+                last.iov_len += piece.len();
+            }
+            _ => list.push(libc::iovec {
+                iov_base: with_exposed_provenance_mut(piece.address()),
+                iov_len: piece.len(),
+            }),
+        }
+    }
+    list
 }
 
 fn length(value: usize) -> u32 {
     u32::try_from(value).expect("requests are bounded when they are submitted")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_in_memory_are_one_entry_of_the_scatter_list() {
+        let mut bytes = vec![0_u8; 64];
+        crate::lend(|lender| {
+            let mut rest = lender.exclusive(&mut bytes);
+            let mut memory: Vec<_> = [8, 8, 16, 4, 20].map(|len| rest.split_to(len)).into();
+            drop(memory.remove(2));
+            let list = scatter_list(&memory);
+            let lengths: Vec<_> = list.iter().map(|entry| entry.iov_len).collect();
+            assert_eq!(lengths, [16, 24]);
+            assert_eq!(list[1].iov_base.addr(), memory[2].address());
+            assert!(scatter_list(&[]).is_empty());
+        });
+    }
 }
