@@ -197,8 +197,8 @@ fn scatter_list(memory: &[Memory]) -> Vec<libc::iovec> {
     let mut list: Vec<libc::iovec> = Vec::new();
     for piece in memory {
         match list.last_mut() {
-            Some(last) if last.iov_base.addr() + last.iov_len == piece.address() => {
-                last.iov_len += piece.len();
+            Some(before) if before.iov_base.addr() + before.iov_len == piece.address() => {
+                before.iov_len += piece.len();
             }
             _ => list.push(libc::iovec {
                 iov_base: with_exposed_provenance_mut(piece.address()),
