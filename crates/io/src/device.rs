@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 use dalsegno_core::{Deadline, SECTOR_BYTES};
 
-use crate::{IoError, Memory};
+use crate::{CallRing, IoError, Memory};
 
 /// An open file of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -240,6 +240,20 @@ pub trait Device: Send + Sync + std::fmt::Debug {
 
     /// Hands over requests; never waits. Each gets one completion, [`IoError::Busy`] if the queue is full.
     fn submit(&self, requests: Vec<Request>);
+
+    /// A ring for one call that waits for its requests; `None` if there is none to be had. What is submitted on it
+    /// costs no change of threads, neither on the way to the device nor back.
+    fn call_ring(&self) -> Option<CallRing> {
+        None
+    }
+
+    /// As [`Self::submit`], on a ring of this device. The call must [wait on it](CallRing::wait) as long as it has
+    /// requests in flight: only that, or dropping the ring, brings their completions. A request that may not start at
+    /// once is submitted as any other.
+    fn submit_on(&self, ring: &mut CallRing, request: Request) {
+        let _ = ring;
+        self.submit(vec![request]);
+    }
 
     /// Removes a file. Open handles stay usable.
     fn remove(&self, name: &str) -> Result<(), IoError>;

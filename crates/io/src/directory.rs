@@ -21,7 +21,8 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::engine::{self, Engine, MAX_PIECES, MAX_REQUEST_BYTES, OpenFile, Setup};
 use crate::{
-    BufferPool, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Request, Space,
+    BufferPool, CallRing, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Request,
+    Space,
     direct::{self, Trial},
 };
 
@@ -283,11 +284,7 @@ impl Device for LocalDirectory {
     ///
     /// If a request fails [`Request::check`], has more than 1024 pieces or more than 1 GiB. None was submitted then.
     fn submit(&self, requests: Vec<Request>) {
-        for request in &requests {
-            request.check();
-            assert!(request.memory.len() <= MAX_PIECES, "{} pieces", request.memory.len());
-            assert!(request.bytes() <= MAX_REQUEST_BYTES, "{} bytes", request.bytes());
-        }
+        requests.iter().for_each(check);
         let mut known = Vec::with_capacity(requests.len());
         let mut unknown = Vec::new();
         let files = self.files.read();
@@ -303,6 +300,19 @@ impl Device for LocalDirectory {
             let name = format!("closed file {}", request.file.0);
             let error = IoError::os(request.operation.name(), name, Errno::BADF);
             request.complete(Err(error));
+        }
+    }
+
+    fn call_ring(&self) -> Option<CallRing> {
+        self.engine.call_ring()
+    }
+
+    fn submit_on(&self, ring: &mut CallRing, request: Request) {
+        check(&request);
+        let file = self.files.read().get(&request.file).map(Arc::clone);
+        let Some(file) = file else { return self.submit(vec![request]) };
+        if let Some(for_the_queue) = ring.submit(request, file) {
+            self.engine.submit(vec![for_the_queue]);
         }
     }
 
@@ -380,6 +390,12 @@ fn size(stat: &Stat) -> u64 {
 }
 
 /// Names are made by us, never by users: anything else is a bug, and a path out of the directory a grave one.
+fn check(request: &Request) {
+    request.check();
+    assert!(request.memory.len() <= MAX_PIECES, "{} pieces", request.memory.len());
+    assert!(request.bytes() <= MAX_REQUEST_BYTES, "{} bytes", request.bytes());
+}
+
 fn check_name(name: &str) {
     assert!(is_plain(name), "{name:?} is not a plain file name");
 }

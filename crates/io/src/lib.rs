@@ -29,6 +29,7 @@ pub use device::{
     Space, Watch,
 };
 pub use directory::{DirectoryOptions, LocalDirectory};
+pub use engine::CallRing;
 pub use error::IoError;
 pub use files::allow_open_files;
 pub use frames::{Framed, Frames, Reserved};

@@ -9,9 +9,9 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use dalsegno_core::Deadline;
-use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
+use dalsegno_io::{CallRing, Class, Completion, FileId, IoError, Memory, Operation, Request};
 
 use crate::call::{CANCEL_POLL, Call};
 use crate::log::Core;
@@ -37,6 +37,10 @@ pub(crate) struct Pump<'a> {
     call: &'a Call,
     in_flight: u32,
     in_flight_bytes: usize,
+    /// Only for foreground calls: what is done in the background gains nothing by it.
+    ring: Option<CallRing>,
+    /// Bytes in flight from which no more are added.
+    busy_bytes: usize,
     sender: Sender<Completion>,
     // Unbounded as a type, bounded by `depth` in fact.
     receiver: Receiver<Completion>,
@@ -59,11 +63,19 @@ pub(crate) struct Work {
 impl<'a> Pump<'a> {
     pub(crate) fn new(core: &'a Core, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
-        Self { core, call, in_flight: 0, in_flight_bytes: 0, sender, receiver }
+        let ring = if call.class == Class::Foreground { core.device.call_ring() } else { None };
+        let busy_bytes = BUSY_BYTES;
+        Self { core, call, in_flight: 0, in_flight_bytes: 0, ring, busy_bytes, sender, receiver }
+    }
+
+    /// For writes: those that need no buffers have no other bound than the depth.
+    pub(crate) fn for_writes(core: &'a Core, call: &'a Call) -> Self {
+        let busy_bytes = if call.must_stage() { BUSY_BYTES } else { usize::MAX };
+        Self { busy_bytes, ..Self::new(core, call) }
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        let is_busy = self.in_flight >= 2 && self.in_flight_bytes >= BUSY_BYTES;
+        let is_busy = self.in_flight >= 2 && self.in_flight_bytes >= self.busy_bytes;
         self.in_flight < self.core.options.io_depth && !is_busy
     }
 
@@ -93,11 +105,35 @@ impl<'a> Pump<'a> {
         request.check();
         self.in_flight += 1;
         self.in_flight_bytes += bytes_of(&request.memory);
-        self.core.device.submit(vec![request]);
+        match &mut self.ring {
+            Some(ring) if class == Class::Foreground => self.core.device.submit_on(ring, request),
+            _ => self.core.device.submit(vec![request]),
+        }
+    }
+
+    /// Waits for a completion, or for `all` on the call's ring, at most `limit`. The call's ring comes first: nothing else
+    /// announces its completions.
+    fn receive(&mut self, all: bool, limit: Option<Duration>) -> Option<Completion> {
+        if let Ok(completion) = self.receiver.try_recv() {
+            return Some(completion);
+        }
+        if let Some(ring) = self.ring.as_mut().filter(|ring| ring.in_flight() > 0) {
+            ring.wait(all, limit);
+            return self.receiver.try_recv().ok();
+        }
+        match limit {
+            None => self.receiver.recv().ok(),
+            Some(limit) => self.receiver.recv_timeout(limit).ok(),
+        }
     }
 
     /// Waits for the next completion.
     pub(crate) fn next(&mut self) -> Result<Completion, Stop> {
+        self.next_of(false)
+    }
+
+    /// Waits for the next completion; with `all` until nothing is in flight, where that spares waiting once for each.
+    pub(crate) fn next_of(&mut self, all: bool) -> Result<Completion, Stop> {
         assert!(self.in_flight > 0, "nothing to wait for");
         loop {
             if self.call.is_cancelled() {
@@ -109,23 +145,13 @@ impl<'a> Pump<'a> {
                 (left, Some(_)) => Some(left.unwrap_or(CANCEL_POLL).min(CANCEL_POLL)),
                 (left, None) => left,
             };
-            let received = match wait {
-                None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(wait) => self.receiver.recv_timeout(wait),
-            };
-            match received {
-                Ok(completion) => {
-                    self.in_flight -= 1;
-                    self.in_flight_bytes -= bytes_of(&completion.memory);
-                    return Ok(completion);
-                }
-                Err(RecvTimeoutError::Timeout)
-                    if self.call.deadline.expired(self.core.clock.now()) =>
-                {
-                    return Err(Stop::Deadline);
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => unreachable!("the pump holds a sender"),
+            if let Some(completion) = self.receive(all, wait) {
+                self.in_flight -= 1;
+                self.in_flight_bytes -= bytes_of(&completion.memory);
+                return Ok(completion);
+            }
+            if self.call.deadline.expired(self.core.clock.now()) {
+                return Err(Stop::Deadline);
             }
         }
     }
@@ -160,10 +186,9 @@ impl<'a> Pump<'a> {
     /// Waits until the device has given back everything, whatever it is: before lent memory returns to its owner.
     pub(crate) fn drain(&mut self) {
         while self.in_flight > 0 {
-            if self.receiver.recv().is_err() {
-                unreachable!("the pump holds a sender");
+            if self.receive(true, None).is_some() {
+                self.in_flight -= 1;
             }
-            self.in_flight -= 1;
         }
     }
 }

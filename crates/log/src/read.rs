@@ -72,12 +72,20 @@ pub(crate) struct Slice {
 
 impl Slice {
     pub(crate) fn arrive(&mut self, offset: usize, memory: Memory) {
-        self.early.insert(offset, memory);
-        while let Some(memory) = self.early.remove(&self.summed) {
-            self.crc = crc32c::crc32c_append(self.crc, memory.as_slice());
-            self.summed += memory.len();
-            self.memory.push(memory);
+        if offset != self.summed {
+            self.early.insert(offset, memory);
+            return;
         }
+        self.sum(memory);
+        while let Some(memory) = self.early.remove(&self.summed) {
+            self.sum(memory);
+        }
+    }
+
+    fn sum(&mut self, memory: Memory) {
+        self.crc = crc32c::crc32c_append(self.crc, memory.as_slice());
+        self.summed += memory.len();
+        self.memory.push(memory);
     }
 }
 

@@ -176,7 +176,7 @@ impl Core {
     /// Writes everything; each part's `result` says how it went. When this returns, nothing touches the caller's
     /// memory.
     pub(crate) fn write(&self, writings: &mut [Writing], call: &Call) {
-        let mut pump = Pump::new(self, call);
+        let mut pump = Pump::for_writes(self, call);
         if let Err(stop) = self.pump_writes(&mut pump, writings, call) {
             if !call.must_stage() {
                 pump.drain();
@@ -218,7 +218,8 @@ impl Core {
             if pump.is_idle() {
                 return Ok(());
             }
-            let completion = pump.next()?;
+            // Of what is written only the end is of interest.
+            let completion = pump.next_of(!writings.iter().any(Writing::is_ready))?;
             let number = usize::try_from(completion.tag).expect("a small number");
             writings[number].arrive(completion, rules);
         }

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{Clock, Deadline, Nanos, SECTOR_BYTES};
 use dalsegno_io::{
-    BufferPool, Class, Device, DirEntry, DirectoryLock, FileId, Geometry, IoError, OpenMode,
-    Opened, Operation, Request, Space, Watch,
+    BufferPool, CallRing, Class, Device, DirEntry, DirectoryLock, FileId, Geometry, IoError,
+    OpenMode, Opened, Operation, Request, Space, Watch,
 };
 use dalsegno_log::Call;
 use dalsegno_policy::breaker::{Answer, Breaker, Kind, Rules, Verdict};
@@ -285,6 +285,16 @@ impl Device for Watched {
             requests.into_iter().filter_map(|request| self.admit(request)).collect();
         if !admitted.is_empty() {
             self.device.submit(admitted);
+        }
+    }
+
+    fn call_ring(&self) -> Option<CallRing> {
+        self.device.call_ring()
+    }
+
+    fn submit_on(&self, ring: &mut CallRing, request: Request) {
+        if let Some(admitted) = self.admit(request) {
+            self.device.submit_on(ring, admitted);
         }
     }
 

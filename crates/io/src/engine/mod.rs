@@ -1,9 +1,11 @@
 //! The two engines that carry out requests, behind one small trait.
 //!
-//! 1. Every accepted request is answered exactly once, by the engine's thread; a refused one by the submitter's.
+//! 1. Every accepted request is answered exactly once, by the engine's thread or by the call whose ring it is on; a
+//!    refused one by the submitter's.
 //! 2. Memory is handed back only when the kernel cannot touch it any more.
 //! 3. Dropping an engine refuses what waits, lets what is in flight finish, and waits at most [`PATIENCE`].
 
+mod job;
 mod psync;
 mod queue;
 mod uring;
@@ -16,6 +18,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, EngineChoice};
 
+pub use self::uring::CallRing;
 use crate::{BufferPool, IoError, Request};
 
 /// How long a closing engine waits for the device.
@@ -42,6 +45,11 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug {
 
     /// Takes requests over. Never waits; answers what it cannot take at once.
     fn submit(&self, batch: Vec<(Request, Arc<OpenFile>)>);
+
+    /// See [`crate::Device::call_ring`].
+    fn call_ring(&self) -> Option<CallRing> {
+        None
+    }
 }
 
 /// What an engine is made with.

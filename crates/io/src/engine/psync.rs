@@ -12,7 +12,8 @@ use dalsegno_core::{Clock, SECTOR_BYTES};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
-use super::queue::{Job, Queue};
+use super::job::Job;
+use super::queue::Queue;
 use super::{Engine, OpenFile, PATIENCE, Setup};
 use crate::threads::Workers;
 use crate::{IoError, Operation, Request};

@@ -8,127 +8,26 @@
 //! 5. `asleep` is set only together with finding no job that may start, so a push after it sees it: no wake-up is lost.
 //! 6. A direction never has all places of the engine, if there are two or more. So reads find one while all writes and
 //!    syncs hang, and the other way round.
-//! 7. A job that waits for its direction's share needs no wake-up: whoever returns a place asks for the next job.
+//! 7. A job that waits for a place needs no wake-up if an engine's thread returns it: that thread takes the next job. A
+//!    call that returns a place wakes the consumer if it sleeps while jobs wait.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dalsegno_core::Clock;
 use parking_lot::{Condvar, Mutex};
 
 use super::OpenFile;
-use crate::{IoError, Operation, Request};
+use super::job::{Job, Unanswered, direction};
+use crate::{IoError, Request};
 
 /// This part of an engine's places, but at least one of several, is kept for each direction.
 const RESERVED_PART: usize = 4;
 
-/// Which of the two directions a request belongs to: reads, or writes and the syncs that wait for them.
-fn direction(operation: Operation) -> usize {
-    match operation {
-        Operation::Read => 0,
-        Operation::Write | Operation::Sync => 1,
-    }
-}
-
-/// What of a direction is not answered yet.
-#[derive(Debug, Default)]
-struct Unanswered {
-    /// All of it.
-    accepted: AtomicUsize,
-    /// What an engine has begun.
-    begun: AtomicUsize,
-}
-
-/// An accepted request with its file.
-#[derive(Debug)]
-pub(super) struct Job {
-    /// `None` once answered.
-    request: Option<Request>,
-    file: Arc<OpenFile>,
-    /// Its place in the order of submission.
-    number: u64,
-    has_begun: bool,
-    unanswered: Arc<Unanswered>,
-}
-
-impl Job {
-    pub(super) fn request(&self) -> &Request {
-        self.request.as_ref().expect("a job has its request until it is answered")
-    }
-
-    pub(super) fn parts(&mut self) -> (&mut Request, &OpenFile) {
-        (self.request.as_mut().expect("a job has its request until it is answered"), &self.file)
-    }
-
-    pub(super) fn file(&self) -> &OpenFile {
-        &self.file
-    }
-
-    /// Whether it is too late to start.
-    pub(super) fn is_late(&self, clock: &dyn Clock) -> bool {
-        // Most requests have no deadline: spare them the clock.
-        let deadline = self.request().deadline;
-        deadline.is_bounded() && deadline.expired(clock.now())
-    }
-
-    /// Success if every byte moved.
-    pub(super) fn check_count(&self, got: u64) -> Result<(), IoError> {
-        let expected = self.request().bytes();
-        if got == expected {
-            return Ok(());
-        }
-        let operation = self.request().operation.name();
-        Err(IoError::Short { operation, file: self.file.name.clone(), expected, got })
-    }
-
-    pub(super) fn os_error(&self, source: io::Error) -> IoError {
-        IoError::os(self.request().operation.name(), &self.file.name, source)
-    }
-
-    /// Answers the request and hands its memory back.
-    pub(super) fn finish(mut self, result: Result<(), IoError>) {
-        if let Some(request) = self.take() {
-            request.complete(result);
-        }
-    }
-
-    /// Answers the request, but keeps its memory from everybody for ever: the kernel may still touch it.
-    pub(super) fn abandon(mut self) {
-        let error = self.os_error(io::Error::other("the I/O thread failed"));
-        if let Some(request) = self.take() {
-            // The file, too, may still be written.
-            std::mem::forget(Arc::clone(&self.file));
-            request.abandon(error);
-        }
-    }
-
-    fn take(&mut self) -> Option<Request> {
-        let request = self.request.take()?;
-        // Before the answer, so that the caller can submit again when it has it.
-        self.unanswered.accepted.fetch_sub(1, Ordering::Relaxed);
-        if self.has_begun {
-            self.unanswered.begun.fetch_sub(1, Ordering::Relaxed);
-        }
-        Some(request)
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        if self.request.is_some() {
-            let error = self.os_error(io::Error::other("the I/O thread failed"));
-            if let Some(request) = self.take() {
-                request.complete(Err(error));
-            }
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Queue {
     limit: usize,
+    /// Most requests that an engine may have begun.
+    places: usize,
     /// Most requests of one direction that an engine may have begun.
     share: usize,
     /// By direction.
@@ -147,6 +46,21 @@ struct State {
     asleep: bool,
 }
 
+/// Whether a call may carry out a request itself.
+#[derive(Debug)]
+pub(super) enum Begun {
+    Here(Job),
+    /// It is for the queue.
+    NotYet((Request, Arc<OpenFile>)),
+}
+
+impl State {
+    /// Whether any job waits.
+    fn is_waited(&self) -> bool {
+        self.waiting.iter().flatten().any(|jobs| !jobs.is_empty())
+    }
+}
+
 impl Queue {
     /// For an engine that works on `places` requests at a time.
     pub(super) fn new(limit: usize, places: u32) -> Self {
@@ -154,6 +68,7 @@ impl Queue {
         let reserved = if places > 1 { (places / RESERVED_PART).max(1) } else { 0 };
         Self {
             limit,
+            places,
             share: places - reserved,
             unanswered: Default::default(),
             state: Mutex::default(),
@@ -161,17 +76,22 @@ impl Queue {
         }
     }
 
+    /// What is begun of each direction; `None` if all places are taken.
+    fn begun(&self) -> Option<[usize; 2]> {
+        let begun = self.unanswered.each_ref().map(|of| of.begun());
+        (begun.iter().sum::<usize>() < self.places).then_some(begun)
+    }
+
     /// The next job that may start.
     fn pop(&self, state: &mut State) -> Option<Job> {
-        let begun = self.unanswered.each_ref().map(|of| of.begun.load(Ordering::Relaxed));
+        let begun = self.begun()?;
         let mut job = state.waiting.iter_mut().find_map(|queues| {
-            let first = |at: usize| Some((queues[at].front()?.number, at));
+            let first = |at: usize| Some((queues[at].front()?.number(), at));
             let may_start = (0..queues.len()).filter(|at| begun[*at] < self.share);
             let (_, at) = may_start.filter_map(first).min()?;
             queues[at].pop_front()
         })?;
-        job.unanswered.begun.fetch_add(1, Ordering::Relaxed);
-        job.has_begun = true;
+        job.begin();
         Some(job)
     }
 
@@ -186,17 +106,14 @@ impl Queue {
         for (request, file) in batch {
             let direction = direction(request.operation);
             let unanswered = &self.unanswered[direction];
-            if closed || unanswered.accepted.load(Ordering::Relaxed) >= self.limit {
+            if closed || unanswered.accepted() >= self.limit {
                 refused.push(request);
                 continue;
             }
-            unanswered.accepted.fetch_add(1, Ordering::Relaxed);
             accepted += 1;
             let class = request.class as usize;
-            let (number, unanswered) = (state.next_number, Arc::clone(unanswered));
+            let job = Job::new((request, file), state.next_number, unanswered);
             state.next_number += 1;
-            let request = Some(request);
-            let job = Job { request, file, number, has_begun: false, unanswered };
             state.waiting[class][direction].push_back(job);
         }
         let wake = accepted > 0 && std::mem::take(&mut state.asleep);
@@ -207,6 +124,53 @@ impl Queue {
         for request in refused {
             request.complete(Err(if closed { IoError::Closed } else { IoError::Busy }));
         }
+        wake
+    }
+
+    /// Accepts a request and begins it, so that its call carries it out; not where anything waits, no place is free for
+    /// it, or the queue is closed. After its answer comes [`Self::end_here`].
+    pub(super) fn begin_here(&self, request: (Request, Arc<OpenFile>)) -> Begun {
+        let direction = direction(request.0.operation);
+        let unanswered = &self.unanswered[direction];
+        let mut state = self.state.lock();
+        let is_free = self.begun().is_some_and(|begun| begun[direction] < self.share);
+        if state.closed || state.is_waited() || !is_free || unanswered.accepted() >= self.limit {
+            return Begun::NotYet(request);
+        }
+        let mut job = Job::new(request, state.next_number, unanswered);
+        state.next_number += 1;
+        job.begin();
+        Begun::Here(job)
+    }
+
+    /// Leaves to the engine's threads what was begun here. Returns whether the consumer must be woken.
+    #[must_use]
+    pub(super) fn hand_over(&self, mut job: Job) -> bool {
+        let (class, direction) = (job.request().class as usize, direction(job.request().operation));
+        let mut state = self.state.lock();
+        if state.closed {
+            drop(state);
+            job.finish(Err(IoError::Closed));
+            return false;
+        }
+        job.put_off();
+        state.waiting[class][direction].push_front(job);
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        self.arrived.notify_one();
+        wake
+    }
+
+    /// A call returned a place of [`Self::begin_here`]. Returns whether the consumer must be woken.
+    #[must_use]
+    pub(super) fn end_here(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_waited() {
+            return false;
+        }
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        self.arrived.notify_one();
         wake
     }
 
@@ -252,7 +216,7 @@ mod tests {
     use dalsegno_core::Deadline;
 
     use super::*;
-    use crate::{Class, Completion, FileId};
+    use crate::{Class, Completion, FileId, Operation};
 
     fn file() -> Arc<OpenFile> {
         let flags = rustix::fs::OFlags::PATH;
@@ -401,5 +365,64 @@ mod tests {
         assert!(queue.push(requests));
         let (requests, _answers) = batch(&[Class::Foreground]);
         assert!(!queue.push(requests));
+    }
+    fn begun(begun: Begun) -> Option<Job> {
+        match begun {
+            Begun::Here(job) => Some(job),
+            Begun::NotYet(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_call_begins_a_request_only_where_it_overtakes_nobody() {
+        let queue = Queue::new(16, 4);
+        let begin = |operation| {
+            let request = batch_of([(operation, Class::Foreground)]).0.remove(0);
+            begun(queue.begin_here(request))
+        };
+        let writes: Vec<_> = (0..3).map(|_| begin(Operation::Write).unwrap()).collect();
+        assert!(begin(Operation::Write).is_none(), "beyond its direction's share");
+        let read = begin(Operation::Read).unwrap();
+        assert!(begin(Operation::Read).is_none(), "no place is left");
+        assert!(!queue.end_here(), "nothing waits");
+        assert!(!queue.take(4, &mut Vec::new()), "it sleeps");
+        let (requests, _answers) = batch(&[Class::Background]);
+        assert!(queue.push(requests), "it is woken, and finds no place");
+        assert!(!queue.take(4, &mut Vec::new()));
+        read.finish(Ok(()));
+        assert!(begin(Operation::Read).is_none(), "others wait");
+        for write in writes {
+            write.finish(Ok(()));
+        }
+        assert!(queue.end_here(), "who sleeps while others wait is woken");
+        let mut jobs = Vec::new();
+        queue.take(4, &mut jobs);
+        assert_eq!(jobs.len(), 1);
+    }
+
+    #[test]
+    fn what_a_call_hands_over_goes_first_and_is_answered_once() {
+        let queue = Queue::new(16, 4);
+        let (mut requests, answers) = batch(&[Class::Foreground]);
+        let job = begun(queue.begin_here(requests.remove(0))).unwrap();
+        assert!(!queue.take(4, &mut Vec::new()));
+        let (requests, _later) = batch(&[Class::Foreground]);
+        let _ = queue.push(requests);
+        assert!(!queue.hand_over(job), "the push woke the consumer");
+        let mut jobs = Vec::new();
+        queue.take(1, &mut jobs);
+        jobs.remove(0).finish(Ok(()));
+        assert!(answers.try_recv().unwrap().result.is_ok() && answers.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_closed_queue_begins_nothing_and_answers_what_is_handed_over() {
+        let queue = Queue::new(16, 4);
+        let (mut requests, answers) = batch(&[Class::Foreground; 2]);
+        let job = begun(queue.begin_here(requests.remove(0))).unwrap();
+        queue.close();
+        assert!(!queue.hand_over(job));
+        assert!(matches!(answers.try_recv().unwrap().result, Err(IoError::Closed)));
+        assert!(begun(queue.begin_here(requests.remove(0))).is_none());
     }
 }

@@ -1,17 +1,19 @@
-//! The engine over Linux `io_uring`: one thread owns the ring.
+//! The engine over Linux `io_uring`: one thread owns the ring, and calls may drive small rings of their own.
 //!
-//! 1. Only the owner's thread touches the ring; submitters fill the queue and ring the doorbell.
+//! 1. Only the owner's thread touches its ring; submitters fill the queue and ring the doorbell, or use the ring of
+//!    their call (`call_ring.rs`).
 //! 2. What the kernel may touch (memory, scatter list, file) lives in its slot until the completion. If the ring
 //!    fails while it is there, it is leaked: the kernel may come back to it.
 //! 3. Each slot has at most one entry in the ring, and the ring has room for all slots and the doorbell.
 //! 4. The arena stays mapped as long as it is registered: the owner holds the pool.
 //! 5. The owner sleeps only with the doorbell armed, and when nothing in the queue may start or every slot is taken.
 
+mod call_ring;
 mod flight;
 mod ring;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,9 +23,12 @@ use dalsegno_core::Clock;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 
-use self::flight::Flight;
+pub use self::call_ring::CallRing;
+use self::call_ring::Shelf;
+use self::flight::{Flight, Settled, Slots};
 use self::ring::Arena;
-use super::queue::{Job, Queue};
+use super::job::Job;
+use super::queue::Queue;
 use super::{Engine, OpenFile, PATIENCE, Setup};
 use crate::threads::Workers;
 use crate::{BufferPool, IoError, Request};
@@ -41,6 +46,7 @@ const MAX_STALLS: u32 = 5000;
 pub(super) struct Uring {
     queue: Arc<Queue>,
     doorbell: Arc<Doorbell>,
+    shelf: Arc<Shelf>,
     workers: Workers,
 }
 
@@ -48,9 +54,10 @@ impl Uring {
     pub(super) fn start(setup: &Setup) -> io::Result<Self> {
         let queue = Arc::new(Queue::new(setup.queue, setup.depth));
         let doorbell = Arc::new(Doorbell::new()?);
+        let shelf = Arc::new(Shelf::new(&queue, &doorbell, &setup.clock, setup.depth));
         let mut workers = Workers::new();
         let (report, started) = crossbeam_channel::bounded(1);
-        let parts = (Arc::clone(&queue), Arc::clone(&doorbell), setup.clone());
+        let parts = (Arc::clone(&queue), Arc::clone(&doorbell), Arc::clone(&shelf), setup.clone());
         // The ring is made by the thread that will use it: the kernel holds it to that.
         workers.start("dalsegno-uring", move || match Owner::new(parts) {
             Ok(owner) => {
@@ -60,7 +67,7 @@ impl Uring {
             Err(error) => drop(report.send(Err(error))),
         })?;
         started.recv().map_err(|_| io::Error::other("the I/O thread failed"))??;
-        Ok(Self { queue, doorbell, workers })
+        Ok(Self { queue, doorbell, shelf, workers })
     }
 }
 
@@ -73,6 +80,10 @@ impl Engine for Uring {
         if self.queue.push(batch) {
             self.doorbell.ring();
         }
+    }
+
+    fn call_ring(&self) -> Option<CallRing> {
+        self.shelf.take()
     }
 }
 
@@ -101,6 +112,10 @@ impl Doorbell {
         Ok(Self { descriptor, count: AtomicU64::new(0) })
     }
 
+    fn as_raw_fd(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+
     #[expect(clippy::host_endian_bytes, reason = "an eventfd counts in the byte order of the host")]
     fn ring(&self) {
         if let Err(error) =
@@ -115,8 +130,8 @@ impl Doorbell {
 struct Owner {
     ring: IoUring,
     /// Dropped after the ring; whatever is still in a slot then is leaked (invariant 2).
-    slots: Vec<Option<Flight>>,
-    free: Vec<usize>,
+    slots: Slots,
+    shelf: Arc<Shelf>,
     /// Whether the ring reads the doorbell.
     armed: bool,
     stalls: u32,
@@ -132,17 +147,16 @@ struct Owner {
     done: Vec<(u64, i32)>,
 }
 
-type Parts = (Arc<Queue>, Arc<Doorbell>, Setup);
+type Parts = (Arc<Queue>, Arc<Doorbell>, Arc<Shelf>, Setup);
 
 impl Owner {
-    fn new((queue, doorbell, setup): Parts) -> io::Result<Self> {
+    fn new((queue, doorbell, shelf, setup): Parts) -> io::Result<Self> {
         let ring = ring::build(setup.depth + 1)?;
         let arena = Arena::register(&ring, &setup.pool);
-        let slots: Vec<_> = (0..setup.depth).map(|_| None).collect();
         Ok(Self {
             ring,
-            free: (0..slots.len()).rev().collect(),
-            slots,
+            slots: Slots::new(setup.depth),
+            shelf,
             armed: false,
             stalls: 0,
             queue,
@@ -163,13 +177,15 @@ impl Owner {
         }
         // Also after a failure every request gets its answer: what waits here, what flies when the slots are dropped.
         self.queue.close();
+        self.shelf.close();
     }
 
     fn run(&mut self) -> io::Result<()> {
         loop {
             self.reap()?;
+            let left = self.shelf.reap_left();
             let closed = self.fill()?;
-            if closed && self.free.len() == self.slots.len() {
+            if closed && !left && self.slots.in_flight() == 0 {
                 return self.stop();
             }
             self.arm()?;
@@ -181,7 +197,7 @@ impl Owner {
     fn fill(&mut self) -> io::Result<bool> {
         let mut arrived = std::mem::take(&mut self.arrived);
         loop {
-            let room = self.free.len();
+            let room = self.slots.room();
             let closed = self.queue.take(room, &mut arrived);
             // Late requests take neither a slot nor a share of the slots, so others may start now. With slots still
             // free, the doorbell rings again only when the queue had nothing that may start.
@@ -200,18 +216,20 @@ impl Owner {
             job.finish(Err(IoError::Deadline));
             return Ok(());
         }
-        let slot = self.free.pop().ok_or_else(|| io::Error::other("no slot is free"))?;
-        let flight = Flight::new(job);
+        self.start(Flight::new(job))
+    }
+
+    fn start(&mut self, flight: Flight) -> io::Result<()> {
         let entry = flight.entry(self.arena.as_ref());
-        self.slots[slot] = Some(flight);
-        self.push(&entry.user_data(slot as u64))
+        let number = self.slots.put(flight);
+        self.push(&entry.user_data(number))
     }
 
     fn arm(&mut self) -> io::Result<()> {
         if self.armed {
             return Ok(());
         }
-        let descriptor = types::Fd(self.doorbell.descriptor.as_raw_fd());
+        let descriptor = types::Fd(self.doorbell.as_raw_fd());
         let entry = opcode::Read::new(descriptor, self.doorbell.count.as_ptr().cast(), 8).build();
         self.armed = true;
         self.push(&entry.user_data(DOORBELL))
@@ -255,22 +273,12 @@ impl Owner {
     }
 
     fn land(&mut self, user_data: u64, result: i32) -> io::Result<()> {
-        let slot = usize::try_from(user_data).unwrap_or(usize::MAX);
-        let Some(flight) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
+        let Some(flight) = self.slots.take(user_data) else {
             return Err(io::Error::other("a completion without a request"));
         };
-        if matches!(-result, libc::EINTR | libc::EAGAIN) && flight.may_retry() {
-            let entry = flight.entry(self.arena.as_ref());
-            return self.push(&entry.user_data(user_data));
-        }
-        if let Some(flight) = self.slots[slot].take() {
-            self.free.push(slot);
-            let job = flight.land();
-            let result = match u64::try_from(result) {
-                Ok(got) => job.check_count(got),
-                Err(_) => Err(job.os_error(io::Error::from_raw_os_error(-result))),
-            };
-            job.finish(result);
+        match flight.settle(result) {
+            Settled::Ended(job, result) => job.finish(result),
+            Settled::Again(flight) => return self.start(flight),
         }
         Ok(())
     }

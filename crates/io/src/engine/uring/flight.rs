@@ -3,14 +3,15 @@
 //! 1. A flight is constructed before its entry is pushed and lands after its completion; dropped in between, it leaks
 //!    what the kernel may touch and answers its request with an error.
 
+use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::with_exposed_provenance_mut;
 
 use io_uring::{opcode, squeue, types};
 
 use super::ring::Arena;
-use crate::engine::queue::Job;
-use crate::{Memory, Operation};
+use crate::engine::job::Job;
+use crate::{IoError, Memory, Operation};
 
 /// How often a request that the kernel wants to see again is tried.
 const MAX_RETRIES: u8 = 16;
@@ -23,25 +24,58 @@ pub(super) struct Flight {
     retries: u8,
 }
 
+/// What became of a flight.
+pub(super) enum Settled {
+    Ended(Job, Result<(), IoError>),
+    /// It is to be tried again.
+    Again(Flight),
+}
+
 impl Flight {
-    pub(super) fn new(job: Job) -> Self {
-        let memory = &job.request().memory;
-        let pieces = if memory.len() > 1 { memory.iter().map(piece).collect() } else { Vec::new() };
+    /// For a call's ring, which is asked for a list of any length.
+    pub(super) fn listed(job: Job) -> Self {
+        let pieces = scatter_list(&job.request().memory);
         Self { job: Some(job), pieces, retries: 0 }
     }
 
-    /// Counts a retry, unless there were enough.
-    pub(super) fn may_retry(&mut self) -> bool {
-        self.retries += 1;
-        self.retries <= MAX_RETRIES
+    pub(super) fn new(job: Job) -> Self {
+        let memory = &job.request().memory;
+        let pieces = if memory.len() > 1 { scatter_list(memory) } else { Vec::new() };
+        Self { job: Some(job), pieces, retries: 0 }
     }
 
-    /// The kernel is done: the memory may go back.
-    pub(super) fn land(mut self) -> Job {
-        self.job.take().expect("a flight lands once")
+    /// Takes in what the kernel says.
+    pub(super) fn settle(mut self, result: i32) -> Settled {
+        if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < MAX_RETRIES {
+            self.retries += 1;
+            return Settled::Again(self);
+        }
+        // The kernel is done: the memory may go back.
+        let job = self.job.take().expect("a flight lands once");
+        let result = match u64::try_from(result) {
+            Ok(got) => job.check_count(got),
+            Err(_) => Err(job.os_error(io::Error::from_raw_os_error(-result))),
+        };
+        Settled::Ended(job, result)
     }
 
-    /// What the ring is asked for.
+    /// What a call's ring did: the job and how it ended, or the job alone if the engine has to do it. That is what the
+    /// kernel would not do without waiting, also if it did a part.
+    pub(super) fn settle_at_once(mut self, result: i32) -> (Job, Option<Result<(), IoError>>) {
+        let job = self.job.take().expect("a flight lands once");
+        let is_whole = u64::try_from(result).is_ok_and(|got| got == job.request().bytes());
+        let is_ours = matches!(-result, libc::EAGAIN | libc::EINTR | libc::EOPNOTSUPP);
+        let ended = if is_whole {
+            Some(Ok(()))
+        } else if result >= 0 || is_ours {
+            None
+        } else {
+            Some(Err(job.os_error(io::Error::from_raw_os_error(-result))))
+        };
+        (job, ended)
+    }
+
+    /// What the owner's ring is asked for.
     pub(super) fn entry(&self, arena: Option<&Arena>) -> squeue::Entry {
         let job = self.job.as_ref().expect("a flight has its job until it lands");
         let (request, file) = (job.request(), types::Fd(job.file().descriptor.as_raw_fd()));
@@ -76,6 +110,78 @@ impl Flight {
     }
 }
 
+/// The places of one ring. A flight is here from before its entry is pushed until its completion.
+pub(super) struct Slots {
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+}
+
+impl Slots {
+    pub(super) fn new(places: u32) -> Self {
+        let slots: Vec<_> = (0..places).map(|_| None).collect();
+        Self { free: (0..slots.len()).rev().collect(), slots }
+    }
+
+    /// How many are free.
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Keeps a flight until its completion, which has the number that this returns.
+    ///
+    /// # Panics
+    ///
+    /// If no place is free.
+    pub(super) fn put(&mut self, flight: Flight) -> u64 {
+        let slot = self.free.pop().expect("a free place was made sure of");
+        self.slots[slot] = Some(flight);
+        slot as u64
+    }
+
+    /// The flight of a completion.
+    pub(super) fn take(&mut self, number: u64) -> Option<Flight> {
+        let slot = usize::try_from(number).ok()?;
+        let flight = self.slots.get_mut(slot)?.take()?;
+        self.free.push(slot);
+        Some(flight)
+    }
+
+    /// Gives up everything in flight (invariant 1).
+    pub(super) fn abandon(&mut self) {
+        for slot in 0..self.slots.len() {
+            drop(self.take(slot as u64));
+        }
+    }
+}
+
+impl Flight {
+    /// What a call's ring is asked for: a read or write that does not wait for anything but the device. So nothing of a
+    /// call is ever left with the kernel's own threads, which would keep the calling thread from ending.
+    pub(super) fn entry_at_once(&self) -> squeue::Entry {
+        let job = self.job.as_ref().expect("a flight has its job until it lands");
+        let (request, file) = (job.request(), types::Fd(job.file().descriptor.as_raw_fd()));
+        let list = self.pieces.as_ptr();
+        let (count, offset) = (length(self.pieces.len()), request.offset);
+        let flags = libc::RWF_NOWAIT;
+        match request.operation {
+            Operation::Read => {
+                opcode::Readv::new(file, list, count).offset(offset).rw_flags(flags).build()
+            }
+            Operation::Write => {
+                opcode::Writev::new(file, list, count).offset(offset).rw_flags(flags).build()
+            }
+            Operation::Sync => unreachable!("a call's ring takes no sync"),
+        }
+    }
+}
+
+// SAFETY: the scatter list names memory of the job, which may change threads.
+unsafe impl Send for Flight {}
+
 impl Drop for Flight {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
@@ -85,10 +191,44 @@ impl Drop for Flight {
     }
 }
 
-fn piece(memory: &Memory) -> libc::iovec {
-    libc::iovec { iov_base: with_exposed_provenance_mut(memory.address()), iov_len: memory.len() }
+/// Where the kernel finds the memory. Neighbours become one entry: the kernel looks up the pages of each entry anew, and
+/// the slices of one block are neighbours.
+fn scatter_list(memory: &[Memory]) -> Vec<libc::iovec> {
+    let mut list: Vec<libc::iovec> = Vec::new();
+    for piece in memory {
+        match list.last_mut() {
+            Some(before) if before.iov_base.addr() + before.iov_len == piece.address() => {
+                before.iov_len += piece.len();
+            }
+            _ => list.push(libc::iovec {
+                iov_base: with_exposed_provenance_mut(piece.address()),
+                iov_len: piece.len(),
+            }),
+        }
+    }
+    list
 }
 
 fn length(value: usize) -> u32 {
     u32::try_from(value).expect("requests are bounded when they are submitted")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_in_memory_are_one_entry_of_the_scatter_list() {
+        let mut bytes = vec![0_u8; 64];
+        crate::lend(|lender| {
+            let mut rest = lender.exclusive(&mut bytes);
+            let mut memory: Vec<_> = [8, 8, 16, 4, 20].map(|len| rest.split_to(len)).into();
+            drop(memory.remove(2));
+            let list = scatter_list(&memory);
+            let lengths: Vec<_> = list.iter().map(|entry| entry.iov_len).collect();
+            assert_eq!(lengths, [16, 24]);
+            assert_eq!(list[1].iov_base.addr(), memory[2].address());
+            assert!(scatter_list(&[]).is_empty());
+        });
+    }
 }
