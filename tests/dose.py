@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 
 def dose(small: int, full: int) -> int:
     """Returns the small number, or the full one where `DALSEGNO_DOSE` is `long`."""
     return full if os.environ.get("DALSEGNO_DOSE") == "long" else small
+
+
+# A test that starts engines for what other tests check without one.
+long_dose = pytest.mark.skipif(not dose(0, 1), reason="starts engines: make test-long")
