@@ -17,7 +17,8 @@ LAYERS, SLICE_BYTES, BLOCKS = 2, 4096, 6
 BLOCK_BYTES = LAYERS * SLICE_BYTES
 HASHES = chain(BLOCKS)
 NAMES = re.compile(
-    r"LOCK|store\.meta|segments\.meta|namespace-[0-9a-f]{32}\.meta|segment-[0-9a-f]{16}\.log|index-[0-9a-z.-]+"
+    r"LOCK|(store|segments|namespace-[0-9a-f]{32})\.meta"
+    r"|segment-[0-9a-f]{16}\.log|index-[0-9a-z.-]+"
 )
 HOSTILE = ["../../outside", "/etc/passwd", "a/b\0c", "..", "x" * 1024, "\x1b[2J", "line\nbreak"]
 
