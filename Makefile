@@ -140,7 +140,7 @@ build-rust-tests: env-dev need-cargo
 	@cargo build --quiet $(RUST_TESTS) --bin faulty-mount
 
 run-rust:
-	@cargo test --quiet $(RUST_TESTS)
+	@cargo test --quiet --no-fail-fast $(RUST_TESTS)
 
 run-python:
 	@$(DEV)/python -m pytest -q $(ARGS)

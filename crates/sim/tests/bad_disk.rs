@@ -313,7 +313,7 @@ fn writes_that_fail_or_come_short_are_failed_puts_and_nothing_else() {
 #[test]
 fn a_sync_that_fails_ends_writing_but_not_reading_until_the_store_is_opened_again() {
     each(Durability::Batch, |rig| {
-        rig.mount.tell("add sync error=EIO times=1");
+        rig.mount.tell("add sync error=EIO times=1 file=segment-");
         assert_eq!(rig.try_put(2).unwrap_err().kind(), ErrorKind::Poisoned);
         assert!(rig.store.stats().poisoned);
         // The disk is well again, but a sync is never tried again.
