@@ -111,8 +111,8 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Waits for a completion, or for `all` on the call's ring, at most `limit`. The call's ring comes first: nothing else
-    /// announces its completions.
+    /// Waits for a completion, or for `all` on the call's ring, at most `limit`. The call's ring comes first: nothing
+    /// else announces its completions.
     fn receive(&mut self, all: bool, limit: Option<Duration>) -> Option<Completion> {
         if let Ok(completion) = self.receiver.try_recv() {
             return Some(completion);
