@@ -10,6 +10,10 @@ In each round the contenders take turns of a tenth of the calls, in an order tha
 noise of the machine hits all alike. A ratio is ours / file of one round, and a figure is the median
 over the rounds. The store is filled before the first round, so puts recycle segments as they do in
 service.
+
+With ``--use`` a block's memory is read between the calls of all contenders. Without it nobody but
+our checksum reads what a get brought, so only ours pays for taking it into the core's cache and for
+giving it up again when the next get writes there.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -156,6 +161,10 @@ class Blocks:
             FILE: get_file,
         }
 
+    def use(self) -> None:
+        """Reads what was put or got, as an engine does."""
+        zlib.crc32(self._memory)
+
     def remove(self) -> None:
         """Removes the blocks, so that the next round finds space and nothing is relocated."""
         self._namespace.remove()
@@ -164,8 +173,10 @@ class Blocks:
                 Path(path).unlink()
 
 
-def take_turns(calls: dict[str, Call], order: Sequence[int]) -> dict[str, list[int]]:
-    """Times every call of every contender, in turns."""
+def take_turns(
+    calls: dict[str, Call], order: Sequence[int], between: Callable[[], object] | None = None
+) -> dict[str, list[int]]:
+    """Times every call of every contender, in turns; ``between`` calls nothing is timed."""
     spent: dict[str, list[int]] = {contender: [] for contender in calls}
     step = max(1, len(order) // TURNS)
     clock = time.perf_counter_ns
@@ -176,16 +187,19 @@ def take_turns(calls: dict[str, Call], order: Sequence[int]) -> dict[str, list[i
                 begin = clock()
                 call(number)
                 samples.append(clock() - begin)
+                if between is not None:
+                    between()
     return spent
 
 
-def run_size(figures: Figures, blocks: Blocks, size: str, calls: int) -> None:
+def run_size(figures: Figures, blocks: Blocks, size: str, calls: int, *, use: bool) -> None:
     """One round of one size."""
     order = list(range(calls))
-    for contender, samples in take_turns(blocks.puts(), order).items():
+    between = blocks.use if use else None
+    for contender, samples in take_turns(blocks.puts(), order, between).items():
         figures.rounds[contender, f"put {size}"].append(samples)
     random.shuffle(order)
-    for contender, samples in take_turns(blocks.gets(), order).items():
+    for contender, samples in take_turns(blocks.gets(), order, between).items():
         figures.rounds[contender, f"get {size}"].append(samples)
     blocks.remove()
 
@@ -218,7 +232,7 @@ def run(directory: Path, options: argparse.Namespace) -> Figures:
                     calls=calls[size],
                     reuse_files=options.reuse_files,
                 )
-                run_size(figures, blocks, size, calls[size])
+                run_size(figures, blocks, size, calls[size], use=options.use)
             print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
         assert store.stats()["io_direct"], "the store could not use O_DIRECT here"
     return figures
@@ -295,6 +309,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--large-calls", type=int, default=150, help="the same of 8 MiB (%(default)s)")
     add("--index", default="memory", help="memory or lsm (%(default)s)")
     add("--reuse-files", action="store_true", help="write files over instead of making new ones")
+    add("--use", action="store_true", help="read the block between calls, as an engine does")
     add("--dir", type=Path, default=Path("/var/tmp"), help="where to write (%(default)s)")  # noqa: S108
     return parser
 

@@ -191,8 +191,8 @@ impl Drop for Flight {
     }
 }
 
-/// Where the kernel finds the memory. Neighbours become one entry: the kernel looks up the pages of each, and
-/// the slices of one block are neighbours.
+/// Where the kernel finds the memory. Neighbours become one entry: the kernel looks up the pages of each entry again,
+/// and the slices of one block are neighbours.
 fn scatter_list(memory: &[Memory]) -> Vec<libc::iovec> {
     let mut list: Vec<libc::iovec> = Vec::new();
     for piece in memory {
