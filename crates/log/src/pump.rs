@@ -64,8 +64,16 @@ impl<'a> Pump<'a> {
     pub(crate) fn new(core: &'a Core, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
         let ring = if call.class == Class::Foreground { core.device.call_ring() } else { None };
-        let busy_bytes = BUSY_BYTES;
-        Self { core, call, in_flight: 0, in_flight_bytes: 0, ring, busy_bytes, sender, receiver }
+        Self {
+            core,
+            call,
+            in_flight: 0,
+            in_flight_bytes: 0,
+            ring,
+            busy_bytes: BUSY_BYTES,
+            sender,
+            receiver,
+        }
     }
 
     /// For writes: those that need no buffers have no other bound than the depth.

@@ -114,7 +114,7 @@ impl Segments {
             self.next_number = self.next_number.max(*segment);
             let file = segment_file(*segment);
             tracing::warn!(
-                "{file} is missing, with {records} records; `dalsegno verify` tells more"
+                "{file} is missing, with {records} records; run `dalsegno verify` for details"
             );
         }
     }

@@ -120,7 +120,7 @@ impl Job {
         }
     }
 
-    /// Answers the request, but keeps its memory from everybody for ever: the kernel may still touch it.
+    /// Answers the request, and never gives its memory back: the kernel may still touch it.
     pub(super) fn abandon(mut self) {
         let error = self.os_error(io::Error::other("the I/O thread failed"));
         if let Some(request) = self.take() {

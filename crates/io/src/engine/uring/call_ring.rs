@@ -283,7 +283,7 @@ impl Ring {
         self.slots.in_flight() == 0
     }
 
-    /// Starts a request at once, so that the device works on it while the call goes on.
+    /// Starts a request immediately, so that the device works on it while the call goes on.
     fn launch(&mut self, flight: Flight) {
         let entry = flight.entry_at_once();
         let number = self.slots.put(flight);

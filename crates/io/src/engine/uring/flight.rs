@@ -44,7 +44,7 @@ impl Flight {
         Self { job: Some(job), pieces, retries: 0 }
     }
 
-    /// Takes in what the kernel says.
+    /// Applies what the kernel returned.
     pub(super) fn settle(mut self, result: i32) -> Settled {
         if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < MAX_RETRIES {
             self.retries += 1;
