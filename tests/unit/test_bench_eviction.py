@@ -57,13 +57,13 @@ def test_a_block_without_its_prefix_is_live_but_not_reachable() -> None:
     class Present:
         """Blocks 0 and 2 are present."""
 
-        def contains(self, names: list[bytes]) -> list[bool]:
+        def peek(self, names: list[bytes]) -> list[bool]:
             return [name in {b"0", b"2"} for name in names]
 
     text = [json.dumps({"input_length": 3, "hash_ids": [1, 2, 3]})]
     names = [b"0", b"1", b"2"]
     present = cast("dalsegno.Namespace", Present())
-    assert bench.reachable(parse(text), names, present) == (2, 1)
+    assert bench.reachable_share(parse(text), names, present) == 0.5
 
 
 def cell(**changed: Any) -> dict[str, Any]:

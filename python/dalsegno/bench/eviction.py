@@ -54,6 +54,8 @@ IO_ENGINE = "psync"
 MEMORY = Path("/dev/shm")  # noqa: S108 - the bench makes a folder of its own in it
 # Samples of how many blocks the store holds.
 SAMPLES = 200
+# One in so many of them also counts what can be reached, which asks for every block of the trace.
+REACHED = 10
 # Blocks of one call that asks what is present.
 ASKED_BLOCKS = 8192
 
@@ -76,16 +78,14 @@ class Replay:
         hits: Leading blocks loaded, request by request.
         held: Samples of the blocks in the store, over the last half of the requests.
         stats: The store's counters at the end.
-        reachable_blocks: Blocks present at the end whose whole prefix is present.
-        live_blocks: Blocks present at the end.
+        reachable: Of the blocks present, the share whose whole prefix is; at one in `REACHED` samples.
         seconds: How long the requests took.
     """
 
     hits: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
-    reachable_blocks: int = 0
-    live_blocks: int = 0
+    reachable: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -151,23 +151,24 @@ def replay(
             namespace.put_batch(chain, buffers[hits : len(chain)], first=hits)
         if number >= half and number % every == 0:
             done.held.append(store.stats()["blocks"])
+            if len(done.held) % REACHED == 1:
+                done.reachable.append(reachable_share(trace, names, namespace))
     done.seconds = time.perf_counter() - start
     done.stats = store.stats()
-    done.live_blocks, done.reachable_blocks = reachable(trace, names, namespace)
     return done
 
 
-def reachable(
+def reachable_share(
     trace: Trace, names: Sequence[bytes], namespace: dalsegno.Namespace
-) -> tuple[int, int]:
-    """Counts blocks that are present, and those of them whose whole prefix is."""
+) -> float:
+    """Of the blocks that are present, the share whose whole prefix is. Counts as no use."""
     present: list[bool] = []
     for at in range(0, len(names), ASKED_BLOCKS):
-        present += namespace.contains(names[at : at + ASKED_BLOCKS])
+        present += namespace.peek(names[at : at + ASKED_BLOCKS])
     whole: list[bool] = []
     for here, parent in zip(present, trace.parents, strict=True):
         whole.append(here and (parent < 0 or whole[parent]))
-    return sum(present), sum(whole)
+    return sum(whole) / max(1, sum(present))
 
 
 def hit_rate(trace: Trace, hits: Sequence[int]) -> float:
@@ -210,7 +211,7 @@ def run_cell(
         "hit_vs_lru": round(ours / theirs, 4) if theirs else None,
         "relocated_per_put": round(stats["relocated_bytes"] / max(1, stats["put_bytes"]), 4),
         "merged_per_put": round(stats["merging"]["merged_bytes"] / max(1, stats["put_bytes"]), 4),
-        "reachable_of_live": round(done.reachable_blocks / max(1, done.live_blocks), 4),
+        "reachable_of_live": round(statistics.fmean(done.reachable), 4),
         "held_blocks": held,
         "failed_blocks": stats["put_failed_blocks"],
         "segments": segments,
