@@ -21,8 +21,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.integration import small_model
+
 import dalsegno
-from dalsegno.demo import model, primer
+from dalsegno.demo import primer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 PATIENCE_S = 900.0
@@ -66,9 +68,9 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    """The demonstration's model, where other tests have put it."""
-    return model.prepare()
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model."""
+    return small_model.prepare(tmp_path_factory.mktemp("serve") / "model")
 
 
 @contextmanager
