@@ -206,11 +206,11 @@ impl World {
             self.promise_what_is_listed();
         }
         self.outages += 1;
-        // It ends where it is: to close it would flush its index.
+        let (device, torn) = self.device.reboot(outage);
+        // It ends where it is. What it does from now on, to close its files, it does to a device that is gone.
         if let Some(store) = self.store.take() {
             self.totals.add(&store.stats());
         }
-        let (device, torn) = self.device.reboot(outage);
         self.device = Arc::new(device);
         self.torn.extend(torn);
         if outage == Outage::Power {
