@@ -346,6 +346,13 @@ fn cuts(mkfs: &str, check: &str) {
     let seed = std::env::var("DALSEGNO_POWER_SEED").map_or(SEED, |text| text.parse().unwrap());
     let cuts_per_store = (cuts / 4).clamp(1, MOST_CUTS_PER_STORE);
     println!("{cuts} cuts, DALSEGNO_POWER_SEED={seed}");
+    // Shown if a test fails: the outcome of a put does not say why it failed.
+    drop(
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_test_writer()
+            .try_init(),
+    );
     // Xorshift never leaves zero.
     let mut dice = Dice(seed | 1 << 63);
     let (mut puts, mut grown_blocks, mut removals, mut torn) = (0, 0, 0, 0);
