@@ -78,7 +78,7 @@ class Replay:
         hits: Leading blocks loaded, request by request.
         held: Samples of the blocks in the store, over the last half of the requests.
         stats: The store's counters at the end.
-        reachable: Of the blocks present, the share whose whole prefix is; at one in `REACHED` samples.
+        reachable: Of the blocks present, the share whose whole prefix is; one in `REACHED` samples.
         seconds: How long the requests took.
     """
 
