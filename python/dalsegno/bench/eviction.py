@@ -158,9 +158,7 @@ def replay(
     return done
 
 
-def reachable_share(
-    trace: Trace, names: Sequence[bytes], namespace: dalsegno.Namespace
-) -> float:
+def reachable_share(trace: Trace, names: Sequence[bytes], namespace: dalsegno.Namespace) -> float:
     """Of the blocks that are present, the share whose whole prefix is. Counts as no use."""
     present: list[bool] = []
     for at in range(0, len(names), ASKED_BLOCKS):
