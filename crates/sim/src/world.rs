@@ -207,7 +207,8 @@ impl World {
         }
         self.outages += 1;
         let (device, torn) = self.device.reboot(outage);
-        // It ends where it is. What it does from now on, to close its files, it does to a device that is gone.
+        // The store ends where it is: what it writes and syncs when it is dropped must not reach the disk.
+        assert!(self.device.is_down(), "an outage comes before the store that it meets is dropped");
         if let Some(store) = self.store.take() {
             self.totals.add(&store.stats());
         }
