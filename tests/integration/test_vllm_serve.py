@@ -69,7 +69,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model."""
+    """The small model, in a folder of its own."""
     return small_model.prepare(tmp_path_factory.mktemp("serve") / "model")
 
 

@@ -22,12 +22,14 @@ def locked() -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize(
-    "crate", sorted(name for name in locked() if (ROOT / "crates" / name[9:]).is_dir())
-)
+def manifest_of(crate: str) -> Path:
+    """The manifest of one of our crates; the bench's own lies elsewhere."""
+    return ROOT / "crates" / crate.removeprefix("dalsegno-") / "Cargo.toml"
+
+
+@pytest.mark.parametrize("crate", sorted(name for name in locked() if manifest_of(name).exists()))
 def test_a_crate_is_locked_with_what_it_depends_on(crate: str) -> None:
-    manifest = ROOT / "crates" / crate.removeprefix("dalsegno-") / "Cargo.toml"
-    wanted = tomllib.loads(manifest.read_text(encoding="utf-8")).get("dependencies", {})
+    wanted = tomllib.loads(manifest_of(crate).read_text(encoding="utf-8")).get("dependencies", {})
     optional = {
         name for name, given in wanted.items() if isinstance(given, dict) and given.get("optional")
     }

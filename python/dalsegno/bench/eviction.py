@@ -79,7 +79,7 @@ class Replay:
         held: Samples of the blocks in the store, over the last half of the requests.
         stats: The store's counters at the end.
         reachable: Of the blocks present, the share whose whole prefix is; one in `REACHED` samples.
-        seconds: How long the requests took.
+        seconds: How long the requests took, and the samples between them.
     """
 
     hits: list[int] = field(default_factory=list)
