@@ -114,6 +114,12 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// Extents in the order (namespace, lineage, first block), from the given place on; at most `limit`.
     fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>>;
 
+    /// How often blocks vanished that no call removed; it only grows. An on-disk index forgets tables when it outgrows
+    /// its share of the disk, and everything when a removal cannot be read.
+    fn losses(&self) -> u64 {
+        0
+    }
+
     /// Number of extents and of blocks.
     fn counts(&self) -> (u64, u64);
 }

@@ -371,6 +371,7 @@ impl Inner {
             blocks.iter().map(|block| extent.hashes[*block as usize]).collect();
         self.dram.remove(extent.namespace, &hashes);
         if removed.blocks > 0 {
+            self.removal_feed.note(extent.namespace, &hashes);
             add(&self.counters.quarantined_blocks, removed.blocks);
             tracing::warn!(
                 segment = extent.location.segment,

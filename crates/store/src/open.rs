@@ -30,6 +30,7 @@ use crate::merge::Merger;
 use crate::offline::Reader;
 use crate::open_log::{Opened, Whence};
 use crate::pending::Pending;
+use crate::removal_watch::RemovalFeed;
 use crate::room::RoomMaker;
 use crate::scrub::{ScrubRules, Scrubber};
 use crate::stats::Counters;
@@ -202,6 +203,7 @@ impl Store {
             upkeep,
             pending: Pending::default(),
             failed_reads: FailedReads::default(),
+            removal_feed: RemovalFeed::default(),
             namespaces: RwLock::new(
                 namespaces.into_iter().map(|(n, coding)| (n.id(), (Arc::new(n), coding))).collect(),
             ),

@@ -246,6 +246,7 @@ impl Inner {
             let wanted = |hash: &ChainHash| !removed.contains(hash);
             visible = self.index.insert(extent, Use::written(round), &wanted);
             self.dram.remove(namespace, &gone);
+            self.removal_feed.note(namespace, &gone);
         }
         if visible == 0 {
             self.log.forget(id);
@@ -268,6 +269,7 @@ impl Inner {
             for id in removed.extents {
                 self.log.forget(id);
             }
+            self.removal_feed.note(extent.namespace, failed);
         }
     }
 }

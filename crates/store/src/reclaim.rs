@@ -354,12 +354,18 @@ impl Inner {
         }
         // Extents whose headers cannot be read any more go with the rest.
         let blocks = self.index.drop_segment(victim.number, victim.epoch);
+        if blocks > 0 {
+            self.removal_feed.note_gap();
+        }
         add(&self.counters.evicted_blocks, blocks);
     }
 
     pub(crate) fn drop_extent(&self, extent: &Extent) {
         let live = self.index.live_blocks(extent).unwrap_or_default();
         let removed = self.index.remove_extent(extent);
+        if removed.blocks > 0 {
+            self.removal_feed.note(extent.namespace, &extent.hashes);
+        }
         self.log.forget(extent.id);
         add(&self.counters.evicted_blocks, removed.blocks);
         let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);

@@ -99,10 +99,16 @@ impl Inner {
         let removed = if hashes.is_empty() {
             let removed = self.index.remove_namespace(namespace);
             self.dram.remove_namespace(namespace);
+            if removed.blocks > 0 {
+                self.removal_feed.note_gap();
+            }
             removed
         } else {
             let removed = self.index.remove_blocks(namespace, hashes);
             self.dram.remove(namespace, hashes);
+            if removed.blocks > 0 {
+                self.removal_feed.note(namespace, hashes);
+            }
             removed
         };
         for id in &removed.extents {

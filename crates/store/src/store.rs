@@ -21,6 +21,7 @@ use crate::dram::Dram;
 use crate::failed_reads::FailedReads;
 use crate::merge::Merger;
 use crate::pending::Pending;
+use crate::removal_watch::RemovalFeed;
 use crate::room::RoomMaker;
 use crate::scrub::Scrubber;
 use crate::stats::{Counters, Stats};
@@ -67,6 +68,7 @@ pub(crate) struct Inner {
     pub(crate) dram: Dram,
     pub(crate) pending: Pending,
     pub(crate) failed_reads: FailedReads,
+    pub(crate) removal_feed: RemovalFeed,
     pub(crate) admission: Mutex<AdmissionFilter>,
     /// Who may share bytes, and how new extents of theirs are stored.
     pub(crate) namespaces: RwLock<HashMap<NamespaceId, (Arc<Namespace>, Coding)>>,

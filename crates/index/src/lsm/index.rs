@@ -366,6 +366,11 @@ impl Index for LsmIndex {
         self.usage.write().drop_segment(segment, epoch).blocks
     }
 
+    fn losses(&self) -> u64 {
+        let forgotten = self.tree.counters.forgotten_tables.load(Ordering::Relaxed);
+        forgotten + u64::from(self.is_emptied())
+    }
+
     fn live_blocks(&self, extent: &Extent) -> Result<Vec<bool>, Unread> {
         let (_, leading) = self.known(extent)?.unzip();
         let mut live = vec![false; extent.hashes.len()];

@@ -24,6 +24,7 @@ fn partial() -> (Arc<LsmIndex>, Vec<Arc<Extent>>) {
             while index.step() {}
         }
     }
+    assert_eq!(index.losses(), index.lsm_stats().forgotten_tables);
     let mut extents = index.scan((NAMESPACE, ChainHash::default(), 0), usize::MAX);
     extents.retain(|extent| forgotten(&index, extent).is_some());
     assert!(extents.len() > 1, "something was forgotten of several");
