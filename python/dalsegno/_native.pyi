@@ -38,6 +38,7 @@ __all__ = [
     "Namespace",
     "PoisonedError",
     "PutReport",
+    "RemovalWatch",
     "Store",
     "Transfer",
     "UnavailableError",
@@ -417,6 +418,28 @@ class Namespace:
         """
 
 @final
+class RemovalWatch:
+    """A subscription to the blocks that leave a store, from :meth:`Store.watch_removals`.
+
+    It ends when it is deleted, and does not keep the store open.
+    """
+
+    @property
+    def waiting(self) -> int:
+        """How many blocks wait to be taken; a gap counts as one."""
+
+    def take(self, limit: int) -> tuple[dict[str, list[bytes]], bool]:
+        """Takes the blocks that left first, at most ``limit``.
+
+        Returns:
+            The hashes by the id of their namespace, and whether they are complete. None of these
+            blocks is in the store at that moment: one that was stored again is left out. If they
+            are not complete, other blocks left too and nothing says which, since the queue was
+            full, a whole namespace was removed, the index lost blocks or the store was closed:
+            compare what you know with :meth:`Namespace.peek`.
+        """
+
+@final
 class Store:
     """A store, open in this process and in no other. Threads may share it.
 
@@ -504,6 +527,20 @@ class Store:
         """Returns the namespaces that are known: those that had blocks when the store was opened.
 
         Those opened since are there too. They come in the order of their ids.
+        """
+
+    def watch_removals(self, capacity: int = 65536) -> RemovalWatch:
+        """Starts to note the blocks that leave the store: evicted, quarantined or removed.
+
+        Those of every namespace are noted. A program that publishes what the store holds, such as
+        KV events for a router, takes them from time to time.
+
+        Args:
+            capacity: Blocks that may wait to be taken, 48 bytes each; what is more leaves a gap.
+
+        Raises:
+            InvalidError: ``capacity`` is 0 or above 16777216.
+            ClosedError: The store was closed.
         """
 
     def close(self) -> None:

@@ -202,6 +202,40 @@ class LayerWriter:
         return self._namespace.put_batch(self._hashes, blocks).stored
 
 
+class RemovalWatch:
+    """A subscription to the blocks that leave a store."""
+
+    def __init__(self, store: Store, capacity: int) -> None:
+        """Starts with an empty queue."""
+        self._store, self._capacity, self._gap = store, capacity, False
+        self._left: list[tuple[str, bytes]] = []
+
+    def note(self, block: tuple[str, bytes]) -> None:
+        """Notes that a block left."""
+        if len(self._left) < self._capacity:
+            self._left.append(block)
+        else:
+            self._gap = True
+
+    @property
+    def waiting(self) -> int:
+        """How many blocks wait to be taken."""
+        return len(self._left) + self._gap
+
+    def take(self, limit: int) -> tuple[dict[str, list[bytes]], bool]:
+        """Takes the blocks that left first."""
+        if self._store.closed:
+            return {}, False
+        gone: dict[str, list[bytes]] = {}
+        with self._store.guard:
+            taken, self._left = self._left[:limit], self._left[limit:]
+            for name, one in dict.fromkeys(taken):
+                if one not in self._store.banks[name].blocks:
+                    gone.setdefault(name, []).append(one)
+            complete, self._gap = not self._gap, False
+        return gone, complete
+
+
 class Namespace:
     """Blocks of one identity and shape in a store."""
 
@@ -249,6 +283,7 @@ class Namespace:
                 return None
             if hashlib.sha256(entry[1]).digest() != entry[0]:
                 del self._bank.blocks[one]
+                self._store.note_removal(self.id, one)
                 self._store.misses["corrupt"] += 1
                 return None
         return entry[1]
@@ -397,4 +432,7 @@ class Namespace:
         self._store.check_open()
         with self._store.guard:
             wanted = list(self._bank.blocks) if hashes is None else hashes
-            return sum(self._bank.blocks.pop(one, None) is not None for one in wanted)
+            gone = [one for one in wanted if self._bank.blocks.pop(one, None) is not None]
+            for one in gone:
+                self._store.note_removal(self.id, one)
+            return len(gone)

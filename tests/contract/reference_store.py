@@ -24,7 +24,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.contract.reference_parts import Bank, LayerWriter, Namespace, PutReport, Transfer
+from tests.contract.reference_parts import (
+    Bank,
+    LayerWriter,
+    Namespace,
+    PutReport,
+    RemovalWatch,
+    Transfer,
+)
 
 from dalsegno._native import (
     ClosedError,
@@ -49,6 +56,7 @@ __all__ = [
     "Namespace",
     "PoisonedError",
     "PutReport",
+    "RemovalWatch",
     "Store",
     "Transfer",
     "UnavailableError",
@@ -112,6 +120,7 @@ class Store:
         self.misses = dict.fromkeys(CAUSES, 0)
         self._counters: dict[str, int] = {}
         self._waiting = 0
+        self._watches: list[RemovalWatch] = []
         self._threads = ThreadPoolExecutor(int(config.get("transfer_threads") or 2))
 
     def check_open(self) -> None:
@@ -196,6 +205,19 @@ class Store:
         self.check_open()
         with self.guard:
             return [Namespace(self, name, bank) for name, bank in sorted(self.banks.items())]
+
+    def watch_removals(self, capacity: int = 65536) -> RemovalWatch:
+        """Starts to note the blocks that leave the store."""
+        self.check_open()
+        if not 1 <= capacity <= 1 << 24:
+            raise InvalidError(f"capacity is {capacity}; it must be 1 to {1 << 24}")
+        self._watches.append(RemovalWatch(self, capacity))
+        return self._watches[-1]
+
+    def note_removal(self, namespace: str, one: bytes) -> None:
+        """Notes that a block left."""
+        for watch in self._watches:
+            watch.note((namespace, one))
 
     def close(self) -> None:
         """Waits for transfers under way and lets go of the directory."""

@@ -99,3 +99,23 @@ def test_regression_a_get_under_way_brings_no_removed_block_back(what: str, box:
             namespace.remove(hashes if what == "blocks" else None)
             reader.join()
             assert namespace.get_batch(hashes, buffers(namespace, 4)) == 0
+
+
+def test_a_watch_reports_what_left_and_was_not_stored_again(box: Box) -> None:
+    hashes = chain(6)
+    with box.open() as store:
+        namespace = store.namespace({"tenant": "a"}, layers=2, slice_bytes=1000)
+        watch = store.watch_removals(4)
+        namespace.put_batch(hashes, contents(hashes, 2000))
+        assert (watch.waiting, watch.take(10)) == (0, ({}, True))
+        namespace.remove(hashes[:3])
+        namespace.put_batch(hashes, contents(hashes, 2000)[1:2], first=1)
+        assert watch.waiting == 3
+        assert watch.take(2) == ({namespace.id: hashes[:1]}, True)
+        assert watch.take(2) == ({namespace.id: hashes[2:3]}, True)
+        namespace.put_batch(hashes, contents(hashes, 2000))
+        namespace.remove(hashes)
+        taken, complete = watch.take(10)
+        assert not complete
+        assert set(taken[namespace.id]) < set(hashes)
+    assert watch.take(1) == ({}, False)

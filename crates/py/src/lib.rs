@@ -12,6 +12,7 @@ mod offline;
 mod store;
 mod tensors;
 mod transfer;
+mod watch;
 mod writer;
 
 use pyo3::prelude::*;
@@ -45,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<transfer::PyPutReport>()?;
     module.add_class::<writer::PyLayerWriter>()?;
+    module.add_class::<watch::PyRemovalWatch>()?;
     module.add_function(wrap_pyfunction!(offline::info, module)?)?;
     module.add_function(wrap_pyfunction!(offline::list_extents, module)?)?;
     module.add_function(wrap_pyfunction!(offline::inspect, module)?)?;

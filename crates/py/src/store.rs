@@ -9,6 +9,7 @@ use pyo3::types::PyMapping;
 use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
 use crate::namespace::PyNamespace;
+use crate::watch::PyRemovalWatch;
 
 /// A store, open in this process and in no other.
 #[pyclass(name = "Store", module = "dalsegno._native", frozen)]
@@ -92,6 +93,15 @@ impl PyStore {
     fn namespaces(&self) -> PyResult<Vec<PyNamespace>> {
         let known = self.store.namespaces().or_raise()?;
         Ok(known.into_iter().map(|one| PyNamespace::new(self.store.clone(), one)).collect())
+    }
+
+    #[pyo3(
+        signature = (capacity=Number::new(65_536)),
+        text_signature = "($self, capacity=65536)"
+    )]
+    fn watch_removals(&self, capacity: Number<usize>) -> PyResult<PyRemovalWatch> {
+        let watch = self.store.watch_removals(capacity.named("capacity")?).or_raise()?;
+        Ok(PyRemovalWatch::new(watch))
     }
 
     fn close(&self, py: Python<'_>) {
