@@ -150,3 +150,96 @@ def test_a_broken_store_never_stops_vllm(stage: Stage, monkeypatch: pytest.Monke
     stage.settle()
     monkeypatch.undo()
     assert stage.serve(wanted, "c") == 8
+
+
+def test_many_requests_share_the_loads_that_are_allowed_and_all_are_served(tmp_path: Path) -> None:
+    # Together eight times the primary tier, which holds 16 blocks.
+    prompts = {f"r{number}": keys(2, prompt=f"p{number} ") for number in range(64)}
+    stage = Stage(tmp_path / "store", capacity="256MiB", max_load_bytes=4 * ROW_BYTES)
+    for name, wanted in prompts.items():
+        stage.serve(wanted, f"{name} first")
+        stage.settle()
+    waiting = {name: request_context(name, wanted) for name, wanted in prompts.items()}
+    for context in waiting.values():
+        stage.manager.on_new_request(context)
+    served, steps, most = {}, 0, 0
+    while waiting:
+        for name, context in list(waiting.items()):
+            hits = stage.prefix(prompts[name], context)
+            if hits is not None:
+                served[name] = hits
+                stage.manager.on_request_finished(waiting.pop(name))
+        stage.step()
+        most = max(most, stage.tier._mover.jobs.loading_bytes())
+        steps += 1
+        assert steps < 20_000, "requests are deferred for ever"
+        time.sleep(0.0005)
+    assert 0 < most <= 4 * ROW_BYTES
+    assert sum(served.values()) == 128, "every block that the store has"
+    assert counted(stage.tier.get_stats())["deferred_lookups"] > 0
+    stage.settle()
+    stage.close()
+
+
+def test_a_request_whose_loads_may_not_start_is_computed_in_time(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "store", max_load_bytes=ROW_BYTES, load_timeout_s=0.2)
+    wanted = keys(3)
+    stage.serve(wanted, "first")
+    stage.settle()
+    stage.manager.reset_cache()
+    stage.serve(wanted, "again")
+    stage.settle()
+    stage.manager.primary_tier.reset_cache()
+    # Something is always in flight, for others.
+    stage.tier._mover.jobs._loading_bytes = ROW_BYTES
+    started = time.monotonic()
+    assert stage.serve(wanted, "late") == 0
+    assert 0.2 < time.monotonic() - started < 5
+    numbers = counted(stage.tier.get_stats())
+    assert numbers["deferral_timeouts"] == 1
+    stage.tier._mover.jobs._loading_bytes = 0
+    assert stage.serve(wanted, "later") == 3
+    stage.settle()
+    stage.close()
+
+
+def test_a_load_that_fails_again_and_again_ends_with_its_request_computed(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    stage = Stage(tmp_path / "store", failed_load_pause_s=0.05)
+    wanted = keys(3)
+    stage.serve(wanted, "first")
+    stage.settle()
+    opened = stage.tier._backend.current
+    assert opened is not None
+    space = opened.namespaces[0]
+    tried = 0
+
+    class Failing:
+        """A namespace whose loads take no time and bring nothing."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(space, name)
+
+        def submit_get(self, hashes: list[bytes], out: Any, **options: Any) -> Any:
+            nonlocal tried
+            tried += 1
+            return space.submit_get(hashes, out, **{**options, "timeout_s": 1e-9})
+
+    for number in range(5):
+        stage.manager.primary_tier.reset_cache()
+        monkeypatch.setitem(opened.namespaces, 0, Failing())
+        before = tried
+        assert stage.serve(wanted, f"fails {number}") == 0
+        assert tried == before + 1, "one attempt for each request"
+        stage.settle()
+        # For others it is a miss for a while, without an attempt.
+        stage.manager.primary_tier.reset_cache()
+        assert stage.serve(wanted, f"pauses {number}") == 0
+        assert tried == before + 1
+        stage.settle()
+        time.sleep(0.06)
+    monkeypatch.undo()
+    stage.manager.primary_tier.reset_cache()
+    assert stage.serve(wanted, "well") == 3
+    stage.close()

@@ -17,13 +17,14 @@ from tests.integration.tiers import (
     ROW_BYTES,
     Primary,
     Request,
+    config,
     counted,
     finished,
     keys,
 )
-from vllm.v1.kv_offload.base import ScheduleEndContext
+from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 
-from dalsegno.integrations.vllm import metrics
+from dalsegno.integrations.vllm import events, metrics
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
@@ -196,7 +197,7 @@ def test_a_failed_load_stays_a_miss_even_when_the_store_has_the_block(
     assert asked.lookup(ours[0]) is MISS
     manual_tier.on_schedule_end(ScheduleEndContext((), ("r",)))
     assert asked.lookup(ours[0]) is MISS
-    assert Request(manual_tier, "another", ours).lookup(ours[0]) is HIT
+    assert Request(manual_tier, "another", ours).lookup_all() == [MISS, HIT], "for a while"
 
 
 def test_a_preempted_request_looks_up_its_misses_again(
@@ -249,16 +250,39 @@ def test_a_bypassed_request_is_neither_served_nor_kept(
 
 
 def test_every_metric_is_declared_and_every_declared_one_is_emitted(
-    manual: ManualStore, make_tier: Callable[..., DalsegnoTier]
+    manual: ManualStore,
+    make_tier: Callable[..., DalsegnoTier],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tier = make_tier(max_store_bytes=4 * ROW_BYTES)
+    monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
+    extra = {"cpu_bytes_to_use": 1 << 20, "self_describing_kv_events": True}
+    tier = make_tier(
+        of=config(enable_kv_cache_events=True, extra_config=extra),
+        enable_kv_events=True,
+        kv_events_keys=2,
+        max_store_bytes=4 * ROW_BYTES,
+        max_load_bytes=2 * ROW_BYTES,
+        load_timeout_s=0.001,
+    )
     asked = Request(tier, "r", keys(6))
     asked.lookup_all()
     asked.store(1)
     manual.transfers[0].end(reference_store.PutReport(("stored", "present", "declined", "failed")))
     finished(tier)
+    asked.store(3, asked.keys[:3])
+    manual.transfers[1].end()
+    finished(tier)
     asked.load(2, asked.keys[:2], rows=[8, 9])
-    manual.transfers[1].end([True, False])
+    waits = Request(tier, "w", asked.keys[:1])
+    assert waits.lookup_all() == [LookupResult.RETRY]
+    time.sleep(0.002)
+    assert waits.lookup_all() == [MISS]
+    manual.transfers[2].end([True, False])
+    assert len(list(tier.take_events())) == 1
+    space = tier._backend.current
+    assert space is not None
+    space.namespaces[0].remove([key[:32] for key in asked.keys[:3]])
+    assert len(list(tier.take_events())) == 1
     tier.bypass("x")
     tier._trouble("lookup", OSError("x"))
     manual.misses["corrupt"] = 3

@@ -129,7 +129,7 @@ def test_nothing_that_vllm_calls_while_it_serves_waits_for_a_transfer(
 
 
 def test_shutdown_waits_for_stores_and_releases_the_memory(tmp_path: Path) -> None:
-    ours = keys(20)
+    ours = keys(16)
     memory = Primary(ROWS)
     tier = open_tier(tmp_path / "store", memory.view)
     memory.fill(ours)
@@ -139,7 +139,7 @@ def test_shutdown_waits_for_stores_and_releases_the_memory(tmp_path: Path) -> No
     memory.free()
     again = Primary(ROWS)
     tier = open_tier(tmp_path / "store", again.view)
-    assert Request(tier, "n", ours).lookup_all() == [HIT] * 20
+    assert Request(tier, "n", ours).lookup_all() == [HIT] * 16
     tier.shutdown()
     again.free()
 

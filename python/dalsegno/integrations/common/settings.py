@@ -87,6 +87,17 @@ def count(name: str, value: object, most: int = 100_000) -> int:
     raise InvalidError(f"{name} is {value!r}; it must be a whole number from 1 to {most}")
 
 
+def switch(name: str, value: object) -> bool:
+    """Reads true or false.
+
+    Raises:
+        InvalidError: It is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    raise InvalidError(f"{name} is {value!r}; it must be true or false")
+
+
 def text(name: str, value: object, most: int = 1024) -> str:
     """Checks a short text.
 

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.v1.kv_offload.base import OffloadingEvent
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 GROUP_BYTES = 4
@@ -27,6 +28,11 @@ HASH_BYTES = 32
 def split_key(key: bytes) -> tuple[bytes, int]:
     """Returns the block hash and the number of the KV-cache group of an offload key."""
     return bytes(key[:-GROUP_BYTES]), int.from_bytes(key[-GROUP_BYTES:], "big")
+
+
+def join_key(one: bytes, group: int) -> bytes:
+    """Returns the offload key of a block hash and the number of a KV-cache group."""
+    return one + group.to_bytes(GROUP_BYTES, "big")
 
 
 def chunk_ids(job: Any) -> list[int]:
@@ -83,6 +89,24 @@ def layout_name(config: Any) -> str:
 def preempted(context: Any) -> tuple[str, ...]:
     """Returns the requests that were preempted in this step."""
     return tuple(getattr(context, "preempted_req_ids", None) or ())
+
+
+def scheduled(context: Any) -> tuple[str, ...]:
+    """Returns the requests that were scheduled for the first time in this step."""
+    return tuple(getattr(context, "new_req_ids", None) or ())
+
+
+def kv_events(config: Any) -> tuple[bool, bool]:
+    """Returns whether vLLM publishes KV events, and whether those of tiers name their tokens."""
+    extra = getattr(config, "extra_config", None) or {}
+    is_on = bool(getattr(config, "enable_kv_cache_events", False))
+    return is_on, bool(extra.get("self_describing_kv_events", False))
+
+
+def offloading_event(keys: list[bytes], **values: Any) -> Any:
+    """Builds vLLM's event of some blocks from the fields that its version has."""
+    known = {item.name for item in dataclasses.fields(OffloadingEvent)}
+    return OffloadingEvent(keys, **{name: value for name, value in values.items() if name in known})
 
 
 def region_arguments(region: type, spec: Any, rank: int | None) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Job:
         timeout_s: How long its transfers may take.
         parts: What is under way.
         moving_bytes: Bytes under way.
+        kept: Blocks that are where vLLM wanted them: in the store, or in their rows.
         failed: Whether something failed already when it was started.
         cancelled: Whether its transfers were called off.
     """
@@ -59,6 +60,7 @@ class Job:
     timeout_s: float
     parts: list[Part] = field(default_factory=list)
     moving_bytes: int = 0
+    kept: list[bytes] = field(default_factory=list)
     failed: bool = False
     cancelled: bool = False
 
@@ -81,10 +83,14 @@ class JobBook:
         """Starts empty."""
         self._clock = clock
         self._jobs: list[Job] = []
+        # Kept as a sum, since every lookup asks for it.
+        self._loading_bytes = 0
 
     def add(self, job: Job) -> None:
         """Takes a job that was started, or that failed to start."""
         self._jobs.append(job)
+        if job.is_load:
+            self._loading_bytes += job.moving_bytes
 
     def under_way(self, *, is_load: bool) -> int:
         """Returns how many jobs of a direction are under way."""
@@ -93,6 +99,10 @@ class JobBook:
     def storing_bytes(self) -> int:
         """Returns how many bytes are being written."""
         return sum(job.moving_bytes for job in self._jobs if not job.is_load)
+
+    def loading_bytes(self) -> int:
+        """Returns how many bytes are being read."""
+        return self._loading_bytes
 
     def storing(self) -> set[bytes]:
         """Returns the keys that are being written."""
@@ -106,6 +116,8 @@ class JobBook:
         for job in self._jobs:
             if job.ended():
                 ended.append(job)
+                if job.is_load:
+                    self._loading_bytes -= job.moving_bytes
                 continue
             if now - job.started > job.timeout_s + GRACE_S:
                 job.cancel()

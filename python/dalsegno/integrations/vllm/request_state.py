@@ -21,7 +21,20 @@ BATCH_KEYS = 256
 class RequestState:
     """The keys of one request."""
 
-    __slots__ = ("_index", "_order", "_positions", "_seen", "bypass", "failed", "known")
+    __slots__ = (
+        "_index",
+        "_order",
+        "_positions",
+        "_seen",
+        "bypass",
+        "failed",
+        "is_scheduled",
+        "known",
+        "loads",
+        "unannounced",
+        "waited_enough",
+        "waiting_since",
+    )
 
     def __init__(self, positions: Mapping[bytes, int], *, bypass: bool = False) -> None:
         """Makes the state of a new request.
@@ -33,6 +46,14 @@ class RequestState:
         self.bypass = bypass
         self.known: dict[bytes, bool] = {}
         self.failed: set[bytes] = set()
+        # How often each block was loaded for this request.
+        self.loads: dict[bytes, int] = {}
+        # Since when lookups of it are deferred, and whether that took too long.
+        self.waiting_since: float | None = None
+        self.waited_enough = False
+        # Whether vLLM has scheduled it, and loaded blocks that KV events do not name yet.
+        self.is_scheduled = False
+        self.unannounced: list[bytes] = []
         self._positions = positions
         self._order: dict[bytes, list[bytes]] = {}
         self._index: dict[bytes, int] = {}
@@ -52,6 +73,11 @@ class RequestState:
         for key in keys:
             self.failed.add(key)
             self.known[key] = False
+
+    def count_loads(self, keys: Iterable[bytes]) -> None:
+        """Notes that a load of some blocks starts."""
+        for key in keys:
+            self.loads[key] = self.loads.get(key, 0) + 1
 
     def forget_misses(self) -> None:
         """Lets missing keys be looked up again, except those whose load failed."""

@@ -18,6 +18,8 @@ from dalsegno.integrations.common.settings import (
     count,
     mapping,
     parse_bytes,
+    seconds,
+    switch,
     text,
 )
 
@@ -33,6 +35,7 @@ ENGINE_KEYS = (
     "cpu_bytes_to_use",
     "eviction_policy",
     "offload_prompt_only",
+    "self_describing_kv_events",
 )
 _TIER_ONLY = ("identity", "locality", "options_fingerprint")
 
@@ -49,7 +52,10 @@ class TierSettings(StoreSettings):
     """The settings of one tier.
 
     Attributes:
-        max_load_jobs: Load jobs under way; one more is refused at once and its blocks computed.
+        max_load_jobs: Load jobs under way; what is beyond it waits, as with `max_load_bytes`.
+        max_load_bytes: Bytes being read into the primary tier; half of that tier if not given. What
+            is beyond it waits, each request `load_timeout_s` at most, and is computed then.
+        failed_load_pause_s: Seconds for which a block is a miss after its load failed.
         max_store_jobs: Store jobs under way; one more is refused at once and its blocks not kept.
         max_store_bytes: Bytes being written, which vLLM cannot evict meanwhile; 3/4 of the primary
             tier if not given.
@@ -59,11 +65,18 @@ class TierSettings(StoreSettings):
             `identity`.
         identity: Everything that must agree before blocks are shared. `DalsegnoConnector` sets it.
         locality: `LOCAL` or `REMOTE`, read by vLLM.
+        enable_kv_events: Whether the tier reports which blocks it has, so that routers know.
+        kv_events_keys: Reported blocks that are remembered, about 130 bytes each; beyond it no more
+            are reported.
     """
 
     max_load_jobs: int = 64
     max_store_jobs: int = 64
     max_store_bytes: int | None = None
+    max_load_bytes: int | None = None
+    failed_load_pause_s: float = 30.0
+    enable_kv_events: bool = False
+    kv_events_keys: int = 1_000_000
     options_fingerprint: str = ""
     identity: Mapping[str, str] | None = None
     locality: str | None = None
@@ -73,6 +86,10 @@ class TierSettings(StoreSettings):
         "max_load_jobs": count,
         "max_store_jobs": count,
         "max_store_bytes": parse_bytes,
+        "max_load_bytes": parse_bytes,
+        "failed_load_pause_s": seconds,
+        "enable_kv_events": switch,
+        "kv_events_keys": lambda name, value: count(name, value, 100_000_000),
         "options_fingerprint": text,
         "identity": mapping,
         "locality": _locality,
@@ -116,6 +133,9 @@ def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
     tier = {name: extra[name] for name in tier_keys if name in extra}
     TierSettings.parse(tier)
     engine = {name: extra[name] for name in ENGINE_KEYS if name in extra}
+    if tier.get("enable_kv_events"):
+        # Without their tokens, routers drop the events.
+        engine.setdefault("self_describing_kv_events", True)
     engine["cpu_bytes_to_use"] = parse_bytes("cpu_bytes_to_use", extra["cpu_bytes_to_use"])
     if on_cpu:
         engine |= {"spec_name": CPU_SPEC, "spec_module_path": MODULE}

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
@@ -38,12 +38,15 @@ from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import compat, identity, metrics
+from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
 from dalsegno.integrations.vllm.settings import TierSettings
 from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains, touch
 
 logger = init_logger("vllm.dalsegno")
+
+_T = TypeVar("_T")
 
 # How long a shutdown waits for what is under way before it is called off, and once more after.
 SHUTDOWN_S = 10.0
@@ -87,6 +90,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._closed = False
         self._rows = Rows(primary_kv_view)
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
+        self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
             self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()}
             self._backend = Backend(
@@ -163,7 +167,10 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def on_request_finished(self, req_context: Any, **_: Any) -> None:
         """Notes that its prompt was used, and forgets the request; jobs may still be in flight."""
-        self._use("on_request_finished", self._requests.pop(req_context.req_id, None))
+        state = self._requests.pop(req_context.req_id, None)
+        self._use("on_request_finished", state)
+        if state is not None:
+            self._announce_loaded(state)
 
     def touch(self, keys: Any, req_context: Any, **_: Any) -> None:
         """Notes that a request's prompt was used. vLLM 0.32 declares this and never calls it."""
@@ -176,18 +183,24 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         vLLM serves a prompt's beginning from its own memory where it can, and then asks the tier
         for none of it: to eviction it would look idle.
         """
-        try:
-            opened = self._backend.current
-            if state is not None and opened is not None and not state.bypass:
-                touch(opened, state.chains())
-        except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
-            self._trouble(call, error)
+        opened = self._backend.current
+        if state is not None and opened is not None and not state.bypass:
+            self._safely(call, lambda: touch(opened, state.chains()), None)
 
     def on_schedule_end(self, context: Any, **_: Any) -> None:
-        """Lets preempted requests look up again what they missed: it may be stored by now."""
+        """Ends vLLM's step.
+
+        Preempted requests look up again what they missed, since it may be stored by now. Of
+        requests that are scheduled vLLM knows the tokens: their loaded blocks are announced.
+        """
+        self._mover.gate.end_step()
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()
+        for request_id in compat.scheduled(context):
+            if state := self._requests.get(request_id):
+                state.is_scheduled = True
+                self._announce_loaded(state)
 
     def lookup(self, key: Any, req_context: Any, **_: Any) -> LookupResult:
         """Tells whether the store has a block; never waits for the disk."""
@@ -196,10 +209,10 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             found = state.known.get(key)
             if found is None:
                 found = self._look_up(key, state)
+            return self._mover.gate.answer(key, state) if found else LookupResult.MISS
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("lookup", error)
             return LookupResult.MISS
-        return LookupResult.HIT if found else LookupResult.MISS
 
     def _request(self, req_context: Any) -> RequestState:
         """Returns what is known about a request."""
@@ -265,8 +278,42 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._mover.jobs.add(job)
 
     def get_finished_jobs(self, **_: Any) -> Iterable[Any]:
-        """Reports the jobs that have ended since the last call."""
-        return [self._mover.result(job) for job in self._mover.jobs.take_ended()]
+        """Reports the jobs that have ended since the last call, and announces what they stored."""
+        results = []
+        for job in self._mover.jobs.take_ended():
+            results.append(self._mover.result(job))
+            if not job.is_load:
+                self._announce(job.kept)
+            elif job.request is not None and self._events is not None:
+                job.request.unannounced += job.kept
+        return results
+
+    def _announce_loaded(self, state: RequestState) -> None:
+        """Announces the blocks that were loaded for a request, once vLLM knows their tokens.
+
+        vLLM notes the tokens of a block when the request finds it in the primary tier, in the step
+        that schedules it. Before that, routers could do nothing with the event.
+        """
+        loaded, state.unannounced = state.unannounced, []
+        if state.is_scheduled:
+            self._announce(loaded)
+        else:
+            self._meter.count("events_dropped_blocks", len(loaded))
+
+    def _announce(self, keys: list[bytes]) -> None:
+        """Puts blocks that the store has into the next events."""
+        if (events := self._events) is not None and keys:
+            self._safely("announce", lambda: events.announce(self._backend.current, keys), None)
+
+    def take_events(self) -> Iterable[Any]:
+        """Returns the KV events of this step."""
+        if (events := self._events) is None or self._closed:
+            return ()
+        return self._safely("take_events", lambda: events.take(self._backend.current), [])
+
+    def has_pending_work(self) -> bool:
+        """Whether KV events wait: vLLM takes them only at its steps."""
+        return self._events is not None and not self._closed and self._events.pending()
 
     def drain_jobs(self, **_: Any) -> None:
         """Waits for every job, and forgets every block.
@@ -280,8 +327,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if not self._mover.jobs.drain(SHUTDOWN_S):
             raise RuntimeError(_STUCK)
         try:
+            self._mover.gate.end_step()
             self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
             self._backend.renew()
+            if self._events is not None:
+                self._events.withdraw_all()
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("drain_jobs", error)
 
@@ -310,11 +360,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def get_stats(self) -> Any:
         """Returns what was counted since the last call."""
-        try:
-            return self._meter.take(self._read_store)
-        except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
-            self._trouble("get_stats", error)
-            return None
+        return self._safely("get_stats", lambda: self._meter.take(self._read_store), None)
 
     def _read_store(self) -> Any:
         """Returns the store's counters, None without a store."""
@@ -325,6 +371,14 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if counters["poisoned"]:
             self._backend.tell_poisoned()
         return counters
+
+    def _safely(self, call: str, work: Callable[[], _T], otherwise: _T) -> _T:
+        """Returns what `work` returns, or `otherwise` if it raises: vLLM dies of any exception."""
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - see above
+            self._trouble(call, error)
+            return otherwise
 
     def _trouble(self, call: str, error: BaseException) -> None:
         """Counts an exception, and logs the first of its kind in a while."""

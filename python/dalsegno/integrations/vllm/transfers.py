@@ -19,6 +19,7 @@ from dalsegno.integrations.common.parts import blocks_of_part
 from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.identity import HASH_ALGORITHMS
 from dalsegno.integrations.vllm.jobs import Job, JobBook, Part
+from dalsegno.integrations.vllm.load_gate import LoadGate
 from dalsegno.integrations.vllm.metrics import Meter
 from dalsegno.integrations.vllm.settings import TierSettings
 
@@ -90,6 +91,18 @@ def contains(opened: Opened, keys: Sequence[bytes]) -> list[bool]:
     return list(namespace.contains(hashes))
 
 
+def peek(opened: Opened, keys: Sequence[bytes]) -> list[tuple[bytes, bool]]:
+    """Tells which of some keys of any groups the store has, without a use; group by group."""
+    groups: dict[bytes, list[bytes]] = {}
+    for key in keys:
+        groups.setdefault(key[-compat.GROUP_BYTES :], []).append(key)
+    told: list[tuple[bytes, bool]] = []
+    for group in groups.values():
+        namespace, hashes = address(opened, group)
+        told += zip(group, namespace.peek(hashes), strict=True)
+    return told
+
+
 def touch(opened: Opened, chains: Iterable[Sequence[bytes]]) -> None:
     """Notes that prompts were used; each chain has the keys of one group in their order."""
     for keys in chains:
@@ -126,6 +139,7 @@ class Mover:
             trouble: Told of exceptions that became a miss.
         """
         self.jobs = JobBook()
+        self.gate = LoadGate(settings, rows.row_bytes, rows.total_bytes, self.jobs, meter)
         self._rows, self._settings, self._meter, self._trouble = rows, settings, meter, trouble
         self._most_store_bytes = settings.max_store_bytes or rows.total_bytes * 3 // 4
         self._steps: dict[int, int] = {
@@ -145,7 +159,7 @@ class Mover:
         if opened is None or opened.poisoned:
             job.failed = True
             return
-        fresh = self._fresh(opened, blocks)
+        fresh = self._fresh(opened, job, blocks)
         room = (self._most_store_bytes - self.jobs.storing_bytes()) // self._rows.row_bytes
         if self.jobs.under_way(is_load=False) >= self._settings.max_store_jobs:
             room = 0
@@ -164,16 +178,16 @@ class Mover:
             job.moving_bytes += len(keys) * self._rows.row_bytes
             job.parts.append(Part(keys, handle))
 
-    def _fresh(self, opened: Opened, blocks: list[Block]) -> list[Block]:
+    def _fresh(self, opened: Opened, job: Job, blocks: list[Block]) -> list[Block]:
         """Returns the blocks to be written, group by group, in the order of the prompt."""
         storing, fresh = self.jobs.storing(), []
         for group in by_group(blocks):
             present = contains(opened, [block.key for block in group])
-            fresh += [
-                block
-                for block, there in zip(group, present, strict=True)
-                if not there and block.key not in storing
-            ]
+            for block, there in zip(group, present, strict=True):
+                if there:
+                    job.kept.append(block.key)
+                elif block.key not in storing:
+                    fresh.append(block)
         self._meter.count("present_blocks", len(blocks) - len(fresh))
         return fresh
 
@@ -202,8 +216,11 @@ class Mover:
             job.failed = True
             return
         if self.jobs.under_way(is_load=True) >= self._settings.max_load_jobs:
+            # Only of promises that came under other rules: `LoadGate` makes fewer.
             self._throttle(job, len(blocks))
             return
+        if job.request is not None:
+            job.request.count_loads(job.keys)
         most = blocks_of_part(len(blocks), self._rows.row_bytes, PART_BYTES, MOST_PARTS)
         for group in by_group(blocks):
             for at in range(0, len(group), most):
@@ -217,7 +234,7 @@ class Mover:
 
     def result(self, job: Job) -> Any:
         """Turns a job that has ended into vLLM's result; never raises."""
-        call, done = "load" if job.is_load else "store", []
+        call, done = "load" if job.is_load else "store", list[bytes]()
         for part in job.parts:
             try:
                 if part.transfer.throttled:
@@ -229,6 +246,7 @@ class Mover:
                 self._trouble(call, error)
         seconds = time.monotonic() - job.started
         self._meter.observe(f"{call}_seconds", seconds)
+        job.kept += done
         lost: list[bytes] = []
         if job.is_load:
             loaded = set(done)
@@ -247,6 +265,7 @@ class Mover:
         """Returns the keys whose row holds its block."""
         report = part.transfer.get_report()
         done = [key for key, there in zip(part.keys, report, strict=True) if there]
+        self.gate.note_failed(key for key in part.keys if key not in set(done))
         self._meter.count("loaded_blocks", len(done))
         self._meter.count("loaded_bytes", len(done) * self._rows.row_bytes)
         self._meter.count("load_failed_blocks", len(part.keys) - len(done))
@@ -256,6 +275,8 @@ class Mover:
         """Returns the keys that the store has now."""
         report = part.transfer.put_report()
         kept = [key for key, there in zip(part.keys, report.kept, strict=True) if there]
+        if report.stored == len(part.keys):
+            self.gate.note_written(part.keys)
         self._meter.count("stored_blocks", report.stored)
         self._meter.count("stored_bytes", report.stored * self._rows.row_bytes)
         self._meter.count("present_blocks", report.present + report.pending)

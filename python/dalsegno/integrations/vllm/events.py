@@ -1,0 +1,225 @@
+"""KV events: which blocks of the store a router may count on.
+
+1. A block is announced when the store has it, and withdrawn after it left. Between two steps, what
+   was published is a subset of the store but for removals that wait in the queues here.
+2. Everything is bounded: the keys that are remembered, the store's queue of removals, and the work
+   of one step. What is over a bound is not announced.
+3. If removals were lost, every published block is compared with the store, some thousand per step.
+   A tier has no event for "all blocks are gone": that one would clear the GPU's blocks too.
+4. A removal is emitted before the same block is announced again.
+5. A published key is in exactly one of three sets: `_published`, `_doubtful` (to be compared with
+   the store) and `_removed` (to be withdrawn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import Locality, Medium
+
+from dalsegno.integrations.common.opening import Opened
+from dalsegno.integrations.common.trouble import is_suspended
+from dalsegno.integrations.vllm import compat
+from dalsegno.integrations.vllm.metrics import Meter
+from dalsegno.integrations.vllm.settings import TierSettings
+from dalsegno.integrations.vllm.transfers import peek
+
+logger = init_logger("vllm.dalsegno")
+
+# Who owns these blocks, for consumers of the events.
+OWNERSHIP = "dalsegno"
+# Removals that may wait in the store.
+QUEUE_BLOCKS = 1 << 16
+# Blocks that one step withdraws, takes from the queue, or compares with the store.
+BLOCKS_PER_STEP = 4096
+
+
+def open_events(
+    settings: TierSettings, config: Any, locality: Locality | None, meter: Meter
+) -> KvEvents | None:
+    """Returns the KV events of a tier; None if they are off, for the tier or in vLLM.
+
+    Args:
+        settings: The tier's settings.
+        config: vLLM's `OffloadingConfig`.
+        locality: Where the tier is, as vLLM is told.
+        meter: Counts events.
+    """
+    if not settings.enable_kv_events:
+        return None
+    is_on, names_tokens = compat.kv_events(config)
+    if not is_on:
+        logger.warning(
+            "Dalsegno reports no KV events: enable_kv_events is set, but vLLM publishes none. "
+            "Start it with --kv-events-config '{\"enable_kv_cache_events\": true, ...}'."
+        )
+        return None
+    if not names_tokens:
+        logger.warning(
+            "Dalsegno's KV events name no tokens, so routers drop them: "
+            '"self_describing_kv_events" is off in kv_connector_extra_config. Set it to true.'
+        )
+    if locality is Locality.REMOTE:
+        logger.warning(
+            "Dalsegno's KV events say that the tier is REMOTE, and NVIDIA Dynamo drops those. "
+            "Leave locality out for a store on this machine."
+        )
+    # vLLM then keeps the tokens of each block in memory until it is withdrawn. It needs them only
+    # to name all blocks of a chunk.
+    removal_expected = config.cache.blocks_per_chunk > 1
+
+    def emit(keys: list[bytes], removed: bool) -> Any:  # noqa: FBT001 - vLLM's word
+        return compat.offloading_event(
+            keys,
+            medium=Medium.STORAGE,
+            removed=removed,
+            locality=locality,
+            ownership=OWNERSHIP,
+            removal_expected=removal_expected and not removed,
+        )
+
+    return KvEvents(settings.kv_events_keys, emit, meter)
+
+
+class KvEvents:
+    """What is published of one tier, and what is to be published next."""
+
+    def __init__(
+        self,
+        most_keys: int,
+        emit: Callable[[list[bytes], bool], Any],
+        meter: Meter,
+    ) -> None:
+        """Starts with nothing published.
+
+        Args:
+            most_keys: Published keys that are remembered; beyond it no more are announced.
+            emit: Builds vLLM's event of some keys; the second argument says whether they left.
+            meter: Counts events.
+        """
+        self._most_keys, self._emit, self._meter = most_keys, emit, meter
+        self._published: set[bytes] = set()
+        self._doubtful: set[bytes] = set()
+        self._removed: set[bytes] = set()
+        # In the order of their prompts, as dictionaries keep it.
+        self._stored: dict[bytes, None] = {}
+        self._store: Any = None
+        self._watch: Any = None
+        self._paused = False
+
+    def pending(self) -> bool:
+        """Whether a step would emit events, or find out whether there are any."""
+        return bool(
+            self._stored
+            or self._removed
+            or (self._doubtful and not self._paused)
+            or (self._watch is not None and self._watch.waiting)
+        )
+
+    def announce(self, opened: Opened | None, keys: Iterable[bytes]) -> None:
+        """Announces those of some blocks that the store has and that are not published."""
+        fresh = [key for key in keys if not self._is_known(key)]
+        if not fresh or opened is None:
+            return
+        # First, or a removal between the question and the watch would be missed.
+        self._follow(opened)
+        for key, there in peek(opened, fresh):
+            if not there:
+                continue
+            if self._remembered() >= self._most_keys:
+                self._meter.count("events_dropped_blocks")
+            else:
+                self._stored[key] = None
+
+    def withdraw_all(self) -> None:
+        """Withdraws everything that is published: none of it can be loaded any more."""
+        self._stored.clear()
+        largest, *others = sorted((self._removed, self._doubtful, self._published), key=len)[::-1]
+        for other in others:
+            largest |= other
+        self._removed, self._doubtful, self._published = largest, set(), set()
+
+    def take(self, opened: Opened | None) -> list[Any]:
+        """Returns the events of this step: removals first.
+
+        Args:
+            opened: The store; without one, everything is withdrawn.
+        """
+        if opened is None:
+            self._store = self._watch = None
+            self.withdraw_all()
+        else:
+            self._follow(opened)
+            self._take_removals(opened)
+            self._compare(opened)
+        gone = [key for key in self._stored if key in self._removed]
+        self._removed.difference_update(gone)
+        while self._removed and len(gone) < BLOCKS_PER_STEP:
+            gone.append(self._removed.pop())
+        new = list(self._stored)
+        self._stored.clear()
+        self._published.update(new)
+        self._meter.count("events_removed_blocks", len(gone))
+        self._meter.count("events_stored_blocks", len(new))
+        events = [self._emit(gone, True)] if gone else []
+        return [*events, self._emit(new, False)] if new else events
+
+    def _is_known(self, key: bytes) -> bool:
+        """Whether a block is published, or about to be."""
+        return key in self._published or key in self._doubtful or key in self._stored
+
+    def _remembered(self) -> int:
+        """Returns how many keys are remembered."""
+        return len(self._published) + len(self._doubtful) + len(self._removed) + len(self._stored)
+
+    def _follow(self, opened: Opened) -> None:
+        """Watches the removals of a store; what an earlier one had is compared with this one."""
+        if self._store is not opened.store:
+            self._store = opened.store
+            self._watch = opened.store.watch_removals(QUEUE_BLOCKS)
+            self._doubt()
+
+    def _doubt(self) -> None:
+        """Has everything that is published compared with the store."""
+        if not self._published:
+            return
+        self._meter.count("events_resyncs")
+        small, large = sorted((self._published, self._doubtful), key=len)
+        large |= small
+        self._published, self._doubtful = set(), large
+
+    def _take_removals(self, opened: Opened) -> None:
+        """Withdraws published blocks that left the store."""
+        if not self._watch.waiting:
+            return
+        gone, is_complete = self._watch.take(BLOCKS_PER_STEP)
+        groups = {namespace.id: group for group, namespace in opened.namespaces.items()}
+        for name, hashes in gone.items():
+            # Blocks of other namespaces are other engines', or were withdrawn with their epoch.
+            if name in groups:
+                for one in hashes:
+                    self._withdraw(compat.join_key(one, groups[name]))
+        if not is_complete:
+            self._doubt()
+
+    def _withdraw(self, key: bytes) -> None:
+        """Withdraws a block, if it is published; does not announce it, if it is about to be."""
+        self._stored.pop(key, None)
+        if key in self._published or key in self._doubtful:
+            self._published.discard(key)
+            self._doubtful.discard(key)
+            self._removed.add(key)
+
+    def _compare(self, opened: Opened) -> None:
+        """Compares some of the doubtful blocks with the store."""
+        if not self._doubtful:
+            return
+        # A disk that does not respond hides blocks that are still there.
+        self._paused = is_suspended(opened.store.stats())
+        if self._paused:
+            return
+        some = [self._doubtful.pop() for _ in range(min(BLOCKS_PER_STEP, len(self._doubtful)))]
+        for key, there in peek(opened, some):
+            (self._published if there else self._removed).add(key)
