@@ -14,6 +14,7 @@ from tests.integration import tiers
 from tests.integration.manual_store import ManualStore
 from tests.integration.tiers import Primary, Request, counted, finished, keys
 from vllm.v1.kv_offload.base import Medium, ScheduleEndContext
+from vllm.v1.kv_offload.config import OffloadingCacheConfig
 
 from dalsegno.integrations.vllm import events
 from dalsegno.integrations.vllm.tier import DalsegnoTier
@@ -330,7 +331,7 @@ def test_each_group_is_announced_under_its_own_keys(make: Make, primary: Primary
 def test_removals_are_promised_only_where_vllm_needs_them(
     make: Make, primary: Primary, blocks_per_chunk: int, *, expected: bool
 ) -> None:
-    cache = tiers.OffloadingCacheConfig(tiers.BLOCK_TOKENS, blocks_per_chunk)
+    cache = OffloadingCacheConfig(tiers.BLOCK_TOKENS, blocks_per_chunk)
     tier = make(of=publishing(cache=cache))
     Request(tier, "r", keys(2)).keep(primary)
     (event,) = tier.take_events()
