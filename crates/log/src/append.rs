@@ -37,7 +37,7 @@ pub struct NewExtent {
     pub layout: KvLayout,
     /// Names of the blocks.
     pub hashes: Vec<ChainHash>,
-    /// Set when the bytes were put before and are only moved.
+    /// Set when the bytes were put before and are only moved: see [`Extent::born`].
     pub born: Option<u64>,
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use dalsegno_core::{Extent, ExtentId, MIN_SEGMENTS};
 use dalsegno_index::{Shortage, Unread};
 use dalsegno_io::{IoError, lend};
-use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
+use dalsegno_log::{Appended, Call, Cause, LogError, NewExtent, SegmentState, SegmentView};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::{
     ExtentFacts, LiveExtent, Ranks, SegmentFacts, choose_victim, draw, keep,
@@ -281,11 +281,15 @@ impl Inner {
     /// and swings the index.
     fn move_row(&self, row: &[&Extent]) -> Result<Moved, LogError> {
         let segment = row[0].location.segment;
+        // Before the question what is visible: whatever was removed until now is not copied, and what is removed from
+        // now on has a larger number. With the number of the first put, one extent that is moved again and again would
+        // keep every tombstone alive.
+        let born = self.log.newest_sequence();
         let wanted = self.ask_index(segment, || self.visible_blocks(row))?;
         if wanted.is_empty() {
             return Ok(Moved { bytes: 0, is_read: true });
         }
-        if let Some(bytes) = self.move_as_it_is(row, &wanted)? {
+        if let Some(bytes) = self.move_as_it_is(row, &wanted, born)? {
             return Ok(Moved { bytes, is_read: true });
         }
         let block_bytes = usize::try_from(row[0].layout.block_bytes()).expect("64-bit addresses");
@@ -303,7 +307,7 @@ impl Inner {
         let mut pins = Vec::new();
         let mut written = 0;
         for run in runs_of(row, &wanted, &good) {
-            let part = part_of(row, &wanted[run.clone()]);
+            let part = NewExtent { born: Some(born), ..part_of(row, &wanted[run.clone()]) };
             let source = &bytes[run.start * block_bytes..run.end * block_bytes];
             let appended = lend(|lender| {
                 let blocks: Vec<_> =
@@ -328,14 +332,20 @@ impl Inner {
     }
 
     /// Copies a coded extent without decoding it, if all of it is visible and its namespace still asks for a codec.
-    fn move_as_it_is(&self, row: &[&Extent], wanted: &[Spot]) -> Result<Option<u64>, LogError> {
+    fn move_as_it_is(
+        &self,
+        row: &[&Extent],
+        wanted: &[Spot],
+        born: u64,
+    ) -> Result<Option<u64>, LogError> {
         let [extent] = row else { return Ok(None) };
         let is_whole = wanted.len() == extent.hashes.len();
         if !is_whole || !extent.is_coded() || self.coding(extent.namespace).is_plain() {
             return Ok(None);
         }
         let Some(coded) = self.log.read_coded(extent)? else { return Ok(None) };
-        let append = self.log.reserve_coded(part_of(row, wanted), coded, true)?;
+        let part = NewExtent { born: Some(born), ..part_of(row, wanted) };
+        let append = self.log.reserve_coded(part, coded, true)?;
         let appended = self.log.append(vec![append], &Call::background()).remove(0)?;
         if extent.is_moved() {
             self.log.make_durable(&appended)?;

@@ -54,7 +54,7 @@ pub struct RecordHeader {
     pub offset: u64,
     /// Unique, grows in the order of reservation.
     pub sequence: u64,
-    /// Sequence of the put that first brought the bytes.
+    /// No removal up to this number concerns the bytes.
     pub born: u64,
     /// Who may read it; zero for voids and seals.
     pub namespace: NamespaceId,
