@@ -63,33 +63,30 @@ class PutReport:
         """Whether each block is in the store now."""
         return [outcome in ("stored", "present") for outcome in self.outcomes]
 
-    def _count(self, name: str) -> int:
-        return self.outcomes.count(name)
-
     @property
     def stored(self) -> int:
         """Blocks written by this put."""
-        return self._count("stored")
+        return self.outcomes.count("stored")
 
     @property
     def present(self) -> int:
         """Blocks that were there already."""
-        return self._count("present")
+        return self.outcomes.count("present")
 
     @property
     def pending(self) -> int:
         """Blocks that another put was writing; none here, as puts take turns."""
-        return self._count("pending")
+        return self.outcomes.count("pending")
 
     @property
     def declined(self) -> int:
         """Blocks that admission declined."""
-        return self._count("declined")
+        return self.outcomes.count("declined")
 
     @property
     def failed(self) -> int:
         """Blocks that could not be written."""
-        return self._count("failed")
+        return self.outcomes.count("failed")
 
 
 class Transfer:
@@ -202,40 +199,6 @@ class LayerWriter:
         return self._namespace.put_batch(self._hashes, blocks).stored
 
 
-class RemovalWatch:
-    """A subscription to the blocks that leave a store."""
-
-    def __init__(self, store: Store, capacity: int) -> None:
-        """Starts with an empty queue."""
-        self._store, self._capacity, self._gap = store, capacity, False
-        self._left: list[tuple[str, bytes]] = []
-
-    def note(self, block: tuple[str, bytes]) -> None:
-        """Notes that a block left."""
-        if len(self._left) < self._capacity:
-            self._left.append(block)
-        else:
-            self._gap = True
-
-    @property
-    def waiting(self) -> int:
-        """How many blocks wait to be taken."""
-        return len(self._left) + self._gap
-
-    def take(self, limit: int) -> tuple[dict[str, list[bytes]], bool]:
-        """Takes the blocks that left first."""
-        if self._store.closed:
-            return {}, False
-        gone: dict[str, list[bytes]] = {}
-        with self._store.guard:
-            taken, self._left = self._left[:limit], self._left[limit:]
-            for name, one in dict.fromkeys(taken):
-                if one not in self._store.banks[name].blocks:
-                    gone.setdefault(name, []).append(one)
-            complete, self._gap = not self._gap, False
-        return gone, complete
-
-
 class Namespace:
     """Blocks of one identity and shape in a store."""
 
@@ -283,7 +246,7 @@ class Namespace:
                 return None
             if hashlib.sha256(entry[1]).digest() != entry[0]:
                 del self._bank.blocks[one]
-                self._store.note_removal(self.id, one)
+                self._store.note_removals(self.id, [one])
                 self._store.misses["corrupt"] += 1
                 return None
         return entry[1]
@@ -433,6 +396,5 @@ class Namespace:
         with self._store.guard:
             wanted = list(self._bank.blocks) if hashes is None else hashes
             gone = [one for one in wanted if self._bank.blocks.pop(one, None) is not None]
-            for one in gone:
-                self._store.note_removal(self.id, one)
+            self._store.note_removals(self.id, gone)
             return len(gone)

@@ -24,14 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.contract.reference_parts import (
-    Bank,
-    LayerWriter,
-    Namespace,
-    PutReport,
-    RemovalWatch,
-    Transfer,
-)
+from tests.contract.reference_parts import Bank, LayerWriter, Namespace, PutReport, Transfer
+from tests.contract.reference_watch import RemovalWatch
 
 from dalsegno._native import (
     ClosedError,
@@ -214,10 +208,11 @@ class Store:
         self._watches.append(RemovalWatch(self, capacity))
         return self._watches[-1]
 
-    def note_removal(self, namespace: str, one: bytes) -> None:
-        """Notes that a block left."""
+    def note_removals(self, namespace: str, gone: list[bytes]) -> None:
+        """Notes that blocks left."""
         for watch in self._watches:
-            watch.note((namespace, one))
+            for one in gone:
+                watch.note((namespace, one))
 
     def close(self) -> None:
         """Waits for transfers under way and lets go of the directory."""

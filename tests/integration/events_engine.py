@@ -94,9 +94,12 @@ class Engine:
 
         mover.result = recorded
 
-    def ask(self, *prompts: str) -> list[Any]:
-        """Answers prompts together."""
-        return list(self._llm.generate(list(prompts), self._sampling, use_tqdm=False))
+    def ask(self, *prompts: str, load_tiers: list[dict[str, str]] | None = None) -> list[Any]:
+        """Answers prompts together; `load_tiers` are those that they may load from."""
+        sampling = self._sampling.clone()
+        if load_tiers is not None:
+            sampling.extra_args = {"kv_transfer_params": {"kv_load_tiers": load_tiers}}
+        return list(self._llm.generate(list(prompts), sampling, use_tqdm=False))
 
     def settle(self) -> None:
         """Steps until nothing is under way."""
@@ -185,6 +188,14 @@ def run(spec: dict[str, Any]) -> None:
     again = engine.ask(others[0])[0]
     engine.note("hit")
     engine.stages[-1]["cached_tokens"] = again.num_cached_tokens
+    cached = []
+    for tiers in ([], [{"medium": "CPU"}], [{"medium": "STORAGE"}]):
+        cached.append(engine.ask(document, load_tiers=tiers)[0].num_cached_tokens)
+        # Away from the engine's memory and from the primary tier.
+        for prompt in others[:6]:
+            engine.ask(prompt)
+    engine.note("filtered")
+    engine.stages[-1]["cached_tokens"] = cached
     for prompt in others[4:]:
         engine.ask(prompt)
     engine.note("evicted")

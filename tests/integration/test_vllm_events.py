@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +17,7 @@ from tests.integration.tiers import Primary, Request, counted, finished, keys
 from vllm.v1.kv_offload.base import Medium, ScheduleEndContext
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
 
+from dalsegno.bench import vllm_tier
 from dalsegno.integrations.vllm import events
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
@@ -362,3 +364,11 @@ def test_settings_that_routers_cannot_use_are_a_warning(
     assert (not warned) if not says else (len(warned) == 1 and says in warned[0])
     Request(tier, "r", keys(1)).keep(primary)
     assert bool(list(tier.take_events())) == (changes != {"enable_kv_cache_events": False})
+
+
+def test_the_bench_of_the_tier_reports_every_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert vllm_tier.main(["--rounds", "1", "--requests", "6", "--capacity-mib", "32"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    calls = {"lookup", "submit_load", "submit_store", "get_finished_jobs", "take_events", "step"}
+    assert calls <= {name.rsplit("_", 1)[0] for name in told["ratio"]}
+    assert all(value > 0 for values in told["us"].values() for value in values.values())

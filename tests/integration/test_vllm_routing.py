@@ -180,6 +180,12 @@ def test_the_stages_did_what_they_are_named_for(recording: Recording) -> None:
     assert set(recording.stage("stored again")["present"]) > set(reset["present"])
 
 
+def test_a_request_loads_from_the_tiers_that_it_names(recording: Recording) -> None:
+    nothing, memory_only, storage = recording.stage("filtered")["cached_tokens"]
+    assert (nothing, memory_only) == (0, 0)
+    assert storage >= 5 * BLOCK_TOKENS
+
+
 def test_a_subscriber_gets_what_is_asked_for_again(recording: Recording) -> None:
     assert len(recording.live) > len(recording.frames) // 2, "it may join a little late"
     numbers = sorted(recording.live)

@@ -34,8 +34,8 @@ pub struct Location {
 pub struct Extent {
     /// Sequence number of the write; names the extent.
     pub id: ExtentId,
-    /// No removal up to this sequence number concerns the bytes. A put has its own number, a relocated extent the newest
-    /// number when the store looked which blocks to copy, an extent made of several that of the newest.
+    /// No removal up to this sequence number concerns the bytes. A put has its own number, a relocated extent the
+    /// newest number when the store looked which blocks to copy, an extent made of several that of the newest.
     pub born: u64,
     /// Who may read it.
     pub namespace: NamespaceId,

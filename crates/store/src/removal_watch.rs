@@ -103,14 +103,14 @@ impl RemovalWatch {
         let lost = store.index.losses();
         let lost_before = std::mem::replace(&mut *self.losses.lock(), lost);
         Removals {
-            blocks: absent(store.index.as_ref(), taken),
+            blocks: absent(store.index.as_ref(), &taken),
             is_complete: !has_gap && lost == lost_before,
         }
     }
 }
 
 /// Those of some blocks that the index does not have, each once.
-fn absent(index: &dyn Index, taken: Vec<Key>) -> Vec<Key> {
+fn absent(index: &dyn Index, taken: &[Key]) -> Vec<Key> {
     let mut seen = std::collections::HashSet::with_capacity(taken.len());
     let mut gone = Vec::with_capacity(taken.len());
     // Blocks of an extent leave together, so neighbours mostly share a namespace.

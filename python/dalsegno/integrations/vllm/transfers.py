@@ -26,6 +26,7 @@ from dalsegno.integrations.vllm.settings import TierSettings
 # A large load is cut into parts of this size, at most so many, to keep the store's threads busy.
 PART_BYTES = 64 << 20
 MOST_PARTS = 8
+_KEY_BYTES = compat.HASH_BYTES + compat.GROUP_BYTES
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,14 @@ def address(opened: Opened, keys: Sequence[bytes]) -> tuple[Any, list[bytes]]:
     Raises:
         InvalidError: vLLM's hashes are not those of a cryptographic algorithm.
     """
-    hashes, group = [], 0
     for key in keys:
-        one, group = compat.split_key(key)
-        if len(one) != compat.HASH_BYTES:
+        if len(key) != _KEY_BYTES:
             raise InvalidError(
-                f"a block hash has {len(one)} bytes; Dalsegno needs vLLM's "
+                f"a block hash has {len(key) - compat.GROUP_BYTES} bytes; Dalsegno needs vLLM's "
                 f"prefix_caching_hash_algo to be {' or '.join(HASH_ALGORITHMS)}"
             )
-        hashes.append(one)
-    return opened.namespaces[group], hashes
+    _, group = compat.split_key(keys[0])
+    return opened.namespaces[group], [key[: compat.HASH_BYTES] for key in keys]
 
 
 def contains(opened: Opened, keys: Sequence[bytes]) -> list[bool]:
@@ -105,7 +104,7 @@ def peek(opened: Opened, keys: Sequence[bytes]) -> list[tuple[bytes, bool]]:
 
 def touch(opened: Opened, chains: Iterable[Sequence[bytes]]) -> None:
     """Notes that prompts were used; each chain has the keys of one group in their order."""
-    for keys in chains:
+    for keys in filter(None, chains):
         namespace, hashes = address(opened, keys)
         namespace.touch(hashes)
 
