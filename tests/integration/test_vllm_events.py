@@ -367,7 +367,7 @@ def test_settings_that_routers_cannot_use_are_a_warning(
 
 
 def test_the_bench_of_the_tier_reports_every_call(capsys: pytest.CaptureFixture[str]) -> None:
-    assert vllm_tier.main(["--rounds", "1", "--requests", "6", "--capacity-mib", "32"]) == 0
+    assert vllm_tier.main(["--rounds", "1", "--requests", "24", "--capacity-mib", "32"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     calls = {"lookup", "submit_load", "submit_store", "get_finished_jobs", "take_events", "step"}
     assert calls <= {name.rsplit("_", 1)[0] for name in told["ratio"]}

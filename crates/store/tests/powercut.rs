@@ -329,6 +329,7 @@ fn one_store(mkfs: &str, check: &str, store_number: u64, cuts: u64, dice: &mut D
         assert_eq!(stored, BLOCKS as u64, "puts after a cut: {round:?}, {report:?}, {stats:?}");
         assert_eq!(opened.get(&chain(fresh, BLOCKS)), BLOCKS);
         told.puts.push(fresh);
+        told.look_at_hot(&opened);
         blocks = opened.blocks;
     }
     // A put that the cut met may have left an extent that is not whole: its header goes last, but only where a process

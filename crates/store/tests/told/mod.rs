@@ -64,6 +64,13 @@ impl Told {
         }
     }
 
+    /// Notes whether the hot chain is still there after a put of the parent. The check before it read everything, so
+    /// the chain was no more recent than the rest and may have been evicted; and the next child may end before it
+    /// says a word.
+    pub(crate) fn look_at_hot(&mut self, opened: &Opened) {
+        self.is_hot = opened.get(&hot()) == BLOCKS;
+    }
+
     /// Checks an open store; returns what is lost of it, or said to be present and is not.
     pub(crate) fn check(&self, opened: &Opened, round: Round) -> Vec<String> {
         // On a busy machine the child may go on for so long that what it put before makes room.
