@@ -63,7 +63,11 @@ class LoadGate:
 
     def answer(self, key: bytes, state: RequestState) -> LookupResult:
         """Returns HIT if the load of a block may start, else RETRY or MISS."""
-        if state.waited_enough or state.loads.get(key, 0) >= MOST_LOADS or self._is_paused(key):
+        if (
+            state.waited_enough
+            or (state.loads and state.loads.get(key, 0) >= MOST_LOADS)
+            or (self._paused and self._is_paused(key))
+        ):
             return LookupResult.MISS
         if self._has_place(state):
             self._promised_bytes += self._row_bytes
@@ -112,7 +116,7 @@ class LoadGate:
 
     def _is_paused(self, key: bytes) -> bool:
         """Whether a block is a miss since its load failed."""
-        until = self._paused.get(key) if self._paused else None
+        until = self._paused.get(key)
         if until is None:
             return False
         if self._clock() < until:

@@ -264,7 +264,9 @@ class Mover:
         """Returns the keys whose row holds its block."""
         report = part.transfer.get_report()
         done = [key for key, there in zip(part.keys, report, strict=True) if there]
-        self.gate.note_failed(key for key in part.keys if key not in set(done))
+        if len(done) < len(part.keys):
+            loaded = set(done)
+            self.gate.note_failed(key for key in part.keys if key not in loaded)
         self._meter.count("loaded_blocks", len(done))
         self._meter.count("loaded_bytes", len(done) * self._rows.row_bytes)
         self._meter.count("load_failed_blocks", len(part.keys) - len(done))
