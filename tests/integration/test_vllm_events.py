@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,12 +11,11 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.integration import tiers
+from tests.integration.follower import Follower
 from tests.integration.manual_store import ManualStore
 from tests.integration.tiers import Primary, Request, counted, finished, keys
-from vllm.v1.kv_offload.base import Medium, ScheduleEndContext
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
 
-from dalsegno.bench import vllm_tier
 from dalsegno.integrations.vllm import events
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
@@ -41,46 +39,6 @@ def make(make_tier: Make) -> Make:
         return make_tier(**{"of": publishing(), "enable_kv_events": True, **settings})
 
     return opened
-
-
-class Follower:
-    """What a router knows of a tier.
-
-    Attributes:
-        blocks: The blocks that it counts on.
-        announced: How many announcements it got.
-    """
-
-    def __init__(self, tier: DalsegnoTier) -> None:
-        self._tier = tier
-        self.blocks: set[bytes] = set()
-        self.announced = 0
-
-    def step(self, *scheduled: str) -> None:
-        """Ends a step of vLLM, and reads the events of it."""
-        self._tier.on_schedule_end(ScheduleEndContext(scheduled, ()))
-        self.read()
-
-    def read(self) -> None:
-        """Reads the events."""
-        for event in self._tier.take_events():
-            assert (event.medium, event.ownership) == (Medium.STORAGE, "dalsegno")
-            assert len(set(event.keys)) == len(event.keys)
-            if event.removed:
-                assert self.blocks >= set(event.keys), "withdrawn, but never announced"
-                self.blocks -= set(event.keys)
-            else:
-                assert not self.blocks & set(event.keys), "announced twice"
-                self.blocks |= set(event.keys)
-                self.announced += len(event.keys)
-
-    def settle(self) -> None:
-        """Reads until nothing waits."""
-        steps = 0
-        while self._tier.has_pending_work():
-            self.read()
-            steps += 1
-            assert steps < 100, "events wait for ever"
 
 
 def space(tier: DalsegnoTier, group: int = 0) -> Any:
@@ -162,8 +120,9 @@ def test_blocks_of_an_earlier_process_are_announced_when_their_request_is_schedu
     assert counted(tier.get_stats())["events_dropped_blocks"] == 2
 
 
-def test_a_load_after_a_preemption_is_announced_when_the_request_ends(
-    make: Make, primary: Primary
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_load_after_a_preemption_is_announced_a_step_later_or_when_the_request_ends(
+    make: Make, primary: Primary, *, ends: bool
 ) -> None:
     ours = keys(2)
     tier = make(enable_kv_events=False)
@@ -177,10 +136,52 @@ def test_a_load_after_a_preemption_is_announced_when_the_request_ends(
     asked.lookup_all()
     asked.load(1)
     finished(tier)
-    follower.read()
-    asked.end()
-    follower.read()
+    follower.step()
+    assert follower.blocks == set()
+    if ends:
+        asked.end()
+        follower.read()
+    else:
+        follower.step()
     assert follower.blocks == set(ours)
+
+
+def test_a_block_that_left_in_a_gap_before_it_was_announced_is_withdrawn(
+    make: Make, primary: Primary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
+    tier, ours = make(), keys(4)
+    follower = Follower(tier)
+    Request(tier, "r", ours).keep(primary)
+    # All in one step: announced, and gone with no place left in the queue.
+    space(tier).remove([key[:32] for key in ours[1:]])
+    follower.settle()
+    assert follower.blocks == set(ours[:1])
+
+
+def test_published_blocks_outlive_a_comparison_that_fails(
+    manual: ManualStore, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
+    tier, ours = make(), keys(6)
+    follower = Follower(tier)
+    asked = Request(tier, "r", ours)
+    asked.begin()
+    asked.store(1)
+    manual.end_all()
+    finished(tier)
+    follower.read()
+    space(tier).remove([key[:32] for key in ours[4:]])
+
+    def broken(*_: Any) -> Any:
+        raise OSError("broken")
+
+    monkeypatch.setattr(events, "peek", broken)
+    for _ in range(3):
+        follower.read()
+    monkeypatch.undo()
+    follower.settle()
+    assert follower.blocks == set(ours[:4])
 
 
 def test_evicted_blocks_are_withdrawn(make: Make, primary: Primary) -> None:
@@ -261,7 +262,7 @@ def test_nothing_is_withdrawn_while_the_disk_hides_blocks(
     hidden = {**state, "device": {"reads": "suspended", "writes": "working"}}
     monkeypatch.setattr(manual, "stats", lambda: hidden)
     follower.read()
-    assert follower.blocks == set(ours[:5]) or follower.blocks == {*ours[:4], ours[5]}
+    assert follower.blocks > set(ours[:4])
     assert not tier.has_pending_work(), "vLLM would step without a pause"
     monkeypatch.undo()
     follower.read()
@@ -364,11 +365,3 @@ def test_settings_that_routers_cannot_use_are_a_warning(
     assert (not warned) if not says else (len(warned) == 1 and says in warned[0])
     Request(tier, "r", keys(1)).keep(primary)
     assert bool(list(tier.take_events())) == (changes != {"enable_kv_cache_events": False})
-
-
-def test_the_bench_of_the_tier_reports_every_call(capsys: pytest.CaptureFixture[str]) -> None:
-    assert vllm_tier.main(["--rounds", "1", "--requests", "24", "--capacity-mib", "32"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    calls = {"lookup", "submit_load", "submit_store", "get_finished_jobs", "take_events", "step"}
-    assert calls <= {name.rsplit("_", 1)[0] for name in told["ratio"]}
-    assert all(value > 0 for values in told["us"].values() for value in values.values())

@@ -38,6 +38,7 @@ class Parts:
     writer: dalsegno.LayerWriter
     put: dalsegno.Transfer
     get: dalsegno.Transfer
+    watch: dalsegno.RemovalWatch
 
 
 @pytest.fixture(params=ENGINES)
@@ -61,7 +62,7 @@ def parts(path: Path) -> Iterator[Parts]:
         # A thread that enters or leaves Python amid a fork can make Python 3.11 itself hang there.
         assert put.wait(60)
         assert get.wait(60)
-        yield Parts(store, namespace, writer, put, get)
+        yield Parts(store, namespace, writer, put, get, store.watch_removals())
 
 
 def in_child(work: Callable[[], None]) -> None:
@@ -86,6 +87,7 @@ def calls(parts: Parts) -> dict[str, Callable[[], Any]]:
     space, half = parts.namespace, [bytearray(BLOCK // 2)]
     return {
         "stats": parts.store.stats,
+        "watch_removals": parts.store.watch_removals,
         "namespace": lambda: parts.store.namespace({}, layers=1, slice_bytes=8),
         "put_batch": lambda: space.put_batch(chain(1, "new"), BLOCKS[:1]),
         "probe": lambda: space.probe(one),
@@ -118,6 +120,7 @@ def expect_refusals(parts: Parts, parent: int) -> None:
         assert transfer.done()
         assert transfer.wait()
         transfer.cancel()
+    assert (parts.watch.waiting, parts.watch.take(1)) == (0, ({}, False))
     assert parts.store.closed
     parts.store.close()
     parts.store.close()

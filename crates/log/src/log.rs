@@ -279,6 +279,18 @@ impl Log {
         self.core.segments.lock().next_sequence
     }
 
+    /// What [`dalsegno_core::Extent::born`] is for an extent that is copied: to be asked before it is looked up which
+    /// of its blocks are visible. `None` if the copy keeps that of the original: the record of a removal may lie where
+    /// nothing could be read, and must still hide the block when it can.
+    #[must_use]
+    pub fn born_of_copies(&self) -> Option<u64> {
+        let segments = self.core.segments.lock();
+        let is_unread = segments.is_one_missing
+            || !segments.missing.is_empty()
+            || segments.slots.values().any(|slot| slot.oldest_born() == 0);
+        (!is_unread).then_some(segments.next_sequence)
+    }
+
     /// The round of uses that goes on now, named by the first sequence number it could give; one lasts as long as a
     /// segment takes writes. Everything that was written before this log was opened is older.
     #[must_use]

@@ -15,7 +15,7 @@ use crate::store::{Inner, Store};
 
 /// How long a look-up may wait for files of the index. A disk that works answers within some milliseconds; what is not
 /// found in time counts as not there.
-const PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const LOOK_UP_PATIENCE: Duration = Duration::from_millis(100);
 
 impl Store {
     /// How many leading blocks of `chain` are present; it may start at any block of a prompt. While the device does not
@@ -82,8 +82,8 @@ impl Store {
 
 impl Inner {
     /// Asks the index on behalf of a caller who gave no timeout.
-    fn look_up<R>(&self, ask: impl FnOnce(&dyn Index) -> R) -> R {
-        let until = self.clock.now().after(PATIENCE);
+    pub(crate) fn look_up<R>(&self, ask: impl FnOnce(&dyn Index) -> R) -> R {
+        let until = self.clock.now().after(LOOK_UP_PATIENCE);
         patiently(Deadline::At(until), self.clock.as_ref(), || ask(self.index.as_ref()))
     }
 

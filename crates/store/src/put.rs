@@ -266,10 +266,13 @@ impl Inner {
         for run in self.index.resolve(extent.namespace, failed, Scope::Each) {
             let blocks: Vec<u32> = (run.first_block..run.first_block + run.count).collect();
             let removed = self.index.remove_from_extent(&run.extent, &blocks);
-            for id in removed.extents {
-                self.log.forget(id);
+            for id in &removed.extents {
+                self.log.forget(*id);
             }
-            self.removal_feed.note(extent.namespace, failed);
+            if removed.blocks > 0 {
+                let end = run.at + run.count as usize;
+                self.removal_feed.note(extent.namespace, &failed[run.at..end]);
+            }
         }
     }
 }

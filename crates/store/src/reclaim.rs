@@ -284,7 +284,7 @@ impl Inner {
         // Before the question what is visible: whatever was removed until now is not copied, and what is removed from
         // now on has a larger number. With the number of the first put, one extent that is moved again and again would
         // keep every tombstone alive.
-        let born = self.log.newest_sequence();
+        let born = self.log.born_of_copies();
         let wanted = self.ask_index(segment, || self.visible_blocks(row))?;
         if wanted.is_empty() {
             return Ok(Moved { bytes: 0, is_read: true });
@@ -307,7 +307,7 @@ impl Inner {
         let mut pins = Vec::new();
         let mut written = 0;
         for run in runs_of(row, &wanted, &good) {
-            let part = NewExtent { born: Some(born), ..part_of(row, &wanted[run.clone()]) };
+            let part = reborn(part_of(row, &wanted[run.clone()]), born);
             let source = &bytes[run.start * block_bytes..run.end * block_bytes];
             let appended = lend(|lender| {
                 let blocks: Vec<_> =
@@ -336,7 +336,7 @@ impl Inner {
         &self,
         row: &[&Extent],
         wanted: &[Spot],
-        born: u64,
+        born: Option<u64>,
     ) -> Result<Option<u64>, LogError> {
         let [extent] = row else { return Ok(None) };
         let is_whole = wanted.len() == extent.hashes.len();
@@ -344,7 +344,7 @@ impl Inner {
             return Ok(None);
         }
         let Some(coded) = self.log.read_coded(extent)? else { return Ok(None) };
-        let part = NewExtent { born: Some(born), ..part_of(row, wanted) };
+        let part = reborn(part_of(row, wanted), born);
         let append = self.log.reserve_coded(part, coded, true)?;
         let appended = self.log.append(vec![append], &Call::background()).remove(0)?;
         if extent.is_moved() {
@@ -381,4 +381,9 @@ impl Inner {
         let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);
         self.dram.remove(extent.namespace, &gone.map(|(hash, _)| *hash).collect::<Vec<_>>());
     }
+}
+
+/// A copy that is born then, if anything is said.
+fn reborn(part: NewExtent, born: Option<u64>) -> NewExtent {
+    NewExtent { born: born.or(part.born), ..part }
 }

@@ -5,6 +5,7 @@
 //! 2. Each watch has a bounded queue. A block that does not fit, and a loss whose blocks are unknown, leave a gap: the
 //!    caller then compares everything it published with the store.
 //! 3. Without a watch, a removal costs one atomic load.
+//! 4. Nothing here waits for a device that does not respond.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +13,11 @@ use std::sync::{Arc, Weak};
 
 use dalsegno_core::{ChainHash, Error, NamespaceId, Result};
 use dalsegno_index::{Index, Scope};
+use dalsegno_io::Process;
 use parking_lot::Mutex;
 
-use crate::store::{Inner, Store};
+use crate::look_up::LOOK_UP_PATIENCE;
+use crate::store::{Door, Inner, Store};
 
 /// The largest queue that a watch may ask for: 48 bytes for each block.
 pub const MAX_WATCHED_BLOCKS: usize = 1 << 24;
@@ -25,7 +28,8 @@ type Key = (NamespaceId, ChainHash);
 #[derive(Debug)]
 pub struct RemovalWatch {
     queue: Arc<Queue>,
-    store: Weak<Inner>,
+    door: Weak<Door>,
+    process: Process,
     /// How much the index had lost at the last call of [`RemovalWatch::take`].
     losses: Mutex<u64>,
 }
@@ -76,24 +80,35 @@ impl Store {
         let queue = Arc::new(Queue { capacity, waiting: Mutex::default() });
         let losses = Mutex::new(inner.index.losses());
         inner.removal_feed.subscribe(&queue);
-        Ok(RemovalWatch { queue, store: Arc::downgrade(&inner), losses })
+        let door = Arc::downgrade(&self.door);
+        Ok(RemovalWatch { queue, door, process: self.door.process, losses })
     }
 }
 
 impl RemovalWatch {
-    /// How many blocks wait to be taken; a gap counts as one. Never waits for the store.
+    /// How many blocks wait to be taken; a gap counts as one, and as long as the device does not respond none waits.
+    /// Never waits for the store.
     #[must_use]
     pub fn waiting(&self) -> usize {
+        let Some(store) = self.enter().filter(|store| !store.watch.is_suspended()) else {
+            return 0;
+        };
+        let is_lost = store.index.losses() != *self.losses.lock();
         let waiting = self.queue.waiting.lock();
-        waiting.blocks.len() + usize::from(waiting.has_gap)
+        waiting.blocks.len() + usize::from(waiting.has_gap || is_lost)
     }
 
-    /// Takes the oldest blocks, at most `limit`. After the store was closed there are none, and a gap.
+    /// Takes the oldest blocks, at most `limit`. Waits a moment for files of an on-disk index; if they cannot be read
+    /// in time there are none, and they are there at the next call. After the store was closed, and in a forked child,
+    /// there are none, and a gap.
     #[must_use]
     pub fn take(&self, limit: usize) -> Removals {
-        let Some(store) = self.store.upgrade() else {
+        let Some(store) = self.enter() else {
             return Removals { blocks: Vec::new(), is_complete: false };
         };
+        if store.watch.is_suspended() {
+            return Removals { blocks: Vec::new(), is_complete: true };
+        }
         let (taken, has_gap) = {
             let waiting = &mut *self.queue.waiting.lock();
             let count = limit.min(waiting.blocks.len());
@@ -102,9 +117,35 @@ impl RemovalWatch {
         };
         let lost = store.index.losses();
         let lost_before = std::mem::replace(&mut *self.losses.lock(), lost);
-        Removals {
-            blocks: absent(store.index.as_ref(), &taken),
-            is_complete: !has_gap && lost == lost_before,
+        let is_complete = !has_gap && lost == lost_before;
+        let began = store.clock.now();
+        let blocks = store.look_up(|index| absent(index, &taken));
+        if store.clock.now() >= began.after(LOOK_UP_PATIENCE) {
+            // What was not found in time may be there.
+            self.queue.put_back(taken);
+            return Removals { blocks: Vec::new(), is_complete };
+        }
+        Removals { blocks, is_complete }
+    }
+
+    /// The store, unless it was closed or this is a forked child.
+    fn enter(&self) -> Option<Arc<Inner>> {
+        // First: in a child a lock may stay taken.
+        if !self.process.is_this() {
+            return None;
+        }
+        Store::inner_of(&*self.door.upgrade()?)
+    }
+}
+
+impl Queue {
+    /// Puts blocks back to where they were taken from, as far as they fit.
+    fn put_back(&self, taken: Vec<Key>) {
+        let waiting = &mut *self.waiting.lock();
+        let free = self.capacity.saturating_sub(waiting.blocks.len());
+        waiting.has_gap |= free < taken.len();
+        for key in taken.into_iter().take(free).rev() {
+            waiting.blocks.push_front(key);
         }
     }
 }
@@ -129,6 +170,7 @@ fn absent(index: &dyn Index, taken: &[Key]) -> Vec<Key> {
 impl RemovalFeed {
     fn subscribe(&self, queue: &Arc<Queue>) {
         let queues = &mut *self.queues.lock();
+        queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(queue));
         self.is_watched.store(true, Ordering::Release);
     }

@@ -94,7 +94,12 @@ impl Store {
     pub(crate) fn enter(&self) -> Result<Arc<Inner>> {
         self.check_process()?;
         let closed = || Error::new(ErrorKind::Closed, "the store is closed; open it again");
-        self.door.inner.read().as_ref().map(Arc::clone).ok_or_else(closed)
+        Self::inner_of(&self.door).ok_or_else(closed)
+    }
+
+    /// What is behind a door, unless it was closed.
+    pub(crate) fn inner_of(door: &Door) -> Option<Arc<Inner>> {
+        door.inner.read().as_ref().map(Arc::clone)
     }
 
     /// Fails in a forked child, as every call does. Never waits, so that whoever must lock something before a call can

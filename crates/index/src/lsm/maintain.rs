@@ -41,8 +41,11 @@ impl Tree {
             return Ok(false);
         }
         let state = self.state();
-        let done = if let Some(smaller) = self.without_oldest(&state.version) {
-            self.install(smaller, false)
+        let done = if let Some((smaller, forgotten)) = self.without_oldest(&state.version) {
+            // Counted when they are gone: who sees the number looks at an index without them.
+            self.install(smaller, false).inspect(|()| {
+                self.counters.forgotten_tables.fetch_add(forgotten, Ordering::Relaxed);
+            })
         } else if let Some(step) = self.due(&state.version) {
             // First, or runs would pile up as long as memtables come in. A merge lets those go before its writes.
             self.carry_out(&state.version, &step, living).inspect_err(|_| {
@@ -118,8 +121,8 @@ impl Tree {
 
     /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the
     /// largest keys, which are points. A block without its point is a miss; what a newer run says of it stays. Its
-    /// record is not told, so from now on none is believed without the point.
-    fn without_oldest(&self, version: &Version) -> Option<Version> {
+    /// record is not told, so from now on none is believed without the point. Returns how many tables it lacks, too.
+    fn without_oldest(&self, version: &Version) -> Option<(Version, u64)> {
         let mut bytes = version.bytes();
         let most = self.options.disk_bytes / 2;
         if bytes <= most {
@@ -128,16 +131,17 @@ impl Tree {
         let mut levels = version.levels.clone();
         let oldest = levels.iter_mut().rev().find_map(|runs| runs.last_mut())?;
         let mut tables = oldest.tables().to_vec();
+        let mut forgotten = 0;
         while bytes > most
             && let Some(table) = tables.pop()
         {
             bytes -= table.file_bytes();
-            self.counters.forgotten_tables.fetch_add(1, Ordering::Relaxed);
+            forgotten += 1;
         }
         tracing::warn!("the index outgrows its {most} bytes on disk and forgets its oldest blocks");
         *oldest = Arc::new(Run::new(tables));
         drop_empty(&mut levels);
-        Some(Version { is_partial: true, ..version.with_levels(levels) })
+        Some((Version { is_partial: true, ..version.with_levels(levels) }, forgotten))
     }
 
     fn flush(&self, state: &State, frozen: &Arc<Frozen>) -> Result<(), TableError> {

@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,6 +36,9 @@ OWNERSHIP = "dalsegno"
 QUEUE_BLOCKS = 1 << 16
 # Blocks that one step withdraws, takes from the queue, or compares with the store.
 BLOCKS_PER_STEP = 4096
+# A comparison that takes longer is one of fewer blocks at the next step.
+LATE_S = 0.05
+FEW_BLOCKS = 64
 
 
 def open_events(
@@ -108,6 +113,7 @@ class KvEvents:
         self._store: Any = None
         self._watch: Any = None
         self._paused = False
+        self._compare_blocks = BLOCKS_PER_STEP
 
     def pending(self) -> bool:
         """Whether a step would emit events, or find out whether there are any."""
@@ -147,12 +153,13 @@ class KvEvents:
         Args:
             opened: The store; without one, everything is withdrawn.
         """
+        has_gap = False
         if opened is None:
             self._store = self._watch = None
             self.withdraw_all()
         else:
             self._follow(opened)
-            self._take_removals(opened)
+            has_gap = self._take_removals(opened)
             self._compare(opened)
         gone = [key for key in self._stored if key in self._removed]
         self._removed.difference_update(gone)
@@ -160,7 +167,8 @@ class KvEvents:
             gone.append(self._removed.pop())
         new = list(self._stored)
         self._stored.clear()
-        self._published.update(new)
+        # What was lost may be among them.
+        (self._doubtful if has_gap else self._published).update(new)
         self._meter.count("events_removed_blocks", len(gone))
         self._meter.count("events_stored_blocks", len(new))
         events = [self._emit(gone, True)] if gone else []
@@ -177,23 +185,24 @@ class KvEvents:
     def _follow(self, opened: Opened) -> None:
         """Watches the removals of a store; what an earlier one had is compared with this one."""
         if self._store is not opened.store:
-            self._store = opened.store
             self._watch = opened.store.watch_removals(QUEUE_BLOCKS)
+            self._store = opened.store
+            self._stored.clear()
             self._doubt()
 
     def _doubt(self) -> None:
         """Has everything that is published compared with the store."""
-        if not self._published:
+        if not (self._published or self._stored):
             return
         self._meter.count("events_resyncs")
         small, large = sorted((self._published, self._doubtful), key=len)
         large |= small
         self._published, self._doubtful = set(), large
 
-    def _take_removals(self, opened: Opened) -> None:
-        """Withdraws published blocks that left the store."""
+    def _take_removals(self, opened: Opened) -> bool:
+        """Withdraws published blocks that left the store; returns whether others left too."""
         if not self._watch.waiting:
-            return
+            return False
         gone, is_complete = self._watch.take(BLOCKS_PER_STEP)
         groups = {namespace.id: group for group, namespace in opened.namespaces.items()}
         for name, hashes in gone.items():
@@ -203,6 +212,7 @@ class KvEvents:
                     self._withdraw(compat.join_key(one, groups[name]))
         if not is_complete:
             self._doubt()
+        return not is_complete
 
     def _withdraw(self, key: bytes) -> None:
         """Withdraws a block, if it is published; does not announce it, if it is about to be."""
@@ -220,6 +230,13 @@ class KvEvents:
         self._paused = is_suspended(opened.store.stats())
         if self._paused:
             return
-        some = [self._doubtful.pop() for _ in range(min(BLOCKS_PER_STEP, len(self._doubtful)))]
-        for key, there in peek(opened, some):
-            (self._published if there else self._removed).add(key)
+        started = time.monotonic()
+        compared = peek(opened, list(itertools.islice(self._doubtful, self._compare_blocks)))
+        # The store answers within a bound of its own; what an on-disk index did not find until then
+        # may be there.
+        is_late = time.monotonic() - started > LATE_S
+        self._compare_blocks = FEW_BLOCKS if is_late else BLOCKS_PER_STEP
+        for key, there in compared:
+            if there or not is_late:
+                self._doubtful.discard(key)
+                (self._published if there else self._removed).add(key)

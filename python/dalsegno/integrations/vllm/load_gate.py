@@ -5,7 +5,8 @@ it is submitted has already evicted something (vllm#49902). Lookups are therefor
 
 1. At most `max_load_bytes` and `max_load_jobs` are in flight. A lookup beyond that is answered
    RETRY: vLLM asks again at its next step.
-2. A request waits `load_timeout_s` in all. After that its blocks are misses and it is computed.
+2. A request is deferred for `load_timeout_s` in all. After that its blocks are misses and it is
+   computed. A preempted request begins again.
 3. A block whose load failed or came too late is a miss for every request for `failed_load_pause_s`,
    or until it is stored again (vllm#49176).
 4. A request loads a block at most twice: vLLM may have evicted it in between, and would go on so.
@@ -70,6 +71,9 @@ class LoadGate:
         ):
             return LookupResult.MISS
         if self._has_place(state):
+            if state.waiting_since is not None:
+                state.waited_s += self._clock() - state.waiting_since
+                state.waiting_since = None
             self._promised_bytes += self._row_bytes
             self._promised_to.add(id(state))
             return LookupResult.HIT
@@ -77,7 +81,7 @@ class LoadGate:
         now = self._clock()
         if state.waiting_since is None:
             state.waiting_since = now
-        elif now - state.waiting_since > self._timeout_s:
+        elif state.waited_s + now - state.waiting_since > self._timeout_s:
             state.waited_enough = True
             self._meter.count("deferral_timeouts")
             return LookupResult.MISS

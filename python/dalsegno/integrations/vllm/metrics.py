@@ -52,7 +52,10 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "deferral_timeouts": ("Requests computed since their loads had to wait for too long.", ()),
     "events_stored_blocks": ("Blocks announced in KV events.", ()),
     "events_removed_blocks": ("Blocks withdrawn in KV events.", ()),
-    "events_dropped_blocks": ("Blocks not announced: too many are, or nobody used them.", ()),
+    "events_dropped_blocks": (
+        "Blocks not announced: kv_events_keys is reached, or their request never ran.",
+        (),
+    ),
     "events_resyncs": ("How often all announced blocks were compared with the store.", ()),
     "bypassed_requests": ("Requests that the store must not serve, such as those of LoRA.", ()),
     "errors": ("Exceptions that were turned into a miss, by the call they came from.", ("call",)),

@@ -33,6 +33,7 @@ class RequestState:
         "loads",
         "unannounced",
         "waited_enough",
+        "waited_s",
         "waiting_since",
     )
 
@@ -48,8 +49,9 @@ class RequestState:
         self.failed: set[bytes] = set()
         # How often each block was loaded for this request.
         self.loads: dict[bytes, int] = {}
-        # Since when lookups of it are deferred, and whether that took too long.
+        # Since when its lookups are deferred, how long they were before, and whether it is enough.
         self.waiting_since: float | None = None
+        self.waited_s = 0.0
         self.waited_enough = False
         # Whether vLLM has scheduled it, and loaded blocks that KV events do not name yet.
         self.is_scheduled = False
@@ -61,7 +63,10 @@ class RequestState:
 
     def fresh_copy(self) -> RequestState:
         """Returns the state of the same request without any knowledge."""
-        return RequestState(self._positions, bypass=self.bypass)
+        fresh = RequestState(self._positions, bypass=self.bypass)
+        # vLLM schedules for the first time once.
+        fresh.is_scheduled = self.is_scheduled
+        return fresh
 
     def learn(self, keys: Iterable[bytes], present: Iterable[bool]) -> None:
         """Notes which keys the store has."""
@@ -80,7 +85,9 @@ class RequestState:
             self.loads[key] = self.loads.get(key, 0) + 1
 
     def forget_misses(self) -> None:
-        """Lets missing keys be looked up again, except those whose load failed."""
+        """Lets a preempted request begin again, except with keys whose load failed."""
+        self.waiting_since, self.waited_s, self.waited_enough = None, 0.0, False
+        self.loads.clear()
         self.known = {
             key: found for key, found in self.known.items() if found or key in self.failed
         }

@@ -86,6 +86,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._meter = metrics.Meter()
         self._requests: dict[str, RequestState] = {}
         self._bypassed: set[str] = set()
+        # Requests that loaded after they had been scheduled, in this step and in the one before.
+        self._resumed: list[RequestState] = []
+        self._due: list[RequestState] = []
         self._told = Trouble(logger)
         self._closed = False
         self._rows = Rows(primary_kv_view)
@@ -197,6 +200,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()
+        # vLLM does not name those that were scheduled before. They look up what was loaded in the
+        # step that reported it, or in the next one.
+        due, self._due, self._resumed = self._due, self._resumed, []
+        for state in due:
+            self._announce_loaded(state)
         for request_id in compat.scheduled(context):
             if state := self._requests.get(request_id):
                 state.is_scheduled = True
@@ -286,6 +294,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
                 self._announce(job.kept)
             elif job.request is not None and self._events is not None:
                 job.request.unannounced += job.kept
+                if job.request.is_scheduled:
+                    self._resumed.append(job.request)
         return results
 
     def _announce_loaded(self, state: RequestState) -> None:
@@ -329,9 +339,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         try:
             self._mover.gate.end_step()
             self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
-            self._backend.renew()
             if self._events is not None:
                 self._events.withdraw_all()
+            self._backend.renew()
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("drain_jobs", error)
 
