@@ -247,6 +247,22 @@ fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
 }
 
 #[test]
+fn copies_keep_their_age_while_a_segment_is_away_that_may_hold_a_removal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, _) = open(dir.path());
+    let older = write(&log, 0).location.segment;
+    let away = dir.path().join(segment_file(fill(&log, older)));
+    let removed = remove(&log, 0);
+    assert!(log.born_of_copies() >= Some(removed));
+    log.list_segments().unwrap();
+    drop(log);
+    std::fs::rename(&away, dir.path().join("away")).unwrap();
+    assert_eq!(open(dir.path()).0.born_of_copies(), None);
+    std::fs::rename(dir.path().join("away"), &away).unwrap();
+    assert!(open(dir.path()).0.born_of_copies() >= Some(removed));
+}
+
+#[test]
 fn with_a_cover_only_what_came_later_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
