@@ -365,3 +365,20 @@ def test_settings_that_routers_cannot_use_are_a_warning(
     assert (not warned) if not says else (len(warned) == 1 and says in warned[0])
     Request(tier, "r", keys(1)).keep(primary)
     assert bool(list(tier.take_events())) == (changes != {"enable_kv_cache_events": False})
+
+
+def test_what_a_late_comparison_did_not_find_stays_announced(
+    make: Make, primary: Primary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
+    tier, ours = make(), keys(6)
+    follower = Follower(tier)
+    Request(tier, "r", ours).keep(primary)
+    follower.read()
+    space(tier).remove([key[:32] for key in ours[2:]])
+    monkeypatch.setattr(events, "LATE_S", -1.0)
+    follower.read()
+    assert len(follower.blocks) == 5, "only the one that the queue had place for"
+    monkeypatch.setattr(events, "LATE_S", 60.0)
+    follower.settle()
+    assert follower.blocks == set(ours[:2])
