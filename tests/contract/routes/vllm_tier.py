@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tests.contract.routes import Route, Session, Shape
 from tests.integration import tiers
-from vllm.v1.kv_offload.base import make_offload_key
+from vllm.v1.kv_offload.base import ScheduleEndContext, make_offload_key
 
 from dalsegno.integrations.vllm.settings import TierSettings
 
@@ -109,7 +109,10 @@ class _Tier(Session):
 
     def _found(self, request: tiers.Request) -> list[bool]:
         with self._lock:
-            return [found is tiers.HIT for found in request.lookup_all()]
+            found = [answer is tiers.HIT for answer in request.lookup_all()]
+            # All loads of a session come from its own rows, so each look-up is a step of its own.
+            self._tier.on_schedule_end(ScheduleEndContext((), ()))
+            return found
 
     def put(self, chain: Sequence[bytes], blocks: Sequence[bytes], first: int = 0) -> list[bool]:
         with self._request(chain) as request:
@@ -209,6 +212,8 @@ class VllmTier(Route):
             "capacity": "24MiB",
             "identity": {"source": "test", "weights": identity, **model},
             "store": {**self.store, **settings},
+            # A prompt is looked up whole, then loaded in several jobs.
+            "max_load_bytes": "1GiB",
             **of_tier,
         }
         if timeout_s is not None:
