@@ -102,10 +102,7 @@ impl Inner {
 
     /// Which of these blocks can be had, of those that the index found.
     fn present(&self, namespace: NamespaceId, hashes: &[ChainHash], runs: &[Run]) -> Vec<bool> {
-        let mut present = vec![false; hashes.len()];
-        for run in runs {
-            present[run.at..run.at + run.count as usize].fill(true);
-        }
+        let mut present = are_found(hashes.len(), runs);
         if self.watch.is_suspended() {
             for (hash, present) in hashes.iter().zip(&mut present) {
                 *present &= self.dram.holds(&(namespace, *hash));
@@ -113,4 +110,13 @@ impl Inner {
         }
         present
     }
+}
+
+/// Which of so many blocks the index found.
+pub(crate) fn are_found(count: usize, runs: &[Run]) -> Vec<bool> {
+    let mut found = vec![false; count];
+    for run in runs {
+        found[run.at..run.at + run.count as usize].fill(true);
+    }
+    found
 }

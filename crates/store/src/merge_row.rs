@@ -171,7 +171,7 @@ impl Inner {
         buffer: &mut RowBuffer,
     ) -> Result<(), Skip> {
         let all = spots(row);
-        let new = part_of(row, &all);
+        let new = part_of(row, &all, None);
         self.find_room(new.total_bytes())?;
         let block_bytes = usize::try_from(new.layout.block_bytes()).expect("64-bit addresses");
         let bytes = buffer.of(all.len() * block_bytes);

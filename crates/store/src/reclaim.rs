@@ -18,7 +18,7 @@ use std::time::Duration;
 use dalsegno_core::{Extent, ExtentId, MIN_SEGMENTS};
 use dalsegno_index::{Shortage, Unread};
 use dalsegno_io::{IoError, lend};
-use dalsegno_log::{Appended, Call, Cause, LogError, NewExtent, SegmentState, SegmentView};
+use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::{
     ExtentFacts, LiveExtent, Ranks, SegmentFacts, choose_victim, draw, keep,
@@ -307,7 +307,7 @@ impl Inner {
         let mut pins = Vec::new();
         let mut written = 0;
         for run in runs_of(row, &wanted, &good) {
-            let part = reborn(part_of(row, &wanted[run.clone()]), born);
+            let part = part_of(row, &wanted[run.clone()], born);
             let source = &bytes[run.start * block_bytes..run.end * block_bytes];
             let appended = lend(|lender| {
                 let blocks: Vec<_> =
@@ -344,8 +344,7 @@ impl Inner {
             return Ok(None);
         }
         let Some(coded) = self.log.read_coded(extent)? else { return Ok(None) };
-        let part = reborn(part_of(row, wanted), born);
-        let append = self.log.reserve_coded(part, coded, true)?;
+        let append = self.log.reserve_coded(part_of(row, wanted, born), coded, true)?;
         let appended = self.log.append(vec![append], &Call::background()).remove(0)?;
         if extent.is_moved() {
             self.log.make_durable(&appended)?;
@@ -381,9 +380,4 @@ impl Inner {
         let gone = extent.hashes.iter().zip(live).filter(|(_, live)| *live);
         self.dram.remove(extent.namespace, &gone.map(|(hash, _)| *hash).collect::<Vec<_>>());
     }
-}
-
-/// A copy that is born then, if anything is said.
-fn reborn(part: NewExtent, born: Option<u64>) -> NewExtent {
-    NewExtent { born: born.or(part.born), ..part }
 }

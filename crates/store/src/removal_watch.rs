@@ -13,10 +13,9 @@ use std::sync::{Arc, Weak};
 
 use dalsegno_core::{ChainHash, Error, NamespaceId, Result};
 use dalsegno_index::{Index, Scope};
-use dalsegno_io::Process;
 use parking_lot::Mutex;
 
-use crate::look_up::LOOK_UP_PATIENCE;
+use crate::look_up::{LOOK_UP_PATIENCE, are_found};
 use crate::store::{Door, Inner, Store};
 
 /// The largest queue that a watch may ask for: 48 bytes for each block.
@@ -29,7 +28,6 @@ type Key = (NamespaceId, ChainHash);
 pub struct RemovalWatch {
     queue: Arc<Queue>,
     door: Weak<Door>,
-    process: Process,
     /// How much the index had lost at the last call of [`RemovalWatch::take`].
     losses: Mutex<u64>,
 }
@@ -80,8 +78,7 @@ impl Store {
         let queue = Arc::new(Queue { capacity, waiting: Mutex::default() });
         let losses = Mutex::new(inner.index.losses());
         inner.removal_feed.subscribe(&queue);
-        let door = Arc::downgrade(&self.door);
-        Ok(RemovalWatch { queue, door, process: self.door.process, losses })
+        Ok(RemovalWatch { queue, door: Arc::downgrade(&self.door), losses })
     }
 }
 
@@ -130,11 +127,7 @@ impl RemovalWatch {
 
     /// The store, unless it was closed or this is a forked child.
     fn enter(&self) -> Option<Arc<Inner>> {
-        // First: in a child a lock may stay taken.
-        if !self.process.is_this() {
-            return None;
-        }
-        Store::inner_of(&*self.door.upgrade()?)
+        self.door.upgrade()?.enter()
     }
 }
 
@@ -157,11 +150,8 @@ fn absent(index: &dyn Index, taken: &[Key]) -> Vec<Key> {
     // Blocks of an extent leave together, so neighbours mostly share a namespace.
     for group in taken.chunk_by(|a, b| a.0 == b.0) {
         let (namespace, hashes) = (group[0].0, group.iter().map(|key| key.1).collect::<Vec<_>>());
-        let mut is_present = vec![false; hashes.len()];
-        for run in index.resolve(namespace, &hashes, Scope::Each) {
-            is_present[run.at..run.at + run.count as usize].fill(true);
-        }
-        let left = group.iter().zip(is_present).filter(|(_, is_present)| !is_present);
+        let found = are_found(hashes.len(), &index.resolve(namespace, &hashes, Scope::Each));
+        let left = group.iter().zip(found).filter(|(_, is_found)| !is_found);
         gone.extend(left.map(|(key, _)| *key).filter(|key| seen.insert(*key)));
     }
     gone

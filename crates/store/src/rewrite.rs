@@ -161,8 +161,9 @@ fn is_next(row: &[&Extent], before: Spot, next: Spot) -> bool {
     next == (before.0, before.1 + 1) || (is_last && next == (before.0 + 1, 0))
 }
 
-/// A run of neighbours as an extent of its own, in the same place of the order.
-pub(crate) fn part_of(row: &[&Extent], run: &[Spot]) -> NewExtent {
+/// A run of neighbours as an extent of its own, in the same place of the order. Without `born` it is born with the newest
+/// of them.
+pub(crate) fn part_of(row: &[&Extent], run: &[Spot], born: Option<u64>) -> NewExtent {
     let (at, block) = run[0];
     let extent = row[at];
     let parent = match block.checked_sub(1) {
@@ -177,7 +178,7 @@ pub(crate) fn part_of(row: &[&Extent], run: &[Spot]) -> NewExtent {
         parent,
         layout: extent.layout,
         hashes: run.iter().map(hash_of).collect(),
-        born: run.iter().map(|(at, _)| row[*at].born).max(),
+        born: born.or_else(|| run.iter().map(|(at, _)| row[*at].born).max()),
     }
 }
 
@@ -242,7 +243,7 @@ mod tests {
         let wanted = [(0, 0), (0, 2), (1, 0), (1, 1)];
         assert_eq!(runs_of(&row, &wanted, &[true; 4]), [0..1, 1..4]);
         assert_eq!(runs_of(&row, &wanted, &[true, true, false, true]), [0..1, 1..2, 3..4]);
-        let part = part_of(&row, &wanted[1..4]);
+        let part = part_of(&row, &wanted[1..4], None);
         assert_eq!((part.first_block_index, part.born), (2, Some(2)));
         assert_eq!((part.parent, part.hashes.len()), (all[0].hashes[1], 3));
         let gap = [(0, 1), (1, 0)];

@@ -94,12 +94,7 @@ impl Store {
     pub(crate) fn enter(&self) -> Result<Arc<Inner>> {
         self.check_process()?;
         let closed = || Error::new(ErrorKind::Closed, "the store is closed; open it again");
-        Self::inner_of(&self.door).ok_or_else(closed)
-    }
-
-    /// What is behind a door, unless it was closed.
-    pub(crate) fn inner_of(door: &Door) -> Option<Arc<Inner>> {
-        door.inner.read().as_ref().map(Arc::clone)
+        self.door.enter().ok_or_else(closed)
     }
 
     /// Fails in a forked child, as every call does. Never waits, so that whoever must lock something before a call can
@@ -187,6 +182,13 @@ impl Store {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         !self.door.process.is_this() || self.door.inner.read().is_none()
+    }
+}
+
+impl Door {
+    /// What is behind it, unless the store was closed or this is a forked child, in which a lock may stay taken.
+    pub(crate) fn enter(&self) -> Option<Arc<Inner>> {
+        self.process.is_this().then(|| self.inner.read().as_ref().map(Arc::clone)).flatten()
     }
 }
 

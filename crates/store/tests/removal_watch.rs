@@ -10,7 +10,8 @@ use std::path::Path;
 
 use dalsegno_core::ErrorKind;
 use dalsegno_store::{
-    ChainHash, Config, MAX_WATCHED_BLOCKS, NamespaceId, PutOutcome, Removals, Store, Terms,
+    ChainHash, Config, MAX_WATCHED_BLOCKS, NamespaceId, PutOutcome, RemovalWatch, Removals, Store,
+    Terms,
 };
 use support::{Setup, chain, files, get, namespace, open, put, setups};
 
@@ -20,12 +21,23 @@ const PLENTY: usize = 1 << 16;
 
 type Key = (NamespaceId, ChainHash);
 
-fn settings(setup: Setup) -> Config {
-    Config { merge_rate: Some(0), scrub_rate: Some(0), ..setup.config(16 << 20) }
+/// A store that neither merges nor scrubs, and a watch of it.
+struct Stand {
+    dir: tempfile::TempDir,
+    store: Store,
+    ns: NamespaceId,
+    watch: RemovalWatch,
 }
 
-fn space(store: &Store) -> NamespaceId {
-    namespace(store, 1, u32::try_from(BYTES).unwrap(), "watched")
+impl Stand {
+    fn open(setup: Setup) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { merge_rate: Some(0), scrub_rate: Some(0), ..setup.config(16 << 20) };
+        let store = open(dir.path(), &config);
+        let ns = namespace(&store, 1, u32::try_from(BYTES).unwrap(), "watched");
+        let watch = store.watch_removals(PLENTY).unwrap();
+        Self { dir, store, ns, watch }
+    }
 }
 
 /// Which of these blocks are in the store.
@@ -48,10 +60,7 @@ fn spoil_a_segment(dir: &Path) {
 #[test]
 fn every_evicted_block_is_reported_and_no_other() {
     for setup in setups() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path(), &settings(setup));
-        let ns = space(&store);
-        let watch = store.watch_removals(PLENTY).unwrap();
+        let Stand { dir: _dir, store, ns, watch } = Stand::open(setup);
         let (mut stored, mut gone) = (Vec::new(), BTreeSet::new());
         for name in 0..60 {
             let chain = chain(name, BLOCKS);
@@ -75,10 +84,7 @@ fn every_evicted_block_is_reported_and_no_other() {
 #[test]
 fn a_block_that_was_stored_again_is_not_reported() {
     for setup in setups() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path(), &settings(setup));
-        let ns = space(&store);
-        let watch = store.watch_removals(PLENTY).unwrap();
+        let Stand { dir: _dir, store, ns, watch } = Stand::open(setup);
         let chain = chain(1, BLOCKS);
         put(&store, ns, &chain, 0, BYTES);
         store.remove(ns, Some(&chain[2..]), &Terms::default()).unwrap();
@@ -94,10 +100,7 @@ fn a_block_that_was_stored_again_is_not_reported() {
 #[test]
 fn a_quarantined_block_is_reported() {
     for setup in setups() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path(), &settings(setup));
-        let ns = space(&store);
-        let watch = store.watch_removals(PLENTY).unwrap();
+        let Stand { dir, store, ns, watch } = Stand::open(setup);
         let chain = chain(1, BLOCKS);
         put(&store, ns, &chain, 0, BYTES);
         spoil_a_segment(dir.path());
@@ -112,10 +115,8 @@ fn a_quarantined_block_is_reported() {
 
 #[test]
 fn what_does_not_fit_the_queue_leaves_a_gap_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), &settings(Setup::SIMPLEST));
-    let ns = space(&store);
-    let (small, large) = (store.watch_removals(3).unwrap(), store.watch_removals(PLENTY).unwrap());
+    let Stand { dir: _dir, store, ns, watch: large } = Stand::open(Setup::SIMPLEST);
+    let small = store.watch_removals(3).unwrap();
     let chain = chain(1, BLOCKS);
     put(&store, ns, &chain, 0, BYTES);
     store.remove(ns, Some(&chain), &Terms::default()).unwrap();
@@ -130,11 +131,8 @@ fn what_does_not_fit_the_queue_leaves_a_gap_once() {
 #[test]
 fn a_removed_namespace_leaves_a_gap() {
     for setup in setups() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path(), &settings(setup));
-        let ns = space(&store);
+        let Stand { dir: _dir, store, ns, watch } = Stand::open(setup);
         put(&store, ns, &chain(1, BLOCKS), 0, BYTES);
-        let watch = store.watch_removals(PLENTY).unwrap();
         store.remove(ns, None, &Terms::default()).unwrap();
         assert_eq!(watch.waiting(), 1, "{setup:?}");
         assert_eq!(watch.take(1), Removals { blocks: Vec::new(), is_complete: false });
@@ -143,11 +141,8 @@ fn a_removed_namespace_leaves_a_gap() {
 
 #[test]
 fn a_watch_outlives_its_store_and_a_dropped_one_takes_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), &settings(Setup::SIMPLEST));
-    let ns = space(&store);
+    let Stand { dir: _dir, store, ns, watch } = Stand::open(Setup::SIMPLEST);
     drop(store.watch_removals(1).unwrap());
-    let watch = store.watch_removals(PLENTY).unwrap();
     let chain = chain(1, BLOCKS);
     put(&store, ns, &chain, 0, BYTES);
     store.remove(ns, Some(&chain), &Terms::default()).unwrap();
@@ -159,8 +154,7 @@ fn a_watch_outlives_its_store_and_a_dropped_one_takes_nothing() {
 
 #[test]
 fn a_queue_without_bounds_or_places_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path(), &settings(Setup::SIMPLEST));
+    let Stand { dir: _dir, store, .. } = Stand::open(Setup::SIMPLEST);
     for capacity in [0, MAX_WATCHED_BLOCKS + 1] {
         let error = store.watch_removals(capacity).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);

@@ -121,7 +121,7 @@ impl Tree {
 
     /// A version that fits the room on disk, if this one does not: without tables of the oldest run, those with the
     /// largest keys, which are points. A block without its point is a miss; what a newer run says of it stays. Its
-    /// record is not told, so from now on none is believed without the point. Returns how many tables it lacks, too.
+    /// record is not told, so from now on none is believed without the point. Also returns how many tables it lacks.
     fn without_oldest(&self, version: &Version) -> Option<(Version, u64)> {
         let mut bytes = version.bytes();
         let most = self.options.disk_bytes / 2;
