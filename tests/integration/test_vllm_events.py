@@ -55,6 +55,35 @@ def present(tier: DalsegnoTier, of: Iterable[bytes]) -> set[bytes]:
     return {key for key, one in zip(asked, there, strict=True) if one}
 
 
+def announced(tier: DalsegnoTier, primary: Primary, of: list[bytes]) -> Follower:
+    """A follower of a tier that has stored and announced these blocks."""
+    follower = Follower(tier)
+    Request(tier, "announced", of).keep(primary)
+    follower.read()
+    return follower
+
+
+def announced_by_hand(tier: DalsegnoTier, manual: ManualStore, of: list[bytes]) -> Follower:
+    """The same where transfers end when the test says so."""
+    follower = Follower(tier)
+    asked = Request(tier, "announced", of)
+    asked.begin()
+    asked.store(1)
+    manual.end_all()
+    finished(tier)
+    follower.read()
+    return follower
+
+
+def after_a_restart(make: Make, primary: Primary, of: list[bytes]) -> DalsegnoTier:
+    """A tier over a store that has these blocks of an earlier process."""
+    tier = make(enable_kv_events=False)
+    Request(tier, "earlier", of).keep(primary)
+    assert list(tier.take_events()) == []
+    tier.shutdown()
+    return make()
+
+
 def test_what_is_stored_is_announced_in_the_step_that_reports_it(
     manual: ManualStore, make: Make
 ) -> None:
@@ -78,11 +107,7 @@ def test_blocks_that_the_store_has_already_are_announced_by_the_job_that_finds_t
     make: Make, primary: Primary
 ) -> None:
     ours = keys(4)
-    tier = make(enable_kv_events=False)
-    Request(tier, "r", ours[:3]).keep(primary)
-    assert list(tier.take_events()) == []
-    tier.shutdown()
-    tier = make()
+    tier = after_a_restart(make, primary, ours[:3])
     follower = Follower(tier)
     Request(tier, "s", ours).keep(primary)
     follower.read()
@@ -96,10 +121,7 @@ def test_blocks_of_an_earlier_process_are_announced_when_their_request_is_schedu
     make: Make, primary: Primary
 ) -> None:
     ours = keys(4)
-    tier = make(enable_kv_events=False)
-    Request(tier, "r", ours).keep(primary)
-    tier.shutdown()
-    tier = make()
+    tier = after_a_restart(make, primary, ours)
     follower = Follower(tier)
     for name, part in (("scheduled", ours[:2]), ("aborted", ours[2:])):
         asked = Request(tier, name, part)
@@ -125,10 +147,7 @@ def test_a_load_after_a_preemption_is_announced_a_step_later_or_when_the_request
     make: Make, primary: Primary, *, ends: bool
 ) -> None:
     ours = keys(2)
-    tier = make(enable_kv_events=False)
-    Request(tier, "r", ours).keep(primary)
-    tier.shutdown()
-    tier = make()
+    tier = after_a_restart(make, primary, ours)
     follower = Follower(tier)
     asked = Request(tier, "p", ours)
     asked.begin()
@@ -164,13 +183,7 @@ def test_published_blocks_outlive_a_comparison_that_fails(
 ) -> None:
     monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
     tier, ours = make(), keys(6)
-    follower = Follower(tier)
-    asked = Request(tier, "r", ours)
-    asked.begin()
-    asked.store(1)
-    manual.end_all()
-    finished(tier)
-    follower.read()
+    follower = announced_by_hand(tier, manual, ours)
     space(tier).remove([key[:32] for key in ours[4:]])
 
     def broken(*_: Any) -> Any:
@@ -207,9 +220,7 @@ def test_a_block_that_goes_and_comes_back_between_two_steps_stays_announced(
     make: Make, primary: Primary
 ) -> None:
     tier, ours = make(), keys(3)
-    follower = Follower(tier)
-    Request(tier, "r", ours).keep(primary)
-    follower.read()
+    follower = announced(tier, primary, ours)
     space(tier).remove([key[:32] for key in ours])
     Request(tier, "s", ours[:2]).keep(primary)
     assert tier.has_pending_work()
@@ -234,9 +245,7 @@ def test_after_an_overflow_everything_is_compared(
     monkeypatch.setattr(events, "QUEUE_BLOCKS", 2)
     monkeypatch.setattr(events, "BLOCKS_PER_STEP", 5)
     tier, ours = make(), keys(20)
-    follower = Follower(tier)
-    Request(tier, "r", ours).keep(primary)
-    follower.read()
+    follower = announced(tier, primary, ours)
     space(tier).remove([key[:32] for key in ours[3:14]])
     more = keys(4, prompt="more")
     Request(tier, "s", more).keep(primary)
@@ -250,13 +259,7 @@ def test_nothing_is_withdrawn_while_the_disk_hides_blocks(
 ) -> None:
     monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
     tier, ours = make(), keys(6)
-    follower = Follower(tier)
-    asked = Request(tier, "r", ours)
-    asked.begin()
-    asked.store(1)
-    manual.end_all()
-    finished(tier)
-    follower.read()
+    follower = announced_by_hand(tier, manual, ours)
     space(tier).remove([key[:32] for key in ours[4:]])
     state = manual.stats()
     hidden = {**state, "device": {"reads": "suspended", "writes": "working"}}
@@ -275,9 +278,7 @@ def test_a_reset_withdraws_everything_and_new_blocks_are_announced_again(
 ) -> None:
     monkeypatch.setattr(events, "BLOCKS_PER_STEP", 3)
     tier, ours = make(), keys(10)
-    follower = Follower(tier)
-    Request(tier, "r", ours).keep(primary)
-    follower.read()
+    follower = announced(tier, primary, ours)
     for number in range(2):
         tier.drain_jobs()
         follower.read()
@@ -293,9 +294,7 @@ def test_a_reset_withdraws_everything_and_new_blocks_are_announced_again(
 
 def test_without_a_store_everything_is_withdrawn(make: Make, primary: Primary) -> None:
     tier, ours = make(), keys(4)
-    follower = Follower(tier)
-    Request(tier, "r", ours).keep(primary)
-    follower.read()
+    follower = announced(tier, primary, ours)
     opened, tier._backend.current = tier._backend.current, None
     follower.read()
     assert follower.blocks == set()
@@ -372,9 +371,7 @@ def test_what_a_late_comparison_did_not_find_stays_announced(
 ) -> None:
     monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
     tier, ours = make(), keys(6)
-    follower = Follower(tier)
-    Request(tier, "r", ours).keep(primary)
-    follower.read()
+    follower = announced(tier, primary, ours)
     space(tier).remove([key[:32] for key in ours[2:]])
     monkeypatch.setattr(events, "LATE_S", -1.0)
     follower.read()

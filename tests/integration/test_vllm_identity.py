@@ -16,6 +16,7 @@ from tests.integration import tiers
 
 import dalsegno
 from dalsegno.integrations.vllm import identity
+from dalsegno.integrations.vllm.rig import parallel_config
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
@@ -203,7 +204,7 @@ def test_ranks_chunks_groups_and_salts_are_kept_apart() -> None:
         fields(row_bytes=8192),
         fields(salt="tenant"),
         fields(groups=1),
-        fields(parallel=tiers.parallel(tp_size=2, world_size=2)),
+        fields(parallel=parallel_config(tp_size=2, world_size=2)),
         fields(kv_cache_layout="BLHNC"),
         fields(cache=SimpleNamespace(tokens_per_hash=128, blocks_per_chunk=2)),
     ]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 def test_the_last_line_has_every_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert vllm_tier.main(["--rounds", "1", "--requests", "24", "--capacity-mib", "32"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
     calls = {"lookup", "submit_load", "submit_store", "get_finished_jobs", "take_events", "step"}
-    assert calls <= {name.rsplit("_", 1)[0] for name in told["ratio"]}
-    assert all(value > 0 for values in told["us"].values() for value in values.values())
+    assert calls <= {name.rsplit("_", 1)[0] for name in line["ratio"]}
+    assert all(value > 0 for values in line["us"].values() for value in values.values())

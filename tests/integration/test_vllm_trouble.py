@@ -24,13 +24,13 @@ from tests.integration.tiers import (
     finished,
     keys,
     open_tier,
-    parallel,
 )
 from tests.outside import another_process
 
 import dalsegno
 from dalsegno.integrations.common import opening
 from dalsegno.integrations.vllm import transfers
+from dalsegno.integrations.vllm.rig import parallel_config
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
@@ -174,7 +174,7 @@ def test_each_replica_of_data_parallelism_has_a_store_of_its_own(
     tmp_path: Path, primary: Primary, make_tier: Callable[..., DalsegnoTier]
 ) -> None:
     for replica in (0, 1):
-        replicas = parallel(data_parallel_size=2, data_parallel_index=replica)
+        replicas = parallel_config(data_parallel_size=2, data_parallel_index=replica)
         tier = make_tier(of=config(parallel=replicas))
         Request(tier, "r", keys(1)).keep(primary)
         assert (tmp_path / "store" / f"dp{replica}" / "store.meta").is_file()

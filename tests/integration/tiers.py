@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
     OffloadingConfig,
     OffloadingGroupConfig,
     OffloadingModelConfig,
-    OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
+from dalsegno.integrations.vllm.rig import offloading_config
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 ROW_BYTES = 8192
@@ -77,23 +76,6 @@ def request_context(
     return context
 
 
-def parallel(**changes: Any) -> OffloadingParallelConfig:
-    """vLLM's configuration of parallelism: one process alone."""
-    alone = {
-        "rank": 0,
-        "world_size": 1,
-        "tp_size": 1,
-        "pp_size": 1,
-        "pcp_size": 1,
-        "dcp_size": 1,
-        "data_parallel_index": 0,
-        "data_parallel_size": 1,
-        "data_parallel_rank_local": None,
-        "is_parallelism_agnostic": False,
-    }
-    return OffloadingParallelConfig(**{**alone, **changes})
-
-
 def groups_of(count: int, layers: int = 1, block_tokens: int = BLOCK_TOKENS) -> tuple[Any, ...]:
     """vLLM's KV-cache groups, each with so many layers of its own."""
     names = [f"layer{number}" for number in range(count * layers)]
@@ -107,18 +89,12 @@ def config(
     groups: int = 1, model: str = "m", dtype: str = "float32", **changes: Any
 ) -> OffloadingConfig:
     """vLLM's configuration of offloading; `changes` are fields of it."""
-    values: dict[str, Any] = {
+    values = {
         "groups": groups_of(groups),
-        "worker_kv_bytes_per_block": ROW_BYTES,
-        "enable_kv_cache_events": False,
         "extra_config": {"cpu_bytes_to_use": 1 << 20},
-        "engine_id": "test",
         "model": OffloadingModelConfig(model, dtype),
-        "cache": OffloadingCacheConfig(BLOCK_TOKENS, 1),
-        "parallel": parallel(),
-        "kv_cache_layout": "LBHNC",
     }
-    return OffloadingConfig(**{**values, **changes})
+    return offloading_config(ROW_BYTES, BLOCK_TOKENS, **{**values, **changes})
 
 
 class Spec:

@@ -16,11 +16,11 @@ def test_ratios_are_of_rounds_and_the_median_over_them() -> None:
         name: {call: [[us * 1000] * 98 + [us * 10_000] * 2 for us in spent] for call in ("step",)}
         for name, spent in rounds.items()
     }
-    told = json.loads(json.dumps(bench.report(samples, [0.5, 1.5])))
-    assert told["ratio"] == {"step_p50": 1.5, "step_p99": 1.5}
-    assert told["us"]["off"] == {"step_p50": 20.0, "step_p99": 200.0}
-    assert told["us"]["on"] == {"step_p50": 45.0, "step_p99": 450.0}
-    assert (told["rounds"], told["load"]) == (3, [0.5, 1.5])
+    line = json.loads(json.dumps(bench.report(samples, [0.5, 1.5])))
+    assert line["ratio"] == {"step_p50": 1.5, "step_p99": 1.5}
+    assert line["us"]["off"] == {"step_p50": 20.0, "step_p99": 200.0}
+    assert line["us"]["on"] == {"step_p50": 45.0, "step_p99": 450.0}
+    assert (line["rounds"], line["load"]) == (3, [0.5, 1.5])
 
 
 def test_without_vllm_it_says_how_to_run_it(

@@ -161,8 +161,8 @@ fn is_next(row: &[&Extent], before: Spot, next: Spot) -> bool {
     next == (before.0, before.1 + 1) || (is_last && next == (before.0 + 1, 0))
 }
 
-/// A run of neighbours as an extent of its own, in the same place of the order. Without `born` it is born with the newest
-/// of them.
+/// A run of neighbours as an extent of its own, in the same place of the order. Without `born` it has that of the
+/// newest of them.
 pub(crate) fn part_of(row: &[&Extent], run: &[Spot], born: Option<u64>) -> NewExtent {
     let (at, block) = run[0];
     let extent = row[at];

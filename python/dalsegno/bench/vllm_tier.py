@@ -40,9 +40,9 @@ Samples = dict[str, dict[str, list[list[int]]]]
 
 def report(samples: Samples, loads: Sequence[float]) -> dict[str, Any]:
     """Returns the last line: medians over the rounds."""
-    told: dict[str, Any] = {"us": {}, "ratio": {}}
+    line: dict[str, Any] = {"us": {}, "ratio": {}}
     for contender, calls in samples.items():
-        told["us"][contender] = {
+        line["us"][contender] = {
             f"{call}_{name}": round(
                 statistics.median(percentile(one, share) / 1e3 for one in rounds), 2
             )
@@ -53,25 +53,25 @@ def report(samples: Samples, loads: Sequence[float]) -> dict[str, Any]:
     for call in sorted(off):
         for name, share in SHARES.items():
             pairs = zip(on[call], off[call], strict=True)
-            told["ratio"][f"{call}_{name}"] = round(
+            line["ratio"][f"{call}_{name}"] = round(
                 statistics.median(
                     percentile(mine, share) / max(1, percentile(theirs, share))
                     for mine, theirs in pairs
                 ),
                 3,
             )
-    told["rounds"] = len(off["step"])
-    told["load"] = [round(load, 2) for load in loads]
-    return told
+    line["rounds"] = len(off["step"])
+    line["load"] = [round(load, 2) for load in loads]
+    return line
 
 
-def _print(told: dict[str, Any]) -> None:
+def _print(line: dict[str, Any]) -> None:
     """Prints a table for people."""
     print(f"{'call':24}{'off p50':>10}{'p99':>10}{'on p50':>10}{'p99':>10}  microseconds")
-    names = sorted({key.rsplit("_", 1)[0] for key in told["us"]["off"]})
+    names = sorted({key.rsplit("_", 1)[0] for key in line["us"]["off"]})
     for name in names:
         cells = [
-            told["us"][contender][f"{name}_{share}"] for contender in CONTENDERS for share in SHARES
+            line["us"][contender][f"{name}_{share}"] for contender in CONTENDERS for share in SHARES
         ]
         print(f"{name:24}" + "".join(f"{cell:>10.1f}" for cell in cells))
 
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the bench.
 
     Args:
-        argv: As ``--help`` tells.
+        argv: See ``--help``.
 
     Returns:
         The exit code.
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
         finally:
             for driver in drivers.values():
                 driver.close()
-    told = report(samples, loads)
-    _print(told)
-    print(json.dumps(told))
+    line = report(samples, loads)
+    _print(line)
+    print(json.dumps(line))
     return 0

@@ -19,15 +19,9 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
     make_offload_key,
 )
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
+from dalsegno.integrations.vllm.rig import offloading_config
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 __all__ = ["Driver", "prompts"]
@@ -42,33 +36,6 @@ FAMILIES = 24
 STEP_S = 0.0002
 
 
-def _config(block_bytes: int, *, events: bool) -> Any:
-    """Returns vLLM's configuration of offloading for a model of one layer on one process."""
-    parallel = OffloadingParallelConfig(
-        rank=0,
-        world_size=1,
-        tp_size=1,
-        pp_size=1,
-        pcp_size=1,
-        dcp_size=1,
-        data_parallel_index=0,
-        data_parallel_size=1,
-        data_parallel_rank_local=None,
-        is_parallelism_agnostic=False,
-    )
-    return OffloadingConfig(
-        groups=(OffloadingGroupConfig(BLOCK_TOKENS, ("layer0",), 0),),
-        worker_kv_bytes_per_block=block_bytes,
-        enable_kv_cache_events=events,
-        extra_config={"cpu_bytes_to_use": 1, "self_describing_kv_events": True},
-        engine_id="bench",
-        model=OffloadingModelConfig("model", "float32"),
-        cache=OffloadingCacheConfig(BLOCK_TOKENS, 1),
-        parallel=parallel,
-        kv_cache_layout="LBHNC",
-    )
-
-
 class Driver:
     """A tier, and as much of vLLM's scheduler as calls it."""
 
@@ -76,9 +43,13 @@ class Driver:
         """Opens a tier over an empty store."""
         self._memory = mmap.mmap(-1, ROWS * block_bytes)
         self._view = memoryview(self._memory).cast("B", (ROWS, block_bytes))
+        extra = {"cpu_bytes_to_use": 1, "self_describing_kv_events": True}
+        config = offloading_config(
+            block_bytes, BLOCK_TOKENS, enable_kv_cache_events=events, extra_config=extra
+        )
         settings: dict[str, Any] = {"enable_kv_events": True} if events else {}
         self.tier = DalsegnoTier(
-            SimpleNamespace(config=_config(block_bytes, events=events)),
+            SimpleNamespace(config=config),
             self._view,
             "DalsegnoTier",
             path=str(path),

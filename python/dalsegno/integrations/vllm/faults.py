@@ -17,17 +17,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
 from vllm.v1.kv_offload.tiering.base import ScheduleEndContext, TransferJob
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 
 from dalsegno.faultbench.adapter import Adapter
+from dalsegno.integrations.vllm.rig import offloading_config
 
 __all__ = ["FileTier"]
 
@@ -35,33 +29,6 @@ __all__ = ["FileTier"]
 POISON = 0x5A
 POLL_S = 0.001
 TOKENS = 16
-
-
-def _config(block_bytes: int) -> OffloadingConfig:
-    """Returns vLLM's configuration of offloading for a model of one layer on one process."""
-    parallel = OffloadingParallelConfig(
-        rank=0,
-        world_size=1,
-        tp_size=1,
-        pp_size=1,
-        pcp_size=1,
-        dcp_size=1,
-        data_parallel_index=0,
-        data_parallel_size=1,
-        data_parallel_rank_local=None,
-        is_parallelism_agnostic=False,
-    )
-    return OffloadingConfig(
-        groups=(OffloadingGroupConfig(TOKENS, ("layer0",), 0),),
-        worker_kv_bytes_per_block=block_bytes,
-        enable_kv_cache_events=False,
-        extra_config={"cpu_bytes_to_use": block_bytes},
-        engine_id="faultbench",
-        model=OffloadingModelConfig("model", "float32"),
-        cache=OffloadingCacheConfig(TOKENS, 1),
-        parallel=parallel,
-        kv_cache_layout="LBHNC",
-    )
 
 
 class FileTier(Adapter):
@@ -76,7 +43,7 @@ class FileTier(Adapter):
         del capacity_bytes
         memory = mmap.mmap(-1, self.rows * block_bytes)
         self._rows = np.frombuffer(memory, dtype=np.int8).reshape(self.rows, block_bytes)
-        config = _config(block_bytes)
+        config = offloading_config(block_bytes, TOKENS)
         spec: Any = SimpleNamespace(
             config=config, blocks_per_chunk=config.cache.blocks_per_chunk, kv_events_config=None
         )

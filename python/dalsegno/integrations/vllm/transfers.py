@@ -95,11 +95,11 @@ def peek(opened: Opened, keys: Sequence[bytes]) -> list[tuple[bytes, bool]]:
     groups: dict[bytes, list[bytes]] = {}
     for key in keys:
         groups.setdefault(key[-compat.GROUP_BYTES :], []).append(key)
-    told: list[tuple[bytes, bool]] = []
+    answers: list[tuple[bytes, bool]] = []
     for group in groups.values():
         namespace, hashes = address(opened, group)
-        told += zip(group, namespace.peek(hashes), strict=True)
-    return told
+        answers += zip(group, namespace.peek(hashes), strict=True)
+    return answers
 
 
 def touch(opened: Opened, chains: Iterable[Sequence[bytes]]) -> None:

@@ -1,0 +1,54 @@
+"""vLLM's configuration of offloading, for a tier that is driven without an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+
+__all__ = ["offloading_config", "parallel_config"]
+
+
+def parallel_config(**changes: Any) -> OffloadingParallelConfig:
+    """Returns vLLM's configuration of parallelism: one process alone, but for `changes`."""
+    alone = {
+        "rank": 0,
+        "world_size": 1,
+        "tp_size": 1,
+        "pp_size": 1,
+        "pcp_size": 1,
+        "dcp_size": 1,
+        "data_parallel_index": 0,
+        "data_parallel_size": 1,
+        "data_parallel_rank_local": None,
+        "is_parallelism_agnostic": False,
+    }
+    return OffloadingParallelConfig(**{**alone, **changes})
+
+
+def offloading_config(block_bytes: int, block_tokens: int, **changes: Any) -> OffloadingConfig:
+    """Returns vLLM's configuration of offloading for a model of one layer on one process.
+
+    Args:
+        block_bytes: Bytes of a block.
+        block_tokens: Tokens of a block.
+        **changes: Fields of the configuration that differ.
+    """
+    values: dict[str, Any] = {
+        "groups": (OffloadingGroupConfig(block_tokens, ("layer0",), 0),),
+        "worker_kv_bytes_per_block": block_bytes,
+        "enable_kv_cache_events": False,
+        "extra_config": {"cpu_bytes_to_use": block_bytes},
+        "engine_id": "rig",
+        "model": OffloadingModelConfig("model", "float32"),
+        "cache": OffloadingCacheConfig(block_tokens, 1),
+        "parallel": parallel_config(),
+        "kv_cache_layout": "LBHNC",
+    }
+    return OffloadingConfig(**{**values, **changes})
