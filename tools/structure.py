@@ -1,0 +1,345 @@
+"""Checks the structure inside each Rust crate: import circles, methods, wide structs, names.
+
+    python3 tools/structure.py crates/log     # one crate; without arguments: all crates
+
+The parser is textual: it reads `use` declarations, `crate::`, `self::` and `super::` paths, and
+items at the first column. Test modules inside a file and files under `tests/` do not count.
+
+1. The modules of a crate form no import circle. A name counts as an import of the file that
+   defines it, also when a parent module re-exports it.
+2. An inherent `impl T` is in the file that defines `T`.
+3. A struct has at most ten fields that other files may see, except plain data.
+4. A type's name is unique in its crate.
+5. 90% of the files have at most 333 lines without their test module, 99% of the functions at most
+   46, those of tests included.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# A struct may have so many fields that are visible outside its file.
+VISIBLE_FIELDS = 10
+# Plain data: settings, counters, what a listing shows, headers as they are on disk.
+PLAIN_DATA = re.compile(
+    r"^(Config|Limits|\w*Stats\w*|\w*Counters|\w*Header|\w*Info|\w*Row|\w*Options)$"
+)
+FILE_LINES_P90 = 333
+FUNCTION_LINES_P99 = 46
+
+Module = tuple[str, ...]
+Path_ = tuple[str, ...]
+
+NOISE = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|r(\#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\])'""", re.DOTALL
+)
+VISIBILITY = r"(?:pub(?:\([^)]*\))?\s+)?"
+ITEM = re.compile(
+    rf"^{VISIBILITY}(?:unsafe\s+|const\s+|async\s+|extern\s+\S+\s+)*"
+    r"(?P<kind>struct|enum|trait|type|union|fn|const|static|macro_rules!)\s+"
+    r"(?:mut\s+)?(?P<name>\w+)",
+    re.MULTILINE,
+)
+USE = re.compile(r"^[ \t]*(?P<public>pub(?:\([^)]*\))?\s+)?use\s+(?P<tree>[^;]+);", re.MULTILINE)
+INLINE_PATH = re.compile(r"(?<![\w:])((?:crate|super|self)(?:::\w+)+)")
+INHERENT = re.compile(r"^impl(?=[\s<])", re.MULTILINE)
+TYPE_KINDS = {"struct", "enum", "trait", "type", "union"}
+
+
+@dataclass
+class Source:
+    """One file of a crate."""
+
+    path: Path
+    module: Module
+    code: str
+    is_parent: bool
+    items: dict[str, str] = field(default_factory=dict)
+    uses: list[tuple[bool, Path_, str]] = field(default_factory=list)
+
+
+def blanked(text: str) -> str:
+    """Returns the code with comments and literals blanked; lines stay where they are."""
+    return NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def block_end(code: str, start: int) -> int:
+    """Returns the index behind the block whose first brace is at or after `start`."""
+    depth = 0
+    for index in range(code.index("{", start), len(code)):
+        depth += {"{": 1, "}": -1}.get(code[index], 0)
+        if depth == 0:
+            return index + 1
+    return len(code)
+
+
+def without_tests(code: str) -> str:
+    """Blanks what is compiled for tests only: modules, functions, impls and imports."""
+    for match in reversed(list(re.finditer(r"#\[cfg\((?:test|all\(test\b)[^\]]*\]", code))):
+        semicolon, brace = code.find(";", match.end()), code.find("{", match.end())
+        if semicolon < 0 and brace < 0:
+            continue
+        is_block = brace >= 0 and (semicolon < 0 or brace < semicolon)
+        # `use a::{b};` has a brace as well.
+        if is_block and not re.match(r"\s*(pub\S*\s+)?use\b", code[match.end() :]):
+            end = block_end(code, match.end())
+        else:
+            end = semicolon + 1
+        blank = re.sub(r"[^\n]", " ", code[match.start() : end])
+        code = code[: match.start()] + blank + code[end:]
+    return code
+
+
+def split_tree(tree: str) -> Iterator[str]:
+    """Splits the inside of `{…}` at its top-level commas."""
+    depth, start = 0, 0
+    for index, char in enumerate(tree):
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            yield tree[start:index]
+            start = index + 1
+    yield tree[start:]
+
+
+def leaves(tree: str, prefix: Path_ = ()) -> Iterator[tuple[Path_, str]]:
+    """Yields (path, local name) of everything that a use tree names."""
+    tree = tree.strip()
+    head, brace, rest = tree.partition("{")
+    if brace:
+        base = (*prefix, *(part for part in head.strip().split("::") if part))
+        for part in split_tree(rest[: rest.rindex("}")]):
+            if part.strip():
+                yield from leaves(part, base)
+        return
+    name, _, alias = re.sub(r"\s+", " ", tree).partition(" as ")
+    path = (*prefix, *name.strip().split("::"))
+    if path[-1] == "self":
+        path = path[:-1]
+    yield path, alias.strip() or path[-1]
+
+
+def read_crate(root: Path) -> list[Source]:
+    """Reads the files of a crate, tests left out."""
+    sources = []
+    for path in sorted((root / "src").rglob("*.rs")):
+        inside = path.relative_to(root / "src").with_suffix("").parts
+        if "tests" in inside or inside[0] in {"bin", "main"}:
+            continue
+        module = () if inside == ("lib",) else inside[:-1] if inside[-1] == "mod" else inside
+        code = without_tests(blanked(path.read_text()))
+        is_parent = inside[-1] in {"lib", "mod"} or path.with_suffix("").is_dir()
+        source = Source(path, module, code, is_parent)
+        source.items = {m["name"]: m["kind"] for m in ITEM.finditer(code)}
+        for match in USE.finditer(code):
+            source.uses += [(bool(match["public"]), *leaf) for leaf in leaves(match["tree"])]
+        sources.append(source)
+    return sources
+
+
+class Crate:
+    """The modules of a crate, and which name is defined where."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sources = {source.module: source for source in read_crate(root)}
+        # Inline modules count as part of their file.
+        self.exports = {
+            module: {local: path for _, path, local in source.uses}
+            for module, source in self.sources.items()
+        }
+
+    def resolve(self, source: Module, path: Path_, depth: int = 0) -> Module | None:
+        """Returns the module that defines what a path names; None for other crates."""
+        here: Module
+        if path[0] == "crate":
+            here, rest = (), path[1:]
+        elif path[0] == "self":
+            here, rest = source, path[1:]
+        elif path[0] == "super":
+            here, rest = source[:-1], path[1:]
+            while rest and rest[0] == "super":
+                here, rest = here[:-1], rest[1:]
+        elif (*source, path[0]) in self.sources:
+            here, rest = source, path
+        else:
+            return None
+        for index, part in enumerate(rest):
+            if (*here, part) in self.sources:
+                here = (*here, part)
+                continue
+            target = self.exports.get(here, {}).get(part)
+            is_defined = here in self.sources and part in self.sources[here].items
+            if target and not is_defined and depth < 20:
+                return self.resolve(here, (*target, *rest[index + 1 :]), depth + 1) or None
+            return here
+        return here
+
+    def imports(self, source: Source) -> set[Module]:
+        """Returns the modules that a file uses."""
+        found: set[Module | None] = set()
+        body = USE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), source.code)
+        for public, path, local in source.uses:
+            # A parent module that only declares and re-exports uses nothing.
+            if public and source.is_parent and not re.search(rf"\b{re.escape(local)}\b", body):
+                continue
+            found.add(self.resolve(source.module, path))
+        for match in INLINE_PATH.finditer(body):
+            found.add(self.resolve(source.module, tuple(match.group().split("::"))))
+        return {one for one in found if one is not None} - {source.module}
+
+    def circles(self) -> list[list[Module]]:
+        """Returns the strongly connected sets of modules, larger than one."""
+        edges = {module: self.imports(source) for module, source in self.sources.items()}
+        reach: dict[Module, set[Module]] = {}
+        for module, imported in edges.items():
+            seen: set[Module] = set()
+            waiting = list(imported)
+            while waiting:
+                if (one := waiting.pop()) not in seen:
+                    seen.add(one)
+                    waiting += edges.get(one, ())
+            reach[module] = seen
+        groups = {
+            frozenset({module, *(o for o in seen if module in reach.get(o, ()))})
+            for module, seen in reach.items()
+            if module in seen
+        }
+        return sorted(sorted(group) for group in groups)
+
+    def complaints(self) -> list[str]:
+        """Returns what breaks rules 1 to 4."""
+        return [*self.circle_complaints(), *self.name_complaints(), *self.owner_complaints()]
+
+    def circle_complaints(self) -> Iterator[str]:
+        """Yields each import circle with the imports that close it."""
+        for group in self.circles():
+            inside = set(group)
+            pairs = []
+            for one in group:
+                imported = sorted(self.imports(self.sources[one]) & inside)
+                pairs.append(f"{shown(one)} -> {', '.join(map(shown, imported))}")
+            yield (f"{self.root.name}: import circle of {len(group)} modules: {'; '.join(pairs)}")
+
+    def homes(self) -> dict[str, list[Source]]:
+        """Returns the files that define each type's name."""
+        homes: dict[str, list[Source]] = {}
+        for source in self.sources.values():
+            for item, kind in source.items.items():
+                if kind in TYPE_KINDS:
+                    homes.setdefault(item, []).append(source)
+        return homes
+
+    def name_complaints(self) -> Iterator[str]:
+        """Yields each name that several types have."""
+        for item, places in sorted(self.homes().items()):
+            if len(places) > 1:
+                where = ", ".join(shown(place.module) for place in places)
+                yield f"{self.root.name}: {len(places)} types are called {item}: {where}"
+
+    def owner_complaints(self) -> Iterator[str]:
+        """Yields methods away from their type, and structs whose fields everybody sees."""
+        homes = self.homes()
+        for source in self.sources.values():
+            at = source.path.relative_to(self.root.parent).as_posix()
+            for line, owner in inherent_impls(source.code):
+                if owner in homes and source not in homes[owner]:
+                    home = shown(homes[owner][0].module)
+                    yield f"{at}:{line} has methods of {owner}, which {home} defines"
+            for struct, count in visible_fields(source.code):
+                if count > VISIBLE_FIELDS and not PLAIN_DATA.match(struct):
+                    yield f"{at}: {struct} shows {count} fields to other files"
+
+
+def shown(module: Module) -> str:
+    """Returns a module's path as Rust writes it."""
+    return "::".join(module) or "lib"
+
+
+def inherent_impls(code: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, type) of each inherent impl at the first column."""
+    for match in INHERENT.finditer(code):
+        head = code[match.end() : code.index("{", match.end())]
+        if re.search(r"\bfor\s+[\w&(\[]", head):
+            continue
+        head = head.strip()
+        if head.startswith("<"):
+            depth = 0
+            for index, char in enumerate(head):
+                depth += {"<": 1, ">": -1}.get(char, 0)
+                if depth == 0:
+                    head = head[index + 1 :].strip()
+                    break
+        if owner := re.match(r"(?:\w+::)*(\w+)", head):
+            yield code.count("\n", 0, match.start()) + 1, owner[1]
+
+
+def visible_fields(code: str) -> Iterator[tuple[str, int]]:
+    """Yields each struct with its number of fields that are not private."""
+    for match in re.finditer(rf"^{VISIBILITY}struct\s+(\w+)[^;{{(]*\{{", code, re.MULTILINE):
+        body = code[match.start() : block_end(code, match.start())]
+        yield match[1], len(re.findall(r"^\s+pub(?:\([^)]*\))?\s+\w+\s*:", body, re.MULTILINE))
+
+
+def function_lengths(code: str) -> Iterator[int]:
+    """Yields the lines of each function, its signature included."""
+    pattern = rf"^[ \t]*{VISIBILITY}(?:const\s+|unsafe\s+|async\s+)*fn\s+\w+"
+    for match in re.finditer(pattern, code, re.MULTILINE):
+        brace, semicolon = code.find("{", match.end()), code.find(";", match.end())
+        if brace >= 0 and (semicolon < 0 or brace < semicolon or "[" in code[match.end() : brace]):
+            yield code.count("\n", match.start(), block_end(code, brace)) + 1
+
+
+def quantile(values: list[int], share: float) -> int:
+    """Returns the smallest value that so large a share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+def size_tail(crates: list[Crate]) -> tuple[int, int]:
+    """Returns p90 of the lines of files and p99 of the lines of functions, over all crates."""
+    paths = [path for crate in crates for path in sorted((crate.root / "src").rglob("*.rs"))]
+    texts = [path.read_text() for path in paths]
+    files = [len(text.partition("#[cfg(test)]\nmod tests")[0].splitlines()) for text in texts]
+    functions = [length for text in texts for length in function_lengths(blanked(text))]
+    return quantile(files, 0.9), quantile(functions, 0.99)
+
+
+def check(root: Path) -> list[str]:
+    """Returns what breaks the rules in the crates of a source tree."""
+    crates = [Crate(manifest.parent) for manifest in sorted(root.glob("crates/*/Cargo.toml"))]
+    found = [complaint for crate in crates for complaint in crate.complaints()]
+    if not any(crate.sources for crate in crates):
+        return found
+    files, functions = size_tail(crates)
+    if files > FILE_LINES_P90:
+        found.append(f"a tenth of the files has more than {files} lines; {FILE_LINES_P90} allowed")
+    if functions > FUNCTION_LINES_P99:
+        found.append(
+            f"one function in a hundred has more than {functions} lines; "
+            f"{FUNCTION_LINES_P99} allowed"
+        )
+    return found
+
+
+def main() -> int:
+    """Prints the complaints about the crates named on the command line."""
+    root = Path(__file__).resolve().parents[1]
+    if len(sys.argv) > 1:
+        crates = [Crate(Path(one).resolve()) for one in sys.argv[1:]]
+        found = [complaint for crate in crates for complaint in crate.complaints()]
+    else:
+        found = check(root)
+        crates = [Crate(manifest.parent) for manifest in sorted(root.glob("crates/*/Cargo.toml"))]
+    for complaint in found:
+        print(complaint)
+    files, functions = size_tail(crates)
+    print(f"{len(found)} complaints; files p90 {files} lines, functions p99 {functions} lines")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
