@@ -33,7 +33,7 @@ UNSAFE_ALLOWED = {"io", "py", "sim"}
 
 ENGINES = {"vllm", "sglang", "lmcache"}
 # Packages of ours that must stay usable without the integrations.
-PURE_PACKAGES = ("model", "workload")
+PURE_PACKAGES = ("prefill", "workload")
 
 RUST_LINES = 450
 PYTHON_LINES = 400
@@ -141,7 +141,7 @@ def imports(path: Path, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from dalsegno import model` imports a module too.
+            # `from dalsegno import prefill` imports a module too.
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = ast.unparse(node.func).rpartition(".")[2]

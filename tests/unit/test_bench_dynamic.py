@@ -16,7 +16,7 @@ from dalsegno.bench import backends, dynamic, image, kernel
 from dalsegno.bench.dynamic_report import broke, result_of, tables
 from dalsegno.bench.served import Process, Served, Server, Setup
 from dalsegno.bench.turns import Scale, Turn, figures, spread
-from dalsegno.model import PREFILLS
+from dalsegno.prefill import PREFILLS
 from dalsegno.workload import Dynamic, Prompt
 
 MIB = 1 << 20

@@ -33,8 +33,8 @@ from dalsegno.bench import backends, dynamic_plot, image
 from dalsegno.bench.dynamic_report import broke, result_of, tables
 from dalsegno.bench.served import Setup
 from dalsegno.bench.turns import Scale, Turn, take_turns
-from dalsegno.model import PREFILLS
 from dalsegno.paths import local_path
+from dalsegno.prefill import PREFILLS
 from dalsegno.workload import REUSES, Dynamic
 
 SUMMARY = "ten stages of changing hit rates: the store against one file per block and memory alone"

@@ -10,7 +10,7 @@ from typing import Any
 
 from dalsegno.bench import kernel
 from dalsegno.bench.served import Process, Served, Setup
-from dalsegno.model import Prefill
+from dalsegno.prefill import Prefill
 from dalsegno.workload import Dynamic, Prompt
 
 MIB = 1 << 20

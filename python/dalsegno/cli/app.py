@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import bytewise, check, fault, look, output, run
+from dalsegno.cli import fault, info, inspect, ls, output, run, verify
 
 # What a command could not do, as opposed to what it found.
 COULD_NOT = 2
@@ -54,12 +54,12 @@ def dalsegno(
 
 def _help(command: Callable[..., None]) -> str:
     """Returns a command's docstring as help; examples and exit codes keep their lines."""
-    text = inspect.cleandoc(command.__doc__ or "")
+    text = cleandoc(command.__doc__ or "")
     return re.sub(r"^(?=Example:|Exit codes:)", "\b\n", text, flags=re.MULTILINE)
 
 
 app.callback(help=_help(dalsegno))(dalsegno)
-for _command in (look.info, look.ls, check.verify, bytewise.inspect, fault.faultbench):
+for _command in (info.info, ls.ls, verify.verify, inspect.inspect, fault.faultbench):
     app.command(help=_help(_command))(_command)
 # What follows the bench's name belongs to the bench.
 app.command(help=_help(run.bench), context_settings={"allow_interspersed_args": False})(run.bench)

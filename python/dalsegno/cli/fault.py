@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dalsegno.cli import show
-from dalsegno.cli.look import AsJson
+from dalsegno.cli.options import AsJson
 from dalsegno.faultbench import stores, suite
 from dalsegno.faultbench.cell import Outcome, Probe
 from dalsegno.paths import local_path

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 import dalsegno
 from dalsegno.cli import show
-from dalsegno.cli.look import AsJson, Directory
+from dalsegno.cli.options import AsJson, Directory
 
 Tell = Callable[[int, int], None]
 Work = Callable[[str, Tell], dict[str, Any]]

@@ -9,7 +9,7 @@ import typer
 
 import dalsegno
 from dalsegno.cli import show
-from dalsegno.cli.look import AsJson, Directory
+from dalsegno.cli.options import AsJson, Directory
 
 DAMAGED = 1
 # Bytes on a line; of a longer field only the first lines are printed, of a long list the first.

@@ -1,0 +1,15 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dalsegno.paths import local_path
+
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", parser=local_path, help="The store's directory.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")]
