@@ -61,7 +61,7 @@ pub use scrub::{ScrubRules, ScrubStats};
 pub use stats::{MergeStats, Stats};
 pub use store::Store;
 pub use terms::{Cancel, Terms};
-pub use transfer::{Transfer, TransferState};
+pub use transfer::{MAX_CALLBACKS, Transfer, TransferState};
 pub use tuner::{DecisionRow, IndexStats, Tuner};
 pub use verify::{Finding, VerifyReport, verify};
 pub use watch::DeviceStats;

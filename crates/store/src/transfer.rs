@@ -5,12 +5,16 @@
 //! 3. Queues are bounded; a full queue throttles, it never blocks the caller.
 //! 4. Loads and stores have a lane each, so that no load waits while stores hang, and no store while loads do.
 //! 5. In a forked child every transfer has ended: the thread that would end it is not there.
+//! 6. Each function given to [`Transfer::on_end`] is called exactly once: when the transfer ends, however it ends, or
+//!    immediately if it has ended.
 
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::TrySendError;
-use dalsegno_core::{ChainHash, Clock, Deadline, Error, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_io::{Memory, Process};
 use parking_lot::{Condvar, Mutex};
@@ -23,6 +27,10 @@ use crate::store::{Store, forked};
 use crate::terms::{Cancel, Terms};
 
 type Job = Box<dyn FnOnce() + Send>;
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// Most functions that wait for the end of one transfer.
+pub const MAX_CALLBACKS: usize = 8;
 
 /// Which way the bytes of a transfer go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,15 +99,32 @@ pub struct Transfer<T> {
 
 #[derive(Debug)]
 struct Shared<T> {
-    result: Mutex<Option<Result<T>>>,
-    finished: Mutex<bool>,
+    progress: Mutex<Progress<T>>,
     ended: Condvar,
+}
+
+enum Progress<T> {
+    Running(Vec<Callback>),
+    /// With its result, until somebody takes it.
+    Ended(Option<Result<T>>),
+}
+
+impl<T> Progress<T> {
+    fn has_ended(&self) -> bool {
+        matches!(self, Self::Ended(_))
+    }
+}
+
+impl<T> fmt::Debug for Progress<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.has_ended() { "Ended" } else { "Running" })
+    }
 }
 
 impl<T> Transfer<T> {
     fn new(throttled: bool) -> Self {
-        let shared =
-            Shared { result: Mutex::new(None), finished: Mutex::new(false), ended: Condvar::new() };
+        let progress = Mutex::new(Progress::Running(Vec::new()));
+        let shared = Shared { progress, ended: Condvar::new() };
         let process = Process::this();
         Self { shared: Arc::new(shared), cancel: Cancel::default(), throttled, process }
     }
@@ -107,7 +132,7 @@ impl<T> Transfer<T> {
     /// How far it is; never waits.
     #[must_use]
     pub fn state(&self) -> TransferState {
-        if self.is_orphaned() || *self.shared.finished.lock() {
+        if self.is_orphaned() || self.shared.progress.lock().has_ended() {
             TransferState::Done
         } else {
             TransferState::Running
@@ -120,18 +145,41 @@ impl<T> Transfer<T> {
         if self.is_orphaned() {
             return true;
         }
-        let mut finished = self.shared.finished.lock();
+        let mut progress = self.shared.progress.lock();
+        let is_running = |progress: &mut Progress<T>| !progress.has_ended();
         match timeout {
-            None => {
-                while !*finished {
-                    self.shared.ended.wait(&mut finished);
-                }
-            }
+            None => self.shared.ended.wait_while(&mut progress, is_running),
             Some(timeout) => {
-                self.shared.ended.wait_while_for(&mut finished, |finished| !*finished, timeout);
+                self.shared.ended.wait_while_for(&mut progress, is_running, timeout);
             }
         }
-        *finished
+        progress.has_ended()
+    }
+
+    /// Calls `callback` exactly once when the transfer ends: done, throttled, cancelled or failed, also if the store is
+    /// closed. If the transfer has ended, this call calls it before it returns.
+    ///
+    /// Otherwise a thread of the store calls it, and starts no other transfer until it returns. So it must be short: it
+    /// wakes another thread, for example. It must not close the store or wait for another transfer. When it is called,
+    /// [`Transfer::state`] is [`TransferState::Done`] and the result can be taken. A panic in it is logged and ignored.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if [`MAX_CALLBACKS`] functions wait for this transfer. Then `callback` is dropped and not called.
+    pub fn on_end(&self, callback: impl FnOnce() + Send + 'static) -> Result<()> {
+        if !self.is_orphaned() {
+            let mut progress = self.shared.progress.lock();
+            if let Progress::Running(callbacks) = &mut *progress {
+                if callbacks.len() == MAX_CALLBACKS {
+                    let message = format!("a transfer calls at most {MAX_CALLBACKS} functions");
+                    return Err(Error::invalid(message));
+                }
+                callbacks.push(Box::new(callback));
+                return Ok(());
+            }
+        }
+        call_back(Box::new(callback));
+        Ok(())
     }
 
     /// Calls it off; it still ends by itself.
@@ -152,7 +200,10 @@ impl<T> Transfer<T> {
         if self.is_orphaned() {
             return Some(Err(forked(self.process)));
         }
-        self.shared.result.lock().take()
+        match &mut *self.shared.progress.lock() {
+            Progress::Running(_) => None,
+            Progress::Ended(result) => result.take(),
+        }
     }
 
     /// Whether it was left behind by a fork; then its locks may be taken for ever.
@@ -163,19 +214,27 @@ impl<T> Transfer<T> {
 
 impl<T> Shared<T> {
     fn finish(&self, result: Result<T>) {
-        *self.result.lock() = Some(result);
-        *self.finished.lock() = true;
+        let before = std::mem::replace(&mut *self.progress.lock(), Progress::Ended(Some(result)));
         self.ended.notify_all();
+        if let Progress::Running(callbacks) = before {
+            callbacks.into_iter().for_each(call_back);
+        }
     }
 }
 
-/// Ends the transfer even if its job panics.
+/// A panic must end neither the thread of the store nor the calls of the other functions.
+fn call_back(callback: Callback) {
+    if catch_unwind(AssertUnwindSafe(callback)).is_err() {
+        tracing::error!("a function that was called at the end of a transfer panicked");
+    }
+}
+
+/// Ends the transfer even if its job panics, or is dropped before it runs.
 struct Ending<T>(Arc<Shared<T>>, Option<Result<T>>);
 
 impl<T> Drop for Ending<T> {
     fn drop(&mut self) {
-        let lost =
-            || Err(Error::new(dalsegno_core::ErrorKind::Unavailable, "the transfer broke off"));
+        let lost = || Err(Error::new(ErrorKind::Unavailable, "the transfer broke off"));
         self.0.finish(self.1.take().unwrap_or_else(lost));
     }
 }
@@ -249,11 +308,12 @@ impl Store {
         let clock = Arc::clone(&inner.clock);
         let submitted = clock.now();
         let store = self.clone();
+        let mut ending = Ending(shared, None);
         let job: Job = Box::new(move || {
-            let mut ending = Ending(shared, None);
             let waited = clock.now().since(submitted);
             let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
             ending.1 = Some(work(&store, &Terms { timeout, ..terms }));
+            drop(ending);
         });
         match self.transfers.submit(direction, job) {
             Ok(()) => transfer,
