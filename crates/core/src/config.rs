@@ -5,7 +5,7 @@
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::fluid::IndexTuning;
+use crate::index_tuning::IndexTuning;
 use crate::{Error, Result, parse_bytes};
 
 /// Whether a put waits until its bytes survive a power cut.

@@ -9,11 +9,12 @@ mod coding;
 mod config;
 mod error;
 mod extent;
-pub mod fluid;
 mod hash;
+mod index_tuning;
 mod layout;
 mod limits;
 mod namespace;
+mod shape;
 mod units;
 
 pub use clock::{Clock, Deadline, ManualClock, Nanos};
@@ -22,9 +23,11 @@ pub use config::{Admission, Config, DramAdmission, Durability, EngineChoice, Ind
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
 pub use hash::{ChainHash, NamespaceId, ParseHexError, StoreId, to_hex};
+pub use index_tuning::IndexTuning;
 pub use layout::{KvLayout, MAX_LAYERS, MAX_SLICE_BYTES};
 pub use limits::{Limits, MIN_SEGMENTS, SpaceFacts, may_be_segment_bytes};
 pub use namespace::{Namespace, NamespaceBuilder};
+pub use shape::Shape;
 pub use units::{format_bytes, parse_bytes};
 
 /// Alignment of everything on a device, in bytes: offsets, lengths and buffers of direct I/O.

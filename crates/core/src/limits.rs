@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use crate::config::{Admission, Config, DramAdmission, Durability, EngineChoice, IndexChoice};
-use crate::fluid::IndexTuning;
+use crate::index_tuning::IndexTuning;
 use crate::{Error, Result, SECTOR_BYTES, format_bytes, sector_down};
 
 /// What the file system could give the store when it is opened, in bytes.

@@ -1,6 +1,6 @@
 //! When the controller decides, and when it leaves the tree alone.
 
-use dalsegno_core::fluid::Shape;
+use dalsegno_core::Shape;
 use dalsegno_policy::tuning::{
     Constants, Controller, ControllerOptions, Counts, Decision, Facts, Mode,
 };

@@ -1,6 +1,7 @@
 //! What holds for the model and the division of filters, whatever the tree.
 
-use dalsegno_core::fluid::{Level, Shape, divide_filter_bits, mean_levels};
+use dalsegno_core::Shape;
+use dalsegno_policy::fluid::{Level, divide_filter_bits, mean_levels};
 use dalsegno_policy::tuning::{Bounds, Constants, Facts, Shares, best_shape, cost};
 use proptest::prelude::*;
 

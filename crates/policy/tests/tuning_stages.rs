@@ -10,7 +10,8 @@
 
 #![expect(clippy::print_stdout, reason = "the figures are what these tests are for")]
 
-use dalsegno_core::fluid::{Level, Shape, carry_out, divide_filter_bits, next_step};
+use dalsegno_core::Shape;
+use dalsegno_policy::fluid::{Level, carry_out, divide_filter_bits, next_step};
 use dalsegno_policy::tuning::{
     Bounds, Constants, Controller, ControllerOptions, Counts, Facts, Mode, Shares, best_shape, cost,
 };

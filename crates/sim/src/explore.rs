@@ -7,8 +7,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use dalsegno_core::Durability;
-use dalsegno_core::fluid::{IndexTuning, Shape};
+use dalsegno_core::{Durability, IndexTuning, Shape};
 use parking_lot::Mutex;
 
 use crate::blocks::Blocks;

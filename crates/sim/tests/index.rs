@@ -8,9 +8,8 @@ mod dose;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::fluid::Shape;
 use dalsegno_core::{
-    ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
+    ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, Shape, StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope};
 use dalsegno_io::Device as _;

@@ -40,7 +40,7 @@ mod upkeep;
 mod verify;
 mod watch;
 
-pub use dalsegno_core::fluid::IndexTuning;
+pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
     Admission, ChainHash, Coding, Config, DramAdmission, Durability, EngineChoice, Error,
     ErrorKind, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result,

@@ -6,8 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dalsegno_core::SECTOR_BYTES;
-use dalsegno_core::fluid::{IndexTuning, Shape};
+use dalsegno_core::{IndexTuning, SECTOR_BYTES, Shape};
 use dalsegno_index::{LsmCounts, LsmIndex, LsmStats, read_notes};
 use dalsegno_io::Device;
 use dalsegno_policy::tuning::{

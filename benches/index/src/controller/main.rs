@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
 use dalsegno_bench_index::workload::load;
-use dalsegno_core::fluid::{IndexTuning, Shape};
+use dalsegno_core::{IndexTuning, Shape};
 use prompts::HIT_RATES;
 use report::{Contender, Scenario};
 use run::{Sizes, Trace};

@@ -1,6 +1,6 @@
 //! What the runs say, as tables and as one JSON object.
 
-use dalsegno_core::fluid::Shape;
+use dalsegno_core::Shape;
 use serde_json::{Value, json};
 
 use crate::prompts::HIT_RATES;

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dalsegno_core::fluid::{IndexTuning, Shape};
-use dalsegno_core::{ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, StoreId};
+use dalsegno_core::{ChainHash, EngineChoice, Extent, ExtentId, IndexTuning, KvLayout, Location, Shape, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, Scope};
 use dalsegno_policy::recency::Use;
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};

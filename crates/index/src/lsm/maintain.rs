@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::NamespaceId;
-use dalsegno_core::fluid::{Step, filter_bits, next_step};
 use dalsegno_io::PageBuffer;
+use dalsegno_policy::fluid::{Step, filter_bits, next_step};
 
 use super::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
 use super::merge::{Merge, RunSource, Source, Tables};

@@ -2,8 +2,7 @@
 //!
 //! 1. Decoders never panic and never trust a length before it was checked against what is there.
 
-use dalsegno_core::fluid::Shape;
-use dalsegno_core::{COUNT_LIMIT, SECTOR_BYTES, StoreId};
+use dalsegno_core::{COUNT_LIMIT, SECTOR_BYTES, Shape, StoreId};
 
 use super::varint;
 use crate::usage::SegmentSum;

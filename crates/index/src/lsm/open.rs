@@ -8,8 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use dalsegno_core::fluid::Shape;
-use dalsegno_core::{COUNT_LIMIT, StoreId};
+use dalsegno_core::{COUNT_LIMIT, Shape, StoreId};
 use dalsegno_io::{Device, DirEntry, IoError};
 
 use super::block::SECTOR;

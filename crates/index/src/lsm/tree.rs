@@ -11,8 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dalsegno_core::fluid::Shape;
-use dalsegno_core::{ChainHash, NamespaceId, StoreId};
+use dalsegno_core::{ChainHash, NamespaceId, Shape, StoreId};
 use dalsegno_io::Patience;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
@@ -168,7 +167,7 @@ impl Tree {
         *self.shape.read()
     }
 
-    /// From the next flush on; see [`dalsegno_core::fluid`].
+    /// From the next flush on; see [`dalsegno_policy::fluid`].
     pub(crate) fn set_shape(&self, shape: Shape) {
         *self.shape.write() = shape;
     }

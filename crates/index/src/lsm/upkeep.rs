@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dalsegno_core::NamespaceId;
-use dalsegno_core::fluid::Shape;
+use dalsegno_core::{NamespaceId, Shape};
 use serde::Serialize;
 
 use super::counts::LsmCounts;

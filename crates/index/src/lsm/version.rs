@@ -145,7 +145,7 @@ impl Version {
         self.tables().map(|table| table.file_bytes()).sum()
     }
 
-    /// Bytes of the runs of each level, for [`dalsegno_core::fluid`].
+    /// Bytes of the runs of each level, for [`dalsegno_policy::fluid`].
     pub(crate) fn sizes(&self) -> Vec<Vec<u64>> {
         let of_level = |runs: &Vec<Arc<Run>>| runs.iter().map(|run| run.bytes()).collect();
         self.levels.iter().map(of_level).collect()

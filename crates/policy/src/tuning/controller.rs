@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use dalsegno_core::fluid::Shape;
+use dalsegno_core::Shape;
 
 use super::cost::cost;
 use super::facts::{Facts, Unit, number};

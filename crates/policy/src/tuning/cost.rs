@@ -4,7 +4,8 @@
 //! 2. The entries of all levels together are those of the tree.
 //! 3. A hit is equally likely for every entry.
 
-use dalsegno_core::fluid::{Filling, Level, Shape, false_positive_rates, mean_levels};
+use crate::fluid::{Filling, Level, false_positive_rates, mean_levels};
+use dalsegno_core::Shape;
 
 use super::facts::number;
 use super::{Facts, Shares};

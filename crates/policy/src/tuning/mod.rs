@@ -19,7 +19,7 @@
 //! T = 8, there were 17.7 runs, not 28. So the terms here are means:
 //!
 //! - Arrivals from above come T to a cycle, the last of which empties the level. What the others write and the runs
-//!   they leave are reckoned with the planner's own rule ([`dalsegno_core::fluid::Filling`]).
+//!   they leave are reckoned with the planner's own rule ([`crate::fluid::Filling`]).
 //! - The last level holds the rest, `x` arrivals, and is not emptied: an arrival is written once and again with the run
 //!   that it joins, all of the level if Z = 1. So the cost does not jump where a tree outgrows its levels.
 //!

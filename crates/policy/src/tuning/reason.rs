@@ -70,7 +70,7 @@ fn changes(decision: &Decision) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dalsegno_core::fluid::Shape;
+    use dalsegno_core::Shape;
 
     use super::super::Unit;
     use super::*;

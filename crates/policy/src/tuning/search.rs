@@ -8,7 +8,8 @@
 //! 3. Both are spread over the horizon.
 //! 4. The answer depends on what is given and nothing else.
 
-use dalsegno_core::fluid::{Shape, Step, carry_out, false_positive_rates, next_step};
+use crate::fluid::{Step, carry_out, false_positive_rates, next_step};
+use dalsegno_core::Shape;
 
 use super::cost::{cost, mean_tree};
 use super::facts::number;

@@ -7,7 +7,7 @@ use super::facts::number;
 /// Runs that are read in vain, on average: by a look-up of what is not there, and by one of an entry, all being asked
 /// for equally often. `levels` are the bytes of the runs of each level, newest first.
 ///
-/// Where filters share their memory so that they err least ([`dalsegno_core::fluid::divide_filter_bits`]), each errs in
+/// Where filters share their memory so that they err least ([`crate::fluid::divide_filter_bits`]), each errs in
 /// proportion to its run's size, and all together as often as one filter over everything, times `exp` of the entropy of
 /// the sizes: `n` equal runs as `n` such filters.
 #[must_use]

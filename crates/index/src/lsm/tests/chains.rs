@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::fluid::Shape;
-use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId};
+use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId, Shape};
 use dalsegno_policy::recency::Use;
 
 use super::STORE;

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dalsegno_core::ChainHash;
-use dalsegno_core::fluid::Shape;
+use dalsegno_core::{ChainHash, Shape};
 
 use super::STORE;
 use super::chains::{NAMESPACE, hash, index_in, put, put_fork};

@@ -6,11 +6,7 @@
 mod filling;
 mod filters;
 mod plan;
-mod shape;
-mod tuning;
 
 pub use filling::{Filling, filter_bits, mean_levels};
 pub use filters::{Level, divide_filter_bits, false_positive_rates};
 pub use plan::{Step, carry_out, next_step};
-pub use shape::Shape;
-pub use tuning::IndexTuning;

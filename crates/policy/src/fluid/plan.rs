@@ -21,7 +21,7 @@
 
 use std::ops::Range;
 
-use super::Shape;
+use dalsegno_core::Shape;
 
 /// Something to do. Levels and runs are counted from the newest.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! What a level is on average between two flushes, reckoned with the planner's own rule.
 
-use super::Shape;
 use super::filters::{Level, divide_filter_bits};
 use super::plan::joined;
+use dalsegno_core::Shape;
 
 /// Bytes of an arrival, for the rule.
 const ARRIVAL: u64 = 1 << 16;

@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Shape;
-use crate::{Error, Result};
+use crate::{Error, Result, Shape};
 
 /// Whether the shape of the index follows what is asked of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
