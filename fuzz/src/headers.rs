@@ -1,4 +1,4 @@
-//! What the log decodes: headers, units, covers.
+//! What the log decodes: headers, units, checkpoints.
 
 use dalsegno_log::format::{
     NamespaceSector, RecordHeader, SegmentHeader, SegmentList, StoreHeader,
@@ -75,7 +75,7 @@ pub(crate) fn list(input: &[u8]) {
     let _ = SegmentList::decode(input);
 }
 
-/// A unit of a coded extent: a byte for the width of an element, three for the unit's length, then what is stored.
+/// A unit of a compressed extent: a byte for the width of an element, three for the unit's length, then what is stored.
 pub(crate) fn unit(input: &[u8]) {
     let Some((&[width, low, middle, high], stored)) = input.split_first_chunk::<4>() else {
         return;
@@ -84,18 +84,18 @@ pub(crate) fn unit(input: &[u8]) {
     let raw_bytes = usize::from(low) | usize::from(middle) << 8 | usize::from(high & 1) << 16;
     let _ = fuzzing::decode_unit(stored, width, raw_bytes.min(MOST_UNIT_BYTES));
     if !stored.is_empty() {
-        let coded = fuzzing::encode_unit(stored, width);
-        assert!(coded.len() <= stored.len(), "it grew");
-        let raw = fuzzing::decode_unit(&coded, width, stored.len());
+        let compressed = fuzzing::encode_unit(stored, width);
+        assert!(compressed.len() <= stored.len(), "it grew");
+        let raw = fuzzing::decode_unit(&compressed, width, stored.len());
         assert!(raw.as_deref() == Some(stored), "it is not lossless");
     }
 }
 
 /// What an index has taken in of the log.
-pub(crate) fn cover(input: &[u8]) {
-    if let Some(again) = fuzzing::recode_cover(input) {
+pub(crate) fn checkpoint(input: &[u8]) {
+    if let Some(again) = fuzzing::recode_checkpoint(input) {
         // A flag is one byte of eight, so only what was encoded here is canonical.
         assert_eq!(again.len(), input.len());
-        assert!(fuzzing::recode_cover(&again).as_deref() == Some(&again[..]));
+        assert!(fuzzing::recode_checkpoint(&again).as_deref() == Some(&again[..]));
     }
 }

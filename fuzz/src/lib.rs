@@ -62,7 +62,7 @@ pub const TARGETS: [Target; 13] = [
     Target::new("namespace", headers::namespace),
     Target::new("list", headers::list),
     Target::new("unit", headers::unit),
-    Target::new("cover", headers::cover),
+    Target::new("checkpoint", headers::checkpoint),
     Target::new("key", index::key),
     Target::new("block", index::block),
     Target::new("filter", index::filter),

@@ -6,7 +6,7 @@ use dalsegno_core::{ManualClock, SpaceFacts};
 use dalsegno_io::{BufferPool, Device, lend};
 use dalsegno_log::store_header;
 use dalsegno_store::{
-    ChainHash, Coding, Config, IndexChoice, KvLayout, MergeRules, Namespace, Parts, Put,
+    ChainHash, Compression, Config, IndexChoice, KvLayout, MergeRules, Namespace, Parts, Put,
     PutOutcome, Scope, ScrubRules, Store, StoreId, Terms,
 };
 
@@ -37,12 +37,12 @@ fn block(hash: &ChainHash) -> Vec<u8> {
     (0..BLOCK).map(|at| seed.wrapping_add((at % 7 * (at & 1)).to_le_bytes()[0])).collect()
 }
 
-/// The namespaces: one of plain extents, one of coded ones.
-fn namespaces() -> [(Namespace, Coding); 2] {
+/// The namespaces: one of plain extents, one of compressed ones.
+fn namespaces() -> [(Namespace, Compression); 2] {
     let layout = KvLayout::new(2, 3000).expect("a layout");
     let named =
         |salt: &str| Namespace::builder(layout).field("salt", salt).build().expect("fields");
-    [(named("plain"), Coding::PLAIN), (named("coded"), Coding::zstd(2).expect("a width"))]
+    [(named("plain"), Compression::PLAIN), (named("coded"), Compression::zstd(2).expect("a width"))]
 }
 
 fn pool() -> BufferPool {
@@ -114,8 +114,8 @@ fn get(store: &Store, namespace: &Namespace, number: u64, exact: bool) -> Vec<bo
 pub fn seed_files() -> Vec<(String, Vec<u8>)> {
     let device = Arc::new(MemoryDevice::default());
     let store = open(&device, IndexChoice::Lsm).expect("an empty device");
-    for (namespace, coding) in namespaces() {
-        store.register_coded(&namespace, coding).expect("a new namespace");
+    for (namespace, compression) in namespaces() {
+        store.register_compressed(&namespace, compression).expect("a new namespace");
         for number in 0..CHAINS {
             assert_eq!(put(&store, &namespace, number), [PutOutcome::Stored; BLOCKS]);
         }
@@ -210,8 +210,8 @@ pub(crate) fn store(input: &[u8]) {
     let index = if in_memory { IndexChoice::Memory } else { IndexChoice::Lsm };
     for _ in 0..2 {
         let Ok(store) = open(&device, index) else { return };
-        for (namespace, coding) in namespaces() {
-            let _ = store.register_coded(&namespace, coding);
+        for (namespace, compression) in namespaces() {
+            let _ = store.register_compressed(&namespace, compression);
             for number in 0..CHAINS {
                 let _ = store.probe(namespace.id(), &chain(number));
                 let _ = store.contains(namespace.id(), &chain(number));

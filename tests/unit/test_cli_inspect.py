@@ -113,7 +113,7 @@ def test_a_damaged_header_is_shown_with_what_is_wrong(path: Path, run: Run) -> N
     assert (answer.code, answer.json()["fields"][-1]["says"]) == (1, "wrong")
 
 
-def test_small_files_and_units_of_coded_extents(tmp_path: Path, run: Run) -> None:
+def test_small_files_and_units_of_compressed_extents(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "store"
     with dalsegno.open(path, capacity="64MiB", segment="1MiB") as store:
         space = store.namespace({"model": "m"}, layers=2, slice_bytes=8192, codec="zstd")

@@ -25,8 +25,8 @@ pub struct Location {
     pub offset: u64,
     /// Bytes of the header, a multiple of the sector; the payload follows.
     pub header_bytes: u32,
-    /// Bytes of the payload if it is coded, a multiple of the sector; zero if it is plain.
-    pub coded_bytes: u64,
+    /// Bytes of the payload if it is compressed, a multiple of the sector; zero if it is plain.
+    pub compressed_bytes: u64,
 }
 
 /// Consecutive blocks of one chain as they lie in the log, layer-major.
@@ -73,10 +73,10 @@ impl Extent {
         self.born != self.id.0
     }
 
-    /// Whether its payload is coded, so that only its header says where a layer lies.
+    /// Whether its payload is compressed, so that only its header says where a layer lies.
     #[must_use]
-    pub fn is_coded(&self) -> bool {
-        self.location.coded_bytes > 0
+    pub fn is_compressed(&self) -> bool {
+        self.location.compressed_bytes > 0
     }
 
     /// Whether its place and its shape agree, as far as that can be told without its header: for whoever read this
@@ -85,21 +85,23 @@ impl Extent {
     pub fn is_sound(&self) -> bool {
         let blocks = u64::try_from(self.hashes.len()).unwrap_or(u64::MAX);
         let slices = blocks.saturating_mul(u64::from(self.layout.layers()));
-        let Location { offset, header_bytes, coded_bytes, .. } = self.location;
+        let Location { offset, header_bytes, compressed_bytes, .. } = self.location;
         let header_bytes = u64::from(header_bytes);
         (1..=u64::from(MAX_EXTENT_BLOCKS)).contains(&blocks)
             && slices <= u64::from(MAX_EXTENT_SLICES)
             && header_bytes > 0
-            && [offset, header_bytes, coded_bytes].iter().all(|at| at.is_multiple_of(SECTOR_BYTES))
-            && offset.saturating_add(header_bytes).saturating_add(coded_bytes) <= MAX_OFFSET
+            && [offset, header_bytes, compressed_bytes]
+                .iter()
+                .all(|at| at.is_multiple_of(SECTOR_BYTES))
+            && offset.saturating_add(header_bytes).saturating_add(compressed_bytes) <= MAX_OFFSET
     }
 
     /// Bytes of the payload as it is stored.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
-        match self.location.coded_bytes {
+        match self.location.compressed_bytes {
             0 => self.layer_stride_bytes() * u64::from(self.layout.layers()),
-            coded_bytes => coded_bytes,
+            compressed_bytes => compressed_bytes,
         }
     }
 
@@ -113,10 +115,10 @@ impl Extent {
     ///
     /// # Panics
     ///
-    /// If the slice lies outside of the grid, or the extent is coded.
+    /// If the slice lies outside of the grid, or the extent is compressed.
     #[must_use]
     pub fn slice_offset(&self, layer: u32, block: u32) -> u64 {
-        assert!(!self.is_coded(), "slices of a coded extent have no place");
+        assert!(!self.is_compressed(), "slices of a compressed extent have no place");
         assert!(layer < self.layout.layers() && block < self.block_count(), "slice out of grid");
         self.location.offset
             + u64::from(self.location.header_bytes)

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod clock;
-mod coding;
+mod compression;
 mod config;
 mod error;
 mod extent;
@@ -18,7 +18,7 @@ mod shape;
 mod units;
 
 pub use clock::{Clock, Deadline, ManualClock, Nanos};
-pub use coding::{Coding, MAX_ELEMENT_BYTES, MAX_EXTENT_UNITS, MAX_UNIT_BYTES};
+pub use compression::{Compression, MAX_ELEMENT_BYTES, MAX_EXTENT_UNITS, MAX_UNIT_BYTES};
 pub use config::{Admission, Config, DramAdmission, Durability, EngineChoice, IndexChoice};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, ExtentId, Location, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};

@@ -50,8 +50,8 @@ pub struct Limits {
     pub staging_bytes: u64,
     /// Bytes of extent headers kept in memory.
     pub header_cache_bytes: u64,
-    /// Bytes of coded extents that wait to be written.
-    pub coding_bytes: u64,
+    /// Bytes of compressed extents that wait to be written.
+    pub compression_bytes: u64,
     /// Where the index lives.
     pub index: IndexChoice,
     /// Bytes of memory of an index in files.
@@ -128,8 +128,8 @@ impl Config {
                 64 << 30,
             )?,
             header_cache_bytes: self.header_cache.unwrap_or(32 << 20),
-            // One is coded while another is written.
-            coding_bytes: 2 * extent_bytes,
+            // One is compressed while another is written.
+            compression_bytes: 2 * extent_bytes,
             index: self.index,
             index_bytes,
             index_tuning: self.index_tuning,

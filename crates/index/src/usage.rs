@@ -265,7 +265,7 @@ mod tests {
                 epoch: 1,
                 offset: 4096,
                 header_bytes: 4096,
-                coded_bytes: 0,
+                compressed_bytes: 0,
             },
             hashes: vec![ChainHash([1; 32])],
         }

@@ -72,7 +72,7 @@ fn extents() -> [Extent; 3] {
             // Each takes a header and two rows of two slices; the third is smaller, and the last.
             offset: 4096 + (sequence - 1) * (4096 + 2 * 12_288),
             header_bytes: 4096,
-            coded_bytes: 0,
+            compressed_bytes: 0,
         },
         hashes: hashes.iter().map(|byte| hash(*byte)).collect(),
     };
@@ -84,18 +84,18 @@ fn extents() -> [Extent; 3] {
 }
 
 /// What the log says of the same history: one open segment, and the tombstone in it.
-fn cover() -> Vec<u8> {
-    let mut cover = 1_u32.to_le_bytes().to_vec();
+fn checkpoint() -> Vec<u8> {
+    let mut checkpoint = 1_u32.to_le_bytes().to_vec();
     let (tombstone, end, sequence) = (81_920_u64, 86_016, 4);
     let counts = [sequence + 1, 1, 1];
     let segment = [1, 1, 0, end, end, 1, sequence];
     let removal = [1, tombstone, sequence, 1];
     for field in counts.iter().chain(&segment).chain(&removal) {
-        cover.extend_from_slice(&field.to_le_bytes());
+        checkpoint.extend_from_slice(&field.to_le_bytes());
     }
-    cover.extend_from_slice(&NAMESPACE.0);
-    cover.extend_from_slice(&REMOVED.0);
-    cover
+    checkpoint.extend_from_slice(&NAMESPACE.0);
+    checkpoint.extend_from_slice(&REMOVED.0);
+    checkpoint
 }
 
 /// Writes the index of the worked example.
@@ -112,7 +112,7 @@ fn write_index(dir: &Path) {
         assert_eq!(index.insert(extent, used, &|_| true), blocks);
     }
     assert_eq!(index.remove_blocks(NAMESPACE, &[REMOVED]).blocks, 1);
-    index.freeze(cover());
+    index.freeze(checkpoint());
     while index.step() {}
 }
 
@@ -162,7 +162,7 @@ fn the_golden_index_opens_and_finds_exactly_its_blocks() {
     }
     for read_only in [true, false, true] {
         let (index, found) = open(dir.path(), read_only);
-        assert_eq!(found, Some(cover()), "read only: {read_only}");
+        assert_eq!(found, Some(checkpoint()), "read only: {read_only}");
         holds_the_history(&index);
         let next = index.place(NAMESPACE, Some(hash(0x33)), hash(0x77), 0);
         assert_eq!(next, Placement { lineage: hash(0x77), first_block_index: 3 }, "a fork");

@@ -44,7 +44,7 @@ fn extent(id: u64, path: &[u8], first: usize, index: &MemoryIndex) -> Extent {
             epoch: 1,
             offset: 4096,
             header_bytes: 4096,
-            coded_bytes: 0,
+            compressed_bytes: 0,
         },
         hashes: hashes[first..].to_vec(),
     }

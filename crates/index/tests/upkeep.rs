@@ -39,7 +39,7 @@ fn extent(number: u64) -> Extent {
             epoch: 1,
             offset: 4096,
             header_bytes: 4096,
-            coded_bytes: 0,
+            compressed_bytes: 0,
         },
         hashes,
     }

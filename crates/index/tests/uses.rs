@@ -99,7 +99,7 @@ impl World {
                 epoch: 1,
                 offset: 4096,
                 header_bytes: 4096,
-                coded_bytes: 0,
+                compressed_bytes: 0,
             },
             hashes: hashes[first..first + count].to_vec(),
         }

@@ -11,7 +11,7 @@ use dalsegno_core::{ChainHash, Durability, Extent, KvLayout, NamespaceId};
 use dalsegno_io::Memory;
 
 use crate::call::Call;
-use crate::coded::Coded;
+use crate::compressed::CompressedExtent;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, Units, record_header_bytes};
 use crate::headers::Tables;
@@ -100,7 +100,7 @@ pub struct Append {
 #[derive(Debug)]
 enum Body {
     Plain(Vec<Vec<Memory>>),
-    Coded(Coded),
+    CompressedExtent(CompressedExtent),
 }
 
 impl Append {
@@ -116,33 +116,33 @@ impl Append {
         Self { extent, body: Body::Plain(blocks), place }
     }
 
-    /// An extent that was coded and goes to a place of [`Coded::total_bytes`].
+    /// An extent that was compressed and goes to a place of [`CompressedExtent::total_bytes`].
     ///
     /// # Panics
     ///
     /// If the place is of another size.
     #[must_use]
-    pub fn coded(extent: NewExtent, coded: Coded, place: Reservation) -> Self {
-        assert_eq!(place.bytes, coded.total_bytes(&extent), "room for another extent");
-        Self { extent, body: Body::Coded(coded), place }
+    pub fn compressed(extent: NewExtent, compressed: CompressedExtent, place: Reservation) -> Self {
+        assert_eq!(place.bytes, compressed.total_bytes(&extent), "room for another extent");
+        Self { extent, body: Body::CompressedExtent(compressed), place }
     }
 }
 
 impl Log {
-    /// Reserves room for a coded extent.
+    /// Reserves room for a compressed extent.
     ///
     /// # Errors
     ///
     /// As [`Log::reserve`].
-    pub fn reserve_coded(
+    pub fn reserve_compressed(
         &self,
         extent: NewExtent,
-        coded: Coded,
+        compressed: CompressedExtent,
         relocating: bool,
     ) -> Result<Append, LogError> {
         let room = if relocating { Room::Reserve } else { Room::Creatable };
-        let place = self.core.reserve(coded.total_bytes(&extent), room)?;
-        Ok(Append::coded(extent, coded, place))
+        let place = self.core.reserve(compressed.total_bytes(&extent), room)?;
+        Ok(Append::compressed(extent, compressed, place))
     }
 
     /// Reserves room for an extent. `blocks[b]` holds the bytes of block `b`, layer 0 first, in as many pieces as the
@@ -199,10 +199,10 @@ impl Log {
                     writings.push(Writing::extent(pin, header.clone(), pieces, rules));
                     header
                 }
-                Body::Coded(Coded { slice_crcs, units, payload }) => {
+                Body::CompressedExtent(CompressedExtent { slice_crcs, units, payload }) => {
                     let header = extent.header(core, &place, slice_crcs, Some(units));
                     // Its memory is ours: the device may take it from there although the call may end before.
-                    writings.push(Writing::coded(pin, &header, payload, core.rules(true)));
+                    writings.push(Writing::compressed(pin, &header, payload, core.rules(true)));
                     header
                 }
             };

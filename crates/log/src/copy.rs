@@ -1,4 +1,4 @@
-//! Reading a coded extent as it is stored, to write it once more elsewhere.
+//! Reading a compressed extent as it is stored, to write it once more elsewhere.
 //!
 //! 1. Every unit is compared with its checksum; nothing is decoded. The checksums of slices go along, so whoever reads
 //!    the copy verifies what was put.
@@ -7,7 +7,7 @@ use dalsegno_core::Extent;
 use dalsegno_io::{IoError, Memory, Operation};
 
 use crate::call::Call;
-use crate::coded::Coded;
+use crate::compressed::CompressedExtent;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, Units};
 use crate::log::{Core, Log};
@@ -17,15 +17,15 @@ use crate::segment::Pin;
 const ALIGN: usize = 4096;
 
 impl Log {
-    /// A coded extent as it is stored; `None` if any of it is not as it should be: then it is to be read block by
+    /// A compressed extent as it is stored; `None` if any of it is not as it should be: then it is to be read block by
     /// block. Takes an extent's worth of memory beside every bound, so it is only for the thread that makes room.
     ///
     /// # Errors
     ///
     /// Whatever the device says.
-    pub fn read_coded(&self, extent: &Extent) -> Result<Option<Coded>, LogError> {
+    pub fn read_compressed(&self, extent: &Extent) -> Result<Option<CompressedExtent>, LogError> {
         let core = &self.core;
-        let Some(pin) = core.pin(extent.location).filter(|_| extent.is_coded()) else {
+        let Some(pin) = core.pin(extent.location).filter(|_| extent.is_compressed()) else {
             return Ok(None);
         };
         let mut header = vec![0; extent.location.header_bytes as usize];
@@ -50,7 +50,7 @@ impl Log {
         stored.truncate(skew + bytes);
         let mut payload = Memory::owned(stored, ());
         drop(payload.split_to(skew));
-        Ok(Some(Coded { slice_crcs, units, payload }))
+        Ok(Some(CompressedExtent { slice_crcs, units, payload }))
     }
 }
 

@@ -46,7 +46,7 @@ pub enum LogError {
 pub enum Cause {
     /// A slice's checksum does not match.
     SliceChecksum,
-    /// A unit of a coded extent is damaged: its checksum does not match, or it cannot be decoded.
+    /// A unit of a compressed extent is damaged: its checksum does not match, or it cannot be decoded.
     Codec,
     /// The extent's header is damaged.
     Header,

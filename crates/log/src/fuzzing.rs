@@ -1,13 +1,13 @@
 //! Ways in for fuzzing to decoders that the crate keeps to itself; only with the feature `fuzzing`, never in a release.
 
-use crate::codec::Coder;
-use crate::cover::Cover;
+use crate::checkpoint::Checkpoint;
+use crate::unit_codec::UnitCodec;
 
 /// A unit as it is stored.
 #[must_use]
 pub fn encode_unit(raw: &[u8], width: usize) -> Vec<u8> {
     let mut out = Vec::new();
-    Coder::new().encode(raw, width, &mut out);
+    UnitCodec::new().encode(raw, width, &mut out);
     out
 }
 
@@ -15,11 +15,11 @@ pub fn encode_unit(raw: &[u8], width: usize) -> Vec<u8> {
 #[must_use]
 pub fn decode_unit(stored: &[u8], width: usize, raw_bytes: usize) -> Option<Vec<u8>> {
     let mut raw = vec![0; raw_bytes];
-    Coder::new().decode(stored, width, &mut raw).ok().map(|()| raw)
+    UnitCodec::new().decode(stored, width, &mut raw).ok().map(|()| raw)
 }
 
-/// Decodes a cover and encodes it again.
+/// Decodes a checkpoint and encodes it again.
 #[must_use]
-pub fn recode_cover(bytes: &[u8]) -> Option<Vec<u8>> {
-    Cover::decode(bytes).map(|cover| cover.encode())
+pub fn recode_checkpoint(bytes: &[u8]) -> Option<Vec<u8>> {
+    Checkpoint::decode(bytes).map(|checkpoint| checkpoint.encode())
 }

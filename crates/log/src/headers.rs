@@ -16,7 +16,7 @@ use crate::format::Units;
 pub(crate) struct Tables {
     /// crc32c of every slice, layer-major.
     pub(crate) crcs: Vec<u32>,
-    /// Of a coded extent.
+    /// Of a compressed extent.
     pub(crate) units: Option<Units>,
 }
 

@@ -43,7 +43,7 @@ pub struct ShownRecord {
     pub offset: u64,
     /// Header and payload; 0 where only a damaged header is known.
     pub bytes: u64,
-    /// `extent`, `coded extent`, `tombstone`, `void`, `seal`, or `damaged`.
+    /// `extent`, `compressed extent`, `tombstone`, `void`, `seal`, or `damaged`.
     pub kind: &'static str,
     /// Blocks that it names.
     pub blocks: u64,
@@ -53,7 +53,7 @@ pub struct ShownRecord {
     pub problem: String,
 }
 
-/// A slice of an extent, or a unit of a coded one.
+/// A slice of an extent, or a unit of a compressed one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownPart {
     /// Offset in the file.
@@ -227,7 +227,7 @@ impl SegmentFile<'_> {
         Some(Inspection { title, problem, fields, ..Inspection::default() })
     }
 
-    /// The slices of an extent, or its units if it is coded, each compared with its checksum.
+    /// The slices of an extent, or its units if it is compressed, each compared with its checksum.
     fn parts(&self, extent: &Extent, kind: &RecordKind) -> Vec<ShownPart> {
         let RecordKind::Extent { slice_crcs, units, .. } = kind else { return Vec::new() };
         if let Some(units) = units {
@@ -266,7 +266,7 @@ fn rows(scan: &Scan) -> Vec<ShownRecord> {
         offset: record.offset,
         bytes: u64::from(record.header_bytes()) + record.payload_bytes(),
         kind: match &record.kind {
-            RecordKind::Extent { units: Some(_), .. } => "coded extent",
+            RecordKind::Extent { units: Some(_), .. } => "compressed extent",
             RecordKind::Extent { .. } => "extent",
             RecordKind::Tombstone { .. } => "tombstone",
             RecordKind::Void { .. } => "void",

@@ -3,8 +3,8 @@
 //! 1. Room for the whole extent is reserved first; each layer is one contiguous range of it.
 //! 2. The header goes in last: until then no reader and no recovery can see the extent.
 //! 3. An extent that is not committed becomes a void.
-//! 4. It is always plain: where a coded layer lies depends on those before it, and layers come in any order. What is
-//!    merged or moved later is coded then.
+//! 4. It is always plain: where a compressed layer lies depends on those before it, and layers come in any order. What
+//!    is merged or moved later is compressed then.
 //! 5. It keeps nothing of a log that was let go: who holds it longer holds neither files nor their directory.
 
 use std::sync::{Arc, Weak};

@@ -12,10 +12,9 @@
 
 mod append;
 mod call;
-mod codec;
-mod coded;
+mod checkpoint;
+mod compressed;
 mod copy;
-mod cover;
 mod error;
 pub mod format;
 #[cfg(feature = "fuzzing")]
@@ -42,6 +41,7 @@ mod segment_list;
 mod stats;
 mod sync;
 mod tombstones;
+mod unit_codec;
 mod verify;
 mod verify_list;
 mod verify_units;
@@ -49,17 +49,17 @@ mod write;
 
 pub use append::{Append, Appended, NewExtent};
 pub use call::{Call, Cancel};
-pub use coded::{Coded, CodingRoom};
-pub use cover::removals_of;
+pub use checkpoint::removals_of;
+pub use compressed::{CompressedExtent, CompressionBudget};
 pub use error::{Cause, LogError};
 pub use inspect::{Inspection, ShownField, ShownPart, ShownRecord, inspect};
 pub use layerwise::LayerAppend;
-pub use log::{Beside, Log, LogOptions};
-pub use merge::{CodedMerge, MergeAppend};
-pub use meta::{allow_coding, read_namespaces, store_header, write_namespace};
+pub use log::{Log, LogOptions, OtherFiles};
+pub use merge::{CompressedMerge, MergeAppend};
+pub use meta::{allow_compression, read_namespaces, store_header, write_namespace};
 pub use read::{BlockOutcome, BlockRead, ExtentRead, Target};
 pub use recover::{Recovered, Removal, SegmentFault};
 pub use reserve::Reservation;
 pub use segment::{Pin, SegmentState, SegmentView};
-pub use stats::{CodecStats, LogStats, LogStatsView};
+pub use stats::{CompressionStats, LogStats, LogStatsView};
 pub use verify::{Finding, VerifyReport, verify};

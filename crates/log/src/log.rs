@@ -7,8 +7,8 @@ use dalsegno_core::{Clock, Durability, ExtentId, Limits, Location, StoreId};
 use dalsegno_io::{BufferPool, Device, IoError};
 use parking_lot::Mutex;
 
-use crate::coded::{Coders, Room};
-use crate::cover::Cover;
+use crate::checkpoint::Checkpoint;
+use crate::compressed::{Room, UnitCodecs};
 use crate::error::LogError;
 use crate::headers::HeaderCache;
 use crate::plan::Rules;
@@ -31,8 +31,8 @@ pub struct LogOptions {
     pub io_request_bytes: u64,
     /// Bytes of verified headers kept in memory.
     pub header_cache_bytes: u64,
-    /// Bytes of coded extents that wait to be written.
-    pub coding_bytes: u64,
+    /// Bytes of compressed extents that wait to be written.
+    pub compression_bytes: u64,
     /// Threads that read headers at open.
     pub scan_threads: u32,
     /// Nothing is written; for looking at a store.
@@ -41,7 +41,7 @@ pub struct LogOptions {
 
 /// Files of a store beside its segments, which may grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beside {
+pub struct OtherFiles {
     /// What they may take when all segments are there; with fewer it is less, in proportion.
     pub most_bytes: u64,
     /// What they take now. To be written anew they need as much again.
@@ -50,7 +50,7 @@ pub struct Beside {
     pub soon_bytes: u64,
 }
 
-impl Beside {
+impl OtherFiles {
     /// Bytes that are to be left for them when there are `count` of `most` segments.
     fn wanted(self, count: u64, most: u64) -> u64 {
         let share = self.most_bytes / most.max(1) * count.min(most);
@@ -72,7 +72,7 @@ impl From<&Limits> for LogOptions {
             io_depth: limits.io_depth,
             io_request_bytes: limits.io_request_bytes,
             header_cache_bytes: limits.header_cache_bytes,
-            coding_bytes: limits.coding_bytes,
+            compression_bytes: limits.compression_bytes,
             scan_threads: SCAN_THREADS,
             read_only: false,
         }
@@ -90,16 +90,16 @@ pub(crate) struct Core {
     pub(crate) segments: Mutex<Segments>,
     /// Held while a segment file is created, so that only one is.
     pub(crate) creating: Mutex<()>,
-    /// Held while a cover is made, which syncs files, and while a segment goes for good.
-    pub(crate) covering: Mutex<()>,
+    /// Held while a checkpoint is made, which syncs files, and while a segment goes for good.
+    pub(crate) checkpointing: Mutex<()>,
     /// What room other files of the store are left.
-    pub(crate) beside: Mutex<Beside>,
+    pub(crate) other_files: Mutex<OtherFiles>,
     pub(crate) headers: HeaderCache,
     pub(crate) stats: LogStats,
-    pub(crate) coders: Coders,
-    pub(crate) coding_room: Arc<Room>,
-    /// Whether the store's header says that there may be coded extents.
-    coded: AtomicBool,
+    pub(crate) codecs: UnitCodecs,
+    pub(crate) compression_budget: Arc<Room>,
+    /// Whether the store's header says that there may be compressed extents.
+    compressed: AtomicBool,
     poisoned: AtomicBool,
     closed: AtomicBool,
 }
@@ -113,8 +113,8 @@ pub struct Log {
 impl Log {
     /// Opens the log of `device`, reading the headers of all records.
     ///
-    /// `new_store` is the id to use if the device holds no store yet. [`Self::open_covered`] spares the headers of what
-    /// an index has taken in.
+    /// `new_store` is the id to use if the device holds no store yet. [`Self::open_with_checkpoint`] spares the headers
+    /// of what an index has taken in.
     ///
     /// # Errors
     ///
@@ -127,34 +127,35 @@ impl Log {
         options: LogOptions,
         new_store: StoreId,
     ) -> Result<(Self, Recovered), LogError> {
-        Self::open_covered(device, clock, pool, options, new_store, |_| None)
+        Self::open_with_checkpoint(device, clock, pool, options, new_store, |_| None)
     }
 
-    /// As [`Self::open`]; `cover` is asked, once the store's id is known, for what [`Log::cover`] said last. Then only
-    /// what came later is read and told in [`Recovered`]; and the removals that the cover knew, apart.
+    /// As [`Self::open`]; `checkpoint` is asked, once the store's id is known, for what [`Log::checkpoint`] said last.
+    /// Then only what came later is read and told in [`Recovered`]; and the removals that the checkpoint knew, apart.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`]. A cover that cannot be understood counts as none.
-    pub fn open_covered(
+    /// As [`Self::open`]. A checkpoint that cannot be understood counts as none.
+    pub fn open_with_checkpoint(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
         pool: BufferPool,
         options: LogOptions,
         new_store: StoreId,
-        cover: impl FnOnce(StoreId) -> Option<Vec<u8>>,
+        checkpoint: impl FnOnce(StoreId) -> Option<Vec<u8>>,
     ) -> Result<(Self, Recovered), LogError> {
         let mut core = Core::new(device, clock, pool, options);
         let header = crate::meta::open_store(&core, new_store)?;
         core.store = header.store;
-        core.set_coded(header.is_coded);
+        core.set_compressed(header.is_compressed);
         if !options.read_only {
             // A process that was killed may have created a segment without making its name durable.
             core.sync_names()?;
         }
-        let mut cover = cover(core.store).and_then(|it| Cover::decode(&it)).unwrap_or_default();
-        cover.forget_impossible(options.segment_bytes);
-        let recovered = recover::recover(&core, &cover)?;
+        let mut checkpoint =
+            checkpoint(core.store).and_then(|it| Checkpoint::decode(&it)).unwrap_or_default();
+        checkpoint.forget_impossible(options.segment_bytes);
+        let recovered = recover::recover(&core, &checkpoint)?;
         Ok((Self { core: Arc::new(core) }, recovered))
     }
 
@@ -226,7 +227,7 @@ impl Log {
 
     /// Whether a plain append of `bytes` would find room without recycling.
     #[must_use]
-    pub fn has_room(&self, bytes: u64) -> bool {
+    pub fn has_space(&self, bytes: u64) -> bool {
         let segments = self.core.segments.lock();
         let options = &self.core.options;
         segments.fits_open(bytes, options.segment_bytes)
@@ -235,8 +236,8 @@ impl Log {
 
     /// Whether [`Log::reserve_now`] finds room.
     #[must_use]
-    pub fn has_room_now(&self, bytes: u64) -> bool {
-        self.has_room(bytes) && self.core.has_room_now(bytes)
+    pub fn has_space_now(&self, bytes: u64) -> bool {
+        self.has_space(bytes) && self.core.has_space_now(bytes)
     }
 
     /// Makes sure, as far as it can without recycling, that a plain append of `bytes` finds room: creates a segment if
@@ -247,13 +248,13 @@ impl Log {
     /// As [`Log::reserve`], but never [`LogError::Full`].
     pub fn prepare(&self, bytes: u64) -> Result<bool, LogError> {
         loop {
-            if !self.has_room(bytes) {
+            if !self.has_space(bytes) {
                 // Each time something is recycled for want of room brings the next question to the file system closer.
                 let mut segments = self.core.segments.lock();
                 segments.creation_blocked = segments.creation_blocked.saturating_sub(1);
                 return Ok(false);
             }
-            if self.core.has_room_now(bytes) {
+            if self.core.has_space_now(bytes) {
                 return Ok(true);
             }
             // The file system may refuse; then there is no room after all.
@@ -262,15 +263,15 @@ impl Log {
     }
 
     /// Leaves room on disk for other files of the store, from now on.
-    pub fn keep_free(&self, beside: Beside) {
-        *self.core.beside.lock() = beside;
+    pub fn keep_space_for(&self, other_files: OtherFiles) {
+        *self.core.other_files.lock() = other_files;
     }
 
     /// Whether other files of the store find the room that they are left, as far as the file system says.
     #[must_use]
-    pub fn has_room_beside(&self) -> bool {
+    pub fn has_space_for_others(&self) -> bool {
         let count = self.core.segments.lock().slots.len();
-        self.core.has_room_beside(count as u64, 0).unwrap_or(false)
+        self.core.has_space_for_others(count as u64, 0).unwrap_or(false)
     }
 
     /// The newest sequence number: grows with every record, so it measures time in writes.
@@ -329,13 +330,13 @@ impl Core {
             store: StoreId::default(),
             segments: Mutex::default(),
             creating: Mutex::default(),
-            covering: Mutex::default(),
-            beside: Mutex::default(),
+            checkpointing: Mutex::default(),
+            other_files: Mutex::default(),
             headers: HeaderCache::new(options.header_cache_bytes),
             stats: LogStats::default(),
-            coders: Coders::default(),
-            coding_room: Room::new(options.coding_bytes),
-            coded: AtomicBool::new(false),
+            codecs: UnitCodecs::default(),
+            compression_budget: Room::new(options.compression_bytes),
+            compressed: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
@@ -354,7 +355,7 @@ impl Core {
             io_depth: 8,
             io_request_bytes: pool.largest() as u64,
             header_cache_bytes: 0,
-            coding_bytes: 0,
+            compression_bytes: 0,
             scan_threads: SCAN_THREADS,
             read_only: true,
         };
@@ -377,13 +378,13 @@ impl Core {
         if self.poisoned.load(Ordering::Acquire) { Err(LogError::Poisoned) } else { Ok(()) }
     }
 
-    /// Whether coded extents may be written.
-    pub(crate) fn is_coded(&self) -> bool {
-        self.coded.load(Ordering::Acquire)
+    /// Whether compressed extents may be written.
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.compressed.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_coded(&self, is_coded: bool) {
-        self.coded.store(is_coded, Ordering::Release);
+    pub(crate) fn set_compressed(&self, is_compressed: bool) {
+        self.compressed.store(is_compressed, Ordering::Release);
     }
 
     pub(crate) fn poison(&self, why: &dyn std::fmt::Display) {
@@ -396,8 +397,8 @@ impl Core {
 
     /// Whether the file system has room for `bytes` and for what other files of the store want beside so many segments;
     /// none if it does not say.
-    pub(crate) fn has_room_beside(&self, count: u64, bytes: u64) -> Option<bool> {
-        let wanted = self.beside.lock().wanted(count, u64::from(self.options.segment_count));
+    pub(crate) fn has_space_for_others(&self, count: u64, bytes: u64) -> Option<bool> {
+        let wanted = self.other_files.lock().wanted(count, u64::from(self.options.segment_count));
         if wanted == 0 {
             return Some(true);
         }

@@ -17,7 +17,7 @@ use dalsegno_io::{Memory, Operation};
 
 use crate::append::{Append, Appended, NewExtent};
 use crate::call::Call;
-use crate::coded::Coded;
+use crate::compressed::CompressedExtent;
 use crate::error::LogError;
 use crate::format::{RecordKind, record_header_bytes};
 use crate::layerwise::LayerAppend;
@@ -32,9 +32,9 @@ pub struct MergeAppend {
     under_way: UnderWay,
 }
 
-/// A merged extent that was coded, and is written in one go.
+/// A merged extent that was compressed, and is written in one go.
 #[derive(Debug)]
-pub struct CodedMerge {
+pub struct CompressedMerge {
     append: Append,
     under_way: UnderWay,
 }
@@ -66,7 +66,7 @@ impl Log {
         Ok(MergeAppend { append: self.begin_layers(extent, place), under_way })
     }
 
-    /// The same for an extent that was coded.
+    /// The same for an extent that was compressed.
     ///
     /// # Errors
     ///
@@ -75,19 +75,19 @@ impl Log {
     /// # Panics
     ///
     /// If another one is under way.
-    pub fn begin_coded_merge(
+    pub fn begin_compressed_merge(
         &self,
         extent: NewExtent,
-        coded: Coded,
-    ) -> Result<CodedMerge, LogError> {
+        compressed: CompressedExtent,
+    ) -> Result<CompressedMerge, LogError> {
         let born = extent.born.expect("what is merged was put before");
-        let place = self.core.reserve(coded.total_bytes(&extent), Room::Merging { born })?;
+        let place = self.core.reserve(compressed.total_bytes(&extent), Room::Merging { born })?;
         let under_way = UnderWay(Arc::clone(&self.core));
-        Ok(CodedMerge { append: Append::coded(extent, coded, place), under_way })
+        Ok(CompressedMerge { append: Append::compressed(extent, compressed, place), under_way })
     }
 }
 
-impl CodedMerge {
+impl CompressedMerge {
     /// Writes the extent and makes it durable.
     ///
     /// # Errors

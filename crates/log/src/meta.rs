@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Coding, Namespace, StoreId};
+use dalsegno_core::{Clock, Compression, Namespace, StoreId};
 use dalsegno_io::{BufferPool, Device, DirEntry, FileId, IoError, OpenMode, Operation};
 
 use crate::call::Call;
@@ -42,7 +42,7 @@ pub(crate) fn open_store(core: &Core, new_store: StoreId) -> Result<StoreHeader,
         None => {}
     }
     let segment_bytes = core.options.segment_bytes;
-    let new = StoreHeader { store: new_store, segment_bytes, is_coded: false };
+    let new = StoreHeader { store: new_store, segment_bytes, is_compressed: false };
     let header = found.map_or(new, |found| StoreHeader { segment_bytes, ..found });
     if core.options.read_only {
         return Ok(header);
@@ -104,8 +104,8 @@ pub(crate) fn header_of_segments(core: &Core) -> Result<Option<StoreHeader>, Log
     if let Some(error) = unread.filter(|_| winner.is_none()) {
         return Err(error);
     }
-    // Segments do not tell whether there are coded extents, so there may be.
-    let header = |(store, segment_bytes)| StoreHeader { store, segment_bytes, is_coded: true };
+    // Segments do not tell whether there are compressed extents, so there may be.
+    let header = |(store, segment_bytes)| StoreHeader { store, segment_bytes, is_compressed: true };
     Ok(winner.map(|(found, _)| header(found)))
 }
 
@@ -164,21 +164,21 @@ fn create_sector_file(core: &Core, name: &str, sector: &mut [u8]) -> Result<(), 
     Ok(result?)
 }
 
-/// Lets the store hold coded extents: from then on a Dalsegno that cannot read them refuses to open it. To be called by
-/// one thread at a time.
+/// Lets the store hold compressed extents: from then on a Dalsegno that cannot read them refuses to open it. To be
+/// called by one thread at a time.
 ///
 /// # Errors
 ///
 /// Whatever the device says; extents are stored plain then.
-pub fn allow_coding(log: &Log) -> Result<(), LogError> {
+pub fn allow_compression(log: &Log) -> Result<(), LogError> {
     let core = &log.core;
-    if core.is_coded() {
+    if core.is_compressed() {
         return Ok(());
     }
     core.check_writable()?;
     let segment_bytes = core.options.segment_bytes;
     let mut sector = [0; SECTOR];
-    StoreHeader { store: core.store, segment_bytes, is_coded: true }.encode(&mut sector);
+    StoreHeader { store: core.store, segment_bytes, is_compressed: true }.encode(&mut sector);
     let opened = core.device.open(STORE_FILE, OpenMode::ReadWrite)?;
     let call = core.patient_call();
     let written = core
@@ -186,7 +186,7 @@ pub fn allow_coding(log: &Log) -> Result<(), LogError> {
         .and_then(|()| core.sync_file(opened.file));
     core.device.close(opened.file);
     written?;
-    core.set_coded(true);
+    core.set_compressed(true);
     Ok(())
 }
 
@@ -196,20 +196,24 @@ pub fn allow_coding(log: &Log) -> Result<(), LogError> {
 /// # Errors
 ///
 /// Whatever the device says. Blocks of the namespace can be stored and read all the same.
-pub fn write_namespace(log: &Log, namespace: &Namespace, coding: Coding) -> Result<bool, LogError> {
+pub fn write_namespace(
+    log: &Log,
+    namespace: &Namespace,
+    compression: Compression,
+) -> Result<bool, LogError> {
     let core = &log.core;
     core.check_writable()?;
     let name = namespace_file(namespace.id());
     if core.device.list()?.iter().any(|entry| entry.name == name) {
         let stored = read_sector(core, &name).map(|sector| NamespaceSector::decode(&sector));
-        let told = NamespaceSector(namespace.clone(), coding);
+        let told = NamespaceSector(namespace.clone(), compression);
         if matches!(stored, Ok(Ok(found)) if found == told) {
             return Ok(true);
         }
         core.device.remove(&name)?;
     }
     let mut sector = [0; SECTOR];
-    if !NamespaceSector(namespace.clone(), coding).encode(&mut sector) {
+    if !NamespaceSector(namespace.clone(), compression).encode(&mut sector) {
         return Ok(false);
     }
     create_sector_file(core, &name, &mut sector)?;
@@ -221,14 +225,14 @@ pub fn write_namespace(log: &Log, namespace: &Namespace, coding: Coding) -> Resu
 /// # Errors
 ///
 /// If the directory cannot be listed.
-pub fn read_namespaces(log: &Log) -> Result<Vec<(Namespace, Coding)>, LogError> {
+pub fn read_namespaces(log: &Log) -> Result<Vec<(Namespace, Compression)>, LogError> {
     let core = &log.core;
     let mut namespaces = Vec::new();
     for entry in core.device.list()? {
         let Some(id) = namespace_of_file(&entry.name) else { continue };
         match read_sector(core, &entry.name).map(|sector| NamespaceSector::decode(&sector)) {
-            Ok(Ok(NamespaceSector(namespace, coding))) if namespace.id() == id => {
-                namespaces.push((namespace, coding));
+            Ok(Ok(NamespaceSector(namespace, compression))) if namespace.id() == id => {
+                namespaces.push((namespace, compression));
             }
             _ => tracing::warn!(
                 "{} is damaged; it is written again when the namespace is used",

@@ -82,7 +82,7 @@ impl<'a> Pump<'a> {
         Self { busy_bytes, ..Self::new(core, call) }
     }
 
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn can_submit(&self) -> bool {
         let is_busy = self.in_flight >= 2 && self.in_flight_bytes >= self.busy_bytes;
         self.in_flight < self.core.options.io_depth && !is_busy
     }
@@ -97,7 +97,7 @@ impl<'a> Pump<'a> {
 
     /// As [`Self::submit`], with another claim to the device than the call has.
     pub(crate) fn submit_as(&mut self, class: Class, work: Work) {
-        assert!(self.has_room(), "more requests than the depth");
+        assert!(self.can_submit(), "more requests than the depth");
         let request = Request {
             operation: work.operation,
             class,

@@ -95,7 +95,7 @@ pub(crate) struct Reading {
     pub(crate) first_layer: u32,
     pub(crate) blocks: Vec<u32>,
     pub(crate) tables: Option<SharedTables>,
-    /// Of a coded extent, where its slices go, until its tables are known.
+    /// Of a compressed extent, where its slices go, until its tables are known.
     pub(crate) unplanned: Vec<Vec<Memory>>,
     pub(crate) slices: Vec<Slice>,
     pub(crate) outcomes: Vec<BlockOutcome>,
@@ -106,7 +106,7 @@ pub(crate) struct Reading {
 pub(crate) struct InFlight {
     pub(crate) reading: usize,
     pub(crate) chunk: Chunk,
-    /// Units in it, if it is part of a coded payload.
+    /// Units in it, if it is part of a compressed payload.
     pub(crate) units: Vec<WantedUnit>,
 }
 
@@ -174,7 +174,7 @@ impl Core {
             slice_offset: 0,
         });
         let (unplanned, slices) =
-            if extent.is_coded() { (slices, Vec::new()) } else { (Vec::new(), slices) };
+            if extent.is_compressed() { (slices, Vec::new()) } else { (Vec::new(), slices) };
         let payload = slices.into_iter().enumerate().flat_map(|(index, memory)| {
             let (layer, target) = (index / blocks.len(), index % blocks.len());
             let layer = layers.start + u32::try_from(layer).expect("layer count is bounded");
@@ -192,7 +192,7 @@ impl Core {
         Some((reading, chunks))
     }
 
-    /// Requests for a coded extent, as soon as its tables are known.
+    /// Requests for a compressed extent, as soon as its tables are known.
     pub(crate) fn units_of(&self, number: usize, reading: &mut Reading) -> Vec<InFlight> {
         if reading.unplanned.is_empty() {
             return Vec::new();
@@ -211,7 +211,7 @@ impl Core {
         let mut slots: Vec<Option<InFlight>> = Vec::new();
         let mut failed = Vec::new();
         while !waiting.is_empty() || !pump.is_idle() {
-            if let Some(next) = waiting.front().filter(|_| pump.has_room()) {
+            if let Some(next) = waiting.front().filter(|_| pump.can_submit()) {
                 let first = next.chunk.pieces.first();
                 let header = first.filter(|piece| piece.memory.is_none()).map(|piece| piece.len);
                 let len = if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes };

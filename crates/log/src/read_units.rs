@@ -1,7 +1,7 @@
-//! Reading coded extents: which units hold the wanted bytes, and decoding them into the caller's memory.
+//! Reading compressed extents: which units hold the wanted bytes, and decoding them into the caller's memory.
 //!
-//! 1. Nothing of a coded extent is asked for before its header's tables are known: they say where units lie. So the
-//!    first read of an extent since it was last remembered asks the device twice.
+//! 1. Nothing of a compressed extent is asked for before its header's tables are known: they say where units lie. So
+//!    the first read of an extent since it was last remembered asks the device twice.
 //! 2. A request holds whole units. A unit is decoded only if its checksum matches, into memory of our own, and its
 //!    wanted bytes are copied from there.
 //! 3. Slices are verified afterwards like those of plain extents: their checksums are of the bytes as they were put.
@@ -9,13 +9,13 @@
 use dalsegno_core::{sector_down, sector_up};
 
 use crate::append::pieces_of;
-use crate::codec::Coder;
 use crate::error::Cause;
 use crate::format::{Units, row_bytes};
 use crate::log::Core;
 use crate::plan::{Chunk, Piece};
 use crate::read::Reading;
 use crate::stats::LogStats;
+use crate::unit_codec::UnitCodec;
 
 /// A unit of which something is wanted.
 pub(crate) struct WantedUnit {
@@ -24,9 +24,9 @@ pub(crate) struct WantedUnit {
     /// Stored bytes.
     len: usize,
     crc: u32,
-    /// Where it starts in its row, before coding.
+    /// Where it starts in its row, before compression.
     start: u64,
-    /// Its bytes before coding.
+    /// Its bytes before compression.
     raw_bytes: usize,
     element_bytes: usize,
     /// What is wanted of it; offsets are in the row.
@@ -111,7 +111,7 @@ impl<'a> Rows<'a> {
                 crc: stored.crc,
                 start,
                 raw_bytes: usize::try_from(raw).expect("a unit is small"),
-                element_bytes: self.units.coding.element_bytes() as usize,
+                element_bytes: self.units.compression.element_bytes() as usize,
                 pieces: Vec::new(),
             });
             self.offset += u64::from(stored.bytes);
@@ -161,15 +161,15 @@ pub(crate) fn gather(wanted: Vec<WantedUnit>, limit: usize) -> Vec<(Chunk, Vec<W
     chunks
 }
 
-/// Checks a stored unit and decodes it into `coder.raw`.
-fn decode(coder: &mut Coder, unit: &WantedUnit, stored: &[u8]) -> Result<Vec<u8>, Cause> {
-    let mut raw = std::mem::take(&mut coder.raw);
+/// Checks a stored unit and decodes it into `codec.raw`.
+fn decode(codec: &mut UnitCodec, unit: &WantedUnit, stored: &[u8]) -> Result<Vec<u8>, Cause> {
+    let mut raw = std::mem::take(&mut codec.raw);
     raw.resize(unit.raw_bytes, 0);
     let is_whole = crc32c::crc32c(stored) == unit.crc;
-    if is_whole && coder.decode(stored, unit.element_bytes, &mut raw).is_ok() {
+    if is_whole && codec.decode(stored, unit.element_bytes, &mut raw).is_ok() {
         return Ok(raw);
     }
-    coder.raw = raw;
+    codec.raw = raw;
     Err(Cause::Codec)
 }
 
@@ -183,14 +183,14 @@ impl Core {
         staged: &[u8],
     ) {
         let started = self.clock.now();
-        self.coders.with(|coder| {
+        self.codecs.with(|codec| {
             for unit in units {
                 let at = usize::try_from(unit.offset - offset).expect("within the request");
-                match decode(coder, &unit, &staged[at..at + unit.len]) {
+                match decode(codec, &unit, &staged[at..at + unit.len]) {
                     Ok(raw) => {
                         LogStats::add(&self.stats.decoded_bytes, raw.len() as u64);
                         scatter(reading, unit, &raw);
-                        coder.raw = raw;
+                        codec.raw = raw;
                     }
                     Err(cause) => reading.fail_unit(&unit.pieces, cause),
                 }

@@ -13,7 +13,7 @@ use dalsegno_io::{DirEntry, FileId, IoError, OpenMode, Opened, Operation, share_
 use parking_lot::Mutex;
 
 use crate::call::Call;
-use crate::cover::{Cover, SegmentCover};
+use crate::checkpoint::{Checkpoint, SegmentCheckpoint};
 use crate::error::LogError;
 use crate::format::{
     FormatError, LIST_FILE, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT, STORE_FILE,
@@ -39,13 +39,14 @@ pub struct Recovered {
     pub extents: Vec<Extent>,
     /// Removals: extents of the namespace with `born` below the number lose these hashes (all, if there are none).
     pub removals: Vec<Removal>,
-    /// Removals that the cover knew.
-    pub covered_removals: Vec<Removal>,
+    /// Removals that the checkpoint knew.
+    pub checkpoint_removals: Vec<Removal>,
     /// Extents that were made of several others are durable if their sequence number is smaller than this.
     pub merged_before: u64,
     /// What was found damaged.
     pub faults: Vec<SegmentFault>,
-    /// Whether a segment is there that the cover should know and does not: it could not be read when that was made.
+    /// Whether a segment is there that the checkpoint should know and does not: it could not be read when that was
+    /// made.
     pub is_one_back: bool,
 }
 
@@ -70,7 +71,7 @@ struct Found {
     is_missing: bool,
 }
 
-pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError> {
+pub(crate) fn recover(core: &Core, checkpoint: &Checkpoint) -> Result<Recovered, LogError> {
     let files: Vec<(u64, DirEntry)> = core
         .device
         .list()?
@@ -82,7 +83,7 @@ pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError>
     share_work("dalsegno-scan", core.options.scan_threads, || {
         loop {
             let Some((number, entry)) = queue.lock().next() else { return };
-            let segment = open_segment(core, number, &entry, cover);
+            let segment = open_segment(core, number, &entry, checkpoint);
             found.lock().push(segment);
         }
     });
@@ -95,16 +96,16 @@ pub(crate) fn recover(core: &Core, cover: &Cover) -> Result<Recovered, LogError>
             None
         }
     };
-    Ok(install(core, found, cover))
+    Ok(install(core, found, checkpoint))
 }
 
 /// Puts what was found into the log's tables.
-fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
+fn install(core: &Core, found: Vec<Found>, checkpoint: &Checkpoint) -> Recovered {
     let mut recovered = Recovered::default();
     let mut segments = core.segments.lock();
-    segments.next_sequence = cover.next_sequence;
-    // Of another segment of this number the cover would be believed.
-    segments.next_number = cover.segments.last().map_or(0, |known| known.number);
+    segments.next_sequence = checkpoint.next_sequence;
+    // Of another segment of this number the checkpoint would be believed.
+    segments.next_number = checkpoint.segments.last().map_or(0, |known| known.number);
     for Found { slot, first_sequence, number, records, faults, is_missing } in found {
         segments.is_one_missing |= is_missing;
         recovered.merged_before = recovered.merged_before.max(first_sequence);
@@ -113,13 +114,13 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         segments.next_number = segments.next_number.max(number);
         recovered.faults.extend(faults);
         if let Some(mut slot) = slot {
-            slot.tally = tally_of(&slot, &records, cover, segments.list.as_ref());
-            // What is damaged is in no cover. What came after the cover has newer records alone.
-            let is_older = |record: &RecordHeader| record.sequence <= cover.next_sequence;
-            let has_gaps = slot.first_gap.is_some() && first_sequence <= cover.next_sequence;
+            slot.tally = tally_of(&slot, &records, checkpoint, segments.list.as_ref());
+            // What is damaged is in no checkpoint. What came after the checkpoint has newer records alone.
+            let is_older = |record: &RecordHeader| record.sequence <= checkpoint.next_sequence;
+            let has_gaps = slot.first_gap.is_some() && first_sequence <= checkpoint.next_sequence;
             let has_older = has_gaps || records.iter().any(is_older);
             recovered.is_one_back |=
-                slot.state != SegmentState::Damaged && has_older && cover.lacks(number);
+                slot.state != SegmentState::Damaged && has_older && checkpoint.lacks(number);
             segments.slots.insert(number, slot);
         }
         for record in records {
@@ -146,7 +147,7 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
         }
     }
     segments.note_missing();
-    take_removals(&mut recovered, &mut segments, cover);
+    take_removals(&mut recovered, &mut segments, checkpoint);
     let newest = segments
         .slots
         .values()
@@ -169,29 +170,29 @@ fn install(core: &Core, found: Vec<Found>, cover: &Cover) -> Recovered {
     recovered
 }
 
-/// Takes in the removals that the cover knew.
-fn take_removals(recovered: &mut Recovered, segments: &mut Segments, cover: &Cover) {
-    if cover.tombstones.is_empty() {
+/// Takes in the removals that the checkpoint knew.
+fn take_removals(recovered: &mut Recovered, segments: &mut Segments, checkpoint: &Checkpoint) {
+    if checkpoint.tombstones.is_empty() {
         return;
     }
     let read: HashSet<&Removal> = recovered.removals.iter().collect();
     // An index that is built anew was handed what the old one knew, though it may be read no more.
-    let is_anew = cover.segments.is_empty();
+    let is_anew = checkpoint.segments.is_empty();
     // A copy may lie there, of the segment's next life or of another one.
     let has_gap = segments.slots.values().any(|slot| slot.first_gap.is_some());
-    for tombstone in &cover.tombstones {
+    for tombstone in &checkpoint.tombstones {
         let slot = segments.slots.get(&tombstone.segment);
         // Of a segment that cannot be read, what was known of it still holds.
         let is_missing = slot.is_none() && segments.is_one_missing;
         let is_unread = is_missing || slot.is_some_and(|slot| slot.segment.epoch() == 0);
-        let known = slot.and_then(|s| cover.segment(tombstone.segment, s.segment.epoch()));
+        let known = slot.and_then(|s| checkpoint.segment(tombstone.segment, s.segment.epoch()));
         let Tombstone { namespace, hashes, kills_before, .. } = tombstone;
         let removal = (*namespace, hashes.clone(), *kills_before);
         let may_lie_there = is_anew || has_gap || known.is_some();
         if is_unread || (may_lie_there && !read.contains(&removal)) {
             segments.tombstones.push(tombstone.clone());
         }
-        recovered.covered_removals.push(removal);
+        recovered.checkpoint_removals.push(removal);
     }
 }
 
@@ -199,7 +200,7 @@ fn open_segment(
     core: &Core,
     number: u64,
     entry: &DirEntry,
-    cover: &Cover,
+    checkpoint: &Checkpoint,
 ) -> Result<Found, LogError> {
     let mode = if core.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
     let fault = |offset, what: String| SegmentFault { file: entry.name.clone(), offset, what };
@@ -248,7 +249,7 @@ fn open_segment(
         let first_sequence = header.first_sequence;
         return Ok(Found { first_sequence, ..given_up(core, number, &opened)? });
     }
-    let mut found = scan_segment(core, &opened, &header, cover.segment(number, header.epoch))?;
+    let mut found = scan_segment(core, &opened, &header, checkpoint.segment(number, header.epoch))?;
     for fault in &mut found.faults {
         entry.name.clone_into(&mut fault.file);
     }
@@ -275,7 +276,7 @@ fn given_up(core: &Core, number: u64, opened: &Opened) -> Result<Found, LogError
     Ok(Found { slot: Some(slot), records, ..Found::none(number) })
 }
 
-/// Reads the headers of a segment's records, but for those that the cover knows.
+/// Reads the headers of a segment's records, but for those that the checkpoint knows.
 ///
 /// # Errors
 ///
@@ -284,14 +285,14 @@ fn scan_segment(
     core: &Core,
     opened: &Opened,
     header: &SegmentHeader,
-    known: Option<&SegmentCover>,
+    known: Option<&SegmentCheckpoint>,
 ) -> Result<Found, LogError> {
     let fault = |offset, what: String| SegmentFault { file: String::new(), offset, what };
     let mut found = Found::none(header.segment);
-    let start = known.map_or(SECTOR_BYTES, |known| known.covered);
+    let start = known.map_or(SECTOR_BYTES, |known| known.replay_from);
     let bytes = opened.bytes.min(core.options.segment_bytes);
     let is_cut = opened.bytes != core.options.segment_bytes;
-    let scan = if known.is_some_and(SegmentCover::is_whole) {
+    let scan = if known.is_some_and(SegmentCheckpoint::is_whole) {
         Scan { end: ScanEnd::Sealed, cursor: core.options.segment_bytes, ..Scan::default() }
     } else {
         scan_records(core, opened.file, header, start..bytes)
@@ -341,7 +342,7 @@ fn scan_segment(
     }
     let segment = Segment::new(header.segment, opened.file, header.epoch);
     let newest_sequence = known.map_or(0, |known| known.newest_sequence).max(header.first_sequence);
-    // What was there when the cover was made may be unreadable now, and whole.
+    // What was there when the checkpoint was made may be unreadable now, and whole.
     let cursor = match state {
         SegmentState::Sealed => core.options.segment_bytes,
         _ => known.map_or(cursor, |known| known.cursor.max(cursor)),

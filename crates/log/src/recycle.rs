@@ -72,8 +72,8 @@ impl Log {
     pub fn give_back(&self, patience: Duration) -> Result<bool, LogError> {
         let core = &self.core;
         core.check_writable()?;
-        // Before it is set aside: no cover is to be without it as long as it is there.
-        let covering = core.covering.lock();
+        // Before it is set aside: no checkpoint is to be without it as long as it is there.
+        let checkpointing = core.checkpointing.lock();
         let Some(segment) = core.segments.lock().leave(core.options.segment_bytes) else {
             return Ok(false);
         };
@@ -88,7 +88,7 @@ impl Log {
             keep();
             return moved;
         }
-        if let Err(error) = core.remove_segment(&segment, &covering) {
+        if let Err(error) = core.remove_segment(&segment, &checkpointing) {
             segment.reopen(segment.epoch());
             return Err(error);
         }

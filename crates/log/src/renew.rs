@@ -74,7 +74,7 @@ impl Core {
             return Ok(false);
         }
         before();
-        self.remove_segment(segment, &self.covering.lock())?;
+        self.remove_segment(segment, &self.checkpointing.lock())?;
         Ok(true)
     }
 
@@ -90,11 +90,11 @@ impl Core {
         Ok(true)
     }
 
-    /// Removes a segment and its file. Meanwhile nobody makes a cover, which would sync the file.
+    /// Removes a segment and its file. Meanwhile nobody makes a checkpoint, which would sync the file.
     pub(crate) fn remove_segment(
         &self,
         segment: &Segment,
-        _covering: &MutexGuard<'_, ()>,
+        _checkpointing: &MutexGuard<'_, ()>,
     ) -> Result<(), LogError> {
         self.drop_list()?;
         match self.device.remove(&segment_file(segment.number)) {

@@ -95,7 +95,7 @@ impl Core {
     }
 
     /// Whether an append needs no new segment file.
-    pub(crate) fn has_room_now(&self, bytes: u64) -> bool {
+    pub(crate) fn has_space_now(&self, bytes: u64) -> bool {
         let segments = self.segments.lock();
         segments.fits_open(bytes, self.options.segment_bytes)
             || segments.count(SegmentState::Free) > 0
@@ -115,8 +115,8 @@ impl Core {
             (segments.next_number, segments.first_sequence(), segments.slots.len() as u64)
         };
         // Without the few segments that a store needs its other files are of no use.
-        let has_room = || self.has_room_beside(count + 1, self.options.segment_bytes);
-        if count >= MIN_SEGMENTS && has_room() == Some(false) {
+        let has_space = || self.has_space_for_others(count + 1, self.options.segment_bytes);
+        if count >= MIN_SEGMENTS && has_space() == Some(false) {
             self.refuse_creation(
                 "the file system has no room for another segment beside the index",
             );

@@ -175,7 +175,7 @@ pub(crate) struct Slot {
     /// Of what is known of it; see [`Self::oldest_born`].
     pub(crate) oldest_known: u64,
     pub(crate) newest_sequence: u64,
-    /// Whether records may have settled since [`crate::Log::cover`] synced it.
+    /// Whether records may have settled since [`crate::Log::checkpoint`] synced it.
     pub(crate) is_unsynced: bool,
     pub(crate) doubt: Option<Doubt>,
     /// The first place that could not be read at open. What lies there and behind is read again one day.
@@ -210,7 +210,7 @@ impl Slot {
     }
 
     /// Up to where an index that knows all that settled needs not read again.
-    pub(crate) fn covered(&self) -> u64 {
+    pub(crate) fn replay_from(&self) -> u64 {
         let unproven = self.doubt.map(|doubt| doubt.offset).into_iter().chain(self.first_gap);
         unproven.chain(self.segment.first_unsettled()).fold(self.cursor, u64::min)
     }
@@ -283,7 +283,7 @@ impl Segments {
         unproven.fold(self.next_sequence + 1, u64::min)
     }
 
-    /// As long as its segment lives, no header and no cover says of an extent made of others that it is whole.
+    /// As long as its segment lives, no header and no checkpoint says of an extent made of others that it is whole.
     pub(crate) fn doubt(&mut self, segment: u64, Doubt { offset, sequence }: Doubt) {
         if let Some(slot) = self.slots.get_mut(&segment) {
             let doubt = slot.doubt.get_or_insert(Doubt { offset, sequence });
@@ -336,7 +336,7 @@ impl Segments {
         }
     }
 
-    /// The next cover is to sync these.
+    /// The next checkpoint is to sync these.
     pub(crate) fn mark_unsynced(&mut self, these: &[Arc<Segment>]) {
         for segment in these {
             if let Some(slot) = self.slots.get_mut(&segment.number) {

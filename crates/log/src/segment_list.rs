@@ -13,7 +13,7 @@ use std::sync::Arc;
 use dalsegno_core::{Location, SECTOR_BYTES, StoreId};
 use dalsegno_io::{OpenMode, Operation};
 
-use crate::cover::Cover;
+use crate::checkpoint::Checkpoint;
 use crate::error::LogError;
 use crate::format::{
     FormatError, LIST_FILE, ListedSegment, RecordHeader, RecordKind, SECTOR, SegmentList,
@@ -144,15 +144,15 @@ impl Segments {
     }
 }
 
-/// What a segment holds that opening read from `cover` on.
+/// What a segment holds that opening read from `checkpoint` on.
 pub(crate) fn tally_of(
     slot: &Slot,
     records: &[RecordHeader],
-    cover: &Cover,
+    checkpoint: &Checkpoint,
     list: Option<&SegmentList>,
 ) -> Option<Tally> {
     let (number, epoch) = (slot.segment.number, slot.segment.epoch());
-    let from = cover.segment(number, epoch).map_or(SECTOR_BYTES, |known| known.covered);
+    let from = checkpoint.segment(number, epoch).map_or(SECTOR_BYTES, |known| known.replay_from);
     let listed = list.and_then(|list| list.get(number)).filter(|listed| listed.epoch == epoch);
     // A segment whose header is damaged has no epoch.
     (epoch > 0).then(|| Tally::of(records, (epoch, from), listed)).flatten()
@@ -224,7 +224,7 @@ impl Core {
     fn update_list(&self, counts: bool) -> Result<(), LogError> {
         self.check_writable()?;
         // No segment goes before it is listed that it is there.
-        let _no_file_goes = self.covering.lock();
+        let _no_file_goes = self.checkpointing.lock();
         let mut unsynced = Vec::new();
         let list = {
             let segments = self.segments.lock();
@@ -236,7 +236,7 @@ impl Core {
             list
         };
         for segment in unsynced {
-            // Through its gate, which remembers a sync that failed: no cover may call lost bytes durable.
+            // Through its gate, which remembers a sync that failed: no checkpoint may call lost bytes durable.
             self.sync_segment(&segment, &self.patient_call())?;
         }
         self.segments.lock().list = None;

@@ -33,14 +33,14 @@ pub struct LogStats {
 
 /// What the codec did: how much it shrank, and how long it took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct CodecStats {
-    /// Bytes of blocks that were coded.
+pub struct CompressionStats {
+    /// Bytes of blocks that were compressed.
     pub encoded_bytes: u64,
     /// Bytes they became; the quotient is the ratio.
     pub encoded_stored_bytes: u64,
     /// Bytes of blocks that were stored plain because they would not shrink.
     pub not_shrunk_bytes: u64,
-    /// Nanoseconds that coding took, also of what did not shrink.
+    /// Nanoseconds that compression took, also of what did not shrink.
     pub encode_ns: u64,
     /// Bytes that units had after decoding, wanted or not.
     pub decoded_bytes: u64,
@@ -66,7 +66,7 @@ pub struct LogStatsView {
     /// `fdatasync` calls.
     pub syncs: u64,
     /// What the codec did.
-    pub codec: CodecStats,
+    pub codec: CompressionStats,
     /// Segment files created.
     pub segments_created: u64,
     /// Segments recycled.
@@ -106,7 +106,7 @@ impl LogStats {
             write_requests: get(&self.write_requests),
             staged_write_bytes: get(&self.staged_write_bytes),
             syncs: get(&self.syncs),
-            codec: CodecStats {
+            codec: CompressionStats {
                 encoded_bytes: get(&self.encoded_bytes),
                 encoded_stored_bytes: get(&self.encoded_stored_bytes),
                 not_shrunk_bytes: get(&self.not_shrunk_bytes),

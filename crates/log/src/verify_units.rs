@@ -1,4 +1,4 @@
-//! The offline check of coded extents.
+//! The offline check of compressed extents.
 //!
 //! 1. Every stored unit is compared with its checksum, decoded, and its slices compared with theirs: what is in order
 //!    can be read.
@@ -7,9 +7,9 @@ use dalsegno_core::{Extent, sector_down, sector_up};
 use dalsegno_io::{FileId, Operation};
 
 use crate::call::Call;
-use crate::codec::Coder;
 use crate::format::{Units, all_zero, row_bytes};
 use crate::log::Core;
+use crate::unit_codec::UnitCodec;
 
 /// Sums the slices of a row as they come.
 struct Slices<'a> {
@@ -39,14 +39,14 @@ impl Slices<'_> {
     }
 }
 
-/// Checks a coded extent's payload; tells every unit that is bad, and the first slice of each row that is.
+/// Checks a compressed extent's payload; tells every unit that is bad, and the first slice of each row that is.
 pub(crate) fn verify_units(
     core: &Core,
     file: FileId,
     (extent, slice_crcs, units): (&Extent, &[u32], &Units),
     note: &mut dyn FnMut(u64, String),
 ) {
-    let mut coder = Coder::new();
+    let mut codec = UnitCodec::new();
     let row_bytes = row_bytes(extent.layout, extent.block_count());
     let payload = extent.location.offset + u64::from(extent.location.header_bytes);
     let mut offset = payload;
@@ -60,12 +60,12 @@ pub(crate) fn verify_units(
             let raw_len = left.min(u64::from(units.unit_bytes));
             let mut raw = vec![0; usize::try_from(raw_len).expect("a unit is small")];
             let stored = read_bytes(core, file, offset, unit.bytes as usize);
-            let width = units.coding.element_bytes() as usize;
+            let width = units.compression.element_bytes() as usize;
             let checked = stored.and_then(|stored| {
                 if crc32c::crc32c(&stored) != unit.crc {
                     return Err(format!("a unit of layer {layer}: checksum differs"));
                 }
-                coder
+                codec
                     .decode(&stored, width, &mut raw)
                     .map_err(|_| format!("a unit of layer {layer} cannot be decoded"))
             });

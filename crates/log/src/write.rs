@@ -86,8 +86,8 @@ impl Writing {
         writing
     }
 
-    /// A coded extent: payload, then its header, which is complete; in one request if both fit.
-    pub(crate) fn coded(
+    /// A compressed extent: payload, then its header, which is complete; in one request if both fit.
+    pub(crate) fn compressed(
         pin: Arc<Pin>,
         header: &RecordHeader,
         payload: Memory,
@@ -205,7 +205,7 @@ impl Core {
     ) -> Result<(), Stop> {
         let rules = self.rules(!call.must_stage());
         loop {
-            let next = writings.iter().position(Writing::is_ready).filter(|_| pump.has_room());
+            let next = writings.iter().position(Writing::is_ready).filter(|_| pump.can_submit());
             if let Some(number) = next {
                 let chunk = &writings[number].waiting[0];
                 let len = if chunk.direct { header_len(chunk) } else { chunk.bytes };

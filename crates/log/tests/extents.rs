@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Coding, Deadline, Durability, EngineChoice, Extent, KvLayout, NamespaceId,
-    StoreId,
+    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout,
+    NamespaceId, StoreId,
 };
 use dalsegno_io::{
     BufferPool, DirectoryOptions, Lender, LocalDirectory, Memory, SystemClock, lend,
@@ -31,7 +31,7 @@ enum How {
     Whole,
     ByLayer,
     /// With elements so wide.
-    Coded(u32),
+    CompressedExtent(u32),
 }
 
 /// How a caller's memory lies: so many bytes behind a sector, in pieces of at most so many.
@@ -66,7 +66,7 @@ fn written() -> impl Strategy<Value = Written> {
     let how = prop_oneof![
         1 => Just(How::Whole),
         1 => Just(How::ByLayer),
-        3 => prop::sample::select(vec![1, 2, 4]).prop_map(How::Coded),
+        3 => prop::sample::select(vec![1, 2, 4]).prop_map(How::CompressedExtent),
     ];
     (1_u32..7, slice_bytes, 1_usize..9, how, any::<bool>(), layout()).prop_map(
         |(layers, slice_bytes, blocks, how, timed, layout)| Written {
@@ -145,13 +145,13 @@ impl Rig {
             io_depth: 4,
             io_request_bytes: 256 << 10,
             header_cache_bytes,
-            coding_bytes: 8 << 20,
+            compression_bytes: 8 << 20,
             scan_threads: 4,
             read_only: false,
         };
         let (log, _) =
             Log::open(Arc::new(device), shared, pool, options, StoreId([1; 16])).unwrap();
-        dalsegno_log::allow_coding(&log).unwrap();
+        dalsegno_log::allow_compression(&log).unwrap();
         Self { log, clock, _directory: directory }
     }
 
@@ -163,12 +163,14 @@ impl Rig {
     }
 
     fn append(&self, extent: NewExtent, blocks: Vec<Vec<Memory>>, how: How, call: &Call) -> Append {
-        if let How::Coded(width) = how {
-            let coding = Coding::zstd(width).unwrap();
-            let room = self.log.coding_room(&extent, call).unwrap();
-            if let Some(coded) = self.log.encode(&extent, &blocks, coding, room, call).unwrap() {
-                assert!(coded.total_bytes(&extent) * 21 <= extent.total_bytes() * 20);
-                return self.log.reserve_coded(extent, coded, false).unwrap();
+        if let How::CompressedExtent(width) = how {
+            let compression = Compression::zstd(width).unwrap();
+            let room = self.log.compression_budget(&extent, call).unwrap();
+            if let Some(compressed) =
+                self.log.encode(&extent, &blocks, compression, room, call).unwrap()
+            {
+                assert!(compressed.total_bytes(&extent) * 21 <= extent.total_bytes() * 20);
+                return self.log.reserve_compressed(extent, compressed, false).unwrap();
             }
         }
         self.log.reserve(extent, blocks, false).unwrap()

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, Coding, Durability, EngineChoice, Extent, KvLayout, Namespace, StoreId,
+    ChainHash, Compression, Durability, EngineChoice, Extent, KvLayout, Namespace, StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::{Call, ExtentRead, Log, LogOptions, NewExtent, Recovered, Target};
@@ -32,9 +32,9 @@ fn golden() -> PathBuf {
     root().join("tests/golden/log-v1")
 }
 
-/// A store with one coded extent. What zstd makes of the same bytes may differ between its versions, so these files are
-/// only read.
-fn golden_coded() -> PathBuf {
+/// A store with one compressed extent. What zstd makes of the same bytes may differ between its versions, so these
+/// files are only read.
+fn golden_compressed() -> PathBuf {
     root().join("tests/golden/log-v2")
 }
 
@@ -72,21 +72,21 @@ fn open(dir: &Path) -> (Log, Recovered) {
         io_depth: 8,
         io_request_bytes: 1 << 20,
         header_cache_bytes: 0,
-        coding_bytes: 8 << 20,
+        compression_bytes: 8 << 20,
         scan_threads: 4,
         read_only: false,
     };
     Log::open(Arc::new(device), clock, pool, options, StoreId(*b"dalsegno golden1")).unwrap()
 }
 
-/// Writes the store of the worked example, or the same coded.
-fn write_store(dir: &Path, coding: Coding) {
+/// Writes the store of the worked example, or the same compressed.
+fn write_store(dir: &Path, compression: Compression) {
     let (log, recovered) = open(dir);
     assert!(recovered.extents.is_empty(), "a new store");
-    if !coding.is_plain() {
-        dalsegno_log::allow_coding(&log).unwrap();
+    if !compression.is_plain() {
+        dalsegno_log::allow_compression(&log).unwrap();
     }
-    assert!(dalsegno_log::write_namespace(&log, &namespace(), coding).unwrap());
+    assert!(dalsegno_log::write_namespace(&log, &namespace(), compression).unwrap());
     let blocks = [block(0), block(1)];
     let extent = NewExtent {
         namespace: namespace().id(),
@@ -100,9 +100,9 @@ fn write_store(dir: &Path, coding: Coding) {
     let appended = lend(|lender| {
         let call = Call::foreground();
         let blocks: Vec<_> = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
-        let room = log.coding_room(&extent, &call).unwrap();
-        let append = match log.encode(&extent, &blocks, coding, room, &call).unwrap() {
-            Some(coded) => log.reserve_coded(extent, coded, false).unwrap(),
+        let room = log.compression_budget(&extent, &call).unwrap();
+        let append = match log.encode(&extent, &blocks, compression, room, &call).unwrap() {
+            Some(compressed) => log.reserve_compressed(extent, compressed, false).unwrap(),
             None => log.reserve(extent, blocks, false).unwrap(),
         };
         log.append(vec![append], &Call::foreground()).remove(0).unwrap()
@@ -146,31 +146,31 @@ fn materialise(golden: &Path, dir: &Path) {
 
 #[test]
 fn the_golden_store_opens_and_serves_exactly_its_bytes() {
-    let extent = opens_and_serves(&golden(), Coding::PLAIN);
-    assert!(!extent.is_coded());
+    let extent = opens_and_serves(&golden(), Compression::PLAIN);
+    assert!(!extent.is_compressed());
 }
 
 #[test]
-fn the_golden_store_with_a_coded_extent_opens_and_serves_exactly_its_bytes() {
-    let coding = Coding::zstd(2).unwrap();
-    if is_update() && !golden_coded().exists() {
+fn the_golden_store_with_a_compressed_extent_opens_and_serves_exactly_its_bytes() {
+    let compression = Compression::zstd(2).unwrap();
+    if is_update() && !golden_compressed().exists() {
         let dir = tempfile::tempdir().unwrap();
-        write_store(dir.path(), coding);
-        fs::create_dir_all(golden_coded()).unwrap();
+        write_store(dir.path(), compression);
+        fs::create_dir_all(golden_compressed()).unwrap();
         let written = files(dir.path());
         for (name, bytes, _) in &written {
-            fs::write(golden_coded().join(name), bytes).unwrap();
+            fs::write(golden_compressed().join(name), bytes).unwrap();
         }
-        fs::write(golden_coded().join("manifest.txt"), manifest(&written)).unwrap();
+        fs::write(golden_compressed().join("manifest.txt"), manifest(&written)).unwrap();
     }
-    let extent = opens_and_serves(&golden_coded(), coding);
-    assert!(extent.is_coded());
+    let extent = opens_and_serves(&golden_compressed(), compression);
+    assert!(extent.is_compressed());
 }
 
 #[test]
-fn the_coded_lines_of_the_document_are_those_of_the_golden_segment() {
+fn the_compressed_lines_of_the_document_are_those_of_the_golden_segment() {
     let text = fs::read_to_string(root().join("docs/formats/log.md")).unwrap();
-    let segment = fs::read(golden_coded().join(SEGMENT)).unwrap();
+    let segment = fs::read(golden_compressed().join(SEGMENT)).unwrap();
     for (at, len) in [(0x10c0, 16), (0x1150, 8), (0x1158, 8)] {
         let hex: Vec<String> = segment[at..at + len].iter().map(|b| format!("{b:02x}")).collect();
         let line = format!("    {at:06x}  {:<47}  ", hex.join(" "));
@@ -178,13 +178,13 @@ fn the_coded_lines_of_the_document_are_those_of_the_golden_segment() {
     }
 }
 
-fn opens_and_serves(golden: &Path, coding: Coding) -> Extent {
+fn opens_and_serves(golden: &Path, compression: Compression) -> Extent {
     let dir = tempfile::tempdir().unwrap();
     materialise(golden, dir.path());
     let (log, recovered) = open(dir.path());
     assert_eq!(recovered.faults, []);
     assert_eq!(recovered.removals, []);
-    assert_eq!(dalsegno_log::read_namespaces(&log).unwrap(), [(namespace(), coding)]);
+    assert_eq!(dalsegno_log::read_namespaces(&log).unwrap(), [(namespace(), compression)]);
     let [extent] = &recovered.extents[..] else { panic!("one extent: {recovered:?}") };
     assert_eq!((extent.namespace, &extent.hashes), (namespace().id(), &hashes()));
     let mut out = vec![vec![0_u8; SLICE_BYTES * LAYERS as usize]; BLOCKS];
@@ -204,7 +204,7 @@ fn opens_and_serves(golden: &Path, coding: Coding) -> Extent {
 #[test]
 fn the_writer_of_today_writes_the_golden_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    write_store(dir.path(), Coding::PLAIN);
+    write_store(dir.path(), Compression::PLAIN);
     let written = files(dir.path());
     let keep = |name: &str, bytes: &[u8]| {
         let path = golden().join(name);

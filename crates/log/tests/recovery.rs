@@ -24,14 +24,14 @@ const BLOCK_BYTES: usize = 100 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn open(dir: &Path) -> (Log, Recovered) {
-    open_covered(dir, None)
+    open_with_checkpoint(dir, None)
 }
 
-fn open_covered(dir: &Path, cover: Option<Vec<u8>>) -> (Log, Recovered) {
-    open_of(3, dir, cover)
+fn open_with_checkpoint(dir: &Path, checkpoint: Option<Vec<u8>>) -> (Log, Recovered) {
+    open_of(3, dir, checkpoint)
 }
 
-fn open_of(segment_count: u32, dir: &Path, cover: Option<Vec<u8>>) -> (Log, Recovered) {
+fn open_of(segment_count: u32, dir: &Path, checkpoint: Option<Vec<u8>>) -> (Log, Recovered) {
     let clock = Arc::new(SystemClock::new());
     let pool = BufferPool::new(16 << 20, 64 << 10).unwrap();
     let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
@@ -44,12 +44,13 @@ fn open_of(segment_count: u32, dir: &Path, cover: Option<Vec<u8>>) -> (Log, Reco
         io_depth: 4,
         io_request_bytes: 64 << 10,
         header_cache_bytes: 0,
-        coding_bytes: 8 << 20,
+        compression_bytes: 8 << 20,
         scan_threads: 4,
         read_only: false,
     };
     let store = StoreId([1; 16]);
-    Log::open_covered(Arc::new(device), clock, pool, options, store, |_| cover).unwrap()
+    Log::open_with_checkpoint(Arc::new(device), clock, pool, options, store, |_| checkpoint)
+        .unwrap()
 }
 
 fn hash(number: u32) -> ChainHash {
@@ -198,7 +199,7 @@ fn a_removal_outlives_its_segment_that_is_given_back_and_the_last_free_one_stays
 }
 
 #[test]
-fn the_number_of_a_segment_that_a_cover_knows_is_not_used_again() {
+fn the_number_of_a_segment_that_a_checkpoint_knows_is_not_used_again() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open_of(5, dir.path(), None);
     let older = write(&log, 0).location.segment;
@@ -207,18 +208,18 @@ fn the_number_of_a_segment_that_a_cover_knows_is_not_used_again() {
     assert!(log.seal_open());
     let newest = write(&log, 50).location.segment;
     assert!(newest > other && log.seal_open());
-    let cover = log.cover().unwrap();
+    let checkpoint = log.checkpoint().unwrap();
     for number in [other, newest] {
         assert!(log.recycle(number, PATIENCE, || ()).unwrap());
     }
     assert!(log.give_back(PATIENCE).unwrap());
     assert!(!dir.path().join(segment_file(newest)).exists());
     drop(log);
-    let (log, _) = open_of(5, dir.path(), Some(cover));
+    let (log, _) = open_of(5, dir.path(), Some(checkpoint));
     assert_eq!(write(&log, 300).location.segment, other);
     assert!(log.seal_open());
     let created = write(&log, 301).location.segment;
-    assert!(created > newest, "{created}: what is in it would be taken for covered");
+    assert!(created > newest, "{created}: its records would count as indexed");
 }
 
 #[test]
@@ -263,20 +264,20 @@ fn copies_keep_their_age_while_a_segment_is_away_that_may_hold_a_removal() {
 }
 
 #[test]
-fn with_a_cover_only_what_came_later_is_read() {
+fn with_a_checkpoint_only_what_came_later_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let older = write(&log, 0).location.segment;
     let open_segment = fill(&log, older);
     let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
-    let cover = log.cover().unwrap();
+    let checkpoint = log.checkpoint().unwrap();
     let later = [write(&log, 500), write(&log, 501)];
     let late_removal = (NAMESPACE, vec![hash(1)], remove(&log, 1));
     let views = log.segments();
     drop(log);
-    let (log, recovered) = open_covered(dir.path(), Some(cover.clone()));
+    let (log, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint.clone()));
     assert_eq!(recovered.extents, later);
-    assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
+    assert_eq!(recovered.checkpoint_removals, std::slice::from_ref(&removal));
     assert_eq!(recovered.removals, std::slice::from_ref(&late_removal));
     let facts = |views: &[SegmentView]| -> Vec<_> {
         views.iter().map(|view| (view.state, view.cursor, view.oldest_born)).collect()
@@ -289,23 +290,23 @@ fn with_a_cover_only_what_came_later_is_read() {
     let reborn = write(&log, 502);
     assert_eq!(reborn.location.segment, older);
     drop(log);
-    let (_, recovered) = open_covered(dir.path(), Some(cover));
+    let (_, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint));
     assert_eq!(recovered.extents, [later[0].clone(), later[1].clone(), reborn]);
     assert_ne!(open_segment, older);
 }
 
 #[test]
-fn what_the_index_does_not_know_yet_is_not_covered() {
+fn what_the_index_does_not_know_yet_is_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     write(&log, 0);
     let appended = append(&log, 1);
     let after = write(&log, 2);
-    let cover = log.cover().unwrap();
+    let checkpoint = log.checkpoint().unwrap();
     let pinned = appended.extent.clone();
     drop(appended);
     drop(log);
-    let (_, recovered) = open_covered(dir.path(), Some(cover));
+    let (_, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint));
     assert_eq!(
         recovered.extents,
         [pinned, after],
@@ -314,62 +315,62 @@ fn what_the_index_does_not_know_yet_is_not_covered() {
 }
 
 #[test]
-fn what_a_cover_knew_is_kept_though_it_is_to_be_read_again_and_is_damaged() {
+fn what_a_checkpoint_knew_is_kept_though_it_is_to_be_read_again_and_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let appended = append(&log, 0);
     let after = write(&log, 1);
     let removal = (NAMESPACE, vec![hash(2)], remove(&log, 2));
-    let (mut cover, end) = (log.cover().unwrap(), log.segments()[0].cursor);
+    let (mut checkpoint, end) = (log.checkpoint().unwrap(), log.segments()[0].cursor);
     drop((appended, log));
     let behind = after.location.offset + after.total_bytes();
     patch(&file_of(dir.path(), after.location), behind, &[0xaa; 4096]);
     for _ in 0..2 {
-        let (log, recovered) = open_covered(dir.path(), Some(cover));
-        assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
+        let (log, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint));
+        assert_eq!(recovered.checkpoint_removals, std::slice::from_ref(&removal));
         assert_eq!(log.segments()[0].cursor, end, "it may be readable one day");
-        cover = log.cover().unwrap();
+        checkpoint = log.checkpoint().unwrap();
     }
 }
 
 #[test]
-fn a_cover_that_cannot_be_understood_counts_as_none() {
+fn a_checkpoint_that_cannot_be_understood_counts_as_none() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let extent = write(&log, 0);
-    let mut cover = log.cover().unwrap();
-    cover.push(0);
+    let mut checkpoint = log.checkpoint().unwrap();
+    checkpoint.push(0);
     drop(log);
-    let (_, recovered) = open_covered(dir.path(), Some(cover));
+    let (_, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint));
     assert_eq!(recovered.extents, [extent]);
 }
 
 #[test]
-fn regression_what_cannot_be_is_not_believed_of_a_cover() {
+fn regression_what_cannot_be_is_not_believed_of_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let extent = write(&log, 0);
-    let cover = log.cover().unwrap();
+    let checkpoint = log.checkpoint().unwrap();
     drop(log);
     let forged = |at: usize, value: u64| {
-        let mut cover = cover.clone();
-        cover[at..at + 8].copy_from_slice(&value.to_le_bytes());
-        Some(cover)
+        let mut checkpoint = checkpoint.clone();
+        checkpoint[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        Some(checkpoint)
     };
-    let (next_sequence, number, epoch, cursor, covered) = (4, 28, 36, 52, 60);
+    let (next_sequence, number, epoch, cursor, replay_from) = (4, 28, 36, 52, 60);
     let (end, far) = (SEGMENT_BYTES, u64::MAX);
     for value in [end + 4096, end - 1, far, extent.location.offset - 4096] {
-        let (log, recovered) = open_covered(dir.path(), forged(cursor, value));
+        let (log, recovered) = open_with_checkpoint(dir.path(), forged(cursor, value));
         assert!(recovered.is_one_back && recovered.extents[0] == extent, "cursor {value}");
         write(&log, 1);
     }
     for value in [end, 0, 4097, far] {
-        let (log, recovered) = open_covered(dir.path(), forged(covered, value));
-        assert!(recovered.is_one_back && recovered.extents[0] == extent, "covered {value}");
+        let (log, recovered) = open_with_checkpoint(dir.path(), forged(replay_from, value));
+        assert!(recovered.is_one_back && recovered.extents[0] == extent, "replay_from {value}");
         write(&log, 1);
     }
     for at in [next_sequence, number, epoch] {
-        let (log, recovered) = open_covered(dir.path(), forged(at, far));
+        let (log, recovered) = open_with_checkpoint(dir.path(), forged(at, far));
         assert_eq!(recovered.extents[0], extent);
         fill(&log, extent.location.segment);
         assert!(log.newest_sequence() < COUNT_LIMIT);
@@ -377,7 +378,7 @@ fn regression_what_cannot_be_is_not_believed_of_a_cover() {
 }
 
 #[test]
-fn a_segment_that_could_not_be_read_when_the_cover_was_made_is_told_to_be_back() {
+fn a_segment_that_could_not_be_read_when_the_checkpoint_was_made_is_told_to_be_back() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let first = write(&log, 0).location.segment;
@@ -390,14 +391,14 @@ fn a_segment_that_could_not_be_read_when_the_cover_was_made_is_told_to_be_back()
         patch(&path, 0, &[0xaa; 4096]);
         let (log, recovered) = open(dir.path());
         assert!(!recovered.is_one_back);
-        let cover = log.cover().unwrap();
+        let checkpoint = log.checkpoint().unwrap();
         let new = fill(&log, other);
         drop(log);
-        let (log, recovered) = open_covered(dir.path(), Some(cover.clone()));
+        let (log, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint.clone()));
         assert!(!recovered.is_one_back, "segment {new} came later");
         drop(log);
         std::fs::write(&path, whole).unwrap();
-        let (log, recovered) = open_covered(dir.path(), Some(cover));
+        let (log, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint));
         assert!(recovered.is_one_back, "segment {away} was there before");
         drop(log);
         std::fs::remove_file(dir.path().join(segment_file(new))).unwrap();
@@ -405,14 +406,14 @@ fn a_segment_that_could_not_be_read_when_the_cover_was_made_is_told_to_be_back()
 }
 
 #[test]
-fn a_removal_that_only_the_cover_knows_is_handed_on_to_an_index_that_is_built_anew() {
+fn a_removal_that_only_the_checkpoint_knows_is_handed_on_to_an_index_that_is_built_anew() {
     for is_header_bad in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let (log, _) = open(dir.path());
         let older = write(&log, 0).location.segment;
         let other = fill(&log, older);
         let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
-        let mut removals = removals_of(&log.cover().unwrap());
+        let mut removals = removals_of(&log.checkpoint().unwrap());
         drop(log);
         let path = dir.path().join(segment_file(other));
         if is_header_bad {
@@ -420,29 +421,29 @@ fn a_removal_that_only_the_cover_knows_is_handed_on_to_an_index_that_is_built_an
         }
         patch(&path, 4096, &vec![0xaa; (1 << 20) - 4096]);
         for _ in 0..2 {
-            let (log, recovered) = open_covered(dir.path(), removals);
+            let (log, recovered) = open_with_checkpoint(dir.path(), removals);
             assert!(!recovered.extents.is_empty(), "all headers are read");
-            assert_eq!(recovered.covered_removals, std::slice::from_ref(&removal));
+            assert_eq!(recovered.checkpoint_removals, std::slice::from_ref(&removal));
             // As long as its segment is what it is.
-            removals = removals_of(&log.cover().unwrap());
+            removals = removals_of(&log.checkpoint().unwrap());
         }
     }
 }
 
 #[test]
-fn a_record_that_settles_behind_later_ones_is_synced_by_the_next_cover() {
+fn a_record_that_settles_behind_later_ones_is_synced_by_the_next_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let bytes = vec![1; BLOCK_BYTES];
     lend(|lender| {
         let slow = log.reserve(new_extent(1), vec![vec![lender.shared(&bytes)]], false).unwrap();
         write(&log, 2);
-        log.cover().unwrap();
+        log.checkpoint().unwrap();
         let before = log.stats().view().syncs;
         log.append(vec![slow], &Call::foreground()).remove(0).unwrap();
-        log.cover().unwrap();
+        log.checkpoint().unwrap();
         assert_eq!(log.stats().view().syncs, before + 1, "the index may lead to it now");
-        log.cover().unwrap();
+        log.checkpoint().unwrap();
         assert_eq!(log.stats().view().syncs, before + 1, "nothing was written");
     });
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dalsegno_store::{Coding, Config, KvLayout, Namespace, Store};
+use dalsegno_store::{Compression, Config, KvLayout, Namespace, Store};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
@@ -74,16 +74,16 @@ impl PyStore {
     ) -> PyResult<PyNamespace> {
         let (layers, slice_bytes) = (layers.named("layers")?, slice_bytes.named("slice_bytes")?);
         let element_bytes = element_bytes.named("element_bytes")?;
-        let coding = codec.map(|codec| Coding::parse(codec, element_bytes));
-        let coding = coding.transpose().or_raise()?;
+        let compression = codec.map(|codec| Compression::parse(codec, element_bytes));
+        let compression = compression.transpose().or_raise()?;
         let mut builder = Namespace::builder(KvLayout::new(layers, slice_bytes).or_raise()?);
         for item in fields.items()?.iter() {
             let (tag, value): (String, String) = item.extract()?;
             builder = builder.field(tag, value);
         }
         let namespace = builder.build().or_raise()?;
-        let register = || match coding {
-            Some(coding) => self.store.register_coded(&namespace, coding),
+        let register = || match compression {
+            Some(compression) => self.store.register_compressed(&namespace, compression),
             None => self.store.register(&namespace),
         };
         fields.py().detach(register).or_raise()?;

@@ -67,8 +67,8 @@ impl Plan {
             words.push_str(", merging");
         }
         if seed % 7 == 3 {
-            style = style.coded();
-            words.push_str(", coded");
+            style = style.compressed();
+            words.push_str(", compressed");
         }
         // The smallest there is, so that extents need several.
         style.config.io_request = Some(256 << 10);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Durability, IndexChoice};
-use dalsegno_store::{Coding, MergeRules};
+use dalsegno_store::{Compression, MergeRules};
 
 use crate::blocks::chain_hashes;
 use crate::random::Random;
@@ -30,7 +30,7 @@ pub struct Style {
     /// What merging of small extents aims at.
     pub merging: MergeRules,
     /// How extents are stored, but after every third opening, when it is plain.
-    pub coding: Coding,
+    pub compression: Compression,
     /// Bytes of an index's memtable, if they are fewer than settings allow.
     pub memtable_bytes: Option<u64>,
 }
@@ -61,7 +61,7 @@ impl Style {
             actions: 40,
             evicts: false,
             merging: MergeRules::default(),
-            coding: Coding::PLAIN,
+            compression: Compression::PLAIN,
             memtable_bytes: None,
         }
     }
@@ -77,7 +77,7 @@ impl Style {
             actions: 60,
             evicts: true,
             merging: MergeRules::default(),
-            coding: Coding::PLAIN,
+            compression: Compression::PLAIN,
             memtable_bytes: None,
         }
     }
@@ -111,14 +111,14 @@ impl Style {
         self
     }
 
-    /// The same with coded extents among plain ones: half of the blocks shrink.
+    /// The same with compressed extents among plain ones: half of the blocks shrink.
     ///
     /// # Panics
     ///
     /// Never: elements of two bytes exist.
     #[must_use]
-    pub fn coded(mut self) -> Self {
-        self.coding = Coding::zstd(2).expect("a width that exists");
+    pub fn compressed(mut self) -> Self {
+        self.compression = Compression::zstd(2).expect("a width that exists");
         self
     }
 

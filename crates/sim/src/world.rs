@@ -10,7 +10,7 @@ use dalsegno_core::{
 };
 use dalsegno_io::{BufferPool, Memory, lend};
 use dalsegno_store::{
-    Coding, Error, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store, Terms,
+    Compression, Error, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store, Terms,
 };
 
 use crate::agreement::Block;
@@ -128,10 +128,10 @@ impl World {
         self.openings += 1;
         self.dropped_blocks = 0;
         self.agreed_segments = 0;
-        let is_plain = self.style.coding.is_plain() || self.openings.is_multiple_of(3);
+        let is_plain = self.style.compression.is_plain() || self.openings.is_multiple_of(3);
         for namespace in &self.namespaces {
-            let coding = if is_plain { Coding::PLAIN } else { self.style.coding };
-            store.register_coded(namespace, coding)?;
+            let compression = if is_plain { Compression::PLAIN } else { self.style.compression };
+            store.register_compressed(namespace, compression)?;
         }
         self.store = Some(store);
         Ok(())

@@ -192,9 +192,9 @@ fn a_store_that_merges_lives_through_many_crashes() {
 }
 
 #[test]
-fn a_store_with_coded_extents_survives_a_crash_after_any_operation() {
+fn a_store_with_compressed_extents_survives_a_crash_after_any_operation() {
     let common = common();
-    let style = Style::roomy(Durability::Batch).coded();
+    let style = Style::roomy(Durability::Batch).compressed();
     let mut world = common.world(&style, 1200, 0);
     world.open().unwrap();
     for name in 0..8 {
@@ -206,16 +206,16 @@ fn a_store_with_coded_extents_survives_a_crash_after_any_operation() {
     assert!(world.stats().log.codec.encoded_bytes > 0, "{:?}", world.stats().log.codec);
     crash_all(1200..1205, &style);
     crash_all(1210..1212, &style.merging_at_once().indexed_in_files());
-    let crowded = Style::crowded(Durability::None).coded();
+    let crowded = Style::crowded(Durability::None).compressed();
     crash_all(1220..1222, &crowded);
     crash_all(1230..1231, &crowded.merging_at_once().indexed_in_files());
 }
 
 #[test]
-fn a_store_with_coded_extents_lives_through_many_crashes() {
+fn a_store_with_compressed_extents_lives_through_many_crashes() {
     for durability in [Durability::Batch, Durability::None] {
         let (roomy, crowded) =
-            (Style::roomy(durability).coded(), Style::crowded(durability).coded());
+            (Style::roomy(durability).compressed(), Style::crowded(durability).compressed());
         assert_eq!(many_lives(1300..1308, &roomy), 0);
         assert_eq!(many_lives(1310..1318, &roomy.merging_at_once().indexed_in_files()), 0);
         assert_eq!(many_lives(1320..1326, &crowded), 0);

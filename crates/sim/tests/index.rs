@@ -122,11 +122,12 @@ impl World {
             disk_bytes: self.disk_bytes,
             ..LsmOptions::default()
         };
-        let Ok((index, cover)) = LsmIndex::open(device, StoreId([3; 16]), options) else {
+        let Ok((index, checkpoint)) = LsmIndex::open(device, StoreId([3; 16]), options) else {
             assert!(self.device.is_down(), "an open failed without an outage");
             return false;
         };
-        let covered = cover.map_or(0, |cover| u64::from_le_bytes(cover.try_into().unwrap()));
+        let covered =
+            checkpoint.map_or(0, |checkpoint| u64::from_le_bytes(checkpoint.try_into().unwrap()));
         for change in &self.changes[usize::try_from(covered).unwrap()..] {
             change.apply(&index);
         }
@@ -151,7 +152,7 @@ impl World {
             epoch: self.epochs[&segment],
             offset: 4096 * id,
             header_bytes: 4096,
-            coded_bytes: 0,
+            compressed_bytes: 0,
         }
     }
 
@@ -307,8 +308,8 @@ impl World {
             self.lsm().set_shape(shape);
         }
         if self.lsm().is_full() || self.random.percent(10) {
-            let cover = (self.changes.len() as u64).to_le_bytes().to_vec();
-            self.lsm().freeze(cover);
+            let checkpoint = (self.changes.len() as u64).to_le_bytes().to_vec();
+            self.lsm().freeze(checkpoint);
         }
         while self.random.percent(60) && self.lsm().step() {}
         while self.lsm().is_stalled() && self.lsm().step() {}

@@ -45,7 +45,8 @@ fn a_damaged_segment_whose_removal_fails_half_way_makes_room_at_the_next_put() {
 
 #[test]
 fn regression_what_cannot_be_read_does_not_stop_making_room() {
-    for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).coded()] {
+    for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).compressed()]
+    {
         let mut world = filled(&style, 31);
         for _ in 0..3 {
             for chain in 0..4 {
@@ -66,7 +67,8 @@ fn regression_what_cannot_be_read_does_not_stop_making_room() {
 
 #[test]
 fn what_the_device_cannot_read_for_a_while_is_not_dropped_for_room() {
-    for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).coded()] {
+    for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).compressed()]
+    {
         let mut world = filled(&style, 33);
         let hot = |world: &mut World| -> Vec<usize> {
             (0..4).map(|chain| world.get(&part(0, chain), false)).collect()

@@ -165,7 +165,7 @@ fn segments_that_come_back_one_after_the_other_bring_back_nothing_that_was_remov
 }
 
 #[test]
-fn what_could_not_be_read_behind_a_cover_is_read_by_the_next_open() {
+fn what_could_not_be_read_behind_a_checkpoint_is_read_by_the_next_open() {
     let roomy = Style::roomy(Durability::Batch);
     for (index, style) in [("in memory", roomy.clone()), ("in files", roomy.indexed_in_files())] {
         for seed in 0..8 {

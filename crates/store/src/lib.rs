@@ -42,13 +42,13 @@ mod watch;
 
 pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
-    Admission, ChainHash, Coding, Config, DramAdmission, Durability, EngineChoice, Error,
+    Admission, ChainHash, Compression, Config, DramAdmission, Durability, EngineChoice, Error,
     ErrorKind, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result,
     StoreId, format_bytes, parse_bytes, to_hex,
 };
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Lender, Memory, lend};
-pub use dalsegno_log::{CodecStats, Inspection, ShownField, ShownPart, ShownRecord};
+pub use dalsegno_log::{CompressionStats, Inspection, ShownField, ShownPart, ShownRecord};
 pub use dalsegno_policy::merging::MergeRules;
 pub use get::{GetReport, Outcome};
 pub use layers::LayerWriter;

@@ -178,12 +178,12 @@ impl Inner {
         self.read_row(shared, row, &all, bytes)?;
         let (layers, slice_bytes) = (new.layout.layers(), new.layout.slice_bytes() as usize);
         let call = Call::background();
-        let coded = lend(|lender| {
+        let compressed = lend(|lender| {
             let blocks = bytes.chunks_exact(block_bytes).map(|block| vec![lender.shared(block)]);
             self.encode_again(&new, &blocks.collect::<Vec<_>>())
         })?;
-        if let Some(coded) = coded {
-            let merge = self.log.begin_coded_merge(new, coded)?;
+        if let Some(compressed) = compressed {
+            let merge = self.log.begin_compressed_merge(new, compressed)?;
             if self.visible_blocks(row)? != all {
                 return Err(Skip::Changed);
             }
@@ -268,7 +268,7 @@ impl Inner {
 
     /// Makes sure that there is room for `bytes`, without dropping anything that is alive.
     fn find_room(self: &Arc<Self>, bytes: u64) -> Result<(), Skip> {
-        if self.log.has_room_now(bytes) {
+        if self.log.has_space_now(bytes) {
             return Ok(());
         }
         let make = move |inner: &Self, _: &Call| {
@@ -279,7 +279,7 @@ impl Inner {
             Ok(())
         };
         self.have_done(&Call::background(), make)?;
-        if self.log.has_room_now(bytes) { Ok(()) } else { Err(Skip::NoRoom) }
+        if self.log.has_space_now(bytes) { Ok(()) } else { Err(Skip::NoRoom) }
     }
 
     /// Has segments recycled in which nothing is alive, so that the next open does not meet what was merged.

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, Clock, Coding, Config, EngineChoice, Error, NamespaceId, Result, SpaceFacts, StoreId,
+    ChainHash, Clock, Compression, Config, EngineChoice, Error, NamespaceId, Result, SpaceFacts,
+    StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, MemoryIndex, index_number};
 use dalsegno_io::{
@@ -131,8 +132,9 @@ pub struct ExtentRow {
     pub offset: u64,
     /// Header and payload.
     pub bytes: u64,
-    /// Whether the payload is coded.
-    pub coded: bool,
+    /// Whether the payload is compressed.
+    #[serde(rename = "coded")]
+    pub compressed: bool,
     /// Order of writing.
     pub sequence: u64,
 }
@@ -270,7 +272,7 @@ pub fn list(path: &Path) -> Result<(Vec<NamespaceRow>, Vec<ExtentRow>)> {
         segment: extent.location.segment,
         offset: extent.location.offset,
         bytes: extent.total_bytes(),
-        coded: extent.is_coded(),
+        compressed: extent.is_compressed(),
         sequence: extent.id.0,
     });
     let rows = rows.collect();
@@ -318,12 +320,12 @@ impl Offline {
             let id = extent.namespace.to_hex();
             if rows.last().is_none_or(|row| row.id != id) {
                 let found = described.iter().find(|(n, _)| n.id() == extent.namespace);
-                let coding = found.map_or(Coding::PLAIN, |(_, coding)| *coding);
+                let compression = found.map_or(Compression::PLAIN, |(_, compression)| *compression);
                 rows.push(NamespaceRow {
                     id,
                     fields: found.map(|(n, _)| n.fields().clone()).unwrap_or_default(),
-                    codec: coding.name(),
-                    element_bytes: coding.element_bytes(),
+                    codec: compression.name(),
+                    element_bytes: compression.element_bytes(),
                     layers: extent.layout.layers(),
                     slice_bytes: extent.layout.slice_bytes(),
                     lineages: 0,

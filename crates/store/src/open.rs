@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use dalsegno_core::{
-    ChainHash, Clock, Coding, Config, Error, ErrorKind, Limits, Namespace, NamespaceId, Result,
-    SpaceFacts, StoreId, format_bytes, may_be_segment_bytes,
+    ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
+    Result, SpaceFacts, StoreId, format_bytes, may_be_segment_bytes,
 };
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
@@ -205,7 +205,10 @@ impl Store {
             failed_reads: FailedReads::default(),
             removal_feed: RemovalFeed::default(),
             namespaces: RwLock::new(
-                namespaces.into_iter().map(|(n, coding)| (n.id(), (Arc::new(n), coding))).collect(),
+                namespaces
+                    .into_iter()
+                    .map(|(n, compression)| (n.id(), (Arc::new(n), compression)))
+                    .collect(),
             ),
             registering: Mutex::default(),
             counters,
@@ -246,7 +249,7 @@ fn namespaces_in_use(
     log: &Log,
     device: &dyn Device,
     is_used: impl Fn(NamespaceId) -> bool,
-) -> Result<Vec<(Namespace, Coding)>> {
+) -> Result<Vec<(Namespace, Compression)>> {
     let namespaces = dalsegno_log::read_namespaces(log).map_err(to_error)?;
     let (used, unused): (Vec<_>, Vec<_>) =
         namespaces.into_iter().partition(|(namespace, _)| is_used(namespace.id()));

@@ -49,7 +49,7 @@ struct Found {
     opened: Opened,
     recovered: Recovered,
     /// What of the log the index had taken in, or what it says of removals if it is new.
-    cover: Vec<u8>,
+    checkpoint: Vec<u8>,
     /// Whether the index began empty.
     is_new: bool,
     /// Whether it began empty since it was given up, or lost its tables: it takes in all of the log.
@@ -67,7 +67,7 @@ impl Whence<'_> {
     pub(crate) fn open(&self, counters: &Counters) -> Result<Opened> {
         let found = self.find(None)?;
         tell_faults(counters, &found.recovered.faults);
-        let (told, removals) = (found.recovered.faults.clone(), removals_of(&found.cover));
+        let (told, removals) = (found.recovered.faults.clone(), removals_of(&found.checkpoint));
         let outdated = if found.is_whole {
             let began_anew = found.began_anew;
             let (opened, is_filled) = found.fill();
@@ -121,32 +121,32 @@ impl Whence<'_> {
             let is_of_index = |name: &str| index_number(name).is_some() || name == NOTES_FILE;
             remove_index_files(device.as_ref(), is_of_index);
             let opened = Opened { log, index: Arc::new(MemoryIndex::default()), lsm: None };
-            let cover = Vec::new();
+            let checkpoint = Vec::new();
             let (is_new, began_anew, is_whole) = (true, false, true);
-            return Ok(Found { opened, recovered, cover, is_new, began_anew, is_whole });
+            return Ok(Found { opened, recovered, checkpoint, is_new, began_anew, is_whole });
         }
         let lsm_options = LsmOptions {
             memtable_bytes: self.limits.index_memory_bytes / 8,
             cache_bytes: self.limits.index_memory_bytes / 4,
             disk_bytes: self.limits.index_bytes,
             shape: self.limits.index_tuning.pinned(),
-            without_tables: |cover| removals_of(cover).unwrap_or_default(),
+            without_tables: |checkpoint| removals_of(checkpoint).unwrap_or_default(),
             ..LsmOptions::default()
         };
         let mut opened = None;
         let index_device = Arc::clone(&device);
         let mut known = removals;
-        let cover_of = |store| {
+        let checkpoint_of = |store| {
             let index = LsmIndex::open(index_device, store, lsm_options);
-            let cover = index.as_ref().ok().and_then(|(_, cover)| cover.clone());
+            let checkpoint = index.as_ref().ok().and_then(|(_, checkpoint)| checkpoint.clone());
             opened = Some(index);
-            known = cover.or(known.take());
+            known = checkpoint.or(known.take());
             known.clone()
         };
         let (log, recovered) =
-            Log::open_covered(device, clock, pool, options, self.new_store, cover_of)
+            Log::open_with_checkpoint(device, clock, pool, options, self.new_store, checkpoint_of)
                 .map_err(to_error)?;
-        let (lsm, _) = opened.expect("the log asks for its cover").map_err(|error| {
+        let (lsm, _) = opened.expect("the log asks for its checkpoint").map_err(|error| {
             Error::new(ErrorKind::Unavailable, "the index cannot be opened").with_source(error)
         })?;
         let lsm = Arc::new(lsm);
@@ -156,12 +156,13 @@ impl Whence<'_> {
             lsm.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
         log.begin_after(lsm.newest_segment().unwrap_or_default());
         let is_new = !lsm.has_tables();
-        let began_anew = is_new && known.as_ref().is_some_and(|cover| is_of_removals(cover));
+        let began_anew =
+            is_new && known.as_ref().is_some_and(|checkpoint| is_of_removals(checkpoint));
         let is_whole = began_anew || is_aligned && !recovered.is_one_back;
         let index = Arc::<LsmIndex>::clone(&lsm);
         let opened = Opened { log, index, lsm: Some(lsm) };
-        let cover = known.unwrap_or_default();
-        Ok(Found { opened, recovered, cover, is_new, began_anew, is_whole })
+        let checkpoint = known.unwrap_or_default();
+        Ok(Found { opened, recovered, checkpoint, is_new, began_anew, is_whole })
     }
 }
 
@@ -169,13 +170,13 @@ impl Found {
     /// Lets the index take in what it does not know; `false` if something of it could not be read: it may not have
     /// learned of every removal, and a torn merge may have taken the place of what was not found.
     fn fill(self) -> (Opened, bool) {
-        let Self { opened, recovered, cover, .. } = self;
+        let Self { opened, recovered, checkpoint, .. } = self;
         let lsm = opened.lsm.as_deref();
         let is_readable = || lsm.is_none_or(|lsm| !lsm.is_damaged() && !lsm.has_missed());
         let goes_on = || {
             let is_readable = is_readable();
             if is_readable {
-                keep_up(lsm, &opened.log, &cover);
+                keep_up(lsm, &opened.log, &checkpoint);
             }
             is_readable
         };
@@ -206,24 +207,24 @@ fn lift_all(index: &dyn Index) {
 
 /// Flushes an index that was built anew: who is killed soon and often need not build it again.
 fn flush(opened: &Opened) {
-    if let (Some(lsm), Ok(cover)) = (&opened.lsm, opened.log.cover()) {
-        lsm.freeze(cover);
+    if let (Some(lsm), Ok(checkpoint)) = (&opened.lsm, opened.log.checkpoint()) {
+        lsm.freeze(checkpoint);
         while lsm.step() {}
     }
 }
 
-/// Whether a cover knows of removals at most.
-fn is_of_removals(cover: &[u8]) -> bool {
-    removals_of(cover).is_none_or(|removals| removals == cover)
+/// Whether a checkpoint knows of removals at most.
+fn is_of_removals(checkpoint: &[u8]) -> bool {
+    removals_of(checkpoint).is_none_or(|removals| removals == checkpoint)
 }
 
-/// Bounds an index's memory while much is taken in. The cover is the old one until all is: what is taken in twice is
-/// taken in once.
-fn keep_up(lsm: Option<&LsmIndex>, log: &Log, cover: &[u8]) {
+/// Bounds an index's memory while much is taken in. The checkpoint is the old one until all is: what is taken in twice
+/// is taken in once.
+fn keep_up(lsm: Option<&LsmIndex>, log: &Log, checkpoint: &[u8]) {
     if let Some(lsm) = lsm.filter(|lsm| lsm.is_full())
-        && log.cover().is_ok()
+        && log.checkpoint().is_ok()
     {
-        lsm.freeze(cover.to_vec());
+        lsm.freeze(checkpoint.to_vec());
         while lsm.step() {}
     }
 }

@@ -3,7 +3,7 @@
 //! 1. Phase one writes the extent, phase two inserts it into the index; a crash between them loses the put, nothing
 //!    else.
 //! 2. A block that is present, or that another put is writing, is not written again; unless a get failed to read it.
-//! 3. Where the namespace asks for it an extent is coded on the caller's thread, before room is taken for it.
+//! 3. Where the namespace asks for it an extent is compressed on the caller's thread, before room is taken for it.
 //! 4. A call that is over waits for nothing any more: what has no room by then ends as failed.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use dalsegno_core::{
 };
 use dalsegno_index::{Placement, Scope, note_use, raise_parent};
 use dalsegno_io::{Memory, Operation, patiently};
-use dalsegno_log::{Append, Appended, Call, Coded, LogError, NewExtent};
+use dalsegno_log::{Append, Appended, Call, CompressedExtent, LogError, NewExtent};
 use dalsegno_policy::recency::Use;
 
 use crate::stats::add;
@@ -314,12 +314,13 @@ impl<'a> Group<'a> {
         let lineage = extent.lineage;
         let first_block_index = extent.first_block_index.saturating_add(blocks_in_extent);
         self.next = Some((first + count, Placement { lineage, first_block_index }));
-        let coded = match self.encode(&extent, &blocks)? {
-            Ok(coded) => coded,
+        let compressed = match self.encode(&extent, &blocks)? {
+            Ok(compressed) => compressed,
             Err(error) => return not_put(count, &error),
         };
         let plain_bytes = extent.total_bytes();
-        let bytes = coded.as_ref().map_or(plain_bytes, |coded| coded.total_bytes(&extent));
+        let bytes =
+            compressed.as_ref().map_or(plain_bytes, |compressed| compressed.total_bytes(&extent));
         // Reserved room pins its segments, so a large put must let go of them before room runs out.
         if self.bytes + bytes > self.inner.limits.segment_bytes / 2 {
             self.write()?;
@@ -333,8 +334,8 @@ impl<'a> Group<'a> {
                         self.inner.dram.insert((extent.namespace, *hash), block);
                     }
                 }
-                let append = match coded {
-                    Some(coded) => Append::coded(extent, coded, place),
+                let append = match compressed {
+                    Some(compressed) => Append::compressed(extent, compressed, place),
                     None => Append::new(extent, blocks, place),
                 };
                 self.waiting.push((first, count, append, names));
@@ -344,24 +345,25 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Codes an extent if its namespace asks for that. Coded extents that wait hold memory, so they are written before
-    /// more is waited for.
+    /// Compresses an extent if its namespace asks for that. Compressed extents that wait hold memory, so they are
+    /// written before more is waited for.
     fn encode(
         &mut self,
         extent: &NewExtent,
         blocks: &[Vec<Memory>],
-    ) -> Result<std::result::Result<Option<Coded>, LogError>> {
-        let coding = self.inner.coding(extent.namespace);
-        if coding.is_plain() {
+    ) -> Result<std::result::Result<Option<CompressedExtent>, LogError>> {
+        let compression = self.inner.compression(extent.namespace);
+        if compression.is_plain() {
             return Ok(Ok(None));
         }
-        let room = if let Some(room) = self.inner.log.try_coding_room(extent) {
+        let room = if let Some(room) = self.inner.log.try_compression_budget(extent) {
             Ok(room)
         } else {
             self.write()?;
-            self.inner.log.coding_room(extent, self.call)
+            self.inner.log.compression_budget(extent, self.call)
         };
-        Ok(room.and_then(|room| self.inner.log.encode(extent, blocks, coding, room, self.call)))
+        Ok(room
+            .and_then(|room| self.inner.log.encode(extent, blocks, compression, room, self.call)))
     }
 
     /// Removes from DRAM what did not become visible.

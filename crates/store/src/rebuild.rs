@@ -99,7 +99,7 @@ impl Killed {
             remove_again(index, removal);
         }
         for (namespace, hashes, kills_before) in
-            recovered.removals.iter().chain(&recovered.covered_removals)
+            recovered.removals.iter().chain(&recovered.checkpoint_removals)
         {
             if hashes.is_empty() {
                 let entry = killed.namespaces.entry(*namespace).or_default();

@@ -6,7 +6,7 @@
 //!    them becomes an orphan, which is the first to go unless somebody uses it.
 //! 4. It may stop between two extents: what was moved stays moved, and the segment goes another time. Within an extent
 //!    it waits for the device: that bytes were not read in time says nothing about them.
-//! 5. A coded extent that moves alone moves as it is stored; its checksums go along.
+//! 5. A compressed extent that moves alone moves as it is stored; its checksums go along.
 //! 6. Neighbours of a lineage move as one extent, so that making room also merges.
 //! 7. Nothing is dropped while the device reads nothing: then no room is made. If it reads elsewhere, what it cannot
 //!    read is dropped, so that no segment stays for ever.
@@ -46,7 +46,7 @@ struct Moved {
 impl Inner {
     /// Frees one segment, unless somebody just did and an append of `bytes` finds room. Stops when the call is over.
     pub(crate) fn reclaim(&self, bytes: u64, call: &Call) -> Result<(), LogError> {
-        if self.log.has_room(bytes) { Ok(()) } else { self.free_one(call) }
+        if self.log.has_space(bytes) { Ok(()) } else { self.free_one(call) }
     }
 
     /// Gives a segment's room back to the file system, where the index found none, unless there is some by now: what
@@ -58,7 +58,7 @@ impl Inner {
             let Some(shortage) = self.upkeep.shortage().filter(|_| before > MIN_SEGMENTS) else {
                 break;
             };
-            let is_there = shortage == Shortage::Disk && self.log.has_room_beside();
+            let is_there = shortage == Shortage::Disk && self.log.has_space_for_others();
             if !is_there && !self.log.give_back(PATIENCE)? {
                 self.free_one(call)?;
             }
@@ -313,7 +313,7 @@ impl Inner {
                 let blocks: Vec<_> =
                     source.chunks_exact(block_bytes).map(|b| vec![lender.shared(b)]).collect();
                 let append = match self.encode_again(&part, &blocks)? {
-                    Some(coded) => self.log.reserve_coded(part, coded, true)?,
+                    Some(compressed) => self.log.reserve_compressed(part, compressed, true)?,
                     None => self.log.reserve(part, blocks, true)?,
                 };
                 self.log.append(vec![append], &Call::background()).remove(0)
@@ -331,7 +331,8 @@ impl Inner {
         Ok(Moved { bytes: written, is_read })
     }
 
-    /// Copies a coded extent without decoding it, if all of it is visible and its namespace still asks for a codec.
+    /// Copies a compressed extent without decoding it, if all of it is visible and its namespace still asks for a
+    /// codec.
     fn move_as_it_is(
         &self,
         row: &[&Extent],
@@ -340,11 +341,11 @@ impl Inner {
     ) -> Result<Option<u64>, LogError> {
         let [extent] = row else { return Ok(None) };
         let is_whole = wanted.len() == extent.hashes.len();
-        if !is_whole || !extent.is_coded() || self.coding(extent.namespace).is_plain() {
+        if !is_whole || !extent.is_compressed() || self.compression(extent.namespace).is_plain() {
             return Ok(None);
         }
-        let Some(coded) = self.log.read_coded(extent)? else { return Ok(None) };
-        let append = self.log.reserve_coded(part_of(row, wanted, born), coded, true)?;
+        let Some(compressed) = self.log.read_compressed(extent)? else { return Ok(None) };
+        let append = self.log.reserve_compressed(part_of(row, wanted, born), compressed, true)?;
         let appended = self.log.append(vec![append], &Call::background()).remove(0)?;
         if extent.is_moved() {
             self.log.make_durable(&appended)?;

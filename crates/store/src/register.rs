@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Coding, Error, Namespace, Result};
+use dalsegno_core::{Compression, Error, Namespace, Result};
 use dalsegno_log::LogError;
 
 use crate::store::{Inner, Store, to_error};
@@ -28,21 +28,25 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// As [`Store::register`]; `Unavailable` if the store could not be marked as one that may hold coded extents.
-    pub fn register_coded(&self, namespace: &Namespace, coding: Coding) -> Result<()> {
-        self.register_as(namespace, Some(coding))
+    /// As [`Store::register`]; `Unavailable` if the store could not be marked as one that may hold compressed extents.
+    pub fn register_compressed(
+        &self,
+        namespace: &Namespace,
+        compression: Compression,
+    ) -> Result<()> {
+        self.register_as(namespace, Some(compression))
     }
 
-    fn register_as(&self, namespace: &Namespace, coding: Option<Coding>) -> Result<()> {
+    fn register_as(&self, namespace: &Namespace, compression: Option<Compression>) -> Result<()> {
         let inner = self.enter()?;
         // Calls that look a namespace up do not wait for this.
         let _one_at_a_time = inner.registering.lock();
         let (found, count) = {
             let known = inner.namespaces.read();
-            (known.get(&namespace.id()).map(|(_, coding)| *coding), known.len())
+            (known.get(&namespace.id()).map(|(_, compression)| *compression), known.len())
         };
-        let coding = coding.or(found).unwrap_or_default();
-        if found == Some(coding) {
+        let compression = compression.or(found).unwrap_or_default();
+        if found == Some(compression) {
             return Ok(());
         }
         if found.is_none() && count >= inner.limits.namespace_count as usize {
@@ -53,8 +57,8 @@ impl Store {
         }
         inner.check_block_fits(namespace)?;
         let namespace = Arc::new(namespace.clone());
-        inner.describe(Arc::clone(&namespace), coding)?;
-        inner.namespaces.write().insert(namespace.id(), (namespace, coding));
+        inner.describe(Arc::clone(&namespace), compression)?;
+        inner.namespaces.write().insert(namespace.id(), (namespace, compression));
         Ok(())
     }
 }
@@ -64,21 +68,25 @@ impl Inner {
     ///
     /// # Errors
     ///
-    /// If the store could not be marked as one that may hold coded extents, or not in time.
-    fn describe(self: &Arc<Self>, namespace: Arc<Namespace>, coding: Coding) -> Result<()> {
+    /// If the store could not be marked as one that may hold compressed extents, or not in time.
+    fn describe(
+        self: &Arc<Self>,
+        namespace: Arc<Namespace>,
+        compression: Compression,
+    ) -> Result<()> {
         let call = Terms::within(REGISTER_PATIENCE).call(self.clock.as_ref());
         let described = self.have_recorded(&call, move |inner, _| {
-            if !coding.is_plain() {
-                dalsegno_log::allow_coding(&inner.log)?;
+            if !compression.is_plain() {
+                dalsegno_log::allow_compression(&inner.log)?;
             }
-            if let Err(error) = dalsegno_log::write_namespace(&inner.log, &namespace, coding) {
+            if let Err(error) = dalsegno_log::write_namespace(&inner.log, &namespace, compression) {
                 let id = namespace.id();
                 tracing::warn!("the description of namespace {id} was not stored: {error}");
             }
             Ok(())
         });
         match described {
-            Err(LogError::Deadline) if coding.is_plain() => {
+            Err(LogError::Deadline) if compression.is_plain() => {
                 tracing::warn!(
                     "the device does not answer; a namespace is not described on it yet"
                 );

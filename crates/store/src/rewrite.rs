@@ -12,7 +12,7 @@ use dalsegno_core::{ChainHash, Extent, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLI
 use dalsegno_index::Unread;
 use dalsegno_io::{Memory, lend};
 use dalsegno_log::{
-    BlockOutcome, Call, Cause, Coded, ExtentRead, Log, LogError, NewExtent, Target,
+    BlockOutcome, Call, Cause, CompressedExtent, ExtentRead, Log, LogError, NewExtent, Target,
 };
 
 use crate::store::Inner;
@@ -70,10 +70,10 @@ impl Inner {
         &self,
         extent: &NewExtent,
         blocks: &[Vec<Memory>],
-    ) -> Result<Option<Coded>, LogError> {
-        let coding = self.coding(extent.namespace);
-        let room = self.log.own_coding_room();
-        self.log.encode(extent, blocks, coding, room, &Call::background())
+    ) -> Result<Option<CompressedExtent>, LogError> {
+        let compression = self.compression(extent.namespace);
+        let room = self.log.own_compression_budget();
+        self.log.encode(extent, blocks, compression, room, &Call::background())
     }
 
     /// Which blocks of a row of extents lead to it, and are not being removed.
@@ -202,7 +202,7 @@ mod tests {
                 epoch: 1,
                 offset: 4096,
                 header_bytes: 4096,
-                coded_bytes: 0,
+                compressed_bytes: 0,
             },
             hashes: (first..first + blocks).map(hash).collect(),
         }

@@ -187,7 +187,7 @@ impl Inner {
     ) -> std::result::Result<Reservation, LogError> {
         self.look_after_index(call);
         for _ in 0..RECLAIM_ATTEMPTS {
-            if !self.log.has_room_now(bytes) {
+            if !self.log.has_space_now(bytes) {
                 self.have_done(call, move |inner, call| inner.make_room(bytes, call))?;
                 self.list_new_segments();
             }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{
-    Clock, Coding, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
+    Clock, Compression, Deadline, Error, ErrorKind, Limits, Namespace, NamespaceId, Result, StoreId,
 };
 use dalsegno_index::Index;
 use dalsegno_io::{IoError, Process};
@@ -71,7 +71,7 @@ pub(crate) struct Inner {
     pub(crate) removal_feed: RemovalFeed,
     pub(crate) admission: Mutex<AdmissionFilter>,
     /// Who may share bytes, and how new extents of theirs are stored.
-    pub(crate) namespaces: RwLock<HashMap<NamespaceId, (Arc<Namespace>, Coding)>>,
+    pub(crate) namespaces: RwLock<HashMap<NamespaceId, (Arc<Namespace>, Compression)>>,
     /// Held by whoever makes a namespace known.
     pub(crate) registering: Mutex<()>,
     pub(crate) counters: Counters,
@@ -236,8 +236,8 @@ impl Inner {
     }
 
     /// How new extents of a namespace are stored.
-    pub(crate) fn coding(&self, id: NamespaceId) -> Coding {
-        self.namespaces.read().get(&id).map(|(_, coding)| *coding).unwrap_or_default()
+    pub(crate) fn compression(&self, id: NamespaceId) -> Compression {
+        self.namespaces.read().get(&id).map(|(_, compression)| *compression).unwrap_or_default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Keeps an index that lives in files in shape: what was written becomes tables, tables are merged, and the shape
 //! follows what is asked of the index.
 //!
-//! 1. A cover is made before the index is frozen, so that whatever it covers is in the index.
+//! 1. A checkpoint is made before the index is frozen, so that whatever it covers is in the index.
 //! 2. One thread does it, or whoever writes where there is none; nobody who reads ever waits for it.
 //! 3. Merges keep to a rate, and while one goes on memtables are frozen and flushed as ever.
 //! 4. The thread writes what is in memory before it ends. Closing waits for that, but not for a device that hangs: then
@@ -15,7 +15,7 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Result};
 use dalsegno_index::{LsmIndex, Pace, Shortage};
 use dalsegno_io::Workers;
-use dalsegno_log::{Beside, Call, Log};
+use dalsegno_log::{Call, Log, OtherFiles};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
 
@@ -269,7 +269,7 @@ impl Shared {
 
     /// The log leaves it room to grow, and to merge.
     fn keep_free(&self) {
-        self.log.keep_free(Beside {
+        self.log.keep_space_for(OtherFiles {
             most_bytes: self.index_bytes,
             used_bytes: self.index.disk_bytes(),
             soon_bytes: self.index.waiting_bytes(),
@@ -298,8 +298,8 @@ impl Shared {
         if self.index.is_stalled() {
             return;
         }
-        match self.log.cover() {
-            Ok(cover) => self.index.freeze(cover),
+        match self.log.checkpoint() {
+            Ok(checkpoint) => self.index.freeze(checkpoint),
             Err(error) => tracing::warn!("the index stays in memory: {error}"),
         }
     }

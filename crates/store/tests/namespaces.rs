@@ -14,8 +14,8 @@ use dalsegno_io::{
 };
 use dalsegno_log::format::{NamespaceSector, namespace_file};
 use dalsegno_store::{
-    Coding, Config, ErrorKind, KvLayout, MergeRules, Namespace, NamespaceId, Parts, ScrubRules,
-    Store, StoreId, Terms, info, list, verify,
+    Compression, Config, ErrorKind, KvLayout, MergeRules, Namespace, NamespaceId, Parts,
+    ScrubRules, Store, StoreId, Terms, info, list, verify,
 };
 use support::{chain, config, get, namespace, open, put};
 
@@ -51,7 +51,7 @@ fn namespaces_without_blocks_are_forgotten_when_the_store_is_opened() {
     for number in 0..4096 {
         let one = described(&number.to_string());
         let mut sector = [0; BYTES];
-        assert!(NamespaceSector(one.clone(), Coding::PLAIN).encode(&mut sector));
+        assert!(NamespaceSector(one.clone(), Compression::PLAIN).encode(&mut sector));
         std::fs::write(dir.path().join(namespace_file(one.id())), sector).unwrap();
     }
     let store = open(dir.path(), &config);

@@ -78,15 +78,15 @@ fn main() {
     others();
 }
 
-/// A manifest, and the cover in it.
+/// A manifest, and the checkpoint in it.
 fn manifest(name: &str, bytes: &[u8]) {
     write("manifest", name, trimmed(bytes));
     let length = |at: usize| {
         let bytes = bytes[at..].first_chunk().expect("8 bytes");
         usize::try_from(u64::from_le_bytes(*bytes)).expect("inside of the file")
     };
-    let (body, cover) = (length(48), length(80));
-    write("cover", name, &bytes[SECTOR + body - cover..SECTOR + body]);
+    let (body, checkpoint) = (length(48), length(80));
+    write("checkpoint", name, &bytes[SECTOR + body - checkpoint..SECTOR + body]);
 }
 
 /// What no file of a store holds alone.

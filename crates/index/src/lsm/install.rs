@@ -50,11 +50,15 @@ impl Tree {
 
     /// What is left of it without tables.
     pub(super) fn without_tables(&self, number: u64) -> Version {
-        Version::without_tables(number, &self.state().version.cover, self.options.without_tables)
+        Version::without_tables(
+            number,
+            &self.state().version.checkpoint,
+            self.options.without_tables,
+        )
     }
 
-    /// Makes a manifest of what it holds no more: at the next open its tables are lost, and of its cover stays what is
-    /// true without them. Nothing is written any more.
+    /// Makes a manifest of what it holds no more: at the next open its tables are lost, and of its checkpoint stays
+    /// what is true without them. Nothing is written any more.
     pub(super) fn forget_tables(&self) {
         let before = Arc::clone(&self.state().version);
         if self.has_failed() {
@@ -106,7 +110,7 @@ impl Tree {
             shape: self.shape(),
             levels: version.numbers(),
             segments: version.sums.clone(),
-            cover: version.cover.clone(),
+            checkpoint: version.checkpoint.clone(),
             is_partial: version.is_partial,
         };
         let bytes = manifest.encode();

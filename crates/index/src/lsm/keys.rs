@@ -15,7 +15,7 @@ use super::varint;
 pub(crate) const HASH_BYTES: usize = 32;
 /// Bytes of a hash that are part of a key.
 const SHORT: usize = 16;
-/// A header has at most 64 sectors; what a coded extent's payload has is stored above that.
+/// A header has at most 64 sectors; what a compressed extent's payload has is stored above that.
 const PAYLOAD_UNIT: u64 = 128;
 /// Bytes of an order key without its sequence: where an extent begins.
 pub(crate) const PLACE_BYTES: usize = 37;
@@ -218,14 +218,14 @@ impl Record {
     /// Appends the value of the extent's order entry.
     pub(crate) fn encode_to(&self, out: &mut Vec<u8>) {
         let extent = &self.extent;
-        let Location { segment, epoch, offset, header_bytes, coded_bytes } = extent.location;
+        let Location { segment, epoch, offset, header_bytes, compressed_bytes } = extent.location;
         out.reserve(96 + 33 * extent.hashes.len());
         let fields = [
             extent.born,
             segment,
             epoch,
             offset / SECTOR_BYTES,
-            u64::from(header_bytes) / SECTOR_BYTES + coded_bytes / SECTOR_BYTES * PAYLOAD_UNIT,
+            u64::from(header_bytes) / SECTOR_BYTES + compressed_bytes / SECTOR_BYTES * PAYLOAD_UNIT,
             u64::from(extent.layout.layers()),
             u64::from(extent.layout.slice_bytes()),
         ];
@@ -246,7 +246,7 @@ impl Record {
         let offset = reader.varint()?.checked_mul(SECTOR_BYTES)?;
         let sectors = reader.varint()?;
         let header_bytes = sectors % PAYLOAD_UNIT * SECTOR_BYTES;
-        let coded_bytes = (sectors / PAYLOAD_UNIT).checked_mul(SECTOR_BYTES)?;
+        let compressed_bytes = (sectors / PAYLOAD_UNIT).checked_mul(SECTOR_BYTES)?;
         let layout = KvLayout::new(reader.small()?, reader.small()?).ok()?;
         let mut lineage = [0; 32];
         lineage[..SHORT].copy_from_slice(&key.lineage);
@@ -272,7 +272,7 @@ impl Record {
                 epoch,
                 offset,
                 header_bytes: u32::try_from(header_bytes).ok()?,
-                coded_bytes,
+                compressed_bytes,
             },
             hashes: hashes.iter().copied().map(ChainHash).collect(),
         };
@@ -337,7 +337,7 @@ mod tests {
                 epoch: 5,
                 offset: 4096 * (seed >> 50),
                 header_bytes: 8192,
-                coded_bytes: seed % 3 * 4096,
+                compressed_bytes: seed % 3 * 4096,
             },
             hashes: (0..u64::from(blocks)).map(hash).collect(),
         };

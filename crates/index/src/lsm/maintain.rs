@@ -164,8 +164,8 @@ impl Tree {
             levels[0].insert(0, Arc::new(run));
             self.is_flushed.store(true, Ordering::Release);
         }
-        let (sums, cover) = (frozen.sums.clone(), frozen.cover.clone());
-        self.install(Version { sums, cover, ..state.version.with_levels(levels) }, true)
+        let (sums, checkpoint) = (frozen.sums.clone(), frozen.checkpoint.clone());
+        self.install(Version { sums, checkpoint, ..state.version.with_levels(levels) }, true)
     }
 
     fn carry_out(

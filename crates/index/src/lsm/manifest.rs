@@ -29,7 +29,7 @@ pub(crate) struct Manifest {
     pub(crate) levels: Vec<Vec<Vec<u64>>>,
     pub(crate) segments: Vec<SegmentSum>,
     /// What of the log the tables cover, in the log's own form.
-    pub(crate) cover: Vec<u8>,
+    pub(crate) checkpoint: Vec<u8>,
     /// Tables of points were dropped.
     pub(crate) is_partial: bool,
 }
@@ -52,7 +52,7 @@ impl Manifest {
         for field in shape.into_iter().chain([levels]) {
             out.extend_from_slice(&field.to_le_bytes());
         }
-        out.extend_from_slice(&(self.cover.len() as u64).to_le_bytes());
+        out.extend_from_slice(&(self.checkpoint.len() as u64).to_le_bytes());
         out.extend_from_slice(&u32::from(self.is_partial).to_le_bytes());
         out.resize(SECTOR - 8, 0);
         out.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
@@ -82,7 +82,7 @@ impl Manifest {
                 varint::put(&mut body, field);
             }
         }
-        body.extend_from_slice(&self.cover);
+        body.extend_from_slice(&self.checkpoint);
         body
     }
 
@@ -135,7 +135,7 @@ impl Manifest {
             shape,
             levels,
             segments,
-            cover: reader.to_vec(),
+            checkpoint: reader.to_vec(),
             is_partial: u32_at(88) == 1,
         })
     }
@@ -200,7 +200,7 @@ mod tests {
             shape: Shape::new(6, 2, 1).unwrap(),
             levels: vec![vec![vec![30], vec![29]], vec![], vec![vec![7, 8, 300]]],
             segments: vec![sum, SegmentSum::default()],
-            cover: vec![1, 2, 3],
+            checkpoint: vec![1, 2, 3],
             is_partial: true,
         }
     }

@@ -36,7 +36,7 @@ pub struct LsmOptions {
     pub shape: Option<Shape>,
     /// Nothing is written; for looking at a store.
     pub read_only: bool,
-    /// What of a cover stays true when the tables are lost.
+    /// What of a checkpoint stays true when the tables are lost.
     pub without_tables: fn(&[u8]) -> Vec<u8>,
 }
 
@@ -68,7 +68,7 @@ impl LsmIndex {
     /// # Errors
     ///
     /// If the device fails, or there are no file descriptors: then nothing is changed. Damage is no error: the index is
-    /// empty then, and knows of its cover what is true without tables.
+    /// empty then, and knows of its checkpoint what is true without tables.
     pub fn open(
         device: Arc<dyn Device>,
         store: StoreId,
@@ -88,10 +88,10 @@ impl LsmIndex {
         let shape = options.shape.or(newest.as_ref().map(|(manifest, _)| manifest.shape));
         let used = entries.iter().filter_map(|entry| index_number(&entry.name)).max().unwrap_or(0);
         let mut next_number = used + 1;
-        let (mut version, mut cover) = (Version::default(), None);
+        let (mut version, mut checkpoint) = (Version::default(), None);
         if let Some((manifest, found)) = newest {
             next_number = next_number.max(manifest.next_number);
-            cover = Some(found.cover.clone());
+            checkpoint = Some(found.checkpoint.clone());
             version = found;
         }
         let usage = Usage::restore(version.sums.clone());
@@ -111,7 +111,7 @@ impl LsmIndex {
             let (files, state) = (tree.files.as_ref(), tree.state());
             remove_others(files, &entries, &state.version);
         }
-        Ok((Self::over(tree, usage), cover))
+        Ok((Self::over(tree, usage), checkpoint))
     }
 }
 
@@ -163,7 +163,7 @@ impl Opener<'_> {
             Err(Unopened::Bad(error)) => {
                 tracing::warn!("a table of the index cannot be used, so none is: {error}");
                 let keep = options.without_tables;
-                Ok(Version::without_tables(manifest.number, &manifest.cover, keep))
+                Ok(Version::without_tables(manifest.number, &manifest.checkpoint, keep))
             }
         }
     }

@@ -51,7 +51,7 @@ pub(crate) struct Options {
     pub(crate) filter_bits: f64,
     /// Bytes of disk: half for tables, half to merge them.
     pub(crate) disk_bytes: u64,
-    /// What of a cover stays true without its tables.
+    /// What of a checkpoint stays true without its tables.
     pub(crate) without_tables: fn(&[u8]) -> Vec<u8>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Frozen {
     pub(crate) memtable: Arc<Memtable>,
-    pub(crate) cover: Vec<u8>,
+    pub(crate) checkpoint: Vec<u8>,
     pub(crate) sums: Vec<SegmentSum>,
 }
 
@@ -319,12 +319,12 @@ impl Writer<'_> {
         self.tree.state().active.apply(batch);
     }
 
-    /// Starts a new memtable. `cover` says what of the log the tree holds, `sums` what it holds of each segment.
-    pub(crate) fn freeze(&self, cover: Vec<u8>, sums: Vec<SegmentSum>) {
+    /// Starts a new memtable. `checkpoint` says what of the log the tree holds, `sums` what it holds of each segment.
+    pub(crate) fn freeze(&self, checkpoint: Vec<u8>, sums: Vec<SegmentSum>) {
         let mut state = self.tree.state.write();
         let memtable = Arc::clone(&state.active);
         let mut frozen = state.frozen.clone();
-        frozen.push_front(Arc::new(Frozen { memtable, cover, sums }));
+        frozen.push_front(Arc::new(Frozen { memtable, checkpoint, sums }));
         *state = Arc::new(State { active: Arc::default(), frozen, ..State::clone(&state) });
     }
 }

@@ -67,12 +67,12 @@ impl LsmIndex {
         self.tree.is_stalled()
     }
 
-    /// Begins a new memtable; the old one waits to become a table. `cover` says what of the log the index has taken in:
-    /// it was made before this call, so everything it covers is in the index.
-    pub fn freeze(&self, cover: Vec<u8>) {
+    /// Begins a new memtable; the old one waits to become a table. `checkpoint` says what of the log the index has
+    /// taken in: it was made before this call, so everything it covers is in the index.
+    pub fn freeze(&self, checkpoint: Vec<u8>) {
         let writer = self.tree.writer();
         let sums = self.usage.read().sums();
-        writer.freeze(cover, sums);
+        writer.freeze(checkpoint, sums);
     }
 
     /// Does one thing that is due, a flush or a merge; `false` if nothing is, or it failed.
@@ -104,9 +104,9 @@ impl LsmIndex {
         self.tree.empty();
     }
 
-    /// Becomes an index that holds nothing, and of whose cover [`LsmOptions::without_tables`] is left, now and at every
-    /// open until it is flushed. `false` if that could not be written: nothing has changed then, or nothing is written
-    /// any more.
+    /// Becomes an index that holds nothing, and of whose checkpoint [`LsmOptions::without_tables`] is left, now and at
+    /// every open until it is flushed. `false` if that could not be written: nothing has changed then, or nothing is
+    /// written any more.
     ///
     /// [`LsmOptions::without_tables`]: super::LsmOptions::without_tables
     #[must_use]

@@ -89,7 +89,7 @@ pub(crate) struct Version {
     /// Level 0 first; in a level the newest run first.
     pub(crate) levels: Vec<Vec<Arc<Run>>>,
     pub(crate) sums: Vec<SegmentSum>,
-    pub(crate) cover: Vec<u8>,
+    pub(crate) checkpoint: Vec<u8>,
     /// Points were dropped for want of room: a record may show blocks that lead nowhere.
     pub(crate) is_partial: bool,
 }
@@ -97,15 +97,19 @@ pub(crate) struct Version {
 impl Version {
     /// The same of the log in other tables.
     pub(crate) fn with_levels(&self, levels: Vec<Vec<Arc<Run>>>) -> Self {
-        let (sums, cover) = (self.sums.clone(), self.cover.clone());
-        Self { number: 0, levels, sums, cover, is_partial: self.is_partial }
+        let (sums, checkpoint) = (self.sums.clone(), self.checkpoint.clone());
+        Self { number: 0, levels, sums, checkpoint, is_partial: self.is_partial }
     }
 
-    /// What is left of one with this cover when its tables are lost; `keep` is [`LsmOptions::without_tables`].
+    /// What is left of one with this checkpoint when its tables are lost; `keep` is [`LsmOptions::without_tables`].
     ///
     /// [`LsmOptions::without_tables`]: super::LsmOptions::without_tables
-    pub(super) fn without_tables(number: u64, cover: &[u8], keep: fn(&[u8]) -> Vec<u8>) -> Self {
-        Self { number, cover: keep(cover), ..Self::default() }
+    pub(super) fn without_tables(
+        number: u64,
+        checkpoint: &[u8],
+        keep: fn(&[u8]) -> Vec<u8>,
+    ) -> Self {
+        Self { number, checkpoint: keep(checkpoint), ..Self::default() }
     }
 
     /// The newest first.
@@ -172,8 +176,8 @@ impl Version {
             }
             levels.push(level);
         }
-        let (sums, cover) = (manifest.segments.clone(), manifest.cover.clone());
+        let (sums, checkpoint) = (manifest.segments.clone(), manifest.checkpoint.clone());
         let (number, is_partial) = (manifest.number, manifest.is_partial);
-        Ok(Self { number, levels, sums, cover, is_partial })
+        Ok(Self { number, levels, sums, checkpoint, is_partial })
     }
 }

@@ -47,12 +47,12 @@ const MANIFEST_HEADER: [Field; 14] = [
     ("runs", 4, Say::Number),
     ("last_runs", 4, Say::Number),
     ("level_count", 4, Say::Number),
-    ("cover_bytes", 8, Say::Number),
+    ("checkpoint_bytes", 8, Say::Number),
     ("is_partial", 4, Say::Number),
 ];
 
-const COVER: [Field; 17] = [
-    ("cover: version", 4, Say::Number),
+const CHECKPOINT: [Field; 17] = [
+    ("checkpoint: version", 4, Say::Number),
     ("  next_sequence", 8, Say::Number),
     ("  segment_count", 8, Say::Number),
     ("  tombstone_count", 8, Say::Number),
@@ -60,7 +60,7 @@ const COVER: [Field; 17] = [
     ("  epoch", 8, Say::Number),
     ("  sealed", 8, Say::Number),
     ("  cursor", 8, Say::Number),
-    ("  covered", 8, Say::Number),
+    ("  replay_from", 8, Say::Number),
     ("  oldest_born", 8, Say::Number),
     ("  newest_sequence", 8, Say::Number),
     ("  segment", 8, Say::Number),
@@ -305,7 +305,7 @@ impl Dump<'_> {
         assert_eq!(self.varint("segment_count"), [1]);
         self.varints("  segment", ["segment", "epoch", "extents", "blocks"]);
         self.varints("  its sums", ["live_bytes", "weight", "upper"]);
-        self.fields(&COVER);
+        self.fields(&CHECKPOINT);
         assert_eq!(self.at, body_end, "the body ends");
         self.zeros(self.bytes.len(), "padding");
     }

@@ -10,7 +10,7 @@ mod sector;
 mod units;
 
 pub use list::{LIST_FILE, ListedSegment, SegmentList};
-pub use record::{RecordHeader, RecordKind, coded_header_bytes, record_header_bytes};
+pub use record::{RecordHeader, RecordKind, compressed_header_bytes, record_header_bytes};
 pub(crate) use sector::CRC_AT as SECTOR_CRC_AT;
 pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};
 pub use units::{StoredUnit, Units};
@@ -19,10 +19,10 @@ pub(crate) use units::{row_bytes, unit_count};
 use dalsegno_core::COUNT_LIMIT;
 use thiserror::Error;
 
-/// What everything is written as that has nothing to do with coded extents.
+/// What everything is written as that has nothing to do with compressed extents.
 pub const PLAIN_VERSION: u32 = 1;
-/// The newest version that this build reads: of a store that may hold coded extents, and of these.
-pub const CODED_VERSION: u32 = 2;
+/// The newest version that this build reads: of a store that may hold compressed extents, and of these.
+pub const COMPRESSED_VERSION: u32 = 2;
 
 /// Name of the store's header file.
 pub const STORE_FILE: &str = "store.meta";

@@ -7,7 +7,7 @@ use dalsegno_core::{
 
 use super::units::UnitFields;
 use super::{
-    CODED_VERSION, FormatError, MAX_RECORD_HEADER_BYTES, PLAIN_VERSION, Reader, SECTOR, Units,
+    COMPRESSED_VERSION, FormatError, MAX_RECORD_HEADER_BYTES, PLAIN_VERSION, Reader, SECTOR, Units,
     Writer, all_zero, check_counts,
 };
 
@@ -24,7 +24,7 @@ pub enum RecordKind {
         layout: KvLayout,
         /// crc32c of every slice, layer-major, as it is handed out.
         slice_crcs: Vec<u32>,
-        /// How the payload is stored if it is coded.
+        /// How the payload is stored if it is compressed.
         units: Option<Units>,
     },
     /// Removes blocks that were put before a moment.
@@ -73,12 +73,12 @@ pub struct RecordHeader {
 /// Bytes of the header of an extent of `block_count` blocks of `layers` layers, or of a tombstone with `layers` 0.
 #[must_use]
 pub fn record_header_bytes(block_count: u32, layers: u32) -> u32 {
-    coded_header_bytes(block_count, layers, 0)
+    compressed_header_bytes(block_count, layers, 0)
 }
 
-/// The same of a coded extent of `unit_count` units.
+/// The same of a compressed extent of `unit_count` units.
 #[must_use]
-pub fn coded_header_bytes(block_count: u32, layers: u32, unit_count: u32) -> u32 {
+pub fn compressed_header_bytes(block_count: u32, layers: u32, unit_count: u32) -> u32 {
     let slices = u64::from(block_count) * u64::from(layers);
     let tables = u64::from(block_count) * 32 + slices * 4 + u64::from(unit_count) * 8;
     u32::try_from(sector_up(HASHES_AT as u64 + tables)).expect("all counts are bounded")
@@ -94,10 +94,10 @@ impl RecordHeader {
             }
             _ => (0, 0),
         };
-        coded_header_bytes(self.block_count(), layers, units)
+        compressed_header_bytes(self.block_count(), layers, units)
     }
 
-    /// How the payload is stored if it is coded.
+    /// How the payload is stored if it is compressed.
     #[must_use]
     pub fn units(&self) -> Option<&Units> {
         match &self.kind {
@@ -144,7 +144,7 @@ impl RecordHeader {
                 epoch: self.epoch,
                 offset: self.offset,
                 header_bytes: self.header_bytes(),
-                coded_bytes: self.units().map_or(0, Units::payload_bytes),
+                compressed_bytes: self.units().map_or(0, Units::payload_bytes),
             },
             hashes: self.hashes.clone(),
         })
@@ -165,7 +165,7 @@ impl RecordHeader {
         };
         let mut writer = Writer::new(bytes);
         writer.put(&MAGIC);
-        let version = if self.units().is_some() { CODED_VERSION } else { PLAIN_VERSION };
+        let version = if self.units().is_some() { COMPRESSED_VERSION } else { PLAIN_VERSION };
         writer.put(&version.to_le_bytes());
         writer.put(&self.header_bytes().to_le_bytes());
         writer.put(&self.store.0);
@@ -212,7 +212,7 @@ impl RecordHeader {
             return Err(FormatError::Magic);
         }
         let (version, bytes) = (reader.u32()?, reader.u32()?);
-        if version > CODED_VERSION {
+        if version > COMPRESSED_VERSION {
             return Err(FormatError::Newer(version));
         }
         if version == 0
@@ -236,9 +236,9 @@ impl RecordHeader {
             return Err(FormatError::Checksum);
         }
         let (fixed, variable) = bytes.split_at(HASHES_AT);
-        let is_coded = fixed[8..12] == CODED_VERSION.to_le_bytes();
+        let is_compressed = fixed[8..12] == COMPRESSED_VERSION.to_le_bytes();
         let fixed = Fixed::read(&mut Reader(&fixed[16..]))?;
-        if is_coded != (fixed.units.codec != 0) || (is_coded && fixed.kind != 1) {
+        if is_compressed != (fixed.units.codec != 0) || (is_compressed && fixed.kind != 1) {
             return Err(FormatError::Field("codec"));
         }
         fixed.into_header(Reader(variable), header_bytes)
@@ -299,7 +299,7 @@ impl Fixed {
     ) -> Result<RecordHeader, FormatError> {
         self.check_counts()?;
         let unit_count = self.units.unit_count;
-        if coded_header_bytes(self.block_count, self.layers, unit_count) != header_bytes {
+        if compressed_header_bytes(self.block_count, self.layers, unit_count) != header_bytes {
             return Err(FormatError::Field("header_bytes"));
         }
         for _ in 0..self.block_count {
@@ -355,13 +355,13 @@ impl Fixed {
 mod tests {
     use super::super::{StoredUnit, unit_count};
     use super::*;
-    use dalsegno_core::Coding;
+    use dalsegno_core::Compression;
     use proptest::prelude::*;
 
     fn units(layout: KvLayout, blocks: u32) -> Units {
         let count = unit_count(layout, blocks, 40_000).unwrap();
         let table = (0..count).map(|i| StoredUnit { bytes: 1 + i % 6000, crc: i }).collect();
-        Units { coding: Coding::zstd(2).unwrap(), unit_bytes: 40_000, table }
+        Units { compression: Compression::zstd(2).unwrap(), unit_bytes: 40_000, table }
     }
 
     fn sample(blocks: u8, layers: u32, kind: u8) -> RecordHeader {
@@ -413,9 +413,9 @@ mod tests {
 
         #[test]
         fn a_flipped_byte_is_always_noticed(
-            at in 0_usize..8192, flip in 1_u8..=255, is_coded: bool,
+            at in 0_usize..8192, flip in 1_u8..=255, is_compressed: bool,
         ) {
-            let mut bytes = encoded(&sample(100, 8, if is_coded { 4 } else { 0 }));
+            let mut bytes = encoded(&sample(100, 8, if is_compressed { 4 } else { 0 }));
             let at = at % bytes.len();
             bytes[at] ^= flip;
             prop_assert!(RecordHeader::decode(&bytes).is_err());
@@ -423,9 +423,9 @@ mod tests {
 
         #[test]
         fn a_valid_checksum_over_nonsense_is_still_refused_or_canonical(
-            at in prop_oneof![Just(8_usize), 80_usize..400], value in any::<u8>(), is_coded: bool
+            at in prop_oneof![Just(8_usize), 80_usize..400], value in any::<u8>(), is_compressed: bool
         ) {
-            let mut bytes = encoded(&sample(3, 2, if is_coded { 4 } else { 0 }));
+            let mut bytes = encoded(&sample(3, 2, if is_compressed { 4 } else { 0 }));
             bytes[at] = value;
             bytes[CRC_AT..CRC_AT + 4].fill(0);
             let crc = crc32c::crc32c(&bytes);

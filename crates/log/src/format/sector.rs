@@ -1,15 +1,15 @@
 //! Headers of one sector: the store's, a segment's, a namespace descriptor.
 
-use dalsegno_core::{Coding, Namespace, StoreId, may_be_segment_bytes};
+use dalsegno_core::{Compression, Namespace, StoreId, may_be_segment_bytes};
 
 use super::{
-    CODED_VERSION, FormatError, PLAIN_VERSION, Reader, SECTOR, Writer, all_zero, check_counts,
+    COMPRESSED_VERSION, FormatError, PLAIN_VERSION, Reader, SECTOR, Writer, all_zero, check_counts,
 };
 
 /// Where a header of one sector has its checksum.
 pub(crate) const CRC_AT: usize = SECTOR - 4;
 /// Codec and width of an element in a namespace descriptor of version 2.
-const CODING_AT: usize = CRC_AT - 8;
+const COMPRESSION_AT: usize = CRC_AT - 8;
 const STORE_MAGIC: [u8; 8] = *b"DSGNSTOR";
 const SEGMENT_MAGIC: [u8; 8] = *b"DSGNSEGM";
 const NAMESPACE_MAGIC: [u8; 8] = *b"DSGNNAME";
@@ -21,8 +21,8 @@ pub struct StoreHeader {
     pub store: StoreId,
     /// Size of its segment files.
     pub segment_bytes: u64,
-    /// Whether it may hold coded extents.
-    pub is_coded: bool,
+    /// Whether it may hold compressed extents.
+    pub is_compressed: bool,
 }
 
 /// The first sector of a segment file.
@@ -44,7 +44,7 @@ pub struct SegmentHeader {
 
 /// The contents of a `namespace-<id>.meta` file: what it stands for, and how its new extents are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamespaceSector(pub Namespace, pub Coding);
+pub struct NamespaceSector(pub Namespace, pub Compression);
 
 impl StoreHeader {
     /// Writes the sector.
@@ -53,7 +53,7 @@ impl StoreHeader {
     ///
     /// If `sector` is not 4,096 bytes long; so do the other encoders here.
     pub fn encode(&self, sector: &mut [u8]) {
-        let version = if self.is_coded { CODED_VERSION } else { PLAIN_VERSION };
+        let version = if self.is_compressed { COMPRESSED_VERSION } else { PLAIN_VERSION };
         let mut writer = begin(sector, STORE_MAGIC, version, 4096);
         writer.put(&self.store.0);
         writer.put(&self.segment_bytes.to_le_bytes());
@@ -62,9 +62,9 @@ impl StoreHeader {
 
     /// Reads the sector.
     pub fn decode(sector: &[u8]) -> Result<Self, FormatError> {
-        let (mut reader, version, _) = open(sector, STORE_MAGIC, CODED_VERSION, true)?;
+        let (mut reader, version, _) = open(sector, STORE_MAGIC, COMPRESSED_VERSION, true)?;
         let (store, segment_bytes) = (StoreId(reader.array()?), reader.u64()?);
-        let header = Self { store, segment_bytes, is_coded: version == CODED_VERSION };
+        let header = Self { store, segment_bytes, is_compressed: version == COMPRESSED_VERSION };
         expect_zero(&reader)?;
         // Everything is derived from it, so nobody may divide by zero.
         check_segment_bytes(segment_bytes)?;
@@ -116,8 +116,8 @@ impl NamespaceSector {
     #[must_use]
     pub fn encode(&self, sector: &mut [u8]) -> bool {
         let encoding = self.0.encode();
-        let version = if self.1.is_plain() { PLAIN_VERSION } else { CODED_VERSION };
-        let end = if self.1.is_plain() { CRC_AT } else { CODING_AT };
+        let version = if self.1.is_plain() { PLAIN_VERSION } else { COMPRESSED_VERSION };
+        let end = if self.1.is_plain() { CRC_AT } else { COMPRESSION_AT };
         let Some(length) =
             u32::try_from(encoding.len()).ok().filter(|_| encoding.len() <= end - 16)
         else {
@@ -126,7 +126,7 @@ impl NamespaceSector {
         let mut writer = begin(sector, NAMESPACE_MAGIC, version, length);
         writer.put(&encoding);
         if !self.1.is_plain() {
-            writer.skip_to(CODING_AT);
+            writer.skip_to(COMPRESSION_AT);
             writer.put(&1_u32.to_le_bytes());
             writer.put(&self.1.element_bytes().to_le_bytes());
         }
@@ -136,28 +136,29 @@ impl NamespaceSector {
 
     /// Reads the sector.
     pub fn decode(sector: &[u8]) -> Result<Self, FormatError> {
-        let (mut reader, version, length) = open(sector, NAMESPACE_MAGIC, CODED_VERSION, false)?;
-        let coding = if version == CODED_VERSION {
-            let (body, fields) = reader.0.split_at(CODING_AT - 16);
+        let (mut reader, version, length) =
+            open(sector, NAMESPACE_MAGIC, COMPRESSED_VERSION, false)?;
+        let compression = if version == COMPRESSED_VERSION {
+            let (body, fields) = reader.0.split_at(COMPRESSION_AT - 16);
             reader.0 = body;
-            read_coding(&mut Reader(fields))?
+            read_compression(&mut Reader(fields))?
         } else {
-            Coding::PLAIN
+            Compression::PLAIN
         };
         let length = usize::try_from(length).map_err(|_| FormatError::Field("length"))?;
         let (encoding, rest) =
             reader.0.split_at_checked(length).ok_or(FormatError::Field("length"))?;
         expect_zero(&Reader(rest))?;
         let namespace = Namespace::decode(encoding);
-        namespace.map(|found| Self(found, coding)).map_err(|_| FormatError::Field("encoding"))
+        namespace.map(|found| Self(found, compression)).map_err(|_| FormatError::Field("encoding"))
     }
 }
 
-fn read_coding(reader: &mut Reader<'_>) -> Result<Coding, FormatError> {
+fn read_compression(reader: &mut Reader<'_>) -> Result<Compression, FormatError> {
     if reader.u32()? != 1 {
         return Err(FormatError::Field("codec"));
     }
-    Coding::zstd(reader.u32()?).map_err(|_| FormatError::Field("element_bytes"))
+    Compression::zstd(reader.u32()?).map_err(|_| FormatError::Field("element_bytes"))
 }
 
 pub(super) fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> Writer<'_> {
@@ -242,12 +243,13 @@ mod tests {
     #[test]
     fn a_newer_version_is_told_from_damage() {
         let mut sector = [0; SECTOR];
-        for is_coded in [false, true] {
-            let header = StoreHeader { store: StoreId([1; 16]), segment_bytes: 1 << 20, is_coded };
+        for is_compressed in [false, true] {
+            let header =
+                StoreHeader { store: StoreId([1; 16]), segment_bytes: 1 << 20, is_compressed };
             header.encode(&mut sector);
             assert_eq!(
                 (sector[8], StoreHeader::decode(&sector)),
-                (1 + u8::from(is_coded), Ok(header))
+                (1 + u8::from(is_compressed), Ok(header))
             );
         }
         sector[8] = 3;
@@ -265,7 +267,7 @@ mod tests {
         let mut sector = [0; SECTOR];
         for segment_bytes in [0, 1, 4096, (1 << 20) + 4096, 1 << 33, 1 << 63, u64::MAX] {
             let store = StoreId([1; 16]);
-            StoreHeader { store, segment_bytes, is_coded: false }.encode(&mut sector);
+            StoreHeader { store, segment_bytes, is_compressed: false }.encode(&mut sector);
             assert_eq!(StoreHeader::decode(&sector), Err(FormatError::Field("segment_bytes")));
             SegmentHeader { segment_bytes, ..header() }.encode(&mut sector);
             assert_eq!(SegmentHeader::decode(&sector), Err(FormatError::Field("segment_bytes")));
@@ -277,17 +279,17 @@ mod tests {
         let layout = KvLayout::new(1, 4096).unwrap();
         let namespace = Namespace::builder(layout).field("model", "m").build().unwrap();
         let mut sector = [0; SECTOR];
-        for coding in [Coding::PLAIN, Coding::zstd(2).unwrap()] {
-            let descriptor = NamespaceSector(namespace.clone(), coding);
+        for compression in [Compression::PLAIN, Compression::zstd(2).unwrap()] {
+            let descriptor = NamespaceSector(namespace.clone(), compression);
             assert!(descriptor.encode(&mut sector));
             assert_eq!(NamespaceSector::decode(&sector), Ok(descriptor));
         }
-        sector[CODING_AT] = 9;
+        sector[COMPRESSION_AT] = 9;
         seal(&mut sector);
         assert_eq!(NamespaceSector::decode(&sector), Err(FormatError::Field("codec")));
         let large = (0..5).fold(Namespace::builder(layout), |builder, i| {
             builder.field(format!("field{i}"), "x".repeat(1000))
         });
-        assert!(!NamespaceSector(large.build().unwrap(), Coding::PLAIN).encode(&mut sector));
+        assert!(!NamespaceSector(large.build().unwrap(), Compression::PLAIN).encode(&mut sector));
     }
 }

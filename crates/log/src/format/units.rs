@@ -1,20 +1,20 @@
-//! The table of a coded extent's units: what each is stored as.
+//! The table of a compressed extent's units: what each is stored as.
 //!
 //! 1. A table that decodes fits its extent: one entry per unit, none empty or longer than the unit, and so nobody who
 //!    follows it reads beyond the payload or needs more memory than a unit.
 
-use dalsegno_core::{Coding, KvLayout, MAX_EXTENT_UNITS, MAX_UNIT_BYTES, sector_up};
+use dalsegno_core::{Compression, KvLayout, MAX_EXTENT_UNITS, MAX_UNIT_BYTES, sector_up};
 
 use super::{FormatError, Reader, Writer};
 
 /// The one codec there is: planes of bytes as zstd frames.
 const ZSTD: u32 = 1;
 
-/// How a coded extent's payload is cut and stored.
+/// How a compressed extent's payload is cut and stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Units {
     /// The codec and its width of an element.
-    pub coding: Coding,
+    pub compression: Compression,
     /// Bytes of a row that make a unit; the last one of a row may have fewer.
     pub unit_bytes: u32,
     /// Layer 0's units in order, then layer 1's …
@@ -67,7 +67,7 @@ impl Units {
     pub(super) fn fields(&self) -> UnitFields {
         UnitFields {
             codec: ZSTD,
-            element_bytes: self.coding.element_bytes(),
+            element_bytes: self.compression.element_bytes(),
             unit_bytes: self.unit_bytes,
             unit_count: self.count(),
         }
@@ -110,8 +110,8 @@ impl UnitFields {
         if self.codec != ZSTD {
             return Err(FormatError::Field("codec"));
         }
-        let coding =
-            Coding::zstd(self.element_bytes).map_err(|_| FormatError::Field("element_bytes"))?;
+        let compression = Compression::zstd(self.element_bytes)
+            .map_err(|_| FormatError::Field("element_bytes"))?;
         if !(1..=MAX_UNIT_BYTES).contains(&self.unit_bytes) {
             return Err(FormatError::Field("unit_bytes"));
         }
@@ -132,6 +132,6 @@ impl UnitFields {
                 left -= most;
             }
         }
-        Ok(Some(Units { coding, unit_bytes: self.unit_bytes, table }))
+        Ok(Some(Units { compression, unit_bytes: self.unit_bytes, table }))
     }
 }

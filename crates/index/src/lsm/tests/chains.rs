@@ -74,7 +74,7 @@ fn insert(
             epoch: 1,
             offset: 4096,
             header_bytes: 4096,
-            coded_bytes: 0,
+            compressed_bytes: 0,
         },
         hashes,
     };

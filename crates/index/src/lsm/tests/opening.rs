@@ -11,13 +11,13 @@ use crate::lsm::index::LsmIndex;
 use crate::lsm::open::LsmOptions;
 
 const BLOCKS: u64 = 40;
-const COVER: &[u8] = b"what it took in, and what was removed";
+const CHECKPOINT: &[u8] = b"what it took in, and what was removed";
 const REMOVED: &[u8] = b"what was removed";
 const EIO: i32 = 5;
 const EMFILE: i32 = 24;
 
-fn removals(cover: &[u8]) -> Vec<u8> {
-    assert!(cover.ends_with(REMOVED), "a cover of another index: {cover:?}");
+fn removals(checkpoint: &[u8]) -> Vec<u8> {
+    assert!(checkpoint.ends_with(REMOVED), "a checkpoint of another index: {checkpoint:?}");
     REMOVED.to_vec()
 }
 
@@ -36,13 +36,13 @@ fn open(files: &Arc<MemoryFiles>) -> Result<Opened, dalsegno_io::IoError> {
 fn closed() -> Arc<MemoryFiles> {
     let files = Arc::new(MemoryFiles::default());
     files.create("store.meta", 4096).unwrap();
-    let (index, cover) = open(&files).unwrap();
-    assert_eq!(cover, None);
+    let (index, checkpoint) = open(&files).unwrap();
+    assert_eq!(checkpoint, None);
     for half in 0..2 {
         for number in half * BLOCKS / 2..(half + 1) * BLOCKS / 2 {
             put(&index, number + 1, &[hash(number)], 0, 1);
         }
-        index.freeze(COVER.to_vec());
+        index.freeze(CHECKPOINT.to_vec());
         assert!(index.step());
     }
     assert_eq!(index.lsm_stats().tables, 2);
@@ -59,15 +59,15 @@ fn held(index: &LsmIndex) -> usize {
 }
 
 fn expect_whole(files: &Arc<MemoryFiles>) {
-    let (index, cover) = open(files).unwrap();
-    assert_eq!((held(&index), cover.as_deref()), (40, Some(COVER)));
+    let (index, checkpoint) = open(files).unwrap();
+    assert_eq!((held(&index), checkpoint.as_deref()), (40, Some(CHECKPOINT)));
 }
 
 /// Nothing is in it, and it says so at every open.
 fn expect_removals(files: &Arc<MemoryFiles>) {
     for _ in 0..3 {
-        let (index, cover) = open(files).unwrap();
-        assert_eq!((held(&index), cover.as_deref()), (0, Some(REMOVED)));
+        let (index, checkpoint) = open(files).unwrap();
+        assert_eq!((held(&index), checkpoint.as_deref()), (0, Some(REMOVED)));
         assert_eq!(names(files, ".manifest").len(), 1);
         assert_eq!(names(files, ".table"), [""; 0], "what nobody names is removed");
     }
@@ -129,7 +129,7 @@ fn tables_that_are_given_up_leave_what_is_known_of_removals() {
         }
         assert_eq!(held(&index), if is_served { 40 } else { 0 });
         assert!(index.begin_anew(), "its manifest holds nothing else already");
-        index.freeze(COVER.to_vec());
+        index.freeze(CHECKPOINT.to_vec());
         assert!(!index.step(), "nothing is written any more");
         drop(index);
         expect_removals(&files);

@@ -1,10 +1,10 @@
-//! How the bytes of new extents are coded.
+//! How the bytes of new extents are compressed.
 
 use crate::{Error, Result};
 
 /// Largest width of an element, in bytes.
 pub const MAX_ELEMENT_BYTES: u32 = 4;
-/// Most bytes of a coded unit before coding: it is read in one request, which takes 256 KiB at least.
+/// Most bytes of a compressed unit before compression: it is read in one request, which takes 256 KiB at least.
 pub const MAX_UNIT_BYTES: u32 = 128 << 10;
 /// Most units in one extent; they keep a header within 256 KiB.
 pub const MAX_EXTENT_UNITS: u32 = 8_000;
@@ -13,12 +13,12 @@ pub const MAX_EXTENT_UNITS: u32 = 8_000;
 ///
 /// What is stored already says itself how, so a namespace may change this at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Coding {
+pub struct Compression {
     /// Zero for plain.
     element_bytes: u32,
 }
 
-impl Coding {
+impl Compression {
     /// As the bytes came.
     pub const PLAIN: Self = Self { element_bytes: 0 };
 
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn a_codec_is_named_and_a_width_is_checked() {
-        assert_eq!(Coding::parse("none", 2).unwrap(), Coding::PLAIN);
-        assert_eq!(Coding::parse("zstd", 2).unwrap().element_bytes(), 2);
-        assert!(Coding::parse("zstd", 3).unwrap_err().message().contains("1, 2 or 4"));
-        assert!(Coding::parse("lz4", 2).unwrap_err().message().contains("\"zstd\""));
+        assert_eq!(Compression::parse("none", 2).unwrap(), Compression::PLAIN);
+        assert_eq!(Compression::parse("zstd", 2).unwrap().element_bytes(), 2);
+        assert!(Compression::parse("zstd", 3).unwrap_err().message().contains("1, 2 or 4"));
+        assert!(Compression::parse("lz4", 2).unwrap_err().message().contains("\"zstd\""));
     }
 }

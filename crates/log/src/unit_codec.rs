@@ -1,11 +1,11 @@
-//! Coding of a unit: up to 128 KiB of one layer's row, on their own.
+//! Compression of a unit: up to 128 KiB of one layer's row, on their own.
 //!
 //! The bytes are split into planes by their place in an element (a bf16's upper byte is sign and exponent, which
 //! repeat; the lower one is mantissa, which does not), and each plane is a zstd frame if that is shorter. The format is
-//! "Coded extents" in docs/formats/log.md.
+//! "Compressed extents" in docs/formats/log.md.
 //!
-//! 1. Lossless: what is decoded is what was coded, whatever the bytes and the width of an element.
-//! 2. A coded unit is shorter than it was, or it is left as it was: its length tells which.
+//! 1. Lossless: what is decoded is what was compressed, whatever the bytes and the width of an element.
+//! 2. A compressed unit is shorter than it was, or it is left as it was: its length tells which.
 //! 3. The decoder never panics and never writes or allocates more than the unit's own length, whatever it is fed.
 
 use zstd::bulk::{Compressor, Decompressor};
@@ -24,8 +24,8 @@ const SAMPLE_BYTES: usize = 4096;
 const MOST_BITS: f32 = 7.6;
 const DAMAGED: FormatError = FormatError::Field("unit");
 
-/// Codes and decodes units; keeps its working memory, about 1 MiB.
-pub(crate) struct Coder {
+/// Compresses and decompresses units; keeps its working memory, about 1 MiB.
+pub(crate) struct UnitCodec {
     compressor: Compressor<'static>,
     decompressor: Decompressor<'static>,
     planes: Vec<u8>,
@@ -34,7 +34,7 @@ pub(crate) struct Coder {
     pub(crate) raw: Vec<u8>,
 }
 
-impl Coder {
+impl UnitCodec {
     pub(crate) fn new() -> Self {
         // Neither can fail but for want of memory.
         let mut compressor = Compressor::new(LEVEL).expect("a level that exists");
@@ -207,16 +207,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_coded_decodes_to_the_same_bytes_and_is_never_longer(
+        fn what_is_compressed_decodes_to_the_same_bytes_and_is_never_longer(
             raw in raw(), width in width(), before in 0_usize..3,
         ) {
-            let mut coder = Coder::new();
+            let mut codec = UnitCodec::new();
             let mut out = vec![7; before];
-            coder.encode(&raw, width, &mut out);
+            codec.encode(&raw, width, &mut out);
             let stored = &out[before..];
             prop_assert!(stored.len() <= raw.len());
             let mut back = vec![0xee; raw.len()];
-            prop_assert_eq!(coder.decode(stored, width, &mut back), Ok(()));
+            prop_assert_eq!(codec.decode(stored, width, &mut back), Ok(()));
             prop_assert_eq!(back, raw);
         }
 
@@ -226,36 +226,36 @@ mod tests {
             flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
             length in 1_usize..4000,
         ) {
-            let mut coder = Coder::new();
+            let mut codec = UnitCodec::new();
             let mut stored = Vec::new();
-            coder.encode(&raw, width, &mut stored);
+            codec.encode(&raw, width, &mut stored);
             for (at, value) in flips {
                 let at = at.index(stored.len());
                 stored[at] = value;
             }
             stored.truncate(1 + cut.index(stored.len()));
             let mut back = vec![0; length];
-            let _ = coder.decode(&stored, other, &mut back);
+            let _ = codec.decode(&stored, other, &mut back);
         }
     }
 
     #[test]
     fn bf16_shrinks_by_its_upper_bytes_and_noise_not_at_all() {
-        let mut coder = Coder::new();
+        let mut codec = UnitCodec::new();
         let numbers = (0_u32..32_768).map(|i| {
             let noise = i.wrapping_mul(2_654_435_761) >> 16;
             [noise.to_le_bytes()[0], 0x3c + (noise >> 8 & 3).to_le_bytes()[0]]
         });
         let raw: Vec<u8> = numbers.flatten().collect();
         let mut stored = Vec::new();
-        coder.encode(&raw, 2, &mut stored);
+        codec.encode(&raw, 2, &mut stored);
         assert!(stored.len() * 13 < raw.len() * 10, "{} of {}", stored.len(), raw.len());
         assert!(is_hopeless(&raw.iter().step_by(2).copied().collect::<Vec<_>>(), 2));
         // Sums of squares modulo a prime: no byte is likelier than another, and no plane repeats.
         let noise: Vec<u8> =
             (0_u64..65_536).map(|i| ((i * i % 65_521 * 40_503) >> 9).to_le_bytes()[0]).collect();
         stored.clear();
-        coder.encode(&noise, 2, &mut stored);
+        codec.encode(&noise, 2, &mut stored);
         assert!(stored.len() <= noise.len());
     }
 }

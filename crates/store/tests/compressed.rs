@@ -1,4 +1,4 @@
-//! Coded namespaces: every byte comes back, in less room, through merging, making room, reopening and damage.
+//! Compressed namespaces: every byte comes back, in less room, through merging, making room, reopening and damage.
 #![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use dalsegno_store::{
-    ChainHash, Coding, Config, ErrorKind, KvLayout, Memory, Namespace, NamespaceId, Put, PutReport,
-    Scope, Store, Terms, info, lend, list, verify,
+    ChainHash, Compression, Config, ErrorKind, KvLayout, Memory, Namespace, NamespaceId, Put,
+    PutReport, Scope, Store, Terms, info, lend, list, verify,
 };
 use support::{chain, open_with, setups, soon};
 
@@ -20,11 +20,11 @@ const BLOCK: usize = (LAYERS * SLICE) as usize;
 
 fn namespace() -> Namespace {
     let layout = KvLayout::new(LAYERS, SLICE).unwrap();
-    Namespace::builder(layout).field("salt", "coded").build().unwrap()
+    Namespace::builder(layout).field("salt", "compressed").build().unwrap()
 }
 
-fn zstd() -> Coding {
-    Coding::zstd(2).unwrap()
+fn zstd() -> Compression {
+    Compression::zstd(2).unwrap()
 }
 
 /// Numbers of two bytes, of which the upper one varies little.
@@ -86,14 +86,14 @@ fn percent_stored(dir: &Path) -> u64 {
 }
 
 #[test]
-fn what_is_coded_takes_less_room_and_stays_what_it_was_whatever_is_said_later() {
+fn what_is_compressed_takes_less_room_and_stays_what_it_was_whatever_is_said_later() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let config = setup.config(64 << 20);
         let id = namespace().id();
         let (one, two) = (chain(1, 60), chain(2, 60));
         let store = support::open(dir.path(), &config);
-        store.register_coded(&namespace(), zstd()).unwrap();
+        store.register_compressed(&namespace(), zstd()).unwrap();
         assert_eq!(put(&store, id, &one, 0).kept(), [true; 60]);
         check(&store, id, &one);
         let codec = store.stats().log.codec;
@@ -109,7 +109,7 @@ fn what_is_coded_takes_less_room_and_stays_what_it_was_whatever_is_said_later() 
         check(&store, id, &one);
         put(&store, id, &two, 0);
         assert_eq!(store.stats().log.codec.encoded_bytes, 60 * BLOCK as u64);
-        store.register_coded(&namespace(), Coding::PLAIN).unwrap();
+        store.register_compressed(&namespace(), Compression::PLAIN).unwrap();
         put(&store, id, &chain(3, 20), 0);
         assert_eq!(store.stats().log.codec.encoded_bytes, 60 * BLOCK as u64);
         store.close();
@@ -119,7 +119,7 @@ fn what_is_coded_takes_less_room_and_stays_what_it_was_whatever_is_said_later() 
             check(&store, id, &chain);
         }
         store.close();
-        assert_eq!(list(dir.path()).unwrap().1.iter().filter(|row| !row.coded).count(), 1);
+        assert_eq!(list(dir.path()).unwrap().1.iter().filter(|row| !row.compressed).count(), 1);
         assert_eq!(verify(dir.path(), &|_, _| ()).unwrap().findings, []);
     }
 }
@@ -128,7 +128,7 @@ fn what_is_coded_takes_less_room_and_stays_what_it_was_whatever_is_said_later() 
 fn layers_that_come_one_by_one_are_stored_plain() {
     let dir = tempfile::tempdir().unwrap();
     let store = support::open(dir.path(), &support::config(64 << 20));
-    store.register_coded(&namespace(), zstd()).unwrap();
+    store.register_compressed(&namespace(), zstd()).unwrap();
     let (id, chain) = (namespace().id(), chain(1, 20));
     let writer = store.layer_writer(id, &chain, 0, 20, &Terms::default()).unwrap();
     for layer in 0..LAYERS {
@@ -150,7 +150,7 @@ fn a_damaged_unit_is_a_miss_that_names_its_cause_and_can_be_put_again() {
     let dir = tempfile::tempdir().unwrap();
     let config = support::config(64 << 20);
     let store = support::open(dir.path(), &config);
-    store.register_coded(&namespace(), zstd()).unwrap();
+    store.register_compressed(&namespace(), zstd()).unwrap();
     let (id, chain) = (namespace().id(), chain(1, 60));
     put(&store, id, &chain, 0);
     store.close();
@@ -178,11 +178,11 @@ fn a_damaged_unit_is_a_miss_that_names_its_cause_and_can_be_put_again() {
 fn a_store_that_shrinks_its_blocks_holds_more_of_them_and_moves_them_on() {
     for setup in setups() {
         let mut held = Vec::new();
-        for coding in [Coding::PLAIN, zstd()] {
+        for compression in [Compression::PLAIN, zstd()] {
             let dir = tempfile::tempdir().unwrap();
             let config = Config { segment: Some(1 << 20), ..setup.config(9 << 20) };
             let store = support::open(dir.path(), &config);
-            store.register_coded(&namespace(), coding).unwrap();
+            store.register_compressed(&namespace(), compression).unwrap();
             let id = namespace().id();
             let favourite = chain(1000, 10);
             put(&store, id, &favourite, 0);
@@ -192,8 +192,8 @@ fn a_store_that_shrinks_its_blocks_holds_more_of_them_and_moves_them_on() {
             }
             let stats = store.stats();
             assert!(stats.log.segments_recycled > 5 && stats.relocated_bytes > 0, "{stats:?}");
-            if !coding.is_plain() {
-                // What moves is not coded again.
+            if !compression.is_plain() {
+                // What moves is not compressed again.
                 assert_eq!(stats.log.codec.encoded_bytes, stats.put_bytes, "{stats:?}");
             }
             for name in 0..120 {
@@ -208,11 +208,11 @@ fn a_store_that_shrinks_its_blocks_holds_more_of_them_and_moves_them_on() {
 }
 
 #[test]
-fn small_extents_are_coded_when_they_are_merged() {
+fn small_extents_are_compressed_when_they_are_merged() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let store = open_with(dir.path(), &setup.config(64 << 20), soon());
-        store.register_coded(&namespace(), zstd()).unwrap();
+        store.register_compressed(&namespace(), zstd()).unwrap();
         let (id, whole) = (namespace().id(), chain(7, 64));
         for count in 1..=whole.len() {
             put(&store, id, &whole[..count], count - 1);
@@ -228,7 +228,10 @@ fn small_extents_are_coded_when_they_are_merged() {
         check(&store, id, &whole);
         store.close();
         let rows = list(dir.path()).unwrap().1;
-        assert!(rows.len() <= 16 && rows.iter().any(|row| row.coded && row.blocks > 8), "{rows:?}");
+        assert!(
+            rows.len() <= 16 && rows.iter().any(|row| row.compressed && row.blocks > 8),
+            "{rows:?}"
+        );
         let store = open_with(dir.path(), &setup.config(64 << 20), soon());
         store.register(&namespace()).unwrap();
         check(&store, id, &whole);
@@ -236,10 +239,10 @@ fn small_extents_are_coded_when_they_are_merged() {
 }
 
 #[test]
-fn a_put_whose_time_is_up_while_it_is_coded_fails_and_leaves_nothing() {
+fn a_put_whose_time_is_up_while_it_is_compressed_fails_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let store = support::open(dir.path(), &support::config(64 << 20));
-    store.register_coded(&namespace(), zstd()).unwrap();
+    store.register_compressed(&namespace(), zstd()).unwrap();
     let (id, chain) = (namespace().id(), chain(1, 40));
     let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash)).collect();
     let report = lend(|lender| {
@@ -262,7 +265,7 @@ fn a_store_of_an_unknown_version_is_refused_and_a_plain_one_stays_as_it_was() {
     store.register(&namespace()).unwrap();
     put(&store, namespace().id(), &chain(1, 4), 0);
     assert_eq!(std::fs::read(&path).unwrap()[8], 1);
-    store.register_coded(&namespace(), zstd()).unwrap();
+    store.register_compressed(&namespace(), zstd()).unwrap();
     assert_eq!(std::fs::read(&path).unwrap()[8], 2);
     store.close();
     let mut sector = std::fs::read(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Coded extents: what is read of them, what damage costs, and who may open a store that holds some.
+//! Compressed extents: what is read of them, what damage costs, and who may open a store that holds some.
 #![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Coding, Deadline, Durability, EngineChoice, Extent, KvLayout, NamespaceId,
-    StoreId,
+    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout,
+    NamespaceId, StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, Memory, SystemClock, lend};
 use dalsegno_log::format::{RecordHeader, RecordKind, segment_file};
@@ -39,7 +39,7 @@ fn open(dir: &Path) -> (Log, Recovered) {
         io_depth: 4,
         io_request_bytes: 256 << 10,
         header_cache_bytes: 0,
-        coding_bytes: 4 << 20,
+        compression_bytes: 4 << 20,
         scan_threads: 4,
         read_only: false,
     };
@@ -71,25 +71,27 @@ fn encode(log: &Log, blocks: &[Vec<u8>], call: &Call) -> Result<bool, LogError> 
     let extent = new_extent();
     lend(|lender| {
         let blocks: Vec<Vec<Memory>> = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        let room = log.coding_room(&extent, &Call::foreground()).unwrap();
-        let coded = log.encode(&extent, &blocks, Coding::zstd(2).unwrap(), room, call)?;
-        let Some(coded) = coded else { return Ok(false) };
-        let append = log.reserve_coded(extent, coded, false)?;
+        let room = log.compression_budget(&extent, &Call::foreground()).unwrap();
+        let compressed = log.encode(&extent, &blocks, Compression::zstd(2).unwrap(), room, call)?;
+        let Some(compressed) = compressed else { return Ok(false) };
+        let append = log.reserve_compressed(extent, compressed, false)?;
         log.append(vec![append], &Call::foreground()).remove(0).map(|_| true)
     })
 }
 
-/// A store with one coded extent, and what opening it again tells.
+/// A store with one compressed extent, and what opening it again tells.
 fn store(dir: &Path) -> (Log, Extent) {
     let (log, _) = open(dir);
-    dalsegno_log::allow_coding(&log).unwrap();
+    dalsegno_log::allow_compression(&log).unwrap();
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
     assert!(encode(&log, &blocks, &Call::foreground()).unwrap());
     drop(log);
     let (log, mut recovered) = open(dir);
     assert_eq!(recovered.faults, []);
     let extent = recovered.extents.remove(0);
-    assert!(extent.is_coded() && extent.total_bytes() * 10 < u64::from(BLOCKS) * 3 * 40_000 * 8);
+    assert!(
+        extent.is_compressed() && extent.total_bytes() * 10 < u64::from(BLOCKS) * 3 * 40_000 * 8
+    );
     (log, extent)
 }
 
@@ -222,7 +224,7 @@ fn noise_stays_plain_and_so_does_everything_where_coding_was_not_allowed() {
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
     assert!(!encode(&log, &blocks, &Call::foreground()).unwrap());
     assert_eq!(std::fs::read(dir.path().join("store.meta")).unwrap()[8], 1);
-    dalsegno_log::allow_coding(&log).unwrap();
+    dalsegno_log::allow_compression(&log).unwrap();
     assert_eq!(std::fs::read(dir.path().join("store.meta")).unwrap()[8], 2);
     let mut state = 7_u64;
     let mut noise = || {
@@ -241,16 +243,16 @@ fn noise_stays_plain_and_so_does_everything_where_coding_was_not_allowed() {
 fn a_call_that_is_over_stops_coding_and_frees_its_room() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
-    dalsegno_log::allow_coding(&log).unwrap();
+    dalsegno_log::allow_compression(&log).unwrap();
     let (clock, _) = parts();
     let over = Call::foreground().until(Deadline::At(clock.now().after(Duration::ZERO)));
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
     assert!(matches!(encode(&log, &blocks, &over), Err(LogError::Deadline)));
-    let first = log.try_coding_room(&new_extent()).unwrap();
-    let others: Vec<_> = std::iter::from_fn(|| log.try_coding_room(&new_extent())).collect();
-    assert!(matches!(log.coding_room(&new_extent(), &over), Err(LogError::Deadline)));
+    let first = log.try_compression_budget(&new_extent()).unwrap();
+    let others: Vec<_> = std::iter::from_fn(|| log.try_compression_budget(&new_extent())).collect();
+    assert!(matches!(log.compression_budget(&new_extent(), &over), Err(LogError::Deadline)));
     drop((first, others));
-    assert!(log.coding_room(&new_extent(), &Call::foreground()).is_ok());
+    assert!(log.compression_budget(&new_extent(), &Call::foreground()).is_ok());
 }
 
 #[test]
@@ -258,12 +260,12 @@ fn a_copy_serves_what_the_original_did_and_damage_is_not_copied() {
     let dir = tempfile::tempdir().unwrap();
     let (log, extent) = store(dir.path());
     let new = NewExtent { born: Some(extent.born), ..new_extent() };
-    let coded = log.read_coded(&extent).unwrap().unwrap();
-    let append = log.reserve_coded(new, coded, true).unwrap();
+    let compressed = log.read_compressed(&extent).unwrap().unwrap();
+    let append = log.reserve_compressed(new, compressed, true).unwrap();
     let copy = log.append(vec![append], &Call::background()).remove(0).unwrap().extent;
     assert_eq!((copy.total_bytes(), copy.born), (extent.total_bytes(), extent.born));
     write_at(dir.path(), &extent, payload_offset(&extent) + extent.payload_bytes() / 2, &[0; 64]);
-    assert!(log.read_coded(&extent).unwrap().is_none());
+    assert!(log.read_compressed(&extent).unwrap().is_none());
     let all: Vec<u32> = (0..BLOCKS).collect();
     for layer in 0..LAYERS {
         assert!(read(&log, &copy, layer, &all).iter().all(Result::is_ok), "layer {layer}");
