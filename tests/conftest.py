@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.checkout import ROOT
 
 if TYPE_CHECKING:
     from dalsegno.bench.faulty import Faulty
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINES = ("vllm", "sglang", "lmcache")
 
 
@@ -26,11 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out the tests of other engines, `test_NAME.py` and `test_NAME_*.py`."""
-    stem = collection_path.stem + "_"
+    """Leaves out the tests of the other engines, in `tests/integration/NAME/`."""
     chosen = config.getoption("--engine")
-    others = any(stem.startswith(f"test_{name}_") for name in ENGINES if name != chosen)
-    return True if others else None
+    others = [ROOT / "tests" / "integration" / name for name in ENGINES if name != chosen]
+    return True if any(map(collection_path.is_relative_to, others)) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,6 +56,6 @@ def disk(tmp_path: Path) -> Iterator[Faulty]:
         if os.environ.get("CI") and "fuse" not in os.environ.get("DALSEGNO_MAY_SKIP", ""):
             pytest.fail(f"{what}; let it be skipped with DALSEGNO_MAY_SKIP=fuse")
         pytest.skip(what)
-    with faulty.mounted(tmp_path, CHECKOUT) as mounted:
+    with faulty.mounted(tmp_path, ROOT) as mounted:
         yield mounted
         mounted.tell("clear")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.checkout import ROOT
 from tests.contract.expect import buffers, expect
 from tests.contract.subjects import Box, Subject, chain, content, contents
 from tests.dose import dose
@@ -189,9 +189,8 @@ os._exit(9)
 
 
 def test_a_process_that_dies_loses_no_finished_put(filed: Box) -> None:
-    root = Path(__file__).parents[2]
     command = [sys.executable, "-c", CHILD, filed.subject.name, str(filed.path)]
-    assert subprocess.run(command, cwd=root, check=False).returncode == 9
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 9
     with filed.namespace() as namespace:
         expect(namespace, chain(6), chain(6))
 

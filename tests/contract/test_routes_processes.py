@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.checkout import ROOT
 from tests.contract.places import Place, fill, holds, right_or_missing
 from tests.contract.routes import Session
 from tests.contract.subjects import chain
 from tests.outside import another_process
 
 import dalsegno
-
-ROOT = Path(__file__).parents[2]
 
 # Tells each prompt that is kept, and is killed while it goes on.
 CHILD = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.checkout import ROOT
 from tests.unit.house import (
     FUNCTION_LINES,
     PYTHON_LINES,
@@ -23,8 +24,6 @@ from tests.unit.house import (
     rust_forbids_unsafe,
     rust_threads_are_counted,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.checkout import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PATCHES = sorted((ROOT / "crates" / "sim" / "mutations").glob("*.patch"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.contract.routes import Route, Session, Shape
-from tests.integration.lmcache_objects import Driver, key, layout, memory
+from tests.integration.lmcache.objects import Driver, key, layout, memory
 
 from dalsegno.integrations.lmcache import DalsegnoL2Adapter
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from tests.contract.routes import Route, Session, Shape
-from tests.integration import tiers
+from tests.integration.vllm import tiers
 from vllm.v1.kv_offload.base import ScheduleEndContext, make_offload_key
 
 from dalsegno.integrations.vllm.settings import TierSettings

@@ -1,0 +1,65 @@
+"""Tiers for the tests of vLLM's route, closed when a test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.manual_store import ManualStore
+    from tests.integration.vllm.tiers import Primary
+
+    from dalsegno.integrations.vllm.tier import DalsegnoTier
+
+
+@pytest.fixture
+def primary() -> Iterator[Primary]:
+    """A primary tier; the test fails if anything still refers to it afterwards."""
+    from tests.integration.vllm import tiers
+
+    memory = tiers.Primary(tiers.ROWS)
+    yield memory
+    memory.free()
+
+
+@pytest.fixture
+def make_tier(tmp_path: Path, primary: Primary) -> Iterator[Callable[..., DalsegnoTier]]:
+    """Opens tiers with the settings given, and shuts them down when the test is over."""
+    from tests.integration.vllm import tiers
+
+    with ExitStack() as opened:
+
+        def make(path: Path = tmp_path / "store", **settings: Any) -> DalsegnoTier:
+            tier = tiers.open_tier(path, primary.view, **settings)
+            opened.callback(tier.shutdown)
+            return tier
+
+        yield make
+
+
+@pytest.fixture(params=["native", "reference"])
+def tier(
+    request: pytest.FixtureRequest,
+    make_tier: Callable[..., DalsegnoTier],
+    monkeypatch: pytest.MonkeyPatch,
+) -> DalsegnoTier:
+    """A tier over the real store, and over the oracle."""
+    from tests.contract import reference_store
+    from tests.integration.vllm import tiers
+
+    from dalsegno.integrations.common import opening
+
+    if request.param == "reference":
+        opener = reference_store.Store
+        monkeypatch.setattr(opening, "open_store", lambda path, settings: opener(path, "{}"))
+    return make_tier(of=tiers.config(groups=2))
+
+
+@pytest.fixture
+def manual_tier(manual: ManualStore, make_tier: Callable[..., DalsegnoTier]) -> DalsegnoTier:
+    """A tier over `manual`."""
+    return make_tier()

@@ -1,0 +1,155 @@
+"""What the guides and examples say is so: they are run."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.checkout import ROOT
+
+from dalsegno.bench import index as index_bench
+from dalsegno.bench import sglang as sglang_bench
+from dalsegno.cli import app as application
+from dalsegno.integrations.sglang import settings as sglang_settings
+
+GUIDES = ROOT / "docs" / "guides"
+QUICKSTART = ROOT / "examples" / "quickstart.py"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (GUIDES / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def rows(page: str, first: str) -> dict[str, str]:
+    """The tables whose first column has this title: what stands there in backticks, and the row."""
+    found: dict[str, str] = {}
+    inside = False
+    for line in (GUIDES / page).read_text(encoding="utf-8").splitlines():
+        cells = line.split("|")
+        inside = line.startswith("|") and (inside or cells[1].strip() == first)
+        if inside:
+            found |= {name.split("{")[0]: line for name in re.findall(r"`([^`]+)`", cells[1])}
+    return found
+
+
+def constant(module: str, name: str) -> set[str]:
+    """The keys of a dictionary that a module of an integration defines, without its engine."""
+    path = ROOT / "python" / "dalsegno" / "integrations" / module
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == name:
+            assert isinstance(node, (ast.Assign, ast.AnnAssign))
+            assert isinstance(node.value, ast.Dict)
+            return {str(ast.literal_eval(key)) for key in node.value.keys if key is not None}
+    raise AssertionError(f"{module} has no {name}")
+
+
+def shell(command: str, folder: Path) -> str:
+    """What a command prints in a shell that finds `dalsegno`."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    settings = {**os.environ, "PATH": path}
+    told = subprocess.run(
+        command, shell=True, cwd=folder, env=settings, capture_output=True, text=True, check=False
+    )
+    assert told.stderr == ""
+    return told.stdout
+
+
+def test_the_quickstart_finds_again_what_it_stored(tmp_path: Path) -> None:
+    command = f"{sys.executable} {QUICKSTART} kv"
+    first = "0 blocks loaded, 75 computed\n62 blocks loaded, 6 computed\n"
+    assert shell(command, tmp_path) == first
+    again = "75 blocks loaded, 0 computed\n68 blocks loaded, 0 computed\n"
+    assert shell(command, tmp_path) == again
+
+
+def test_regression_the_quickstart_explains_itself(tmp_path: Path) -> None:
+    told = shell(f"{sys.executable} {QUICKSTART} --help", tmp_path)
+    for words in ("usage:", "64 MiB", "rm -r", "DIR"):
+        assert words in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_program_of_the_python_guide_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, block in enumerate(blocks("python.md", "python")):
+        exec(compile(block, f"python.md, block {number}", "exec"), names)
+    told = capsys.readouterr().out
+    assert re.fullmatch(r"8 blocks, \d+ read from disk\nlost on the way: \{\}\n", told)
+
+
+def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
+    shell(f"{sys.executable} {QUICKSTART} kv", tmp_path)
+    said, told = "", ""
+    for block in blocks("command-line.md", "console"):
+        said += block
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                told += f"{line}\n{shell(line[2:], tmp_path)}"
+    # The store's id is random, and in every header.
+    mask = re.compile(
+        r"^store       [0-9a-f]{32}$|(?<=   )(?:[0-9a-f]{2} )+ +(?:store_id|crc)\b.*$",
+        re.MULTILINE,
+    )
+    assert mask.sub("", told) == mask.sub("", said)
+
+
+def test_the_guide_names_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (GUIDES / "command-line.md").read_text(encoding="utf-8")
+    for command in ("info", "ls", "verify", "inspect", "demo vllm", "bench", "faultbench"):
+        assert f"## `dalsegno {command}" in guide
+        with pytest.raises(SystemExit):
+            application.main([*command.split(), "--help"])
+        options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+        assert [option for option in options if option not in guide] == []
+
+
+def test_regression_the_guide_names_the_packages_that_the_index_bench_asks_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_bench, "LIBRARY", Path("/nowhere"))
+    assert index_bench.main([]) == 1
+    command = capsys.readouterr().err.partition("apt-get install ")[2].strip()
+    assert command == "librocksdb-dev libclang-dev"
+    assert f"`apt-get install {command}`" in rows("benches.md", "bench")["index"]
+
+
+def test_regression_the_bench_of_sglang_takes_less_than_ten_minutes() -> None:
+    """Half of that at the speeds of the slowest backend that the guide has, which leaves the rest
+    to what is not timed and to slower machines."""
+    given = sglang_bench.parse([])
+    token_bytes = given.layers * given.heads * given.head_dim * 2 * 2
+    gib = given.sequences * given.tokens * token_bytes / (1 << 30)
+    # The warm-up and the backup write, then all is read from memory, then from disk.
+    seconds_per_gib = 2 / 0.20 + 1 / 0.54 + 1 / 0.28
+    backends = ("dalsegno", "file", "v1file")
+    assert len(given.pages) * given.rounds * len(backends) * gib * seconds_per_gib < 300
+
+
+def test_the_guide_of_sglang_names_every_setting_and_its_default() -> None:
+    told = rows("sglang.md", "key")
+    fields = dataclasses.fields(sglang_settings.HiCacheSettings)
+    settings = {item.name: item.default for item in fields}
+    assert told.keys() == settings.keys()
+    for name, default in settings.items():
+        if isinstance(default, float):
+            assert told[name].split("|")[2].strip() == f"{default:g}"
+        if name == "codec":
+            assert f'`"{default}"`' in told[name]
+    text = (GUIDES / "sglang.md").read_text(encoding="utf-8")
+    assert [name for name in sglang_settings.ENGINE_KEYS if f"`{name}`" not in text] == []
+
+
+def test_the_guide_of_sglang_names_every_metric() -> None:
+    metrics = constant("sglang/metrics.py", "_COUNTERS") | constant("sglang/metrics.py", "_GAUGES")
+    assert rows("sglang.md", "metric").keys() == metrics

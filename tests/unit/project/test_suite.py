@@ -1,0 +1,85 @@
+"""Everything that CI runs, a few make targets at a time (tools/suite.py)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.checkout import ROOT, load_tool
+
+MAKEFILE = """
+quick: ; @echo quick was here
+slow: ; @sleep 0.3; echo done > slow.txt
+after: ; @cat slow.txt
+wrong: ; @echo it went wrong; exit 3
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module over a Makefile of our own."""
+    module = load_tool("suite")
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    # What make says to those below it is not for these.
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    return module
+
+
+def steps(suite: Any, *rows: tuple[str, ...]) -> list[Any]:
+    return [suite.Step(target, target, tuple(needs)) for target, *needs in rows]
+
+
+def test_every_step_is_a_target_and_comes_after_what_it_needs() -> None:
+    suite = load_tool("suite")
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", makefile, re.MULTILINE))
+    known = {name for line in targets for name in line.split()}
+    before: set[str] = set()
+    for step in suite.STEPS:
+        assert step.target in known
+        assert before.issuperset(step.needs)
+        before.add(step.target)
+
+
+def test_a_step_waits_for_what_it_needs_and_others_run_meanwhile(
+    suite: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = suite.run(steps(suite, ("slow",), ("after", "slow"), ("quick",)), 2)
+    assert [cost.target for cost in costs] == ["quick", "slow", "after"]
+    assert all(cost.passed for cost in costs)
+    assert costs[1].wall_s >= 0.3
+    assert "quick was here" in capsys.readouterr().out
+
+
+def test_nothing_starts_after_a_failure_and_what_runs_ends(
+    suite: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = suite.run(steps(suite, ("slow",), ("wrong",), ("quick",)), 2)
+    assert [(cost.target, cost.passed) for cost in costs] == [("wrong", False), ("slow", True)]
+    shown = capsys.readouterr().out
+    assert "it went wrong" in shown
+    assert "quick was here" not in shown
+
+
+def test_the_exit_code_says_whether_all_passed(
+    suite: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "STEPS", steps(suite, ("wrong",), ("quick", "wrong")))
+    monkeypatch.setattr("sys.argv", ["suite.py"])
+    assert suite.main() == 1
+    assert "FAILED wrong; not run: quick" in capsys.readouterr().out
+    monkeypatch.setattr(suite, "STEPS", steps(suite, ("quick",)))
+    assert suite.main() == 0
+    assert re.search(r"^quick +0 +0  quick$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_naming_a_step_chooses_what_it_needs_too() -> None:
+    suite = load_tool("suite")
+    named = [step.target for step in suite.chosen(["run-python"])]
+    assert named == ["env-dev", "dev", "build-rust-tests", "run-python"]
+    with pytest.raises(SystemExit, match="no step nonsense; the steps are env-dev"):
+        suite.chosen(["nonsense"])
