@@ -141,6 +141,11 @@ ENVIRONMENTS = {
             "import numpy, pytest, rich",
         ),
         Environment(
+            "docs",
+            "build the documentation site",
+            "import material, mkdocs, mkdocstrings_handlers.python",
+        ),
+        Environment(
             "vllm",
             "the same with real vLLM on the CPU",
             # vLLM chooses its kernels by the processor; to load them is only a warning if it fails.
