@@ -51,9 +51,9 @@ fn parent_of(running: u64) -> Option<Process> {
 
 /// Counts a thread of this process as running until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Running(());
+pub(crate) struct RunningThread(());
 
-impl Running {
+impl RunningThread {
     /// Fails with the process that forked this one amid its threads.
     pub(crate) fn begin() -> Result<Self, Process> {
         let this = u64::from(Process::this().0) << COUNT_BITS;
@@ -69,7 +69,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningThread {
     fn drop(&mut self) {
         RUNNING.fetch_sub(1, Ordering::AcqRel);
     }

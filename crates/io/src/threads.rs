@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::Process;
-use crate::process::Running;
+use crate::process::RunningThread;
 
 /// Starts a thread. The name shows in `top` and debuggers, which cut it after 15 bytes.
 ///
@@ -20,7 +20,7 @@ use crate::process::Running;
 /// The system's own error when it refuses another thread; an error of its own kind in a child that was forked amid
 /// threads: see [`crate::forked_amid_threads`].
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    let running = Running::begin().map_err(|parent| {
+    let running = RunningThread::begin().map_err(|parent| {
         io::Error::other(format!("process {} had threads when it forked this one", parent.id()))
     })?;
     Builder::new().name(name.to_owned()).spawn(move || {
@@ -39,7 +39,7 @@ pub fn share_work(name: &str, count: u32, work: impl Fn() + Sync) {
     let work = &work;
     std::thread::scope(|scope| {
         for _ in 1..count {
-            let Ok(running) = Running::begin() else { break };
+            let Ok(running) = RunningThread::begin() else { break };
             let body = move || {
                 let _running = running;
                 work();

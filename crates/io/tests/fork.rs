@@ -6,7 +6,7 @@ mod common;
 use common::child::in_child;
 use common::{Rig, SECTOR, is_available};
 use dalsegno_core::EngineChoice;
-use dalsegno_io::{Frames, Memory, Process, forked_amid_threads, spawn};
+use dalsegno_io::{BlockFrames, Memory, Process, forked_amid_threads, spawn};
 
 /// Whether any memory is mapped in all of this range.
 fn is_mapped((start, bytes): (usize, usize)) -> bool {
@@ -47,7 +47,7 @@ fn a_child_drops_its_copy_of_a_thread_pool_and_the_parent_goes_on() {
 #[test]
 fn a_child_has_no_arena_and_unmaps_nothing_at_its_address() {
     let mut pool = Some(common::pool());
-    let arena = pool.as_ref().unwrap().arena();
+    let arena = pool.as_ref().unwrap().address_range();
     assert!(is_mapped(arena));
     in_child(|| {
         assert!(!is_mapped(arena));
@@ -64,7 +64,7 @@ fn a_child_has_no_arena_and_unmaps_nothing_at_its_address() {
 
 #[test]
 fn a_child_has_no_frames_and_gives_none_back() {
-    let frames = Frames::new(1 << 20).unwrap();
+    let frames = BlockFrames::new(1 << 20).unwrap();
     let block = frames.keep(&[Memory::owned(vec![7; SECTOR], ())]).unwrap();
     let arena = (block.slices().next().unwrap().as_ptr() as usize, SECTOR);
     let mut both = Some((block, frames));

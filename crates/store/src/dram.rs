@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES, sector_up};
-use dalsegno_io::{Framed, Frames, IoError, Memory};
+use dalsegno_io::{BlockFrames, FilledFrames, IoError, Memory};
 use dalsegno_policy::S3Fifo;
 use parking_lot::Mutex;
 
 type Key = (NamespaceId, ChainHash);
 /// Empty until its bytes are copied.
-type Block = OnceLock<Framed>;
+type Block = OnceLock<FilledFrames>;
 
 #[derive(Debug)]
 pub(crate) struct Dram {
     /// None if the tier is off.
-    frames: Option<Frames>,
+    frames: Option<BlockFrames>,
     blocks: Mutex<S3Fifo<Key, Arc<Block>>>,
     admitted: AtomicU64,
     evicted: AtomicU64,
@@ -45,9 +45,9 @@ impl Dram {
     /// [`IoError::Os`] if the system would never give as much.
     pub(crate) fn new(capacity_bytes: u64) -> Result<Self, IoError> {
         let is_on = capacity_bytes >= SECTOR_BYTES;
-        let frames = is_on.then(|| Frames::new(capacity_bytes)).transpose()?;
+        let frames = is_on.then(|| BlockFrames::new(capacity_bytes)).transpose()?;
         Ok(Self {
-            blocks: Mutex::new(S3Fifo::new(frames.as_ref().map_or(0, Frames::capacity_bytes))),
+            blocks: Mutex::new(S3Fifo::new(frames.as_ref().map_or(0, BlockFrames::capacity_bytes))),
             frames,
             admitted: AtomicU64::new(0),
             evicted: AtomicU64::new(0),

@@ -4,7 +4,7 @@
 //!    key [`lineage_of`] it as well.
 //! 2. All tables use the same hash, so a look-up in many tables hashes its key once.
 
-use dalsegno_io::{PageBuffer, PageVec, Pages};
+use dalsegno_io::{PageAllocator, PageBuffer, PageVec};
 
 use super::block::{Place, SECTOR};
 use super::keys::{filtered, lineage_of};
@@ -62,7 +62,7 @@ pub(crate) struct FilterBuilder {
 impl FilterBuilder {
     /// With no bits there is no filter.
     pub(crate) fn new(bits_per_key: f64) -> Self {
-        Self { bits_per_key, hashes: PageVec::new_in(Pages), lineage: None }
+        Self { bits_per_key, hashes: PageVec::new_in(PageAllocator), lineage: None }
     }
 
     /// Adds a key; keys of one place come one behind the other and are one to the filter, and so are those of one
@@ -114,7 +114,7 @@ impl FilterBuilder {
     /// Appends the filter to `out` as whole sectors.
     pub(crate) fn finish(&self, place: Place, out: &mut PageBuffer) {
         let (from, probes) = (out.len(), self.probes());
-        let mut lines = PageVec::new_in(Pages);
+        let mut lines = PageVec::new_in(PageAllocator);
         lines.resize(self.line_count(), Line::default());
         for hash in &self.hashes {
             let at = hash.line(lines.len());
@@ -160,7 +160,7 @@ impl Filter {
             words.iter_mut().zip(chunks).for_each(|(word, b)| *word = u64::from_le_bytes(*b));
             Line(words)
         };
-        let mut decoded = PageVec::with_capacity_in(lines.len(), Pages);
+        let mut decoded = PageVec::with_capacity_in(lines.len(), PageAllocator);
         decoded.extend(lines.iter().map(decode_line));
         Ok(Self { lines: decoded, probes })
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::NamespaceId;
-use dalsegno_io::{PageBuffer, PageVec, Pages};
+use dalsegno_io::{PageAllocator, PageBuffer, PageVec};
 use hashbrown::HashTable;
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -95,7 +95,7 @@ struct PointSlot {
 struct Entries {
     chunks: Vec<PageBuffer>,
     slots: PageVec<Slot>,
-    points: HashTable<PointSlot, Pages>,
+    points: HashTable<PointSlot, PageAllocator>,
     orders: BTreeMap<OrderKey, u32>,
     forks: BTreeSet<ForkKey>,
 }
@@ -111,8 +111,8 @@ impl Default for Memtable {
     fn default() -> Self {
         let entries = Entries {
             chunks: Vec::new(),
-            slots: PageVec::new_in(Pages),
-            points: HashTable::new_in(Pages),
+            slots: PageVec::new_in(PageAllocator),
+            points: HashTable::new_in(PageAllocator),
             orders: BTreeMap::new(),
             forks: BTreeSet::new(),
         };
@@ -210,7 +210,7 @@ impl Entries {
             let PointKey { namespace, hash } = self.key_of(point);
             let first = u64::from_be_bytes(*hash.first_chunk().expect("16 bytes"));
             let of_namespace = sorted.entry(namespace);
-            of_namespace.or_insert_with(|| PageVec::new_in(Pages)).push((first, *point));
+            of_namespace.or_insert_with(|| PageVec::new_in(PageAllocator)).push((first, *point));
         }
         for points in sorted.values_mut() {
             points.sort_unstable_by(|(one, one_point), (two, two_point)| {

@@ -12,9 +12,10 @@ use dalsegno_core::{Clock, SECTOR_BYTES};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
-use super::job::Job;
+use super::OpenFile;
+use super::backend::{CLOSE_TIMEOUT, Engine, Setup};
 use super::queue::Queue;
-use super::{Engine, OpenFile, PATIENCE, Setup};
+use super::queued_request::QueuedRequest;
 use crate::threads::Workers;
 use crate::{IoError, Operation, Request};
 
@@ -58,7 +59,7 @@ impl Drop for Psync {
     fn drop(&mut self) {
         if self.workers.are_ours() {
             self.queue.close();
-            self.workers.join(PATIENCE);
+            self.workers.join(CLOSE_TIMEOUT);
         }
     }
 }
@@ -72,7 +73,7 @@ fn work(queue: &Queue, clock: &dyn Clock) {
     }
 }
 
-fn serve(mut job: Job, clock: &dyn Clock) {
+fn serve(mut job: QueuedRequest, clock: &dyn Clock) {
     if job.is_late(clock) {
         return job.finish(Err(IoError::Deadline));
     }
@@ -119,15 +120,15 @@ fn write(request: &Request, file: BorrowedFd<'_>) -> Result<u64, Errno> {
 
 /// How far a transfer came.
 #[derive(Clone, Copy, Default)]
-struct Done {
+struct Progress {
     total: u64,
     /// Bytes of the last step.
     step: usize,
 }
 
 /// Repeats `step` until it moves nothing more; returns the bytes moved in all.
-fn transfer(mut step: impl FnMut(Done) -> Result<usize, Errno>) -> Result<u64, Errno> {
-    let mut done = Done::default();
+fn transfer(mut step: impl FnMut(Progress) -> Result<usize, Errno>) -> Result<u64, Errno> {
+    let mut done = Progress::default();
     loop {
         done.step = step(done)?;
         done.total += done.step as u64;

@@ -2,7 +2,7 @@
 //!
 //! 1. Of each direction at most `limit` requests are accepted and not yet answered; the rest of a batch is refused as
 //!    busy.
-//! 2. A [`Job`] answers its request exactly once, also when it is dropped by a panic.
+//! 2. A [`QueuedRequest`] answers its request exactly once, also when it is dropped by a panic.
 //! 3. Foreground goes first; within a class the order of submission holds, but for a direction that has its share.
 //! 4. Requests are answered outside of the lock: dropping a guard may run any code, even a new submit.
 //! 5. `asleep` is set only together with finding no job that may start, so a push after it sees it: no wake-up is lost.
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::OpenFile;
-use super::job::{Job, Unanswered, direction};
+use super::queued_request::{DirectionCounts, QueuedRequest, direction};
 use crate::{IoError, Request};
 
 /// This part of an engine's places, but at least one of several, is kept for each direction.
@@ -31,15 +31,15 @@ pub(super) struct Queue {
     /// Most requests of one direction that an engine may have begun.
     share: usize,
     /// By direction.
-    unanswered: [Arc<Unanswered>; 2],
-    state: Mutex<State>,
+    unanswered: [Arc<DirectionCounts>; 2],
+    state: Mutex<QueueState>,
     arrived: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     /// By class, then by direction.
-    waiting: [[VecDeque<Job>; 2]; 2],
+    waiting: [[VecDeque<QueuedRequest>; 2]; 2],
     next_number: u64,
     closed: bool,
     /// Whether the consumer waits where only a wake-up reaches it.
@@ -48,13 +48,13 @@ struct State {
 
 /// Whether a call may carry out a request itself.
 #[derive(Debug)]
-pub(super) enum Begun {
-    Here(Job),
+pub(super) enum CallStart {
+    Here(QueuedRequest),
     /// It is for the queue.
     NotYet((Request, Arc<OpenFile>)),
 }
 
-impl State {
+impl QueueState {
     /// Whether any job waits.
     fn is_waited(&self) -> bool {
         self.waiting.iter().flatten().any(|jobs| !jobs.is_empty())
@@ -83,7 +83,7 @@ impl Queue {
     }
 
     /// The next job that may start.
-    fn pop(&self, state: &mut State) -> Option<Job> {
+    fn pop(&self, state: &mut QueueState) -> Option<QueuedRequest> {
         let begun = self.begun()?;
         let mut job = state.waiting.iter_mut().find_map(|queues| {
             let first = |at: usize| Some((queues[at].front()?.number(), at));
@@ -112,7 +112,7 @@ impl Queue {
             }
             accepted += 1;
             let class = request.class as usize;
-            let job = Job::new((request, file), state.next_number, unanswered);
+            let job = QueuedRequest::new((request, file), state.next_number, unanswered);
             state.next_number += 1;
             state.waiting[class][direction].push_back(job);
         }
@@ -129,23 +129,23 @@ impl Queue {
 
     /// Accepts a request and begins it, so that its call carries it out; not where anything waits, no place is free for
     /// it, or the queue is closed. After its answer comes [`Self::end_here`].
-    pub(super) fn begin_here(&self, request: (Request, Arc<OpenFile>)) -> Begun {
+    pub(super) fn begin_here(&self, request: (Request, Arc<OpenFile>)) -> CallStart {
         let direction = direction(request.0.operation);
         let unanswered = &self.unanswered[direction];
         let mut state = self.state.lock();
         let is_free = self.begun().is_some_and(|begun| begun[direction] < self.share);
         if state.closed || state.is_waited() || !is_free || unanswered.accepted() >= self.limit {
-            return Begun::NotYet(request);
+            return CallStart::NotYet(request);
         }
-        let mut job = Job::new(request, state.next_number, unanswered);
+        let mut job = QueuedRequest::new(request, state.next_number, unanswered);
         state.next_number += 1;
         job.begin();
-        Begun::Here(job)
+        CallStart::Here(job)
     }
 
     /// Leaves to the engine's threads what was begun here. Returns whether the consumer must be woken.
     #[must_use]
-    pub(super) fn hand_over(&self, mut job: Job) -> bool {
+    pub(super) fn hand_over(&self, mut job: QueuedRequest) -> bool {
         let (class, direction) = (job.request().class as usize, direction(job.request().operation));
         let mut state = self.state.lock();
         if state.closed {
@@ -175,7 +175,7 @@ impl Queue {
     }
 
     /// Waits for a job; `None` when the queue is closed.
-    pub(super) fn wait(&self) -> Option<Job> {
+    pub(super) fn wait(&self) -> Option<QueuedRequest> {
         let mut state = self.state.lock();
         loop {
             if state.closed {
@@ -190,7 +190,7 @@ impl Queue {
 
     /// Appends up to `room` jobs to `jobs`; if no more may start, the consumer counts as asleep from then on. Returns
     /// whether the queue is closed.
-    pub(super) fn take(&self, room: usize, jobs: &mut Vec<Job>) -> bool {
+    pub(super) fn take(&self, room: usize, jobs: &mut Vec<QueuedRequest>) -> bool {
         let mut state = self.state.lock();
         let before = jobs.len();
         jobs.extend(std::iter::from_fn(|| self.pop(&mut state)).take(room));
@@ -274,7 +274,9 @@ mod tests {
             let _ = queue.push(requests);
             let mut begun = Vec::new();
             queue.take(4, &mut begun);
-            let tags = |jobs: &[Job]| jobs.iter().map(|job| job.request().tag).collect::<Vec<_>>();
+            let tags = |jobs: &[QueuedRequest]| {
+                jobs.iter().map(|job| job.request().tag).collect::<Vec<_>>()
+            };
             assert_eq!(tags(&begun), [0, 1, 2, 4]);
             // The last of them waits for its direction, not for its turn.
             begun.pop().unwrap().finish(Ok(()));
@@ -366,10 +368,10 @@ mod tests {
         let (requests, _answers) = batch(&[Class::Foreground]);
         assert!(!queue.push(requests));
     }
-    fn begun(begun: Begun) -> Option<Job> {
+    fn begun(begun: CallStart) -> Option<QueuedRequest> {
         match begun {
-            Begun::Here(job) => Some(job),
-            Begun::NotYet(_) => None,
+            CallStart::Here(job) => Some(job),
+            CallStart::NotYet(_) => None,
         }
     }
 

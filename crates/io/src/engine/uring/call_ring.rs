@@ -17,11 +17,11 @@ use dalsegno_core::Clock;
 use io_uring::{IoUring, cqueue, types};
 use parking_lot::Mutex;
 
-use super::Doorbell;
-use super::flight::{Flight, Slots};
+use super::doorbell::Doorbell;
+use super::in_flight::{InFlight, Slots};
 use crate::engine::OpenFile;
-use crate::engine::job::Job;
-use crate::engine::queue::{Begun, Queue};
+use crate::engine::queue::{CallStart, Queue};
+use crate::engine::queued_request::QueuedRequest;
 use crate::{IoError, Operation, Process, Request};
 
 /// Most rings that calls drive themselves. More threads than this wait for the device, not for each other.
@@ -35,7 +35,7 @@ const MAX_STALLS: u32 = 5000;
 
 /// The rings of an engine that calls drive.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct CallRings {
     queue: Arc<Queue>,
     doorbell: Arc<Doorbell>,
     clock: Arc<dyn Clock>,
@@ -57,7 +57,7 @@ struct Rings {
     closed: bool,
 }
 
-impl Shelf {
+impl CallRings {
     pub(super) fn new(
         queue: &Arc<Queue>,
         doorbell: &Arc<Doorbell>,
@@ -101,7 +101,7 @@ impl Shelf {
     }
 
     /// Leaves to the engine what a ring could not do without waiting.
-    fn hand_over(&self, job: Job, errno: i32) {
+    fn hand_over(&self, job: QueuedRequest, errno: i32) {
         if errno == libc::EOPNOTSUPP {
             // The file system never can.
             self.rings.lock().unsupported = true;
@@ -176,7 +176,7 @@ impl Shelf {
 pub struct CallRing {
     /// `None` only while it is dropped.
     ring: Option<Ring>,
-    shelf: Arc<Shelf>,
+    shelf: Arc<CallRings>,
 }
 
 impl CallRing {
@@ -200,14 +200,14 @@ impl CallRing {
             return Some((request, file));
         }
         let job = match self.shelf.queue.begin_here((request, file)) {
-            Begun::Here(job) => job,
-            Begun::NotYet(request) => return Some(request),
+            CallStart::Here(job) => job,
+            CallStart::NotYet(request) => return Some(request),
         };
         if job.is_late(&*self.shelf.clock) {
             job.finish(Err(IoError::Deadline));
             self.return_places();
         } else {
-            ring.launch(Flight::listed(job));
+            ring.launch(InFlight::listed(job));
             if ring.failed {
                 self.return_places();
             }
@@ -284,7 +284,7 @@ impl Ring {
     }
 
     /// Starts a request immediately, so that the device works on it while the call goes on.
-    fn launch(&mut self, flight: Flight) {
+    fn launch(&mut self, flight: InFlight) {
         let entry = flight.entry_at_once();
         let number = self.slots.put(flight);
         self.push(&entry.user_data(number));
@@ -330,7 +330,7 @@ impl Ring {
     }
 
     /// Answers what has completed; returns whether anything had.
-    fn reap(&mut self, of: &Shelf) -> bool {
+    fn reap(&mut self, of: &CallRings) -> bool {
         let mut any = false;
         // One by one, so that a panic in an answer loses no completion.
         while let Some(done) = self.next() {

@@ -68,15 +68,15 @@ pub(super) fn check_doorbell(result: i32) -> io::Result<()> {
 
 /// The pool's arena as registered with a ring: the kernel need not pin its pages for each request.
 #[derive(Debug)]
-pub(super) struct Arena {
+pub(super) struct RegisteredBuffers {
     start: usize,
     bytes: usize,
 }
 
-impl Arena {
+impl RegisteredBuffers {
     /// `None` if the kernel refuses, for an ordinary user because of its limit on locked memory.
     pub(super) fn register(ring: &IoUring, pool: &BufferPool) -> Option<Self> {
-        let (start, bytes) = pool.arena();
+        let (start, bytes) = pool.address_range();
         let chunk = |at: usize| libc::iovec {
             iov_base: with_exposed_provenance_mut(start + at),
             iov_len: CHUNK_BYTES.min(bytes - at),
@@ -108,17 +108,17 @@ mod tests {
     #[test]
     fn only_memory_wholly_inside_of_the_arena_counts_as_registered() {
         let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
-        let (start, bytes) = pool.arena();
-        let arena = Arena { start, bytes: bytes / 2 };
+        let (start, bytes) = pool.address_range();
+        let registered = RegisteredBuffers { start, bytes: bytes / 2 };
         let mut taken = Vec::new();
         while let Some(memory) = pool.try_take(1 << 20) {
             let inside = memory.address() + memory.len() <= start + bytes / 2;
-            assert_eq!(arena.index_of(&memory), inside.then_some(0));
+            assert_eq!(registered.index_of(&memory), inside.then_some(0));
             taken.push(memory);
         }
         let mut outside = [0_u8; 16];
         crate::lend(|lender| {
-            assert_eq!(arena.index_of(&lender.exclusive(&mut outside)), None);
+            assert_eq!(registered.index_of(&lender.exclusive(&mut outside)), None);
         });
     }
 

@@ -18,10 +18,10 @@ const PAGE_BYTES: usize = 4096;
 
 /// Allocates mappings: for few and large pieces of memory.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pages;
+pub struct PageAllocator;
 
 /// A vector whose memory goes back to the system when it is dropped.
-pub type PageVec<T> = allocator_api2::vec::Vec<T, Pages>;
+pub type PageVec<T> = allocator_api2::vec::Vec<T, PageAllocator>;
 
 /// Bytes whose memory goes back to the system when they are dropped: a [`PageVec`] that copies them at once, not one by
 /// one.
@@ -30,7 +30,7 @@ pub struct PageBuffer(PageVec<u8>);
 
 impl Default for PageBuffer {
     fn default() -> Self {
-        Self(PageVec::new_in(Pages))
+        Self(PageVec::new_in(PageAllocator))
     }
 }
 
@@ -38,7 +38,7 @@ impl PageBuffer {
     /// Room for `bytes` from the beginning; what is not written takes no memory.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
-        Self(PageVec::with_capacity_in(bytes, Pages))
+        Self(PageVec::with_capacity_in(bytes, PageAllocator))
     }
 
     /// How many bytes fit before it has to grow.
@@ -108,7 +108,7 @@ fn slice(start: *mut c_void, bytes: usize) -> Result<NonNull<[u8]>, AllocError> 
 // allocator, which has no state: so copies of it are the same one. Mappings are page-aligned, and layouts that ask for
 // more are refused. The lengths that are unmapped and remapped are those that were mapped: `next_multiple_of` gives the
 // same for every size that fits the mapping in whole pages.
-unsafe impl Allocator for Pages {
+unsafe impl Allocator for PageAllocator {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.align() > PAGE_BYTES {
             return Err(AllocError);
@@ -155,7 +155,7 @@ unsafe impl Allocator for Pages {
     }
 }
 
-impl Pages {
+impl PageAllocator {
     /// # Safety
     ///
     /// `start` is an allocation of this allocator with layout `old`, and not used by anybody else.
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_vector_keeps_its_bytes_while_it_grows_and_shrinks() {
-        let mut bytes: PageVec<u32> = PageVec::new_in(Pages);
+        let mut bytes: PageVec<u32> = PageVec::new_in(PageAllocator);
         for number in 0..100_000 {
             bytes.push(number);
         }
@@ -226,7 +226,7 @@ mod tests {
             let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
             statm.split(' ').nth(1).unwrap().parse().unwrap()
         };
-        let mut bytes: PageVec<u8> = PageVec::new_in(Pages);
+        let mut bytes: PageVec<u8> = PageVec::new_in(PageAllocator);
         bytes.resize(64 << 20, 1);
         let with = resident_pages();
         drop(bytes);
@@ -236,6 +236,6 @@ mod tests {
     #[test]
     fn a_stricter_alignment_than_a_page_is_refused() {
         let layout = Layout::from_size_align(64, 8192).unwrap();
-        assert!(Pages.allocate(layout).is_err());
+        assert!(PageAllocator.allocate(layout).is_err());
     }
 }

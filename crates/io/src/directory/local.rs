@@ -19,15 +19,19 @@ use parking_lot::RwLock;
 use rustix::fs::{Advice, AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::engine::{self, Engine, MAX_PIECES, MAX_REQUEST_BYTES, OpenFile, Setup};
+use super::direct_io::{self, DirectIoTrial};
+use crate::engine::{self, Engine, OpenFile, Setup};
 use crate::{
     BufferPool, CallRing, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Request,
     Space,
-    direct::{self, Trial},
 };
 
 /// Most requests the device works on at a time; more only lengthens queues.
 const MAX_DEPTH: u32 = 128;
+/// Most pieces of one request, the kernel's `IOV_MAX`.
+const MAX_PIECES: usize = 1024;
+/// Most bytes of one request. The kernel itself cuts a transfer at 2 GiB less a page.
+const MAX_REQUEST_BYTES: u64 = 1 << 30;
 const MAX_NAME_BYTES: usize = 255;
 /// `Stat::st_blocks` counts in these, whatever the file system.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -136,12 +140,12 @@ impl LocalDirectory {
 
     fn probe_direct(&self, pool: &BufferPool) -> Result<Option<usize>, IoError> {
         if !self.read_only {
-            return Ok(direct::probe(&self.directory, Trial::Write, pool));
+            return Ok(direct_io::probe(&self.directory, DirectIoTrial::Write, pool));
         }
         // Without a file there is nothing to try, and nothing that will be read.
         let files = self.list()?;
-        let trial = files.first().map(|file| Trial::Read(&file.name));
-        Ok(trial.and_then(|trial| direct::probe(&self.directory, trial, pool)))
+        let trial = files.first().map(|file| DirectIoTrial::Read(&file.name));
+        Ok(trial.and_then(|trial| direct_io::probe(&self.directory, trial, pool)))
     }
 
     fn refuse_changes(&self, operation: &'static str, name: &str) -> Result<(), IoError> {

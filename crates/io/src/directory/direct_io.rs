@@ -13,7 +13,7 @@ use crate::BufferPool;
 
 /// How to find out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Trial<'a> {
+pub(crate) enum DirectIoTrial<'a> {
     /// By writing a nameless file.
     Write,
     /// By reading the file of this name, where nothing may be written.
@@ -21,10 +21,16 @@ pub(crate) enum Trial<'a> {
 }
 
 /// The alignment that direct I/O in an open directory asks of memory; `None` if there is no direct I/O.
-pub(crate) fn probe(directory: &OwnedFd, trial: Trial<'_>, pool: &BufferPool) -> Option<usize> {
+pub(crate) fn probe(
+    directory: &OwnedFd,
+    trial: DirectIoTrial<'_>,
+    pool: &BufferPool,
+) -> Option<usize> {
     let tried = match trial {
-        Trial::Write => scratch(directory).and_then(|file| try_write(&file, pool).map(|()| file)),
-        Trial::Read(name) => rustix::fs::openat(directory, name, READ, Mode::empty())
+        DirectIoTrial::Write => {
+            scratch(directory).and_then(|file| try_write(&file, pool).map(|()| file))
+        }
+        DirectIoTrial::Read(name) => rustix::fs::openat(directory, name, READ, Mode::empty())
             .and_then(|file| try_read(&file, pool).map(|()| file)),
     };
     match tried {

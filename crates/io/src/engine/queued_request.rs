@@ -1,6 +1,6 @@
 //! One accepted request on its way through an engine.
 //!
-//! 1. A [`Job`] answers its request exactly once, also when it is dropped by a panic.
+//! 1. A [`QueuedRequest`] answers its request exactly once, also when it is dropped by a panic.
 //! 2. A direction's counts fall before the answer, so that the caller can submit again when it has it.
 
 use std::io;
@@ -22,14 +22,14 @@ pub(super) fn direction(operation: Operation) -> usize {
 
 /// What of a direction is not answered yet.
 #[derive(Debug, Default)]
-pub(super) struct Unanswered {
+pub(super) struct DirectionCounts {
     /// All of it.
     accepted: AtomicUsize,
     /// What an engine has begun.
     begun: AtomicUsize,
 }
 
-impl Unanswered {
+impl DirectionCounts {
     pub(super) fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
     }
@@ -41,22 +41,22 @@ impl Unanswered {
 
 /// An accepted request with its file.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct QueuedRequest {
     /// `None` once answered.
     request: Option<Request>,
     file: Arc<OpenFile>,
     /// Its place in the order of submission.
     number: u64,
     has_begun: bool,
-    unanswered: Arc<Unanswered>,
+    unanswered: Arc<DirectionCounts>,
 }
 
-impl Job {
+impl QueuedRequest {
     /// Accepts a request; `number` is its place in the order of submission.
     pub(super) fn new(
         (request, file): (Request, Arc<OpenFile>),
         number: u64,
-        unanswered: &Arc<Unanswered>,
+        unanswered: &Arc<DirectionCounts>,
     ) -> Self {
         unanswered.accepted.fetch_add(1, Ordering::Relaxed);
         let unanswered = Arc::clone(unanswered);
@@ -141,7 +141,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for QueuedRequest {
     fn drop(&mut self) {
         if self.request.is_some() {
             let error = self.os_error(io::Error::other("the I/O thread failed"));

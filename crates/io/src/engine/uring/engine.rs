@@ -8,28 +8,22 @@
 //! 4. The arena stays mapped as long as it is registered: the owner holds the pool.
 //! 5. The owner sleeps only with the doorbell armed, and when nothing in the queue may start or every slot is taken.
 
-mod call_ring;
-mod flight;
-mod ring;
-
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use dalsegno_core::Clock;
 use io_uring::{IoUring, opcode, squeue, types};
-use rustix::event::EventfdFlags;
 
-pub use self::call_ring::CallRing;
-use self::call_ring::Shelf;
-use self::flight::{Flight, Settled, Slots};
-use self::ring::Arena;
-use super::job::Job;
-use super::queue::Queue;
-use super::{Engine, OpenFile, PATIENCE, Setup};
+use super::call_ring::{CallRing, CallRings};
+use super::doorbell::Doorbell;
+use super::in_flight::{InFlight, Settled, Slots};
+use super::ring::{self, RegisteredBuffers};
+use crate::engine::OpenFile;
+use crate::engine::backend::{CLOSE_TIMEOUT, Engine, Setup};
+use crate::engine::queue::Queue;
+use crate::engine::queued_request::QueuedRequest;
 use crate::threads::Workers;
 use crate::{BufferPool, IoError, Request};
 
@@ -43,23 +37,23 @@ const CLOSED: &str = "the device is closed; if it owes a write or sync, its dire
 const MAX_STALLS: u32 = 5000;
 
 #[derive(Debug)]
-pub(super) struct Uring {
+pub(in crate::engine) struct Uring {
     queue: Arc<Queue>,
     doorbell: Arc<Doorbell>,
-    shelf: Arc<Shelf>,
+    shelf: Arc<CallRings>,
     workers: Workers,
 }
 
 impl Uring {
-    pub(super) fn start(setup: &Setup) -> io::Result<Self> {
+    pub(in crate::engine) fn start(setup: &Setup) -> io::Result<Self> {
         let queue = Arc::new(Queue::new(setup.queue, setup.depth));
         let doorbell = Arc::new(Doorbell::new()?);
-        let shelf = Arc::new(Shelf::new(&queue, &doorbell, &setup.clock, setup.depth));
+        let shelf = Arc::new(CallRings::new(&queue, &doorbell, &setup.clock, setup.depth));
         let mut workers = Workers::new();
         let (report, started) = crossbeam_channel::bounded(1);
         let parts = (Arc::clone(&queue), Arc::clone(&doorbell), Arc::clone(&shelf), setup.clone());
         // The ring is made by the thread that will use it: the kernel holds it to that.
-        workers.start("dalsegno-uring", move || match Owner::new(parts) {
+        workers.start("dalsegno-uring", move || match RingOwner::new(parts) {
             Ok(owner) => {
                 drop(report.send(Ok(())));
                 owner.serve();
@@ -92,46 +86,17 @@ impl Drop for Uring {
         if self.workers.are_ours() {
             self.queue.close();
             self.doorbell.ring();
-            self.workers.join(PATIENCE);
-        }
-    }
-}
-
-/// An eventfd that the ring reads, so that a sleeping owner hears of new requests.
-#[derive(Debug)]
-struct Doorbell {
-    descriptor: OwnedFd,
-    /// Where the kernel puts the count; nobody looks at it.
-    count: AtomicU64,
-}
-
-impl Doorbell {
-    fn new() -> io::Result<Self> {
-        // Blocking on purpose: the ring would answer a read of a non-blocking one at once.
-        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Self { descriptor, count: AtomicU64::new(0) })
-    }
-
-    fn as_raw_fd(&self) -> RawFd {
-        self.descriptor.as_raw_fd()
-    }
-
-    #[expect(clippy::host_endian_bytes, reason = "an eventfd counts in the byte order of the host")]
-    fn ring(&self) {
-        if let Err(error) =
-            rustix::io::retry_on_intr(|| rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes()))
-        {
-            tracing::error!(%error, "cannot wake the I/O thread");
+            self.workers.join(CLOSE_TIMEOUT);
         }
     }
 }
 
 /// What the owner's thread works with.
-struct Owner {
+struct RingOwner {
     ring: IoUring,
     /// Dropped after the ring; whatever is still in a slot then is leaked (invariant 2).
     slots: Slots,
-    shelf: Arc<Shelf>,
+    shelf: Arc<CallRings>,
     /// Whether the ring reads the doorbell.
     armed: bool,
     stalls: u32,
@@ -139,20 +104,20 @@ struct Owner {
     doorbell: Arc<Doorbell>,
     clock: Arc<dyn Clock>,
     /// The registered arena, if the kernel took it.
-    arena: Option<Arena>,
+    arena: Option<RegisteredBuffers>,
     /// Keeps the arena mapped (invariant 4).
     _pool: BufferPool,
     /// Reused between rounds.
-    arrived: Vec<Job>,
+    arrived: Vec<QueuedRequest>,
     done: Vec<(u64, i32)>,
 }
 
-type Parts = (Arc<Queue>, Arc<Doorbell>, Arc<Shelf>, Setup);
+type OwnerParts = (Arc<Queue>, Arc<Doorbell>, Arc<CallRings>, Setup);
 
-impl Owner {
-    fn new((queue, doorbell, shelf, setup): Parts) -> io::Result<Self> {
+impl RingOwner {
+    fn new((queue, doorbell, shelf, setup): OwnerParts) -> io::Result<Self> {
         let ring = ring::build(setup.depth + 1)?;
-        let arena = Arena::register(&ring, &setup.pool);
+        let arena = RegisteredBuffers::register(&ring, &setup.pool);
         Ok(Self {
             ring,
             slots: Slots::new(setup.depth),
@@ -211,15 +176,15 @@ impl Owner {
         }
     }
 
-    fn launch(&mut self, job: Job) -> io::Result<()> {
+    fn launch(&mut self, job: QueuedRequest) -> io::Result<()> {
         if job.is_late(&*self.clock) {
             job.finish(Err(IoError::Deadline));
             return Ok(());
         }
-        self.start(Flight::new(job))
+        self.start(InFlight::new(job))
     }
 
-    fn start(&mut self, flight: Flight) -> io::Result<()> {
+    fn start(&mut self, flight: InFlight) -> io::Result<()> {
         let entry = flight.entry(self.arena.as_ref());
         let number = self.slots.put(flight);
         self.push(&entry.user_data(number))
@@ -298,7 +263,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for RingOwner {
     fn drop(&mut self) {
         if self.armed {
             std::mem::forget(Arc::clone(&self.doorbell));

@@ -1,10 +1,10 @@
 //! Memory for blocks that stay: an arena in frames of one sector.
 //!
-//! 1. A frame is free, or belongs to one [`Reserved`] or one [`Framed`]. Whoever reserves it writes it, once; as part
-//!    of a `Framed` it is only read, until that is dropped.
+//! 1. A frame is free, or belongs to one [`ReservedFrames`] or one [`FilledFrames`]. Whoever reserves it writes it, once; as part
+//!    of a `FilledFrames` it is only read, until that is dropped.
 //! 2. The capacity is mapped once and nothing else is ever allocated for bytes. Memory is taken from the system when a
 //!    frame is used first, and kept: frames that were used are used again before others.
-//! 3. Frames are had at once or not at all; nobody waits for any.
+//! 3. BlockFrames are had at once or not at all; nobody waits for any.
 //! 4. A forked child has no arena: what it drops gives nothing back, and anything else stops it.
 
 use std::fmt;
@@ -13,32 +13,33 @@ use std::sync::Arc;
 use dalsegno_core::{SECTOR_BYTES, sector_down};
 use parking_lot::Mutex;
 
-use crate::arena::{Arena, Touch};
-use crate::{IoError, Memory};
+use super::handle::Memory;
+use super::mapping::{Mapping, Touch};
+use crate::IoError;
 
 const FRAME_BYTES: usize = 4096;
 const _: () = assert!(FRAME_BYTES as u64 == SECTOR_BYTES, "a frame is a sector");
 
 /// A bounded arena for blocks of any size, each in whole frames of [`SECTOR_BYTES`].
 #[derive(Clone, Debug)]
-pub struct Frames {
-    shared: Arc<Shared>,
+pub struct BlockFrames {
+    arena: Arc<FrameArena>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    arena: Arena,
-    free: Mutex<Free>,
+struct FrameArena {
+    mapping: Mapping,
+    free: Mutex<FreeFrames>,
 }
 
 /// Neighbouring frames, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct FrameRun {
     start: u32,
     count: u32,
 }
 
-impl Run {
+impl FrameRun {
     /// The first frame behind it: no more than the number of frames, so a `u32`.
     fn end(self) -> u32 {
         self.start + self.count
@@ -47,20 +48,20 @@ impl Run {
 
 /// A stack of runs that are free. At its bottom lie the frames that were never used, lowest first.
 #[derive(Debug)]
-struct Free {
-    runs: Vec<Run>,
+struct FreeFrames {
+    runs: Vec<FrameRun>,
     count: u32,
 }
 
-impl Free {
+impl FreeFrames {
     /// Takes `wanted` frames, those given back last first, in as few runs as they make.
-    fn take(&mut self, wanted: u32) -> Option<Vec<Run>> {
+    fn take(&mut self, wanted: u32) -> Option<Vec<FrameRun>> {
         self.count = self.count.checked_sub(wanted)?;
-        let mut taken: Vec<Run> = Vec::new();
+        let mut taken: Vec<FrameRun> = Vec::new();
         let mut missing = wanted;
         while missing > 0 {
             let top = self.runs.last_mut().expect("runs hold as many frames as are counted");
-            let run = Run { start: top.start, count: top.count.min(missing) };
+            let run = FrameRun { start: top.start, count: top.count.min(missing) };
             (top.start, top.count) = (top.start + run.count, top.count - run.count);
             if top.count == 0 {
                 self.runs.pop();
@@ -75,7 +76,7 @@ impl Free {
     }
 
     /// Takes runs back so that they would be taken again in the same order.
-    fn give_back(&mut self, runs: &[Run]) {
+    fn give_back(&mut self, runs: &[FrameRun]) {
         for run in runs.iter().rev() {
             self.count += run.count;
             match self.runs.last_mut() {
@@ -89,7 +90,7 @@ impl Free {
     }
 }
 
-impl Frames {
+impl BlockFrames {
     /// Maps `capacity_bytes`, rounded down to whole frames but at least one. Takes no memory yet.
     ///
     /// # Errors
@@ -102,88 +103,88 @@ impl Frames {
             let file = format!("{bytes} bytes of {purpose}");
             return Err(IoError::os("allocation", file, std::io::ErrorKind::OutOfMemory));
         };
-        let arena = Arena::map(count as usize * FRAME_BYTES, Touch::AtUse, purpose)?;
-        let free = Mutex::new(Free { runs: vec![Run { start: 0, count }], count });
-        Ok(Self { shared: Arc::new(Shared { arena, free }) })
+        let mapping = Mapping::map(count as usize * FRAME_BYTES, Touch::AtUse, purpose)?;
+        let free = Mutex::new(FreeFrames { runs: vec![FrameRun { start: 0, count }], count });
+        Ok(Self { arena: Arc::new(FrameArena { mapping, free }) })
     }
 
     /// All bytes there are, whole frames.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
-        self.shared.arena.range().1 as u64
+        self.arena.mapping.range().1 as u64
     }
 
     /// Bytes of free frames.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
-        u64::from(self.shared.free.lock().count) * SECTOR_BYTES
+        u64::from(self.arena.free.lock().count) * SECTOR_BYTES
     }
 
     /// Sets frames for `bytes` aside, to be filled without any lock; none if not enough are free.
     #[must_use]
-    pub fn reserve(&self, bytes: usize) -> Option<Reserved> {
-        self.shared.check_process();
+    pub fn reserve(&self, bytes: usize) -> Option<ReservedFrames> {
+        self.arena.check_process();
         let wanted = u32::try_from(bytes.div_ceil(FRAME_BYTES)).ok()?;
-        let runs = self.shared.free.lock().take(wanted)?.into_boxed_slice();
-        Some(Reserved(Held { shared: Arc::clone(&self.shared), runs, bytes }))
+        let runs = self.arena.free.lock().take(wanted)?.into_boxed_slice();
+        Some(ReservedFrames(OwnedFrames { arena: Arc::clone(&self.arena), runs, bytes }))
     }
 
     /// Copies the bytes of all pieces, in order; none if not enough frames are free.
     #[must_use]
-    pub fn keep(&self, pieces: &[Memory]) -> Option<Framed> {
+    pub fn keep(&self, pieces: &[Memory]) -> Option<FilledFrames> {
         let bytes = pieces.iter().map(Memory::len).sum();
         Some(self.reserve(bytes)?.fill(pieces))
     }
 }
 
-impl Shared {
+impl FrameArena {
     fn check_process(&self) {
-        assert!(self.arena.is_here(), "a forked child has no memory for blocks (invariant 4)");
+        assert!(self.mapping.is_here(), "a forked child has no memory for blocks (invariant 4)");
     }
 }
 
-/// Frames of one owner; gives them back when it is dropped.
-struct Held {
-    shared: Arc<Shared>,
-    runs: Box<[Run]>,
+/// BlockFrames of one owner; gives them back when it is dropped.
+struct OwnedFrames {
+    arena: Arc<FrameArena>,
+    runs: Box<[FrameRun]>,
     /// How many bytes count: the last frame need not be full.
     bytes: usize,
 }
 
-impl Held {
+impl OwnedFrames {
     /// Address and length of each run's bytes, in order.
     fn parts(&self) -> impl Iterator<Item = (*mut u8, usize)> {
-        self.shared.check_process();
+        self.arena.check_process();
         let mut left = self.bytes;
         self.runs.iter().map(move |run| {
             let len = left.min(run.count as usize * FRAME_BYTES);
             left -= len;
-            let start = self.shared.arena.part(run.start as usize * FRAME_BYTES, len);
+            let start = self.arena.mapping.part(run.start as usize * FRAME_BYTES, len);
             (start.as_ptr(), len)
         })
     }
 }
 
-impl Drop for Held {
+impl Drop for OwnedFrames {
     fn drop(&mut self) {
         // In a forked child the lock may be held for ever by a thread that is not there.
-        if self.shared.arena.is_here() {
-            self.shared.free.lock().give_back(&self.runs);
+        if self.arena.mapping.is_here() {
+            self.arena.free.lock().give_back(&self.runs);
         }
     }
 }
 
-/// Frames that nobody has filled yet.
-pub struct Reserved(Held);
+/// BlockFrames that nobody has filled yet.
+pub struct ReservedFrames(OwnedFrames);
 
-impl Reserved {
+impl ReservedFrames {
     /// Copies the bytes of all pieces in, in order.
     ///
     /// # Panics
     ///
     /// If the pieces have more or fewer bytes than were reserved.
     #[must_use]
-    pub fn fill(self, pieces: &[Memory]) -> Framed {
+    pub fn fill(self, pieces: &[Memory]) -> FilledFrames {
         let given: usize = pieces.iter().map(Memory::len).sum();
         assert_eq!(given, self.0.bytes, "as many bytes as were reserved");
         let mut parts = self.0.parts();
@@ -195,7 +196,7 @@ impl Reserved {
                     let (start, len) = parts.next().expect("frames for all bytes");
                     // SAFETY: `part` lies inside of the arena, which `self` holds; it is zeroed or was written; its
                     // frames are in no list and no other owner's (invariant 1), each part comes once, and nobody
-                    // reads them before the `Framed` is made below, when this borrow is over.
+                    // reads them before the `FilledFrames` is made below, when this borrow is over.
                     to = unsafe { std::slice::from_raw_parts_mut(start, len) };
                 }
                 let count = from.len().min(to.len());
@@ -205,20 +206,20 @@ impl Reserved {
             }
         }
         drop(parts);
-        Framed(self.0)
+        FilledFrames(self.0)
     }
 }
 
-impl fmt::Debug for Reserved {
+impl fmt::Debug for ReservedFrames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reserved({} bytes)", self.0.bytes)
+        write!(f, "ReservedFrames({} bytes)", self.0.bytes)
     }
 }
 
 /// Bytes in frames, for reading; gives the frames back when it is dropped.
-pub struct Framed(Held);
+pub struct FilledFrames(OwnedFrames);
 
-impl Framed {
+impl FilledFrames {
     /// Number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -267,9 +268,9 @@ impl Framed {
     }
 }
 
-impl fmt::Debug for Framed {
+impl fmt::Debug for FilledFrames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Framed({} bytes)", self.len())
+        write!(f, "FilledFrames({} bytes)", self.len())
     }
 }
 
@@ -287,17 +288,17 @@ mod tests {
         (0..bytes).map(|at| at.wrapping_mul(0x9e37_79b9).to_le_bytes()[2] ^ number).collect()
     }
 
-    fn bytes_of(block: &Framed) -> Vec<u8> {
+    fn bytes_of(block: &FilledFrames) -> Vec<u8> {
         block.slices().flatten().copied().collect()
     }
 
-    fn address_of(block: &Framed) -> usize {
+    fn address_of(block: &FilledFrames) -> usize {
         block.slices().next().unwrap().as_ptr() as usize
     }
 
     #[test]
     fn odd_sizes_in_odd_pieces_come_back_from_any_place() {
-        let frames = Frames::new(64 * SECTOR_BYTES).unwrap();
+        let frames = BlockFrames::new(64 * SECTOR_BYTES).unwrap();
         for bytes in [0, 1, 4095, 4096, 4097, 12_288, 100_001] {
             let mut rest = memory(7, bytes);
             let pieces =
@@ -320,7 +321,7 @@ mod tests {
 
     #[test]
     fn frames_are_had_at_once_or_not_at_all() {
-        let frames = Frames::new(4 * SECTOR_BYTES + 4095).unwrap();
+        let frames = BlockFrames::new(4 * SECTOR_BYTES + 4095).unwrap();
         assert_eq!(frames.capacity_bytes(), 4 * SECTOR_BYTES);
         let first = frames.keep(&[memory(1, 4097)]).unwrap();
         assert!(frames.keep(&[memory(2, 8193)]).is_none());
@@ -335,7 +336,7 @@ mod tests {
 
     #[test]
     fn memory_that_was_used_is_used_again_and_neighbours_are_one_slice() {
-        let frames = Frames::new(1 << 30).unwrap();
+        let frames = BlockFrames::new(1 << 30).unwrap();
         let first = frames.keep(&[memory(1, 1 << 20)]).unwrap();
         let second = frames.keep(&[memory(2, 1 << 20)]).unwrap();
         assert_eq!(address_of(&second), address_of(&first) + (1 << 20), "lowest first");
@@ -353,7 +354,7 @@ mod tests {
 
     #[test]
     fn bytes_outlive_the_arenas_name() {
-        let frames = Frames::new(1).unwrap();
+        let frames = BlockFrames::new(1).unwrap();
         let block = frames.keep(&[memory(5, 4096)]).unwrap();
         drop(frames);
         assert_eq!(bytes_of(&block), pattern(5, 4096));
@@ -361,14 +362,14 @@ mod tests {
 
     #[test]
     fn too_much_is_refused_by_name_and_size() {
-        let error = Frames::new(1 << 60).unwrap_err().to_string();
+        let error = BlockFrames::new(1 << 60).unwrap_err().to_string();
         assert!(error.contains("1152921504606846976 bytes of memory for blocks"), "{error}");
     }
 
     #[test]
     #[should_panic(expected = "2 bytes at 4095 of 4096")]
     fn bytes_behind_the_end_are_not_read() {
-        let block = Frames::new(1).unwrap().keep(&[memory(1, 4096)]).unwrap();
+        let block = BlockFrames::new(1).unwrap().keep(&[memory(1, 4096)]).unwrap();
         let mut out = [0; 2];
         crate::lend(|lender| block.copy_to(4095, &mut [lender.exclusive(&mut out)]));
     }
@@ -376,13 +377,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "as many bytes as were reserved")]
     fn a_reservation_is_filled_whole() {
-        let reserved = Frames::new(1).unwrap().reserve(10).unwrap();
+        let reserved = BlockFrames::new(1).unwrap().reserve(10).unwrap();
         let _ = reserved.fill(&[memory(1, 9)]);
     }
 
     #[test]
     fn threads_that_keep_and_read_do_not_meet() {
-        let frames = Frames::new(48 * SECTOR_BYTES).unwrap();
+        let frames = BlockFrames::new(48 * SECTOR_BYTES).unwrap();
         let workers: Vec<_> = (0..4_u8)
             .map(|worker| {
                 let frames = frames.clone();
@@ -412,8 +413,8 @@ mod tests {
         fn what_is_kept_is_what_a_plain_map_keeps(
             steps in proptest::collection::vec((0_usize..30_000, any::<u8>(), 0_usize..8), 1..60)
         ) {
-            let frames = Frames::new(20 * SECTOR_BYTES).unwrap();
-            let (mut held, mut free) = (Vec::<(u8, Framed)>::new(), 20_usize);
+            let frames = BlockFrames::new(20 * SECTOR_BYTES).unwrap();
+            let (mut held, mut free) = (Vec::<(u8, FilledFrames)>::new(), 20_usize);
             for (bytes, number, leaves) in steps {
                 let kept = frames.keep(&[memory(number, bytes)]);
                 prop_assert_eq!(kept.is_some(), bytes.div_ceil(4096) <= free);

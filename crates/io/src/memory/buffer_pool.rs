@@ -11,8 +11,9 @@ use std::sync::Arc;
 use dalsegno_core::{Clock, Deadline};
 use parking_lot::{Condvar, Mutex};
 
-use crate::arena::{Arena, Touch};
-use crate::{IoError, Memory};
+use super::handle::Memory;
+use super::mapping::{Mapping, Touch};
+use crate::IoError;
 
 /// Small buffers hold most headers.
 const SMALL_BYTES: usize = 64 << 10;
@@ -20,36 +21,36 @@ const SMALL_BYTES: usize = 64 << 10;
 /// A bounded pool of aligned buffers in two sizes: 64 KiB, and the largest request.
 #[derive(Clone, Debug)]
 pub struct BufferPool {
-    shared: Arc<Shared>,
+    arena: Arc<PoolArena>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    arena: Arena,
+struct PoolArena {
+    mapping: Mapping,
     large_bytes: usize,
-    free: Mutex<Free>,
+    free: Mutex<FreeBuffers>,
     returned: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Free {
+struct FreeBuffers {
     small: Vec<usize>,
     large: Vec<usize>,
 }
 
 /// Puts its buffer back when the last piece of it is dropped.
-struct Lease {
-    shared: Arc<Shared>,
+struct BufferLease {
+    arena: Arc<PoolArena>,
     offset: usize,
     small: bool,
 }
 
-impl Drop for Lease {
+impl Drop for BufferLease {
     fn drop(&mut self) {
-        let mut free = self.shared.free.lock();
+        let mut free = self.arena.free.lock();
         let list = if self.small { &mut free.small } else { &mut free.large };
         list.push(self.offset);
-        self.shared.returned.notify_all();
+        self.arena.returned.notify_all();
     }
 }
 
@@ -70,29 +71,29 @@ impl BufferPool {
         let large_start = small_count * SMALL_BYTES;
         let large_count = (total - large_start) / large_bytes;
         assert!(small_count >= 2 && large_count >= 2, "staging of {total} bytes is too small");
-        let free = Free {
+        let free = FreeBuffers {
             small: (0..small_count).map(|i| i * SMALL_BYTES).collect(),
             large: (0..large_count).map(|i| large_start + i * large_bytes).collect(),
         };
-        let shared = Shared {
-            arena: Arena::map(total, Touch::Now, "staging memory")?,
+        let arena = PoolArena {
+            mapping: Mapping::map(total, Touch::Now, "staging memory")?,
             large_bytes,
             free: Mutex::new(free),
             returned: Condvar::new(),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { arena: Arc::new(arena) })
     }
 
     /// The largest buffer one can take, in bytes.
     #[must_use]
     pub fn largest(&self) -> usize {
-        self.shared.large_bytes
+        self.arena.large_bytes
     }
 
     /// Address and length of the arena, for registration with `io_uring`.
     #[must_use]
-    pub fn arena(&self) -> (usize, usize) {
-        self.shared.arena.range()
+    pub fn address_range(&self) -> (usize, usize) {
+        self.arena.mapping.range()
     }
 
     /// Takes a buffer of `len` bytes if one is free. The contents are whatever the last user left.
@@ -102,7 +103,7 @@ impl BufferPool {
     /// If `len` is larger than [`Self::largest`].
     #[must_use]
     pub fn try_take(&self, len: usize) -> Option<Memory> {
-        self.take_from(&mut self.shared.free.lock(), len)
+        self.take_from(&mut self.arena.free.lock(), len)
     }
 
     /// Takes a buffer, waiting for one until `deadline`. The caller must hold no other buffer (invariant 2).
@@ -116,15 +117,15 @@ impl BufferPool {
         deadline: Deadline,
         clock: &dyn Clock,
     ) -> Result<Memory, IoError> {
-        let mut free = self.shared.free.lock();
+        let mut free = self.arena.free.lock();
         loop {
             if let Some(memory) = self.take_from(&mut free, len) {
                 return Ok(memory);
             }
             match deadline.remaining(clock.now()) {
-                None => self.shared.returned.wait(&mut free),
+                None => self.arena.returned.wait(&mut free),
                 Some(left) if left.is_zero() => return Err(IoError::Deadline),
-                Some(left) => drop(self.shared.returned.wait_for(&mut free, left)),
+                Some(left) => drop(self.arena.returned.wait_for(&mut free, left)),
             }
         }
     }
@@ -132,21 +133,17 @@ impl BufferPool {
     /// Buffers free now: (small, large).
     #[must_use]
     pub fn free_counts(&self) -> (usize, usize) {
-        let free = self.shared.free.lock();
+        let free = self.arena.free.lock();
         (free.small.len(), free.large.len())
     }
 
-    fn take_from(&self, free: &mut Free, len: usize) -> Option<Memory> {
-        assert!(
-            len <= self.shared.large_bytes,
-            "{len} bytes asked of a pool of {}",
-            self.largest()
-        );
+    fn take_from(&self, free: &mut FreeBuffers, len: usize) -> Option<Memory> {
+        assert!(len <= self.arena.large_bytes, "{len} bytes asked of a pool of {}", self.largest());
         let small = len <= SMALL_BYTES && !free.small.is_empty();
         let offset = if small { free.small.pop() } else { free.large.pop() }?;
         let owner: Arc<dyn Any + Send + Sync> =
-            Arc::new(Lease { shared: Arc::clone(&self.shared), offset, small });
-        let start = self.shared.arena.part(offset, len);
+            Arc::new(BufferLease { arena: Arc::clone(&self.arena), offset, small });
+        let start = self.arena.mapping.part(offset, len);
         // SAFETY: `part` lies inside of the arena; the buffer was in the free list, so nobody else holds it, and it
         // returns there only when the lease, held by every piece, is dropped.
         Some(unsafe { Memory::from_raw(start, len, true, owner) })

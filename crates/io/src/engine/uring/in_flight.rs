@@ -9,16 +9,16 @@ use std::ptr::with_exposed_provenance_mut;
 
 use io_uring::{opcode, squeue, types};
 
-use super::ring::Arena;
-use crate::engine::job::Job;
+use super::ring::RegisteredBuffers;
+use crate::engine::queued_request::QueuedRequest;
 use crate::{IoError, Memory, Operation};
 
 /// How often a request that the kernel wants to see again is tried.
 const MAX_RETRIES: u8 = 16;
 
-pub(super) struct Flight {
+pub(super) struct InFlight {
     /// `None` once landed.
-    job: Option<Job>,
+    job: Option<QueuedRequest>,
     /// The scatter list of a request of several pieces.
     pieces: Vec<libc::iovec>,
     retries: u8,
@@ -26,19 +26,19 @@ pub(super) struct Flight {
 
 /// What became of a flight.
 pub(super) enum Settled {
-    Ended(Job, Result<(), IoError>),
+    Ended(QueuedRequest, Result<(), IoError>),
     /// It is to be tried again.
-    Again(Flight),
+    Again(InFlight),
 }
 
-impl Flight {
+impl InFlight {
     /// For a call's ring, which is asked for a list of any length.
-    pub(super) fn listed(job: Job) -> Self {
+    pub(super) fn listed(job: QueuedRequest) -> Self {
         let pieces = scatter_list(&job.request().memory);
         Self { job: Some(job), pieces, retries: 0 }
     }
 
-    pub(super) fn new(job: Job) -> Self {
+    pub(super) fn new(job: QueuedRequest) -> Self {
         let memory = &job.request().memory;
         let pieces = if memory.len() > 1 { scatter_list(memory) } else { Vec::new() };
         Self { job: Some(job), pieces, retries: 0 }
@@ -61,7 +61,10 @@ impl Flight {
 
     /// What a call's ring did: the job and how it ended, or the job alone if the engine has to do it. That is what the
     /// kernel would not do without waiting, also if it did a part.
-    pub(super) fn settle_at_once(mut self, result: i32) -> (Job, Option<Result<(), IoError>>) {
+    pub(super) fn settle_at_once(
+        mut self,
+        result: i32,
+    ) -> (QueuedRequest, Option<Result<(), IoError>>) {
         let job = self.job.take().expect("a flight lands once");
         let is_whole = u64::try_from(result).is_ok_and(|got| got == job.request().bytes());
         let is_ours = matches!(-result, libc::EAGAIN | libc::EINTR | libc::EOPNOTSUPP);
@@ -76,7 +79,7 @@ impl Flight {
     }
 
     /// What the owner's ring is asked for.
-    pub(super) fn entry(&self, arena: Option<&Arena>) -> squeue::Entry {
+    pub(super) fn entry(&self, arena: Option<&RegisteredBuffers>) -> squeue::Entry {
         let job = self.job.as_ref().expect("a flight has its job until it lands");
         let (request, file) = (job.request(), types::Fd(job.file().descriptor.as_raw_fd()));
         let offset = request.offset;
@@ -112,7 +115,7 @@ impl Flight {
 
 /// The places of one ring. A flight is here from before its entry is pushed until its completion.
 pub(super) struct Slots {
-    slots: Vec<Option<Flight>>,
+    slots: Vec<Option<InFlight>>,
     free: Vec<usize>,
 }
 
@@ -136,14 +139,14 @@ impl Slots {
     /// # Panics
     ///
     /// If no place is free.
-    pub(super) fn put(&mut self, flight: Flight) -> u64 {
+    pub(super) fn put(&mut self, flight: InFlight) -> u64 {
         let slot = self.free.pop().expect("a free place was made sure of");
         self.slots[slot] = Some(flight);
         slot as u64
     }
 
     /// The flight of a completion.
-    pub(super) fn take(&mut self, number: u64) -> Option<Flight> {
+    pub(super) fn take(&mut self, number: u64) -> Option<InFlight> {
         let slot = usize::try_from(number).ok()?;
         let flight = self.slots.get_mut(slot)?.take()?;
         self.free.push(slot);
@@ -158,7 +161,7 @@ impl Slots {
     }
 }
 
-impl Flight {
+impl InFlight {
     /// What a call's ring is asked for: a read or write that does not wait for anything but the device. So nothing of a
     /// call is ever left with the kernel's own threads, which would keep the calling thread from ending.
     pub(super) fn entry_at_once(&self) -> squeue::Entry {
@@ -180,9 +183,9 @@ impl Flight {
 }
 
 // SAFETY: the scatter list names memory of the job, which may change threads.
-unsafe impl Send for Flight {}
+unsafe impl Send for InFlight {}
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
         if let Some(job) = self.job.take() {
             std::mem::forget(std::mem::take(&mut self.pieces));
