@@ -1,4 +1,5 @@
-//! The only crate that touches files: memory that a device may read and write, the [`Device`] trait, and its two engines.
+//! The only crate that touches files: memory that a device may read and write, the [`Device`] trait, and its two
+//! engines.
 //!
 //! 1. Memory belongs to exactly one side at a time: the caller, or the device between submit and completion.
 //! 2. Every completion has its byte count checked. A short transfer is an error, never a success.

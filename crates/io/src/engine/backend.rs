@@ -1,7 +1,7 @@
 //! What an engine does, whichever system calls it uses.
 //!
-//! 1. Every accepted request gets exactly one completion, from the engine's thread or from the call whose ring it is on.
-//!    A refused request gets it from the submitter's thread.
+//! 1. Every accepted request gets exactly one completion, from the engine's thread or from the call whose ring it is
+//!    on. A refused request gets it from the submitter's thread.
 //! 2. Memory returns to the caller only when the kernel cannot touch it any more.
 //! 3. Dropping an engine refuses waiting requests, lets requests in flight finish, and waits at most [`CLOSE_TIMEOUT`].
 

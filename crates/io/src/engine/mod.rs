@@ -1,7 +1,7 @@
 //! The two engines that carry out requests, behind one small trait.
 //!
-//! On its way a request gets a new wrapper where a stage adds state: [`crate::Request`] (what to do), `QueuedRequest` (its file and
-//! its turn), `InFlight` (what the kernel may touch).
+//! Each stage that adds state wraps the request in a new type: [`crate::Request`] (what to do), `QueuedRequest` (its
+//! file and its position in the queue), `InFlight` (what the kernel may touch).
 
 mod backend;
 mod open_file;

@@ -1,11 +1,11 @@
-//! Memory for blocks that stay: an arena in frames of one sector.
+//! Long-lived memory for blocks of the DRAM tier: an arena divided into frames of one sector.
 //!
-//! 1. A frame is free, or belongs to one [`ReservedFrames`] or one [`FilledFrames`]. Whoever reserves it writes it, once; as part
-//!    of a `FilledFrames` it is only read, until that is dropped.
-//! 2. The capacity is mapped once and nothing else is ever allocated for bytes. Memory is taken from the system when a
-//!    frame is used first, and kept: frames that were used are used again before others.
-//! 3. BlockFrames are had at once or not at all; nobody waits for any.
-//! 4. A forked child has no arena: what it drops gives nothing back, and anything else stops it.
+//! 1. A frame is free, or it belongs to one [`ReservedFrames`] or one [`FilledFrames`]. The owner of the reservation
+//!    writes it once. Afterwards it is only read, until the `FilledFrames` is dropped.
+//! 2. The capacity is mapped once. A frame takes physical memory when it is first used, and keeps it. Used frames are
+//!    reused before unused ones.
+//! 3. An allocation succeeds or fails immediately. No caller waits for frames.
+//! 4. A forked child has no arena. Dropping frames there returns nothing; every other use panics.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct FrameArena {
     free: Mutex<FreeFrames>,
 }
 
-/// Neighbouring frames, by number.
+/// Adjacent frames, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FrameRun {
     start: u32,
@@ -40,13 +40,13 @@ struct FrameRun {
 }
 
 impl FrameRun {
-    /// The first frame behind it: no more than the number of frames, so a `u32`.
+    /// The number after the last frame. It is at most the number of frames, so it fits a `u32`.
     fn end(self) -> u32 {
         self.start + self.count
     }
 }
 
-/// A stack of runs that are free. At its bottom lie the frames that were never used, lowest first.
+/// A stack of free runs. Frames that were never used are at the bottom, lowest first.
 #[derive(Debug)]
 struct FreeFrames {
     runs: Vec<FrameRun>,
@@ -54,7 +54,7 @@ struct FreeFrames {
 }
 
 impl FreeFrames {
-    /// Takes `wanted` frames, those given back last first, in as few runs as they make.
+    /// Takes `wanted` frames in as few runs as possible, the most recently returned first.
     fn take(&mut self, wanted: u32) -> Option<Vec<FrameRun>> {
         self.count = self.count.checked_sub(wanted)?;
         let mut taken: Vec<FrameRun> = Vec::new();
@@ -75,7 +75,7 @@ impl FreeFrames {
         Some(taken)
     }
 
-    /// Takes runs back so that they would be taken again in the same order.
+    /// Returns runs so that the next `take` hands them out in the same order.
     fn give_back(&mut self, runs: &[FrameRun]) {
         for run in runs.iter().rev() {
             self.count += run.count;
@@ -91,11 +91,11 @@ impl FreeFrames {
 }
 
 impl BlockFrames {
-    /// Maps `capacity_bytes`, rounded down to whole frames but at least one. Takes no memory yet.
+    /// Maps `capacity_bytes`, rounded down to whole frames but at least one. Takes no physical memory yet.
     ///
     /// # Errors
     ///
-    /// [`IoError::Os`] if the system would never give as much, or it is more than frames can be numbered (16 TiB).
+    /// [`IoError::Os`] if the system cannot provide that much, or the capacity exceeds 16 TiB (`u32` frame numbers).
     pub fn new(capacity_bytes: u64) -> Result<Self, IoError> {
         let purpose = "memory for blocks";
         let bytes = sector_down(capacity_bytes).max(SECTOR_BYTES);
@@ -108,7 +108,7 @@ impl BlockFrames {
         Ok(Self { arena: Arc::new(FrameArena { mapping, free }) })
     }
 
-    /// All bytes there are, whole frames.
+    /// Total bytes, in whole frames.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         self.arena.mapping.range().1 as u64
@@ -120,7 +120,7 @@ impl BlockFrames {
         u64::from(self.arena.free.lock().count) * SECTOR_BYTES
     }
 
-    /// Sets frames for `bytes` aside, to be filled without any lock; none if not enough are free.
+    /// Reserves frames for `bytes`, which the caller can fill without a lock. Returns `None` if too few are free.
     #[must_use]
     pub fn reserve(&self, bytes: usize) -> Option<ReservedFrames> {
         self.arena.check_process();
@@ -129,7 +129,7 @@ impl BlockFrames {
         Some(ReservedFrames(OwnedFrames { arena: Arc::clone(&self.arena), runs, bytes }))
     }
 
-    /// Copies the bytes of all pieces, in order; none if not enough frames are free.
+    /// Copies the bytes of all pieces, in order. Returns `None` if too few frames are free.
     #[must_use]
     pub fn keep(&self, pieces: &[Memory]) -> Option<FilledFrames> {
         let bytes = pieces.iter().map(Memory::len).sum();
@@ -143,11 +143,11 @@ impl FrameArena {
     }
 }
 
-/// BlockFrames of one owner; gives them back when it is dropped.
+/// Frames of one owner. Dropping them returns them to the arena.
 struct OwnedFrames {
     arena: Arc<FrameArena>,
     runs: Box<[FrameRun]>,
-    /// How many bytes count: the last frame need not be full.
+    /// Bytes in use. The last frame may be partly filled.
     bytes: usize,
 }
 
@@ -167,22 +167,22 @@ impl OwnedFrames {
 
 impl Drop for OwnedFrames {
     fn drop(&mut self) {
-        // In a forked child the lock may be held for ever by a thread that is not there.
+        // In a forked child, a thread of the parent may hold the lock forever.
         if self.arena.mapping.is_here() {
             self.arena.free.lock().give_back(&self.runs);
         }
     }
 }
 
-/// BlockFrames that nobody has filled yet.
+/// Frames that are allocated but not yet filled.
 pub struct ReservedFrames(OwnedFrames);
 
 impl ReservedFrames {
-    /// Copies the bytes of all pieces in, in order.
+    /// Copies the bytes of all pieces into the frames, in order.
     ///
     /// # Panics
     ///
-    /// If the pieces have more or fewer bytes than were reserved.
+    /// If the pieces do not have exactly the reserved number of bytes.
     #[must_use]
     pub fn fill(self, pieces: &[Memory]) -> FilledFrames {
         let given: usize = pieces.iter().map(Memory::len).sum();
@@ -194,9 +194,9 @@ impl ReservedFrames {
             while !from.is_empty() {
                 if to.is_empty() {
                     let (start, len) = parts.next().expect("frames for all bytes");
-                    // SAFETY: `part` lies inside of the arena, which `self` holds; it is zeroed or was written; its
-                    // frames are in no list and no other owner's (invariant 1), each part comes once, and nobody
-                    // reads them before the `FilledFrames` is made below, when this borrow is over.
+                    // SAFETY: `part` is inside the arena, which `self` keeps mapped. It is zeroed or was written. Its
+                    // frames are in no list and have no other owner (invariant 1), and each part is visited once.
+                    // Nobody reads them before the `FilledFrames` is made below, when this borrow has ended.
                     to = unsafe { std::slice::from_raw_parts_mut(start, len) };
                 }
                 let count = from.len().min(to.len());
@@ -216,7 +216,7 @@ impl fmt::Debug for ReservedFrames {
     }
 }
 
-/// Bytes in frames, for reading; gives the frames back when it is dropped.
+/// Bytes in frames, for reading. Dropping them returns the frames.
 pub struct FilledFrames(OwnedFrames);
 
 impl FilledFrames {
@@ -232,14 +232,14 @@ impl FilledFrames {
         self.0.bytes == 0
     }
 
-    /// The bytes in order, a slice for each run of neighbouring frames.
+    /// The bytes in order, one slice for each run of adjacent frames.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        // SAFETY: `part` lies inside of the arena, which `self` holds; all of it was written when `self` was made, and
-        // nobody writes it while `self` lives (invariant 1).
+        // SAFETY: `part` is inside the arena, which `self` keeps mapped. All of it was written before `self` was made,
+        // and nobody writes it while `self` lives (invariant 1).
         self.0.parts().map(|(start, len)| unsafe { std::slice::from_raw_parts(start, len) })
     }
 
-    /// Fills all pieces, in order, with the bytes from `offset` on.
+    /// Fills all pieces, in order, with the bytes starting at `offset`.
     ///
     /// # Panics
     ///
@@ -283,7 +283,7 @@ mod tests {
         Memory::owned(pattern(number, bytes), ())
     }
 
-    /// Bytes that tell whose they are, and where in it.
+    /// Bytes that identify their block and their position in it.
     fn pattern(number: u8, bytes: usize) -> Vec<u8> {
         (0..bytes).map(|at| at.wrapping_mul(0x9e37_79b9).to_le_bytes()[2] ^ number).collect()
     }
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_sizes_in_odd_pieces_come_back_from_any_place() {
+    fn odd_sizes_in_odd_pieces_read_back_from_any_offset() {
         let frames = BlockFrames::new(64 * SECTOR_BYTES).unwrap();
         for bytes in [0, 1, 4095, 4096, 4097, 12_288, 100_001] {
             let mut rest = memory(7, bytes);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_had_at_once_or_not_at_all() {
+    fn an_allocation_succeeds_immediately_or_fails() {
         let frames = BlockFrames::new(4 * SECTOR_BYTES + 4095).unwrap();
         assert_eq!(frames.capacity_bytes(), 4 * SECTOR_BYTES);
         let first = frames.keep(&[memory(1, 4097)]).unwrap();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_used_is_used_again_and_neighbours_are_one_slice() {
+    fn used_frames_are_reused_first_and_adjacent_frames_are_one_slice() {
         let frames = BlockFrames::new(1 << 30).unwrap();
         let first = frames.keep(&[memory(1, 1 << 20)]).unwrap();
         let second = frames.keep(&[memory(2, 1 << 20)]).unwrap();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_outlive_the_arenas_name() {
+    fn filled_frames_outlive_the_handle_of_their_arena() {
         let frames = BlockFrames::new(1).unwrap();
         let block = frames.keep(&[memory(5, 4096)]).unwrap();
         drop(frames);
@@ -361,14 +361,14 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_refused_by_name_and_size() {
+    fn an_impossible_capacity_is_refused_by_name_and_size() {
         let error = BlockFrames::new(1 << 60).unwrap_err().to_string();
         assert!(error.contains("1152921504606846976 bytes of memory for blocks"), "{error}");
     }
 
     #[test]
     #[should_panic(expected = "2 bytes at 4095 of 4096")]
-    fn bytes_behind_the_end_are_not_read() {
+    fn reading_past_the_end_panics() {
         let block = BlockFrames::new(1).unwrap().keep(&[memory(1, 4096)]).unwrap();
         let mut out = [0; 2];
         crate::lend(|lender| block.copy_to(4095, &mut [lender.exclusive(&mut out)]));
@@ -376,13 +376,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "as many bytes as were reserved")]
-    fn a_reservation_is_filled_whole() {
+    fn a_reservation_must_be_filled_completely() {
         let reserved = BlockFrames::new(1).unwrap().reserve(10).unwrap();
         let _ = reserved.fill(&[memory(1, 9)]);
     }
 
     #[test]
-    fn threads_that_keep_and_read_do_not_meet() {
+    fn concurrent_threads_never_share_frames() {
         let frames = BlockFrames::new(48 * SECTOR_BYTES).unwrap();
         let workers: Vec<_> = (0..4_u8)
             .map(|worker| {
@@ -410,7 +410,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_kept_is_what_a_plain_map_keeps(
+        fn frames_keep_what_a_plain_map_keeps(
             steps in proptest::collection::vec((0_usize..30_000, any::<u8>(), 0_usize..8), 1..60)
         ) {
             let frames = BlockFrames::new(20 * SECTOR_BYTES).unwrap();

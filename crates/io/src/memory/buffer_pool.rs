@@ -1,8 +1,8 @@
-//! Aligned buffers from one prefaulted arena.
+//! Short-lived, aligned staging buffers for I/O, from one prefaulted arena.
 //!
-//! 1. The arena is as large as the limit says; nothing else is ever allocated for staging.
+//! 1. The arena has the size of its limit. Staging never allocates anything else.
 //! 2. A caller that holds a buffer never waits for another one ([`BufferPool::try_take`]), so callers cannot starve
-//!    each other; only a caller that holds none may wait ([`BufferPool::take`]).
+//!    each other. Only a caller that holds none may wait ([`BufferPool::take`]).
 //! 3. A forked child has no arena: nothing there may touch its address.
 
 use std::any::Any;
@@ -15,7 +15,7 @@ use super::handle::Memory;
 use super::mapping::{Mapping, Touch};
 use crate::IoError;
 
-/// Small buffers hold most headers.
+/// Size of a small buffer, which is enough for most headers.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// A bounded pool of aligned buffers in two sizes: 64 KiB, and the largest request.
@@ -38,7 +38,7 @@ struct FreeBuffers {
     large: Vec<usize>,
 }
 
-/// Puts its buffer back when the last piece of it is dropped.
+/// Returns its buffer to the pool when the last piece of it is dropped.
 struct BufferLease {
     arena: Arc<PoolArena>,
     offset: usize,
@@ -55,15 +55,15 @@ impl Drop for BufferLease {
 }
 
 impl BufferPool {
-    /// Maps and touches `total_bytes`, cut into buffers of `large_bytes` and, from an eighth of it, of 64 KiB.
+    /// Maps and populates `total_bytes`. An eighth becomes buffers of 64 KiB, the rest buffers of `large_bytes`.
     ///
     /// # Errors
     ///
-    /// [`IoError::Os`] if the memory cannot be had.
+    /// [`IoError::Os`] if the system refuses the memory.
     ///
     /// # Panics
     ///
-    /// If there is no room for two buffers of each size; `Limits` rules that out.
+    /// If there is no space for two buffers of each size. `Limits` rules that out.
     pub fn new(total_bytes: u64, large_bytes: u64) -> Result<Self, IoError> {
         let total = usize::try_from(total_bytes).expect("64-bit addresses");
         let large_bytes = usize::try_from(large_bytes).expect("64-bit addresses");
@@ -84,7 +84,7 @@ impl BufferPool {
         Ok(Self { arena: Arc::new(arena) })
     }
 
-    /// The largest buffer one can take, in bytes.
+    /// Size of the largest buffer, in bytes.
     #[must_use]
     pub fn largest(&self) -> usize {
         self.arena.large_bytes
@@ -96,7 +96,7 @@ impl BufferPool {
         self.arena.mapping.range()
     }
 
-    /// Takes a buffer of `len` bytes if one is free. The contents are whatever the last user left.
+    /// Takes a buffer of `len` bytes if one is free. Its contents are undefined.
     ///
     /// # Panics
     ///
@@ -110,7 +110,7 @@ impl BufferPool {
     ///
     /// # Errors
     ///
-    /// [`IoError::Deadline`] when none came back in time.
+    /// [`IoError::Deadline`] if no buffer was returned in time.
     pub fn take(
         &self,
         len: usize,
@@ -130,7 +130,7 @@ impl BufferPool {
         }
     }
 
-    /// Buffers free now: (small, large).
+    /// Number of free buffers: (small, large).
     #[must_use]
     pub fn free_counts(&self) -> (usize, usize) {
         let free = self.arena.free.lock();
@@ -144,8 +144,8 @@ impl BufferPool {
         let owner: Arc<dyn Any + Send + Sync> =
             Arc::new(BufferLease { arena: Arc::clone(&self.arena), offset, small });
         let start = self.arena.mapping.part(offset, len);
-        // SAFETY: `part` lies inside of the arena; the buffer was in the free list, so nobody else holds it, and it
-        // returns there only when the lease, held by every piece, is dropped.
+        // SAFETY: `part` is inside the arena. The buffer was in the free list, so nobody else holds it. It returns
+        // there only when the lease, which every piece holds, is dropped.
         Some(unsafe { Memory::from_raw(start, len, true, owner) })
     }
 }

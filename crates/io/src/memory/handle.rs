@@ -1,9 +1,9 @@
-//! Memory that a device may read or write, owned by one side at a time.
+//! [`Memory`]: a range of bytes that a device may read or write, owned by one side at a time.
 //!
-//! 1. Live [`Memory`] values of one owner never overlap where one of them is writable, so holding the value is
+//! 1. Live [`Memory`] values of one owner never overlap where one of them is writable. So holding the value is
 //!    exclusive access to its bytes.
-//! 2. The owner outlives every piece split from it: lent slices because [`lend`] does not return before the last
-//!    piece is gone, pooled and foreign memory because each piece holds the owner.
+//! 2. The owner outlives every piece split from it. Lent slices: [`lend`] returns only after the last piece is dropped.
+//!    Pooled memory and buffers of an engine: each piece holds the owner.
 
 use std::any::Any;
 use std::fmt;
@@ -13,19 +13,19 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// A range of memory, handed from caller to device and back.
+/// A range of memory, passed from the caller to the device and back.
 pub struct Memory {
     start: NonNull<u8>,
     len: usize,
     writable: bool,
-    /// Never read: keeps the bytes alive.
+    /// Never read. Keeps the bytes alive.
     owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: a Memory is exclusive access to its range (invariant 1) and its owner is Send; moving it to another thread
-// moves that access.
+// SAFETY: a Memory is exclusive access to its range (invariant 1) and its owner is Send. Moving the value to another
+// thread moves that access.
 unsafe impl Send for Memory {}
-// SAFETY: `&Memory` gives out only `&[u8]` of a range that nobody writes while the reference lives (invariant 1).
+// SAFETY: `&Memory` gives only `&[u8]` of a range that nobody writes while the reference lives (invariant 1).
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -46,29 +46,29 @@ impl Memory {
         Self { start, len, writable, owner }
     }
 
-    /// Takes bytes over for reading; they live, and `with` too, until the last piece is dropped.
+    /// Takes ownership of bytes for reading. The bytes and `with` live until the last piece is dropped.
     #[must_use]
     pub fn owned(bytes: Vec<u8>, with: impl Any + Send + Sync) -> Self {
         let (start, len) = (NonNull::from(bytes.as_slice()).cast(), bytes.len());
         let owner = Arc::new((bytes, with));
-        // SAFETY: the owner keeps the vector, whose bytes stay where they are, and nobody else has access to it.
+        // SAFETY: the owner keeps the vector, whose bytes do not move, and nobody else has access to it.
         unsafe { Self::from_raw(start, len, false, owner) }
     }
 
-    /// Writable memory of its own, for what is read now and then.
+    /// Allocates writable, zeroed memory outside of any pool, for occasional reads.
     ///
     /// # Panics
     ///
     /// If `bytes` is zero.
     #[must_use]
     pub fn zeroed(bytes: usize) -> Self {
-        /// The only one who knows the allocation's address is the [`Memory`] made of it.
+        /// Only the [`Memory`] made of it has the allocation's address.
         struct Allocation(Mutex<Vec<u8>>);
         assert!(bytes > 0, "memory of no bytes");
         let owner = Arc::new(Allocation(Mutex::new(vec![0; bytes])));
         let start = NonNull::new(owner.0.lock().as_mut_ptr()).expect("a vector of some bytes");
-        // SAFETY: the owner keeps the vector and nobody locks it again, so its bytes stay where they are and nobody
-        // else reads or writes them.
+        // SAFETY: the owner keeps the vector and nobody locks it again, so its bytes do not move and nobody else reads
+        // or writes them.
         unsafe { Self::from_raw(start, bytes, true, owner) }
     }
 
@@ -84,7 +84,7 @@ impl Memory {
         self.len == 0
     }
 
-    /// Whether a read may target it.
+    /// Whether a read may write into it.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
@@ -102,11 +102,11 @@ impl Memory {
         self.address().is_multiple_of(align) && self.len.is_multiple_of(align)
     }
 
-    /// Takes the first `len` bytes off.
+    /// Splits off the first `len` bytes.
     ///
     /// # Panics
     ///
-    /// If there are fewer.
+    /// If there are fewer bytes.
     #[must_use]
     pub fn split_to(&mut self, len: usize) -> Self {
         assert!(len <= self.len, "split at {len} of {} bytes", self.len);
@@ -129,7 +129,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, for writing.
     ///
     /// # Panics
     ///
@@ -148,10 +148,10 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Turns slices into [`Memory`] for the length of one [`lend`] call.
+/// Turns slices into [`Memory`] for the duration of one [`lend`] call.
 pub struct Lender<'env> {
     loans: Arc<Loans>,
-    /// Invariant in 'env: slices may neither be shorter nor be taken for longer than they are.
+    /// Invariant in 'env, so that a slice's lifetime can be neither shortened nor extended.
     env: PhantomData<&'env mut &'env ()>,
 }
 
@@ -161,7 +161,7 @@ struct Loans {
     all_back: Condvar,
 }
 
-/// Counts one loan; when its last piece is dropped the loan is back.
+/// Counts one loan. Dropping its last piece ends the loan.
 struct Loan(Arc<Loans>);
 
 impl Drop for Loan {
@@ -196,10 +196,10 @@ impl<'env> Lender<'env> {
     }
 }
 
-/// Runs `body` with a [`Lender`]; returns when every piece of lent memory has been dropped, also by the device.
+/// Runs `body` with a [`Lender`]. Returns when every piece of lent memory has been dropped, including the device's.
 ///
-/// Like `std::thread::scope`: the wait is what makes lending a borrowed slice to another thread or the kernel sound.
-/// Work that has to meet a deadline must not lend memory to requests that may outlive it; it uses pooled buffers.
+/// Like `std::thread::scope`, the wait is what makes lending a borrowed slice to another thread or the kernel sound.
+/// Work with a deadline must not lend memory to requests that may outlive it; it uses pooled buffers.
 pub fn lend<'env, R>(body: impl FnOnce(&Lender<'env>) -> R) -> R {
     struct WaitForAll(Arc<Loans>);
     impl Drop for WaitForAll {
@@ -211,7 +211,7 @@ pub fn lend<'env, R>(body: impl FnOnce(&Lender<'env>) -> R) -> R {
         }
     }
     let lender = Lender { loans: Arc::new(Loans::default()), env: PhantomData };
-    // Waits also when `body` panics.
+    // Also waits when `body` panics.
     let _wait = WaitForAll(Arc::clone(&lender.loans));
     body(&lender)
 }

@@ -1,13 +1,13 @@
 //! Memory of four kinds.
 //!
-//! | module | what it holds | how long | who hands it out |
-//! |---|---|---|---|
-//! | `handle` | [`Memory`]: exclusive access to a range of bytes, whatever they belong to | one request | the owner of the bytes |
-//! | `buffer_pool` | staging buffers that the device reads and writes, touched when the pool is made | one request | [`BufferPool`] |
-//! | `block_frames` | bytes of blocks in the DRAM tier, touched when a frame is first used | until evicted | [`BlockFrames`] |
-//! | `page_alloc` | large vectors of the on-disk index, a mapping each | until dropped | [`PageAllocator`] |
+//! | module | what it holds | lifetime |
+//! |---|---|---|
+//! | `handle` | [`Memory`]: exclusive access to a range of bytes, whatever owns them | one request |
+//! | `buffer_pool` | aligned staging buffers for I/O, populated when the pool is created | one request |
+//! | `block_frames` | blocks of the DRAM tier, populated when a frame is first used | until evicted |
+//! | `page_alloc` | large vectors of the on-disk index, each in its own mapping | until dropped |
 //!
-//! The pool and the frames each cut one `mapping`, which never grows. The allocator maps and unmaps on demand.
+//! The pool and the frames each divide one fixed `mapping`. The page allocator maps and unmaps on demand.
 
 mod block_frames;
 mod buffer_pool;

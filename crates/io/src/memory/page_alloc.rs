@@ -1,9 +1,9 @@
-//! Memory that goes back to the system at the moment it is given up.
+//! A heap allocator for large vectors, whose memory returns to the system as soon as it is dropped.
 //!
-//! `malloc` keeps what large, short-lived buffers leave behind for whoever asks next. A table is put together in 16 MiB
-//! a few times a minute, in a process that has better uses for memory than to keep that.
+//! `malloc` keeps the memory of large, short-lived buffers for its next caller. The on-disk index builds tables in
+//! 16 MiB a few times a minute, in a process with better uses for that memory.
 //!
-//! 1. Every allocation is a mapping of its own, whole pages, zeroed by the kernel.
+//! 1. Every allocation is its own mapping, in whole pages, zeroed by the kernel.
 //! 2. A mapping is unmapped exactly once, with the length it was mapped or last remapped with.
 
 use std::alloc::Layout;
@@ -13,18 +13,18 @@ use std::ptr::NonNull;
 
 use allocator_api2::alloc::{AllocError, Allocator};
 
-/// Largest alignment that a mapping has by itself.
+/// Largest alignment that every mapping has.
 const PAGE_BYTES: usize = 4096;
 
-/// Allocates mappings: for few and large pieces of memory.
+/// Allocates mappings. Suits few, large allocations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageAllocator;
 
-/// A vector whose memory goes back to the system when it is dropped.
+/// A vector whose memory returns to the system when it is dropped.
 pub type PageVec<T> = allocator_api2::vec::Vec<T, PageAllocator>;
 
-/// Bytes whose memory goes back to the system when they are dropped: a [`PageVec`] that copies them at once, not one by
-/// one.
+/// Bytes whose memory returns to the system when they are dropped: a [`PageVec`] that copies in one step, not byte by
+/// byte.
 #[derive(Debug)]
 pub struct PageBuffer(PageVec<u8>);
 
@@ -35,13 +35,13 @@ impl Default for PageBuffer {
 }
 
 impl PageBuffer {
-    /// Room for `bytes` from the beginning; what is not written takes no memory.
+    /// Reserves space for `bytes`. Bytes that are never written take no physical memory.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
         Self(PageVec::with_capacity_in(bytes, PageAllocator))
     }
 
-    /// How many bytes fit before it has to grow.
+    /// How many bytes fit before the buffer grows.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.capacity()
@@ -51,8 +51,8 @@ impl PageBuffer {
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.0.reserve(bytes.len());
         let len = self.0.len();
-        // SAFETY: there is room for as many behind `len`, and borrowed bytes are not those of this vector; they are
-        // all initialised before they count.
+        // SAFETY: there is space for them after `len`, and borrowed bytes never belong to this vector. All of them
+        // are initialised before `set_len`.
         unsafe {
             let end = self.0.as_mut_ptr().add(len);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), end, bytes.len());
@@ -60,7 +60,7 @@ impl PageBuffer {
         }
     }
 
-    /// Cuts it to `len` bytes, or appends zeros up to as many.
+    /// Truncates the buffer to `len` bytes, or appends zeros up to `len`.
     pub fn resize(&mut self, len: usize) {
         let old = self.0.len();
         if len <= old {
@@ -68,14 +68,14 @@ impl PageBuffer {
             return;
         }
         self.0.reserve(len - old);
-        // SAFETY: there is room up to `len`, and all of it is initialised before it counts.
+        // SAFETY: there is space up to `len`, and all of it is initialised before `set_len`.
         unsafe {
             std::ptr::write_bytes(self.0.as_mut_ptr().add(old), 0, len - old);
             self.0.set_len(len);
         }
     }
 
-    /// Forgets the bytes and keeps the memory.
+    /// Removes all bytes and keeps the memory.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -104,10 +104,10 @@ fn slice(start: *mut c_void, bytes: usize) -> Result<NonNull<[u8]>, AllocError> 
     Ok(NonNull::slice_from_raw_parts(start, bytes))
 }
 
-// SAFETY: a mapping stays valid until `deallocate`, or until `grow` or `shrink` moved it, whatever becomes of the
-// allocator, which has no state: so copies of it are the same one. Mappings are page-aligned, and layouts that ask for
-// more are refused. The lengths that are unmapped and remapped are those that were mapped: `next_multiple_of` gives the
-// same for every size that fits the mapping in whole pages.
+// SAFETY: a mapping stays valid until `deallocate`, or until `grow` or `shrink` moves it, whatever happens to the
+// allocator. The allocator has no state, so copies of it are interchangeable. Mappings are page-aligned, and layouts
+// with a larger alignment are refused. The lengths that are unmapped and remapped are those that were mapped:
+// `next_multiple_of` gives the same length for every size that fits the mapping in whole pages.
 unsafe impl Allocator for PageAllocator {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.align() > PAGE_BYTES {
@@ -120,7 +120,7 @@ unsafe impl Allocator for PageAllocator {
         }
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping somewhere touches no memory that is in use.
+        // SAFETY: a new anonymous mapping affects no memory in use.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
         if start == libc::MAP_FAILED { Err(AllocError) } else { slice(start, bytes) }
     }
@@ -128,7 +128,7 @@ unsafe impl Allocator for PageAllocator {
     unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
         let bytes = mapped_bytes(layout);
         if bytes > 0 {
-            // SAFETY: the caller gives back a mapping of this allocator, which nobody uses any more.
+            // SAFETY: the caller returns a mapping of this allocator, which nobody uses any more.
             let unmapped = unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
             debug_assert_eq!(unmapped, 0, "a mapping is unmapped once");
         }
@@ -140,7 +140,7 @@ unsafe impl Allocator for PageAllocator {
         old: Layout,
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: what the caller promises of `start` and `old` is what remapping asks for.
+        // SAFETY: remapping requires what the caller guarantees for `start` and `old`.
         unsafe { self.remap(start, old, new) }
     }
 
@@ -158,7 +158,7 @@ unsafe impl Allocator for PageAllocator {
 impl PageAllocator {
     /// # Safety
     ///
-    /// `start` is an allocation of this allocator with layout `old`, and not used by anybody else.
+    /// `start` is an allocation of this allocator with layout `old`, and nobody else uses it.
     unsafe fn remap(
         self,
         start: NonNull<u8>,
@@ -171,11 +171,11 @@ impl PageAllocator {
         }
         if from == 0 || to == 0 {
             let moved = self.allocate(new)?;
-            // SAFETY: one of the two has no bytes, so there is nothing to copy; the old one is given back once.
+            // SAFETY: one of the two has no bytes, so there is nothing to copy. The old one is freed once.
             unsafe { self.deallocate(start, old) };
             return Ok(moved);
         }
-        // SAFETY: the old mapping is ours by the caller's promise, and may move.
+        // SAFETY: the caller guarantees that the old mapping is ours and may move.
         let moved = unsafe { libc::mremap(start.as_ptr().cast(), from, to, libc::MREMAP_MAYMOVE) };
         if moved == libc::MAP_FAILED { Err(AllocError) } else { slice(moved, to) }
     }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_a_vector_of_bytes() {
+    fn a_buffer_behaves_like_a_vector_of_bytes() {
         let (mut buffer, mut model) = (PageBuffer::default(), Vec::new());
         for number in 0..3000_u32 {
             buffer.extend_from_slice(&number.to_le_bytes());
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_memory_is_the_systems() {
+    fn dropped_memory_returns_to_the_system() {
         let resident_pages = || -> u64 {
             let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
             statm.split(' ').nth(1).unwrap().parse().unwrap()
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stricter_alignment_than_a_page_is_refused() {
+    fn an_alignment_above_a_page_is_refused() {
         let layout = Layout::from_size_align(64, 8192).unwrap();
         assert!(PageAllocator.allocate(layout).is_err());
     }
