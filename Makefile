@@ -18,7 +18,7 @@ UV := .envs/uv/bin/uv
 WHEELS := dist
 
 # A bench that needs an engine names its environment.
-BENCH_FILE = python/dalsegno/bench/$(subst -,_,$(NAME)).py
+BENCH_FILE = $(wildcard bench/dalsegno_bench/*/$(subst -,_,$(NAME)).py)
 BENCH_ENV = $(or $(shell sed -n 's/^ENVIRONMENT = "\(.*\)"$$/\1/p' $(BENCH_FILE) 2> /dev/null),dev)
 
 # pyo3 asks an interpreter for its version. Always the same one: a change would rebuild the crate.
@@ -46,8 +46,9 @@ dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
 	@echo "make: building the extension"
 	@export VIRTUAL_ENV="$(CURDIR)/.envs/dev" PATH="$(CURDIR)/.envs/uv/bin:$$PATH"; \
 	$(call quietly,$(DEV)/maturin develop --uv --release --locked)
+	@$(UV) pip install --quiet --no-config --no-deps --python $(DEV)/python --editable bench
 
-env-vllm: wheel ## set up .envs/vllm: real vLLM on the CPU, with our wheel installed
+env-vllm: wheel ## set up .envs/vllm: real vLLM on the CPU, with our wheels installed
 	@$(PYTHON) tools/env.py vllm
 	@$(call install-wheel,vllm)
 
@@ -59,10 +60,11 @@ env-lmcache: wheel ## the same for LMCache
 	@$(PYTHON) tools/env.py lmcache
 	@$(call install-wheel,lmcache)
 
-wheel: env-dev need-cargo ## build the wheel into dist/
-	@echo "make: building the wheel"; rm -rf $(WHEELS)
+wheel: env-dev need-cargo ## build the wheels of dalsegno and dalsegno-bench into dist/
+	@echo "make: building the wheels"; rm -rf $(WHEELS)
 	@$(call quietly,$(DEV)/maturin build --release --locked --interpreter $(DEV)/python --out $(WHEELS))
-	@ls $(WHEELS)/dalsegno-*.whl
+	@$(UV) build --quiet --no-config --wheel --out-dir $(WHEELS) bench
+	@ls $(WHEELS)/*.whl
 
 demo: env-vllm ## ask a real vLLM about a long text, kill it, ask again (DOC=path for your own)
 	@$(VLLM)/python -m dalsegno.cli demo vllm $(if $(DOC),--doc "$(DOC)")
@@ -116,7 +118,7 @@ faultbench: dev ## do the same harm to every store whose environment is there (A
 
 clean: ## remove what was built; environments stay
 	@rm -rf target $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find python tests tools -name __pycache__ -prune -exec rm -rf {} +
+	@find python bench tests tools -name __pycache__ -prune -exec rm -rf {} +
 	@rm -f python/dalsegno/*.so
 
 clean-all: clean ## remove the environments too
@@ -161,9 +163,9 @@ lint-python:
 
 RUST_TESTS := --workspace --locked --exclude dalsegno-py
 
-# $(call install-wheel,NAME) installs our wheel into the environment of an engine.
+# $(call install-wheel,NAME) installs our wheels into the environment of an engine.
 install-wheel = $(UV) pip install --quiet --no-config --no-deps --reinstall --python .envs/$(1)/bin/python \
-	$(WHEELS)/dalsegno-*.whl
+	$(WHEELS)/*.whl
 
 # $(call test-engine,NAME) runs an engine's tests and the checks of its route.
 # Engines warn as they like, and take minutes to start on a small machine.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import sys
+import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +16,7 @@ import pytest
 from tests.checkout import ROOT
 
 if TYPE_CHECKING:
-    from dalsegno.bench.faulty import Faulty
+    from dalsegno_bench.machine.faulty import Faulty
 
 ENGINES = ("vllm", "sglang", "lmcache")
 
@@ -23,6 +28,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=ENGINES,
         help="the engine of this environment: adds its tests and the checks of its route",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Takes the benches from this checkout if the product is this checkout's, installed or not."""
+    product = importlib.util.find_spec("dalsegno")
+    if product is None or not Path(product.origin or "/").is_relative_to(ROOT / "python"):
+        return
+    folders = [str(ROOT / "bench")]
+    try:
+        importlib.metadata.distribution("dalsegno-bench")
+    except importlib.metadata.PackageNotFoundError:
+        made = tempfile.TemporaryDirectory(prefix="dalsegno-tests-")
+        config.add_cleanup(made.cleanup)
+        declare_commands(Path(made.name))
+        folders.append(made.name)
+    sys.path[:0] = folders
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *inherited])
+
+
+def declare_commands(folder: Path) -> None:
+    """Writes what an installation says of the commands of `dalsegno-bench`."""
+    project = tomllib.loads((ROOT / "bench" / "pyproject.toml").read_text())["project"]
+    facts = folder / f"dalsegno_bench-{project['version']}.dist-info"
+    facts.mkdir()
+    head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    (facts / "METADATA").write_text(head)
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
+    (facts / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -50,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Faulty]:
     """A disk that hangs and fails on command."""
-    from dalsegno.bench import faulty
+    from dalsegno_bench.machine import faulty
 
     if (what := faulty.missing()) is not None:
         if os.environ.get("CI") and "fuse" not in os.environ.get("DALSEGNO_MAY_SKIP", ""):

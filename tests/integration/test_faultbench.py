@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.faultbench import cell, remote, stores, suite
+from dalsegno_bench.faultbench import cell, remote, stores, suite
 
 pytestmark = pytest.mark.engine
 

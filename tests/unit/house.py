@@ -32,8 +32,8 @@ HOMES = {"io-uring": "io", "libc": "io", "rustix": "io", "pyo3": "py"}
 UNSAFE_ALLOWED = {"io", "py", "sim"}
 
 ENGINES = {"vllm", "sglang", "lmcache"}
-# Packages of ours that must stay usable without the integrations.
-PURE_PACKAGES = ("prefill", "workload")
+# Packages of the wheel `dalsegno`, and of `dalsegno-bench`, by their folders.
+PACKAGES = {"dalsegno": "python", "dalsegno_bench": "bench"}
 
 RUST_LINES = 450
 PYTHON_LINES = 400
@@ -154,33 +154,45 @@ def is_under(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-def import_complaint(inside: tuple[str, ...], module: str) -> str | None:
-    """Returns what is wrong with an import, made by a module at `inside` under dalsegno."""
-    engine = module.partition(".")[0]
-    if engine in ENGINES and (inside[0] != "integrations" or inside[1] == "common"):
+def may_import_engines(at: tuple[str, ...]) -> bool:
+    """Whether a module, given by the parts of its name, is in the package of an engine."""
+    if at[:2] == ("dalsegno", "integrations"):
+        return at[2] != "common"
+    return at[0] == "dalsegno_bench" and at[1] in ENGINES
+
+
+def import_complaint(at: tuple[str, ...], module: str) -> str | None:
+    """Returns what is wrong with an import, made by the module whose name has the parts `at`."""
+    first = module.partition(".")[0]
+    if first in ENGINES and not may_import_engines(at):
         return (
-            f"imports {engine}: only the packages of dalsegno.integrations that are named after an "
-            "engine may know one; move it there"
+            f"imports {first}: only packages that are named after an engine may import one, "
+            "in dalsegno.integrations or in dalsegno_bench; move it there"
         )
-    if is_under(module, "dalsegno.integrations") and inside[0] in PURE_PACKAGES:
-        return (
-            f"imports {module}: dalsegno.{inside[0]} must work without integrations; "
-            "pass in what it needs"
-        )
-    if is_under(module, "dalsegno._native") and len(inside) > 1:
+    if at[0] != "dalsegno":
+        of_product = None
+    elif first == "dalsegno_bench":
+        of_product = "the product must work without benches; move it to dalsegno_bench"
+    elif first == "unittest" or "test" in module.split("."):
+        of_product = "test kits belong to tests and benches; move it there"
+    else:
+        of_product = None
+    if of_product is not None:
+        return f"imports {module}: {of_product}"
+    if is_under(module, "dalsegno._native") and (at[0] != "dalsegno" or len(at) > 2):
         return "imports dalsegno._native: use the public API, `from dalsegno import ...`"
     return None
 
 
 def python_arrows(root: Path) -> list[str]:
-    """Engines only in integrations, the native module only behind the public API."""
+    """Engines only in packages of their own, nothing of tests and benches in the product."""
     complaints = []
-    for path in files(root / "python" / "dalsegno", "*.py"):
-        inside = path.relative_to(root / "python" / "dalsegno").with_suffix("").parts
-        package = ("dalsegno", *inside[:-1])
-        for line, module in imports(path, package):
-            if complaint := import_complaint(inside, module):
-                complaints.append(f"{path.relative_to(root)}:{line} {complaint}")
+    for package, folder in PACKAGES.items():
+        for path in files(root / folder / package, "*.py"):
+            at = path.relative_to(root / folder).with_suffix("").parts
+            for line, module in imports(path, at[:-1]):
+                if complaint := import_complaint(at, module):
+                    complaints.append(f"{path.relative_to(root)}:{line} {complaint}")
     return list(dict.fromkeys(complaints))
 
 
@@ -260,10 +272,13 @@ def decisions_are_listed(root: Path) -> list[str]:
 def dependencies_have_reasons(root: Path) -> list[str]:
     """Each third-party package has a line that says why it is here."""
     cargo = tomllib.loads((root / "Cargo.toml").read_text())["workspace"].get("dependencies", {})
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    wanted = [name for name in cargo if not name.startswith("dalsegno-")]
-    groups = [project.get("dependencies", []), *project.get("optional-dependencies", {}).values()]
-    wanted += [re.split(r"[^\w-]", line)[0] for group in groups for line in group]
+    wanted = list(cargo)
+    for manifest in (root / "pyproject.toml", root / "bench" / "pyproject.toml"):
+        project = tomllib.loads(manifest.read_text())["project"]
+        extras = project.get("optional-dependencies", {}).values()
+        groups = [project.get("dependencies", []), *extras]
+        wanted += [re.split(r"[^\w-]", line)[0] for group in groups for line in group]
+    wanted = [name for name in wanted if name.partition("-")[0] != "dalsegno"]
     reasons = (root / "docs" / "decisions" / "0002-dependencies.md").read_text()
     return [
         f"docs/decisions/0002-dependencies.md has no line for `{name}`: say why it is needed"
@@ -280,7 +295,7 @@ def no_machine_paths(root: Path) -> list[str]:
     for path in files(root, "*.md", "*.rs", "*.py", "*.toml", "Makefile"):
         parts = path.relative_to(root).parts
         # Tests and benches may look for traces beside the checkout, and skip without them.
-        may_look_outside = bool({"tests", "bench", "benches"} & set(parts))
+        may_look_outside = bool({"tests", "bench"} & set(parts))
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if machine.search(line) or (outside.search(line) and not may_look_outside):
                 complaints.append(

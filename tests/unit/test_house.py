@@ -41,6 +41,7 @@ RUFF = {"pyproject.toml": "[tool.ruff]\nline-length = 100"}
 PROJECT = {
     "Cargo.toml": "[workspace.dependencies]\ndalsegno-io = {path='x'}\n",
     "pyproject.toml": "[project]\n",
+    "bench/pyproject.toml": "[project]\ndependencies = ['dalsegno==1', 'dalsegno-bench']\n",
     "docs/decisions/0002-dependencies.md": "",
 }
 
@@ -72,7 +73,7 @@ BAD: list[tuple[Rule, dict[str, str], str]] = [
     (python_arrows, {"python/dalsegno/store.py": "from lmcache import v1"}, "imports lmcache"),
     (
         python_arrows,
-        {"python/dalsegno/bench/run.py": "importlib.import_module('sglang.srt')"},
+        {"bench/dalsegno_bench/disk/log.py": "importlib.import_module('sglang.srt')"},
         "imports sglang",
     ),
     (
@@ -82,13 +83,23 @@ BAD: list[tuple[Rule, dict[str, str], str]] = [
     ),
     (
         python_arrows,
-        {"python/dalsegno/prefill.py": "from .integrations import vllm"},
-        "must work without integrations",
+        {"python/dalsegno/cli/app.py": "from dalsegno_bench.disk import log"},
+        "must work without benches",
     ),
     (
         python_arrows,
-        {"python/dalsegno/workload/__init__.py": "from dalsegno import integrations"},
-        "must work without integrations",
+        {"python/dalsegno/integrations/sglang/rig.py": "from sglang.test.kits import fixtures"},
+        "test kits belong to",
+    ),
+    (
+        python_arrows,
+        {"python/dalsegno/cli/app.py": "def f():\n from unittest import mock"},
+        "app.py:2 imports unittest.mock",
+    ),
+    (
+        python_arrows,
+        {"bench/dalsegno_bench/disk/log.py": "from dalsegno._native import Store"},
+        "use the public API",
     ),
     (
         python_arrows,
@@ -120,6 +131,11 @@ BAD: list[tuple[Rule, dict[str, str], str]] = [
         {**PROJECT, "pyproject.toml": "[project]\noptional-dependencies.x = ['rich>=1']\n"},
         "`rich`",
     ),
+    (
+        dependencies_have_reasons,
+        {**PROJECT, "bench/pyproject.toml": "[project]\ndependencies = ['rich>=1']\n"},
+        "`rich`",
+    ),
     (no_machine_paths, {"docs/guides/a.md": "see /" + "work/main"}, "a.md:1"),
     (no_machine_paths, {"tests/unit/a.py": "\n'/" + "root/x'"}, "a.py:2"),
     (no_machine_paths, {"Makefile": "A := ../" + "shared/data"}, "Makefile:1"),
@@ -143,6 +159,10 @@ GOOD: list[tuple[Rule, dict[str, str]]] = [
     ),
     (python_arrows, {"python/dalsegno/__init__.py": "from dalsegno._native import Store"}),
     (python_arrows, {"python/dalsegno/integrations/vllm/tier.py": "from vllm import x"}),
+    (
+        python_arrows,
+        {"bench/dalsegno_bench/sglang/rig.py": "import unittest\nfrom sglang.test import kits"},
+    ),
     (function_sizes, {"tools/f.py": f'def f():\n    """{chr(10) * 80}"""\n'}),
     (line_lengths, {**RUFF, "crates/io/src/a.rs": "é" * RUST_COLUMNS}),
     (line_lengths, {**RUFF, "tools/a.py": "x" * 100 + "  # noqa: S1 - why"}),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Sequence
-from inspect import cleandoc
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import fault, info, inspect, ls, output, run, verify
+from dalsegno.cli import demo, info, inspect, ls, output, verify
+from dalsegno.cli.commands import Commands, help_of
 
 # What a command could not do, as opposed to what it found.
 COULD_NOT = 2
@@ -19,6 +18,7 @@ COULD_NOT = 2
 # Plain help reads the same in a terminal, in a pipe and in a document.
 app = typer.Typer(
     name="dalsegno",
+    cls=Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -52,19 +52,11 @@ def dalsegno(
     """
 
 
-def _help(command: Callable[..., None]) -> str:
-    """Returns a command's docstring as help; examples and exit codes keep their lines."""
-    text = cleandoc(command.__doc__ or "")
-    return re.sub(r"^(?=Example:|Exit codes:)", "\b\n", text, flags=re.MULTILINE)
-
-
-app.callback(help=_help(dalsegno))(dalsegno)
-for _command in (info.info, ls.ls, verify.verify, inspect.inspect, fault.faultbench):
-    app.command(help=_help(_command))(_command)
-# What follows the bench's name belongs to the bench.
-app.command(help=_help(run.bench), context_settings={"allow_interspersed_args": False})(run.bench)
-_demo.callback(help=_help(run.demo))(run.demo)
-_demo.command("vllm", help=_help(run.demo_vllm))(run.demo_vllm)
+app.callback(help=help_of(dalsegno))(dalsegno)
+for _command in (info.info, ls.ls, verify.verify, inspect.inspect):
+    app.command(help=help_of(_command))(_command)
+_demo.callback(help=help_of(demo.demo))(demo.demo)
+_demo.command("vllm", help=help_of(demo.demo_vllm))(demo.demo_vllm)
 app.add_typer(_demo, name="demo")
 
 

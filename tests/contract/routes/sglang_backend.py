@@ -22,8 +22,8 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import PrefetchOp
 from tests.contract.routes import Route, Session, Shape
 
 from dalsegno.integrations.sglang.pools import byte_view
-from dalsegno.integrations.sglang.rig import Geometry, Rig
 from dalsegno.integrations.sglang.settings import CLASS, MODULE, HiCacheSettings
+from dalsegno_bench.sglang.rig import Geometry, Rig
 
 PATIENCE_S = 60
 PATTERN = 0x5A

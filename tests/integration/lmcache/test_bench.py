@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("lmcache")
 
-from dalsegno.bench import lmcache as bench
-from dalsegno.integrations.lmcache import measured
+from dalsegno_bench.lmcache import lmcache as bench
+from dalsegno_bench.lmcache import measured
 
 pytestmark = pytest.mark.engine
 

@@ -26,8 +26,8 @@ from tests.outside import another_process
 from dalsegno import InvalidError
 from dalsegno.integrations.sglang import DalsegnoHiCache, identity, plugin
 from dalsegno.integrations.sglang.pools import Memory, PoolPages, byte_view
-from dalsegno.integrations.sglang.rig import Geometry, Rig
 from dalsegno.integrations.sglang.spaces import block_hash
+from dalsegno_bench.sglang.rig import Geometry, Rig
 
 pytestmark = pytest.mark.engine
 GEOMETRY = Geometry(page_tokens=4)

@@ -13,8 +13,8 @@ pytest.importorskip("sglang")
 
 from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler
 
-from dalsegno.integrations.sglang.rig import LAYOUTS, Geometry, Rig
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
+from dalsegno_bench.sglang.rig import LAYOUTS, Geometry, Rig
 
 pytestmark = pytest.mark.engine
 PAGE_TOKENS = 16

@@ -16,8 +16,8 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo
 from tests.contract.subjects import chain
 
 from dalsegno.integrations.sglang import DalsegnoHiCache
-from dalsegno.integrations.sglang.rig import Geometry, Rig
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
+from dalsegno_bench.sglang.rig import Geometry, Rig
 
 pytestmark = pytest.mark.engine
 # 128 KiB a page: eight fit into a segment of 1 MiB.

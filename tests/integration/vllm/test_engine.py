@@ -27,9 +27,9 @@ from tests.integration.vllm import small_model
 from tests.outside import flip, segment_of
 
 import dalsegno
-from dalsegno.bench.faulty import Faulty
 from dalsegno.demo import primer
 from dalsegno.integrations.vllm import demo_engine
+from dalsegno_bench.machine.faulty import Faulty
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 QUESTIONS = ("What does the player do at the sign?", "What does the model keep?")

@@ -1,6 +1,7 @@
 """What vLLM's scheduler calls while the disk of a store hangs for ten seconds: nothing waits.
 
-The disk is a folder behind a file system that hangs on command: see `dalsegno.bench.faulty`.
+The disk is a folder behind a file system that hangs on command:
+see `dalsegno_bench.machine.faulty`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ pytest.importorskip("vllm")
 
 from tests.integration.vllm.tiers import MISS, Primary, Request, counted, finished, keys, open_tier
 
-from dalsegno.bench import faulty
+from dalsegno_bench.machine import faulty
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 HANG_S = 10.0

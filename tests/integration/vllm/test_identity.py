@@ -16,8 +16,8 @@ from tests.integration.vllm import tiers
 
 import dalsegno
 from dalsegno.integrations.vllm import identity
-from dalsegno.integrations.vllm.rig import parallel_config
 from dalsegno.integrations.vllm.tier import DalsegnoTier
+from dalsegno_bench.vllm.rig import parallel_config
 
 pytestmark = pytest.mark.engine
 GROUPS = SimpleNamespace(

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from dalsegno.bench import vllm_tier
+from dalsegno_bench.vllm import vllm_tier
 
 pytestmark = pytest.mark.engine
 

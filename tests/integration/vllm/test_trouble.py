@@ -30,8 +30,8 @@ from tests.outside import another_process
 import dalsegno
 from dalsegno.integrations.common import opening
 from dalsegno.integrations.vllm import transfers
-from dalsegno.integrations.vllm.rig import parallel_config
 from dalsegno.integrations.vllm.tier import DalsegnoTier
+from dalsegno_bench.vllm.rig import parallel_config
 
 pytestmark = pytest.mark.engine
 

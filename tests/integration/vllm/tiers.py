@@ -18,8 +18,8 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
-from dalsegno.integrations.vllm.rig import offloading_config
 from dalsegno.integrations.vllm.tier import DalsegnoTier
+from dalsegno_bench.vllm.rig import offloading_config
 
 ROW_BYTES = 8192
 ROWS = 32

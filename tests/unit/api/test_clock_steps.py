@@ -17,7 +17,7 @@ import pytest
 from tests.unit.stores import chain
 
 import dalsegno
-from dalsegno.bench.faulty import Faulty
+from dalsegno_bench.machine.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench import backends
-from dalsegno.bench.log import aligned
+from dalsegno_bench.disk.log import aligned
+from dalsegno_bench.dynamic import backends
 
 BLOCK_BYTES = 4096
 BLOCKS = 8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench import codec as bench
+from dalsegno_bench.disk import codec as bench
 
 
 def test_a_tiny_run_shrinks_what_is_made_up_and_leaves_nothing(

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from dalsegno.bench import backends, dynamic, image, kernel
-from dalsegno.bench.dynamic_report import broke, result_of, tables
-from dalsegno.bench.served import Process, Served, Server, Setup
-from dalsegno.bench.turns import Scale, Turn, figures, spread
-from dalsegno.prefill import PREFILLS
-from dalsegno.workload import Dynamic, Prompt
+from dalsegno_bench.dynamic import backends, dynamic
+from dalsegno_bench.dynamic.report import broke, result_of, tables
+from dalsegno_bench.dynamic.served import Process, Served, Server, Setup
+from dalsegno_bench.dynamic.turns import Scale, Turn, figures, spread
+from dalsegno_bench.machine import image, kernel
+from dalsegno_bench.workload import Dynamic, Prompt
+from dalsegno_bench.workload.prefill import PREFILLS
 
 MIB = 1 << 20
 PLAN = Dynamic(1024, 256, requests=2, warmup_prompts=3, expected=(0.5, 0.25))

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 import dalsegno
-from dalsegno.bench import eviction as bench
-from dalsegno.workload import parse
+from dalsegno_bench.eviction import eviction as bench
+from dalsegno_bench.workload import parse
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.checkout import ROOT
 
-LOCK = ROOT / "benches/index/Cargo.lock"
+LOCK = ROOT / "bench/programs/Cargo.lock"
 
 
 def locked() -> dict[str, set[str]]:
@@ -34,4 +34,4 @@ def test_a_crate_is_locked_with_what_it_depends_on(crate: str) -> None:
         name for name, given in wanted.items() if isinstance(given, dict) and given.get("optional")
     }
     missing = wanted.keys() - optional - locked()[crate]
-    assert not missing, f"run `cargo update --workspace` in benches/index: {sorted(missing)}"
+    assert not missing, f"run `cargo update --workspace` in bench/programs: {sorted(missing)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench import latency as bench
+from dalsegno_bench.disk import latency as bench
 
 WAYS = ("put", "get")
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dalsegno.bench import log as bench
-from dalsegno.bench.speed import Sample
+from dalsegno_bench.disk import log as bench
+from dalsegno_bench.machine.speed import Sample
 
 BEST = {"read": 2.0, "write": 4.0}
 SPEEDS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dalsegno.bench import merge as bench
+from dalsegno_bench.disk import merge as bench
 
 
 def figures(p99_ms: list[float]) -> bench.Figures:

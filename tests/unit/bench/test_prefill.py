@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dalsegno.prefill import KV_BYTES_PER_TOKEN, PREFILLS, Prefill
+from dalsegno_bench.workload.prefill import KV_BYTES_PER_TOKEN, PREFILLS, Prefill
 
 # From the models' documentation, not from the formula.
 PUBLISHED_KV_BYTES = {

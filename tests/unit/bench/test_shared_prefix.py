@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from dalsegno.bench import conversations, prefixes
-from dalsegno.bench import shared_prefix as bench
-from dalsegno.bench.prefixes import Geometry
+from dalsegno_bench.eviction import conversations, prefixes
+from dalsegno_bench.eviction import shared_prefix as bench
+from dalsegno_bench.eviction.prefixes import Geometry
 
 GEOMETRY = Geometry(segments=31, segment_prompts=20)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dalsegno.bench.soak_figures import complaints
+from dalsegno_bench.soak.figures import complaints
 
 WELL: dict[str, Any] = {
     "requests": 300_000,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from tests.checkout import ROOT
 
-from dalsegno.workload import Lru, parse
+from dalsegno_bench.workload import Lru, parse
 
 DATA = ROOT / "../shared/data"
 

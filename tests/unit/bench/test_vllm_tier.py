@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dalsegno.bench import vllm_tier as bench
+from dalsegno_bench.vllm import vllm_tier as bench
 
 
 def test_ratios_are_of_rounds_and_the_median_over_them() -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from dalsegno.workload import EXPECTED, REUSES, Dynamic, Oracle, Prompt, Reuse
+from dalsegno_bench.workload import EXPECTED, REUSES, Dynamic, Oracle, Prompt, Reuse
 
 
 def plan(reuse: Reuse = "recent", **changed: int) -> Dynamic:

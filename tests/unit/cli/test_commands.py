@@ -18,8 +18,8 @@ from tests.outside import another_process, flip, segment_of
 from tests.unit.stores import LAYERS, SLICE_BYTES, Run, extents, open_store, start
 
 import dalsegno
-from dalsegno import bench as benches
 from dalsegno.cli import show
+from dalsegno_bench import registry as benches
 
 COMMANDS = [
     (),
@@ -293,8 +293,8 @@ def test_what_follows_a_bench_is_its_own(run: Run, monkeypatch: pytest.MonkeyPat
         seen.append(argv)
         return 7
 
-    replace_module(monkeypatch, "dalsegno.bench.fake", main=fake_main)
-    monkeypatch.setattr(benches, "summaries", lambda: {"fake": "A bench."})
+    replace_module(monkeypatch, "dalsegno_bench.fake", main=fake_main)
+    monkeypatch.setattr(benches, "_benches", lambda: {"fake": ("dalsegno_bench.fake", "A bench.")})
     assert run("bench", "fake", "--help", "-x", "1").code == 7
     assert seen == [["--help", "-x", "1"]]
 

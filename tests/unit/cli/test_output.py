@@ -12,9 +12,9 @@ from tests.outside import flip, segment_of
 from tests.unit.stores import Run, extents
 
 import dalsegno
-from dalsegno.bench import sglang
-from dalsegno.faultbench import suite
 from dalsegno.integrations.common.settings import StoreSettings
+from dalsegno_bench.faultbench import suite
+from dalsegno_bench.sglang import sglang
 
 COULD_NOT = 2
 COMMANDS = [

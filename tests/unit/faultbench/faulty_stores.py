@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dalsegno.faultbench.adapter import Adapter
+from dalsegno_bench.faultbench.adapter import Adapter
 
 
 class Sound(Adapter):

@@ -11,7 +11,7 @@ import pytest
 from tests.checkout import ROOT
 from tests.unit.stores import Run
 
-from dalsegno.faultbench import cell, filling, living, remote, stores, suite
+from dalsegno_bench.faultbench import cell, filling, living, remote, stores, suite
 
 FAULTY = "tests.unit.faultbench.faulty_stores"
 

@@ -13,9 +13,9 @@ import pytest
 from tests.unit.stores import chain
 
 import dalsegno
-from dalsegno.bench.faulty import Faulty
 from dalsegno.integrations.common import opening
 from dalsegno.integrations.common.opening import Backend, Waits
+from dalsegno_bench.machine.faulty import Faulty
 
 pytestmark = pytest.mark.timeout(600)
 BLOCK = 8192

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from tests.checkout import ROOT
 
-from dalsegno.bench import index as index_bench
-from dalsegno.bench import sglang as sglang_bench
 from dalsegno.cli import app as application
 from dalsegno.integrations.sglang import settings as sglang_settings
+from dalsegno_bench.index import index as index_bench
+from dalsegno_bench.sglang import sglang as sglang_bench
 
 GUIDES = ROOT / "docs" / "guides"
 QUICKSTART = ROOT / "examples" / "quickstart.py"

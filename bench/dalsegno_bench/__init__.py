@@ -1,0 +1,1 @@
+"""The commands `dalsegno bench` and `dalsegno faultbench`: measures and faults."""

@@ -1,0 +1,1 @@
+"""Benches of the path to the disk: bandwidth, latency, compression, merging of extents."""

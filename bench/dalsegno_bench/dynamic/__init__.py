@@ -1,0 +1,1 @@
+"""The bench `dynamic`: a workload that changes, on several backends in turn."""

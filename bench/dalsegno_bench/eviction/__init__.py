@@ -1,0 +1,1 @@
+"""Benches of what a store that is too small keeps."""

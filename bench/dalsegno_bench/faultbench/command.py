@@ -1,0 +1,173 @@
+"""``dalsegno faultbench``: the same faults for every store, ours and others."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from dalsegno.cli import show
+from dalsegno.cli.options import AsJson
+from dalsegno.paths import local_path
+from dalsegno_bench.faultbench import stores, suite
+from dalsegno_bench.faultbench.cell import Outcome, Probe
+
+NOT_CLEAN, UNKNOWN, TERMINATED = 1, 2, 143
+COUNTS = ("wrong", "lost", "hung", "leaked")
+
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store", metavar="NAME", help="Only this store, or MODULE:CLASS; may be repeated."
+    ),
+]
+Probes = Annotated[
+    list[str] | None,
+    typer.Option("--probe", metavar="NAME", help="Only this probe; may be repeated."),
+]
+Pythons = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="Another environment's interpreter, for the stores that are not installed in this"
+        " one; may be repeated.",
+    ),
+]
+
+
+def faultbench(
+    *,
+    store: Names = None,
+    probe: Probes = None,
+    python: Pythons = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other victims.")] = 1,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Say which stores and probes there are, and stop.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Do the same harm to every store, and count what fails.
+
+    Each probe does something that happens in service: the process is killed while it writes, a bit
+    flips on the disk, files are cut, swapped or emptied, the disk fills up, far too much is asked
+    at once. Each store is then asked for what it acknowledged. A cell of the table counts
+
+    wrong: blocks handed out with bytes that are not theirs;
+    lost: blocks acknowledged, not touched by the fault, and gone, or that can no longer be stored;
+    hung: calls that did not end in time, or in which the store's process died;
+    leaked: MiB over the capacity, files, open files and threads that stay behind.
+
+    Stores of engines run where their package is installed: here, or in an environment that is
+    named with --python. The others are named as absent. Every store gets its own empty directory
+    under TMPDIR, and every cell that is not correct comes with the command that shows it again. A
+    full disk is a small file system, which needs root to mount; else that probe is skipped.
+
+    Example:
+      dalsegno faultbench --store dalsegno
+      dalsegno faultbench --python .envs/vllm/bin/python --python .envs/lmcache/bin/python
+      dalsegno faultbench --store vllm-fs --probe bit-flip --python .envs/vllm/bin/python
+
+    Exit codes: 0 our own stores are clean, 1 they are not, 2 no such store or probe. What other
+    stores do is told and does not change it.
+    """
+    try:
+        probes = [suite.probe_named(name) for name in probe or ()] or list(suite.PROBES)
+        placed = suite.plan(store or (), [str(local_path(one)) for one in python or ()])
+    except ValueError as error:
+        print(f"dalsegno: {error}", file=sys.stderr)
+        raise typer.Exit(UNKNOWN) from None
+    if listing:
+        _list(placed, probes)
+        return
+    made = _run(placed, probes, seed=seed)
+    if as_json:
+        show.as_json({column.name: column.as_json() for column in made})
+    else:
+        _tell(made, probes, seed)
+    if suite.failed(made):
+        raise typer.Exit(NOT_CLEAN)
+
+
+def _run(
+    placed: Sequence[stores.Placed], probes: Sequence[Probe], *, seed: int
+) -> list[suite.Column]:
+    """Runs everything, with a progress bar if somebody looks."""
+    # What is mounted and started is put away, also when the command is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    target = show.console(stderr=True)
+    bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    cells = sum(1 + len(probes) for one in placed if not one.absent)
+    with Progress(*bars, console=target, transient=True, disable=not target.is_terminal) as bar:
+        task = bar.add_task("", total=cells, completed=-1)
+
+        def tell(what: str) -> None:
+            bar.update(task, description=what, advance=1)
+
+        return suite.columns(placed, probes, seed=seed, tell=tell)
+
+
+def _list(placed: Sequence[stores.Placed], probes: Sequence[Probe]) -> None:
+    rows = [(one.known.name, one.absent or one.version or "comes along") for one in placed]
+    show.table(("store", "version"), rows)
+    print()
+    show.table(("probe", "what happens"), [(probe.name, probe.summary) for probe in probes])
+
+
+def cell_text(outcome: Outcome) -> str:
+    """Says in a few words what came of a probe."""
+    if outcome.skipped:
+        return "skipped"
+    counts = [(getattr(outcome, name), name) for name in COUNTS]
+    return ", ".join(f"{count} {name}" for count, name in counts if count) or "correct"
+
+
+def _tell(made: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:
+    ran = [column for column in made if not column.absent]
+    if ran:
+        rows = [
+            (probe.name, *(cell_text(column.outcomes[probe.name]) for column in ran))
+            for probe in probes
+        ]
+        show.table(("probe", *(column.name for column in ran)), rows)
+        print("\nstores:")
+        for column in ran:
+            version = f"{column.placed.known.package} {column.placed.version}; "
+            print(f"  {column.name}: {version if column.placed.version else ''}{column.settings}")
+    for column in made:
+        if column.absent:
+            print(f"  {column.name}: absent: {column.absent}")
+    _costs(ran)
+    _details(ran, probes, seed)
+
+
+def _costs(ran: Sequence[suite.Column]) -> None:
+    """Tells what a put costs in an empty and in a full store."""
+    rows = [
+        (column.name, f"{figures['empty_ms']:.2f}", f"{figures['full_ms']:.2f}", figures["ratio"])
+        for column in ran
+        if "full-cost" in column.outcomes
+        and "ratio" in (figures := column.outcomes["full-cost"].figures)
+    ]
+    if rows:
+        print("\nmilliseconds of a put of 32 blocks of 4 KiB, median:")
+        show.table(("store", "empty>", "full>", "ratio>"), rows)
+
+
+def _details(ran: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:
+    """Tells what was seen, and how to see it again."""
+    for column in ran:
+        for probe in probes:
+            outcome = column.outcomes[probe.name]
+            if outcome.correct and not outcome.notes:
+                continue
+            print(f"\n{column.name}, {probe.name}: {cell_text(outcome)}")
+            for note in [outcome.skipped, *outcome.notes]:
+                if note:
+                    print(f"  {show.plain(note)}")
+            if not outcome.correct and not outcome.skipped:
+                print(f"  $ {suite.command(column, probe.name, seed)}")

@@ -1,0 +1,88 @@
+"""Dalsegno through its public API, with its index in memory and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import dalsegno
+from dalsegno_bench.faultbench.adapter import Adapter
+
+__all__ = ["InFiles", "InMemory"]
+
+Index = Literal["memory", "lsm"]
+
+
+class InMemory(Adapter):
+    """A store with the defaults but for memory in front of the disk, which would hide the disk."""
+
+    settings: ClassVar[str] = "defaults; dram=0"
+    pieces: ClassVar[int] = 4
+    index: ClassVar[Index] = "memory"
+
+    def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._store = dalsegno.open(
+            directory / "store", capacity=capacity_bytes, dram=0, index=self.index
+        )
+        self._blocks = self._store.namespace(
+            {"bench": "faults"}, layers=self.pieces, slice_bytes=block_bytes // self.pieces
+        )
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        """See :class:`Adapter`."""
+        return self._blocks.put_batch(keys, blocks).kept
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """See :class:`Adapter`."""
+        return self._blocks.contains(keys)
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See :class:`Adapter`."""
+        out = [bytearray(self._block_bytes) for _ in keys]
+        came = self._blocks.get_each(keys, out)
+        return [bytes(block) if there else None for block, there in zip(out, came, strict=True)]
+
+    def put_all(
+        self, keys: Sequence[Sequence[bytes]], blocks: Sequence[Sequence[bytes]]
+    ) -> list[list[bool]]:
+        """See :class:`Adapter`; what is throttled is refused."""
+        transfers = [
+            self._blocks.submit_put(names, given) for names, given in zip(keys, blocks, strict=True)
+        ]
+        for one in transfers:
+            one.wait()
+        return [
+            [False] * len(names) if one.throttled else one.put_report().kept
+            for names, one in zip(keys, transfers, strict=True)
+        ]
+
+    def get_all(self, keys: Sequence[Sequence[bytes]]) -> list[list[bytes | None]]:
+        """See :class:`Adapter`; what is throttled is a miss."""
+        out = [[bytearray(self._block_bytes) for _ in names] for names in keys]
+        transfers = [
+            self._blocks.submit_get(names, buffers, each=True)
+            for names, buffers in zip(keys, out, strict=True)
+        ]
+        for one in transfers:
+            one.wait()
+        came = [
+            [False] * len(buffers) if one.throttled else one.get_report()
+            for one, buffers in zip(transfers, out, strict=True)
+        ]
+        return [
+            [bytes(block) if there else None for block, there in zip(buffers, told, strict=True)]
+            for buffers, told in zip(out, came, strict=True)
+        ]
+
+    def close(self) -> None:
+        """See :class:`Adapter`."""
+        self._store.close()
+
+
+class InFiles(InMemory):
+    """The same with ``index="lsm"``."""
+
+    settings: ClassVar[str] = 'index="lsm"; dram=0'
+    index: ClassVar[Index] = "lsm"

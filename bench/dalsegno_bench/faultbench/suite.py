@@ -1,0 +1,141 @@
+"""All probes on all stores that are wanted, one cell after the other."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dalsegno_bench.faultbench import damaging, filling, living, stores
+from dalsegno_bench.faultbench.cell import Outcome, Probe, run
+from dalsegno_bench.faultbench.remote import AbsentError, Origin
+
+__all__ = ["PROBES", "Column", "Tell", "columns", "command", "failed", "plan", "probe_named"]
+
+# In the order of the table.
+PROBES: tuple[Probe, ...] = (*living.PROBES, *damaging.PROBES, *filling.PROBES)
+
+# Called before each cell with what comes.
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Column:
+    """A store, and what came of its probes.
+
+    Attributes:
+        placed: The store.
+        absent: Why it was not run; empty if it was.
+        settings: What its adapter chose.
+        outcomes: Probe's name -> what came of it.
+    """
+
+    placed: stores.Placed
+    absent: str = ""
+    settings: str = ""
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The store's name."""
+        return self.placed.known.name
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns probe -> outcome; of a store that was not run, why."""
+        if self.absent:
+            return {"absent": self.absent}
+        return {name: one.as_json() for name, one in self.outcomes.items()}
+
+
+def probe_named(name: str) -> Probe:
+    """Returns a probe.
+
+    Raises:
+        ValueError: There is no such probe.
+    """
+    for probe in PROBES:
+        if probe.name == name:
+            return probe
+    raise ValueError(f"there is no probe {name!r}; there are {', '.join(p.name for p in PROBES)}")
+
+
+def plan(names: Sequence[str], pythons: Sequence[str]) -> list[stores.Placed]:
+    """Finds the stores of these names, all if there is none, and what runs each.
+
+    Raises:
+        ValueError: There is no such store or interpreter.
+    """
+    wanted = [stores.find(name) for name in names] if names else list(stores.STORES.values())
+    return stores.placed(wanted, pythons)
+
+
+def columns(
+    placed: Sequence[stores.Placed],
+    probes: Sequence[Probe],
+    *,
+    seed: int,
+    tell: Tell,
+) -> list[Column]:
+    """Runs the probes; what one store does never keeps another from its turn.
+
+    Args:
+        placed: The stores, see :func:`plan`.
+        probes: The probes.
+        seed: Of what is left to chance.
+        tell: Called before each cell.
+    """
+    made = [Column(one, absent=one.absent) for one in placed]
+    for column in made:
+        if column.absent:
+            continue
+        with tempfile.TemporaryDirectory(
+            prefix="dalsegno-faultbench-", ignore_cleanup_errors=True
+        ) as inside:
+            _run_column(column, probes, seed, Path(inside), tell)
+    return made
+
+
+def _run_column(
+    column: Column, probes: Sequence[Probe], seed: int, folder: Path, tell: Tell
+) -> None:
+    tell(f"{column.name}: import")
+    log = folder / "messages"
+    try:
+        origin = Origin(column.placed.python, column.placed.known.adapter, log)
+    except AbsentError as why:
+        column.absent = f"it cannot be loaded: {why}"
+        return
+    column.settings = origin.facts["settings"]
+    try:
+        for probe in probes:
+            tell(f"{column.name}: {probe.name}")
+            directory = folder / probe.name
+            directory.mkdir()
+            column.outcomes[probe.name] = run(probe, origin, directory, seed)
+            shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        origin.close()
+
+
+def command(column: Column, probe: str, seed: int) -> str:
+    """Returns the one command that shows an outcome again."""
+    words = ["dalsegno", "faultbench", "--store", column.name, "--probe", probe]
+    words += ["--seed", str(seed)]
+    if column.placed.python != sys.executable:
+        words += ["--python", column.placed.python]
+    return shlex.join(words)
+
+
+def failed(made: Sequence[Column]) -> bool:
+    """Whether one of our own stores is not clean; a probe that was skipped is no failure."""
+    ours = [column for column in made if column.name in stores.OURS]
+    return any(
+        column.absent
+        or any(not one.correct and not one.skipped for one in column.outcomes.values())
+        for column in ours
+    )

@@ -1,0 +1,1 @@
+"""Benches of the on-disk index, compiled from `bench/programs`."""

@@ -1,0 +1,1 @@
+"""Long runs: a day of mixed load, and disks that hang."""
