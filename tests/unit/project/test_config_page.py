@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.checkout import ROOT
+from tests.checkout import ROOT, load_tool
 
 import dalsegno
-from dalsegno.cli import config_page
-from dalsegno.cli.config_page import EXAMPLE, SETTINGS, Setting
 
+if TYPE_CHECKING:
+    from config_page import Setting
+
+config_page = load_tool("config_page")
+EXAMPLE: str = config_page.EXAMPLE
+SETTINGS: tuple[Setting, ...] = config_page.SETTINGS
 PAGE = ROOT / "docs" / "guides" / "configuration.md"
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 BOUNDED = [setting for setting in SETTINGS if setting.kind != "choice"]
@@ -35,7 +39,7 @@ def test_the_table_has_every_setting_once() -> None:
 
 
 def test_the_page_is_in_step_with_the_table() -> None:
-    # `python -m dalsegno.cli.config_page > docs/guides/configuration.md` mends it.
+    # `python3 tools/config_page.py > docs/guides/configuration.md` fixes it.
     assert PAGE.read_text(encoding="utf-8") == config_page.page()
 
 
