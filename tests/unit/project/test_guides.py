@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.checkout import ROOT
+from tests.unit.project.documents import table_rows
 
 from dalsegno.cli import app as application
 from dalsegno.integrations.sglang import settings as sglang_settings
@@ -28,27 +28,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def rows(page: str, first: str) -> dict[str, str]:
-    """The tables whose first column has this title: what stands there in backticks, and the row."""
-    found: dict[str, str] = {}
-    inside = False
-    for line in (GUIDES / page).read_text(encoding="utf-8").splitlines():
-        cells = line.split("|")
-        inside = line.startswith("|") and (inside or cells[1].strip() == first)
-        if inside:
-            found |= {name.split("{")[0]: line for name in re.findall(r"`([^`]+)`", cells[1])}
-    return found
-
-
-def constant(module: str, name: str) -> set[str]:
-    """The keys of a dictionary that a module of an integration defines, without its engine."""
-    path = ROOT / "python" / "dalsegno" / "integrations" / module
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and target.id == name:
-            assert isinstance(node, (ast.Assign, ast.AnnAssign))
-            assert isinstance(node.value, ast.Dict)
-            return {str(ast.literal_eval(key)) for key in node.value.keys if key is not None}
-    raise AssertionError(f"{module} has no {name}")
+    return table_rows(GUIDES / page, first)
 
 
 def shell(command: str, folder: Path) -> str:
@@ -148,8 +128,3 @@ def test_the_guide_of_sglang_names_every_setting_and_its_default() -> None:
             assert f'`"{default}"`' in told[name]
     text = (GUIDES / "sglang.md").read_text(encoding="utf-8")
     assert [name for name in sglang_settings.ENGINE_KEYS if f"`{name}`" not in text] == []
-
-
-def test_the_guide_of_sglang_names_every_metric() -> None:
-    metrics = constant("sglang/metrics.py", "_COUNTERS") | constant("sglang/metrics.py", "_GAUGES")
-    assert rows("sglang.md", "metric").keys() == metrics
