@@ -1,4 +1,4 @@
-//! How much of a disk's throughput the engines pass on: random reads of one file through the `Device` trait.
+//! The share of a disk's throughput that the engines reach: random reads of one file through the `Device` trait.
 //!
 //! Usage: `raw DIRECTORY [ENGINE=uring|psync] [REQUEST_KIB=1024] [DEPTH=8] [SECONDS=5] [FILE_MIB=2048]`
 //!
@@ -54,14 +54,14 @@ impl Run {
     fn run(&self, directory: &Path, engine: EngineChoice) -> Outcome<()> {
         let pool = BufferPool::new(64 << 20, 1 << 20)?;
         let clock = Arc::new(SystemClock::new());
-        // No more threads than the depth: psync would otherwise spread the work over idle ones.
+        // At most `depth` threads: psync would otherwise spread the work over idle ones.
         let depth = u32::try_from(self.depth)?.min(128);
         let options = DirectoryOptions { engine, depth, ..DirectoryOptions::default() };
         let device = LocalDirectory::open(directory, options, &pool, clock.clone())?;
         let file = self.prepare(&device, &pool)?;
-        let (reply, answers) = unbounded();
+        let (reply, completions) = unbounded();
         let (start, busy) = (clock.now(), cpu_seconds());
-        let bytes = self.read(&device, &pool, file, (&reply, &answers), &*clock)?;
+        let bytes = self.read(&device, &pool, file, (&reply, &completions), &*clock)?;
         let (wall, busy) = (clock.now().since(start).as_secs_f64(), cpu_seconds() - busy);
         let gigabytes = bytes as f64 / 1e9;
         println!(
@@ -76,13 +76,13 @@ impl Run {
         Ok(())
     }
 
-    /// Reads at random for the time of the run; returns the bytes read.
+    /// Reads at random until the run ends. Returns the bytes read.
     fn read(
         &self,
         device: &dyn Device,
         pool: &BufferPool,
         file: FileId,
-        (reply, answers): (&Sender<Completion>, &Receiver<Completion>),
+        (reply, completions): (&Sender<Completion>, &Receiver<Completion>),
         clock: &dyn Clock,
     ) -> Outcome<u64> {
         let end = clock.now().after(std::time::Duration::from_secs(self.seconds));
@@ -100,7 +100,7 @@ impl Run {
         }
         let (mut bytes, mut flying) = (0, self.depth);
         while flying > 0 {
-            let done = answers.recv()?;
+            let done = completions.recv()?;
             done.result?;
             bytes += self.bytes as u64;
             flying -= 1;
@@ -117,19 +117,19 @@ impl Run {
             return Ok(device.open(FILE, OpenMode::Read)?.file);
         }
         let file = device.open(FILE, OpenMode::Create { bytes: self.file_bytes })?.file;
-        let (reply, answers) = unbounded();
+        let (reply, completions) = unbounded();
         let mut memory = vec![pool.try_take(1 << 20).ok_or("no buffer")?];
         for offset in (0..self.file_bytes).step_by(1 << 20) {
             for (word, at) in memory[0].as_mut_slice().chunks_exact_mut(8).zip(offset..) {
                 word.copy_from_slice(&at.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
             }
             device.submit(vec![request(Operation::Write, file, offset, memory, &reply)]);
-            let done = answers.recv()?;
+            let done = completions.recv()?;
             done.result?;
             memory = done.memory;
         }
         device.submit(vec![request(Operation::Sync, file, 0, Vec::new(), &reply)]);
-        answers.recv()?.result?;
+        completions.recv()?.result?;
         Ok(file)
     }
 }
@@ -158,7 +158,7 @@ fn request(
 /// User and system time of all threads of this process.
 fn cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes the one struct it is given.
+    // SAFETY: the call writes one struct, which is ours.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

@@ -27,7 +27,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Nanos {
-        // The first moment is one tick, so that `Nanos::default()` always lies in the past.
+        // The first moment is one tick, so that `Nanos::default()` is always in the past.
         Nanos::default().after(self.start.elapsed() + Duration::from_nanos(1))
     }
 }

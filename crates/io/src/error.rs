@@ -1,8 +1,8 @@
-//! What can go wrong between us and a device.
+//! Errors between the store and a device.
 
 use thiserror::Error;
 
-/// Why a request did not do what it asked for.
+/// Why a request failed.
 #[derive(Debug, Error)]
 pub enum IoError {
     /// The operating system refused or failed.
@@ -15,26 +15,26 @@ pub enum IoError {
         /// The system's own error.
         source: std::io::Error,
     },
-    /// Fewer bytes moved than asked for.
+    /// Fewer bytes moved than requested.
     #[error("{operation} of {file} moved {got} of {expected} bytes")]
     Short {
         /// What was tried.
         operation: &'static str,
         /// The file's name in its directory.
         file: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         expected: u64,
         /// Bytes moved.
         got: u64,
     },
-    /// The deadline came first.
-    #[error("the deadline passed before the device answered")]
+    /// The deadline passed first.
+    #[error("deadline passed before the device responded")]
     Deadline,
     /// The engine's queue is full, or all staging memory is in use.
     #[error("the I/O queue is full, or no staging memory is free")]
     Busy,
-    /// The device hangs or fails, so it is not asked until it answers again.
-    #[error("the device does not answer and is not asked until it does")]
+    /// The device hangs or fails. Requests fail fast until it responds again.
+    #[error("device suspended: it does not respond, so requests fail until it does")]
     Suspended,
     /// The device was closed.
     #[error("the device is closed")]
@@ -42,7 +42,7 @@ pub enum IoError {
 }
 
 impl IoError {
-    /// The system's error with what was tried and on which file.
+    /// An error of the system, with the operation and the file.
     pub(crate) fn os(
         operation: &'static str,
         file: impl Into<String>,
@@ -51,37 +51,37 @@ impl IoError {
         Self::Os { operation, file: file.into(), source: source.into() }
     }
 
-    /// Whether it is the system's, with one of these numbers.
+    /// Whether it is a system error with one of these numbers.
     fn is_one_of(&self, numbers: &[i32]) -> bool {
         matches!(self, Self::Os { source, .. }
             if source.raw_os_error().is_some_and(|number| numbers.contains(&number)))
     }
 
-    /// Whether the file system has no room left (`ENOSPC`, `EDQUOT`, `EFBIG`).
+    /// Whether the file system has no space left (`ENOSPC`, `EDQUOT`, `EFBIG`).
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         self.is_one_of(&[libc::ENOSPC, libc::EDQUOT, libc::EFBIG])
     }
 
-    /// Whether it is a quota that leaves no room (`EDQUOT`).
+    /// Whether a quota is exhausted (`EDQUOT`).
     #[must_use]
     pub fn is_quota(&self) -> bool {
         self.is_one_of(&[libc::EDQUOT])
     }
 
-    /// Whether a file would be larger than this process, or the file system, allows (`EFBIG`).
+    /// Whether a file would exceed the size limit of this process or of the file system (`EFBIG`).
     #[must_use]
     pub fn is_too_large(&self) -> bool {
         self.is_one_of(&[libc::EFBIG])
     }
 
-    /// Whether the disk says that it cannot read what is there (`EIO`, `ENODATA`, `EBADMSG`, `EILSEQ`, `EUCLEAN`).
+    /// Whether the medium is damaged at this place (`EIO`, `ENODATA`, `EBADMSG`, `EILSEQ`, `EUCLEAN`).
     #[must_use]
     pub fn is_of_medium(&self) -> bool {
         self.is_one_of(&[libc::EIO, libc::ENODATA, libc::EBADMSG, libc::EILSEQ, libc::EUCLEAN])
     }
 
-    /// Whether this process, or the system, may not have more files open (`EMFILE`, `ENFILE`).
+    /// Whether this process or the system has too many open files (`EMFILE`, `ENFILE`).
     #[must_use]
     pub fn is_out_of_files(&self) -> bool {
         self.is_one_of(&[libc::EMFILE, libc::ENFILE])

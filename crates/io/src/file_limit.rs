@@ -1,8 +1,9 @@
-//! How many files this process may have open.
+//! The limit on open files of this process.
 
-/// Sees to it that this process may have `count` files open, as far as its hard limit lets it; returns how many it may.
+/// Raises the soft limit on open files to `count`, or to the hard limit if that is lower. Returns the limit that
+/// applies.
 ///
-/// The soft limit of 1,024 is there for programs that use `select`; a store with more segments needs more.
+/// The default soft limit of 1,024 exists for programs that use `select`. A store with more segments needs more.
 pub fn allow_open_files(count: u64) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes one struct, which is ours.

@@ -1,43 +1,43 @@
-//! Which process something belongs to.
+//! Which process a value belongs to.
 //!
-//! 1. A fork copies memory and descriptors, but no threads. In the child nobody carries out a request, what another
-//!    thread had locked stays locked, and what it was changing stays half changed.
-//! 2. So what depends on threads or locks serves only the process that made it, and a child leaves its copy where it
-//!    is: it neither uses it nor takes it apart.
-//! 3. Locks that threads wait for have a table in common, which a fork copies as it is, with the threads that wait in
-//!    it. So a child that was forked while threads of ours ran starts none: some would wait in that table for ever.
+//! 1. A fork copies memory and descriptors, but no threads. In the child nothing executes requests, locks held by other
+//!    threads stay locked, and data that they were changing stays half changed.
+//! 2. So a value that depends on threads or locks serves only the process that made it. A child neither uses nor
+//!    destroys its copy.
+//! 3. The locks that threads wait on share one table, which a fork copies with its waiting threads. So a child that was
+//!    forked while threads of ours ran starts none: some would wait in that table forever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many threads of ours run, and in which process: one number, so that a fork copies both as they belong together.
+/// The number of running threads of ours and their process, in one value so that a fork copies both consistently.
 static RUNNING: AtomicU64 = AtomicU64::new(0);
 const COUNT_BITS: u32 = 32;
 
-/// The process that made something.
+/// The process that made a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u32);
 
 impl Process {
-    /// The process that asks.
+    /// The calling process.
     #[must_use]
     pub fn this() -> Self {
         Self(std::process::id())
     }
 
-    /// Whether it is the process that asks, and not its parent.
+    /// Whether it is the calling process, not a parent of it.
     #[must_use]
     pub fn is_this(self) -> bool {
         self == Self::this()
     }
 
-    /// Its number, for messages.
+    /// Its pid, for messages.
     #[must_use]
     pub fn id(self) -> u32 {
         self.0
     }
 }
 
-/// The process that had threads of ours when it forked this one. Nothing of ours works here then (invariant 3).
+/// The parent, if it had threads of ours when it forked this process. Nothing of ours works here then (invariant 3).
 #[must_use]
 pub fn forked_amid_threads() -> Option<Process> {
     parent_of(RUNNING.load(Ordering::Acquire))
@@ -54,17 +54,17 @@ fn parent_of(running: u64) -> Option<Process> {
 pub(crate) struct RunningThread(());
 
 impl RunningThread {
-    /// Fails with the process that forked this one amid its threads.
+    /// Fails with the parent if it forked this process while its threads ran.
     pub(crate) fn begin() -> Result<Self, Process> {
         let this = u64::from(Process::this().0) << COUNT_BITS;
         let counted = RUNNING.fetch_update(Ordering::AcqRel, Ordering::Acquire, |running| {
-            // Threads that ended before a fork belong to nobody.
+            // Threads that ended before a fork do not count.
             let count = running & u64::from(u32::MAX);
             parent_of(running).is_none().then_some(this | (count + 1))
         });
         match counted {
             Ok(_) => Ok(Self(())),
-            Err(running) => Err(parent_of(running).expect("or it would have been counted")),
+            Err(running) => Err(parent_of(running).expect("otherwise the thread was counted")),
         }
     }
 }

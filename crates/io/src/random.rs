@@ -6,12 +6,12 @@ use crate::IoError;
 ///
 /// # Errors
 ///
-/// [`IoError::Os`] if the system has none, which no supported kernel does.
+/// [`IoError::Os`] if the system has no generator. Every supported kernel has one.
 pub fn random_bytes() -> Result<[u8; 16], IoError> {
     let mut bytes = [0_u8; 16];
-    // SAFETY: the pointer and the length describe `bytes`, which lives through the call.
+    // SAFETY: the pointer and the length describe `bytes`, which outlives the call.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    // Requests of up to 256 bytes are never cut short once the generator is ready.
+    // Requests of up to 256 bytes are never short once the generator is ready.
     if usize::try_from(got) == Ok(bytes.len()) {
         return Ok(bytes);
     }

@@ -24,7 +24,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The word for messages.
+    /// The word for messages and errors.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -35,22 +35,22 @@ impl Operation {
     }
 }
 
-/// Who waits for a request; the scheduler above orders by it.
+/// Who waits for a request. The engine's queue orders requests by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// A request of the engine waits.
+    /// An inference engine waits.
     Foreground,
     /// Nobody waits: eviction, verification, recovery.
     Background,
 }
 
-/// Learns how requests end.
+/// Observes how requests end.
 pub trait Watch: Send + Sync {
-    /// A request has ended; called once for each, before whoever waits hears of it, on the device's thread.
+    /// A request has ended. Called once per request on the device's thread, before the completion is sent.
     fn ended(&self, result: Result<(), &IoError>);
 }
 
-/// Two watches of one request.
+/// Two watches on one request.
 struct WatchPair(Arc<dyn Watch>, Arc<dyn Watch>);
 
 impl Watch for WatchPair {
@@ -60,7 +60,7 @@ impl Watch for WatchPair {
     }
 }
 
-/// One contiguous range of a file and the memory it moves to or from: what one `NVMe` command with a scatter list says.
+/// One contiguous range of a file and the memory it moves to or from, like one `NVMe` command with a scatter list.
 pub struct Request {
     /// What to do.
     pub operation: Operation,
@@ -74,15 +74,15 @@ pub struct Request {
     pub memory: Vec<Memory>,
     /// Returned with the completion.
     pub tag: u64,
-    /// After this moment the request is not started any more.
+    /// After this moment the request is no longer started.
     pub deadline: Deadline,
-    /// Kept alive until the device is done: a segment's pin, say.
+    /// Kept alive until the device is done, for example a segment's pin.
     pub guard: Option<Arc<dyn Any + Send + Sync>>,
-    /// Told how it ended, also when nobody listens any more; kept alive until the device is done. A device that stands
-    /// before another one adds its own with [`Self::add_watch`].
+    /// Observes how the request ended, even if the receiver of `reply` is gone. Kept alive until the device is done. A
+    /// device that decorates another one adds its own watch with [`Self::add_watch`].
     pub watch: Option<Arc<dyn Watch>>,
-    /// Where the completion goes. If nobody listens any more it is dropped, and with it the memory. The channel must
-    /// have room for every completion it may be owed: a full one would stall the device's thread.
+    /// Where the completion goes. If the receiver is gone, the completion and its memory are dropped. The channel must
+    /// have space for every outstanding completion: a full channel would stall the device's thread.
     pub reply: Sender<Completion>,
 }
 
@@ -93,7 +93,7 @@ impl Request {
         self.memory.iter().map(|m| m.len() as u64).sum()
     }
 
-    /// Adds a watch to those that the request has. The one that was added last, next to the device, is called first.
+    /// Adds a watch to those of the request. The watch that was added last, next to the device, is called first.
     pub fn add_watch(&mut self, watch: Arc<dyn Watch>) {
         self.watch = Some(match self.watch.take() {
             None => watch,
@@ -101,7 +101,7 @@ impl Request {
         });
     }
 
-    /// Asserts what every engine relies on.
+    /// Asserts what every engine requires.
     ///
     /// # Panics
     ///
@@ -120,7 +120,7 @@ impl Request {
         }
     }
 
-    /// Answers a request that the kernel may still carry out: memory, guard and watch are never freed.
+    /// Completes a request that the kernel may still execute: memory, guard and watch are never freed.
     pub(crate) fn abandon(mut self, error: IoError) {
         std::mem::forget(std::mem::take(&mut self.memory));
         std::mem::forget(self.guard.take());
@@ -128,14 +128,14 @@ impl Request {
         self.complete(Err(error));
     }
 
-    /// Answers the request; the only way to consume it.
+    /// Completes the request. No other method consumes it.
     pub fn complete(self, result: Result<(), IoError>) {
         drop(self.guard);
         if let Some(watch) = self.watch {
             watch.ended(result.as_ref().copied());
         }
         let completion = Completion { tag: self.tag, memory: self.memory, result };
-        // A caller that gave up dropped its end; the memory goes back with the completion.
+        // If the caller dropped its receiver, the memory is dropped with the completion.
         drop(self.reply.send(completion));
     }
 }
@@ -152,13 +152,54 @@ impl std::fmt::Debug for Request {
     }
 }
 
-/// The answer to a [`Request`].
+/// The result of a [`Request`].
 #[derive(Debug)]
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
-    /// The request's memory, back with the caller. Empty only after an error that left it with the kernel for ever.
+    /// The request's memory. Empty only after an error that leaves it with the kernel permanently.
     pub memory: Vec<Memory>,
     /// Success means that every byte moved.
     pub result: Result<(), IoError>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Appends its name to a log when a request ends.
+    struct Recorder(&'static str, Arc<Mutex<Vec<(&'static str, bool)>>>);
+
+    impl Watch for Recorder {
+        fn ended(&self, result: Result<(), &IoError>) {
+            self.1.lock().unwrap().push((self.0, result.is_ok()));
+        }
+    }
+
+    #[test]
+    fn every_watch_of_a_request_sees_its_end_the_newest_first() {
+        let (reply, completions) = crossbeam_channel::unbounded();
+        let mut request = Request {
+            operation: Operation::Sync,
+            class: Class::Foreground,
+            file: FileId(1),
+            offset: 0,
+            memory: Vec::new(),
+            tag: 7,
+            deadline: Deadline::Never,
+            guard: None,
+            watch: None,
+            reply,
+        };
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        for name in ["caller", "outer device", "inner device"] {
+            request.add_watch(Arc::new(Recorder(name, Arc::clone(&ends))));
+        }
+        request.complete(Err(IoError::Busy));
+        let expected = [("inner device", false), ("outer device", false), ("caller", false)];
+        assert_eq!(*ends.lock().unwrap(), expected);
+        assert!(matches!(completions.try_recv().unwrap().result, Err(IoError::Busy)));
+    }
 }

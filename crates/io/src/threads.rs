@@ -1,7 +1,7 @@
-//! Named threads: the one place that starts them, and how those that belong together are waited for.
+//! Named threads: the only place that starts them and waits for them.
 //!
-//! 1. Waiting for threads is bounded: one that hangs in the kernel is left behind with a warning.
-//! 2. A thread never waits for itself, and a forked child neither waits for its parent's threads nor lets go of them.
+//! 1. Waiting for threads is bounded. A thread that hangs in the kernel is abandoned with a warning.
+//! 2. A thread never waits for itself. A forked child neither waits for its parent's threads nor drops their handles.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,15 +13,15 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use crate::Process;
 use crate::process::RunningThread;
 
-/// Starts a thread. The name shows in `top` and debuggers, which cut it after 15 bytes.
+/// Starts a thread. `top` and debuggers show the first 15 bytes of its name.
 ///
 /// # Errors
 ///
-/// The system's own error when it refuses another thread; an error of its own kind in a child that was forked amid
-/// threads: see [`crate::forked_amid_threads`].
+/// The system's error if it refuses another thread. An error of kind `Other` in a child that was forked while threads
+/// ran: see [`crate::forked_amid_threads`].
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let running = RunningThread::begin().map_err(|parent| {
-        io::Error::other(format!("process {} had threads when it forked this one", parent.id()))
+        io::Error::other(format!("process {} forked this one while its threads ran", parent.id()))
     })?;
     Builder::new().name(name.to_owned()).spawn(move || {
         let _running = running;
@@ -29,8 +29,8 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
     })
 }
 
-/// Runs `work` on up to `count` threads, the calling one included, and returns when all of them have. Where the system
-/// refuses threads, fewer do the work.
+/// Runs `work` on up to `count` threads, including the calling one, and returns when all of them have finished. If the
+/// system refuses threads, fewer run.
 ///
 /// # Panics
 ///
@@ -45,7 +45,7 @@ pub fn share_work(name: &str, count: u32, work: impl Fn() + Sync) {
                 work();
             };
             if let Err(error) = Builder::new().name(name.to_owned()).spawn_scoped(scope, body) {
-                tracing::warn!(%error, "the system refuses a thread; fewer share the work");
+                tracing::warn!(%error, "cannot start another thread; fewer threads share the work");
                 break;
             }
         }
@@ -53,11 +53,11 @@ pub fn share_work(name: &str, count: u32, work: impl Fn() + Sync) {
     });
 }
 
-/// Threads that belong together.
+/// A group of threads that end together.
 #[derive(Debug)]
 pub struct Workers {
     threads: Vec<JoinHandle<()>>,
-    /// Every thread holds a clone; nothing is ever sent, the channel ends when the last thread does.
+    /// Every thread holds a clone. Nothing is ever sent: the channel closes when the last thread ends.
     alive: Option<Sender<Infallible>>,
     ended: Receiver<Infallible>,
     process: Process,
@@ -70,14 +70,14 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// None yet.
+    /// An empty group.
     #[must_use]
     pub fn new() -> Self {
         let (alive, ended) = crossbeam_channel::bounded(0);
         Self { threads: Vec::new(), alive: Some(alive), ended, process: Process::this() }
     }
 
-    /// Starts one more.
+    /// Starts another thread of the group.
     ///
     /// # Errors
     ///
@@ -91,15 +91,15 @@ impl Workers {
         Ok(())
     }
 
-    /// Whether the threads run in this process: a forked child has only copies of their handles, and of locks that
-    /// nobody will ever release.
+    /// Whether the threads run in this process. A forked child has only copies of their handles and of locks that are
+    /// never released.
     #[must_use]
     pub fn are_ours(&self) -> bool {
         self.process.is_this()
     }
 
-    /// Waits until all threads ended, at most `patience`.
-    pub fn join(&mut self, patience: Duration) {
+    /// Waits until all threads have ended, at most `timeout`.
+    pub fn join(&mut self, timeout: Duration) {
         if !self.are_ours() {
             return;
         }
@@ -108,24 +108,23 @@ impl Workers {
         if self.threads.iter().any(|thread| thread.thread().id() == here) {
             return;
         }
-        if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+        if self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
-                seconds = patience.as_secs(),
-                "threads do not end; they and their memory are left behind"
+                timeout_s = timeout.as_secs(),
+                "threads did not end; abandoning them and their memory"
             );
             return;
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a thread panicked; what it worked on was answered with an error");
+                tracing::error!("a thread panicked; its request completed with an error");
             }
         }
     }
 }
 
 impl Drop for Workers {
-    /// In a forked child nothing is dropped: a handle there names a thread that is not, or by now another one, and the
-    /// channel may be locked for ever.
+    /// A forked child drops nothing: a handle may name no thread or another one, and the channel may be locked forever.
     fn drop(&mut self) {
         if self.are_ours() {
             return;
@@ -154,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_system_refuses_a_thread_with_an_error_not_a_panic() {
-        // A name with a NUL panics, a stack that cannot be mapped does not: the same path as a thread limit.
+        // A NUL in the name would panic. A stack that cannot be mapped takes the same path as a thread limit.
         let refused = Builder::new().stack_size(1 << 60).spawn(|| ());
         assert!(refused.is_err());
     }

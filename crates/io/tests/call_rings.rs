@@ -1,4 +1,4 @@
-//! What a call may rely on that drives a ring of its own.
+//! Guarantees for a call that drives a ring of its own.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use common::{PATIENCE, Random, Rig, SECTOR, is_available, request};
+use common::{Random, Rig, SECTOR, TEST_TIMEOUT, is_available, request};
 use crossbeam_channel::{Receiver, unbounded};
 use dalsegno_core::{Deadline, EngineChoice, Nanos};
 use dalsegno_io::{
     CallRing, Completion, Device, DirectoryOptions, FileId, IoError, Memory, Operation, spawn,
 };
 
-/// A stand whose calls may have rings; `None` where the kernel or the file system has none.
+/// A rig whose calls may have rings; `None` if the kernel or the file system has none.
 fn rig_with(options: DirectoryOptions) -> Option<Rig> {
     if !is_available(EngineChoice::Uring) {
         return None;
@@ -27,9 +27,9 @@ fn rig_with(options: DirectoryOptions) -> Option<Rig> {
     has_rings.then_some(stand)
 }
 
-/// A ring, as soon as one is free: on a busy machine the engine reaps those that were left later than others are taken.
+/// A ring, as soon as one is free. On a busy machine the engine may reap abandoned rings later than others are taken.
 fn await_ring(stand: &Rig) -> CallRing {
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..TEST_TIMEOUT.as_millis() {
         if let Some(ring) = stand.device.call_ring() {
             return ring;
         }
@@ -38,16 +38,16 @@ fn await_ring(stand: &Rig) -> CallRing {
     panic!("no ring that was left came back");
 }
 
-/// Waits as a call does: on the ring as long as it has requests, else on the channel.
-fn next(ring: &mut CallRing, answers: &Receiver<Completion>) -> Completion {
+/// Waits as a call does: on the ring while it has requests, otherwise on the channel.
+fn next(ring: &mut CallRing, completions: &Receiver<Completion>) -> Completion {
     loop {
-        if let Ok(done) = answers.try_recv() {
+        if let Ok(done) = completions.try_recv() {
             return done;
         }
         if ring.in_flight() == 0 {
-            return answers.recv_timeout(PATIENCE).unwrap();
+            return completions.recv_timeout(TEST_TIMEOUT).unwrap();
         }
-        ring.wait(false, Some(PATIENCE));
+        ring.wait(false, Some(TEST_TIMEOUT));
     }
 }
 
@@ -58,11 +58,11 @@ fn on_ring(
     (file, offset): (FileId, usize),
     memory: Vec<Memory>,
 ) -> Completion {
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     stand.device.submit_on(ring, request(operation, file, offset, memory, &reply));
     drop(reply);
-    let done = next(ring, &answers);
-    assert!(answers.try_recv().is_err() && ring.in_flight() == 0, "a second completion");
+    let done = next(ring, &completions);
+    assert!(completions.try_recv().is_err() && ring.in_flight() == 0, "a second completion");
     done
 }
 
@@ -133,13 +133,13 @@ fn a_late_request_and_a_sync_leave_a_call_ring_empty() {
     let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
     let mut ring = stand.device.call_ring().unwrap();
     let file = stand.create("file", SECTOR);
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let memory = vec![stand.pool.try_take(SECTOR).unwrap()];
     let mut late = request(Operation::Write, file, 0, memory, &reply);
     late.deadline = Deadline::At(Nanos(0));
     stand.device.submit_on(&mut ring, late);
     assert_eq!(ring.in_flight(), 0);
-    let done = answers.recv_timeout(PATIENCE).unwrap();
+    let done = completions.recv_timeout(TEST_TIMEOUT).unwrap();
     assert!(matches!(done.result, Err(IoError::Deadline)) && done.memory.len() == 1);
     on_ring(&stand, &mut ring, Operation::Sync, (file, 0), Vec::new()).result.unwrap();
 }
@@ -160,20 +160,20 @@ fn a_wait_for_all_ends_when_all_have_completed() {
     let mut ring = stand.device.call_ring().unwrap();
     let file = stand.create("file", 64 * SECTOR);
     for count in [1, 2, 8] {
-        let (reply, answers) = unbounded();
+        let (reply, completions) = unbounded();
         for at in 0..count {
             let memory = vec![stand.pool.try_take(SECTOR).unwrap()];
             let read = request(Operation::Read, file, at * SECTOR, memory, &reply);
             stand.device.submit_on(&mut ring, read);
         }
-        ring.wait(true, Some(PATIENCE));
+        ring.wait(true, Some(TEST_TIMEOUT));
         assert_eq!(ring.in_flight(), 0);
-        common::collect(&answers, count);
+        common::collect(&completions, count);
     }
 }
 
 #[test]
-fn rings_of_calls_are_bounded_and_come_back() {
+fn call_rings_are_bounded_and_returned() {
     let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
     for _ in 0..3 {
         let rings: Vec<_> = std::iter::from_fn(|| stand.device.call_ring()).take(100).collect();
@@ -184,14 +184,14 @@ fn rings_of_calls_are_bounded_and_come_back() {
 }
 
 #[test]
-fn what_a_call_leaves_in_flight_is_reaped_by_the_engine() {
+fn the_engine_reaps_requests_that_a_call_abandons() {
     let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
     let free = stand.pool.free_counts();
     let file = stand.create("file", 64 * SECTOR);
     stand.write(file, 0, &vec![1; 64 * SECTOR]);
     for round in 0..200 {
-        let (reply, answers) = unbounded();
-        let mut ring = stand.device.call_ring().expect("rings that were left came back");
+        let (reply, completions) = unbounded();
+        let mut ring = stand.device.call_ring().expect("abandoned rings were returned");
         for at in 0..8 {
             let memory = vec![stand.pool.try_take(SECTOR).unwrap()];
             let operation = if at % 2 == 0 { Operation::Read } else { Operation::Write };
@@ -199,18 +199,18 @@ fn what_a_call_leaves_in_flight_is_reaped_by_the_engine() {
             stand.device.submit_on(&mut ring, request(operation, file, place, memory, &reply));
         }
         drop((ring, reply));
-        // Half of the callers listen until all their requests are answered; the others are gone.
+        // Half of the callers wait for all their completions; the others are gone.
         if round % 2 == 0 {
-            let answered = (0..8).map(|_| answers.recv_timeout(PATIENCE).unwrap());
-            assert!(answered.into_iter().all(|done| done.result.is_ok()));
+            let completed = (0..8).map(|_| completions.recv_timeout(TEST_TIMEOUT).unwrap());
+            assert!(completed.into_iter().all(|done| done.result.is_ok()));
         }
-        drop(answers);
+        drop(completions);
         stand.await_free(free);
     }
 }
 
 #[test]
-fn a_thread_may_end_with_requests_on_its_ring() {
+fn a_thread_may_exit_with_requests_on_its_ring() {
     let Some(stand) = rig_with(DirectoryOptions::default()) else { return };
     let stand = Arc::new(stand);
     let free = stand.pool.free_counts();
@@ -230,12 +230,12 @@ fn a_thread_may_end_with_requests_on_its_ring() {
     stand.await_free(free);
 }
 
-/// One thread's part of the stress: its own sectors, through its rings, through the queue, and left alone.
+/// One thread's part of the stress: on its own sectors, through its rings, through the queue, and with abandoned rings.
 fn hurry(stand: &Rig, file: FileId, thread: usize, requests: usize) {
     let mut random = Random::new(thread as u64);
     let mut at = 0;
     while at < requests {
-        let (reply, answers) = unbounded();
+        let (reply, completions) = unbounded();
         let mut ring = stand.device.call_ring();
         let count = (1 + random.below(6)).min(requests - at);
         for number in at..at + count {
@@ -256,18 +256,18 @@ fn hurry(stand: &Rig, file: FileId, thread: usize, requests: usize) {
         }
         for _ in 0..count {
             let done = match &mut ring {
-                Some(ring) => next(ring, &answers),
-                None => answers.recv_timeout(PATIENCE).unwrap(),
+                Some(ring) => next(ring, &completions),
+                None => completions.recv_timeout(TEST_TIMEOUT).unwrap(),
             };
             done.result.unwrap();
-            assert!(seen.insert(done.tag), "answered twice");
+            assert!(seen.insert(done.tag), "completed twice");
         }
-        assert!(answers.try_recv().is_err(), "more completions than requests");
+        assert!(completions.try_recv().is_err(), "more completions than requests");
         at += count;
     }
 }
 
-/// With few places most requests find none and pass through the queue, so no wake-up may be lost between the two.
+/// With few places most requests find none and go through the queue, so no wake-up may be lost between the two.
 #[test]
 fn calls_that_share_few_places_get_one_completion_each() {
     const THREADS: usize = 8;

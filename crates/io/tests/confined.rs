@@ -1,6 +1,6 @@
-//! Processes that may not do everything: containers that forbid `io_uring`, users without locked memory.
+//! Processes with few permissions: containers that forbid `io_uring`, users without locked memory.
 //!
-//! Limits hold for a process for good, so each case runs in a child process.
+//! A limit of a process is permanent, so each case runs in a child process.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -40,12 +40,12 @@ fn run_child(name: &str) {
     }
 }
 
-/// Collects what is logged, as `LEVEL message field=value`.
+/// Collects log lines, as `LEVEL message field=value`.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
-    /// Listens to the whole process, also to threads that start later.
+    /// Listens to the whole process, including threads that start later.
     fn listen() -> Self {
         let log = Self::default();
         tracing::subscriber::set_global_default(log.clone()).unwrap();
@@ -91,9 +91,9 @@ fn assert_serves(rig: &Rig) {
 }
 
 #[test]
-fn a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch() {
+fn a_failed_ring_completes_all_requests_and_leaks_memory_in_use() {
     if !is_child() {
-        let name = "a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch";
+        let name = "a_failed_ring_completes_all_requests_and_leaks_memory_in_use";
         return run_child(name);
     }
     if !common::is_available(EngineChoice::Uring) {
@@ -111,7 +111,7 @@ fn a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch() {
     let lost = read();
     assert!(matches!(lost.result, Err(IoError::Os { .. })), "{:?}", lost.result);
     assert!(lost.memory.is_empty());
-    assert_eq!(log.count("ERROR", "the ring failed"), 1);
+    assert_eq!(log.count("ERROR", "io_uring failed"), 1);
     let refused = read();
     assert!(matches!(refused.result, Err(IoError::Closed)), "{:?}", refused.result);
     assert_eq!(refused.memory.len(), 1);
@@ -119,12 +119,12 @@ fn a_ring_that_fails_answers_everything_but_keeps_what_the_kernel_may_touch() {
     assert_eq!(rig.pool.free_counts(), (small - 1, large));
 }
 
-/// Checks both choices in this process, where `io_uring` is not to be had.
+/// Checks both choices in this process, where `io_uring` is unavailable.
 fn assert_falls_back() {
     let log = Log::listen();
     let rig = Rig::new(EngineChoice::Auto);
     assert_eq!(rig.device.geometry().engine, "psync");
-    assert_eq!(log.count("INFO", "psync serves the files"), 1);
+    assert_eq!(log.count("INFO", "using psync"), 1);
     assert_serves(&rig);
     let options = DirectoryOptions { engine: EngineChoice::Uring, ..DirectoryOptions::default() };
     let clock = Arc::new(SystemClock::new());
@@ -133,18 +133,18 @@ fn assert_falls_back() {
 }
 
 #[test]
-fn where_io_uring_is_forbidden_auto_falls_back_and_uring_fails() {
+fn auto_falls_back_where_io_uring_is_forbidden_and_uring_fails() {
     if !is_child() {
-        return run_child("where_io_uring_is_forbidden_auto_falls_back_and_uring_fails");
+        return run_child("auto_falls_back_where_io_uring_is_forbidden_and_uring_fails");
     }
     forbid(libc::SYS_io_uring_setup, libc::EPERM);
     assert_falls_back();
 }
 
 #[test]
-fn where_a_ring_may_be_made_but_not_used_auto_falls_back() {
+fn auto_falls_back_where_rings_can_be_created_but_not_used() {
     if !is_child() {
-        return run_child("where_a_ring_may_be_made_but_not_used_auto_falls_back");
+        return run_child("auto_falls_back_where_rings_can_be_created_but_not_used");
     }
     forbid(libc::SYS_io_uring_enter, libc::EPERM);
     assert_falls_back();
@@ -158,20 +158,20 @@ fn with_little_locked_memory_io_uring_serves_plain_buffers() {
     if !common::is_available(EngineChoice::Uring) {
         return;
     }
-    // Enough for the ring, which newer kernels count, too; not enough for the arena.
+    // Enough for the ring, which newer kernels count as well. Not enough for the arena.
     if !limit_locked_memory(1 << 20) {
         return skip("root", "cannot stop being root");
     }
     let log = Log::listen();
     let rig = Rig::new(EngineChoice::Uring);
-    assert_eq!(log.count("DEBUG", "not registered"), 1);
+    assert_eq!(log.count("DEBUG", "cannot register"), 1);
     assert_serves(&rig);
 }
 
 #[test]
-fn without_locked_memory_auto_serves_one_way_or_the_other() {
+fn auto_works_without_locked_memory() {
     if !is_child() {
-        return run_child("without_locked_memory_auto_serves_one_way_or_the_other");
+        return run_child("auto_works_without_locked_memory");
     }
     if !limit_locked_memory(0) {
         return skip("root", "cannot stop being root");
@@ -189,9 +189,9 @@ fn with_locked_memory_the_arena_is_registered() {
     }
     // SAFETY: a plain system call.
     if unsafe { libc::geteuid() } != 0 {
-        return skip("root", "only root is sure to have enough locked memory");
+        return skip("root", "only root surely has enough locked memory");
     }
     let log = Log::listen();
     assert_serves(&Rig::new(EngineChoice::Uring));
-    assert_eq!(log.count("DEBUG", "not registered"), 0);
+    assert_eq!(log.count("DEBUG", "cannot register"), 0);
 }

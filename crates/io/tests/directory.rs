@@ -1,5 +1,5 @@
-//! Files and their directory: creation, listing, space, and the file systems that cannot do everything.
-#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the room")]
+//! Files and their directory: creation, listing, space, and file systems that lack a feature.
+#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the crate")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -7,7 +7,7 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{PATIENCE, Rig, SECTOR, open, pool, read, skip, write};
+use common::{Rig, SECTOR, TEST_TIMEOUT, open, pool, read, skip, write};
 use dalsegno_core::EngineChoice;
 use dalsegno_io::{BufferPool, Device, DirectoryOptions, IoError, LocalDirectory, OpenMode, spawn};
 
@@ -35,7 +35,7 @@ fn a_created_file_is_private_allocated_and_opened_again() {
 }
 
 #[test]
-fn a_cached_file_is_read_at_any_place_and_never_beyond_its_end() {
+fn a_cached_file_is_read_at_any_offset_and_never_past_its_end() {
     let rig = rig();
     let bytes: Vec<u8> = (0..2 * SECTOR).map(|at| u8::try_from(at % 251).unwrap()).collect();
     let mode = OpenMode::Create { bytes: 2 * SECTOR as u64 };
@@ -81,7 +81,7 @@ fn a_file_larger_than_the_file_system_is_no_space_and_leaves_nothing() {
 }
 
 #[test]
-fn the_list_is_sorted_and_holds_only_our_files() {
+fn the_list_is_sorted_and_contains_only_our_files() {
     let rig = rig();
     for name in ["b", "a-1", "a.2", "c_3"] {
         rig.create(name, SECTOR);
@@ -115,7 +115,7 @@ fn space_shrinks_with_what_is_allocated() {
 }
 
 #[test]
-fn a_read_only_directory_reads_and_refuses_the_rest() {
+fn a_read_only_directory_reads_and_refuses_changes() {
     let rig = rig();
     let file = rig.create("a", SECTOR);
     rig.write(file, 0, &[3; SECTOR]);
@@ -152,7 +152,7 @@ fn a_missing_directory_is_an_error_with_its_path() {
 }
 
 #[test]
-fn directories_are_made_for_their_owner_alone_and_only_if_missing() {
+fn missing_directories_are_created_for_their_owner_only() {
     let parent = tempfile::tempdir().unwrap();
     std::fs::set_permissions(parent.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = parent.path().join("a").join("b");
@@ -165,10 +165,10 @@ fn directories_are_made_for_their_owner_alone_and_only_if_missing() {
     assert!(error.is_exists(), "{error}");
 }
 
-/// Runs `body` with a fresh file system of `kind` that only this call sees; needs root.
+/// Runs `body` on a new file system of `kind` that only this call sees. Needs root.
 fn on_mount(kind: &'static str, data: &'static str, body: impl FnOnce(&Path) + Send + 'static) {
     let (done, wait) = crossbeam_channel::bounded(1);
-    // A thread of its own, because the mounts that it sees change for good.
+    // On a new thread, because the mounts that it sees change permanently.
     let thread = spawn("mount", move || {
         let directory = tempfile::tempdir().unwrap();
         match mount(kind, data, directory.path()) {
@@ -180,7 +180,7 @@ fn on_mount(kind: &'static str, data: &'static str, body: impl FnOnce(&Path) + S
         }
         done.send(()).unwrap();
     });
-    wait.recv_timeout(PATIENCE).expect("the body on the mount failed");
+    wait.recv_timeout(TEST_TIMEOUT).expect("the body on the mount failed");
     thread.unwrap().join().unwrap();
 }
 
@@ -248,8 +248,8 @@ fn a_file_system_without_direct_io_and_reservation_still_serves() {
 }
 
 #[test]
-fn a_write_that_finds_the_disk_full_is_no_space() {
-    // ramfs has no limit, so reservation is circumvented instead: the file ends where the write begins.
+fn a_write_to_a_full_disk_is_no_space() {
+    // ramfs has no limit, so reservation is circumvented: the file ends where the write begins.
     on_mount("tmpfs", "size=1m", |path| {
         let pool = pool();
         for device in open_with_both_engines(path, &pool) {

@@ -1,5 +1,5 @@
-//! One suite, every engine: what a caller may rely on whichever serves the files.
-#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the room")]
+//! Guarantees of every engine, as one suite.
+#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the crate")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
-use common::{PATIENCE, Random, Rig, SECTOR, carry_out, collect, request, sync};
+use common::{Random, Rig, SECTOR, TEST_TIMEOUT, carry_out, collect, request, sync};
 use crossbeam_channel::unbounded;
 use dalsegno_core::{Deadline, EngineChoice, Nanos};
 use dalsegno_io::{
@@ -39,18 +39,18 @@ suite! {
     the_page_cache_serves_any_memory
     a_read_past_the_end_is_short_not_success
     an_unaligned_end_of_file_is_short_and_says_how_much
-    the_largest_scatter_list_moves_whole
+    the_largest_scatter_list_moves_completely
     lent_memory_is_reached_without_a_copy
-    a_sync_answers_without_memory
-    threads_that_share_a_device_get_one_completion_each
+    a_sync_completes_without_memory
+    threads_that_share_a_device_get_one_completion_per_request
     a_full_queue_refuses_the_rest_of_a_batch
     a_late_request_is_not_started
-    late_requests_do_not_hold_up_those_behind_them
-    memory_and_guard_are_freed_when_nobody_listens
-    a_closed_file_serves_what_is_in_flight
+    late_requests_do_not_delay_later_ones
+    memory_and_guard_are_freed_when_the_receiver_is_gone
+    a_closed_file_completes_requests_in_flight
     an_unknown_file_is_an_error
     a_write_to_a_file_open_for_reading_fails_with_its_name
-    closing_the_device_answers_everything
+    closing_the_device_completes_all_requests
     a_guard_may_own_the_device
     background_requests_are_served
     a_request_outside_of_the_contract_is_a_bug
@@ -126,11 +126,11 @@ fn a_read_past_the_end_is_short_not_success(engine: EngineChoice) {
     let file = rig.create("file", 4 * SECTOR);
     for (offset, got) in [(2 * SECTOR, 2 * SECTOR), (4 * SECTOR, 0), (400 * SECTOR, 0)] {
         let error = rig.read(file, offset, 8 * SECTOR).unwrap_err();
-        let IoError::Short { operation: "read", file, expected, got: told } = error else {
+        let IoError::Short { operation: "read", file, expected, got: reported } = error else {
             panic!("{error}");
         };
         assert_eq!((file.as_str(), expected), ("file", 8 * SECTOR as u64));
-        assert_eq!(told, got as u64);
+        assert_eq!(reported, got as u64);
     }
 }
 
@@ -147,7 +147,7 @@ fn an_unaligned_end_of_file_is_short_and_says_how_much(engine: EngineChoice) {
     }
 }
 
-fn the_largest_scatter_list_moves_whole(engine: EngineChoice) {
+fn the_largest_scatter_list_moves_completely(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let align = rig.device.geometry().memory_align.max(512);
     let len = 1024 * align;
@@ -186,7 +186,7 @@ fn lent_memory_is_reached_without_a_copy(engine: EngineChoice) {
     assert!(source == target);
 }
 
-fn a_sync_answers_without_memory(engine: EngineChoice) {
+fn a_sync_completes_without_memory(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let file = rig.create("file", SECTOR);
     rig.write(file, 0, &[7; SECTOR]);
@@ -194,7 +194,7 @@ fn a_sync_answers_without_memory(engine: EngineChoice) {
     rig.device.sync_names().unwrap();
 }
 
-fn threads_that_share_a_device_get_one_completion_each(engine: EngineChoice) {
+fn threads_that_share_a_device_get_one_completion_per_request(engine: EngineChoice) {
     const THREADS: usize = 8;
     const REQUESTS: usize = 200;
     let rig = Arc::new(Rig::new(engine));
@@ -205,16 +205,16 @@ fn threads_that_share_a_device_get_one_completion_each(engine: EngineChoice) {
         let (rig, start) = (Arc::clone(&rig), Arc::clone(&start));
         move || {
             start.wait();
-            let (reply, answers) = unbounded();
+            let (reply, completions) = unbounded();
             let mut seen = BTreeSet::new();
             let mut finish = |done: Completion| {
                 done.result.unwrap();
-                assert!(seen.insert(done.tag), "answered twice");
+                assert!(seen.insert(done.tag), "completed twice");
             };
             for at in thread * REQUESTS..(thread + 1) * REQUESTS {
                 // Few enough that the pool lasts for all threads.
                 if at >= thread * REQUESTS + 4 {
-                    finish(answers.recv_timeout(PATIENCE).unwrap());
+                    finish(completions.recv_timeout(TEST_TIMEOUT).unwrap());
                 }
                 let mut memory = rig.pool.try_take(SECTOR).unwrap();
                 memory.as_mut_slice().fill(u8::try_from(at % 251).unwrap());
@@ -222,7 +222,7 @@ fn threads_that_share_a_device_get_one_completion_each(engine: EngineChoice) {
                 write.tag = at as u64;
                 rig.device.submit(vec![write]);
             }
-            collect(&answers, 4).into_iter().for_each(finish);
+            collect(&completions, 4).into_iter().for_each(finish);
             assert_eq!(seen.len(), REQUESTS);
         }
     };
@@ -240,7 +240,7 @@ fn threads_that_share_a_device_get_one_completion_each(engine: EngineChoice) {
 fn a_full_queue_refuses_the_rest_of_a_batch(engine: EngineChoice) {
     let rig = Rig::with(DirectoryOptions { engine, queue: 4, ..DirectoryOptions::default() });
     let file = rig.create("file", 10 * SECTOR);
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let requests = (0..10).map(|tag| {
         let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
         let mut read = request(Operation::Read, file, tag * SECTOR, memory, &reply);
@@ -248,7 +248,7 @@ fn a_full_queue_refuses_the_rest_of_a_batch(engine: EngineChoice) {
         read
     });
     rig.device.submit(requests.collect());
-    for done in collect(&answers, 10) {
+    for done in collect(&completions, 10) {
         assert_eq!(done.memory.len(), 1);
         match done.result {
             Ok(()) => assert!(done.tag < 4),
@@ -262,24 +262,24 @@ fn a_late_request_is_not_started(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let free = rig.pool.free_counts();
     let file = rig.create("file", SECTOR);
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let mut memory = rig.pool.try_take(SECTOR).unwrap();
     memory.as_mut_slice().fill(9);
     let mut late = request(Operation::Write, file, 0, vec![memory], &reply);
     late.deadline = Deadline::At(Nanos(0));
     rig.device.submit(vec![late]);
-    let done = collect(&answers, 1).remove(0);
+    let done = collect(&completions, 1).remove(0);
     assert!(matches!(done.result, Err(IoError::Deadline)) && done.memory.len() == 1);
     drop(done);
     assert_eq!(rig.pool.free_counts(), free);
     assert_eq!(rig.read(file, 0, SECTOR).unwrap(), vec![0; SECTOR]);
 }
 
-fn late_requests_do_not_hold_up_those_behind_them(engine: EngineChoice) {
+fn late_requests_do_not_delay_later_ones(engine: EngineChoice) {
     let rig = Rig::with(DirectoryOptions { engine, depth: 2, ..DirectoryOptions::default() });
     let file = rig.create("file", SECTOR);
     for _ in 0..50 {
-        let (reply, answers) = unbounded();
+        let (reply, completions) = unbounded();
         let requests = (0..7).map(|tag| {
             let mut sync = request(Operation::Sync, file, 0, Vec::new(), &reply);
             let late = Deadline::At(Nanos(0));
@@ -287,7 +287,7 @@ fn late_requests_do_not_hold_up_those_behind_them(engine: EngineChoice) {
             sync
         });
         rig.device.submit(requests.collect());
-        for done in collect(&answers, 7) {
+        for done in collect(&completions, 7) {
             assert_eq!(done.result.is_ok(), done.tag == 6);
         }
         sync(&*rig.device, file).unwrap();
@@ -303,12 +303,12 @@ impl Drop for Guard {
     }
 }
 
-fn memory_and_guard_are_freed_when_nobody_listens(engine: EngineChoice) {
+fn memory_and_guard_are_freed_when_the_receiver_is_gone(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let free = rig.pool.free_counts();
     let file = rig.create("file", 100 * SECTOR);
     let freed = Arc::new(AtomicUsize::new(0));
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let requests = (0..32).map(|at| {
         let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
         let mut read = request(Operation::Read, file, at * SECTOR, memory, &reply);
@@ -316,16 +316,16 @@ fn memory_and_guard_are_freed_when_nobody_listens(engine: EngineChoice) {
         read
     });
     let requests = requests.collect();
-    drop(answers);
+    drop(completions);
     rig.device.submit(requests);
     rig.await_free(free);
     assert_eq!(freed.load(Ordering::SeqCst), 32);
 }
 
-fn a_closed_file_serves_what_is_in_flight(engine: EngineChoice) {
+fn a_closed_file_completes_requests_in_flight(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let file = rig.create("file", 32 * SECTOR);
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let requests = (0..32).map(|at| {
         let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
         request(Operation::Write, file, at * SECTOR, memory, &reply)
@@ -333,7 +333,7 @@ fn a_closed_file_serves_what_is_in_flight(engine: EngineChoice) {
     rig.device.submit(requests.collect());
     rig.device.close(file);
     rig.device.remove("file").unwrap();
-    assert!(collect(&answers, 32).iter().all(|done| done.result.is_ok()));
+    assert!(collect(&completions, 32).iter().all(|done| done.result.is_ok()));
     assert!(rig.device.list().unwrap().is_empty());
 }
 
@@ -355,19 +355,19 @@ fn a_write_to_a_file_open_for_reading_fails_with_its_name(engine: EngineChoice) 
     assert_eq!(done.memory.len(), 1);
 }
 
-fn closing_the_device_answers_everything(engine: EngineChoice) {
+fn closing_the_device_completes_all_requests(engine: EngineChoice) {
     let Rig { directory, pool, device } =
         Rig::with(DirectoryOptions { engine, depth: 2, ..DirectoryOptions::default() });
     let free = pool.free_counts();
     let file = device.open("file", OpenMode::Create { bytes: 8 << 20 }).unwrap().file;
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let requests = (0..8).map(|at| {
         let memory = vec![pool.try_take(1 << 20).unwrap()];
         request(Operation::Write, file, at << 20, memory, &reply)
     });
     device.submit(requests.collect());
     drop(Arc::into_inner(device).expect("nobody else holds the device"));
-    for done in collect(&answers, 8) {
+    for done in collect(&completions, 8) {
         assert!(matches!(done.result, Ok(()) | Err(IoError::Closed)), "{:?}", done.result);
     }
     assert_eq!(pool.free_counts(), free);
@@ -377,13 +377,13 @@ fn closing_the_device_answers_everything(engine: EngineChoice) {
 fn a_guard_may_own_the_device(engine: EngineChoice) {
     let Rig { directory, pool, device } = Rig::new(engine);
     let file = device.open("file", OpenMode::Create { bytes: SECTOR as u64 }).unwrap().file;
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let mut last = request(Operation::Sync, file, 0, Vec::new(), &reply);
     last.guard = Some(Arc::clone(&device) as Arc<dyn Any + Send + Sync>);
     device.submit(vec![last]);
-    // Whoever is last closes the device, maybe its own thread.
+    // The last user closes the device, possibly on its own thread.
     drop(device);
-    let done = answers.recv_timeout(PATIENCE).unwrap();
+    let done = completions.recv_timeout(TEST_TIMEOUT).unwrap();
     assert!(done.result.is_ok());
     drop((directory, pool));
 }
@@ -391,18 +391,18 @@ fn a_guard_may_own_the_device(engine: EngineChoice) {
 fn background_requests_are_served(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let file = rig.create("file", SECTOR);
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let memory = vec![rig.pool.try_take(SECTOR).unwrap()];
     let mut read = request(Operation::Read, file, 0, memory, &reply);
     read.class = Class::Background;
     rig.device.submit(vec![read]);
-    collect(&answers, 1).remove(0).result.unwrap();
+    collect(&completions, 1).remove(0).result.unwrap();
 }
 
 fn a_request_outside_of_the_contract_is_a_bug(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let file = rig.create("file", 2 * SECTOR);
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     let memory = || rig.pool.try_take(SECTOR).unwrap();
     let mut many = memory();
     let bugs = [
@@ -416,5 +416,5 @@ fn a_request_outside_of_the_contract_is_a_bug(engine: EngineChoice) {
         let submit = std::panic::AssertUnwindSafe(|| rig.device.submit(vec![bug]));
         assert!(std::panic::catch_unwind(submit).is_err());
     }
-    assert!(answers.try_recv().is_err());
+    assert!(completions.try_recv().is_err());
 }

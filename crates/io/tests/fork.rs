@@ -1,4 +1,4 @@
-//! A forked child: it has copies of everything but the threads, and must leave its parent alone.
+//! A forked child has copies of everything except the threads, and must not disturb its parent.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -8,14 +8,14 @@ use common::{Rig, SECTOR, is_available};
 use dalsegno_core::EngineChoice;
 use dalsegno_io::{BlockFrames, Memory, Process, forked_amid_threads, spawn};
 
-/// Whether any memory is mapped in all of this range.
+/// Whether any part of this range is mapped.
 fn is_mapped((start, bytes): (usize, usize)) -> bool {
     let start = std::ptr::with_exposed_provenance_mut(start);
     // SAFETY: reads and writes nothing: it fails where nothing is mapped.
     unsafe { libc::msync(start, bytes, libc::MS_ASYNC) == 0 }
 }
 
-fn a_child_drops_its_copy_and_the_parent_goes_on(engine: EngineChoice) {
+fn a_child_drops_its_copy_and_the_parent_continues(engine: EngineChoice) {
     let rig = Rig::new(engine);
     let file = rig.create("file", SECTOR);
     let mut rig = Some(rig);
@@ -33,15 +33,15 @@ fn a_child_drops_its_copy_and_the_parent_goes_on(engine: EngineChoice) {
 }
 
 #[test]
-fn a_child_drops_its_copy_of_a_ring_and_the_parent_goes_on() {
+fn a_child_drops_its_copy_of_a_ring_and_the_parent_continues() {
     if is_available(EngineChoice::Uring) {
-        a_child_drops_its_copy_and_the_parent_goes_on(EngineChoice::Uring);
+        a_child_drops_its_copy_and_the_parent_continues(EngineChoice::Uring);
     }
 }
 
 #[test]
-fn a_child_drops_its_copy_of_a_thread_pool_and_the_parent_goes_on() {
-    a_child_drops_its_copy_and_the_parent_goes_on(EngineChoice::Psync);
+fn a_child_drops_its_copy_of_a_thread_pool_and_the_parent_continues() {
+    a_child_drops_its_copy_and_the_parent_continues(EngineChoice::Psync);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_child_has_no_arena_and_unmaps_nothing_at_its_address() {
 }
 
 #[test]
-fn a_child_has_no_frames_and_gives_none_back() {
+fn a_child_has_no_frames_and_returns_none() {
     let frames = BlockFrames::new(1 << 20).unwrap();
     let block = frames.keep(&[Memory::owned(vec![7; SECTOR], ())]).unwrap();
     let arena = (block.slices().next().unwrap().as_ptr() as usize, SECTOR);
@@ -82,7 +82,7 @@ fn a_child_has_no_frames_and_gives_none_back() {
 }
 
 #[test]
-fn a_child_forked_amid_threads_starts_none() {
+fn a_child_forked_while_threads_ran_starts_none() {
     let (hold, blocked) = std::sync::mpsc::channel::<()>();
     let thread = spawn("parent", move || assert!(blocked.recv().is_err())).unwrap();
     let parent = Process::this();

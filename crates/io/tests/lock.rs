@@ -1,5 +1,5 @@
-//! Two owners never have one directory, and whoever is refused learns by whom.
-#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the room")]
+//! Two owners never have one directory, and a refused process learns the owner.
+#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the crate")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn held(result: Result<DirectoryLock, LockError>) -> String {
 }
 
 #[test]
-fn a_second_owner_in_this_process_is_told_its_pid_and_command() {
+fn a_second_owner_in_this_process_gets_its_pid_and_command() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("LOCK"), "the last owner, of a longer name\n".repeat(4))
         .unwrap();
@@ -57,7 +57,7 @@ fn readers_share_and_keep_an_owner_out() {
 }
 
 #[test]
-fn a_reader_without_a_lock_file_locks_nothing_and_makes_none() {
+fn a_reader_without_a_lock_file_locks_and_creates_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let _reader = DirectoryLock::acquire_shared(directory.path()).unwrap();
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
@@ -93,7 +93,7 @@ fn a_crashed_owner_in_another_process_leaves_the_directory_free() {
             Err(other) => panic!("{other}"),
         }
     });
-    assert!(owner.is_some(), "the child was never named");
+    assert!(owner.is_some(), "the child never appeared as the owner");
     child.kill().unwrap();
     child.wait().unwrap();
     // Its text is still there; the lock is not.

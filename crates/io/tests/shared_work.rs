@@ -1,4 +1,4 @@
-//! A fork while threads share work. It is alone in this file: threads of other tests would be detected as well.
+//! A fork while threads share work. The only test of its file, because threads of other tests would be detected too.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,7 +1,7 @@
-//! Whether a file system does direct I/O, and what it asks of memory.
+//! Whether a file system supports direct I/O, and which alignment it requires of memory.
 //!
-//! 1. The answer comes from a trial on the file system itself, not from its name; the trial leaves nothing behind.
-//! 2. In doubt the answer is no: buffered I/O always works.
+//! 1. A trial on the file system decides, not its name. The trial leaves nothing behind.
+//! 2. In doubt there is no direct I/O: buffered I/O always works.
 
 use std::os::fd::OwnedFd;
 
@@ -11,16 +11,16 @@ use rustix::io::Errno;
 
 use crate::BufferPool;
 
-/// How to find out.
+/// How to try direct I/O.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DirectIoTrial<'a> {
-    /// By writing a nameless file.
+    /// Write a nameless file.
     Write,
-    /// By reading the file of this name, where nothing may be written.
+    /// Read the file of this name, if nothing may be written.
     Read(&'a str),
 }
 
-/// The alignment that direct I/O in an open directory asks of memory; `None` if there is no direct I/O.
+/// The alignment of memory that direct I/O requires in an open directory; `None` without direct I/O.
 pub(crate) fn probe(
     directory: &OwnedFd,
     trial: DirectIoTrial<'_>,
@@ -36,7 +36,7 @@ pub(crate) fn probe(
     match tried {
         Ok(file) => alignment(&file),
         Err(error) => {
-            tracing::debug!(%error, "no direct I/O here; the page cache is used");
+            tracing::debug!(%error, "no direct I/O here; using the page cache");
             None
         }
     }
@@ -46,12 +46,12 @@ const READ: OFlags = OFlags::RDONLY.union(COMMON);
 const WRITE: OFlags = OFlags::RDWR.union(COMMON);
 const COMMON: OFlags = OFlags::DIRECT.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
-/// A file without a name, or at least one that loses it at once.
+/// A file without a name, or one whose name is removed immediately.
 fn scratch(directory: &OwnedFd) -> Result<OwnedFd, Errno> {
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
     match rustix::fs::openat(directory, ".", flags, mode) {
-        // What file systems without nameless files answer, by kernel and kind.
+        // The errors of file systems without nameless files, by kernel and kind.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {}
         other => return other,
     }
@@ -76,17 +76,18 @@ fn try_read(file: &OwnedFd, pool: &BufferPool) -> Result<(), Errno> {
     rustix::io::pread(file, &mut memory.as_mut_slice()[..SECTOR], 0).map(|_| ())
 }
 
-/// What the kernel says, where it is new enough to (6.1); else what every disk accepts.
+/// The alignment that the kernel reports (since 6.1), otherwise the one that every disk accepts.
 fn alignment(file: &OwnedFd) -> Option<usize> {
-    let told = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+    let reported = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
         .ok()
-        .filter(|told| told.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    let Some(told) = told else {
+        .filter(|reported| reported.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let Some(reported) = reported else {
         return Some(SECTOR);
     };
-    // Pieces of a scatter list must end where a file offset may lie, so their lengths follow the larger of the two.
-    let align = usize::try_from(told.stx_dio_mem_align.max(told.stx_dio_offset_align)).ok()?;
-    let usable = told.stx_dio_mem_align > 0 && align <= SECTOR && SECTOR.is_multiple_of(align);
+    // A piece of a scatter list must end at a valid file offset, so its length follows the larger of the two.
+    let align =
+        usize::try_from(reported.stx_dio_mem_align.max(reported.stx_dio_offset_align)).ok()?;
+    let usable = reported.stx_dio_mem_align > 0 && align <= SECTOR && SECTOR.is_multiple_of(align);
     usable.then_some(align)
 }
 

@@ -1,8 +1,8 @@
 //! Real files in one flat directory.
 //!
-//! 1. Files are found relative to the open directory, never by its path: renaming a parent changes nothing.
-//! 2. A file's descriptor lives until it is closed and its last request is answered.
-//! 3. A file that could not be created whole is removed again.
+//! 1. Files are opened relative to the open directory, never by its path. Renaming a parent changes nothing.
+//! 2. A file's descriptor lives until it is closed and its last request has completed.
+//! 3. If a file cannot be created completely, it is removed.
 //! 4. Nothing is written through a directory that was opened read-only.
 
 use std::collections::HashMap;
@@ -26,32 +26,32 @@ use crate::{
     Space,
 };
 
-/// Most requests the device works on at a time; more only lengthens queues.
+/// Most requests the device works on at a time. More would only lengthen queues.
 const MAX_DEPTH: u32 = 128;
 /// Most pieces of one request, the kernel's `IOV_MAX`.
 const MAX_PIECES: usize = 1024;
 /// Most bytes of one request. The kernel itself cuts a transfer at 2 GiB less a page.
 const MAX_REQUEST_BYTES: u64 = 1 << 30;
 const MAX_NAME_BYTES: usize = 255;
-/// `Stat::st_blocks` counts in these, whatever the file system.
+/// The unit of `Stat::st_blocks`, on every file system.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// What every file is opened with: it is not inherited, and no link leads out of the directory.
+/// Flags of every open: the descriptor is not inherited, and no link leaves the directory.
 const CONFINED: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
 
 /// How to open a [`LocalDirectory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryOptions {
-    /// Which engine carries out the requests.
+    /// Which engine executes the requests.
     pub engine: EngineChoice,
-    /// Requests the device works on at a time, 1 to 128; `psync` uses that many threads, at most 16. A quarter of them
-    /// is kept for reads, and a quarter for writes and syncs.
+    /// Requests the device works on at a time, 1 to 128. `psync` uses that many threads, at most 16. A quarter of them
+    /// is reserved for reads, and a quarter for writes and syncs.
     pub depth: u32,
-    /// Requests accepted and not yet answered, of reads and of writes each; more are refused as busy.
+    /// Requests of each direction that are accepted but not completed. More are refused as busy.
     pub queue: usize,
     /// Bypasses the page cache where the file system allows it.
     pub direct: bool,
-    /// Refuses everything that changes a file or the directory; for offline tools.
+    /// Refuses every change of a file or the directory, for offline tools.
     pub read_only: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct LocalDirectory {
     path: PathBuf,
     directory: OwnedFd,
     read_only: bool,
-    /// Alignment that direct I/O asks of memory; `None` without direct I/O.
+    /// Alignment of memory that direct I/O requires; `None` without direct I/O.
     direct: Option<usize>,
     files: RwLock<HashMap<FileId, Arc<OpenFile>>>,
     next_file: AtomicU64,
@@ -75,9 +75,9 @@ pub struct LocalDirectory {
 }
 
 impl LocalDirectory {
-    /// Opens an existing directory, finds out whether its file system does direct I/O, and starts an engine.
+    /// Opens an existing directory, tests its file system for direct I/O, and starts an engine.
     ///
-    /// `pool` is registered with `io_uring` where the limits allow it, and stays alive as long as the directory.
+    /// `pool` is registered with `io_uring` if the limits allow it, and lives as long as the directory.
     ///
     /// # Errors
     ///
@@ -92,8 +92,12 @@ impl LocalDirectory {
         pool: &BufferPool,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, IoError> {
-        assert!((1..=MAX_DEPTH).contains(&options.depth), "a depth of {}", options.depth);
-        assert!(options.queue > 0, "an empty queue");
+        assert!(
+            (1..=MAX_DEPTH).contains(&options.depth),
+            "depth {} is out of range",
+            options.depth
+        );
+        assert!(options.queue > 0, "the queue has no space");
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(CWD, path, flags, Mode::empty())
             .map_err(|e| IoError::os("open", path.display().to_string(), e))?;
@@ -113,13 +117,13 @@ impl LocalDirectory {
         Ok(opened)
     }
 
-    /// Creates a directory and its missing parents, for their owner alone (mode 0700), and makes their names durable.
-    /// One that exists already is left as it is.
+    /// Creates a directory and its missing parents for their owner only (mode 0700), and makes their names durable.
+    /// Leaves an existing directory as it is.
     ///
     /// # Errors
     ///
     /// [`IoError::Os`] with the path.
-    #[expect(clippy::disallowed_methods, reason = "the room that touches files")]
+    #[expect(clippy::disallowed_methods, reason = "this crate touches files")]
     pub fn create_dir(path: &Path) -> Result<(), IoError> {
         let missing: Vec<&Path> = path.ancestors().take_while(|p| !p.is_dir()).collect();
         let failed = |error| IoError::Os {
@@ -142,7 +146,7 @@ impl LocalDirectory {
         if !self.read_only {
             return Ok(direct_io::probe(&self.directory, DirectIoTrial::Write, pool));
         }
-        // Without a file there is nothing to try, and nothing that will be read.
+        // Without a file there is nothing to try and nothing to read.
         let files = self.list()?;
         let trial = files.first().map(|file| DirectIoTrial::Read(&file.name));
         Ok(trial.and_then(|trial| direct_io::probe(&self.directory, trial, pool)))
@@ -179,7 +183,7 @@ impl LocalDirectory {
         let failed = |errno| IoError::os("open", name, errno);
         let stat = self.stat(name).map_err(failed)?;
         if !is_regular(&stat) {
-            // Before opening it: that would wait for ever on a pipe.
+            // Checked before opening, because opening a pipe would wait forever.
             return Err(failed(Errno::INVAL));
         }
         let file =
@@ -195,14 +199,14 @@ impl LocalDirectory {
             rustix::fs::fsync(&file).map_err(|errno| IoError::os("sync", name, errno))
         });
         if let Err(error) = made {
-            // The first error is the one to tell.
+            // Report the first error, not that of the removal.
             let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
             return Err(error);
         }
         Ok(file)
     }
 
-    /// The entry of a file that is ours to see.
+    /// The entry of a regular file.
     fn entry(&self, name: &str) -> Result<Option<DirEntry>, IoError> {
         match self.stat(name) {
             Ok(stat) if is_regular(&stat) => {
@@ -233,8 +237,8 @@ impl Device for LocalDirectory {
         }
         let opened = self.open_file(name, mode, CONFINED)?;
         if !matches!(mode, OpenMode::Create { .. }) {
-            // What a sync failed to write is in the cache still, and called clean: whoever opens a file anew must see
-            // what the disk has. Best effort: some file systems have nothing but the cache.
+            // After a failed sync the page cache still has the unwritten bytes, marked clean. A new open must see what
+            // the disk has. This is best effort: some file systems have only the cache.
             let file = self.opened(opened.file)?;
             let _ = rustix::fs::fadvise(&file.descriptor, 0, None, Advice::DontNeed);
         }
@@ -270,14 +274,14 @@ impl Device for LocalDirectory {
         let mut parts = [IoSliceMut::new(buffer)];
         match rustix::io::preadv2(&opened.descriptor, &mut parts, offset, ReadWriteFlags::NOWAIT) {
             Ok(count) => Ok(count == wanted),
-            // Not in the page cache; or a file system that cannot tell, as those over a network.
+            // Not in the page cache, or on a file system that cannot say, such as those over a network.
             Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR) => Ok(false),
             Err(errno) => Err(IoError::os("read", &opened.name, errno)),
         }
     }
 
     fn close(&self, file: FileId) {
-        // Closed outside of the lock: the last close of a removed file gives its blocks back, which takes time.
+        // Closed outside of the lock: the last close of a removed file frees its blocks, which takes time.
         let closed = self.files.write().remove(&file);
         drop(closed);
     }
@@ -286,7 +290,7 @@ impl Device for LocalDirectory {
     ///
     /// # Panics
     ///
-    /// If a request fails [`Request::check`], has more than 1024 pieces or more than 1 GiB. None was submitted then.
+    /// If a request fails [`Request::check`], has more than 1024 pieces or more than 1 GiB. Nothing is submitted then.
     fn submit(&self, requests: Vec<Request>) {
         requests.iter().for_each(check);
         let mut known = Vec::with_capacity(requests.len());
@@ -334,7 +338,7 @@ impl Device for LocalDirectory {
         rustix::fs::fsync(&self.directory).map_err(|errno| IoError::os("sync", self.path(), errno))
     }
 
-    /// Lists regular files; others, and names that [`Device::open`] would not take, are not ours.
+    /// Lists regular files. Skips others, and names that [`Device::open`] would not accept.
     fn list(&self) -> Result<Vec<DirEntry>, IoError> {
         let failed = |errno| IoError::os("list", self.path(), errno);
         let mut entries = Vec::new();
@@ -349,10 +353,10 @@ impl Device for LocalDirectory {
     }
 
     fn space(&self) -> Result<Space, IoError> {
-        let told = rustix::fs::fstatvfs(&self.directory)
+        let reported = rustix::fs::fstatvfs(&self.directory)
             .map_err(|errno| IoError::os("statvfs", self.path(), errno))?;
-        let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
-        Ok(Space { free_bytes: bytes(told.f_bavail), total_bytes: bytes(told.f_blocks) })
+        let bytes = |blocks: u64| blocks.saturating_mul(reported.f_frsize);
+        Ok(Space { free_bytes: bytes(reported.f_bavail), total_bytes: bytes(reported.f_blocks) })
     }
 
     fn geometry(&self) -> Geometry {
@@ -364,7 +368,7 @@ impl Device for LocalDirectory {
     }
 }
 
-/// Gives a new file its blocks, so that no later write of it runs out of room.
+/// Allocates the blocks of a new file, so that no later write of it runs out of space.
 fn allocate(file: &OwnedFd, name: &str, bytes: u64) -> Result<(), IoError> {
     if bytes == 0 {
         return Ok(());
@@ -377,7 +381,7 @@ fn allocate(file: &OwnedFd, name: &str, bytes: u64) -> Result<(), IoError> {
         Err(Errno::OPNOTSUPP) => {
             tracing::warn!(
                 file = name,
-                "the file system cannot reserve room: writes may find none"
+                "the file system cannot allocate in advance; later writes may run out of space"
             );
             rustix::fs::ftruncate(file, bytes).map_err(|errno| IoError::os("truncate", name, errno))
         }
@@ -393,13 +397,14 @@ fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-/// Names are made by us, never by users: anything else is a bug, and a path out of the directory a grave one.
 fn check(request: &Request) {
     request.check();
     assert!(request.memory.len() <= MAX_PIECES, "{} pieces", request.memory.len());
     assert!(request.bytes() <= MAX_REQUEST_BYTES, "{} bytes", request.bytes());
 }
 
+/// File names come from this code, never from users. Any other name is a bug, and a path out of the directory a severe
+/// one.
 fn check_name(name: &str) {
     assert!(is_plain(name), "{name:?} is not a plain file name");
 }

@@ -1,10 +1,11 @@
-//! Who owns a directory: an advisory lock on its file `LOCK`.
+//! The owner of a directory: an advisory lock on its file `LOCK`.
 //!
-//! 1. The kernel holds the lock, not the file's existence: a crashed owner leaves nothing to clean up.
-//! 2. The file's text names the owner for people; nothing decides by it, and nobody removes the file.
+//! 1. The lock is the kernel's, not the file's existence. A crashed owner leaves nothing to clean up.
+//! 2. The file's text names the owner for people. No code decides by it or removes the file.
 //! 3. A forked child that drops its copy of the lock does not release the parent's.
-//! 4. Letting go writes nothing, so it does not wait for a disk that hangs. The text stays: whoever is refused believes
-//!    it only while an owner, and no reader, has the lock. Until a new owner has written its own it names the last.
+//! 4. Unlocking writes nothing, so it does not wait for a disk that hangs. The text stays. A refused process trusts it
+//!    only while an owner, not a reader, has the lock. Until a new owner has written its own text, it names the last
+//!    owner.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,7 +22,7 @@ const OWNER_BYTES: usize = 256;
 /// A locked directory; unlocked when dropped.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    /// `None` where there was nothing to lock.
+    /// `None` if there was nothing to lock.
     file: Option<OwnedFd>,
     process: Process,
 }
@@ -29,10 +30,10 @@ pub struct DirectoryLock {
 /// Why a directory could not be locked.
 #[derive(Debug, Error)]
 pub enum LockError {
-    /// Somebody else has it.
+    /// Another process has the lock.
     #[error("the directory is in use by {owner}")]
     Held {
-        /// Who, as far as the lock file tells: `pid 123 (command) on host`.
+        /// The owner according to the lock file: `pid 123 (command) on host`.
         owner: String,
     },
     /// The file system is mounted read-only.
@@ -51,11 +52,12 @@ pub enum LockError {
 }
 
 impl DirectoryLock {
-    /// Takes the directory for this process alone. Never waits.
+    /// Locks the directory for this process alone. Never waits.
     ///
     /// # Errors
     ///
-    /// [`LockError::Held`] if another owner or a reader has it, [`LockError::ReadOnly`] if nothing can be written.
+    /// [`LockError::Held`] if another owner or a reader has the lock, [`LockError::ReadOnly`] if nothing can be
+    /// written.
     pub fn acquire(directory: &Path) -> Result<Self, LockError> {
         let path = directory.join(FILE_NAME);
         let failed = |operation| move |errno| os_error(operation, directory, errno);
@@ -69,20 +71,20 @@ impl DirectoryLock {
         }
         // A full disk must not keep a store closed: the text is a courtesy (invariant 2).
         if let Err(errno) = write_owner(&file) {
-            tracing::warn!(error = %errno, "cannot note this process in the lock file");
-            // Who is refused must not be told of the last owner.
+            tracing::warn!(error = %errno, "cannot write this process into the lock file; keeping the lock");
+            // A refused process must not see the last owner.
             let _ = rustix::fs::ftruncate(&file, 0);
         }
         Ok(Self { file: Some(file), process: Process::this() })
     }
 
-    /// Keeps owners out while an offline tool reads. Writes nothing, so it works on a read-only mount; where there is
-    /// no lock file, there is nothing to lock.
+    /// Keeps owners out while an offline tool reads. Writes nothing, so it works on a read-only mount. Without a lock
+    /// file there is nothing to lock.
     ///
     /// # Errors
     ///
-    /// [`LockError::Held`] if an owner has the directory.
-    #[expect(clippy::disallowed_methods, reason = "the room that touches files")]
+    /// [`LockError::Held`] if an owner has the lock.
+    #[expect(clippy::disallowed_methods, reason = "this crate touches files")]
     pub fn acquire_shared(directory: &Path) -> Result<Self, LockError> {
         let path = directory.join(FILE_NAME);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -106,7 +108,7 @@ impl Drop for DirectoryLock {
         let Some(file) = self.file.take().filter(|_| self.process.is_this()) else {
             return;
         };
-        // Explicitly: a forked child may still hold a copy of the descriptor.
+        // Unlocked explicitly, because a forked child may still hold a copy of the descriptor.
         let _ = rustix::fs::flock(&file, FlockOperation::Unlock);
     }
 }
@@ -124,17 +126,17 @@ fn write_owner(file: &OwnedFd) -> Result<(), Errno> {
     let host = host.nodename().to_string_lossy();
     let command = command_name().map_or_else(String::new, |name| format!(" ({name})"));
     let line = format!("pid {}{command} on {host}\n", std::process::id());
-    // Not emptied first: file systems take that for a file that is replaced, and write it out when it is closed, which
-    // must not wait for a disk that hangs (invariant 4).
+    // Not truncated first: file systems treat that as replacing the file and flush it on close, which must not wait for
+    // a disk that hangs (invariant 4).
     let written = rustix::io::pwrite(file, line.as_bytes(), 0)? as u64;
     let is_longer = rustix::fs::fstat(file)?.st_size.unsigned_abs() > written;
     if is_longer { rustix::fs::ftruncate(file, written) } else { Ok(()) }
 }
 
-/// What people call this process, in one line of text; `None` where the system does not tell.
+/// The command name of this process on one line; `None` if the system does not provide it.
 ///
-/// The owner notes its own name: a pid of another machine or container means nothing to who is refused.
-#[expect(clippy::disallowed_methods, reason = "the room that touches files")]
+/// The owner records its own name, because the pid of another machine or container is of no use to a refused process.
+#[expect(clippy::disallowed_methods, reason = "this crate touches files")]
 fn command_name() -> Option<String> {
     let raw = std::fs::read("/proc/self/comm").ok()?;
     let text = String::from_utf8_lossy(&raw);
@@ -142,15 +144,15 @@ fn command_name() -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Names whoever holds the lock that we were refused.
+/// Names the owner of the lock that this process was refused.
 fn owner_of(file: &OwnedFd) -> String {
-    // Readers leave no text; where a shared lock can be had, only readers are in our way.
+    // Readers write no text. If a shared lock is available, only readers hold the lock.
     if rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).is_ok() {
         return "a tool that reads it".to_owned();
     }
     let mut text = [0_u8; OWNER_BYTES];
     let length = rustix::io::pread(file, &mut text, 0).unwrap_or(0);
-    // What follows is of an owner before, while this one writes.
+    // Text after the first line may be a previous owner's, while the new one writes.
     match String::from_utf8_lossy(&text[..length]).lines().next().unwrap_or_default().trim() {
         "" => "another process".to_owned(),
         owner => owner.to_owned(),

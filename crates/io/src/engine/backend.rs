@@ -1,4 +1,4 @@
-//! What an engine does, whichever system calls it uses.
+//! The [`Engine`] trait: what an engine does, whichever system calls it uses.
 //!
 //! 1. Every accepted request gets exactly one completion, from the engine's thread or from the call whose ring it is
 //!    on. A refused request gets it from the submitter's thread.
@@ -18,12 +18,12 @@ use crate::{BufferPool, Request};
 /// How long a closing engine waits for the device.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What carries out requests.
+/// Executes requests.
 pub(crate) trait Engine: Send + Sync + fmt::Debug {
-    /// The word of [`crate::Geometry::engine`].
+    /// The value of [`crate::Geometry::engine`].
     fn name(&self) -> &'static str;
 
-    /// Takes requests over. Never waits; answers what it cannot take at once.
+    /// Takes requests. Never waits. Completes those that it cannot accept.
     fn submit(&self, batch: Vec<(Request, Arc<OpenFile>)>);
 
     /// See [`crate::Device::call_ring`].
@@ -32,15 +32,15 @@ pub(crate) trait Engine: Send + Sync + fmt::Debug {
     }
 }
 
-/// What an engine is made with.
+/// Parameters of an engine.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// Requests the device works on at a time.
     pub(crate) depth: u32,
-    /// Requests of each direction accepted and not yet answered.
+    /// Requests of each direction that are accepted but not completed.
     pub(crate) queue: usize,
     /// Memory to register with the kernel.
     pub(crate) pool: BufferPool,
-    /// Tells whether a deadline passed.
+    /// Decides whether a deadline has passed.
     pub(crate) clock: Arc<dyn Clock>,
 }

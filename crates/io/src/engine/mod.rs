@@ -8,10 +8,10 @@ mod open_file;
 mod psync;
 mod queue;
 mod queued_request;
-mod start;
+mod select;
 mod uring;
 
 pub(crate) use self::backend::{Engine, Setup};
 pub(crate) use self::open_file::OpenFile;
-pub(crate) use self::start::start;
+pub(crate) use self::select::start;
 pub use self::uring::CallRing;

@@ -1,7 +1,7 @@
-//! The engine for every kernel and every container: threads with `preadv` and `pwritev`.
+//! The engine for every kernel and every container: threads that call `preadv` and `pwritev`.
 //!
-//! 1. A transfer goes on until every byte moved, the file ended, or the system failed.
-//! 2. A panic while serving one request answers that request with an error and spares the thread.
+//! 1. A transfer continues until every byte has moved, the file has ended, or the system has failed.
+//! 2. A panic while serving one request completes that request with an error and spares the thread.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -19,10 +19,10 @@ use super::queued_request::QueuedRequest;
 use crate::threads::Workers;
 use crate::{IoError, Operation, Request};
 
-/// More threads than this only wait for each other: the device is saturated long before.
+/// More threads only wait for each other: the device is saturated long before.
 const MAX_THREADS: u32 = 16;
 
-/// How often a request that the system wants to see again is tried.
+/// How often a call is tried that the system interrupts (`EINTR`, `EAGAIN`).
 const MAX_TRIES: u32 = 16;
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Engine for Psync {
     }
 
     fn submit(&self, batch: Vec<(Request, Arc<OpenFile>)>) {
-        // The threads wait on the queue itself.
+        // The threads wait on the queue itself, so no wake-up is needed.
         let _ = self.queue.push(batch);
     }
 }
@@ -65,29 +65,29 @@ impl Drop for Psync {
 }
 
 fn work(queue: &Queue, clock: &dyn Clock) {
-    while let Some(job) = queue.wait() {
-        // The job answers its request when the panic drops it.
-        if catch_unwind(AssertUnwindSafe(|| serve(job, clock))).is_err() {
-            tracing::error!("a request panicked in the I/O thread");
+    while let Some(queued) = queue.wait() {
+        // Dropping the request in the panic completes it.
+        if catch_unwind(AssertUnwindSafe(|| serve(queued, clock))).is_err() {
+            tracing::error!("panic in an I/O thread; its request failed, the thread continues");
         }
     }
 }
 
-fn serve(mut job: QueuedRequest, clock: &dyn Clock) {
-    if job.is_late(clock) {
-        return job.finish(Err(IoError::Deadline));
+fn serve(mut queued: QueuedRequest, clock: &dyn Clock) {
+    if queued.is_late(clock) {
+        return queued.finish(Err(IoError::Deadline));
     }
-    let (request, file) = job.parts();
+    let (request, file) = queued.parts();
     let moved = match request.operation {
         Operation::Read => read(request, file.descriptor.as_fd()),
         Operation::Write => write(request, file.descriptor.as_fd()),
         Operation::Sync => retried(|| rustix::fs::fdatasync(&file.descriptor)).map(|()| 0),
     };
     let result = match moved {
-        Ok(got) => job.check_count(got),
-        Err(errno) => Err(job.os_error(errno.into())),
+        Ok(got) => queued.check_count(got),
+        Err(errno) => Err(queued.os_error(errno.into())),
     };
-    job.finish(result);
+    queued.finish(result);
 }
 
 fn read(request: &mut Request, file: BorrowedFd<'_>) -> Result<u64, Errno> {
@@ -118,7 +118,7 @@ fn write(request: &Request, file: BorrowedFd<'_>) -> Result<u64, Errno> {
     })
 }
 
-/// How far a transfer came.
+/// Progress of a transfer.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     total: u64,
@@ -126,13 +126,13 @@ struct Progress {
     step: usize,
 }
 
-/// Repeats `step` until it moves nothing more; returns the bytes moved in all.
+/// Repeats `step` until it moves nothing more. Returns the total of bytes moved.
 fn transfer(mut step: impl FnMut(Progress) -> Result<usize, Errno>) -> Result<u64, Errno> {
     let mut done = Progress::default();
     loop {
         done.step = step(done)?;
         done.total += done.step as u64;
-        // Less than a sector is left over only at the end of a file, where direct I/O could not go on anyway.
+        // A partial sector occurs only at the end of a file, where direct I/O cannot continue anyway.
         if done.step == 0 || !done.total.is_multiple_of(SECTOR_BYTES) {
             return Ok(done.total);
         }
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_transfer_goes_on_where_it_stopped() {
+    fn a_partial_transfer_continues_where_it_stopped() {
         let mut steps = vec![(0, 8192), (8192, 4096), (12288, 0)].into_iter();
         let moved = transfer(|done| {
             let (total, step) = steps.next().unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn interruptions_are_retried_but_not_for_ever() {
+    fn interruptions_are_retried_a_bounded_number_of_times() {
         let mut calls = 0;
         let result: Result<(), Errno> = retried(|| {
             calls += 1;

@@ -1,15 +1,17 @@
-//! Requests on their way to an engine's threads: bounded, ordered by class, each answered exactly once.
+//! The queue between submitters and an engine's threads: bounded, and ordered by class.
 //!
-//! 1. Of each direction at most `limit` requests are accepted and not yet answered; the rest of a batch is refused as
+//! 1. Each direction has at most `limit` accepted requests that are not completed. The rest of a batch is refused as
 //!    busy.
-//! 2. A [`QueuedRequest`] answers its request exactly once, also when it is dropped by a panic.
-//! 3. Foreground goes first; within a class the order of submission holds, but for a direction that has its share.
-//! 4. Requests are answered outside of the lock: dropping a guard may run any code, even a new submit.
-//! 5. `asleep` is set only together with finding no job that may start, so a push after it sees it: no wake-up is lost.
-//! 6. A direction never has all places of the engine, if there are two or more. So reads find one while all writes and
-//!    syncs hang, and the other way round.
-//! 7. A job that waits for a place needs no wake-up if an engine's thread returns it: that thread takes the next job. A
-//!    call that returns a place wakes the consumer if it sleeps while jobs wait.
+//! 2. A [`QueuedRequest`] completes its request exactly once, even when a panic drops it.
+//! 3. Foreground goes first. Within a class, requests start in the order of submission, except those of a direction
+//!    that has used its share.
+//! 4. Requests are completed outside of the lock: dropping a guard may run any code, even a new submit.
+//! 5. `asleep` is set only in the same lock as finding no request that may start. So a later push sees it, and no
+//!    wake-up is lost.
+//! 6. With two or more places, no direction ever has all of them. So reads find a place while all writes and syncs
+//!    hang, and the other way round.
+//! 7. If an engine's thread returns a place, no wake-up is needed: that thread takes the next request. If a call
+//!    returns a place, it wakes the consumer if the consumer sleeps while requests wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,15 +22,15 @@ use super::OpenFile;
 use super::queued_request::{DirectionCounts, QueuedRequest, direction};
 use crate::{IoError, Request};
 
-/// This part of an engine's places, but at least one of several, is kept for each direction.
+/// One in this many places of an engine, but at least one of several, is reserved for each direction.
 const RESERVED_PART: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Queue {
     limit: usize,
-    /// Most requests that an engine may have begun.
+    /// Most requests that an engine may have started.
     places: usize,
-    /// Most requests of one direction that an engine may have begun.
+    /// Most requests of one direction that an engine may have started.
     share: usize,
     /// By direction.
     unanswered: [Arc<DirectionCounts>; 2],
@@ -42,27 +44,27 @@ struct QueueState {
     waiting: [[VecDeque<QueuedRequest>; 2]; 2],
     next_number: u64,
     closed: bool,
-    /// Whether the consumer waits where only a wake-up reaches it.
+    /// Whether the consumer sleeps until it is woken.
     asleep: bool,
 }
 
-/// Whether a call may carry out a request itself.
+/// Whether a call may execute a request on its own ring.
 #[derive(Debug)]
 pub(super) enum CallStart {
     Here(QueuedRequest),
-    /// It is for the queue.
+    /// It belongs in the queue.
     NotYet((Request, Arc<OpenFile>)),
 }
 
 impl QueueState {
-    /// Whether any job waits.
+    /// Whether any request waits.
     fn is_waited(&self) -> bool {
-        self.waiting.iter().flatten().any(|jobs| !jobs.is_empty())
+        self.waiting.iter().flatten().any(|started| !started.is_empty())
     }
 }
 
 impl Queue {
-    /// For an engine that works on `places` requests at a time.
+    /// For an engine that executes `places` requests at a time.
     pub(super) fn new(limit: usize, places: u32) -> Self {
         let places = places as usize;
         let reserved = if places > 1 { (places / RESERVED_PART).max(1) } else { 0 };
@@ -76,26 +78,26 @@ impl Queue {
         }
     }
 
-    /// What is begun of each direction; `None` if all places are taken.
+    /// How many requests of each direction have started; `None` if all places are taken.
     fn begun(&self) -> Option<[usize; 2]> {
         let begun = self.unanswered.each_ref().map(|of| of.begun());
         (begun.iter().sum::<usize>() < self.places).then_some(begun)
     }
 
-    /// The next job that may start.
+    /// The next request that may start.
     fn pop(&self, state: &mut QueueState) -> Option<QueuedRequest> {
         let begun = self.begun()?;
-        let mut job = state.waiting.iter_mut().find_map(|queues| {
+        let mut queued = state.waiting.iter_mut().find_map(|queues| {
             let first = |at: usize| Some((queues[at].front()?.number(), at));
             let may_start = (0..queues.len()).filter(|at| begun[*at] < self.share);
             let (_, at) = may_start.filter_map(first).min()?;
             queues[at].pop_front()
         })?;
-        job.begin();
-        Some(job)
+        queued.begin();
+        Some(queued)
     }
 
-    /// Accepts as many requests of each direction as the limit allows and answers the others. Returns whether the
+    /// Accepts as many requests of each direction as the limit allows, and refuses the others. Returns whether the
     /// consumer must be woken.
     #[must_use]
     pub(super) fn push(&self, batch: Vec<(Request, Arc<OpenFile>)>) -> bool {
@@ -112,9 +114,9 @@ impl Queue {
             }
             accepted += 1;
             let class = request.class as usize;
-            let job = QueuedRequest::new((request, file), state.next_number, unanswered);
+            let queued = QueuedRequest::new((request, file), state.next_number, unanswered);
             state.next_number += 1;
-            state.waiting[class][direction].push_back(job);
+            state.waiting[class][direction].push_back(queued);
         }
         let wake = accepted > 0 && std::mem::take(&mut state.asleep);
         drop(state);
@@ -127,8 +129,8 @@ impl Queue {
         wake
     }
 
-    /// Accepts a request and begins it, so that its call carries it out; not where anything waits, no place is free for
-    /// it, or the queue is closed. After its answer comes [`Self::end_here`].
+    /// Accepts and starts a request, so that its call executes it. Does neither if any request waits, no place is free
+    /// for it, or the queue is closed. After its completion, the call must use [`Self::end_here`].
     pub(super) fn begin_here(&self, request: (Request, Arc<OpenFile>)) -> CallStart {
         let direction = direction(request.0.operation);
         let unanswered = &self.unanswered[direction];
@@ -137,31 +139,32 @@ impl Queue {
         if state.closed || state.is_waited() || !is_free || unanswered.accepted() >= self.limit {
             return CallStart::NotYet(request);
         }
-        let mut job = QueuedRequest::new(request, state.next_number, unanswered);
+        let mut queued = QueuedRequest::new(request, state.next_number, unanswered);
         state.next_number += 1;
-        job.begin();
-        CallStart::Here(job)
+        queued.begin();
+        CallStart::Here(queued)
     }
 
-    /// Leaves to the engine's threads what was begun here. Returns whether the consumer must be woken.
+    /// Passes a request that a call started to the engine's threads. Returns whether the consumer must be woken.
     #[must_use]
-    pub(super) fn hand_over(&self, mut job: QueuedRequest) -> bool {
-        let (class, direction) = (job.request().class as usize, direction(job.request().operation));
+    pub(super) fn hand_over(&self, mut queued: QueuedRequest) -> bool {
+        let (class, direction) =
+            (queued.request().class as usize, direction(queued.request().operation));
         let mut state = self.state.lock();
         if state.closed {
             drop(state);
-            job.finish(Err(IoError::Closed));
+            queued.finish(Err(IoError::Closed));
             return false;
         }
-        job.put_off();
-        state.waiting[class][direction].push_front(job);
+        queued.put_off();
+        state.waiting[class][direction].push_front(queued);
         let wake = std::mem::take(&mut state.asleep);
         drop(state);
         self.arrived.notify_one();
         wake
     }
 
-    /// A call returned a place of [`Self::begin_here`]. Returns whether the consumer must be woken.
+    /// Notes that a call returned a place of [`Self::begin_here`]. Returns whether the consumer must be woken.
     #[must_use]
     pub(super) fn end_here(&self) -> bool {
         let mut state = self.state.lock();
@@ -174,39 +177,39 @@ impl Queue {
         wake
     }
 
-    /// Waits for a job; `None` when the queue is closed.
+    /// Waits for a request; `None` when the queue is closed.
     pub(super) fn wait(&self) -> Option<QueuedRequest> {
         let mut state = self.state.lock();
         loop {
             if state.closed {
                 return None;
             }
-            if let Some(job) = self.pop(&mut state) {
-                return Some(job);
+            if let Some(queued) = self.pop(&mut state) {
+                return Some(queued);
             }
             self.arrived.wait(&mut state);
         }
     }
 
-    /// Appends up to `room` jobs to `jobs`; if no more may start, the consumer counts as asleep from then on. Returns
-    /// whether the queue is closed.
-    pub(super) fn take(&self, room: usize, jobs: &mut Vec<QueuedRequest>) -> bool {
+    /// Appends up to `limit` requests to `started`. If it found fewer, the consumer counts as asleep from then on.
+    /// Returns whether the queue is closed.
+    pub(super) fn take(&self, limit: usize, started: &mut Vec<QueuedRequest>) -> bool {
         let mut state = self.state.lock();
-        let before = jobs.len();
-        jobs.extend(std::iter::from_fn(|| self.pop(&mut state)).take(room));
-        state.asleep = jobs.len() - before < room;
+        let before = started.len();
+        started.extend(std::iter::from_fn(|| self.pop(&mut state)).take(limit));
+        state.asleep = started.len() - before < limit;
         state.closed
     }
 
-    /// Refuses what waits and all that comes.
+    /// Refuses all waiting and all future requests.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         self.arrived.notify_all();
-        let jobs = waiting.into_iter().flatten().flatten();
-        jobs.for_each(|job| job.finish(Err(IoError::Closed)));
+        let started = waiting.into_iter().flatten().flatten();
+        started.for_each(|queued| queued.finish(Err(IoError::Closed)));
     }
 }
 
@@ -233,7 +236,7 @@ mod tests {
 
     /// Requests, tagged from 0.
     fn batch_of(kinds: impl IntoIterator<Item = (Operation, Class)>) -> Batch {
-        let (reply, answers) = unbounded();
+        let (reply, completions) = unbounded();
         let batch = kinds.into_iter().zip(0..).map(|((operation, class), tag)| {
             let request = Request {
                 operation,
@@ -249,7 +252,7 @@ mod tests {
             };
             (request, file())
         });
-        (batch.collect(), answers)
+        (batch.collect(), completions)
     }
 
     #[test]
@@ -258,9 +261,9 @@ mod tests {
         let queue = Queue::new(16, 16);
         let (requests, _answers) = batch(&[Background, Foreground, Background, Foreground]);
         let _ = queue.push(requests);
-        let mut jobs = Vec::new();
-        assert!(!queue.take(16, &mut jobs));
-        let order: Vec<u64> = jobs.iter().map(|job| job.request().tag).collect();
+        let mut started = Vec::new();
+        assert!(!queue.take(16, &mut started));
+        let order: Vec<u64> = started.iter().map(|queued| queued.request().tag).collect();
         assert_eq!(order, [1, 3, 0, 2]);
     }
 
@@ -274,11 +277,11 @@ mod tests {
             let _ = queue.push(requests);
             let mut begun = Vec::new();
             queue.take(4, &mut begun);
-            let tags = |jobs: &[QueuedRequest]| {
-                jobs.iter().map(|job| job.request().tag).collect::<Vec<_>>()
+            let tags = |started: &[QueuedRequest]| {
+                started.iter().map(|queued| queued.request().tag).collect::<Vec<_>>()
             };
             assert_eq!(tags(&begun), [0, 1, 2, 4]);
-            // The last of them waits for its direction, not for its turn.
+            // The last one waits for its direction's share, not for its position.
             begun.pop().unwrap().finish(Ok(()));
             let mut more = Vec::new();
             queue.take(4, &mut more);
@@ -301,62 +304,62 @@ mod tests {
     }
 
     #[test]
-    fn regression_writes_that_are_not_answered_leave_reads_their_queue() {
+    fn regression_pending_writes_leave_reads_their_queue() {
         let queue = Queue::new(2, 16);
         let (requests, _answers) = batch(&[Class::Foreground; 2]);
         let _ = queue.push(requests);
-        let (requests, answers) = batch_of([(Operation::Read, Class::Foreground)]);
+        let (requests, completions) = batch_of([(Operation::Read, Class::Foreground)]);
         let _ = queue.push(requests);
-        assert!(answers.try_recv().is_err(), "it was refused");
+        assert!(completions.try_recv().is_err(), "it was refused");
     }
 
     #[test]
-    fn the_limit_counts_what_is_not_answered_yet() {
+    fn the_limit_counts_requests_that_are_not_completed() {
         let queue = Queue::new(2, 16);
-        let (requests, answers) = batch(&[Class::Foreground; 3]);
+        let (requests, completions) = batch(&[Class::Foreground; 3]);
         let _ = queue.push(requests);
-        let busy = answers.try_recv().unwrap();
+        let busy = completions.try_recv().unwrap();
         assert!(busy.tag == 2 && matches!(busy.result, Err(IoError::Busy)));
-        let mut jobs = Vec::new();
-        queue.take(2, &mut jobs);
+        let mut started = Vec::new();
+        queue.take(2, &mut started);
         let (requests, refused) = batch(&[Class::Foreground]);
         let _ = queue.push(requests);
         assert!(matches!(refused.try_recv().unwrap().result, Err(IoError::Busy)));
-        jobs.pop().unwrap().finish(Ok(()));
+        started.pop().unwrap().finish(Ok(()));
         let (requests, accepted) = batch(&[Class::Foreground]);
         let _ = queue.push(requests);
         assert!(accepted.try_recv().is_err());
     }
 
     #[test]
-    fn a_closed_queue_answers_what_waited_and_what_comes() {
+    fn a_closed_queue_refuses_waiting_and_new_requests() {
         let queue = Queue::new(16, 16);
         let (requests, waited) = batch(&[Class::Foreground, Class::Background]);
         let _ = queue.push(requests);
         queue.close();
         let (requests, late) = batch(&[Class::Foreground]);
         let _ = queue.push(requests);
-        let answers: Vec<_> = waited.try_iter().chain(late.try_iter()).collect();
-        assert_eq!(answers.len(), 3);
-        assert!(answers.iter().all(|answer| matches!(answer.result, Err(IoError::Closed))));
+        let completions: Vec<_> = waited.try_iter().chain(late.try_iter()).collect();
+        assert_eq!(completions.len(), 3);
+        assert!(completions.iter().all(|done| matches!(done.result, Err(IoError::Closed))));
         assert!(queue.wait().is_none());
     }
 
     #[test]
-    fn a_job_lost_in_a_panic_is_answered_with_an_error() {
+    fn a_request_lost_in_a_panic_completes_with_an_error() {
         let queue = Queue::new(16, 16);
-        let (requests, answers) = batch(&[Class::Foreground; 2]);
+        let (requests, completions) = batch(&[Class::Foreground; 2]);
         let _ = queue.push(requests);
-        let job = queue.wait().unwrap();
+        let queued = queue.wait().unwrap();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-            let _job = job;
+            let _job = queued;
             panic!("a bug");
         }));
         assert!(panicked.is_err());
         queue.wait().unwrap().abandon();
-        let answers: Vec<_> = answers.try_iter().collect();
-        assert_eq!(answers.len(), 2);
-        assert!(answers.iter().all(|answer| matches!(answer.result, Err(IoError::Os { .. }))));
+        let completions: Vec<_> = completions.try_iter().collect();
+        assert_eq!(completions.len(), 2);
+        assert!(completions.iter().all(|done| matches!(done.result, Err(IoError::Os { .. }))));
     }
 
     #[test]
@@ -370,13 +373,13 @@ mod tests {
     }
     fn begun(begun: CallStart) -> Option<QueuedRequest> {
         match begun {
-            CallStart::Here(job) => Some(job),
+            CallStart::Here(queued) => Some(queued),
             CallStart::NotYet(_) => None,
         }
     }
 
     #[test]
-    fn a_call_begins_a_request_only_where_it_overtakes_nobody() {
+    fn a_call_starts_a_request_only_if_no_other_one_waits() {
         let queue = Queue::new(16, 4);
         let begin = |operation| {
             let request = batch_of([(operation, Class::Foreground)]).0.remove(0);
@@ -396,35 +399,35 @@ mod tests {
         for write in writes {
             write.finish(Ok(()));
         }
-        assert!(queue.end_here(), "who sleeps while others wait is woken");
-        let mut jobs = Vec::new();
-        queue.take(4, &mut jobs);
-        assert_eq!(jobs.len(), 1);
+        assert!(queue.end_here(), "a consumer that sleeps while requests wait is woken");
+        let mut started = Vec::new();
+        queue.take(4, &mut started);
+        assert_eq!(started.len(), 1);
     }
 
     #[test]
-    fn what_a_call_hands_over_goes_first_and_is_answered_once() {
+    fn a_request_that_a_call_hands_over_goes_first_and_completes_once() {
         let queue = Queue::new(16, 4);
-        let (mut requests, answers) = batch(&[Class::Foreground]);
-        let job = begun(queue.begin_here(requests.remove(0))).unwrap();
+        let (mut requests, completions) = batch(&[Class::Foreground]);
+        let queued = begun(queue.begin_here(requests.remove(0))).unwrap();
         assert!(!queue.take(4, &mut Vec::new()));
         let (requests, _later) = batch(&[Class::Foreground]);
         let _ = queue.push(requests);
-        assert!(!queue.hand_over(job), "the push woke the consumer");
-        let mut jobs = Vec::new();
-        queue.take(1, &mut jobs);
-        jobs.remove(0).finish(Ok(()));
-        assert!(answers.try_recv().unwrap().result.is_ok() && answers.try_recv().is_err());
+        assert!(!queue.hand_over(queued), "the push woke the consumer");
+        let mut started = Vec::new();
+        queue.take(1, &mut started);
+        started.remove(0).finish(Ok(()));
+        assert!(completions.try_recv().unwrap().result.is_ok() && completions.try_recv().is_err());
     }
 
     #[test]
-    fn a_closed_queue_begins_nothing_and_answers_what_is_handed_over() {
+    fn a_closed_queue_starts_nothing_and_refuses_handed_over_requests() {
         let queue = Queue::new(16, 4);
-        let (mut requests, answers) = batch(&[Class::Foreground; 2]);
-        let job = begun(queue.begin_here(requests.remove(0))).unwrap();
+        let (mut requests, completions) = batch(&[Class::Foreground; 2]);
+        let queued = begun(queue.begin_here(requests.remove(0))).unwrap();
         queue.close();
-        assert!(!queue.hand_over(job));
-        assert!(matches!(answers.try_recv().unwrap().result, Err(IoError::Closed)));
+        assert!(!queue.hand_over(queued));
+        assert!(matches!(completions.try_recv().unwrap().result, Err(IoError::Closed)));
         assert!(begun(queue.begin_here(requests.remove(0))).is_none());
     }
 }

@@ -1,7 +1,7 @@
-//! One accepted request on its way through an engine.
+//! An accepted request, with its file and its position in the order of submission.
 //!
-//! 1. A [`QueuedRequest`] answers its request exactly once, also when it is dropped by a panic.
-//! 2. A direction's counts fall before the answer, so that the caller can submit again when it has it.
+//! 1. A [`QueuedRequest`] completes its request exactly once, even when a panic drops it.
+//! 2. A direction's counts decrease before the completion is sent, so that its receiver can submit again.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use dalsegno_core::Clock;
 use super::OpenFile;
 use crate::{IoError, Operation, Request};
 
-/// Which of the two directions a request belongs to: reads, or writes and the syncs that wait for them.
+/// Which direction a request belongs to: 0 for reads, 1 for writes and the syncs that wait for them.
 pub(super) fn direction(operation: Operation) -> usize {
     match operation {
         Operation::Read => 0,
@@ -20,12 +20,12 @@ pub(super) fn direction(operation: Operation) -> usize {
     }
 }
 
-/// What of a direction is not answered yet.
+/// Requests of one direction that are not completed yet.
 #[derive(Debug, Default)]
 pub(super) struct DirectionCounts {
-    /// All of it.
+    /// Accepted ones.
     accepted: AtomicUsize,
-    /// What an engine has begun.
+    /// Those that an engine has started, a part of the accepted ones.
     begun: AtomicUsize,
 }
 
@@ -42,17 +42,17 @@ impl DirectionCounts {
 /// An accepted request with its file.
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
-    /// `None` once answered.
+    /// `None` once completed.
     request: Option<Request>,
     file: Arc<OpenFile>,
-    /// Its place in the order of submission.
+    /// Its position in the order of submission.
     number: u64,
     has_begun: bool,
     unanswered: Arc<DirectionCounts>,
 }
 
 impl QueuedRequest {
-    /// Accepts a request; `number` is its place in the order of submission.
+    /// Accepts a request; `number` is its position in the order of submission.
     pub(super) fn new(
         (request, file): (Request, Arc<OpenFile>),
         number: u64,
@@ -63,13 +63,13 @@ impl QueuedRequest {
         Self { request: Some(request), file, number, has_begun: false, unanswered }
     }
 
-    /// Gives it a place of the engine.
+    /// Gives it one of the engine's places.
     pub(super) fn begin(&mut self) {
         self.unanswered.begun.fetch_add(1, Ordering::Relaxed);
         self.has_begun = true;
     }
 
-    /// Takes its place away again.
+    /// Takes its place back.
     pub(super) fn put_off(&mut self) {
         if std::mem::take(&mut self.has_begun) {
             self.unanswered.begun.fetch_sub(1, Ordering::Relaxed);
@@ -81,20 +81,23 @@ impl QueuedRequest {
     }
 
     pub(super) fn request(&self) -> &Request {
-        self.request.as_ref().expect("a job has its request until it is answered")
+        self.request.as_ref().expect("a queued request has its request until completion")
     }
 
     pub(super) fn parts(&mut self) -> (&mut Request, &OpenFile) {
-        (self.request.as_mut().expect("a job has its request until it is answered"), &self.file)
+        (
+            self.request.as_mut().expect("a queued request has its request until completion"),
+            &self.file,
+        )
     }
 
     pub(super) fn file(&self) -> &OpenFile {
         &self.file
     }
 
-    /// Whether it is too late to start.
+    /// Whether its deadline has passed.
     pub(super) fn is_late(&self, clock: &dyn Clock) -> bool {
-        // Most requests have no deadline: spare them the clock.
+        // Most requests have no deadline and need not read the clock.
         let deadline = self.request().deadline;
         deadline.is_bounded() && deadline.expired(clock.now())
     }
@@ -113,18 +116,18 @@ impl QueuedRequest {
         IoError::os(self.request().operation.name(), &self.file.name, source)
     }
 
-    /// Answers the request and hands its memory back.
+    /// Completes the request and returns its memory.
     pub(super) fn finish(mut self, result: Result<(), IoError>) {
         if let Some(request) = self.take() {
             request.complete(result);
         }
     }
 
-    /// Answers the request, and never gives its memory back: the kernel may still touch it.
+    /// Completes the request but never returns its memory: the kernel may still touch it.
     pub(super) fn abandon(mut self) {
         let error = self.os_error(io::Error::other("the I/O thread failed"));
         if let Some(request) = self.take() {
-            // The file, too, may still be written.
+            // The file may still be written, too.
             std::mem::forget(Arc::clone(&self.file));
             request.abandon(error);
         }
@@ -132,7 +135,7 @@ impl QueuedRequest {
 
     fn take(&mut self) -> Option<Request> {
         let request = self.request.take()?;
-        // Before the answer, so that the caller can submit again when it has it.
+        // Before the completion is sent (invariant 2).
         self.unanswered.accepted.fetch_sub(1, Ordering::Relaxed);
         if self.has_begun {
             self.unanswered.begun.fetch_sub(1, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! A forked child of a test.
 
-/// A child that takes longer than this hangs: the system ends it, and the test fails.
+/// A child that takes longer than this hangs. The system then kills it, and the test fails.
 const LIMIT_SECONDS: u32 = 20;
 
-/// Runs `body` in a forked child, which then ends without cleaning up.
+/// Runs `body` in a forked child, which then exits without cleaning up.
 pub fn in_child(mut body: impl FnMut()) {
     // SAFETY: the child runs only `body`, whose locks and threads are what is tested; it never returns from here.
     let child = unsafe { libc::fork() };
@@ -11,7 +11,7 @@ pub fn in_child(mut body: impl FnMut()) {
         // SAFETY: sets a timer of this process.
         unsafe { libc::alarm(LIMIT_SECONDS) };
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut body));
-        // SAFETY: ends the process at once.
+        // SAFETY: ends the process immediately.
         unsafe { libc::_exit(i32::from(ended.is_err())) };
     }
     let mut status = -1;

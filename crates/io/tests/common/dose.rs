@@ -1,4 +1,4 @@
-//! How much a random test does: a little for every change, all of it in `make test-long`.
+//! The size of a random test: small for every change, full in `make test-long`.
 
 /// Returns the small number, or the full one if `DALSEGNO_DOSE` is `long`.
 pub(crate) fn dose<T>(small: T, full: T) -> T {

@@ -1,5 +1,5 @@
-//! Limits of this process, which hold for good: so each test that sets one runs in a child. The store's tests use this
-//! file, too; it lies here because this room may hold unsafe code.
+//! Limits of this process. They are permanent, so each test that sets one runs in a child. The store's tests use this
+//! file as well; it is here because this crate may contain unsafe code.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 /// Makes one system call fail with `errno` in all threads of this process.
@@ -8,14 +8,14 @@ pub fn forbid(call: libc::c_long, errno: i32) {
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let load = code(&[libc::BPF_LD, libc::BPF_W, libc::BPF_ABS]);
     let jump = code(&[libc::BPF_JMP, libc::BPF_JEQ, libc::BPF_K]);
-    let answer = code(&[libc::BPF_RET, libc::BPF_K]);
+    let verdict = code(&[libc::BPF_RET, libc::BPF_K]);
     let errno = u32::try_from(errno).unwrap();
     let mut filter = [
-        // The number of the call is the first word of the data.
+        // The call's number is the first word of the data.
         step(load, 0, 0, 0),
         step(jump, 0, 1, u32::try_from(call).unwrap()),
-        step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
-        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+        step(verdict, 0, 0, libc::SECCOMP_RET_ERRNO | errno),
+        step(verdict, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
     // SAFETY: the program and its filter live until the calls return; the kernel copies them.
@@ -26,7 +26,7 @@ pub fn forbid(call: libc::c_long, errno: i32) {
     }
 }
 
-/// Lets this process open no file whose descriptor is `count` or more. What is open stays open.
+/// Forbids this process to open a file whose descriptor is `count` or more. Open files stay open.
 pub fn limit_open_files(count: u64) {
     // SAFETY: plain system calls with a struct of our own.
     unsafe {
@@ -37,14 +37,15 @@ pub fn limit_open_files(count: u64) {
     }
 }
 
-/// The same, and it cannot be raised again.
+/// Like [`limit_open_files`], but the limit cannot be raised again.
 pub fn limit_open_files_for_good(count: u64) {
     let limit = libc::rlimit { rlim_cur: count, rlim_max: count };
     // SAFETY: a plain system call with a struct of our own.
     unsafe { assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0) };
 }
 
-/// Lets this process make no file longer than so many bytes; `None` for no limit. It gets an error, and no signal.
+/// Limits the length of this process's files to so many bytes; `None` for no limit. Exceeding it is an error, not a
+/// signal.
 pub fn limit_file_bytes(bytes: Option<u64>) {
     // SAFETY: plain system calls with a struct of our own; nothing of the test depends on this signal.
     unsafe {
@@ -56,8 +57,8 @@ pub fn limit_file_bytes(bytes: Option<u64>) {
     }
 }
 
-/// Lets this process lock no more memory than this; no limit holds for root, so root becomes nobody. `false` if that
-/// fails.
+/// Limits the memory that this process may lock. No limit applies to root, so root becomes nobody. Returns `false` if
+/// that fails.
 pub fn limit_locked_memory(bytes: u64) -> bool {
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     // SAFETY: plain system calls with a struct of our own.

@@ -1,4 +1,4 @@
-//! What the tests of this room share.
+//! Shared helpers of this crate's tests.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 pub mod child;
@@ -17,8 +17,8 @@ use dalsegno_io::{
 pub use skip::skip;
 
 pub const SECTOR: usize = 4096;
-/// Longer than any machine is slow; a test that waits this long has failed.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than the slowest machine needs. A test that waits this long has failed.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn pool() -> BufferPool {
     BufferPool::new(16 << 20, 1 << 20).unwrap()
@@ -28,7 +28,7 @@ pub fn open(path: &Path, options: DirectoryOptions, pool: &BufferPool) -> LocalD
     LocalDirectory::open(path, options, pool, Arc::new(SystemClock::new())).unwrap()
 }
 
-/// Whether the engine can run here; says so if not.
+/// Whether the engine can run here. Reports it if not.
 pub fn is_available(engine: EngineChoice) -> bool {
     let directory = tempfile::tempdir().unwrap();
     let options = DirectoryOptions { engine, ..DirectoryOptions::default() };
@@ -74,9 +74,9 @@ impl Rig {
         read(&*self.device, &self.pool, file, offset, len)
     }
 
-    /// Waits until every buffer is back.
+    /// Waits until every buffer is returned.
     pub fn await_free(&self, counts: (usize, usize)) {
-        for _ in 0..PATIENCE.as_millis() {
+        for _ in 0..TEST_TIMEOUT.as_millis() {
             if self.pool.free_counts() == counts {
                 return;
             }
@@ -115,11 +115,11 @@ pub fn carry_out(
     offset: usize,
     memory: Vec<Memory>,
 ) -> Completion {
-    let (reply, answers) = unbounded();
+    let (reply, completions) = unbounded();
     device.submit(vec![request(operation, file, offset, memory, &reply)]);
     drop(reply);
-    let completion = answers.recv_timeout(PATIENCE).unwrap();
-    assert!(answers.recv_timeout(PATIENCE).is_err(), "a second completion");
+    let completion = completions.recv_timeout(TEST_TIMEOUT).unwrap();
+    assert!(completions.recv_timeout(TEST_TIMEOUT).is_err(), "a second completion");
     completion
 }
 
@@ -153,10 +153,10 @@ pub fn sync(device: &dyn Device, file: FileId) -> Result<(), IoError> {
 }
 
 /// Waits for `count` completions and asserts that there are no more.
-pub fn collect(answers: &Receiver<Completion>, count: usize) -> Vec<Completion> {
+pub fn collect(completions: &Receiver<Completion>, count: usize) -> Vec<Completion> {
     let all: Vec<Completion> =
-        (0..count).map(|_| answers.recv_timeout(PATIENCE).unwrap()).collect();
-    assert!(answers.try_recv().is_err(), "more completions than requests");
+        (0..count).map(|_| completions.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
+    assert!(completions.try_recv().is_err(), "more completions than requests");
     all
 }
 

@@ -1,12 +1,12 @@
 //! A ring that one call drives on its own thread, so that neither a request nor its completion changes threads.
 //!
-//! 1. Requests on a call ring have places of the engine, like those on the owner's ring: bounds and shares hold for
-//!    both together. A request gets one only if nothing waits in the queue, so it overtakes nobody.
-//! 2. A call may end before its requests do. Then the owner's thread reaps them and the ring goes back to its shelf.
-//! 3. Only what the kernel does without waiting for anything but the device stays on a call ring; the rest is handed
-//!    over to the engine. So a calling thread may end at any time, and a device that hangs keeps no thread of a caller.
-//! 4. There are at most [`MAX_RINGS`]; a call that finds none hands its requests to the owner's ring.
-//! 5. In a forked child a ring is left as it is: its mappings are not there.
+//! 1. Requests on a call ring use the engine's places, like those on the owner's ring: bounds and shares hold for both
+//!    together. A request gets a place only if nothing waits in the queue, so it overtakes no other request.
+//! 2. A call may end before its requests do. Then the owner's thread reaps them and returns the ring to the pool.
+//! 3. A call ring only executes what the kernel does without waiting for anything but the device. The engine executes
+//!    the rest. So a calling thread may exit at any time, and a device that hangs blocks no calling thread.
+//! 4. There are at most [`MAX_RINGS`]. A call that gets none uses the owner's ring.
+//! 5. A forked child leaves a ring as it is: its mappings do not exist there.
 
 use std::fmt;
 use std::io;
@@ -19,45 +19,43 @@ use parking_lot::Mutex;
 
 use super::doorbell::Doorbell;
 use super::in_flight::{InFlight, Slots};
+use super::ring::MAX_STALLS;
 use crate::engine::OpenFile;
 use crate::engine::queue::{CallStart, Queue};
 use crate::engine::queued_request::QueuedRequest;
 use crate::{IoError, Operation, Process, Request};
 
-/// Most rings that calls drive themselves. More threads than this wait for the device, not for each other.
+/// Most rings that calls drive themselves. More threads would wait for the device, not for each other.
 const MAX_RINGS: usize = 16;
 
-/// Most requests on one of them.
+/// Most requests on one such ring.
 const MAX_PLACES: u32 = 16;
 
-/// How often the kernel may be out of resources, a millisecond apart, before a ring is given up.
-const MAX_STALLS: u32 = 5000;
-
-/// The rings of an engine that calls drive.
+/// Hands out rings to calls and takes them back.
 #[derive(Debug)]
-pub(super) struct CallRings {
+pub(super) struct CallRingPool {
     queue: Arc<Queue>,
     doorbell: Arc<Doorbell>,
     clock: Arc<dyn Clock>,
     places: u32,
     process: Process,
-    rings: Mutex<Rings>,
+    rings: Mutex<CallRingStock>,
 }
 
 #[derive(Debug, Default)]
-struct Rings {
-    /// All there are, with those that calls have.
+struct CallRingStock {
+    /// All existing rings, including those in use.
     made: usize,
-    idle: Vec<Ring>,
-    /// Left by calls that ended before their requests.
-    left: Vec<Ring>,
-    /// Whether the kernel or the file system cannot do without waiting.
+    idle: Vec<KernelRing>,
+    /// Rings of calls that ended before their requests.
+    left: Vec<KernelRing>,
+    /// Whether the kernel or the file system does not support `RWF_NOWAIT`.
     unsupported: bool,
     /// Whether the owner's thread has ended.
     closed: bool,
 }
 
-impl CallRings {
+impl CallRingPool {
     pub(super) fn new(
         queue: &Arc<Queue>,
         doorbell: &Arc<Doorbell>,
@@ -74,24 +72,24 @@ impl CallRings {
         }
     }
 
-    /// A ring for one call; `None` if all are taken or the kernel has no more.
+    /// A ring for one call, or `None` if all are taken or the kernel refuses another one.
     pub(super) fn take(self: &Arc<Self>) -> Option<CallRing> {
         let mut rings = self.rings.lock();
         if rings.closed || rings.unsupported {
             return None;
         }
         if let Some(ring) = rings.idle.pop() {
-            return Some(CallRing { ring: Some(ring), shelf: Arc::clone(self) });
+            return Some(CallRing { ring: Some(ring), pool: Arc::clone(self) });
         }
         if rings.made == MAX_RINGS {
             return None;
         }
         rings.made += 1;
         drop(rings);
-        match Ring::new(self.places) {
-            Ok(ring) => Some(CallRing { ring: Some(ring), shelf: Arc::clone(self) }),
+        match KernelRing::new(self.places) {
+            Ok(ring) => Some(CallRing { ring: Some(ring), pool: Arc::clone(self) }),
             Err(error) => {
-                tracing::debug!(%error, "calls share the engine's ring");
+                tracing::debug!(%error, "no ring for a call; calls use the engine's ring");
                 let mut rings = self.rings.lock();
                 rings.made -= 1;
                 rings.unsupported |= error.kind() == io::ErrorKind::Unsupported;
@@ -100,22 +98,22 @@ impl CallRings {
         }
     }
 
-    /// Leaves to the engine what a ring could not do without waiting.
-    fn hand_over(&self, job: QueuedRequest, errno: i32) {
+    /// Passes a request to the engine that a ring could not execute without waiting.
+    fn hand_over(&self, queued: QueuedRequest, errno: i32) {
         if errno == libc::EOPNOTSUPP {
-            // The file system never can.
+            // The file system never supports it.
             self.rings.lock().unsupported = true;
         }
-        if self.queue.hand_over(job) {
+        if self.queue.hand_over(queued) {
             self.doorbell.ring();
         }
     }
 
     /// Takes a ring back from its call.
-    fn give_back(&self, ring: Ring) {
+    fn give_back(&self, ring: KernelRing) {
         let mut rings = self.rings.lock();
         if rings.closed {
-            // Nobody would reap it, and what it has in flight must not be touched before.
+            // The owner's thread would no longer reap it, and its requests in flight must stay untouched.
             drop(rings);
             return if ring.is_idle() { drop(ring) } else { std::mem::forget(ring) };
         }
@@ -128,18 +126,18 @@ impl CallRings {
             return rings.idle.push(ring);
         }
         if let Err(error) = ring.kernel.submitter().register_eventfd(self.doorbell.as_raw_fd()) {
-            tracing::error!(%error, "a call's ring cannot be reaped; what it has in flight is left behind");
+            tracing::error!(%error, "cannot reap the ring of a call; abandoning its requests in flight");
             rings.made -= 1;
             drop(rings);
             return drop(ring);
         }
         rings.left.push(ring);
         drop(rings);
-        // What completed before the ring could ring the doorbell.
+        // Requests may have completed before the ring could ring the doorbell.
         self.doorbell.ring();
     }
 
-    /// Reaps what calls left; by the owner's thread. Returns whether anything is left still.
+    /// Reaps the rings of ended calls; for the owner's thread. Returns whether any has requests in flight.
     pub(super) fn reap_left(&self) -> bool {
         let left = std::mem::take(&mut self.rings.lock().left);
         if left.is_empty() {
@@ -161,7 +159,7 @@ impl CallRings {
         !rings.left.is_empty()
     }
 
-    /// The owner's thread ends: what is in flight is answered with an error and leaks what the kernel may touch.
+    /// The owner's thread exits: requests in flight fail, and the memory that the kernel may touch is leaked.
     pub(super) fn close(&self) {
         let mut rings = self.rings.lock();
         rings.closed = true;
@@ -175,8 +173,8 @@ impl CallRings {
 #[derive(Debug)]
 pub struct CallRing {
     /// `None` only while it is dropped.
-    ring: Option<Ring>,
-    shelf: Arc<CallRings>,
+    ring: Option<KernelRing>,
+    pool: Arc<CallRingPool>,
 }
 
 impl CallRing {
@@ -186,7 +184,7 @@ impl CallRing {
         self.ring.as_ref().map_or(0, |ring| ring.slots.in_flight())
     }
 
-    /// Starts a request; returns it if it is for the engine's queue.
+    /// Starts a request, or returns it if it belongs in the engine's queue.
     pub(crate) fn submit(
         &mut self,
         request: Request,
@@ -195,19 +193,19 @@ impl CallRing {
         let Some(ring) = self.ring.as_mut().filter(|ring| ring.has_room()) else {
             return Some((request, file));
         };
-        // The kernel hands a sync to a thread of its own anyway.
+        // The kernel executes a sync on one of its own threads anyway.
         if request.operation == Operation::Sync {
             return Some((request, file));
         }
-        let job = match self.shelf.queue.begin_here((request, file)) {
-            CallStart::Here(job) => job,
+        let queued = match self.pool.queue.begin_here((request, file)) {
+            CallStart::Here(queued) => queued,
             CallStart::NotYet(request) => return Some(request),
         };
-        if job.is_late(&*self.shelf.clock) {
-            job.finish(Err(IoError::Deadline));
+        if queued.is_late(&*self.pool.clock) {
+            queued.finish(Err(IoError::Deadline));
             self.return_places();
         } else {
-            ring.launch(InFlight::listed(job));
+            ring.launch(InFlight::listed(queued));
             if ring.failed {
                 self.return_places();
             }
@@ -215,19 +213,20 @@ impl CallRing {
         None
     }
 
-    /// Waits until a request on it has completed, or `all` have, at most `limit`; an interruption ends the wait early.
+    /// Waits at most `limit` until one request on the ring has completed, or `all` have. An interruption ends the wait
+    /// early.
     pub fn wait(&mut self, all: bool, limit: Option<Duration>) {
         let Some(ring) = self.ring.as_mut() else { return };
-        if !ring.reap(&self.shelf) || all && !ring.is_idle() {
+        if !ring.reap(&self.pool) || all && !ring.is_idle() {
             ring.enter(if all { ring.slots.in_flight() } else { 1 }, limit);
-            ring.reap(&self.shelf);
+            ring.reap(&self.pool);
         }
         self.return_places();
     }
 
     fn return_places(&self) {
-        if self.shelf.queue.end_here() {
-            self.shelf.doorbell.ring();
+        if self.pool.queue.end_here() {
+            self.pool.doorbell.ring();
         }
     }
 }
@@ -235,35 +234,35 @@ impl CallRing {
 impl Drop for CallRing {
     fn drop(&mut self) {
         let Some(ring) = self.ring.take() else { return };
-        if self.shelf.process.is_this() {
-            self.shelf.give_back(ring);
+        if self.pool.process.is_this() {
+            self.pool.give_back(ring);
         } else {
             std::mem::forget(ring);
         }
     }
 }
 
-/// The ring itself.
-struct Ring {
+/// A ring of the kernel with its slots.
+struct KernelRing {
     kernel: IoUring,
-    /// Dropped after the ring; what is still in a slot then is leaked.
+    /// Dropped after the ring. Requests that are still in a slot then are leaked.
     slots: Slots,
     stalls: u32,
     failed: bool,
 }
 
-impl fmt::Debug for Ring {
+impl fmt::Debug for KernelRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("failed", &self.failed).finish_non_exhaustive()
+        f.debug_struct("KernelRing").field("failed", &self.failed).finish_non_exhaustive()
     }
 }
 
-impl Ring {
+impl KernelRing {
     fn new(places: u32) -> io::Result<Self> {
         let entries = places.next_power_of_two();
-        // Not for a single issuer: the next call that has this ring may be on another thread.
+        // Not for a single issuer: the next call that uses this ring may be on another thread.
         let kernel = match IoUring::builder().dontfork().setup_coop_taskrun().build(entries) {
-            // Kernels before 5.19 do not know the flag.
+            // Kernels before 5.19 do not support the flag.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 IoUring::builder().dontfork().build(entries)?
             }
@@ -276,14 +275,14 @@ impl Ring {
     }
 
     fn has_room(&self) -> bool {
-        !self.failed && self.slots.room() > 0
+        !self.failed && self.slots.free_count() > 0
     }
 
     fn is_idle(&self) -> bool {
         self.slots.in_flight() == 0
     }
 
-    /// Starts a request immediately, so that the device works on it while the call goes on.
+    /// Starts a request immediately, so that the device works on it while the call continues.
     fn launch(&mut self, flight: InFlight) {
         let entry = flight.entry_at_once();
         let number = self.slots.put(flight);
@@ -292,13 +291,13 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
-        // SAFETY: what the entry names lives in its slot until its completion, or is leaked with it.
+        // SAFETY: what the entry points to stays in its slot until its completion, or is leaked with it.
         let pushed = unsafe { self.kernel.submission().push(entry) };
-        // There is an entry for every slot, and each slot has one at a time.
+        // The ring has an entry for every slot, and each slot uses one at a time.
         self.failed |= pushed.is_err();
     }
 
-    /// Submits what is left to submit and waits for completions.
+    /// Submits what is not submitted yet and waits for completions.
     fn enter(&mut self, count: usize, limit: Option<Duration>) {
         let entered = match limit {
             None => self.kernel.submit_and_wait(count),
@@ -320,7 +319,7 @@ impl Ring {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Err((_, error)) => {
-                tracing::error!(%error, "a call's ring failed; what it has in flight is left behind");
+                tracing::error!(%error, "the ring of a call failed; abandoning its requests in flight");
                 self.failed = true;
             }
         }
@@ -329,16 +328,16 @@ impl Ring {
         }
     }
 
-    /// Answers what has completed; returns whether anything had.
-    fn reap(&mut self, of: &CallRings) -> bool {
+    /// Completes the requests that the kernel has finished. Returns whether there were any.
+    fn reap(&mut self, of: &CallRingPool) -> bool {
         let mut any = false;
-        // One by one, so that a panic in an answer loses no completion.
+        // One by one, so that a panic in a completion loses no other one.
         while let Some(done) = self.next() {
             any = true;
             let Some(flight) = self.slots.take(done.user_data()) else { continue };
             match flight.settle_at_once(done.result()) {
-                (job, Some(ended)) => job.finish(ended),
-                (job, None) => of.hand_over(job, -done.result()),
+                (queued, Some(ended)) => queued.finish(ended),
+                (queued, None) => of.hand_over(queued, -done.result()),
             }
         }
         any

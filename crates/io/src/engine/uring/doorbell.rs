@@ -6,17 +6,17 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::event::EventfdFlags;
 
-/// An eventfd that the ring reads, so that a sleeping owner hears of new requests.
+/// An eventfd that the ring reads, so that a new request wakes a sleeping owner.
 #[derive(Debug)]
 pub(super) struct Doorbell {
     descriptor: OwnedFd,
-    /// Where the kernel puts the count; nobody looks at it.
+    /// Where the kernel stores the count, which is never used.
     pub(super) count: AtomicU64,
 }
 
 impl Doorbell {
     pub(super) fn new() -> io::Result<Self> {
-        // Blocking on purpose: the ring would answer a read of a non-blocking one at once.
+        // Blocking on purpose: the ring would complete a read of a non-blocking one immediately.
         let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Self { descriptor, count: AtomicU64::new(0) })
     }

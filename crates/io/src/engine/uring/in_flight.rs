@@ -1,7 +1,7 @@
-//! A request in the kernel's hands.
+//! A request that the kernel executes, with what the kernel reads to execute it.
 //!
-//! 1. A flight is constructed before its entry is pushed and lands after its completion; dropped in between, it leaks
-//!    what the kernel may touch and answers its request with an error.
+//! 1. An [`InFlight`] is constructed before its entry is pushed and consumed after its completion. If it is dropped in
+//!    between, it leaks what the kernel may touch and fails its request.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,75 +13,75 @@ use super::ring::RegisteredBuffers;
 use crate::engine::queued_request::QueuedRequest;
 use crate::{IoError, Memory, Operation};
 
-/// How often a request that the kernel wants to see again is tried.
+/// How often a request is tried that the kernel interrupts (`EINTR`, `EAGAIN`).
 const MAX_RETRIES: u8 = 16;
 
 pub(super) struct InFlight {
-    /// `None` once landed.
-    job: Option<QueuedRequest>,
+    /// `None` once completed.
+    queued: Option<QueuedRequest>,
     /// The scatter list of a request of several pieces.
     pieces: Vec<libc::iovec>,
     retries: u8,
 }
 
-/// What became of a flight.
+/// What happened to a request in flight.
 pub(super) enum Settled {
     Ended(QueuedRequest, Result<(), IoError>),
-    /// It is to be tried again.
+    /// It must be submitted again.
     Again(InFlight),
 }
 
 impl InFlight {
-    /// For a call's ring, which is asked for a list of any length.
-    pub(super) fn listed(job: QueuedRequest) -> Self {
-        let pieces = scatter_list(&job.request().memory);
-        Self { job: Some(job), pieces, retries: 0 }
+    /// For a call's ring, which always uses a scatter list.
+    pub(super) fn listed(queued: QueuedRequest) -> Self {
+        let pieces = scatter_list(&queued.request().memory);
+        Self { queued: Some(queued), pieces, retries: 0 }
     }
 
-    pub(super) fn new(job: QueuedRequest) -> Self {
-        let memory = &job.request().memory;
+    pub(super) fn new(queued: QueuedRequest) -> Self {
+        let memory = &queued.request().memory;
         let pieces = if memory.len() > 1 { scatter_list(memory) } else { Vec::new() };
-        Self { job: Some(job), pieces, retries: 0 }
+        Self { queued: Some(queued), pieces, retries: 0 }
     }
 
-    /// Applies what the kernel returned.
+    /// Applies the kernel's result.
     pub(super) fn settle(mut self, result: i32) -> Settled {
         if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < MAX_RETRIES {
             self.retries += 1;
             return Settled::Again(self);
         }
-        // The kernel is done: the memory may go back.
-        let job = self.job.take().expect("a flight lands once");
+        // The kernel is done, so the memory may be returned.
+        let queued = self.queued.take().expect("a request completes once");
         let result = match u64::try_from(result) {
-            Ok(got) => job.check_count(got),
-            Err(_) => Err(job.os_error(io::Error::from_raw_os_error(-result))),
+            Ok(got) => queued.check_count(got),
+            Err(_) => Err(queued.os_error(io::Error::from_raw_os_error(-result))),
         };
-        Settled::Ended(job, result)
+        Settled::Ended(queued, result)
     }
 
-    /// What a call's ring did: the job and how it ended, or the job alone if the engine has to do it. That is what the
-    /// kernel would not do without waiting, also if it did a part.
+    /// Applies the kernel's result on a call's ring. Returns the request and how it ended, or only the request if the
+    /// engine must execute it: the kernel refused to wait, or moved only a part.
     pub(super) fn settle_at_once(
         mut self,
         result: i32,
     ) -> (QueuedRequest, Option<Result<(), IoError>>) {
-        let job = self.job.take().expect("a flight lands once");
-        let is_whole = u64::try_from(result).is_ok_and(|got| got == job.request().bytes());
+        let queued = self.queued.take().expect("a request completes once");
+        let is_whole = u64::try_from(result).is_ok_and(|got| got == queued.request().bytes());
         let is_ours = matches!(-result, libc::EAGAIN | libc::EINTR | libc::EOPNOTSUPP);
         let ended = if is_whole {
             Some(Ok(()))
         } else if result >= 0 || is_ours {
             None
         } else {
-            Some(Err(job.os_error(io::Error::from_raw_os_error(-result))))
+            Some(Err(queued.os_error(io::Error::from_raw_os_error(-result))))
         };
-        (job, ended)
+        (queued, ended)
     }
 
-    /// What the owner's ring is asked for.
+    /// The entry for the owner's ring.
     pub(super) fn entry(&self, arena: Option<&RegisteredBuffers>) -> squeue::Entry {
-        let job = self.job.as_ref().expect("a flight has its job until it lands");
-        let (request, file) = (job.request(), types::Fd(job.file().descriptor.as_raw_fd()));
+        let queued = self.queued.as_ref().expect("a request is here until its completion");
+        let (request, file) = (queued.request(), types::Fd(queued.file().descriptor.as_raw_fd()));
         let offset = request.offset;
         let write = match request.operation {
             Operation::Sync => {
@@ -113,7 +113,7 @@ impl InFlight {
     }
 }
 
-/// The places of one ring. A flight is here from before its entry is pushed until its completion.
+/// The slots of one ring. A request is here from before its entry is pushed until its completion.
 pub(super) struct Slots {
     slots: Vec<Option<InFlight>>,
     free: Vec<usize>,
@@ -126,7 +126,7 @@ impl Slots {
     }
 
     /// How many are free.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn free_count(&self) -> usize {
         self.free.len()
     }
 
@@ -134,18 +134,18 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    /// Keeps a flight until its completion, which has the number that this returns.
+    /// Keeps a request until its completion. Returns the number that its completion will have.
     ///
     /// # Panics
     ///
-    /// If no place is free.
+    /// If no slot is free.
     pub(super) fn put(&mut self, flight: InFlight) -> u64 {
-        let slot = self.free.pop().expect("a free place was made sure of");
+        let slot = self.free.pop().expect("the caller checked that a slot is free");
         self.slots[slot] = Some(flight);
         slot as u64
     }
 
-    /// The flight of a completion.
+    /// The request of a completion.
     pub(super) fn take(&mut self, number: u64) -> Option<InFlight> {
         let slot = usize::try_from(number).ok()?;
         let flight = self.slots.get_mut(slot)?.take()?;
@@ -153,7 +153,7 @@ impl Slots {
         Some(flight)
     }
 
-    /// Gives up everything in flight (invariant 1).
+    /// Abandons all requests in flight (invariant 1).
     pub(super) fn abandon(&mut self) {
         for slot in 0..self.slots.len() {
             drop(self.take(slot as u64));
@@ -162,11 +162,11 @@ impl Slots {
 }
 
 impl InFlight {
-    /// What a call's ring is asked for: a read or write that does not wait for anything but the device. So nothing of a
-    /// call is ever left with the kernel's own threads, which would keep the calling thread from ending.
+    /// The entry for a call's ring: a read or write that waits for nothing but the device. So the kernel's own threads
+    /// never hold a request of a call, which would keep the calling thread from exiting.
     pub(super) fn entry_at_once(&self) -> squeue::Entry {
-        let job = self.job.as_ref().expect("a flight has its job until it lands");
-        let (request, file) = (job.request(), types::Fd(job.file().descriptor.as_raw_fd()));
+        let queued = self.queued.as_ref().expect("a request is here until its completion");
+        let (request, file) = (queued.request(), types::Fd(queued.file().descriptor.as_raw_fd()));
         let list = self.pieces.as_ptr();
         let (count, offset) = (length(self.pieces.len()), request.offset);
         let flags = libc::RWF_NOWAIT;
@@ -182,20 +182,20 @@ impl InFlight {
     }
 }
 
-// SAFETY: the scatter list names memory of the job, which may change threads.
+// SAFETY: the scatter list points to memory of the request, which may change threads.
 unsafe impl Send for InFlight {}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(job) = self.job.take() {
+        if let Some(queued) = self.queued.take() {
             std::mem::forget(std::mem::take(&mut self.pieces));
-            job.abandon();
+            queued.abandon();
         }
     }
 }
 
-/// Where the kernel finds the memory. Neighbours become one entry: the kernel looks up the pages of each entry again,
-/// and the slices of one block are neighbours.
+/// The scatter list of a request. Adjacent pieces become one entry, because the kernel looks up the pages of each entry
+/// again. The slices of one block are adjacent.
 fn scatter_list(memory: &[Memory]) -> Vec<libc::iovec> {
     let mut list: Vec<libc::iovec> = Vec::new();
     for piece in memory {
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_in_memory_are_one_entry_of_the_scatter_list() {
+    fn adjacent_memory_is_one_entry_of_the_scatter_list() {
         let mut bytes = vec![0_u8; 64];
         crate::lend(|lender| {
             let mut rest = lender.exclusive(&mut bytes);

@@ -2,9 +2,10 @@
 
 mod call_ring;
 mod doorbell;
-mod engine;
 mod in_flight;
+mod owner;
 mod ring;
+mod submitter;
 
 pub use self::call_ring::CallRing;
-pub(super) use self::engine::Uring;
+pub(super) use self::submitter::Uring;

@@ -1,4 +1,4 @@
-//! Setting up a ring, and the arena it knows.
+//! Setup of a ring, and the buffers registered with it.
 
 use std::io;
 use std::ptr::with_exposed_provenance_mut;
@@ -9,6 +9,9 @@ use crate::{BufferPool, Memory};
 
 /// The kernel takes at most 1 GiB as one registered buffer.
 const CHUNK_BYTES: usize = 1 << 30;
+
+/// How often in a row the kernel may be out of resources, a millisecond apart, before a ring counts as failed.
+pub(super) const MAX_STALLS: u32 = 5000;
 
 const NEEDED: [u8; 8] = [
     opcode::Nop::CODE,
@@ -24,11 +27,11 @@ const NEEDED: [u8; 8] = [
 /// Makes a ring for at least `entries` requests and proves that it works.
 pub(super) fn build(entries: u32) -> io::Result<IoUring> {
     let entries = entries.next_power_of_two();
-    // A forked child must not share the queues with us.
+    // A forked child must not share the queues.
     let modern =
         IoUring::builder().dontfork().setup_single_issuer().setup_defer_taskrun().build(entries);
     let mut ring = match modern {
-        // Kernels before 6.1 do not know the flags.
+        // Kernels before 6.1 do not support the flags.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             IoUring::builder().dontfork().build(entries)?
         }
@@ -56,17 +59,17 @@ fn rehearse(ring: &mut IoUring) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the doorbell's read did what it is for, or may be tried again.
+/// Whether the doorbell's read succeeded or may be retried.
 pub(super) fn check_doorbell(result: i32) -> io::Result<()> {
     match result {
         8 => Ok(()),
         _ if matches!(-result, libc::EINTR | libc::EAGAIN) => Ok(()),
         _ if result < 0 => Err(io::Error::from_raw_os_error(-result)),
-        _ => Err(io::Error::other("the doorbell gave a short count")),
+        _ => Err(io::Error::other("short read of the doorbell")),
     }
 }
 
-/// The pool's arena as registered with a ring: the kernel need not pin its pages for each request.
+/// The pool's arena as registered with a ring, so that the kernel need not pin its pages for each request.
 #[derive(Debug)]
 pub(super) struct RegisteredBuffers {
     start: usize,
@@ -74,7 +77,7 @@ pub(super) struct RegisteredBuffers {
 }
 
 impl RegisteredBuffers {
-    /// `None` if the kernel refuses, for an ordinary user because of its limit on locked memory.
+    /// `None` if the kernel refuses. For an ordinary user the limit on locked memory is the usual reason.
     pub(super) fn register(ring: &IoUring, pool: &BufferPool) -> Option<Self> {
         let (start, bytes) = pool.address_range();
         let chunk = |at: usize| libc::iovec {
@@ -82,17 +85,17 @@ impl RegisteredBuffers {
             iov_len: CHUNK_BYTES.min(bytes - at),
         };
         let chunks: Vec<libc::iovec> = (0..bytes).step_by(CHUNK_BYTES).map(chunk).collect();
-        // SAFETY: the arena is mapped, and stays so while it is registered: the ring's owner holds the pool.
+        // SAFETY: the arena is mapped and stays mapped while registered: the ring's owner holds the pool.
         match unsafe { ring.submitter().register_buffers(&chunks) } {
             Ok(()) => Some(Self { start, bytes }),
             Err(error) => {
-                tracing::debug!(%error, bytes, "staging memory is not registered with io_uring");
+                tracing::debug!(%error, bytes, "cannot register staging memory with io_uring; using it unregistered");
                 None
             }
         }
     }
 
-    /// Which registered buffer holds all of `memory`.
+    /// The index of the registered buffer that contains all of `memory`.
     pub(super) fn index_of(&self, memory: &Memory) -> Option<u16> {
         let first = memory.address().checked_sub(self.start)?;
         let last = first + memory.len().checked_sub(1)?;
@@ -106,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_memory_wholly_inside_of_the_arena_counts_as_registered() {
+    fn only_memory_entirely_inside_the_arena_counts_as_registered() {
         let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
         let (start, bytes) = pool.address_range();
         let registered = RegisteredBuffers { start, bytes: bytes / 2 };

@@ -18,7 +18,7 @@ pub(crate) fn start(choice: EngineChoice, setup: &Setup) -> Result<Box<dyn Engin
         EngineChoice::Auto => match Uring::start(setup) {
             Ok(engine) => Ok(Box::new(engine)),
             Err(error) => {
-                tracing::info!(%error, "io_uring is not to be had; psync serves the files");
+                tracing::info!(%error, engine = "psync", "io_uring is unavailable; using psync");
                 psync().map(|engine| Box::new(engine) as _)
             }
         },
