@@ -38,3 +38,51 @@ def constant(module: str, name: str) -> set[str]:
             items = value.keys if isinstance(value, ast.Dict) else value.elts
             return {str(ast.literal_eval(item)) for item in items if item is not None}
     raise AssertionError(f"{module} has no {name}")
+
+
+def prose(text: str) -> str:
+    """Returns a document without code blocks and comments, with as many lines."""
+    blank = re.compile(r"^```.*?^```$|<!--.*?-->", re.MULTILINE | re.DOTALL)
+    return blank.sub(lambda match: "\n" * match.group().count("\n"), text)
+
+
+def anchors(text: str) -> set[str]:
+    """Returns the anchors that GitHub and the documentation site make of the headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", prose(text), re.MULTILINE):
+        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        number = next(
+            n for n in range(len(found) + 1) if f"{slug}-{n}".removesuffix("-0") not in found
+        )
+        found.add(f"{slug}-{number}".removesuffix("-0"))
+    return found
+
+
+def links(text: str) -> list[tuple[int, str]]:
+    """Returns (line, target) of each link and image of a document."""
+    plain = re.sub(r"(`+)(?!`).*?\1", lambda match: " " * len(match.group()), prose(text))
+    return [
+        (plain.count("\n", 0, match.start()) + 1, match.group(1))
+        for match in re.finditer(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)", plain)
+    ]
+
+
+def dead_links(root: Path, path: Path) -> list[str]:
+    """Returns the relative links of a document that lead to no file or no heading."""
+    complaints = []
+    for line, target in links(path.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        where = f"{path.relative_to(root)}:{line}"
+        file = (path.parent / name).resolve() if name else path
+        if not file.is_relative_to(root) or not file.exists():
+            complaints.append(f"{where} links {target}: there is no such file")
+        elif file.is_dir():
+            complaints.append(
+                f"{where} links {target}, a folder: link a page, such as its README.md"
+            )
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text("utf-8")):
+            complaints.append(f"{where} links {target}: {file.name} has no such heading")
+    return complaints

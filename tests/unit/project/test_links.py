@@ -1,0 +1,49 @@
+"""Every relative link of a document leads to a file and, with an anchor, to a heading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.checkout import ROOT
+from tests.unit.house import files
+from tests.unit.project.documents import anchors, dead_links, links
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    assert [complaint for page in files(ROOT, "*.md") for complaint in dead_links(ROOT, page)] == []
+
+
+@pytest.mark.parametrize(
+    ("link", "complaint"),
+    [
+        ("[a](other.md)", None),
+        ("[a](other.md#after-kill--9)", None),
+        ("[a](#here)", None),
+        ("[a](https://example.org/other.md#x)", None),
+        ("`[a](gone.md)`", None),
+        ("```\n[a](gone.md)\n```", None),
+        ("[a](gone.md)", "page.md:3 links gone.md: there is no such file"),
+        ("[a](../page.md)", "page.md:3 links ../page.md: there is no such file"),
+        ("[a](folder)", "page.md:3 links folder, a folder: link a page, such as its README.md"),
+        ("[a](other.md#gone)", "page.md:3 links other.md#gone: other.md has no such heading"),
+        ("![a](gone.svg)", "page.md:3 links gone.svg: there is no such file"),
+    ],
+)
+def test_a_dead_link_is_reported_with_its_line(
+    tmp_path: Path, link: str, complaint: str | None
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Here\n\n{link}\n")
+    (tmp_path / "other.md").write_text("## After `kill -9`\n")
+    (tmp_path / "folder").mkdir()
+    assert dead_links(tmp_path, page) == ([complaint] if complaint else [])
+
+
+def test_headings_of_the_same_text_get_numbers() -> None:
+    text = "# A b\n## A b\n```\n# not one\n```\n## [C](d.md): e_f, g\n"
+    assert anchors(text) == {"a-b", "a-b-1", "c-e_f-g"}
+
+
+def test_links_in_code_are_none() -> None:
+    assert links("`[a](b.md)` and [c](d.md)") == [(1, "d.md")]
