@@ -36,7 +36,7 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
 	fmt test-rust test-python test-vllm test-sglang test-lmcache test-long sim fuzz fuzz-seeds mutations audit bench \
-	faultbench clean clean-all need-cargo env-engines build-rust-tests lint-rust lint-python \
+	docs faultbench clean clean-all need-cargo env-engines build-rust-tests lint-rust lint-python \
 	run-rust run-python run-vllm run-sglang run-lmcache
 
 help: ## show this list
@@ -78,6 +78,10 @@ test-long: ## the same tests with the full dose of random inputs, crashes and en
 
 lint: lint-rust dev lint-python ## check format, lints, types and the border between Rust and Python
 
+docs: env-dev need-cargo ## build the documentation site into site/: guides, internals, formats, decisions, APIs
+	@$(PYTHON) tools/env.py docs
+	@$(PYTHON) tools/docs_site.py
+
 fmt: env-dev need-cargo ## format Rust and Python, and apply the safe fixes
 	@cargo fmt --all
 	@$(DEV)/ruff check --quiet --fix-only .
@@ -117,7 +121,7 @@ faultbench: dev ## do the same harm to every store whose environment is there (A
 		$(if $(filter-out .envs/dev/% .envs/uv/%,$(one)),--python $(one))) $(ARGS)
 
 clean: ## remove what was built; environments stay
-	@rm -rf target $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf target site $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find python bench tests tools -name __pycache__ -prune -exec rm -rf {} +
 	@rm -f python/dalsegno/*.so
 

@@ -41,7 +41,7 @@ FUNCTION_LINES = 50
 # rustfmt wraps code at 100, but neither comments nor texts.
 RUST_COLUMNS = 120
 
-SKIPPED = {"target", "dist", "node_modules", "__pycache__"}
+SKIPPED = {"target", "dist", "site", "node_modules", "__pycache__"}
 
 Rule = Callable[[Path], list[str]]
 
