@@ -43,3 +43,24 @@ def on_config(config: Any) -> Any:
     """Lists the pages of folders in the navigation."""
     config["nav"] = expand(Path(config["docs_dir"]), config["nav"])
     return config
+
+
+def resolve_roles(page: str) -> str:
+    """Turns the roles of docstrings, such as ``:meth:`close```, into links on a rendered page.
+
+    A name that fits no heading of the page, or several, stays code.
+    """
+    anchors = re.findall(r'<h\d id="([^"]+)"', page)
+
+    def link(match: re.Match[str]) -> str:
+        name = match.group(1)
+        fitting = [one for one in anchors if one == name or one.endswith(f".{name}")]
+        code = f"<code>{name}</code>"
+        return f'<a href="#{fitting[0]}">{code}</a>' if len(fitting) == 1 else code
+
+    return re.sub(r":(?:meth|class|func|exc|attr):<code>~?([\w.]+)</code>", link, page)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Resolves the roles of docstrings."""
+    return resolve_roles(html)

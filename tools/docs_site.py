@@ -2,8 +2,8 @@
 
 1. Pages keep their places in the repository, so a link that works on GitHub works here.
 2. Every file that a page links is part of the site, whatever its kind.
-3. A link that leads nowhere fails the build: mkdocs checks those of pages, this file those of the
-   finished site, into the API of Rust as well.
+3. A link that leads nowhere fails the build. mkdocs checks those of pages, rustdoc those of its own
+   pages, and this file those of the finished site, into rustdoc's pages as well.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def rust_rows(root: Path) -> Iterator[str]:
         link = f"../../rust/{library or name.replace('-', '_')}/index.html"
         text = re.match(r"((?://! ?.+\n)+)", (crate / "src" / "lib.rs").read_text())
         first = re.sub(r"^//! ?", "", text.group(1), flags=re.MULTILINE) if text else ""
-        yield f"| [`{name}`]({link}) | {' '.join(first.split())} |\n"
+        # What rustdoc links is no link here.
+        plain = re.sub(r"\[(`[^`]+`)\](\([^)]*\))?", r"\1", " ".join(first.split()))
+        yield f"| [`{name}`]({link}) | {plain} |\n"
 
 
 def run(*command: str | Path, **variables: str) -> None:
@@ -138,7 +140,8 @@ def main() -> int:
     stage(ROOT, STAGE)
     print("docs: documenting the crates", flush=True)
     shutil.rmtree(RUSTDOC, ignore_errors=True)
-    run("cargo", "doc", "--quiet", "--no-deps", "--workspace", "--locked")
+    command = ("cargo", "doc", "--quiet", "--no-deps", "--workspace", "--locked")
+    run(*command, RUSTDOCFLAGS="-D warnings")
     shutil.copytree(RUSTDOC, STAGE / "rust")
     print("docs: building the site", flush=True)
     run(MKDOCS, "build", "--quiet", "--strict", "--clean", NO_MKDOCS_2_WARNING="1")

@@ -3,7 +3,7 @@
 //! 1. A get returns exactly the bytes that were put under the same namespace and chain hash, or a miss.
 //! 2. A block becomes visible only after its bytes are in the log (with durability `batch`: durable in it).
 //! 3. Damage, a full disk, a slow or failing device are misses with a counted cause; only a wrong call is an error.
-//! 4. Everything is bounded by [`Limits`](dalsegno_core::Limits): disk, DRAM, files, queues, threads, waits with a
+//! 4. Everything is bounded by [`Limits`]: disk, DRAM, files, queues, threads, waits with a
 //!    timeout.
 
 #![forbid(unsafe_code)]

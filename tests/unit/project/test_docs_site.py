@@ -65,3 +65,19 @@ def test_a_folder_in_the_navigation_becomes_its_pages(tmp_path: Path) -> None:
         {"Home": "i.md"},
         {"All": [{"Overview": "a/README.md"}, {"Two": "a/b.md"}, {"One": "a/x.md"}]},
     ]
+
+
+def test_a_role_of_a_docstring_becomes_a_link_if_one_heading_fits() -> None:
+    page = (
+        '<h3 id="d.A.close"></h3><h3 id="d.B.close"></h3><h3 id="d.B.done"></h3>'
+        ":meth:<code>done</code> :meth:<code>close</code> "
+        ":class:<code>B.close</code> <code>x</code>"
+    )
+    assert (
+        load_tool("docs_hooks")
+        .resolve_roles(page)
+        .endswith(
+            '<a href="#d.B.done"><code>done</code></a> <code>close</code> '
+            '<a href="#d.B.close"><code>B.close</code></a> <code>x</code>'
+        )
+    )
