@@ -87,9 +87,8 @@ SETTINGS = (
         "choice",
         "none",
         ("none", "batch"),
-        "What an acknowledged put survives. `none`: a crash of the process; a power cut may lose "
-        "puts since the last sync. `batch`: a power cut too; a put returns after `fdatasync`, "
-        "which puts that arrive together share.",
+        "What an acknowledged put survives. `none`: a crash of the process. `batch`: a power cut "
+        "too; a put returns after `fdatasync`, which puts that arrive together share.",
     ),
     Setting(
         "io_engine",
@@ -148,9 +147,8 @@ SETTINGS = (
         "choice",
         "auto",
         ("auto", "off"),
-        "Whether the shape of the on-disk index (size ratio T, runs per level K, runs of the last "
-        "level Z) follows the workload. `off` keeps the present shape, a shape pins it. "
-        "`store.stats()` and `dalsegno info` show the shape and the reason for it.",
+        "Whether the shape of the on-disk index follows the workload. `off` keeps the present "
+        "shape, a shape pins it. `store.stats()` and `dalsegno info` show shape and reason.",
         also="a shape such as `T=8,K=3,Z=1`",
     ),
     Setting(

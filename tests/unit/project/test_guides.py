@@ -13,6 +13,7 @@ import pytest
 from tests.checkout import ROOT
 from tests.unit.project.documents import table_rows
 
+import dalsegno
 from dalsegno.cli import app as application
 from dalsegno.integrations.sglang import settings as sglang_settings
 from dalsegno_bench.index import index as index_bench
@@ -22,7 +23,7 @@ GUIDES = ROOT / "docs" / "guides"
 QUICKSTART = ROOT / "examples" / "quickstart.py"
 
 
-def blocks(page: str, language: str) -> list[str]:
+def blocks(page: str | Path, language: str) -> list[str]:
     text = (GUIDES / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
@@ -66,6 +67,29 @@ def test_the_program_of_the_python_guide_runs(
         exec(compile(block, f"python.md, block {number}", "exec"), names)
     told = capsys.readouterr().out
     assert re.fullmatch(r"8 blocks, \d+ read from disk\nlost on the way: \{\}\n", told)
+
+
+def test_the_program_of_the_readme_runs(tmp_path: Path) -> None:
+    (program,) = blocks(ROOT / "README.md", "python")
+    assert program.count('"/tmp/kv"') == 1
+    exec(program.replace('"/tmp/kv"', repr(str(tmp_path / "kv"))), {})
+
+
+def test_the_program_that_removes_a_tenant_removes_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = None
+    with dalsegno.open(tmp_path / "kv", capacity="64MiB") as store:
+        for salt in ("tenant-a", "tenant-b"):
+            kept = store.namespace({"model": "m", "salt": salt}, layers=1, slice_bytes=4096)
+            kept.put_batch([bytes(32)], [bytes(4096)])
+    assert kept is not None
+    (program,) = blocks("operations.md", "python")
+    program = program.replace('"/var/cache/kv", capacity="200GiB"', 'path, capacity="64MiB"')
+    exec(program, {"dalsegno": dalsegno, "path": tmp_path / "kv"})
+    assert capsys.readouterr().out == "1 blocks removed\n"
+    with dalsegno.open(tmp_path / "kv", capacity="64MiB") as store:
+        assert [namespace.id for namespace in store.namespaces()] == [kept.id]
 
 
 def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
