@@ -1,4 +1,4 @@
-"""What the guides and examples say is so: they are run."""
+"""The programs, commands and tables of the guides match the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.unit.project.documents import table_rows
 
 import dalsegno
 from dalsegno.cli import app as application
+from dalsegno.integrations.lmcache import settings as lmcache_settings
 from dalsegno.integrations.sglang import settings as sglang_settings
+from dalsegno.integrations.vllm import settings as vllm_settings
 from dalsegno_bench.index import index as index_bench
 from dalsegno_bench.sglang import sglang as sglang_bench
 
@@ -36,11 +38,11 @@ def shell(command: str, folder: Path) -> str:
     """What a command prints in a shell that finds `dalsegno`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     settings = {**os.environ, "PATH": path}
-    told = subprocess.run(
+    listed = subprocess.run(
         command, shell=True, cwd=folder, env=settings, capture_output=True, text=True, check=False
     )
-    assert told.stderr == ""
-    return told.stdout
+    assert listed.stderr == ""
+    return listed.stdout
 
 
 def test_the_quickstart_finds_again_what_it_stored(tmp_path: Path) -> None:
@@ -52,9 +54,9 @@ def test_the_quickstart_finds_again_what_it_stored(tmp_path: Path) -> None:
 
 
 def test_regression_the_quickstart_explains_itself(tmp_path: Path) -> None:
-    told = shell(f"{sys.executable} {QUICKSTART} --help", tmp_path)
+    listed = shell(f"{sys.executable} {QUICKSTART} --help", tmp_path)
     for words in ("usage:", "64 MiB", "rm -r", "DIR"):
-        assert words in told
+        assert words in listed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,8 +67,8 @@ def test_the_program_of_the_python_guide_runs(
     names: dict[str, object] = {}
     for number, block in enumerate(blocks("python.md", "python")):
         exec(compile(block, f"python.md, block {number}", "exec"), names)
-    told = capsys.readouterr().out
-    assert re.fullmatch(r"8 blocks, \d+ read from disk\nlost on the way: \{\}\n", told)
+    listed = capsys.readouterr().out
+    assert re.fullmatch(r"8 blocks, \d+ read from disk\nlost on the way: \{\}\n", listed)
 
 
 def test_the_program_of_the_readme_runs(tmp_path: Path) -> None:
@@ -94,18 +96,18 @@ def test_the_program_that_removes_a_tenant_removes_no_other(
 
 def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
     shell(f"{sys.executable} {QUICKSTART} kv", tmp_path)
-    said, told = "", ""
+    said, listed = "", ""
     for block in blocks("command-line.md", "console"):
         said += block
         for line in block.splitlines():
             if line.startswith("$ "):
-                told += f"{line}\n{shell(line[2:], tmp_path)}"
+                listed += f"{line}\n{shell(line[2:], tmp_path)}"
     # The store's id is random, and in every header.
     mask = re.compile(
         r"^store       [0-9a-f]{32}$|(?<=   )(?:[0-9a-f]{2} )+ +(?:store_id|crc)\b.*$",
         re.MULTILINE,
     )
-    assert mask.sub("", told) == mask.sub("", said)
+    assert mask.sub("", listed) == mask.sub("", said)
 
 
 def test_the_guide_names_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,14 +143,42 @@ def test_regression_the_bench_of_sglang_takes_less_than_ten_minutes() -> None:
 
 
 def test_the_guide_of_sglang_names_every_setting_and_its_default() -> None:
-    told = rows("sglang.md", "key")
+    listed = rows("sglang.md", "key")
     fields = dataclasses.fields(sglang_settings.HiCacheSettings)
     settings = {item.name: item.default for item in fields}
-    assert told.keys() == settings.keys()
+    assert listed.keys() == settings.keys()
     for name, default in settings.items():
         if isinstance(default, float):
-            assert told[name].split("|")[2].strip() == f"{default:g}"
+            assert listed[name].split("|")[2].strip() == f"{default:g}"
         if name == "codec":
-            assert f'`"{default}"`' in told[name]
+            assert f'`"{default}"`' in listed[name]
     text = (GUIDES / "sglang.md").read_text(encoding="utf-8")
     assert [name for name in sglang_settings.ENGINE_KEYS if f"`{name}`" not in text] == []
+
+
+def test_the_guide_of_vllm_names_every_setting_and_its_default() -> None:
+    text = (GUIDES / "vllm.md").read_text(encoding="utf-8")
+    listed = rows("vllm.md", "key")
+    of_connector = {"cpu_bytes_to_use"}
+    of_tier = {"options_fingerprint", "locality"}
+    # The connector sets it.
+    hidden = {"identity"}
+    fields = {item.name: item.default for item in dataclasses.fields(vllm_settings.TierSettings)}
+    assert listed.keys() == fields.keys() - of_tier - hidden | of_connector
+    for name in of_tier | set(vllm_settings.ENGINE_KEYS):
+        assert f"`{name}`" in text
+    for name, row in listed.items():
+        default = fields.get(name)
+        # A bool is an int, and written as JSON has it.
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert row.split("|")[2].strip() == f"{default:.9g}", name
+
+
+def test_the_guide_of_lmcache_names_every_setting_and_its_default() -> None:
+    listed = rows("lmcache.md", "key")
+    fields = dataclasses.fields(lmcache_settings.AdapterSettings)
+    settings = {item.name: item.default for item in fields}
+    assert listed.keys() == settings.keys()
+    for name, default in settings.items():
+        if isinstance(default, int | float):
+            assert listed[name].split("|")[2].strip() == f"{default:g}", name
