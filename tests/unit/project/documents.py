@@ -86,3 +86,10 @@ def dead_links(root: Path, path: Path) -> list[str]:
         elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text("utf-8")):
             complaints.append(f"{where} links {target}: {file.name} has no such heading")
     return complaints
+
+
+def named_paths(text: str) -> list[str]:
+    """Returns the paths of the repository that a document names in backticks."""
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(text))
+    start = r"(?:\.ci|bench|crates|docs|examples|fuzz|python|requirements|tests|tools)/"
+    return [span for span in spans if re.fullmatch(start + r"[\w./*-]*", span)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.checkout import ROOT
 from tests.unit.house import files
-from tests.unit.project.documents import anchors, dead_links, links
+from tests.unit.project.documents import anchors, dead_links, links, named_paths
 
 
 def test_every_relative_link_leads_somewhere() -> None:
@@ -47,3 +47,20 @@ def test_headings_of_the_same_text_get_numbers() -> None:
 
 def test_links_in_code_are_none() -> None:
     assert links("`[a](b.md)` and [c](d.md)") == [(1, "d.md")]
+
+
+def test_every_path_that_a_document_names_exists() -> None:
+    # What tools write, and tests of what is not there.
+    built = {"fuzz/artifacts"}
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in files(ROOT, "*.md")
+        for path in named_paths(page.read_text(encoding="utf-8"))
+        if path not in built and not any(ROOT.glob(path.rstrip("/")))
+    ]
+    assert missing == []
+
+
+def test_paths_are_found_in_backticks_only() -> None:
+    text = "`crates/log/src` tests/a.py `make docs` [`docs/a.md`](a.md)\n```\n`tools/b.py`\n```\n"
+    assert named_paths(text) == ["crates/log/src", "docs/a.md"]
