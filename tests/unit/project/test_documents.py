@@ -1,13 +1,14 @@
-"""Every relative link of a document leads to a file and, with an anchor, to a heading."""
+"""Documents link and name what exists, and their lists are lists on the site too."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tests.checkout import ROOT
 from tests.unit.house import files
-from tests.unit.project.documents import anchors, dead_links, links, named_paths
+from tests.unit.project.documents import anchors, dead_links, links, named_paths, prose
 
 
 def test_every_relative_link_leads_somewhere() -> None:
@@ -64,3 +65,13 @@ def test_every_path_that_a_document_names_exists() -> None:
 def test_paths_are_found_in_backticks_only() -> None:
     text = "`crates/log/src` tests/a.py `make docs` [`docs/a.md`](a.md)\n```\n`tools/b.py`\n```\n"
     assert named_paths(text) == ["crates/log/src", "docs/a.md"]
+
+
+def test_lists_within_lists_are_indented_by_four() -> None:
+    """With less the documentation site shows them as one list."""
+    assert [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in files(ROOT, "*.md")
+        for number, line in enumerate(prose(page.read_text(encoding="utf-8")).splitlines(), 1)
+        if (item := re.match(r"( +)(?:[-*]|\d+\.) ", line)) and len(item.group(1)) % 4
+    ] == []
