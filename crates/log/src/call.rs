@@ -1,4 +1,4 @@
-//! What a caller says about one call: who waits, how long, and whether it still wants the answer.
+//! The terms of one call: its class, its deadline, and how it is cancelled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,20 +10,20 @@ use dalsegno_io::{Class, IoError};
 
 use crate::error::LogError;
 
-/// How long a wait goes on before it looks whether the call was cancelled.
+/// How often a wait checks whether its call was cancelled.
 pub(crate) const CANCEL_POLL: Duration = Duration::from_millis(10);
 
-/// Shared between a call and whoever may call it off.
+/// Cancels a call from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Calls it off; work that is already with the device finishes unseen.
+    /// Cancels the call. Requests in flight complete unseen.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it was called off.
+    /// Whether the call was cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
@@ -33,35 +33,35 @@ impl Cancel {
 /// The terms of one call.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Who waits.
+    /// Whether a caller waits.
     pub class: Class,
-    /// When to give up.
+    /// When the call ends.
     pub deadline: Deadline,
-    /// How to be called off.
+    /// Ends the call early; `None` if nothing may.
     pub cancel: Option<Cancel>,
 }
 
 impl Call {
-    /// Somebody waits, as long as it takes.
+    /// A caller waits, without a deadline.
     #[must_use]
     pub fn foreground() -> Self {
         Self { class: Class::Foreground, deadline: Deadline::Never, cancel: None }
     }
 
-    /// Nobody waits.
+    /// Background work, without a deadline.
     #[must_use]
     pub fn background() -> Self {
         Self { class: Class::Background, ..Self::foreground() }
     }
 
-    /// Sets when to give up.
+    /// Sets the deadline.
     #[must_use]
     pub fn until(mut self, deadline: Deadline) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Its deadline, `limit` from now at the latest.
+    /// The call's deadline, or `limit` from now if that is earlier.
     #[must_use]
     pub fn at_most(&self, limit: Duration, clock: &dyn Clock) -> Deadline {
         let ours = clock.now().after(limit);
@@ -71,18 +71,18 @@ impl Call {
         }
     }
 
-    /// Whether requests must not touch the caller's memory, because the call may end before they do.
+    /// Whether requests must use staging buffers, because they may outlast the call and its memory.
     #[must_use]
     pub fn must_stage(&self) -> bool {
         self.deadline.is_bounded()
     }
 
-    /// How long a wait may go on before this is asked again; `None` is as long as it takes.
+    /// How long to wait before calling this again; `None` if a wait needs no timeout.
     ///
     /// # Errors
     ///
-    /// [`LogError::Cancelled`] or [`LogError::Deadline`] if the call is over.
-    pub fn patience(&self, clock: &dyn Clock) -> Result<Option<Duration>, LogError> {
+    /// [`LogError::Cancelled`] or [`LogError::Deadline`] if the call ended.
+    pub fn timeout(&self, clock: &dyn Clock) -> Result<Option<Duration>, LogError> {
         if self.is_cancelled() {
             return Err(LogError::Cancelled);
         }
@@ -94,22 +94,22 @@ impl Call {
         Ok(left.into_iter().chain(poll).min())
     }
 
-    /// Waits for an answer, no longer than the call lasts. One that is there already counts also when the call is over.
+    /// Receives one value, at the latest when the call ends. A value that has already arrived counts even then.
     ///
     /// # Errors
     ///
-    /// As [`Call::patience`]; [`IoError::Closed`] if nobody is left to answer.
-    pub fn answer<T>(&self, answers: &Receiver<T>, clock: &dyn Clock) -> Result<T, LogError> {
+    /// As [`Call::timeout`]; [`IoError::Closed`] if the sender is gone.
+    pub fn receive<T>(&self, values: &Receiver<T>, clock: &dyn Clock) -> Result<T, LogError> {
         loop {
-            if let Ok(answer) = answers.try_recv() {
-                return Ok(answer);
+            if let Ok(value) = values.try_recv() {
+                return Ok(value);
             }
-            let received = match self.patience(clock)? {
-                None => answers.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(patience) => answers.recv_timeout(patience),
+            let received = match self.timeout(clock)? {
+                None => values.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(timeout) => values.recv_timeout(timeout),
             };
             match received {
-                Ok(answer) => return Ok(answer),
+                Ok(value) => return Ok(value),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(IoError::Closed.into()),
             }

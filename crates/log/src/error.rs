@@ -1,4 +1,4 @@
-//! Why a log call did not do its work, and why a block is a miss.
+//! Why a call failed, and why a block is a miss.
 
 use dalsegno_io::IoError;
 use thiserror::Error;
@@ -8,7 +8,7 @@ use crate::format::FormatError;
 /// Why a call failed as a whole.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// No free segment: give one up first.
+    /// No segment has space: reclaim one first.
     #[error("the log has no free segment")]
     Full,
     /// The extent is larger than a segment can hold.
@@ -22,16 +22,16 @@ pub enum LogError {
     /// An earlier sync failed.
     #[error("an earlier sync failed, so nothing more is written until the store is opened again")]
     Poisoned,
-    /// The deadline came first.
+    /// The deadline passed first.
     #[error("the deadline passed")]
     Deadline,
-    /// The caller called it off.
+    /// The caller cancelled it.
     #[error("the call was cancelled")]
     Cancelled,
     /// The device failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// A header on disk is not what it should be.
+    /// A header on disk is not valid.
     #[error("{file}: {source}")]
     Format {
         /// The file.
@@ -41,12 +41,12 @@ pub enum LogError {
     },
 }
 
-/// Why bytes that should be there are a miss; each has a counter.
+/// Why stored bytes are a miss. Each cause has a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
     /// A slice's checksum does not match.
     SliceChecksum,
-    /// A unit of a compressed extent is damaged: its checksum does not match, or it cannot be decoded.
+    /// A unit of a compressed extent is damaged: its checksum does not match, or it cannot be decompressed.
     Codec,
     /// The extent's header is damaged.
     Header,
@@ -54,13 +54,13 @@ pub enum Cause {
     WrongPlace,
     /// The file ends before the bytes.
     Truncated,
-    /// The device cannot read these bytes, asked for alone once more, though it reads others.
+    /// The device cannot read these bytes, not even alone in a second request, while it reads others.
     BadSector,
     /// The device failed.
     Device,
-    /// The device hangs or fails, so it was not asked.
+    /// The device hangs or fails, so no request was sent.
     Suspended,
-    /// The deadline came first.
+    /// The deadline passed first.
     Deadline,
     /// The call was cancelled.
     Cancelled,
@@ -106,14 +106,14 @@ impl Cause {
         }
     }
 
-    /// Whether the stored bytes are bad, so that they must not be read again.
+    /// Whether the stored bytes are damaged, so that reading them again is useless.
     #[must_use]
     pub fn is_damage(self) -> bool {
         let of_slices = [Self::SliceChecksum, Self::Codec, Self::Truncated, Self::BadSector];
         self.is_of_header() || of_slices.contains(&self)
     }
 
-    /// Whether it is the header that is bad, and with it every block of the extent.
+    /// Whether the header is damaged, and with it every block of the extent.
     #[must_use]
     pub fn is_of_header(self) -> bool {
         matches!(self, Self::Header | Self::WrongPlace)

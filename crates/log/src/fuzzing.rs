@@ -1,9 +1,10 @@
-//! Ways in for fuzzing to decoders that the crate keeps to itself; only with the feature `fuzzing`, never in a release.
+//! Entry points for fuzzing decoders that are private to the crate. Only with the feature `fuzzing`, never in a
+//! release.
 
-use crate::checkpoint::Checkpoint;
-use crate::unit_codec::UnitCodec;
+use crate::compress::UnitCodec;
+use crate::segment::Checkpoint;
 
-/// A unit as it is stored.
+/// Compresses a unit.
 #[must_use]
 pub fn encode_unit(raw: &[u8], width: usize) -> Vec<u8> {
     let mut out = Vec::new();
@@ -11,7 +12,7 @@ pub fn encode_unit(raw: &[u8], width: usize) -> Vec<u8> {
     out
 }
 
-/// The unit of `raw_bytes` that is stored like this, if it is one.
+/// Decompresses a stored unit of `raw_bytes`; `None` if it is not valid.
 #[must_use]
 pub fn decode_unit(stored: &[u8], width: usize, raw_bytes: usize) -> Option<Vec<u8>> {
     let mut raw = vec![0; raw_bytes];

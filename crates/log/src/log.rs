@@ -1,125 +1,79 @@
-//! The log as a whole: what it is made of, and how it is opened.
+//! The log as a whole: composes its owners, and opens them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use dalsegno_core::{Clock, Durability, ExtentId, Limits, Location, StoreId};
-use dalsegno_io::{BufferPool, Device, IoError};
-use parking_lot::Mutex;
+use dalsegno_core::{Clock, ExtentId, Limits, Location, StoreId};
+use dalsegno_io::{BufferPool, Device};
 
-use crate::checkpoint::Checkpoint;
-use crate::compressed::{Room, UnitCodecs};
+use crate::call::Call;
+use crate::compress::{CodecPool, CompressedExtent, Compressor, read_stored};
 use crate::error::LogError;
-use crate::headers::HeaderCache;
-use crate::plan::Rules;
-use crate::recover::{self, Recovered};
-use crate::segment::{Pin, SegmentView, Segments};
+use crate::format::StoreHeader;
+use crate::read::{BlockRead, ExtentRead, HeaderCache, PinnedRead, Reader};
+use crate::recovery::{Recovered, SegmentOpener, StoreFiles, open_store, recover};
+use crate::segment::{
+    Checkpoint, Pin, Recycler, Removals, SegmentListFile, Segments, make_checkpoint,
+};
 use crate::stats::LogStats;
+use crate::sync::Syncer;
+use crate::transfer::{DeviceIo, IoBounds};
+use crate::write::Writer;
 
-/// The bounds of a log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Threads that read headers at open by default.
+const SCAN_THREADS: u32 = 4;
+
+/// How a log is opened.
+#[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// Size of a segment file.
-    pub segment_bytes: u64,
-    /// Most segment files.
-    pub segment_count: u32,
-    /// Whether an append waits for a sync.
-    pub durability: Durability,
-    /// Requests that one call keeps in flight.
-    pub io_depth: u32,
-    /// Largest request.
-    pub io_request_bytes: u64,
-    /// Bytes of verified headers kept in memory.
-    pub header_cache_bytes: u64,
-    /// Bytes of compressed extents that wait to be written.
-    pub compression_bytes: u64,
+    /// The bounds of the store.
+    pub limits: Limits,
     /// Threads that read headers at open.
     pub scan_threads: u32,
-    /// Nothing is written; for looking at a store.
+    /// Writes nothing, to look at a store.
     pub read_only: bool,
 }
 
-/// Files of a store beside its segments, which may grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OtherFiles {
-    /// What they may take when all segments are there; with fewer it is less, in proportion.
-    pub most_bytes: u64,
-    /// What they take now. To be written anew they need as much again.
-    pub used_bytes: u64,
-    /// What they may need soon, however few segments there are.
-    pub soon_bytes: u64,
-}
-
-impl OtherFiles {
-    /// Bytes that are to be left for them when there are `count` of `most` segments.
-    fn wanted(self, count: u64, most: u64) -> u64 {
-        let share = self.most_bytes / most.max(1) * count.min(most);
-        let wanted =
-            share.max(2 * self.used_bytes).max(self.used_bytes.saturating_add(self.soon_bytes));
-        wanted.min(self.most_bytes).saturating_sub(self.used_bytes)
+impl LogOptions {
+    /// The options of a store with these limits, to read and write it.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, scan_threads: SCAN_THREADS, read_only: false }
     }
 }
 
-/// Threads that read headers at open, as a rule.
-const SCAN_THREADS: u32 = 4;
-
-impl From<&Limits> for LogOptions {
-    fn from(limits: &Limits) -> Self {
-        Self {
-            segment_bytes: limits.segment_bytes,
-            segment_count: limits.segment_count,
-            durability: limits.durability,
-            io_depth: limits.io_depth,
-            io_request_bytes: limits.io_request_bytes,
-            header_cache_bytes: limits.header_cache_bytes,
-            compression_bytes: limits.compression_bytes,
-            scan_threads: SCAN_THREADS,
-            read_only: false,
-        }
-    }
-}
-
-/// What every part of the log shares.
-#[derive(Debug)]
-pub(crate) struct Core {
-    pub(crate) device: Arc<dyn Device>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) pool: BufferPool,
-    pub(crate) options: LogOptions,
-    pub(crate) store: StoreId,
-    pub(crate) segments: Mutex<Segments>,
-    /// Held while a segment file is created, so that only one is.
-    pub(crate) creating: Mutex<()>,
-    /// Held while a checkpoint is made, which syncs files, and while a segment goes for good.
-    pub(crate) checkpointing: Mutex<()>,
-    /// What room other files of the store are left.
-    pub(crate) other_files: Mutex<OtherFiles>,
-    pub(crate) headers: HeaderCache,
-    pub(crate) stats: LogStats,
-    pub(crate) codecs: UnitCodecs,
-    pub(crate) compression_budget: Arc<Room>,
-    /// Whether the store's header says that there may be compressed extents.
-    compressed: AtomicBool,
-    poisoned: AtomicBool,
-    closed: AtomicBool,
-}
-
-/// A tensor log over one device. Cheap to share: clones speak to the same log.
+/// A tensor log over one device. Cheap to clone: clones share one log.
 #[derive(Clone, Debug)]
 pub struct Log {
-    pub(crate) core: Arc<Core>,
+    owners: Arc<Owners>,
+}
+
+/// The parts of a log. Each holds what it uses.
+#[derive(Debug)]
+struct Owners {
+    options: LogOptions,
+    io: Arc<DeviceIo>,
+    syncer: Arc<Syncer>,
+    headers: Arc<HeaderCache>,
+    reader: Reader,
+    segments: Arc<Segments>,
+    writer: Arc<Writer>,
+    compressor: Arc<Compressor>,
+    removals: Arc<Removals>,
+    list: Arc<SegmentListFile>,
+    recycler: Recycler,
+    store_files: StoreFiles,
 }
 
 impl Log {
-    /// Opens the log of `device`, reading the headers of all records.
+    /// Opens the log of `device`, and reads the headers of all records.
     ///
-    /// `new_store` is the id to use if the device holds no store yet. [`Self::open_with_checkpoint`] spares the headers
-    /// of what an index has taken in.
+    /// `new_store` is the id to use if the device holds no store yet. [`Self::open_with_checkpoint`] skips the headers
+    /// that an index has indexed.
     ///
     /// # Errors
     ///
     /// [`LogError::Format`] if a newer Dalsegno wrote the store; [`LogError::Io`] if the device fails as a whole.
-    /// Damage of single files is no error: it is told in [`Recovered`].
+    /// Damage of single files is no error: [`Recovered`] reports it.
     pub fn open(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -130,12 +84,13 @@ impl Log {
         Self::open_with_checkpoint(device, clock, pool, options, new_store, |_| None)
     }
 
-    /// As [`Self::open`]; `checkpoint` is asked, once the store's id is known, for what [`Log::checkpoint`] said last.
-    /// Then only what came later is read and told in [`Recovered`]; and the removals that the checkpoint knew, apart.
+    /// As [`Self::open`]. `checkpoint` is called with the store's id, and returns the last result of
+    /// [`Self::checkpoint`]. The log then reads and returns only later records, and the removals that the checkpoint
+    /// knew separately.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`]. A checkpoint that cannot be understood counts as none.
+    /// As [`Self::open`]. An invalid checkpoint counts as none.
     pub fn open_with_checkpoint(
         device: Arc<dyn Device>,
         clock: Arc<dyn Clock>,
@@ -144,273 +99,220 @@ impl Log {
         new_store: StoreId,
         checkpoint: impl FnOnce(StoreId) -> Option<Vec<u8>>,
     ) -> Result<(Self, Recovered), LogError> {
-        let mut core = Core::new(device, clock, pool, options);
-        let header = crate::meta::open_store(&core, new_store)?;
-        core.store = header.store;
-        core.set_compressed(header.is_compressed);
+        let limits = &options.limits;
+        let bounds = IoBounds { depth: limits.io_depth, request_bytes: limits.io_request_bytes };
+        let io = Arc::new(DeviceIo { device, clock, pool, bounds, stats: Arc::default() });
+        let syncer = Arc::new(Syncer::new(Arc::clone(&io), options.read_only));
+        let segment_bytes = limits.segment_bytes;
+        let new = StoreHeader { store: new_store, segment_bytes, is_compressed: false };
+        let header = open_store(&io, &syncer, new)?;
         if !options.read_only {
-            // A process that was killed may have created a segment without making its name durable.
-            core.sync_names()?;
+            // A killed process may have created a segment without making its name durable.
+            syncer.sync_names()?;
         }
-        let mut checkpoint =
-            checkpoint(core.store).and_then(|it| Checkpoint::decode(&it)).unwrap_or_default();
-        checkpoint.forget_impossible(options.segment_bytes);
-        let recovered = recover::recover(&core, &checkpoint)?;
-        Ok((Self { core: Arc::new(core) }, recovered))
+        let checkpoint = checkpoint(header.store).and_then(|bytes| Checkpoint::decode(&bytes));
+        let mut checkpoint = checkpoint.unwrap_or_default();
+        checkpoint.forget_impossible(segment_bytes);
+        let owners = Owners::new(io, syncer, options, header);
+        let opener = SegmentOpener {
+            io: &owners.io,
+            syncer: &owners.syncer,
+            store: header.store,
+            segment_bytes,
+            durability: owners.options.limits.durability,
+            checkpoint: &checkpoint,
+        };
+        let recovered = recover(&opener, &owners.segments, owners.options.scan_threads)?;
+        Ok((Self { owners: Arc::new(owners) }, recovered))
     }
 
     /// The store's id.
     #[must_use]
     pub fn store(&self) -> StoreId {
-        self.core.store
+        self.owners.segments.store()
     }
 
-    /// The bounds it was opened with.
+    /// The options with which it was opened.
     #[must_use]
-    pub fn options(&self) -> LogOptions {
-        self.core.options
+    pub fn options(&self) -> &LogOptions {
+        &self.owners.options
     }
 
     /// The counters.
     #[must_use]
     pub fn stats(&self) -> &LogStats {
-        &self.core.stats
+        &self.owners.io.stats
     }
 
-    /// All segments, by number.
+    /// The segments: their states and their space.
     #[must_use]
-    pub fn segments(&self) -> Vec<SegmentView> {
-        self.core.segments.lock().slots.values().map(crate::segment::Slot::view).collect()
+    pub fn segments(&self) -> &Segments {
+        &self.owners.segments
     }
 
-    /// Gives no new segment this number or a smaller one: an index may still lead to what had it and is gone.
-    pub fn begin_after(&self, number: u64) {
-        let mut segments = self.core.segments.lock();
-        segments.next_number = segments.next_number.max(number);
+    /// Appends extents.
+    #[must_use]
+    pub fn writer(&self) -> &Arc<Writer> {
+        &self.owners.writer
+    }
+
+    /// Compresses extents.
+    #[must_use]
+    pub fn compressor(&self) -> &Compressor {
+        &self.owners.compressor
+    }
+
+    /// Removes blocks.
+    #[must_use]
+    pub fn removals(&self) -> &Removals {
+        &self.owners.removals
+    }
+
+    /// Recycles segments.
+    #[must_use]
+    pub fn recycler(&self) -> &Recycler {
+        &self.owners.recycler
+    }
+
+    /// The segment list, which says what the store should hold.
+    #[must_use]
+    pub fn segment_list(&self) -> &SegmentListFile {
+        &self.owners.list
+    }
+
+    /// The store's header and namespace descriptors.
+    #[must_use]
+    pub fn store_files(&self) -> &StoreFiles {
+        &self.owners.store_files
+    }
+
+    /// Reads blocks of several extents, and returns one outcome for each target, in the given order.
+    ///
+    /// Without a deadline, the device reads directly into aligned memory, and the memory of a block that is no hit has
+    /// undefined contents. With a deadline, blocks are copied from staging buffers, and no request uses the caller's
+    /// memory after the call.
+    #[must_use]
+    pub fn read(&self, reads: Vec<ExtentRead>, call: &Call) -> Vec<Vec<BlockRead>> {
+        let Owners { segments, reader, .. } = &*self.owners;
+        let pinned = |read: ExtentRead| {
+            let pin = segments.pin(read.extent.location);
+            PinnedRead { pinned: pin.map(|pin| Arc::new(pin).pinned_file()), read }
+        };
+        let reads = reads.into_iter().map(pinned).collect();
+        reader.read(reads, call, &|file| segments.other_file(file))
+    }
+
+    /// Reads a compressed extent in its stored form; `None` if the extent is plain, gone, or not fully intact: then
+    /// read it block by block. The result takes memory outside of every bound, so only the thread that reclaims may use
+    /// this.
+    #[must_use]
+    pub fn read_compressed(&self, extent: &dalsegno_core::Extent) -> Option<CompressedExtent> {
+        let Owners { segments, io, .. } = &*self.owners;
+        let pin = segments.pin(extent.location).filter(|_| extent.is_compressed())?;
+        read_stored(io, &Arc::new(pin).pinned_file(), segments.store(), extent)
+    }
+
+    /// Keeps the segment of `location` from being recycled; `None` if it was recycled already.
+    #[must_use]
+    pub fn pin(&self, location: Location) -> Option<Pin> {
+        self.owners.segments.pin(location)
+    }
+
+    /// Drops the cached header of an extent that is gone.
+    pub fn forget(&self, id: ExtentId) {
+        self.owners.headers.remove(id);
+    }
+
+    /// Makes a checkpoint for an index that knows all records without pins, and makes these records durable. So the
+    /// index never refers to a record that a crash takes back.
+    ///
+    /// One caller may make checkpoints at a time: a second one would not wait for the syncs of the first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::append`] if a sync fails.
+    pub fn checkpoint(&self) -> Result<Vec<u8>, LogError> {
+        make_checkpoint(&self.owners.segments, &self.owners.syncer)
     }
 
     /// Stops all writing, as a failed sync does.
     pub fn poison(&self, why: &str) {
-        self.core.poison(&why);
-    }
-
-    /// Lets go of all files: the log is opened anew.
-    pub fn release(self) {
-        self.close();
-        for slot in self.core.segments.lock().slots.values() {
-            self.core.device.close(slot.segment.file);
-        }
-    }
-
-    /// Bytes of disk that the segment files take.
-    #[must_use]
-    pub fn disk_bytes(&self) -> u64 {
-        self.core.segments.lock().slots.len() as u64 * self.core.options.segment_bytes
+        self.owners.syncer.poison(&why);
     }
 
     /// Whether writing has stopped because a sync failed.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.core.poisoned.load(Ordering::Acquire)
-    }
-
-    /// Forgets what was remembered of an extent that is gone.
-    pub fn forget(&self, id: ExtentId) {
-        self.core.headers.remove(id);
-    }
-
-    /// Keeps the segment of `location` from being recycled; `None` if that happened already.
-    #[must_use]
-    pub fn pin(&self, location: Location) -> Option<Pin> {
-        self.core.pin(location)
-    }
-
-    /// Whether a plain append of `bytes` would find room without recycling.
-    #[must_use]
-    pub fn has_space(&self, bytes: u64) -> bool {
-        let segments = self.core.segments.lock();
-        let options = &self.core.options;
-        segments.fits_open(bytes, options.segment_bytes)
-            || segments.may_open(options.segment_count, false)
-    }
-
-    /// Whether [`Log::reserve_now`] finds room.
-    #[must_use]
-    pub fn has_space_now(&self, bytes: u64) -> bool {
-        self.has_space(bytes) && self.core.has_space_now(bytes)
-    }
-
-    /// Makes sure, as far as it can without recycling, that a plain append of `bytes` finds room: creates a segment if
-    /// there has to be one. `false` if something must be recycled first.
-    ///
-    /// # Errors
-    ///
-    /// As [`Log::reserve`], but never [`LogError::Full`].
-    pub fn prepare(&self, bytes: u64) -> Result<bool, LogError> {
-        loop {
-            if !self.has_space(bytes) {
-                // Each time something is recycled for want of room brings the next question to the file system closer.
-                let mut segments = self.core.segments.lock();
-                segments.creation_blocked = segments.creation_blocked.saturating_sub(1);
-                return Ok(false);
-            }
-            if self.core.has_space_now(bytes) {
-                return Ok(true);
-            }
-            // The file system may refuse; then there is no room after all.
-            self.core.create_segment()?;
-        }
-    }
-
-    /// Leaves room on disk for other files of the store, from now on.
-    pub fn keep_space_for(&self, other_files: OtherFiles) {
-        *self.core.other_files.lock() = other_files;
-    }
-
-    /// Whether other files of the store find the room that they are left, as far as the file system says.
-    #[must_use]
-    pub fn has_space_for_others(&self) -> bool {
-        let count = self.core.segments.lock().slots.len();
-        self.core.has_space_for_others(count as u64, 0).unwrap_or(false)
-    }
-
-    /// The newest sequence number: grows with every record, so it measures time in writes.
-    #[must_use]
-    pub fn newest_sequence(&self) -> u64 {
-        self.core.segments.lock().next_sequence
-    }
-
-    /// What [`dalsegno_core::Extent::born`] is for an extent that is copied: to be asked before it is looked up which
-    /// of its blocks are visible. `None` if the copy keeps that of the original: the record of a removal may lie where
-    /// nothing could be read, and must still hide the block when it can.
-    #[must_use]
-    pub fn born_of_copies(&self) -> Option<u64> {
-        let segments = self.core.segments.lock();
-        let is_unread = segments.is_one_missing
-            || !segments.missing.is_empty()
-            || segments.slots.values().any(|slot| slot.oldest_born() == 0);
-        (!is_unread).then_some(segments.next_sequence)
-    }
-
-    /// The round of uses that goes on now, named by the first sequence number it could give; one lasts as long as a
-    /// segment takes writes. Everything that was written before this log was opened is older.
-    #[must_use]
-    pub fn round(&self) -> u64 {
-        self.core.segments.lock().round
-    }
-
-    /// Writes nothing more, not even for a layer-wise put that somebody still holds.
-    pub fn close(&self) {
-        self.core.closed.store(true, Ordering::Release);
+        self.owners.syncer.is_poisoned()
     }
 
     /// Fails if writing has stopped.
     ///
     /// # Errors
     ///
-    /// [`LogError::Poisoned`].
+    /// [`LogError::Poisoned`], or [`IoError::Closed`](dalsegno_io::IoError::Closed) after [`Self::close`].
     pub fn check_writable(&self) -> Result<(), LogError> {
-        self.core.check_writable()
+        self.owners.syncer.check_writable()
+    }
+
+    /// Stops all writing, including that of a layer-wise put that a caller still holds.
+    pub fn close(&self) {
+        self.owners.syncer.close();
+    }
+
+    /// Closes the log and all its files, so that it can be opened again.
+    pub fn release(self) {
+        self.close();
+        for slot in self.owners.segments.table().slots.values() {
+            self.owners.io.device.close(slot.segment.file);
+        }
     }
 }
 
-impl Core {
-    /// A core without a store yet.
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        clock: Arc<dyn Clock>,
-        pool: BufferPool,
+impl Owners {
+    fn new(
+        io: Arc<DeviceIo>,
+        syncer: Arc<Syncer>,
         options: LogOptions,
+        header: StoreHeader,
     ) -> Self {
+        let (limits, store) = (&options.limits, header.store);
+        let segment_bytes = limits.segment_bytes;
+        let (io_of, syncer_of) = (|| Arc::clone(&io), || Arc::clone(&syncer));
+        let segments =
+            Segments::new(io_of(), syncer_of(), store, segment_bytes, limits.segment_count);
+        let segments = Arc::new(segments);
+        let segments_of = || Arc::clone(&segments);
+        let headers = Arc::new(HeaderCache::new(limits.header_cache_bytes));
+        let codecs = Arc::new(CodecPool::default());
+        let reader = Reader::new(io_of(), store, Arc::clone(&headers), Arc::clone(&codecs));
+        let (clock, stats) = (Arc::clone(&io.clock), Arc::clone(&io.stats));
+        let bytes = limits.compression_bytes;
+        let compressor =
+            Arc::new(Compressor::new(clock, stats, codecs, bytes, header.is_compressed));
+        let compressor_of = Arc::clone(&compressor);
+        let store_files =
+            StoreFiles::new(io_of(), syncer_of(), compressor_of, store, segment_bytes);
+        let removals = Arc::new(Removals::new(io_of(), syncer_of(), segments_of()));
+        let list = Arc::new(SegmentListFile::new(io_of(), syncer_of(), segments_of()));
+        let (removals_of, list_of) = (Arc::clone(&removals), Arc::clone(&list));
+        let recycler = Recycler::new(io_of(), syncer_of(), segments_of(), removals_of, list_of);
+        let (headers_of, durability) = (Arc::clone(&headers), limits.durability);
+        let writer = Writer::new(io_of(), syncer_of(), segments_of(), headers_of, durability);
+        let writer = Arc::new(writer);
         Self {
-            device,
-            clock,
-            pool,
             options,
-            store: StoreId::default(),
-            segments: Mutex::default(),
-            creating: Mutex::default(),
-            checkpointing: Mutex::default(),
-            other_files: Mutex::default(),
-            headers: HeaderCache::new(options.header_cache_bytes),
-            stats: LogStats::default(),
-            codecs: UnitCodecs::default(),
-            compression_budget: Room::new(options.compression_bytes),
-            compressed: AtomicBool::new(false),
-            poisoned: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-        }
-    }
-
-    /// A core that only reads, of a store that is not known yet.
-    pub(crate) fn offline(
-        device: Arc<dyn Device>,
-        clock: Arc<dyn Clock>,
-        pool: BufferPool,
-    ) -> Self {
-        let options = LogOptions {
-            segment_bytes: 0,
-            segment_count: 0,
-            durability: Durability::None,
-            io_depth: 8,
-            io_request_bytes: pool.largest() as u64,
-            header_cache_bytes: 0,
-            compression_bytes: 0,
-            scan_threads: SCAN_THREADS,
-            read_only: true,
-        };
-        Self::new(device, clock, pool, options)
-    }
-
-    pub(crate) fn pin(&self, location: Location) -> Option<Pin> {
-        let segment = {
-            let segments = self.segments.lock();
-            Arc::clone(&segments.slots.get(&location.segment)?.segment)
-        };
-        segment.pin(location.epoch)
-    }
-
-    pub(crate) fn check_writable(&self) -> Result<(), LogError> {
-        assert!(!self.options.read_only, "a log opened for looking is never written");
-        if self.closed.load(Ordering::Acquire) {
-            return Err(LogError::Io(IoError::Closed));
-        }
-        if self.poisoned.load(Ordering::Acquire) { Err(LogError::Poisoned) } else { Ok(()) }
-    }
-
-    /// Whether compressed extents may be written.
-    pub(crate) fn is_compressed(&self) -> bool {
-        self.compressed.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_compressed(&self, is_compressed: bool) {
-        self.compressed.store(is_compressed, Ordering::Release);
-    }
-
-    pub(crate) fn poison(&self, why: &dyn std::fmt::Display) {
-        if !self.poisoned.swap(true, Ordering::AcqRel) {
-            tracing::error!(
-                "writing stops, since something may not be durable: {why}; reads go on, reopen the store to recover"
-            );
-        }
-    }
-
-    /// Whether the file system has room for `bytes` and for what other files of the store want beside so many segments;
-    /// none if it does not say.
-    pub(crate) fn has_space_for_others(&self, count: u64, bytes: u64) -> Option<bool> {
-        let wanted = self.other_files.lock().wanted(count, u64::from(self.options.segment_count));
-        if wanted == 0 {
-            return Some(true);
-        }
-        let space = self.device.space().ok()?;
-        Some(space.free_bytes >= bytes.saturating_add(wanted))
-    }
-
-    pub(crate) fn rules(&self, allow_direct: bool) -> Rules {
-        Rules {
-            limit: usize::try_from(self.options.io_request_bytes).expect("64-bit addresses"),
-            memory_align: self.device.geometry().memory_align,
-            allow_direct,
+            io,
+            syncer,
+            headers,
+            reader,
+            segments,
+            writer,
+            compressor,
+            removals,
+            list,
+            recycler,
+            store_files,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Counters of the log; cheap, named once.
+//! Counters of the log.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::error::Cause;
 
-/// Live counters. All grow only.
+/// Live counters, which only grow.
 #[derive(Debug, Default)]
 pub struct LogStats {
     pub(crate) read_bytes: AtomicU64,
@@ -31,37 +31,37 @@ pub struct LogStats {
     causes: [AtomicU64; Cause::ALL.len()],
 }
 
-/// What the codec did: how much it shrank, and how long it took.
+/// What the codec did: its ratio and its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompressionStats {
     /// Bytes of blocks that were compressed.
     pub encoded_bytes: u64,
-    /// Bytes they became; the quotient is the ratio.
+    /// Their bytes after compression; the quotient is the ratio.
     pub encoded_stored_bytes: u64,
-    /// Bytes of blocks that were stored plain because they would not shrink.
+    /// Bytes of blocks that were stored plain because compression did not shrink them enough.
     pub not_shrunk_bytes: u64,
-    /// Nanoseconds that compression took, also of what did not shrink.
+    /// Nanoseconds of compression, including extents that did not shrink.
     pub encode_ns: u64,
-    /// Bytes that units had after decoding, wanted or not.
+    /// Bytes of units after decompression, including bytes that the reader did not want.
     pub decoded_bytes: u64,
-    /// Nanoseconds that decoding took.
+    /// Nanoseconds of decompression.
     pub decode_ns: u64,
 }
 
-/// A copy of the counters at one moment.
+/// A snapshot of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LogStatsView {
-    /// Bytes read from the device, padding and headers included.
+    /// Bytes read from the device, including padding and headers.
     pub read_bytes: u64,
     /// Read requests sent to the device.
     pub read_requests: u64,
-    /// Bytes that went through a staging buffer because the caller's memory could not be used directly.
+    /// Bytes read into a staging buffer because the caller's memory could not be used directly.
     pub staged_read_bytes: u64,
     /// Bytes written to the device.
     pub written_bytes: u64,
     /// Write requests sent to the device.
     pub write_requests: u64,
-    /// Bytes that went through a staging buffer on their way to the device.
+    /// Bytes copied to a staging buffer before they were written.
     pub staged_write_bytes: u64,
     /// `fdatasync` calls.
     pub syncs: u64,
@@ -71,11 +71,11 @@ pub struct LogStatsView {
     pub segments_created: u64,
     /// Segments recycled.
     pub segments_recycled: u64,
-    /// Segment files removed because the index found no room on disk.
+    /// Segment files removed because the index found no space on disk.
     pub segments_given_back: u64,
-    /// Segment files that the file system had no room for, or none beside the index.
+    /// Segment files not created because the file system had no space for them next to the index.
     pub creations_refused: u64,
-    /// Blocks that turned out a miss when they were read, by cause.
+    /// Blocks that were a miss when they were read, by cause.
     pub misses: BTreeMap<&'static str, u64>,
 }
 
@@ -88,7 +88,7 @@ impl LogStats {
         Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Counts blocks that became a miss.
+    /// Counts blocks that are a miss.
     pub fn count_miss(&self, cause: Cause, blocks: u64) {
         let index = Cause::ALL.iter().position(|c| *c == cause).expect("ALL is complete");
         Self::add(&self.causes[index], blocks);

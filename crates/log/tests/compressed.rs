@@ -1,6 +1,8 @@
-//! Compressed extents: what is read of them, what damage costs, and who may open a store that holds some.
+//! Compressed extents: which bytes are read, what damage costs, and which stores may hold them.
 #![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod limits;
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -8,14 +10,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout,
+    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
     NamespaceId, StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, Memory, SystemClock, lend};
 use dalsegno_log::format::{RecordHeader, RecordKind, segment_file};
 use dalsegno_log::{
-    BlockOutcome, Call, Cause, ExtentRead, Log, LogError, LogOptions, NewExtent, Recovered, Target,
+    BlockOutcome, BlockTarget, Call, Cause, ExtentRead, Log, LogError, LogOptions, NewExtent,
+    Recovered,
 };
+
+use limits::limits;
 
 const LAYERS: u32 = 3;
 const SLICE_BYTES: u32 = 40_000;
@@ -32,7 +37,7 @@ fn device(dir: &Path, clock: &Arc<dyn Clock>, pool: &BufferPool) -> Arc<LocalDir
 
 fn open(dir: &Path) -> (Log, Recovered) {
     let (clock, pool) = parts();
-    let options = LogOptions {
+    let options = LogOptions::new(Limits {
         segment_bytes: 8 << 20,
         segment_count: 4,
         durability: Durability::None,
@@ -40,9 +45,8 @@ fn open(dir: &Path) -> (Log, Recovered) {
         io_request_bytes: 256 << 10,
         header_cache_bytes: 0,
         compression_bytes: 4 << 20,
-        scan_threads: 4,
-        read_only: false,
-    };
+        ..limits()
+    });
     Log::open(device(dir, &clock, &pool), clock, pool, options, StoreId([1; 16])).unwrap()
 }
 
@@ -58,7 +62,7 @@ fn new_extent() -> NewExtent {
     }
 }
 
-/// Numbers of two bytes whose upper one varies little.
+/// Numbers of two bytes, of which the upper one varies little.
 fn block(number: u32) -> Vec<u8> {
     let bytes = (0..LAYERS * SLICE_BYTES / 2).flat_map(|i| {
         let noise = (i ^ number << 20).wrapping_mul(2_654_435_761) >> 11;
@@ -71,18 +75,24 @@ fn encode(log: &Log, blocks: &[Vec<u8>], call: &Call) -> Result<bool, LogError> 
     let extent = new_extent();
     lend(|lender| {
         let blocks: Vec<Vec<Memory>> = blocks.iter().map(|b| vec![lender.shared(b)]).collect();
-        let room = log.compression_budget(&extent, &Call::foreground()).unwrap();
-        let compressed = log.encode(&extent, &blocks, Compression::zstd(2).unwrap(), room, call)?;
+        let budget = log.compressor().budget(&extent, &Call::foreground()).unwrap();
+        let compressed = log.compressor().compress(
+            &extent,
+            &blocks,
+            Compression::zstd(2).unwrap(),
+            budget,
+            call,
+        )?;
         let Some(compressed) = compressed else { return Ok(false) };
-        let append = log.reserve_compressed(extent, compressed, false)?;
-        log.append(vec![append], &Call::foreground()).remove(0).map(|_| true)
+        let append = log.writer().reserve_compressed(extent, compressed, false)?;
+        log.writer().append(vec![append], &Call::foreground()).remove(0).map(|_| true)
     })
 }
 
-/// A store with one compressed extent, and what opening it again tells.
+/// A store with one compressed extent, reopened.
 fn store(dir: &Path) -> (Log, Extent) {
     let (log, _) = open(dir);
-    dalsegno_log::allow_compression(&log).unwrap();
+    log.store_files().allow_compression().unwrap();
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
     assert!(encode(&log, &blocks, &Call::foreground()).unwrap());
     drop(log);
@@ -95,15 +105,19 @@ fn store(dir: &Path) -> (Log, Extent) {
     (log, extent)
 }
 
-/// Reads one layer of some blocks; checks what is a hit.
+/// Reads one layer of some blocks, and checks the bytes of the hits.
 fn read(log: &Log, extent: &Extent, layer: u32, blocks: &[u32]) -> Vec<BlockOutcome> {
     let mut out = vec![vec![0_u8; SLICE_BYTES as usize]; blocks.len()];
     let outcomes: Vec<BlockOutcome> = lend(|lender| {
         let targets = blocks.iter().zip(&mut out);
         let targets = targets
-            .map(|(block, bytes)| Target { block: *block, memory: vec![lender.exclusive(bytes)] })
+            .map(|(block, bytes)| BlockTarget {
+                block: *block,
+                memory: vec![lender.exclusive(bytes)],
+            })
             .collect();
-        let read = ExtentRead { extent: extent.clone(), layers: layer..layer + 1, targets };
+        let read =
+            ExtentRead { extent: Arc::new(extent.clone()), layers: layer..layer + 1, targets };
         let results = log.read(vec![read], &Call::foreground());
         results.into_iter().flatten().map(|block| block.outcome).collect()
     });
@@ -149,10 +163,10 @@ fn findings(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_layer_and_a_prefix_are_read_without_the_rest() {
+fn reading_a_layer_or_a_prefix_reads_and_decompresses_no_other_units() {
     let dir = tempfile::tempdir().unwrap();
     let (log, extent) = store(dir.path());
-    let asked = |layer, blocks: &[u32]| {
+    let read_of = |layer, blocks: &[u32]| {
         let before = log.stats().view();
         assert!(read(&log, &extent, layer, blocks).iter().all(Result::is_ok));
         let after = log.stats().view();
@@ -164,11 +178,11 @@ fn a_layer_and_a_prefix_are_read_without_the_rest() {
     };
     let all: Vec<u32> = (0..BLOCKS).collect();
     let row = u64::from(BLOCKS * SLICE_BYTES);
-    let (stored, decoded) = asked(1, &all);
+    let (stored, decoded) = read_of(1, &all);
     assert!(stored < extent.payload_bytes() / 3 + 8192 && decoded == row, "{stored} {decoded}");
-    let (stored, decoded) = asked(2, &[0]);
+    let (stored, decoded) = read_of(2, &[0]);
     assert!(stored <= 48 << 10 && decoded == u64::from(SLICE_BYTES), "{stored} {decoded}");
-    assert_eq!(asked(0, &[4, 9]).1, 2 * u64::from(SLICE_BYTES));
+    assert_eq!(read_of(0, &[4, 9]).1, 2 * u64::from(SLICE_BYTES));
     assert_eq!(findings(dir.path()), Vec::<String>::new());
 }
 
@@ -187,7 +201,7 @@ fn a_damaged_unit_costs_its_blocks_and_names_its_cause() {
 }
 
 #[test]
-fn garbage_whose_checksum_is_right_is_a_miss() {
+fn garbage_with_a_valid_checksum_is_a_miss() {
     let dir = tempfile::tempdir().unwrap();
     let (log, extent) = store(dir.path());
     let mut header = header(dir.path(), &extent);
@@ -196,7 +210,7 @@ fn garbage_whose_checksum_is_right_is_a_miss() {
     let mut state = 88_172_645_463_325_252_u64;
     for round in 0..40 {
         let mut bytes = good.clone();
-        // Every other time the lengths in front are left as they were.
+        // In every second case the lengths at the front stay.
         for byte in bytes.iter_mut().skip(round % 2 * 8).step_by(1 + round) {
             state ^= state << 13;
             state ^= state >> 7;
@@ -218,13 +232,13 @@ fn garbage_whose_checksum_is_right_is_a_miss() {
 }
 
 #[test]
-fn noise_stays_plain_and_so_does_everything_where_coding_was_not_allowed() {
+fn noise_stays_plain_and_so_do_all_extents_of_a_store_without_compression() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
     assert!(!encode(&log, &blocks, &Call::foreground()).unwrap());
     assert_eq!(std::fs::read(dir.path().join("store.meta")).unwrap()[8], 1);
-    dalsegno_log::allow_compression(&log).unwrap();
+    log.store_files().allow_compression().unwrap();
     assert_eq!(std::fs::read(dir.path().join("store.meta")).unwrap()[8], 2);
     let mut state = 7_u64;
     let mut noise = || {
@@ -240,32 +254,33 @@ fn noise_stays_plain_and_so_does_everything_where_coding_was_not_allowed() {
 }
 
 #[test]
-fn a_call_that_is_over_stops_coding_and_frees_its_room() {
+fn a_call_that_ends_stops_compression_and_frees_its_budget() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
-    dalsegno_log::allow_compression(&log).unwrap();
+    log.store_files().allow_compression().unwrap();
     let (clock, _) = parts();
     let over = Call::foreground().until(Deadline::At(clock.now().after(Duration::ZERO)));
     let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block).collect();
     assert!(matches!(encode(&log, &blocks, &over), Err(LogError::Deadline)));
-    let first = log.try_compression_budget(&new_extent()).unwrap();
-    let others: Vec<_> = std::iter::from_fn(|| log.try_compression_budget(&new_extent())).collect();
-    assert!(matches!(log.compression_budget(&new_extent(), &over), Err(LogError::Deadline)));
+    let first = log.compressor().try_budget(&new_extent()).unwrap();
+    let others: Vec<_> =
+        std::iter::from_fn(|| log.compressor().try_budget(&new_extent())).collect();
+    assert!(matches!(log.compressor().budget(&new_extent(), &over), Err(LogError::Deadline)));
     drop((first, others));
-    assert!(log.compression_budget(&new_extent(), &Call::foreground()).is_ok());
+    assert!(log.compressor().budget(&new_extent(), &Call::foreground()).is_ok());
 }
 
 #[test]
-fn a_copy_serves_what_the_original_did_and_damage_is_not_copied() {
+fn a_copy_has_the_bytes_of_the_original_and_damage_is_not_copied() {
     let dir = tempfile::tempdir().unwrap();
     let (log, extent) = store(dir.path());
     let new = NewExtent { born: Some(extent.born), ..new_extent() };
-    let compressed = log.read_compressed(&extent).unwrap().unwrap();
-    let append = log.reserve_compressed(new, compressed, true).unwrap();
-    let copy = log.append(vec![append], &Call::background()).remove(0).unwrap().extent;
+    let compressed = log.read_compressed(&extent).unwrap();
+    let append = log.writer().reserve_compressed(new, compressed, true).unwrap();
+    let copy = log.writer().append(vec![append], &Call::background()).remove(0).unwrap().extent;
     assert_eq!((copy.total_bytes(), copy.born), (extent.total_bytes(), extent.born));
     write_at(dir.path(), &extent, payload_offset(&extent) + extent.payload_bytes() / 2, &[0; 64]);
-    assert!(log.read_compressed(&extent).unwrap().is_none());
+    assert!(log.read_compressed(&extent).is_none());
     let all: Vec<u32> = (0..BLOCKS).collect();
     for layer in 0..LAYERS {
         assert!(read(&log, &copy, layer, &all).iter().all(Result::is_ok), "layer {layer}");

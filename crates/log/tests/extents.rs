@@ -1,21 +1,27 @@
-//! Extents of every shape come back exactly, in whole and in part, however they were written and are read.
+//! Extents of every shape are read back exactly, in whole and in part, however they are written and read.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod limits;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout,
+    ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
     NamespaceId, StoreId,
 };
 use dalsegno_io::{
     BufferPool, DirectoryOptions, Lender, LocalDirectory, Memory, SystemClock, lend,
 };
-use dalsegno_log::{Append, Call, ExtentRead, Log, LogOptions, NewExtent, Target};
+use dalsegno_log::{
+    Append, BlockTarget, Call, ExtentRead, LayerAppend, Log, LogOptions, NewExtent,
+};
+
+use limits::limits;
 use proptest::prelude::*;
 
-/// The shape of an extent, how it is written, and how its memory lies.
+/// The shape of an extent, how it is written, and the layout of its memory.
 #[derive(Clone, Debug)]
 struct Written {
     layers: u32,
@@ -30,18 +36,18 @@ struct Written {
 enum How {
     Whole,
     ByLayer,
-    /// With elements so wide.
-    CompressedExtent(u32),
+    /// With elements of this width.
+    Compressed(u32),
 }
 
-/// How a caller's memory lies: so many bytes behind a sector, in pieces of at most so many.
+/// The layout of a caller's memory: its distance from an aligned address, and its largest piece, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     skew: usize,
     piece: usize,
 }
 
-/// A part of an extent to be read; fractions are per mille of what there is.
+/// A part of an extent to be read; any number selects a part that exists.
 #[derive(Clone, Debug)]
 struct Wanted {
     extent: usize,
@@ -66,7 +72,7 @@ fn written() -> impl Strategy<Value = Written> {
     let how = prop_oneof![
         1 => Just(How::Whole),
         1 => Just(How::ByLayer),
-        3 => prop::sample::select(vec![1, 2, 4]).prop_map(How::CompressedExtent),
+        3 => prop::sample::select(vec![1, 2, 4]).prop_map(How::Compressed),
     ];
     (1_u32..7, slice_bytes, 1_usize..9, how, any::<bool>(), layout()).prop_map(
         |(layers, slice_bytes, blocks, how, timed, layout)| Written {
@@ -91,7 +97,7 @@ fn wanted() -> impl Strategy<Value = Wanted> {
         })
 }
 
-/// Bytes that start as far behind a sector as the layout says.
+/// Bytes that start at the layout's distance from an aligned address.
 struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -138,7 +144,7 @@ impl Rig {
         let shared: Arc<dyn Clock> = Arc::<SystemClock>::clone(&clock);
         let device =
             LocalDirectory::open(directory.path(), options, &pool, Arc::clone(&shared)).unwrap();
-        let options = LogOptions {
+        let options = LogOptions::new(Limits {
             segment_bytes: 1 << 20,
             segment_count: 8,
             durability: Durability::None,
@@ -146,12 +152,11 @@ impl Rig {
             io_request_bytes: 256 << 10,
             header_cache_bytes,
             compression_bytes: 8 << 20,
-            scan_threads: 4,
-            read_only: false,
-        };
+            ..limits()
+        });
         let (log, _) =
             Log::open(Arc::new(device), shared, pool, options, StoreId([1; 16])).unwrap();
-        dalsegno_log::allow_compression(&log).unwrap();
+        log.store_files().allow_compression().unwrap();
         Self { log, clock, _directory: directory }
     }
 
@@ -163,17 +168,17 @@ impl Rig {
     }
 
     fn append(&self, extent: NewExtent, blocks: Vec<Vec<Memory>>, how: How, call: &Call) -> Append {
-        if let How::CompressedExtent(width) = how {
+        if let How::Compressed(width) = how {
             let compression = Compression::zstd(width).unwrap();
-            let room = self.log.compression_budget(&extent, call).unwrap();
+            let budget = self.log.compressor().budget(&extent, call).unwrap();
             if let Some(compressed) =
-                self.log.encode(&extent, &blocks, compression, room, call).unwrap()
+                self.log.compressor().compress(&extent, &blocks, compression, budget, call).unwrap()
             {
                 assert!(compressed.total_bytes(&extent) * 21 <= extent.total_bytes() * 20);
-                return self.log.reserve_compressed(extent, compressed, false).unwrap();
+                return self.log.writer().reserve_compressed(extent, compressed, false).unwrap();
             }
         }
-        self.log.reserve(extent, blocks, false).unwrap()
+        self.log.writer().reserve(extent, blocks, false).unwrap()
     }
 
     fn write(&self, number: usize, written: &Written) -> Extent {
@@ -199,12 +204,12 @@ impl Rig {
             return lend(|lender| {
                 let blocks = blocks.iter_mut().map(|block| block.lend(lender)).collect();
                 let append = self.append(extent, blocks, written.how, &call);
-                self.log.append(vec![append], &call).remove(0).unwrap().extent
+                self.log.writer().append(vec![append], &call).remove(0).unwrap().extent
             });
         }
-        assert!(self.log.prepare(extent.total_bytes()).unwrap());
-        let place = self.log.reserve_now(extent.total_bytes()).unwrap();
-        let mut append = self.log.begin_layers(extent, place);
+        assert!(self.log.segments().prepare(extent.total_bytes()).unwrap());
+        let place = self.log.writer().reserve_now(extent.total_bytes()).unwrap();
+        let mut append = LayerAppend::begin(self.log.writer(), extent, place);
         for layer in layers.rev() {
             let mut slices: Vec<Buffer> = (0..written.blocks)
                 .map(|block| bytes(number, written, &(layer..layer + 1), block))
@@ -242,7 +247,7 @@ impl Rig {
     }
 }
 
-/// What blocks hold: the layers asked for, one after the other.
+/// The contents of a block: the wanted layers, one after the other.
 fn bytes(extent: usize, written: &Written, layers: &Range<usize>, block: usize) -> Vec<u8> {
     let slice = |layer: usize| {
         let start = extent * 7919 + layer * 104_729 + block * 1_299_709;
@@ -251,7 +256,7 @@ fn bytes(extent: usize, written: &Written, layers: &Range<usize>, block: usize) 
     layers.clone().flat_map(slice).collect()
 }
 
-/// A part of one extent, with the memory it goes to.
+/// A part of one extent, with the memory for it.
 struct Part {
     extent: usize,
     layers: Range<usize>,
@@ -284,12 +289,11 @@ impl Part {
         lender: &Lender<'env>,
     ) -> ExtentRead {
         let layer = |layer: usize| u32::try_from(layer).unwrap();
-        let targets = self.blocks.iter().zip(&mut self.buffers).map(|(block, buffer)| Target {
-            block: u32::try_from(*block).unwrap(),
-            memory: buffer.lend(lender),
+        let targets = self.blocks.iter().zip(&mut self.buffers).map(|(block, buffer)| {
+            BlockTarget { block: u32::try_from(*block).unwrap(), memory: buffer.lend(lender) }
         });
         ExtentRead {
-            extent: extents[self.extent].1.clone(),
+            extent: Arc::new(extents[self.extent].1.clone()),
             layers: layer(self.layers.start)..layer(self.layers.end),
             targets: targets.collect(),
         }
@@ -300,7 +304,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_written_is_read_back_exactly_in_any_part(
+    fn every_part_of_every_extent_is_read_back_exactly(
         written in prop::collection::vec(written(), 1..5),
         wanted in prop::collection::vec(prop::collection::vec(wanted(), 1..5), 1..8),
         header_cache_bytes in prop_oneof![Just(0_u64), Just(1 << 20)],

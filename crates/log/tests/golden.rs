@@ -1,21 +1,24 @@
-//! The store in `tests/golden/log-v1` must open for ever, and the worked example of `docs/formats/log.md` is its dump.
+//! Every version must open the store in `tests/golden/log-v1`. The worked example of `docs/formats/log.md` is its dump.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden` writes the worked example anew, and those golden files
-//! that do not exist yet. One that exists is never changed: a new format gets a new folder.
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden` rewrites the worked example, and writes missing
+//! golden files. An existing one is never changed: a new format gets a new folder.
 #![expect(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod dump;
+mod limits;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dalsegno_core::{
-    ChainHash, Compression, Durability, EngineChoice, Extent, KvLayout, Namespace, StoreId,
+    ChainHash, Compression, Durability, EngineChoice, Extent, KvLayout, Limits, Namespace, StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
-use dalsegno_log::{Call, ExtentRead, Log, LogOptions, NewExtent, Recovered, Target};
+use dalsegno_log::{BlockTarget, Call, ExtentRead, Log, LogOptions, NewExtent, Recovered};
+
+use limits::limits;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 const SEGMENT: &str = "segment-0000000000000001.log";
@@ -32,8 +35,8 @@ fn golden() -> PathBuf {
     root().join("tests/golden/log-v1")
 }
 
-/// A store with one compressed extent. What zstd makes of the same bytes may differ between its versions, so these
-/// files are only read.
+/// A store with one compressed extent. Its files are only read, because versions of zstd may compress the same bytes
+/// differently.
 fn golden_compressed() -> PathBuf {
     root().join("tests/golden/log-v2")
 }
@@ -51,7 +54,7 @@ fn hashes() -> Vec<ChainHash> {
     vec![ChainHash([0x11; 32]), ChainHash([0x22; 32])]
 }
 
-/// What the document says: byte `i` of slice (`l`, `b`) is `(l * 16 + b * 4 + i) mod 251`.
+/// The contents according to the document: byte `i` of slice (`l`, `b`) is `(l * 16 + b * 4 + i) mod 251`.
 fn block(block: usize) -> Vec<u8> {
     let slice = |layer: usize| {
         (0..SLICE_BYTES).map(move |i| u8::try_from((layer * 16 + block * 4 + i) % 251).unwrap())
@@ -65,7 +68,7 @@ fn open(dir: &Path) -> (Log, Recovered) {
     let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
     let device =
         LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock)).unwrap();
-    let options = LogOptions {
+    let options = LogOptions::new(Limits {
         segment_bytes: SEGMENT_BYTES,
         segment_count: 4,
         durability: Durability::Batch,
@@ -73,20 +76,19 @@ fn open(dir: &Path) -> (Log, Recovered) {
         io_request_bytes: 1 << 20,
         header_cache_bytes: 0,
         compression_bytes: 8 << 20,
-        scan_threads: 4,
-        read_only: false,
-    };
+        ..limits()
+    });
     Log::open(Arc::new(device), clock, pool, options, StoreId(*b"dalsegno golden1")).unwrap()
 }
 
-/// Writes the store of the worked example, or the same compressed.
+/// Writes the store of the worked example, plain or compressed.
 fn write_store(dir: &Path, compression: Compression) {
     let (log, recovered) = open(dir);
     assert!(recovered.extents.is_empty(), "a new store");
     if !compression.is_plain() {
-        dalsegno_log::allow_compression(&log).unwrap();
+        log.store_files().allow_compression().unwrap();
     }
-    assert!(dalsegno_log::write_namespace(&log, &namespace(), compression).unwrap());
+    assert!(log.store_files().write_namespace(&namespace(), compression).unwrap());
     let blocks = [block(0), block(1)];
     let extent = NewExtent {
         namespace: namespace().id(),
@@ -100,12 +102,16 @@ fn write_store(dir: &Path, compression: Compression) {
     let appended = lend(|lender| {
         let call = Call::foreground();
         let blocks: Vec<_> = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
-        let room = log.compression_budget(&extent, &call).unwrap();
-        let append = match log.encode(&extent, &blocks, compression, room, &call).unwrap() {
-            Some(compressed) => log.reserve_compressed(extent, compressed, false).unwrap(),
-            None => log.reserve(extent, blocks, false).unwrap(),
+        let budget = log.compressor().budget(&extent, &call).unwrap();
+        let append = match log
+            .compressor()
+            .compress(&extent, &blocks, compression, budget, &call)
+            .unwrap()
+        {
+            Some(compressed) => log.writer().reserve_compressed(extent, compressed, false).unwrap(),
+            None => log.writer().reserve(extent, blocks, false).unwrap(),
         };
-        log.append(vec![append], &Call::foreground()).remove(0).unwrap()
+        log.writer().append(vec![append], &Call::foreground()).remove(0).unwrap()
     });
     assert_eq!(appended.extent.hashes, hashes());
 }
@@ -134,8 +140,8 @@ fn manifest(files: &[(String, Vec<u8>, u64)]) -> String {
     lines.concat()
 }
 
-/// Lays the golden store out in full: the folder keeps no trailing zeros.
-fn materialise(golden: &Path, dir: &Path) {
+/// Writes the golden store at full size, because the folder keeps no trailing zeros.
+fn expand(golden: &Path, dir: &Path) {
     for line in fs::read_to_string(golden.join("manifest.txt")).unwrap().lines() {
         let (size, name) = line.split_once(' ').unwrap();
         let mut bytes = fs::read(golden.join(name)).unwrap();
@@ -180,20 +186,20 @@ fn the_compressed_lines_of_the_document_are_those_of_the_golden_segment() {
 
 fn opens_and_serves(golden: &Path, compression: Compression) -> Extent {
     let dir = tempfile::tempdir().unwrap();
-    materialise(golden, dir.path());
+    expand(golden, dir.path());
     let (log, recovered) = open(dir.path());
     assert_eq!(recovered.faults, []);
     assert_eq!(recovered.removals, []);
-    assert_eq!(dalsegno_log::read_namespaces(&log).unwrap(), [(namespace(), compression)]);
+    assert_eq!(log.store_files().read_namespaces().unwrap(), [(namespace(), compression)]);
     let [extent] = &recovered.extents[..] else { panic!("one extent: {recovered:?}") };
     assert_eq!((extent.namespace, &extent.hashes), (namespace().id(), &hashes()));
     let mut out = vec![vec![0_u8; SLICE_BYTES * LAYERS as usize]; BLOCKS];
     lend(|lender| {
         let targets = (0_u32..).zip(&mut out);
         let targets = targets
-            .map(|(block, bytes)| Target { block, memory: vec![lender.exclusive(bytes)] })
+            .map(|(block, bytes)| BlockTarget { block, memory: vec![lender.exclusive(bytes)] })
             .collect();
-        let read = ExtentRead { extent: extent.clone(), layers: 0..LAYERS, targets };
+        let read = ExtentRead { extent: Arc::new(extent.clone()), layers: 0..LAYERS, targets };
         let results = log.read(vec![read], &Call::foreground());
         assert!(results.iter().flatten().all(|block| block.outcome == Ok(())));
     });
@@ -202,7 +208,7 @@ fn opens_and_serves(golden: &Path, compression: Compression) -> Extent {
 }
 
 #[test]
-fn the_writer_of_today_writes_the_golden_bytes() {
+fn the_present_writer_writes_the_golden_bytes() {
     let dir = tempfile::tempdir().unwrap();
     write_store(dir.path(), Compression::PLAIN);
     let written = files(dir.path());

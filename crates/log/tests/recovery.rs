@@ -1,6 +1,8 @@
-//! What opening makes of headers that were copied, damaged or left over, and what outlives a segment.
+//! Opening with headers that were copied, damaged or left over; and removals that outlive their segment.
 #![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod limits;
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -8,20 +10,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{
-    COUNT_LIMIT, ChainHash, Durability, EngineChoice, Extent, KvLayout, Location, NamespaceId,
-    StoreId,
+    COUNT_LIMIT, ChainHash, Durability, EngineChoice, Extent, KvLayout, Limits, Location,
+    NamespaceId, StoreId,
 };
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::format::segment_file;
 use dalsegno_log::{
-    Appended, Call, Log, LogOptions, NewExtent, Recovered, SegmentState, SegmentView, removals_of,
+    Appended, Call, Log, LogOptions, NewExtent, Recovered, Removal, SegmentState, SegmentView,
+    removals_of,
 };
+
+use limits::limits;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 const NAMESPACE: NamespaceId = NamespaceId([9; 16]);
 const BLOCK_BYTES: usize = 100 << 10;
-/// For a seal that is still on its way.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for a seal that is still in flight.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn open(dir: &Path) -> (Log, Recovered) {
     open_with_checkpoint(dir, None)
@@ -37,7 +42,7 @@ fn open_of(segment_count: u32, dir: &Path, checkpoint: Option<Vec<u8>>) -> (Log,
     let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
     let device =
         LocalDirectory::open(dir, options, &pool, Arc::<SystemClock>::clone(&clock)).unwrap();
-    let options = LogOptions {
+    let options = LogOptions::new(Limits {
         segment_bytes: SEGMENT_BYTES,
         segment_count,
         durability: Durability::None,
@@ -45,9 +50,8 @@ fn open_of(segment_count: u32, dir: &Path, checkpoint: Option<Vec<u8>>) -> (Log,
         io_request_bytes: 64 << 10,
         header_cache_bytes: 0,
         compression_bytes: 8 << 20,
-        scan_threads: 4,
-        read_only: false,
-    };
+        ..limits()
+    });
     let store = StoreId([1; 16]);
     Log::open_with_checkpoint(Arc::new(device), clock, pool, options, store, |_| checkpoint)
         .unwrap()
@@ -75,30 +79,32 @@ fn write(log: &Log, number: u32) -> Extent {
     append(log, number).extent
 }
 
-/// As long as this is held no index knows the extent.
+/// While the result is held, no index knows the extent.
 fn append(log: &Log, number: u32) -> Appended {
     let bytes = vec![u8::try_from(number % 251).unwrap(); BLOCK_BYTES];
     let extent = new_extent(number);
     lend(|lender| {
-        let append = log.reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
-        log.append(vec![append], &Call::foreground()).remove(0).unwrap()
+        let append =
+            log.writer().reserve(extent, vec![vec![lender.shared(&bytes)]], false).unwrap();
+        log.writer().append(vec![append], &Call::foreground()).remove(0).unwrap()
     })
 }
 
-/// Writes until another segment than `first` takes records; returns its number.
+/// Writes until another segment than `first` takes records, and returns its number.
 fn fill(log: &Log, first: u64) -> u64 {
     let places = (1..100).map(|number| write(log, number).location.segment);
     places.into_iter().find(|number| *number != first).unwrap()
 }
 
 fn state_of(log: &Log, number: u64) -> SegmentState {
-    log.segments().into_iter().find(|view| view.number == number).unwrap().state
+    log.segments().views().into_iter().find(|view| view.number == number).unwrap().state
 }
 
-fn remove(log: &Log, number: u32) -> u64 {
-    let announced = log.begin_removal(NAMESPACE, &[hash(number)]);
-    log.finish_removal(announced).unwrap();
-    announced
+fn remove(log: &Log, number: u32) -> Removal {
+    let hashes = vec![hash(number)];
+    let kills_before = log.removals().begin(NAMESPACE, &hashes);
+    log.removals().finish(kills_before).unwrap();
+    Removal { namespace: NAMESPACE, hashes, kills_before }
 }
 
 fn file_of(dir: &Path, location: Location) -> PathBuf {
@@ -111,7 +117,7 @@ fn patch(path: &Path, offset: u64, bytes: &[u8]) {
 }
 
 #[test]
-fn a_record_that_was_copied_to_another_place_is_none() {
+fn a_record_that_was_copied_to_another_place_does_not_count() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let extent = write(&log, 1);
@@ -123,12 +129,12 @@ fn a_record_that_was_copied_to_another_place_is_none() {
     patch(&path, extent.location.offset + extent.total_bytes() + 8192, &record);
     let (log, recovered) = open(dir.path());
     let end = extent.location.offset + extent.total_bytes();
-    assert_eq!(log.segments()[0].cursor, end, "the next record may lie over the copy");
+    assert_eq!(log.segments().views()[0].cursor, end, "the next record may overwrite the copy");
     assert_eq!(recovered.extents, [extent]);
 }
 
 #[test]
-fn regression_a_new_segment_of_whose_header_only_the_checksum_arrived_is_removed() {
+fn regression_a_new_segment_with_only_the_checksum_of_its_header_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path()));
     let path = dir.path().join(segment_file(7));
@@ -136,43 +142,43 @@ fn regression_a_new_segment_of_whose_header_only_the_checksum_arrived_is_removed
     file.set_len(SEGMENT_BYTES).unwrap();
     patch(&path, 4092, &[1, 2, 3, 4]);
     let (log, recovered) = open(dir.path());
-    // Left alone it would take room for ever, and count for nothing.
+    // Otherwise it would take space forever without use.
     assert!(!path.exists());
-    assert_eq!((log.segments(), recovered.faults), (vec![], vec![]));
+    assert_eq!((log.segments().views(), recovered.faults), (vec![], vec![]));
 }
 
 #[test]
-fn a_tombstone_outlives_its_segment_as_long_as_it_has_something_to_hide() {
+fn a_tombstone_outlives_its_segment_while_it_hides_a_block() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let older = write(&log, 0).location.segment;
     let other = fill(&log, older);
-    let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+    let removal = remove(&log, 0);
     for round in 0..4 {
-        assert!(log.seal_open());
-        assert!(log.recycle(other, PATIENCE, || ()).unwrap());
+        assert!(log.segments().seal_open());
+        assert!(log.recycler().recycle(other, TIMEOUT, || ()).unwrap());
         assert_eq!(write(&log, 1000 + round).location.segment, other);
     }
-    assert!(log.seal_open());
-    assert!(log.recycle(other, PATIENCE, || ()).unwrap());
+    assert!(log.segments().seal_open());
+    assert!(log.recycler().recycle(other, TIMEOUT, || ()).unwrap());
     drop(log);
     let (log, recovered) = open(dir.path());
     assert_eq!((recovered.faults, recovered.removals), (vec![], vec![removal]));
     assert_eq!(state_of(&log, other), SegmentState::Free, "it takes records next");
     assert_eq!(log.stats().view().syncs, 1, "a killed process may not have synced its header");
-    assert!(log.recycle(older, PATIENCE, || ()).unwrap());
+    assert!(log.recycler().recycle(older, TIMEOUT, || ()).unwrap());
     while write(&log, 2000).location.segment != other {
-        assert!(log.seal_open());
+        assert!(log.segments().seal_open());
     }
-    assert!(log.seal_open());
-    assert!(log.recycle(other, PATIENCE, || ()).unwrap());
+    assert!(log.segments().seal_open());
+    assert!(log.recycler().recycle(other, TIMEOUT, || ()).unwrap());
     drop(log);
     let (_, recovered) = open(dir.path());
     assert_eq!(recovered.removals, [], "nothing older is left");
 }
 
 #[test]
-fn a_removal_outlives_its_segment_that_is_given_back_and_the_last_free_one_stays() {
+fn a_removal_outlives_the_removal_of_its_segment_and_the_last_free_segment_stays() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open_of(5, dir.path(), None);
     let older = write(&log, 0).location.segment;
@@ -180,21 +186,21 @@ fn a_removal_outlives_its_segment_that_is_given_back_and_the_last_free_one_stays
     fill(&log, older);
     let (mut free, mut removals) = (Vec::new(), Vec::new());
     for number in 0..2 {
-        removals.push((NAMESPACE, vec![hash(number)], remove(&log, number)));
-        assert!(log.seal_open());
-        free.push(log.segments().last().unwrap().number);
+        removals.push(remove(&log, number));
+        assert!(log.segments().seal_open());
+        free.push(log.segments().views().last().unwrap().number);
     }
     write(&log, 50);
     for number in &free {
-        assert!(log.recycle(*number, PATIENCE, || ()).unwrap());
+        assert!(log.recycler().recycle(*number, TIMEOUT, || ()).unwrap());
     }
-    assert!(log.give_back(PATIENCE).unwrap(), "its tombstone goes to the open one");
+    assert!(log.recycler().give_back(TIMEOUT).unwrap(), "its tombstone moves to the open segment");
     assert_eq!(log.stats().view().segments_given_back, 1);
     assert!(!dir.path().join(segment_file(free[0])).exists());
-    assert!(!log.give_back(PATIENCE).unwrap(), "the reserve stays");
+    assert!(!log.recycler().give_back(TIMEOUT).unwrap(), "the reserve stays");
     drop(log);
     let (_, mut recovered) = open(dir.path());
-    recovered.removals.sort_by_key(|removal| removal.2);
+    recovered.removals.sort_by_key(|removal| removal.kills_before);
     assert_eq!((recovered.faults, recovered.removals), (vec![], removals));
 }
 
@@ -205,32 +211,32 @@ fn the_number_of_a_segment_that_a_checkpoint_knows_is_not_used_again() {
     let older = write(&log, 0).location.segment;
     let other = fill(&log, older);
     remove(&log, 0);
-    assert!(log.seal_open());
+    assert!(log.segments().seal_open());
     let newest = write(&log, 50).location.segment;
-    assert!(newest > other && log.seal_open());
+    assert!(newest > other && log.segments().seal_open());
     let checkpoint = log.checkpoint().unwrap();
     for number in [other, newest] {
-        assert!(log.recycle(number, PATIENCE, || ()).unwrap());
+        assert!(log.recycler().recycle(number, TIMEOUT, || ()).unwrap());
     }
-    assert!(log.give_back(PATIENCE).unwrap());
+    assert!(log.recycler().give_back(TIMEOUT).unwrap());
     assert!(!dir.path().join(segment_file(newest)).exists());
     drop(log);
     let (log, _) = open_of(5, dir.path(), Some(checkpoint));
     assert_eq!(write(&log, 300).location.segment, other);
-    assert!(log.seal_open());
+    assert!(log.segments().seal_open());
     let created = write(&log, 301).location.segment;
     assert!(created > newest, "{created}: its records would count as indexed");
 }
 
 #[test]
-fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
+fn the_tombstones_of_a_segment_with_a_damaged_header_count() {
     // The checksum, the magic number, and an epoch that was never written.
     for (offset, bytes) in [(4092, &[1, 2, 3, 4][..]), (0, b"NOTMAGIC"), (40, &[9])] {
         let dir = tempfile::tempdir().unwrap();
         let (log, _) = open(dir.path());
         let older = write(&log, 0).location.segment;
         let other = fill(&log, older);
-        let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+        let removal = remove(&log, 0);
         drop(log);
         patch(&dir.path().join(segment_file(other)), offset, bytes);
         for _ in 0..2 {
@@ -240,7 +246,7 @@ fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
             assert_eq!(state_of(&log, other), SegmentState::Damaged);
         }
         let (log, _) = open(dir.path());
-        assert!(log.recycle(other, PATIENCE, || ()).unwrap());
+        assert!(log.recycler().recycle(other, TIMEOUT, || ()).unwrap());
         drop(log);
         let (_, recovered) = open(dir.path());
         assert_eq!((recovered.faults, recovered.removals), (vec![], vec![removal]));
@@ -248,32 +254,32 @@ fn a_segment_whose_header_is_damaged_still_says_what_was_removed() {
 }
 
 #[test]
-fn copies_keep_their_age_while_a_segment_is_away_that_may_hold_a_removal() {
+fn copies_keep_their_age_while_a_segment_with_a_possible_removal_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let older = write(&log, 0).location.segment;
     let away = dir.path().join(segment_file(fill(&log, older)));
-    let removed = remove(&log, 0);
-    assert!(log.born_of_copies() >= Some(removed));
-    log.list_segments().unwrap();
+    let removed = remove(&log, 0).kills_before;
+    assert!(log.segments().born_of_copies() >= Some(removed));
+    log.segment_list().update().unwrap();
     drop(log);
     std::fs::rename(&away, dir.path().join("away")).unwrap();
-    assert_eq!(open(dir.path()).0.born_of_copies(), None);
+    assert_eq!(open(dir.path()).0.segments().born_of_copies(), None);
     std::fs::rename(dir.path().join("away"), &away).unwrap();
-    assert!(open(dir.path()).0.born_of_copies() >= Some(removed));
+    assert!(open(dir.path()).0.segments().born_of_copies() >= Some(removed));
 }
 
 #[test]
-fn with_a_checkpoint_only_what_came_later_is_read() {
+fn with_a_checkpoint_only_later_records_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let older = write(&log, 0).location.segment;
     let open_segment = fill(&log, older);
-    let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+    let removal = remove(&log, 0);
     let checkpoint = log.checkpoint().unwrap();
     let later = [write(&log, 500), write(&log, 501)];
-    let late_removal = (NAMESPACE, vec![hash(1)], remove(&log, 1));
-    let views = log.segments();
+    let late_removal = remove(&log, 1);
+    let views = log.segments().views();
     drop(log);
     let (log, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint.clone()));
     assert_eq!(recovered.extents, later);
@@ -282,11 +288,11 @@ fn with_a_checkpoint_only_what_came_later_is_read() {
     let facts = |views: &[SegmentView]| -> Vec<_> {
         views.iter().map(|view| (view.state, view.cursor, view.oldest_born)).collect()
     };
-    assert_eq!(facts(&log.segments()), facts(&views));
-    assert!(log.newest_sequence() > late_removal.2);
-    // A segment that was recycled since is read whole, and what it held is not told.
-    assert!(log.recycle(older, PATIENCE, || ()).unwrap());
-    assert!(log.seal_open());
+    assert_eq!(facts(&log.segments().views()), facts(&views));
+    assert!(log.segments().newest_sequence() > late_removal.kills_before);
+    // A segment that was recycled since is read as a whole, and its earlier records are not returned.
+    assert!(log.recycler().recycle(older, TIMEOUT, || ()).unwrap());
+    assert!(log.segments().seal_open());
     let reborn = write(&log, 502);
     assert_eq!(reborn.location.segment, older);
     drop(log);
@@ -296,7 +302,7 @@ fn with_a_checkpoint_only_what_came_later_is_read() {
 }
 
 #[test]
-fn what_the_index_does_not_know_yet_is_read_again() {
+fn records_that_the_index_does_not_know_are_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     write(&log, 0);
@@ -310,31 +316,31 @@ fn what_the_index_does_not_know_yet_is_read_again() {
     assert_eq!(
         recovered.extents,
         [pinned, after],
-        "everything from the first one on is told again"
+        "all records from the first unknown one on are returned again"
     );
 }
 
 #[test]
-fn what_a_checkpoint_knew_is_kept_though_it_is_to_be_read_again_and_is_damaged() {
+fn a_removal_in_the_checkpoint_holds_although_its_tombstone_is_damaged_now() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let appended = append(&log, 0);
     let after = write(&log, 1);
-    let removal = (NAMESPACE, vec![hash(2)], remove(&log, 2));
-    let (mut checkpoint, end) = (log.checkpoint().unwrap(), log.segments()[0].cursor);
+    let removal = remove(&log, 2);
+    let (mut checkpoint, end) = (log.checkpoint().unwrap(), log.segments().views()[0].cursor);
     drop((appended, log));
     let behind = after.location.offset + after.total_bytes();
     patch(&file_of(dir.path(), after.location), behind, &[0xaa; 4096]);
     for _ in 0..2 {
         let (log, recovered) = open_with_checkpoint(dir.path(), Some(checkpoint));
         assert_eq!(recovered.checkpoint_removals, std::slice::from_ref(&removal));
-        assert_eq!(log.segments()[0].cursor, end, "it may be readable one day");
+        assert_eq!(log.segments().views()[0].cursor, end, "it may be readable later");
         checkpoint = log.checkpoint().unwrap();
     }
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_understood_counts_as_none() {
+fn an_invalid_checkpoint_counts_as_none() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let extent = write(&log, 0);
@@ -346,7 +352,7 @@ fn a_checkpoint_that_cannot_be_understood_counts_as_none() {
 }
 
 #[test]
-fn regression_what_cannot_be_is_not_believed_of_a_checkpoint() {
+fn regression_impossible_places_in_a_checkpoint_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let extent = write(&log, 0);
@@ -373,12 +379,12 @@ fn regression_what_cannot_be_is_not_believed_of_a_checkpoint() {
         let (log, recovered) = open_with_checkpoint(dir.path(), forged(at, far));
         assert_eq!(recovered.extents[0], extent);
         fill(&log, extent.location.segment);
-        assert!(log.newest_sequence() < COUNT_LIMIT);
+        assert!(log.segments().newest_sequence() < COUNT_LIMIT);
     }
 }
 
 #[test]
-fn a_segment_that_could_not_be_read_when_the_checkpoint_was_made_is_told_to_be_back() {
+fn a_segment_that_was_unreadable_at_the_checkpoint_is_reported_as_back() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let first = write(&log, 0).location.segment;
@@ -387,7 +393,7 @@ fn a_segment_that_could_not_be_read_when_the_checkpoint_was_made_is_told_to_be_b
     for (away, other) in [(first, second), (second, first)] {
         let path = dir.path().join(segment_file(away));
         let whole = std::fs::read(&path).unwrap();
-        // It is taken for somebody else's.
+        // It looks like a segment of another store.
         patch(&path, 0, &[0xaa; 4096]);
         let (log, recovered) = open(dir.path());
         assert!(!recovered.is_one_back);
@@ -406,13 +412,13 @@ fn a_segment_that_could_not_be_read_when_the_checkpoint_was_made_is_told_to_be_b
 }
 
 #[test]
-fn a_removal_that_only_the_checkpoint_knows_is_handed_on_to_an_index_that_is_built_anew() {
+fn a_removal_that_only_the_checkpoint_knows_reaches_an_index_that_is_rebuilt() {
     for is_header_bad in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let (log, _) = open(dir.path());
         let older = write(&log, 0).location.segment;
         let other = fill(&log, older);
-        let removal = (NAMESPACE, vec![hash(0)], remove(&log, 0));
+        let removal = remove(&log, 0);
         let mut removals = removals_of(&log.checkpoint().unwrap());
         drop(log);
         let path = dir.path().join(segment_file(other));
@@ -424,25 +430,26 @@ fn a_removal_that_only_the_checkpoint_knows_is_handed_on_to_an_index_that_is_bui
             let (log, recovered) = open_with_checkpoint(dir.path(), removals);
             assert!(!recovered.extents.is_empty(), "all headers are read");
             assert_eq!(recovered.checkpoint_removals, std::slice::from_ref(&removal));
-            // As long as its segment is what it is.
+            // As long as its segment does not change.
             removals = removals_of(&log.checkpoint().unwrap());
         }
     }
 }
 
 #[test]
-fn a_record_that_settles_behind_later_ones_is_synced_by_the_next_checkpoint() {
+fn a_record_that_settles_after_later_ones_is_synced_by_the_next_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (log, _) = open(dir.path());
     let bytes = vec![1; BLOCK_BYTES];
     lend(|lender| {
-        let slow = log.reserve(new_extent(1), vec![vec![lender.shared(&bytes)]], false).unwrap();
+        let slow =
+            log.writer().reserve(new_extent(1), vec![vec![lender.shared(&bytes)]], false).unwrap();
         write(&log, 2);
         log.checkpoint().unwrap();
         let before = log.stats().view().syncs;
-        log.append(vec![slow], &Call::foreground()).remove(0).unwrap();
+        log.writer().append(vec![slow], &Call::foreground()).remove(0).unwrap();
         log.checkpoint().unwrap();
-        assert_eq!(log.stats().view().syncs, before + 1, "the index may lead to it now");
+        assert_eq!(log.stats().view().syncs, before + 1, "the index may refer to it now");
         log.checkpoint().unwrap();
         assert_eq!(log.stats().view().syncs, before + 1, "nothing was written");
     });

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use dalsegno_core::{ChainHash, DramAdmission, Extent, Namespace, NamespaceId, Result};
 use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::{Memory, Operation, patiently};
-use dalsegno_log::{Call, Cause, ExtentRead, Target};
+use dalsegno_log::{BlockTarget, Call, Cause, ExtentRead};
 
 use crate::put::check_blocks;
 use crate::stats::add;
@@ -192,7 +192,7 @@ impl<'a> Get<'a> {
         let mut out: Vec<Option<Vec<Memory>>> = out.into_iter().map(Some).collect();
         // DRAM holds only what the index knows, so this says what can be had at all.
         let runs = self.inner.index.resolve(self.namespace.id(), self.chain, scope);
-        note_use(self.inner.index.as_ref(), &runs, self.inner.log.round());
+        note_use(self.inner.index.as_ref(), &runs, self.inner.log.segments().round());
         self.take_dram(&runs, &mut out);
         let rest = runs.iter().flat_map(|run| missing_parts(run, &out)).collect();
         self.take_log(rest, &mut out);
@@ -284,12 +284,12 @@ impl<'a> Get<'a> {
         positions: &[usize],
         out: &mut [Option<Vec<Memory>>],
     ) -> ExtentRead {
-        let targets = (0..run.count).map(|offset| Target {
+        let targets = (0..run.count).map(|offset| BlockTarget {
             block: run.first_block + offset,
             memory: out[positions[run.at + offset as usize]].take().expect("asked for once"),
         });
         let targets = targets.collect();
-        ExtentRead { extent: Extent::clone(&run.extent), layers: self.layers.clone(), targets }
+        ExtentRead { extent: Arc::clone(&run.extent), layers: self.layers.clone(), targets }
     }
 
     /// Takes in what became of a run: outcomes, DRAM, quarantine.

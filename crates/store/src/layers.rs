@@ -83,7 +83,7 @@ impl Store {
         } else {
             let extent = inner.new_extent(&namespace, chain, first, chain[first..end].to_vec());
             let place = inner.reserve(extent.total_bytes(), &call).map_err(to_error)?;
-            Some(inner.log.begin_layers(extent, place))
+            Some(LayerAppend::begin(inner.log.writer(), extent, place))
         };
         let work = Work { store: self.clone(), append, committed: false };
         let work = Arc::new(Mutex::new(work));
@@ -205,7 +205,7 @@ impl LayerWriter {
     /// The put, once nobody else writes a layer of it. To be asked only in the process that opened the store.
     fn lock(&self, call: &Call, clock: &dyn Clock) -> Result<MutexGuard<'_, Work>> {
         loop {
-            let locked = match call.patience(clock).map_err(to_error) {
+            let locked = match call.timeout(clock).map_err(to_error) {
                 Ok(None) => Some(self.work.lock()),
                 Ok(Some(patience)) => self.work.try_lock_for(patience),
                 // Without time left it is the layer that fails, not the wait for a put that nobody else uses.

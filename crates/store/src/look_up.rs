@@ -96,7 +96,7 @@ impl Inner {
         scope: Scope,
     ) -> Vec<Run> {
         let runs = index.resolve(namespace, hashes, scope);
-        note_use(index, &runs, self.log.round());
+        note_use(index, &runs, self.log.segments().round());
         runs
     }
 

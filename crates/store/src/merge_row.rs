@@ -15,7 +15,9 @@ use std::time::Duration;
 use dalsegno_core::{Extent, NamespaceId};
 use dalsegno_index::Unread;
 use dalsegno_io::{IoError, lend};
-use dalsegno_log::{Appended, Call, Cause, LogError, SegmentState, SegmentView};
+use dalsegno_log::{
+    Appended, Call, Cause, CompressedMerge, LogError, MergeAppend, SegmentState, SegmentView,
+};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
 use crate::merge::{Merged, Shared};
@@ -183,7 +185,7 @@ impl Inner {
             self.encode_again(&new, &blocks.collect::<Vec<_>>())
         })?;
         if let Some(compressed) = compressed {
-            let merge = self.log.begin_compressed_merge(new, compressed)?;
+            let merge = CompressedMerge::begin(self.log.writer(), new, compressed)?;
             if self.visible_blocks(row)? != all {
                 return Err(Skip::Changed);
             }
@@ -191,7 +193,7 @@ impl Inner {
             self.swing(row, merge.commit(&call)?, &call);
             return Ok(());
         }
-        let mut append = self.log.begin_merge(new)?;
+        let mut append = MergeAppend::begin(self.log.writer(), new)?;
         if self.visible_blocks(row)? != all {
             return Err(Skip::Changed);
         }
@@ -268,18 +270,18 @@ impl Inner {
 
     /// Makes sure that there is room for `bytes`, without dropping anything that is alive.
     fn find_room(self: &Arc<Self>, bytes: u64) -> Result<(), Skip> {
-        if self.log.has_space_now(bytes) {
+        if self.log.segments().has_space_now(bytes) {
             return Ok(());
         }
         let make = move |inner: &Self, _: &Call| {
-            if !inner.log.prepare(bytes)? {
+            if !inner.log.segments().prepare(bytes)? {
                 inner.recycle_dead_segments()?;
-                inner.log.prepare(bytes)?;
+                inner.log.segments().prepare(bytes)?;
             }
             Ok(())
         };
         self.have_done(&Call::background(), make)?;
-        if self.log.has_space_now(bytes) { Ok(()) } else { Err(Skip::NoRoom) }
+        if self.log.segments().has_space_now(bytes) { Ok(()) } else { Err(Skip::NoRoom) }
     }
 
     /// Has segments recycled in which nothing is alive, so that the next open does not meet what was merged.
@@ -292,13 +294,13 @@ impl Inner {
 
     fn recycle_dead_segments(&self) -> Result<(), LogError> {
         // Pins first: once a sealed segment has none, nothing can come alive in it any more.
-        let views = self.log.segments();
+        let views = self.log.segments().views();
         let is_idle = |view: &&SegmentView| {
             view.state == SegmentState::Sealed && view.pins == 0 && !view.is_partly_unread()
         };
         let idle = views.iter().filter(is_idle);
         for view in idle.filter(|view| self.index.live_bytes(view.number) == 0) {
-            self.log.recycle(view.number, DEAD_PATIENCE, || {
+            self.log.recycler().recycle(view.number, DEAD_PATIENCE, || {
                 self.index.drop_segment(view.number, view.epoch);
             })?;
         }

@@ -196,7 +196,7 @@ fn open(path: &Path) -> Result<Offline> {
     // The bounds do not matter for looking; a large disk satisfies every check.
     let space = SpaceFacts { free_bytes: 1 << 50, ..facts.space };
     let limits = Config::default().validate(space)?;
-    let options = LogOptions { read_only: true, ..LogOptions::from(&limits) };
+    let options = LogOptions { read_only: true, ..LogOptions::new(limits) };
     let (log, recovered) =
         Log::open(device, clock, pool, options, StoreId::default()).map_err(to_error)?;
     let faults = recovered.faults.iter().map(|fault| FaultRow {
@@ -218,18 +218,18 @@ fn open(path: &Path) -> Result<Offline> {
 pub fn info(path: &Path) -> Result<StoreInfo> {
     let offline = open(path)?;
     let index = index_row(path, offline.log.store())?;
-    let segments = offline.log.segments();
+    let segments = offline.log.segments().views();
     let count = |state| segments.iter().filter(|view| view.state == state).count() as u64;
     let namespaces = offline.namespaces()?;
     let (extents, blocks) = offline.index.counts();
     Ok(StoreInfo {
         id: offline.log.store().to_hex(),
-        segment_bytes: offline.log.options().segment_bytes,
+        segment_bytes: offline.log.options().limits.segment_bytes,
         segments_free: count(SegmentState::Free),
         segments_open: count(SegmentState::Open),
         segments_sealed: count(SegmentState::Sealed),
         segments_damaged: count(SegmentState::Damaged),
-        disk_bytes: offline.log.disk_bytes(),
+        disk_bytes: offline.log.segments().disk_bytes(),
         extents,
         blocks,
         block_bytes: namespaces.iter().map(|row| row.bytes).sum(),
@@ -313,7 +313,7 @@ impl Offline {
     }
 
     fn namespaces(&self) -> Result<Vec<NamespaceRow>> {
-        let described = dalsegno_log::read_namespaces(&self.log).map_err(to_error)?;
+        let described = self.log.store_files().read_namespaces().map_err(to_error)?;
         let mut rows: Vec<NamespaceRow> = Vec::new();
         let (mut lineage, mut extents_of_lineage) = (None, 0);
         for extent in &self.extents() {

@@ -250,7 +250,7 @@ fn namespaces_in_use(
     device: &dyn Device,
     is_used: impl Fn(NamespaceId) -> bool,
 ) -> Result<Vec<(Namespace, Compression)>> {
-    let namespaces = dalsegno_log::read_namespaces(log).map_err(to_error)?;
+    let namespaces = log.store_files().read_namespaces().map_err(to_error)?;
     let (used, unused): (Vec<_>, Vec<_>) =
         namespaces.into_iter().partition(|(namespace, _)| is_used(namespace.id()));
     for (namespace, _) in &unused {

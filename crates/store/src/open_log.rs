@@ -109,7 +109,7 @@ impl Whence<'_> {
     /// What the log holds that the index does not know; `removals` are known of if there is no index.
     fn find(&self, removals: Option<Vec<u8>>) -> Result<Found> {
         let (device, clock) = (Arc::clone(&self.device), Arc::clone(&self.clock));
-        let (pool, mut options) = (self.pool.clone(), LogOptions::from(self.limits));
+        let (pool, mut options) = (self.pool.clone(), LogOptions::new(self.limits.clone()));
         if self.in_order {
             options.scan_threads = 1;
         }
@@ -151,10 +151,10 @@ impl Whence<'_> {
         })?;
         let lsm = Arc::new(lsm);
         // A segment whose header is damaged has no epoch.
-        let sound = log.segments().into_iter().filter(|view| view.epoch > 0);
+        let sound = log.segments().views().into_iter().filter(|view| view.epoch > 0);
         let is_aligned =
             lsm.align(&sound.map(|view| (view.number, view.epoch)).collect::<Vec<_>>());
-        log.begin_after(lsm.newest_segment().unwrap_or_default());
+        log.segments().begin_after(lsm.newest_segment().unwrap_or_default());
         let is_new = !lsm.has_tables();
         let began_anew =
             is_new && known.as_ref().is_some_and(|checkpoint| is_of_removals(checkpoint));

@@ -151,7 +151,7 @@ impl Inner {
         }
         let mut claim = self.pending.claim();
         let present = self.index.resolve(id, hashes, Scope::Each);
-        note_use(self.index.as_ref(), &present, self.log.round());
+        note_use(self.index.as_ref(), &present, self.log.segments().round());
         for run in present {
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
         }
@@ -225,7 +225,7 @@ impl Inner {
         self.upkeep.before_write(call, self.clock.as_ref());
         let failed = self.failed_reads.among(namespace, &extent.hashes);
         self.take_over(&extent, &failed);
-        let round = self.log.round();
+        let round = self.log.segments().round();
         raise_parent(self.index.as_ref(), &extent, round);
         let mut visible = self.index.insert(extent.clone(), Use::written(round), &|_| true);
         // None may be new because all are there: what could not be read when it was looked up can be read now.
@@ -238,7 +238,7 @@ impl Inner {
         self.merger.note(&extent, self.clock.now());
         // Whoever removes announces it before it looks at the index: either it found these blocks there, or they are
         // told here. Without this they would be visible until the store is opened again, and gone then.
-        let removed = self.log.removed_since(namespace, born, &extent.hashes);
+        let removed = self.log.removals().removed_since(namespace, born, &extent.hashes);
         let gone: Vec<ChainHash> =
             extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
         if !gone.is_empty() {
@@ -356,14 +356,15 @@ impl<'a> Group<'a> {
         if compression.is_plain() {
             return Ok(Ok(None));
         }
-        let room = if let Some(room) = self.inner.log.try_compression_budget(extent) {
+        let room = if let Some(room) = self.inner.log.compressor().try_budget(extent) {
             Ok(room)
         } else {
             self.write()?;
-            self.inner.log.compression_budget(extent, self.call)
+            self.inner.log.compressor().budget(extent, self.call)
         };
-        Ok(room
-            .and_then(|room| self.inner.log.encode(extent, blocks, compression, room, self.call)))
+        Ok(room.and_then(|room| {
+            self.inner.log.compressor().compress(extent, blocks, compression, room, self.call)
+        }))
     }
 
     /// Removes from DRAM what did not become visible.
@@ -382,7 +383,9 @@ impl<'a> Group<'a> {
             appends.push(append);
         }
         let mut outcome = Ok(());
-        for (place, result) in places.into_iter().zip(self.inner.log.append(appends, self.call)) {
+        for (place, result) in
+            places.into_iter().zip(self.inner.log.writer().append(appends, self.call))
+        {
             let (first, count, names) = place;
             match result {
                 Ok(appended) => {

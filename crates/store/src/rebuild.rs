@@ -77,7 +77,7 @@ pub(crate) fn rebuild(
         let used = Use::written(extent.id.0);
         index.insert(extent, used, &|hash| !killed.has(namespace, born, hash));
         if let Some(extent) = doubtful {
-            log.doubt(&extent, is_replaced);
+            log.segment_list().doubt(&extent, is_replaced);
         }
         if !keep_up() {
             return;
@@ -98,7 +98,7 @@ impl Killed {
         for removal in &recovered.removals {
             remove_again(index, removal);
         }
-        for (namespace, hashes, kills_before) in
+        for Removal { namespace, hashes, kills_before } in
             recovered.removals.iter().chain(&recovered.checkpoint_removals)
         {
             if hashes.is_empty() {
@@ -191,7 +191,8 @@ impl Soundness<'_> {
 }
 
 /// Carries out a removal that an index in files does not know of yet: blocks that were put before it go.
-fn remove_again(index: &dyn Index, (namespace, hashes, kills_before): &Removal) {
+fn remove_again(index: &dyn Index, removal: &Removal) {
+    let Removal { namespace, hashes, kills_before } = removal;
     if hashes.is_empty() {
         let all = index.scan((*namespace, ChainHash::default(), 0), usize::MAX);
         let mine = all.iter().take_while(|extent| extent.namespace == *namespace);

@@ -46,20 +46,20 @@ struct Moved {
 impl Inner {
     /// Frees one segment, unless somebody just did and an append of `bytes` finds room. Stops when the call is over.
     pub(crate) fn reclaim(&self, bytes: u64, call: &Call) -> Result<(), LogError> {
-        if self.log.has_space(bytes) { Ok(()) } else { self.free_one(call) }
+        if self.log.segments().has_space(bytes) { Ok(()) } else { self.free_one(call) }
     }
 
     /// Gives a segment's room back to the file system, where the index found none, unless there is some by now: what
     /// the index cannot take in is not kept. But not one of the few that a store needs.
     pub(crate) fn give_back(&self, call: &Call) -> Result<(), LogError> {
-        let count = || self.log.segments().len() as u64;
+        let count = || self.log.segments().count() as u64;
         for _ in 0..GIVE_BACK_ATTEMPTS {
             let before = count();
             let Some(shortage) = self.upkeep.shortage().filter(|_| before > MIN_SEGMENTS) else {
                 break;
             };
-            let is_there = shortage == Shortage::Disk && self.log.has_space_for_others();
-            if !is_there && !self.log.give_back(PATIENCE)? {
+            let is_there = shortage == Shortage::Disk && self.log.segments().has_space_for_others();
+            if !is_there && !self.log.recycler().give_back(PATIENCE)? {
                 self.free_one(call)?;
             }
             // A damaged one is not freed, but goes at once.
@@ -76,7 +76,7 @@ impl Inner {
         loop {
             let Some((victim, ranks)) = self.choose(&passed_over) else {
                 // Nothing but the open segment: with so little room it is given up whole.
-                if !passed_over.is_empty() || !self.log.seal_open() {
+                if !passed_over.is_empty() || !self.log.segments().seal_open() {
                     return Err(LogError::Full);
                 }
                 continue;
@@ -86,9 +86,9 @@ impl Inner {
             self.relocate(victim.number, &extents, &ranks, call)?;
             self.orphan_behind(victim.number, &extents)?;
             let drop_rest = || self.drop_rest(&victim, &extents);
-            let left = call.patience(self.clock.as_ref())?;
+            let left = call.timeout(self.clock.as_ref())?;
             let patience = left.map_or(PATIENCE, |left| left.min(PATIENCE));
-            if self.log.recycle(victim.number, patience, drop_rest)? {
+            if self.log.recycler().recycle(victim.number, patience, drop_rest)? {
                 return Ok(());
             }
             passed_over.insert(victim.number);
@@ -97,7 +97,7 @@ impl Inner {
 
     /// The segment to reclaim, and how recent the bytes of the store are.
     fn choose(&self, passed_over: &BTreeSet<u64>) -> Option<(SegmentView, Ranks)> {
-        let views = self.log.segments();
+        let views = self.log.segments().views();
         let may_go = |view: &&SegmentView| {
             matches!(view.state, SegmentState::Sealed | SegmentState::Damaged)
                 && !passed_over.contains(&view.number)
@@ -121,7 +121,7 @@ impl Inner {
     fn facts(&self, views: &[SegmentView], passed_over: &BTreeSet<u64>) -> Vec<SegmentFacts> {
         let used = || views.iter().filter(|view| view.state != SegmentState::Free);
         let numbers: Vec<u64> = used().map(|view| view.number).collect();
-        let drawn = draw(&numbers, self.log.newest_sequence());
+        let drawn = draw(&numbers, self.log.segments().newest_sequence());
         let is_dead = |view: &SegmentView| self.index.live_bytes(view.number) == 0;
         used()
             .filter(|view| drawn.contains(&view.number) || is_dead(view))
@@ -164,7 +164,7 @@ impl Inner {
         let kept = keep(&facts, ranks, self.limits.segment_bytes / 2);
         let kept: Vec<&Extent> = kept.iter().map(|id| by_id[id]).collect();
         for row in rows(&kept, &self.limits) {
-            call.patience(self.clock.as_ref())?;
+            call.timeout(self.clock.as_ref())?;
             match self.move_all(segment, &row) {
                 Ok(bytes) => add(&self.counters.relocated_bytes, bytes),
                 // What cannot be moved is dropped: a cache may forget.
@@ -200,10 +200,10 @@ impl Inner {
     ///
     /// If it still fails, or is too slow.
     pub(crate) fn extents_in(&self, segment: u64) -> Result<Vec<Extent>, LogError> {
-        let (mut extents, mut failure) = self.log.extents_in(segment);
+        let (mut extents, mut failure) = self.log.recycler().extents_in(segment);
         if failure.is_some() {
-            self.log.check_reads(segment)?;
-            (extents, failure) = self.log.extents_in(segment);
+            self.log.recycler().check_reads(segment)?;
+            (extents, failure) = self.log.recycler().extents_in(segment);
         }
         match failure {
             None => Ok(extents),
@@ -211,7 +211,7 @@ impl Inner {
                 Err(LogError::Io(error))
             }
             // What fails again while the device reads is bad.
-            Some(_) => self.log.check_reads(segment).map(|()| extents),
+            Some(_) => self.log.recycler().check_reads(segment).map(|()| extents),
         }
     }
 
@@ -251,7 +251,7 @@ impl Inner {
             Ok(answer) => return Ok(answer),
             Err(error) => put_off(error)?,
         }
-        self.log.check_reads(segment)?;
+        self.log.recycler().check_reads(segment)?;
         ask().or_else(|error| {
             put_off(error)?;
             self.upkeep.give_up("files of the index cannot be read");
@@ -272,7 +272,7 @@ impl Inner {
             if moved.is_read {
                 break;
             }
-            self.log.check_reads(segment)?;
+            self.log.recycler().check_reads(segment)?;
         }
         Ok(bytes)
     }
@@ -284,7 +284,7 @@ impl Inner {
         // Before the question what is visible: whatever was removed until now is not copied, and what is removed from
         // now on has a larger number. With the number of the first put, one extent that is moved again and again would
         // keep every tombstone alive.
-        let born = self.log.born_of_copies();
+        let born = self.log.segments().born_of_copies();
         let wanted = self.ask_index(segment, || self.visible_blocks(row))?;
         if wanted.is_empty() {
             return Ok(Moved { bytes: 0, is_read: true });
@@ -313,15 +313,17 @@ impl Inner {
                 let blocks: Vec<_> =
                     source.chunks_exact(block_bytes).map(|b| vec![lender.shared(b)]).collect();
                 let append = match self.encode_again(&part, &blocks)? {
-                    Some(compressed) => self.log.reserve_compressed(part, compressed, true)?,
-                    None => self.log.reserve(part, blocks, true)?,
+                    Some(compressed) => {
+                        self.log.writer().reserve_compressed(part, compressed, true)?
+                    }
+                    None => self.log.writer().reserve(part, blocks, true)?,
                 };
-                self.log.append(vec![append], &Call::background()).remove(0)
+                self.log.writer().append(vec![append], &Call::background()).remove(0)
             })?;
             written += appended.extent.total_bytes();
             if row.len() > 1 || row[0].is_moved() {
                 // What is made of several extents takes their place at open without being read: see `rebuild.rs`.
-                self.log.make_durable(&appended)?;
+                self.log.writer().make_durable(&appended)?;
             }
             new.push(appended.extent);
             pins.push(appended.pin);
@@ -344,11 +346,12 @@ impl Inner {
         if !is_whole || !extent.is_compressed() || self.compression(extent.namespace).is_plain() {
             return Ok(None);
         }
-        let Some(compressed) = self.log.read_compressed(extent)? else { return Ok(None) };
-        let append = self.log.reserve_compressed(part_of(row, wanted, born), compressed, true)?;
-        let appended = self.log.append(vec![append], &Call::background()).remove(0)?;
+        let Some(compressed) = self.log.read_compressed(extent) else { return Ok(None) };
+        let append =
+            self.log.writer().reserve_compressed(part_of(row, wanted, born), compressed, true)?;
+        let appended = self.log.writer().append(vec![append], &Call::background()).remove(0)?;
         if extent.is_moved() {
-            self.log.make_durable(&appended)?;
+            self.log.writer().make_durable(&appended)?;
         }
         let Appended { extent: new, pin } = appended;
         let bytes = new.total_bytes();

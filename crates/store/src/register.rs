@@ -77,9 +77,9 @@ impl Inner {
         let call = Terms::within(REGISTER_PATIENCE).call(self.clock.as_ref());
         let described = self.have_recorded(&call, move |inner, _| {
             if !compression.is_plain() {
-                dalsegno_log::allow_compression(&inner.log)?;
+                inner.log.store_files().allow_compression()?;
             }
-            if let Err(error) = dalsegno_log::write_namespace(&inner.log, &namespace, compression) {
+            if let Err(error) = inner.log.store_files().write_namespace(&namespace, compression) {
                 let id = namespace.id();
                 tracing::warn!("the description of namespace {id} was not stored: {error}");
             }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, IndexChoice, NamespaceId, Result};
-use dalsegno_log::{Call, Log, LogError};
+use dalsegno_log::{Call, Log, LogError, Removals};
 
 use crate::stats::add;
 use crate::store::{Inner, Store, to_error};
@@ -57,7 +57,7 @@ impl Inner {
         hashes: &[ChainHash],
         call: &Call,
     ) -> Result<u64> {
-        let number = self.log.begin_removal(namespace, hashes);
+        let number = self.log.removals().begin(namespace, hashes);
         let announced = Announced { log: self.log.clone(), number };
         let removed = Arc::new(AtomicU64::new(0));
         let mut left = None;
@@ -67,7 +67,7 @@ impl Inner {
             // It may have to wait for the device.
             left = Some((hashes.to_vec(), Arc::clone(&removed)));
         }
-        let bytes = Log::removal_bytes(hashes.len());
+        let bytes = Removals::bytes_for(hashes.len());
         let prepare = move |inner: &Self, call: &Call| {
             if let Some((hashes, removed)) = left {
                 removed.store(inner.take_out(namespace, &hashes), Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Inner {
 
     /// Makes an announced removal durable, unless that was done.
     fn finish_removal(&self, number: u64) -> std::result::Result<(), LogError> {
-        let finished = self.log.finish_removal(number);
+        let finished = self.log.removals().finish(number);
         self.upkeep.give_up_if_emptied();
         finished
     }
@@ -127,6 +127,6 @@ struct Announced {
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        self.log.abandon_removal(self.number);
+        self.log.removals().abandon(self.number);
     }
 }

@@ -97,7 +97,7 @@ impl Inner {
                 match self.write_anew(number) {
                     Ok(done) => {
                         segments += u64::from(done);
-                        self.log.write_off(number);
+                        self.log.segment_list().write_off(number);
                     }
                     Err(error @ (LogError::Poisoned | LogError::Io(_))) => {
                         return Err(to_error(error));
@@ -116,10 +116,11 @@ impl Inner {
 
     /// Copies the good blocks of a segment to others, and recycles it. `false` if opening has dealt with it.
     fn write_anew(&self, number: u64) -> std::result::Result<bool, LogError> {
-        let state_of = || self.log.segments().into_iter().find(|view| view.number == number);
+        let state_of =
+            || self.log.segments().views().into_iter().find(|view| view.number == number);
         if state_of().is_some_and(|view| view.state == SegmentState::Open) {
             // Only this one can be open.
-            let _sealed = self.log.seal_open();
+            let _sealed = self.log.segments().seal_open();
         }
         let Some(view) = state_of().filter(|view| view.state != SegmentState::Free) else {
             return Ok(false);
@@ -134,6 +135,10 @@ impl Inner {
             }
             let _blocks = self.index.drop_segment(view.number, view.epoch);
         };
-        if self.log.recycle(number, PATIENCE, drop_rest)? { Ok(true) } else { Err(LogError::Full) }
+        if self.log.recycler().recycle(number, PATIENCE, drop_rest)? {
+            Ok(true)
+        } else {
+            Err(LogError::Full)
+        }
     }
 }

@@ -7,12 +7,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
 use dalsegno_index::Unread;
 use dalsegno_io::{Memory, lend};
 use dalsegno_log::{
-    BlockOutcome, Call, Cause, CompressedExtent, ExtentRead, Log, LogError, NewExtent, Target,
+    BlockOutcome, BlockTarget, Call, Cause, CompressedExtent, ExtentRead, Log, LogError, NewExtent,
 };
 
 use crate::store::Inner;
@@ -72,8 +73,8 @@ impl Inner {
         blocks: &[Vec<Memory>],
     ) -> Result<Option<CompressedExtent>, LogError> {
         let compression = self.compression(extent.namespace);
-        let room = self.log.own_compression_budget();
-        self.log.encode(extent, blocks, compression, room, &Call::background())
+        let room = self.log.compressor().own_budget();
+        self.log.compressor().compress(extent, blocks, compression, room, &Call::background())
     }
 
     /// Which blocks of a row of extents lead to it, and are not being removed.
@@ -86,7 +87,7 @@ impl Inner {
         for (at, extent) in row.iter().enumerate() {
             let live = self.index.live_blocks(extent)?;
             let (born, hashes) = (extent.born, &extent.hashes);
-            let removed = self.log.removed_since(extent.namespace, born, hashes);
+            let removed = self.log.removals().removed_since(extent.namespace, born, hashes);
             let blocks = (0_u32..).zip(extent.hashes.iter().zip(live));
             let visible = blocks.filter(|(_, (hash, live))| *live && !removed.contains(hash));
             spots.extend(visible.map(|(block, _)| (at, block)));
@@ -134,10 +135,11 @@ fn read_spots(log: &Log, row: &[&Extent], wanted: &[Spot], bytes: &mut [u8]) -> 
         let mut reads: BTreeMap<usize, ExtentRead> = BTreeMap::new();
         for ((at, block), memory) in wanted.iter().zip(bytes.chunks_exact_mut(block_bytes)) {
             let read = reads.entry(*at).or_insert_with(|| {
-                let extent = Extent::clone(row[*at]);
+                let extent = Arc::new(row[*at].clone());
                 ExtentRead { layers: 0..extent.layout.layers(), extent, targets: Vec::new() }
             });
-            read.targets.push(Target { block: *block, memory: vec![lender.exclusive(memory)] });
+            read.targets
+                .push(BlockTarget { block: *block, memory: vec![lender.exclusive(memory)] });
         }
         let results = log.read(reads.into_values().collect(), &Call::background());
         results.into_iter().flatten().map(|block| block.outcome).collect()

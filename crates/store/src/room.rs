@@ -157,12 +157,12 @@ impl Inner {
         let (reply, answer) = bounded(1);
         let mut task = Task { inner: Arc::clone(self), work: Box::new(work), reply };
         loop {
-            let sent = match call.patience(clock)? {
+            let sent = match call.timeout(clock)? {
                 None => queue.send(task).map_err(|error| SendTimeoutError::Disconnected(error.0)),
                 Some(patience) => queue.send_timeout(task, patience),
             };
             match sent {
-                Ok(()) => return call.answer(&answer, clock).flatten(),
+                Ok(()) => return call.receive(&answer, clock).flatten(),
                 Err(SendTimeoutError::Timeout(back)) => task = back,
                 Err(SendTimeoutError::Disconnected(_)) => return Err(IoError::Closed.into()),
             }
@@ -187,12 +187,12 @@ impl Inner {
     ) -> std::result::Result<Reservation, LogError> {
         self.look_after_index(call);
         for _ in 0..RECLAIM_ATTEMPTS {
-            if !self.log.has_space_now(bytes) {
+            if !self.log.segments().has_space_now(bytes) {
                 self.have_done(call, move |inner, call| inner.make_room(bytes, call))?;
                 self.list_new_segments();
             }
             // Others may have taken the room that was made.
-            match self.log.reserve_now(bytes) {
+            match self.log.writer().reserve_now(bytes) {
                 Err(LogError::Full) => {}
                 reserved => return reserved,
             }
@@ -202,7 +202,7 @@ impl Inner {
 
     /// Sees to it that the index finds room on disk. Only where it takes nothing in any more that is waited for.
     fn look_after_index(self: &Arc<Self>, call: &Call) {
-        if self.upkeep.shortage().is_none() || self.log.segments().len() as u64 <= MIN_SEGMENTS {
+        if self.upkeep.shortage().is_none() || self.log.segments().count() as u64 <= MIN_SEGMENTS {
             return;
         }
         let done = if self.upkeep.is_stalled() {
@@ -241,7 +241,8 @@ impl Inner {
         if self.watch.is_suspended() || self.log.is_poisoned() {
             return;
         }
-        if let Err(error) = self.have_begun(|inner, _| inner.log.list_new_segments()) {
+        if let Err(error) = self.have_begun(|inner, _| inner.log.segment_list().add_new_segments())
+        {
             tracing::debug!("new segments are not listed: {error}");
         }
     }
@@ -253,7 +254,7 @@ impl Inner {
             return;
         }
         let call = Call::background().until(deadline);
-        if let Err(error) = self.have_done(&call, |inner, _| inner.log.list_segments()) {
+        if let Err(error) = self.have_done(&call, |inner, _| inner.log.segment_list().update()) {
             tracing::debug!("the segments were not listed: {error}");
         }
     }
@@ -261,7 +262,7 @@ impl Inner {
     /// Makes sure that an append of `bytes` finds room, if it can be made.
     pub(crate) fn make_room(&self, bytes: u64, call: &Call) -> Answer {
         for _ in 0..RECLAIM_ATTEMPTS {
-            if self.log.prepare(bytes)? {
+            if self.log.segments().prepare(bytes)? {
                 return Ok(());
             }
             self.reclaim(bytes, call)?;

@@ -214,7 +214,7 @@ pub(crate) fn view(inner: &Inner) -> Stats {
         dram_admitted_blocks: dram.admitted,
         dram_evicted_blocks: dram.evicted,
         dram_throttled_blocks: dram.throttled,
-        disk_bytes: inner.log.disk_bytes(),
+        disk_bytes: inner.log.segments().disk_bytes(),
         capacity_bytes: inner.limits.capacity_bytes,
         poisoned: inner.log.is_poisoned(),
         device: inner.watch.stats(),

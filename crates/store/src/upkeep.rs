@@ -119,7 +119,7 @@ impl Upkeep {
         while shared.index.is_stalled() && !state.stopped && !state.stuck {
             state.called = true;
             shared.changed.notify_all();
-            if let Ok(patience) = call.patience(clock) {
+            if let Ok(patience) = call.timeout(clock) {
                 let patience = patience.unwrap_or(PATIENCE);
                 shared.changed.wait_for(&mut state, patience);
             } else {
@@ -269,7 +269,7 @@ impl Shared {
 
     /// The log leaves it room to grow, and to merge.
     fn keep_free(&self) {
-        self.log.keep_space_for(OtherFiles {
+        self.log.segments().keep_space_for(OtherFiles {
             most_bytes: self.index_bytes,
             used_bytes: self.index.disk_bytes(),
             soon_bytes: self.index.waiting_bytes(),

@@ -1,6 +1,6 @@
-//! The fields of docs/formats/log.md as a list: for whoever shows bytes with their names, whatever they say.
+//! Lists the fields of docs/formats/log.md, to show bytes with their names even if they are not valid.
 //!
-//! 1. Showing trusts nothing: a field is a range of bytes with a name. What they mean together the decoders tell.
+//! A field is a range of bytes with a name. The decoders decide what the fields mean together.
 
 /// How a field's bytes are best read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub type Field = (&'static str, usize, Form);
 
 use Form::{Bytes, Number, Text};
 
-/// Fields of `store.meta` from its first byte on; then reserved bytes, and at 4092 the crc.
+/// Fields of `store.meta` from its first byte on. Reserved bytes follow, and at 4092 the crc.
 pub const STORE_FIELDS: [Field; 5] = [
     ("magic", 8, Text),
     ("version", 4, Number),
@@ -27,7 +27,7 @@ pub const STORE_FIELDS: [Field; 5] = [
     ("segment_bytes", 8, Number),
 ];
 
-/// Fields of a segment header from the first byte on; then reserved bytes, and at 4092 the crc.
+/// Fields of a segment header from its first byte on. Reserved bytes follow, and at 4092 the crc.
 pub const SEGMENT_FIELDS: [Field; 9] = [
     ("magic", 8, Text),
     ("version", 4, Number),
@@ -40,11 +40,11 @@ pub const SEGMENT_FIELDS: [Field; 9] = [
     ("carrying", 4, Number),
 ];
 
-/// Fields of a namespace descriptor from the first byte on; then the encoding, and at 4092 the crc.
+/// Fields of a namespace descriptor from its first byte on. The encoding follows, and at 4092 the crc.
 pub const NAMESPACE_FIELDS: [Field; 3] =
     [("magic", 8, Text), ("version", 4, Number), ("length", 4, Number)];
 
-/// Fields of a record header that every record has; then its tables.
+/// Fields of every record header. Its tables follow.
 pub const RECORD_FIELDS: [Field; 25] = [
     ("magic", 8, Text),
     ("version", 4, Number),
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fields_lie_where_the_format_says() {
+    fn the_fields_are_where_the_format_says() {
         let bytes = |fields: &[Field]| fields.iter().map(|(_, len, _)| len).sum::<usize>();
         let place = |name: &str| {
             let before = RECORD_FIELDS.iter().take_while(|field| field.0 != name);

@@ -1,12 +1,12 @@
-//! The segment list: which segments a store had, and how much the log had written to each.
+//! The segment list: the segments of a store, and how much the log had written to each.
 //!
-//! 1. A list is evidence, never needed to read the log: whatever is wrong with it costs only what `verify` can find.
-//! 2. The header sector is written last, and only into zeros. So a list that a crash cut off is recognized.
+//! 1. The log never needs the list to be read. A damaged list only reduces what `verify` can find.
+//! 2. The header sector is written last, and only over zeros. So a list that a crash interrupted is recognized.
 
 use dalsegno_core::{SECTOR_BYTES, StoreId, sector_up};
 
 use super::sector::{CRC_AT, begin, expect_zero, open, seal};
-use super::{FormatError, PLAIN_VERSION, Reader, SECTOR, all_zero, check_counts};
+use super::{FieldReader, FormatError, PLAIN_VERSION, SECTOR, all_zero, check_counts};
 
 /// Name of the segment list's file.
 pub const LIST_FILE: &str = "segments.meta";
@@ -23,16 +23,16 @@ pub struct SegmentList {
     pub segments: Vec<ListedSegment>,
 }
 
-/// What the list says of one segment.
+/// What the list says about one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListedSegment {
     /// The segment's number.
     pub segment: u64,
-    /// The epoch that the rest is about; 0 if the log did not know it.
+    /// The epoch that the counts are for; 0 if the log did not know it.
     pub epoch: u64,
-    /// The records that are counted begin before this offset; 0 if none is counted.
+    /// The counted records begin before this offset; 0 if none is counted.
     pub end: u64,
-    /// Extents and tombstones that the log wrote there in this epoch, at least.
+    /// Extents and tombstones that the log wrote there in this epoch; there may be more.
     pub records: u64,
     /// Blocks of these extents.
     pub blocks: u64,
@@ -64,7 +64,7 @@ impl SegmentList {
     ///
     /// # Errors
     ///
-    /// What is wrong with it; [`FormatError::Unfinished`] if a crash left it.
+    /// Why it is not valid; [`FormatError::Unfinished`] if a crash interrupted its writing.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         if Self::is_unfinished(bytes) {
             return Err(FormatError::Unfinished);
@@ -95,13 +95,13 @@ impl SegmentList {
         Ok(Self { store, segments })
     }
 
-    /// Whether a crash came before the header was written, or tore it.
+    /// Whether a crash interrupted the writing of the header.
     fn is_unfinished(bytes: &[u8]) -> bool {
         let Some(header) = bytes.get(..SECTOR) else { return bytes.is_empty() };
         all_zero(&header[..MAGIC.len()]) || all_zero(&header[CRC_AT..])
     }
 
-    /// Whether it is about the same segments.
+    /// Whether it names the same segments.
     #[must_use]
     pub fn names_same(&self, other: &Self) -> bool {
         self.segments.iter().map(|it| it.segment).eq(other.segments.iter().map(|it| it.segment))
@@ -117,7 +117,7 @@ impl SegmentList {
 
 impl ListedSegment {
     fn decode(entry: &[u8]) -> Result<Self, FormatError> {
-        let mut reader = Reader(entry);
+        let mut reader = FieldReader(entry);
         let mut field = || reader.u64();
         let [segment, epoch, end, records, blocks] =
             [field()?, field()?, field()?, field()?, field()?];
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_round_trips_and_a_flipped_bit_or_a_cut_is_noticed() {
+    fn a_list_round_trips_and_a_flipped_bit_or_a_truncation_is_noticed() {
         for count in [0, 1, 102, 103, 300] {
             let bytes = list(count).encode();
             assert_eq!(SegmentList::decode(&bytes), Ok(list(count)));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_a_crash_cut_off_is_not_taken_for_damage() {
+    fn a_list_that_a_crash_interrupted_is_unfinished_and_not_damaged() {
         let whole = list(3).encode();
         let mut without_header = whole.clone();
         without_header[..SECTOR].fill(0);

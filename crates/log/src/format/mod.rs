@@ -1,15 +1,19 @@
-//! The bytes of docs/formats/log.md, encoded and decoded; no I/O.
+//! Encodes and decodes the bytes of docs/formats/log.md, without I/O.
 //!
-//! 1. Decoders never panic and never trust a length before it was checked against what is allowed.
-//! 2. Whatever decodes encodes to the same bytes again: reserved bytes must be zero.
+//! 1. Decoders never panic, and check every length against its bound before they use it.
+//! 2. Bytes that decode encode to the same bytes again: reserved bytes must be zero.
 
 pub mod fields;
 mod list;
+mod new_extent;
+mod place;
 mod record;
 mod sector;
 mod units;
 
 pub use list::{LIST_FILE, ListedSegment, SegmentList};
+pub use new_extent::NewExtent;
+pub use place::RecordPlace;
 pub use record::{RecordHeader, RecordKind, compressed_header_bytes, record_header_bytes};
 pub(crate) use sector::CRC_AT as SECTOR_CRC_AT;
 pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};
@@ -19,9 +23,9 @@ pub(crate) use units::{row_bytes, unit_count};
 use dalsegno_core::COUNT_LIMIT;
 use thiserror::Error;
 
-/// What everything is written as that has nothing to do with compressed extents.
+/// The version of everything that is not about compressed extents.
 pub const PLAIN_VERSION: u32 = 1;
-/// The newest version that this build reads: of a store that may hold compressed extents, and of these.
+/// The newest version that this build reads: of compressed extents, and of a store that may hold them.
 pub const COMPRESSED_VERSION: u32 = 2;
 
 /// Name of the store's header file.
@@ -32,13 +36,13 @@ pub const MAX_RECORD_HEADER_BYTES: u32 = 262_144;
 
 pub(crate) const SECTOR: usize = 4096;
 
-/// Why bytes are not what they should be.
+/// Why bytes are not valid.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FormatError {
-    /// The magic number is another one.
+    /// The magic number is a different one.
     #[error("the magic number is not Dalsegno's")]
     Magic,
-    /// All bytes are zero: the file was created but never finished.
+    /// All bytes are zero, because the file was created but never finished.
     #[error("the file was created but never finished")]
     Unfinished,
     /// A newer Dalsegno wrote it.
@@ -57,7 +61,7 @@ pub enum FormatError {
     #[error("the bytes end too early")]
     Truncated,
     /// The device cannot read them.
-    #[error("the disk cannot read what is there")]
+    #[error("the disk cannot read these bytes")]
     Unreadable,
 }
 
@@ -75,7 +79,7 @@ pub fn segment_number(name: &str) -> Option<u64> {
     (segment_file(number) == name && number < COUNT_LIMIT).then_some(number)
 }
 
-/// None of these may be so large that adding to it could overflow.
+/// Refuses counts so large that an addition could overflow.
 fn check_counts(counts: &[(&'static str, u64)]) -> Result<(), FormatError> {
     match counts.iter().find(|(_, count)| *count >= COUNT_LIMIT) {
         Some((field, _)) => Err(FormatError::Field(field)),
@@ -96,10 +100,10 @@ pub fn namespace_of_file(name: &str) -> Option<dalsegno_core::NamespaceId> {
     dalsegno_core::NamespaceId::from_hex(digits).ok().filter(|id| namespace_file(*id) == name)
 }
 
-/// Reads fields one after the other; running out of bytes is an error, never a panic.
-pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+/// Reads fields one after the other. Running out of bytes is an error, never a panic.
+pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
-impl Reader<'_> {
+impl FieldReader<'_> {
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
         let (head, tail) = self.0.split_first_chunk::<N>().ok_or(FormatError::Truncated)?;
         self.0 = tail;
@@ -116,12 +120,12 @@ impl Reader<'_> {
 }
 
 /// Writes fields one after the other into a buffer that is large enough.
-pub(crate) struct Writer<'a> {
+pub(crate) struct FieldWriter<'a> {
     bytes: &'a mut [u8],
     at: usize,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> FieldWriter<'a> {
     /// Zeroes the buffer, so that reserved bytes and padding are zero.
     pub(crate) fn new(bytes: &'a mut [u8]) -> Self {
         bytes.fill(0);
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_counted_up_to_is_no_number_of_ours() {
+    fn a_number_beyond_the_count_limit_is_refused() {
         let (last, over) = (COUNT_LIMIT - 1, COUNT_LIMIT);
         assert!(segment(last, last, last).is_ok() && record(last, last).is_ok());
         assert_eq!(segment(over, 1, 1), Err(FormatError::Field("segment")));

@@ -7,37 +7,37 @@ use dalsegno_core::{
 
 use super::units::UnitFields;
 use super::{
-    COMPRESSED_VERSION, FormatError, MAX_RECORD_HEADER_BYTES, PLAIN_VERSION, Reader, SECTOR, Units,
-    Writer, all_zero, check_counts,
+    COMPRESSED_VERSION, FieldReader, FieldWriter, FormatError, MAX_RECORD_HEADER_BYTES,
+    PLAIN_VERSION, SECTOR, Units, all_zero, check_counts,
 };
 
 const MAGIC: [u8; 8] = *b"DSGNRECD";
 const CRC_AT: usize = 76;
 const HASHES_AT: usize = 256;
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordKind {
     /// Blocks of one chain; `slice_crcs` holds layer 0's blocks, then layer 1's.
     Extent {
         /// Shape of the blocks.
         layout: KvLayout,
-        /// crc32c of every slice, layer-major, as it is handed out.
+        /// crc32c of every slice's raw bytes, layer-major.
         slice_crcs: Vec<u32>,
         /// How the payload is stored if it is compressed.
         units: Option<Units>,
     },
-    /// Removes blocks that were put before a moment.
+    /// Removes blocks that were put before it.
     Tombstone {
         /// Only extents with a smaller `born` are affected.
         kills_before: u64,
     },
-    /// Reserved and given up.
+    /// Reserved space that holds no record.
     Void {
-        /// Bytes behind the header to skip.
+        /// Bytes to skip after the header.
         payload_bytes: u64,
     },
-    /// Nothing follows.
+    /// No record follows.
     Seal,
 }
 
@@ -46,17 +46,17 @@ pub enum RecordKind {
 pub struct RecordHeader {
     /// The store's random name.
     pub store: StoreId,
-    /// Number of the segment it lies in.
+    /// Number of its segment.
     pub segment: u64,
     /// The segment's epoch.
     pub epoch: u64,
     /// Its own offset in the segment.
     pub offset: u64,
-    /// Unique, grows in the order of reservation.
+    /// Unique; grows in the order of reservations.
     pub sequence: u64,
-    /// No removal up to this number concerns the bytes.
+    /// No removal up to this number affects the blocks.
     pub born: u64,
-    /// Who may read it; zero for voids and seals.
+    /// The namespace of its blocks; zero for voids and seals.
     pub namespace: NamespaceId,
     /// See [`Extent::lineage`].
     pub lineage: ChainHash,
@@ -66,7 +66,7 @@ pub struct RecordHeader {
     pub first_block_index: u32,
     /// Names of blocks.
     pub hashes: Vec<ChainHash>,
-    /// What the record is.
+    /// The kind of the record.
     pub kind: RecordKind,
 }
 
@@ -85,7 +85,7 @@ pub fn compressed_header_bytes(block_count: u32, layers: u32, unit_count: u32) -
 }
 
 impl RecordHeader {
-    /// Bytes of the header, whole sectors.
+    /// Bytes of the header, in whole sectors.
     #[must_use]
     pub fn header_bytes(&self) -> u32 {
         let (layers, units) = match &self.kind {
@@ -106,7 +106,7 @@ impl RecordHeader {
         }
     }
 
-    /// Bytes behind the header that belong to the record.
+    /// Bytes of the record after its header.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         match &self.kind {
@@ -121,7 +121,7 @@ impl RecordHeader {
         u32::try_from(self.hashes.len()).expect("bounded by MAX_EXTENT_BLOCKS")
     }
 
-    /// Whether it only says what was removed.
+    /// Whether it is a tombstone.
     #[must_use]
     pub fn is_tombstone(&self) -> bool {
         matches!(self.kind, RecordKind::Tombstone { .. })
@@ -163,7 +163,7 @@ impl RecordHeader {
             RecordKind::Void { .. } => (3, 0, 0, 0),
             RecordKind::Seal => (4, 0, 0, 0),
         };
-        let mut writer = Writer::new(bytes);
+        let mut writer = FieldWriter::new(bytes);
         writer.put(&MAGIC);
         let version = if self.units().is_some() { COMPRESSED_VERSION } else { PLAIN_VERSION };
         writer.put(&version.to_le_bytes());
@@ -203,11 +203,11 @@ impl RecordHeader {
         bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// How many bytes a header that starts with this sector has, if it looks like one at all.
+    /// Bytes of the header that starts with this sector, if the sector looks like the start of one.
     ///
-    /// A cheap look before the whole header is at hand; nothing is verified but the magic, the version and the bound.
+    /// Call it before the whole header is read. It verifies only the magic number, the version and the bound.
     pub fn peek_bytes(sector: &[u8]) -> Result<u32, FormatError> {
-        let mut reader = Reader(sector);
+        let mut reader = FieldReader(sector);
         if reader.array::<8>()? != MAGIC {
             return Err(FormatError::Magic);
         }
@@ -225,7 +225,7 @@ impl RecordHeader {
         Ok(bytes)
     }
 
-    /// Reads a header; `bytes` may go on behind it.
+    /// Reads a header; `bytes` may be longer.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         let header_bytes = Self::peek_bytes(bytes)?;
         let bytes = bytes.get(..header_bytes as usize).ok_or(FormatError::Truncated)?;
@@ -237,16 +237,16 @@ impl RecordHeader {
         }
         let (fixed, variable) = bytes.split_at(HASHES_AT);
         let is_compressed = fixed[8..12] == COMPRESSED_VERSION.to_le_bytes();
-        let fixed = Fixed::read(&mut Reader(&fixed[16..]))?;
+        let fixed = FixedFields::read(&mut FieldReader(&fixed[16..]))?;
         if is_compressed != (fixed.units.codec != 0) || (is_compressed && fixed.kind != 1) {
             return Err(FormatError::Field("codec"));
         }
-        fixed.into_header(Reader(variable), header_bytes)
+        fixed.into_header(FieldReader(variable), header_bytes)
     }
 }
 
-/// The fields in front of the tables, as they stand there.
-struct Fixed {
+/// The fixed fields before the tables.
+struct FixedFields {
     header: RecordHeader,
     kind: u32,
     block_count: u32,
@@ -257,8 +257,8 @@ struct Fixed {
     units: UnitFields,
 }
 
-impl Fixed {
-    fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
+impl FixedFields {
+    fn read(reader: &mut FieldReader<'_>) -> Result<Self, FormatError> {
         let store = StoreId(reader.array()?);
         let (segment, epoch, offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let (sequence, born) = (reader.u64()?, reader.u64()?);
@@ -294,7 +294,7 @@ impl Fixed {
 
     fn into_header(
         mut self,
-        mut tables: Reader<'_>,
+        mut tables: FieldReader<'_>,
         header_bytes: u32,
     ) -> Result<RecordHeader, FormatError> {
         self.check_counts()?;
@@ -422,7 +422,7 @@ mod tests {
         }
 
         #[test]
-        fn a_valid_checksum_over_nonsense_is_still_refused_or_canonical(
+        fn random_fields_with_a_valid_checksum_are_refused_or_canonical(
             at in prop_oneof![Just(8_usize), 80_usize..400], value in any::<u8>(), is_compressed: bool
         ) {
             let mut bytes = encoded(&sample(3, 2, if is_compressed { 4 } else { 0 }));

@@ -3,10 +3,11 @@
 use dalsegno_core::{Compression, Namespace, StoreId, may_be_segment_bytes};
 
 use super::{
-    COMPRESSED_VERSION, FormatError, PLAIN_VERSION, Reader, SECTOR, Writer, all_zero, check_counts,
+    COMPRESSED_VERSION, FieldReader, FieldWriter, FormatError, PLAIN_VERSION, SECTOR, all_zero,
+    check_counts,
 };
 
-/// Where a header of one sector has its checksum.
+/// Offset of the checksum in a header of one sector.
 pub(crate) const CRC_AT: usize = SECTOR - 4;
 /// Codec and width of an element in a namespace descriptor of version 2.
 const COMPRESSION_AT: usize = CRC_AT - 8;
@@ -38,11 +39,11 @@ pub struct SegmentHeader {
     pub segment_bytes: u64,
     /// No record of this epoch has a smaller sequence number.
     pub first_sequence: u64,
-    /// Whether tombstones of the epoch before are being copied: all of them count, and no extent does.
+    /// Whether tombstones of earlier epochs are being copied: all of them count, and no extent does.
     pub carrying: bool,
 }
 
-/// The contents of a `namespace-<id>.meta` file: what it stands for, and how its new extents are stored.
+/// The contents of a `namespace-<id>.meta` file: the namespace, and how its new extents are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceSector(pub Namespace, pub Compression);
 
@@ -51,7 +52,7 @@ impl StoreHeader {
     ///
     /// # Panics
     ///
-    /// If `sector` is not 4,096 bytes long; so do the other encoders here.
+    /// If `sector` is not 4,096 bytes long. So do the other encoders here.
     pub fn encode(&self, sector: &mut [u8]) {
         let version = if self.is_compressed { COMPRESSED_VERSION } else { PLAIN_VERSION };
         let mut writer = begin(sector, STORE_MAGIC, version, 4096);
@@ -66,7 +67,7 @@ impl StoreHeader {
         let (store, segment_bytes) = (StoreId(reader.array()?), reader.u64()?);
         let header = Self { store, segment_bytes, is_compressed: version == COMPRESSED_VERSION };
         expect_zero(&reader)?;
-        // Everything is derived from it, so nobody may divide by zero.
+        // Other sizes are derived from it by division.
         check_segment_bytes(segment_bytes)?;
         Ok(header)
     }
@@ -141,29 +142,34 @@ impl NamespaceSector {
         let compression = if version == COMPRESSED_VERSION {
             let (body, fields) = reader.0.split_at(COMPRESSION_AT - 16);
             reader.0 = body;
-            read_compression(&mut Reader(fields))?
+            read_compression(&mut FieldReader(fields))?
         } else {
             Compression::PLAIN
         };
         let length = usize::try_from(length).map_err(|_| FormatError::Field("length"))?;
         let (encoding, rest) =
             reader.0.split_at_checked(length).ok_or(FormatError::Field("length"))?;
-        expect_zero(&Reader(rest))?;
+        expect_zero(&FieldReader(rest))?;
         let namespace = Namespace::decode(encoding);
         namespace.map(|found| Self(found, compression)).map_err(|_| FormatError::Field("encoding"))
     }
 }
 
-fn read_compression(reader: &mut Reader<'_>) -> Result<Compression, FormatError> {
+fn read_compression(reader: &mut FieldReader<'_>) -> Result<Compression, FormatError> {
     if reader.u32()? != 1 {
         return Err(FormatError::Field("codec"));
     }
     Compression::zstd(reader.u32()?).map_err(|_| FormatError::Field("element_bytes"))
 }
 
-pub(super) fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> Writer<'_> {
+pub(super) fn begin(
+    sector: &mut [u8],
+    magic: [u8; 8],
+    version: u32,
+    length: u32,
+) -> FieldWriter<'_> {
     assert_eq!(sector.len(), SECTOR, "a header of this kind is one sector");
-    let mut writer = Writer::new(sector);
+    let mut writer = FieldWriter::new(sector);
     writer.put(&magic);
     writer.put(&version.to_le_bytes());
     writer.put(&length.to_le_bytes());
@@ -175,22 +181,22 @@ pub(super) fn seal(sector: &mut [u8]) {
     sector[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Checks what every version shares; returns a reader of the fields, the version and the length field.
+/// Checks what all versions share, and returns a reader of the fields, the version and the length field.
 pub(super) fn open(
     sector: &[u8],
     magic: [u8; 8],
     newest: u32,
     fixed: bool,
-) -> Result<(Reader<'_>, u32, u32), FormatError> {
+) -> Result<(FieldReader<'_>, u32, u32), FormatError> {
     if sector.len() < SECTOR {
         return Err(FormatError::Truncated);
     }
     let (body, crc) = sector[..SECTOR].split_at(CRC_AT);
-    let mut reader = Reader(body);
+    let mut reader = FieldReader(body);
     if reader.array::<8>()? != magic {
         return Err(FormatError::Magic);
     }
-    // The checksum comes before the version: a flipped bit must read as damage, not as a newer format.
+    // The checksum is checked before the version, so that a flipped bit is damage and not a newer format.
     if crc != crc32c::crc32c(body).to_le_bytes() {
         return Err(FormatError::Checksum);
     }
@@ -208,7 +214,7 @@ fn check_segment_bytes(bytes: u64) -> Result<(), FormatError> {
     if may_be_segment_bytes(bytes) { Ok(()) } else { Err(FormatError::Field("segment_bytes")) }
 }
 
-pub(super) fn expect_zero(reader: &Reader<'_>) -> Result<(), FormatError> {
+pub(super) fn expect_zero(reader: &FieldReader<'_>) -> Result<(), FormatError> {
     if all_zero(reader.0) { Ok(()) } else { Err(FormatError::Field("reserved")) }
 }
 
@@ -241,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_told_from_damage() {
+    fn a_newer_version_differs_from_damage() {
         let mut sector = [0; SECTOR];
         for is_compressed in [false, true] {
             let header =

@@ -1,36 +1,36 @@
-//! The table of a compressed extent's units: what each is stored as.
+//! The table of a compressed extent's units.
 //!
-//! 1. A table that decodes fits its extent: one entry per unit, none empty or longer than the unit, and so nobody who
-//!    follows it reads beyond the payload or needs more memory than a unit.
+//! A table that decodes fits its extent: it has one entry per unit, none empty and none longer than the raw unit. So a
+//! reader never reads beyond the payload, and never needs more memory than a unit.
 
 use dalsegno_core::{Compression, KvLayout, MAX_EXTENT_UNITS, MAX_UNIT_BYTES, sector_up};
 
-use super::{FormatError, Reader, Writer};
+use super::{FieldReader, FieldWriter, FormatError};
 
-/// The one codec there is: planes of bytes as zstd frames.
+/// The only codec: planes of bytes as zstd frames.
 const ZSTD: u32 = 1;
 
 /// How a compressed extent's payload is cut and stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Units {
-    /// The codec and its width of an element.
+    /// The codec and the width of an element.
     pub compression: Compression,
-    /// Bytes of a row that make a unit; the last one of a row may have fewer.
+    /// Raw bytes of a unit; the last unit of a row may have fewer.
     pub unit_bytes: u32,
-    /// Layer 0's units in order, then layer 1's …
+    /// Layer 0's units in order, then layer 1's, and so on.
     pub table: Vec<StoredUnit>,
 }
 
-/// One unit as it is stored.
+/// One stored unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredUnit {
-    /// Its bytes; as many as it had before if it did not shrink.
+    /// Its bytes; as many as its raw bytes if it did not shrink.
     pub bytes: u32,
     /// crc32c of these bytes.
     pub crc: u32,
 }
 
-/// The fields of a header that say how units are made.
+/// The fields of a header that describe its units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UnitFields {
     pub(super) codec: u32,
@@ -44,7 +44,7 @@ pub(crate) fn row_bytes(layout: KvLayout, block_count: u32) -> u64 {
     u64::from(layout.slice_bytes()) * u64::from(block_count)
 }
 
-/// Units of an extent of this shape; `None` if there may not be so many.
+/// Units of an extent of this shape; `None` if there are too many.
 pub(crate) fn unit_count(layout: KvLayout, block_count: u32, unit_bytes: u32) -> Option<u32> {
     let in_row = row_bytes(layout, block_count).div_ceil(u64::from(unit_bytes));
     let count = u32::try_from(in_row * u64::from(layout.layers())).ok()?;
@@ -52,7 +52,7 @@ pub(crate) fn unit_count(layout: KvLayout, block_count: u32, unit_bytes: u32) ->
 }
 
 impl Units {
-    /// Bytes of the payload: all units one after the other, up to a whole sector.
+    /// Bytes of the payload: all units, rounded up to a whole sector.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         sector_up(self.table.iter().map(|unit| u64::from(unit.bytes)).sum())
@@ -73,7 +73,7 @@ impl Units {
         }
     }
 
-    pub(super) fn encode(&self, writer: &mut Writer<'_>) {
+    pub(super) fn encode(&self, writer: &mut FieldWriter<'_>) {
         for unit in &self.table {
             writer.put(&unit.bytes.to_le_bytes());
             writer.put(&unit.crc.to_le_bytes());
@@ -82,7 +82,7 @@ impl Units {
 }
 
 impl UnitFields {
-    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
+    pub(super) fn read(reader: &mut FieldReader<'_>) -> Result<Self, FormatError> {
         Ok(Self {
             codec: reader.u32()?,
             element_bytes: reader.u32()?,
@@ -91,7 +91,7 @@ impl UnitFields {
         })
     }
 
-    pub(super) fn write(self, writer: &mut Writer<'_>) {
+    pub(super) fn write(self, writer: &mut FieldWriter<'_>) {
         for field in [self.codec, self.element_bytes, self.unit_bytes, self.unit_count] {
             writer.put(&field.to_le_bytes());
         }
@@ -102,7 +102,7 @@ impl UnitFields {
         self,
         layout: KvLayout,
         block_count: u32,
-        reader: &mut Reader<'_>,
+        reader: &mut FieldReader<'_>,
     ) -> Result<Option<Units>, FormatError> {
         if self.codec == 0 {
             return Ok(None);

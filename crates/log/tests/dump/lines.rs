@@ -1,8 +1,8 @@
-//! The lines of a worked example: bytes, and what they say, as the tables of a document name them.
+//! The lines of a worked example: bytes, their names in the document's tables, and their meaning.
 
 use std::fmt::Write as _;
 
-/// A field: name, bytes, and what to say about it.
+/// A field: its name, its bytes, and its note.
 pub(crate) type Field = (&'static str, usize, Say);
 
 #[derive(Clone, Copy)]
@@ -11,11 +11,11 @@ pub(crate) enum Say {
     Text,
     /// A little-endian number.
     Number,
-    /// Just the bytes, and this.
+    /// Bytes, with this note.
     Bytes(&'static str),
 }
 
-/// Dumps fields one after the other; returns where they end.
+/// Dumps fields one after the other, and returns the end of the last one.
 pub(crate) fn table(text: &mut String, bytes: &[u8], mut at: usize, fields: &[Field]) -> usize {
     for (name, len, say) in fields {
         let field = &bytes[at..at + len];
@@ -33,15 +33,15 @@ pub(crate) fn table(text: &mut String, bytes: &[u8], mut at: usize, fields: &[Fi
     at
 }
 
-/// One field: 16 bytes a line, its name and note beside the first.
+/// One field: 16 bytes on each line, with its name and note on the first.
 pub(crate) fn line(text: &mut String, at: usize, bytes: &[u8], name: &str, note: &str) {
     for (number, part) in bytes.chunks(16).enumerate() {
         let hex: Vec<String> = part.iter().map(|byte| format!("{byte:02x}")).collect();
-        let beside = match number {
+        let note_column = match number {
             0 => format!("{name:<20} {note}"),
             _ => String::new(),
         };
-        let row = format!("    {:06x}  {:<47}  {beside}", at + number * 16, hex.join(" "));
+        let row = format!("    {:06x}  {:<47}  {note_column}", at + number * 16, hex.join(" "));
         let _ = writeln!(text, "{}", row.trim_end());
     }
 }

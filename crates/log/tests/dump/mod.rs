@@ -7,14 +7,14 @@ use std::fmt::Write as _;
 use dalsegno_log::format::fields;
 use lines::{Field, Say, line, table, zeros};
 
-/// What is said of the example's bytes beside their names.
+/// Notes next to the names of the example's fields.
 const NOTES: [(&str, &str); 3] = [
     ("crc", "of the 4096 bytes with this field as zero"),
     ("lineage", "the first block's hash"),
     ("parent", "not known"),
 ];
 
-/// The tables of the example's record, behind the fields that every record has.
+/// The tables of the example's record, after the fields of every record.
 const TABLES: [Field; 5] = [
     ("hashes[0]", 32, Say::Bytes("")),
     ("hashes[1]", 32, Say::Bytes("")),
@@ -23,8 +23,8 @@ const TABLES: [Field; 5] = [
     ("padding", 4096 - 336, Say::Bytes("")),
 ];
 
-/// Fields of the format, with what is said of them here.
-fn said(fields: &[fields::Field], store_id: &'static str) -> Vec<Field> {
+/// Fields of the format, with their notes.
+fn with_notes(fields: &[fields::Field], store_id: &'static str) -> Vec<Field> {
     let note = |name: &str| {
         let known = NOTES.iter().find(|(of, _)| *of == name).map(|(_, note)| *note);
         known.unwrap_or(if name == "store_id" { store_id } else { "" })
@@ -41,18 +41,18 @@ fn said(fields: &[fields::Field], store_id: &'static str) -> Vec<Field> {
 const STRIDE: usize = 12_288;
 const SLICE: usize = 6000;
 
-/// The text behind the document's marker.
+/// The text after the document's marker.
 pub(crate) fn worked_example(segment: &[u8]) -> String {
     let mut text = String::from("\nThe segment header:\n\n");
     let crc = u32::from_le_bytes(segment[4092..4096].try_into().unwrap());
     assert_eq!(crc, crc32c::crc32c(&segment[..4092]), "the segment header's crc");
-    let header = said(&fields::SEGMENT_FIELDS, "random; here text");
+    let header = with_notes(&fields::SEGMENT_FIELDS, "random; here text");
     let end = table(&mut text, segment, 0, &header);
     zeros(&mut text, &segment[end..4092], end, "reserved");
     line(&mut text, 4092, &segment[4092..4096], "crc", "of bytes 0..4092");
     check_record_crcs(&segment[4096..]);
     text.push_str("\nThe record header, at 4096 (0x1000):\n\n");
-    let mut header = said(&fields::RECORD_FIELDS, "as in the segment header");
+    let mut header = with_notes(&fields::RECORD_FIELDS, "as in the segment header");
     header.extend(TABLES);
     let payload = table(&mut text, segment, 4096, &header);
     text.push_str(

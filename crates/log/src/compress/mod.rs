@@ -1,0 +1,13 @@
+//! Compression of extents, unit by unit.
+
+mod budget;
+mod codec_pool;
+mod compressor;
+mod stored_copy;
+mod unit_codec;
+
+pub use budget::CompressionBudget;
+pub(crate) use codec_pool::CodecPool;
+pub use compressor::{CompressedExtent, Compressor};
+pub(crate) use stored_copy::read_stored;
+pub(crate) use unit_codec::UnitCodec;

@@ -1,0 +1,286 @@
+//! One extent while it is read.
+//!
+//! A block is a hit only if the extent's header names this store, segment, epoch, offset, namespace and hash, and the
+//! checksum of every wanted slice matches.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use dalsegno_core::{Extent, StoreId};
+use dalsegno_io::Memory;
+
+use super::header_cache::ExtentTables;
+use super::units::{WantedUnit, gather, plan_units};
+use crate::error::Cause;
+use crate::format::{RecordHeader, RecordKind};
+use crate::transfer::{Chunk, Piece, PinnedFile, PlanRules, PumpStop, cut, pieces_of, take_front};
+
+/// One wanted block of an extent.
+#[derive(Debug)]
+pub struct BlockTarget {
+    /// The block's index in the extent.
+    pub block: u32,
+    /// Memory for the wanted layers, lowest layer first, in any number of pieces.
+    pub memory: Vec<Memory>,
+}
+
+/// How the read of a block ended.
+pub type BlockOutcome = Result<(), Cause>;
+
+/// A wanted block after the read.
+#[derive(Debug)]
+pub struct BlockRead {
+    /// Whether the bytes are there and verified.
+    pub outcome: BlockOutcome,
+    /// For a hit, the target's memory with its bytes, in order. Otherwise the memory that came back.
+    pub memory: Vec<Memory>,
+}
+
+impl BlockRead {
+    pub(super) fn lost(cause: Cause) -> Self {
+        Self { outcome: Err(cause), memory: Vec::new() }
+    }
+}
+
+/// A slice while its parts arrive, in any order. The parts are summed in the order of their offsets, because combining
+/// the checksums of two parts costs as much as summing half a megabyte.
+#[derive(Default)]
+pub(super) struct SliceArrival {
+    /// Bytes summed so far.
+    summed: usize,
+    crc: u32,
+    /// The summed parts, in order.
+    memory: Vec<Memory>,
+    /// Parts that arrived before their predecessors, by offset.
+    early: BTreeMap<usize, Memory>,
+}
+
+impl SliceArrival {
+    pub(super) fn arrive(&mut self, offset: usize, memory: Memory) {
+        if offset != self.summed {
+            self.early.insert(offset, memory);
+            return;
+        }
+        self.sum(memory);
+        while let Some(memory) = self.early.remove(&self.summed) {
+            self.sum(memory);
+        }
+    }
+
+    fn sum(&mut self, memory: Memory) {
+        self.crc = crc32c::crc32c_append(self.crc, memory.as_slice());
+        self.summed += memory.len();
+        self.memory.push(memory);
+    }
+}
+
+/// An extent while it is read.
+pub(super) struct ExtentReading {
+    pub(super) pinned: PinnedFile,
+    extent: Arc<Extent>,
+    first_layer: u32,
+    blocks: Vec<u32>,
+    tables: Option<Arc<ExtentTables>>,
+    /// The slices of a compressed extent, until its tables are known.
+    unplanned: Vec<Vec<Memory>>,
+    slices: Vec<SliceArrival>,
+    outcomes: Vec<BlockOutcome>,
+}
+
+/// A request with what it is for.
+pub(super) struct ReadRequest {
+    /// Index of the [`ExtentReading`].
+    pub(super) reading: usize,
+    pub(super) chunk: Chunk,
+    /// The units in it, if it is part of a compressed payload.
+    pub(super) units: Vec<WantedUnit>,
+}
+
+impl ExtentReading {
+    /// Plans the read of some layers of some blocks. `number` is the index that its requests carry. `tables` are those
+    /// of the extent's header, if they are cached.
+    pub(super) fn plan(
+        (extent, pinned): (Arc<Extent>, PinnedFile),
+        layers: Range<u32>,
+        targets: Vec<BlockTarget>,
+        tables: Option<Arc<ExtentTables>>,
+        rules: PlanRules,
+    ) -> (Self, Vec<Chunk>) {
+        let layer_count = layers.end - layers.start;
+        let blocks: Vec<u32> = targets.iter().map(|target| target.block).collect();
+        let slices = wanted_slices(&extent, layer_count as usize, targets);
+        let header = tables.is_none().then(|| Piece {
+            offset: extent.location.offset,
+            len: extent.location.header_bytes as usize,
+            memory: None,
+            slice: 0,
+            slice_offset: 0,
+        });
+        let (unplanned, slices) =
+            if extent.is_compressed() { (slices, Vec::new()) } else { (Vec::new(), slices) };
+        let payload = slices.into_iter().enumerate().flat_map(|(index, memory)| {
+            let (layer, target) = (index / blocks.len(), index % blocks.len());
+            let layer = layers.start + u32::try_from(layer).expect("layer count is bounded");
+            let offset = extent.slice_offset(layer, blocks[target]);
+            pieces_of(offset, u32::try_from(index).expect("slice count is bounded"), memory)
+        });
+        let chunks = cut(header.into_iter().chain(payload), rules);
+        let mut slices = Vec::new();
+        slices.resize_with(blocks.len() * layer_count as usize, SliceArrival::default);
+        let (outcomes, first_layer) = (vec![Ok(()); blocks.len()], layers.start);
+        let reading =
+            Self { pinned, extent, first_layer, blocks, tables, unplanned, slices, outcomes };
+        (reading, chunks)
+    }
+
+    /// Plans the units of a compressed extent, as soon as its tables are known.
+    pub(super) fn plan_units(&mut self, limit: usize) -> Vec<(Chunk, Vec<WantedUnit>)> {
+        if self.unplanned.is_empty() {
+            return Vec::new();
+        }
+        let Some(units) = self.tables.as_ref().and_then(|tables| tables.units.as_ref()) else {
+            return Vec::new();
+        };
+        let slices = std::mem::take(&mut self.unplanned);
+        gather(plan_units(&self.extent, units, self.first_layer, &self.blocks, slices), limit)
+    }
+
+    /// Whether a piece is the extent's header. A direct request gave its memory away, so the place decides.
+    pub(super) fn starts_with_header(&self, piece: &Piece) -> bool {
+        piece.offset == self.extent.location.offset
+    }
+
+    /// Handles a part of a slice that is in the caller's memory now.
+    pub(super) fn arrive(&mut self, piece: &Piece, memory: Memory) {
+        self.slices[piece.slice as usize].arrive(piece.slice_offset, memory);
+    }
+
+    /// Copies the wanted bytes of a decompressed unit to the caller.
+    pub(super) fn scatter(&mut self, unit: WantedUnit, raw: &[u8]) {
+        for mut piece in unit.pieces {
+            let at = usize::try_from(piece.offset - unit.start).expect("within the unit");
+            let mut memory = piece.memory.take().expect("the caller's");
+            memory.as_mut_slice().copy_from_slice(&raw[at..at + piece.len]);
+            self.arrive(&piece, memory);
+        }
+    }
+
+    /// Makes the blocks of a failed request misses. Without the header, these are all blocks.
+    pub(super) fn fail(&mut self, request: &ReadRequest, cause: Cause) {
+        for piece in &request.chunk.pieces {
+            if self.starts_with_header(piece) {
+                let cause = if cause.is_damage() { Cause::Header } else { cause };
+                (0..self.blocks.len()).for_each(|target| self.lose(target, cause));
+            } else {
+                self.lose(piece.slice as usize % self.blocks.len(), cause);
+            }
+        }
+        for unit in &request.units {
+            self.fail_unit(unit, cause);
+        }
+    }
+
+    /// Makes the blocks of a unit misses.
+    pub(super) fn fail_unit(&mut self, unit: &WantedUnit, cause: Cause) {
+        for piece in &unit.pieces {
+            self.lose(piece.slice as usize % self.blocks.len(), cause);
+        }
+    }
+
+    /// Makes a block a miss. The first of several causes counts, but damage comes before all others, because it decides
+    /// what the store does next.
+    fn lose(&mut self, target: usize, cause: Cause) {
+        let outcome = &mut self.outcomes[target];
+        let is_known = outcome.is_err_and(|known| known.is_damage() || !cause.is_damage());
+        if !is_known {
+            *outcome = Err(cause);
+        }
+    }
+
+    /// Handles the extent's header, and returns its tables. Without a valid header, no block is a hit.
+    pub(super) fn take_header(
+        &mut self,
+        bytes: &[u8],
+        store: StoreId,
+    ) -> Option<(&Extent, Arc<ExtentTables>)> {
+        match self.check_header(bytes, store) {
+            Ok(tables) => {
+                self.tables = Some(Arc::clone(&tables));
+                Some((&self.extent, tables))
+            }
+            Err(cause) => {
+                self.outcomes.fill(Err(cause));
+                None
+            }
+        }
+    }
+
+    /// Verifies that the bytes are the header of this very extent.
+    fn check_header(&self, bytes: &[u8], store: StoreId) -> Result<Arc<ExtentTables>, Cause> {
+        let header = RecordHeader::decode(bytes).map_err(Cause::of_format)?;
+        let found = header.extent().ok_or(Cause::WrongPlace)?;
+        if header.store != store || found != *self.extent {
+            return Err(Cause::WrongPlace);
+        }
+        match header.kind {
+            RecordKind::Extent { slice_crcs: crcs, units, .. } => {
+                Ok(Arc::new(ExtentTables { crcs, units }))
+            }
+            _ => Err(Cause::WrongPlace),
+        }
+    }
+
+    /// Compares the slices that arrived with the checksums of the header.
+    pub(super) fn verdict(self, stop: Option<PumpStop>) -> Vec<BlockRead> {
+        let stopped = stop.map(|stop| match stop {
+            PumpStop::Deadline => Cause::Deadline,
+            PumpStop::Cancelled => Cause::Cancelled,
+            PumpStop::Throttled => Cause::Throttled,
+        });
+        let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
+        let outcomes = outcomes.into_iter();
+        let Some(tables) = tables else {
+            let cause = stopped.unwrap_or(Cause::Header);
+            return outcomes.map(|o| BlockRead::lost(o.err().unwrap_or(cause))).collect();
+        };
+        let slice_bytes = extent.layout.slice_bytes() as usize;
+        let mut reads: Vec<_> =
+            outcomes.map(|outcome| BlockRead { outcome, memory: Vec::new() }).collect();
+        // Layer-major, so each block gets its layers lowest first.
+        for (index, slice) in slices.into_iter().enumerate() {
+            let (layer, target) = (index / blocks.len(), index % blocks.len());
+            let row = (first_layer as usize + layer) * extent.hashes.len();
+            let crc = tables.crcs[row + blocks[target] as usize];
+            let verdict = if slice.summed < slice_bytes {
+                Err(stopped.unwrap_or(Cause::Device))
+            } else if slice.crc == crc {
+                Ok(())
+            } else {
+                Err(Cause::SliceChecksum)
+            };
+            reads[target].outcome = reads[target].outcome.and(verdict);
+            reads[target].memory.extend(slice.memory);
+        }
+        reads
+    }
+}
+
+/// The caller's memory for the wanted slices, layer-major: the order of the slices on the device.
+fn wanted_slices(
+    extent: &Extent,
+    layer_count: usize,
+    targets: Vec<BlockTarget>,
+) -> Vec<Vec<Memory>> {
+    let count = targets.len();
+    let slice_bytes = extent.layout.slice_bytes() as usize;
+    let mut slices: Vec<Vec<Memory>> = Vec::new();
+    slices.resize_with(count * layer_count, Vec::new);
+    for (target, BlockTarget { memory, .. }) in targets.into_iter().enumerate() {
+        let mut memory = VecDeque::from(memory);
+        for layer in 0..layer_count {
+            slices[layer * count + target] = take_front(&mut memory, slice_bytes);
+        }
+    }
+    slices
+}

@@ -1,0 +1,206 @@
+//! The requests of one read: submits them, and hands their bytes to the extents.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dalsegno_core::StoreId;
+use dalsegno_io::{IoError, Memory, Operation};
+
+use super::extent_reading::{ExtentReading, ReadRequest};
+use super::header_cache::HeaderCache;
+use crate::call::Call;
+use crate::compress::CodecPool;
+use crate::error::Cause;
+use crate::stats::LogStats;
+use crate::transfer::{Chunk, DeviceIo, PinnedFile, Pump, PumpStop, Transfer};
+
+/// What reading needs of the log.
+#[derive(Clone, Debug)]
+pub(super) struct ReadParts {
+    pub(super) io: Arc<DeviceIo>,
+    pub(super) store: StoreId,
+    pub(super) headers: Arc<HeaderCache>,
+    pub(super) codecs: Arc<CodecPool>,
+}
+
+/// One read call: its pump, and the extents that it reads.
+pub(super) struct ReadPump<'a> {
+    pub(super) parts: &'a ReadParts,
+    pub(super) pump: Pump<'a>,
+    pub(super) readings: Vec<ExtentReading>,
+}
+
+impl<'a> ReadPump<'a> {
+    pub(super) fn new(parts: &'a ReadParts, call: &'a Call, count: usize) -> Self {
+        let pump = Pump::new(&parts.io, call);
+        Self { parts, pump, readings: Vec::with_capacity(count) }
+    }
+
+    /// Requests for the units of a compressed extent, as soon as its tables are known.
+    pub(super) fn units_of(&mut self, number: usize) -> Vec<ReadRequest> {
+        let limit = self.parts.io.rules(false).limit;
+        let planned = self.readings[number].plan_units(limit).into_iter();
+        planned.map(|(chunk, units)| ReadRequest { reading: number, chunk, units }).collect()
+    }
+
+    /// Reads everything that is planned, and what the extents' tables add. Returns the requests that failed.
+    pub(super) fn run(
+        &mut self,
+        mut waiting: VecDeque<ReadRequest>,
+    ) -> Result<Vec<ReadRequest>, PumpStop> {
+        let mut in_flight: Vec<Option<ReadRequest>> = Vec::new();
+        let mut failed = Vec::new();
+        while !waiting.is_empty() || !self.pump.is_idle() {
+            if let Some(next) = waiting.front().filter(|_| self.pump.can_submit()) {
+                let first = next.chunk.pieces.first();
+                let header = first.filter(|piece| piece.memory.is_none()).map(|piece| piece.len);
+                let len = if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes };
+                let staging = if len == 0 { Some(None) } else { self.pump.staging(len)?.map(Some) };
+                if let Some(staging) = staging {
+                    let next = waiting.pop_front().expect("looked at above");
+                    let slot = in_flight.iter().position(Option::is_none);
+                    let slot = slot.unwrap_or(in_flight.len());
+                    if slot == in_flight.len() {
+                        in_flight.push(None);
+                    }
+                    in_flight[slot] = Some(self.submit(next, staging, slot as u64));
+                    continue;
+                }
+            }
+            let completion = self.pump.next()?;
+            let slot = usize::try_from(completion.tag).expect("a small number");
+            let done = in_flight[slot].take().expect("each tag completes once");
+            let number = done.reading;
+            if let Err(error) = completion.result {
+                failed.extend(self.retryable(done, completion.memory, &error));
+                continue;
+            }
+            self.arrive(done, completion.memory);
+            waiting.extend(self.units_of(number));
+        }
+        Ok(failed)
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        mut request: ReadRequest,
+        staging: Option<Memory>,
+        tag: u64,
+    ) -> ReadRequest {
+        let stats = &self.parts.io.stats;
+        LogStats::add(&stats.read_bytes, request.chunk.bytes as u64);
+        LogStats::add(&stats.read_requests, 1);
+        let memory = if request.chunk.direct {
+            let mut staging = staging;
+            let pieces = request.chunk.pieces.iter_mut();
+            pieces
+                .map(|piece| {
+                    piece.memory.take().unwrap_or_else(|| staging.take().expect("for the header"))
+                })
+                .collect()
+        } else {
+            LogStats::add(&stats.staged_read_bytes, request.chunk.bytes as u64);
+            vec![staging.expect("taken for the chunk")]
+        };
+        let PinnedFile { file, guard } = self.readings[request.reading].pinned.clone();
+        let (operation, offset) = (Operation::Read, request.chunk.offset);
+        self.pump.submit(Transfer { operation, file, offset, memory, tag, guard: Some(guard) });
+        request
+    }
+
+    /// Handles a completed request: sums its pieces and, if it was staged, copies them to the caller.
+    pub(super) fn arrive(&mut self, done: ReadRequest, memory: Vec<Memory>) {
+        let number = done.reading;
+        let chunk = done.chunk;
+        if !done.units.is_empty() {
+            let units = ReadRequest { chunk, ..done };
+            self.arrive_units(units, memory[0].as_slice());
+            return;
+        }
+        if chunk.direct {
+            for (piece, memory) in chunk.pieces.iter().zip(memory) {
+                if self.readings[number].starts_with_header(piece) {
+                    self.take_header(number, memory.as_slice());
+                } else {
+                    self.readings[number].arrive(piece, memory);
+                }
+            }
+            return;
+        }
+        let staged = memory[0].as_slice();
+        for mut piece in chunk.pieces {
+            let at = usize::try_from(piece.offset - chunk.offset).expect("within the chunk");
+            let bytes = &staged[at..at + piece.len];
+            let Some(mut memory) = piece.memory.take() else {
+                self.take_header(number, bytes);
+                continue;
+            };
+            memory.as_mut_slice().copy_from_slice(bytes);
+            self.readings[number].arrive(&piece, memory);
+        }
+    }
+
+    fn take_header(&mut self, number: usize, bytes: &[u8]) {
+        if let Some((extent, tables)) = self.readings[number].take_header(bytes, self.parts.store) {
+            self.parts.headers.insert(extent.id, tables);
+        }
+    }
+
+    /// Decompresses the units of a completed request, and copies their wanted bytes to the caller.
+    fn arrive_units(&mut self, done: ReadRequest, staged: &[u8]) {
+        let ReadParts { io, codecs, .. } = self.parts;
+        let (reading, offset) = (&mut self.readings[done.reading], done.chunk.offset);
+        let started = io.clock.now();
+        codecs.with(|codec| {
+            for unit in done.units {
+                let at = usize::try_from(unit.offset - offset).expect("within the request");
+                match unit.decompress(codec, &staged[at..at + unit.len]) {
+                    Ok(raw) => {
+                        LogStats::add(&io.stats.decoded_bytes, raw.len() as u64);
+                        reading.scatter(unit, &raw);
+                        codec.raw = raw;
+                    }
+                    Err(cause) => reading.fail_unit(&unit, cause),
+                }
+            }
+        });
+        LogStats::add_time(&io.stats.decode_ns, io.clock.now().since(started));
+    }
+
+    /// A failed request in a form that can be sent again. `None` if its memory did not come back, or if the device
+    /// never saw it: then its blocks are misses.
+    fn retryable(
+        &mut self,
+        mut request: ReadRequest,
+        memory: Vec<Memory>,
+        error: &IoError,
+    ) -> Option<ReadRequest> {
+        tracing::debug!(%error, offset = request.chunk.offset, "read failed");
+        let reading = &mut self.readings[request.reading];
+        if is_of_device(error) && give_back(reading, &mut request.chunk, memory) {
+            return Some(request);
+        }
+        reading.fail(&request, Cause::of_io(error));
+        None
+    }
+}
+
+/// Whether the device tried the request.
+pub(super) fn is_of_device(error: &IoError) -> bool {
+    matches!(error, IoError::Short { .. } | IoError::Os { .. })
+}
+
+/// Puts the caller's memory, which a direct request gave away, back in its place; `false` if it did not come back.
+fn give_back(reading: &ExtentReading, chunk: &mut Chunk, memory: Vec<Memory>) -> bool {
+    if !chunk.direct {
+        return true;
+    }
+    if memory.len() != chunk.pieces.len() {
+        return false;
+    }
+    for (piece, memory) in chunk.pieces.iter_mut().zip(memory) {
+        piece.memory = Some(memory).filter(|_| !reading.starts_with_header(piece));
+    }
+    chunk.direct = false;
+    true
+}

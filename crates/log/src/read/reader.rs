@@ -1,0 +1,100 @@
+//! Reads blocks, or layers of blocks, and verifies every slice before it returns them.
+//!
+//! 1. The requests of all extents of one call share one pump, so many small extents are read as fast as one large one.
+//! 2. Bytes that cannot be read cost only the blocks that they belong to: see [`salvage`].
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use dalsegno_core::{Extent, StoreId};
+use dalsegno_io::FileId;
+
+use super::extent_reading::{BlockRead, BlockTarget, ExtentReading, ReadRequest};
+use super::header_cache::HeaderCache;
+use super::read_pump::{ReadParts, ReadPump};
+use super::salvage::salvage;
+use crate::call::Call;
+use crate::compress::CodecPool;
+use crate::error::Cause;
+use crate::transfer::{DeviceIo, PinnedFile};
+
+/// The part of one extent to read.
+#[derive(Debug)]
+pub struct ExtentRead {
+    /// The extent.
+    pub extent: Arc<Extent>,
+    /// The wanted layers.
+    pub layers: Range<u32>,
+    /// The wanted blocks, in ascending order.
+    pub targets: Vec<BlockTarget>,
+}
+
+/// A read whose extent stays in its place.
+pub(crate) struct PinnedRead {
+    pub(crate) read: ExtentRead,
+    /// `None` if the extent's segment was reclaimed.
+    pub(crate) pinned: Option<PinnedFile>,
+}
+
+/// Reads the extents of one log.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    parts: ReadParts,
+}
+
+impl Reader {
+    pub(crate) fn new(
+        io: Arc<DeviceIo>,
+        store: StoreId,
+        headers: Arc<HeaderCache>,
+        codecs: Arc<CodecPool>,
+    ) -> Self {
+        Self { parts: ReadParts { io, store, headers, codecs } }
+    }
+
+    /// Reads blocks of several extents, and returns one outcome for each target, in the given order.
+    ///
+    /// Without a deadline, the device reads directly into aligned memory, and the memory of a block that is no hit has
+    /// undefined contents. With a deadline, blocks are copied from staging buffers, and no request uses the caller's
+    /// memory after the call.
+    ///
+    /// `other_file` names a file of another segment, to find out whether the device reads at all.
+    pub(crate) fn read(
+        &self,
+        reads: Vec<PinnedRead>,
+        call: &Call,
+        other_file: &dyn Fn(FileId) -> Option<FileId>,
+    ) -> Vec<Vec<BlockRead>> {
+        let rules = self.parts.io.rules(!call.must_stage());
+        let mut requests = VecDeque::new();
+        let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
+        let mut places = Vec::with_capacity(reads.len());
+        let mut pump = ReadPump::new(&self.parts, call, reads.len());
+        for (index, PinnedRead { read, pinned }) in reads.into_iter().enumerate() {
+            results.push(read.targets.iter().map(|_| BlockRead::lost(Cause::Recycled)).collect());
+            let Some(pinned) = pinned else { continue };
+            let ExtentRead { extent, layers, targets } = read;
+            let tables = self.parts.headers.get(extent.id);
+            let (reading, chunks) =
+                ExtentReading::plan((extent, pinned), layers, targets, tables, rules);
+            let number = pump.readings.len();
+            pump.readings.push(reading);
+            let plain = |chunk| ReadRequest { reading: number, chunk, units: Vec::new() };
+            requests.extend(chunks.into_iter().map(plain));
+            requests.extend(pump.units_of(number));
+            places.push(index);
+        }
+        let stop = pump.run(requests).and_then(|failed| salvage(&mut pump, failed, other_file));
+        if stop.is_err() && !call.must_stage() {
+            pump.pump.drain();
+        }
+        for (index, reading) in places.into_iter().zip(pump.readings) {
+            results[index] = reading.verdict(stop.err());
+        }
+        for cause in results.iter().flatten().filter_map(|read| read.outcome.err()) {
+            self.parts.io.stats.count_miss(cause, 1);
+        }
+        results
+    }
+}

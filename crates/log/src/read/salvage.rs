@@ -1,0 +1,163 @@
+//! Reads failed requests again in smaller parts. A bad sector, or the end of a truncated file, then costs only the
+//! blocks that it holds, and not the other blocks of the request.
+//!
+//! 1. When all other requests of a call have completed, each failed request is sent again, then its halves, down to
+//!    parts of one slice: one at a time, depth first.
+//! 2. A call sends at most [`MOST`] such requests. Bytes that they do not reach are a miss because of the device, and
+//!    stay stored.
+//! 3. Bytes count as damaged only if the device fails to read them, then reads the first sector of their file or of
+//!    another segment, and then fails to read them again. Otherwise the device fails, and nothing is damaged.
+
+use std::collections::HashMap;
+
+use dalsegno_io::{Class, FileId, IoError, Memory, Operation};
+
+use super::extent_reading::ReadRequest;
+use super::read_pump::{ReadPump, is_of_device};
+use super::units::gather;
+use crate::error::Cause;
+use crate::format::SECTOR;
+use crate::transfer::{PinnedFile, PlanRules, PumpStop, Transfer, finish};
+
+/// Requests of a call beyond the planned ones. One bad sector among 512 slices takes about 25.
+const MOST: usize = 64;
+
+/// Reads failed requests again. Afterwards each part has arrived, or is a miss with its cause.
+pub(super) fn salvage(
+    pump: &mut ReadPump<'_>,
+    failed: Vec<ReadRequest>,
+    other_file: &dyn Fn(FileId) -> Option<FileId>,
+) -> Result<(), PumpStop> {
+    if failed.is_empty() {
+        return Ok(());
+    }
+    let parts = failed.into_iter().rev().collect();
+    Salvage { pump, other_file, parts, left: MOST, readable: HashMap::new() }.run()
+}
+
+struct Salvage<'a, 'b> {
+    pump: &'a mut ReadPump<'b>,
+    /// A file of another segment.
+    other_file: &'a dyn Fn(FileId) -> Option<FileId>,
+    /// The parts still to be read, the next one last.
+    parts: Vec<ReadRequest>,
+    left: usize,
+    /// Whether the device reads, for each file that was tried.
+    readable: HashMap<FileId, bool>,
+}
+
+impl Salvage<'_, '_> {
+    fn run(&mut self) -> Result<(), PumpStop> {
+        while let Some(part) = self.parts.pop() {
+            let known = self.readable.get(&self.pinned_of(&part).file).copied();
+            let is_readable = match known {
+                Some(is_readable) => is_readable,
+                None => self.check_device(&part)?,
+            };
+            if self.left == 0 || !is_readable {
+                self.fail(&part, Cause::Device);
+                continue;
+            }
+            let Some((part, error)) = self.read(part)? else { continue };
+            if !is_of_device(&error) {
+                self.fail(&part, Cause::of_io(&error));
+                continue;
+            }
+            match halves(part, self.pump.parts.io.rules(false)) {
+                Ok(parts) => self.parts.extend(parts.into_iter().rev()),
+                Err(part) => self.read_for_the_last_time(part)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a part that cannot be smaller once more.
+    fn read_for_the_last_time(&mut self, part: ReadRequest) -> Result<(), PumpStop> {
+        if !self.check_device(&part)? {
+            self.fail(&part, Cause::Device);
+        } else if let Some((part, error)) = self.read(part)? {
+            let cause = match Cause::of_io(&error) {
+                Cause::Device if error.is_of_medium() => Cause::BadSector,
+                cause => cause,
+            };
+            self.fail(&part, cause);
+        }
+        Ok(())
+    }
+
+    /// Whether the device reads the first sector of the part's file, or else of another segment. A file that ends
+    /// before its first sector also shows that the device reads.
+    fn check_device(&mut self, part: &ReadRequest) -> Result<bool, PumpStop> {
+        let file = self.pinned_of(part).file;
+        let other = (self.other_file)(file);
+        let own = self.read_first_sector(file, part)?;
+        let is_readable = match (own, other) {
+            (Ok(()) | Err(IoError::Short { .. }), _) => true,
+            (_, Some(other)) => self.read_first_sector(other, part)?.is_ok(),
+            (_, None) => false,
+        };
+        self.readable.insert(file, is_readable);
+        Ok(is_readable)
+    }
+
+    /// Reads in the background class, which is not refused while reads are suspended: the bad region itself may have
+    /// suspended them.
+    fn read_first_sector(
+        &mut self,
+        file: FileId,
+        part: &ReadRequest,
+    ) -> Result<Result<(), IoError>, PumpStop> {
+        self.left = self.left.saturating_sub(1);
+        let memory = vec![self.staging(SECTOR)?];
+        let guard = Some(self.pinned_of(part).guard.clone());
+        let (operation, offset) = (Operation::Read, 0);
+        let transfer = Transfer { operation, file, offset, memory, tag: 0, guard };
+        self.pump.pump.submit_as(Class::Background, transfer);
+        Ok(self.pump.pump.next()?.result)
+    }
+
+    fn pinned_of(&self, part: &ReadRequest) -> &PinnedFile {
+        &self.pump.readings[part.reading].pinned
+    }
+
+    /// Reads a part, and returns it with the error if that fails.
+    fn read(&mut self, part: ReadRequest) -> Result<Option<(ReadRequest, IoError)>, PumpStop> {
+        self.left = self.left.saturating_sub(1);
+        let number = part.reading;
+        let staging = self.staging(part.chunk.bytes)?;
+        let part = self.pump.submit(part, Some(staging), 0);
+        let completion = self.pump.pump.next()?;
+        if let Err(error) = completion.result {
+            return Ok(Some((part, error)));
+        }
+        self.pump.arrive(part, completion.memory);
+        let units = self.pump.units_of(number);
+        self.parts.extend(units);
+        Ok(None)
+    }
+
+    fn staging(&self, len: usize) -> Result<Memory, PumpStop> {
+        Ok(self.pump.pump.staging(len)?.expect("nothing is in flight, so it waited for one"))
+    }
+
+    fn fail(&mut self, part: &ReadRequest, cause: Cause) {
+        self.pump.readings[part.reading].fail(part, cause);
+    }
+}
+
+/// Cuts a part in two; returns the part itself if it cannot be cut.
+fn halves(mut part: ReadRequest, rules: PlanRules) -> Result<Vec<ReadRequest>, ReadRequest> {
+    let reading = part.reading;
+    if part.units.len() > 1 {
+        let behind = part.units.split_off(part.units.len() / 2);
+        let halves = [part.units, behind].into_iter().flat_map(|units| gather(units, rules.limit));
+        return Ok(halves.map(|(chunk, units)| ReadRequest { reading, chunk, units }).collect());
+    }
+    if part.chunk.pieces.len() > 1 {
+        let behind = part.chunk.pieces.split_off(part.chunk.pieces.len() / 2);
+        let halves = [part.chunk.pieces, behind].map(|pieces| finish(pieces, rules));
+        let half = |chunk| ReadRequest { reading, chunk, units: Vec::new() };
+        return Ok(halves.into_iter().map(half).collect());
+    }
+    Err(part)
+}

@@ -1,0 +1,113 @@
+//! The store's header and its namespace descriptors, while the store is open.
+
+use std::sync::Arc;
+
+use dalsegno_core::{Compression, Namespace, StoreId};
+use dalsegno_io::OpenMode;
+
+use super::store_header::create_sector_file;
+use crate::compress::Compressor;
+use crate::error::LogError;
+use crate::format::{
+    NamespaceSector, SECTOR, STORE_FILE, StoreHeader, namespace_file, namespace_of_file,
+};
+use crate::sync::Syncer;
+use crate::transfer::{DeviceIo, read_first_sector, write_at};
+
+/// The files of one sector that describe a store.
+#[derive(Debug)]
+pub struct StoreFiles {
+    io: Arc<DeviceIo>,
+    syncer: Arc<Syncer>,
+    compressor: Arc<Compressor>,
+    store: StoreId,
+    segment_bytes: u64,
+}
+
+impl StoreFiles {
+    pub(crate) fn new(
+        io: Arc<DeviceIo>,
+        syncer: Arc<Syncer>,
+        compressor: Arc<Compressor>,
+        store: StoreId,
+        segment_bytes: u64,
+    ) -> Self {
+        Self { io, syncer, compressor, store, segment_bytes }
+    }
+
+    /// Lets the store hold compressed extents. From then on, a Dalsegno that cannot read them refuses to open it. One
+    /// thread may call this at a time.
+    ///
+    /// # Errors
+    ///
+    /// The device's error; extents stay plain then.
+    pub fn allow_compression(&self) -> Result<(), LogError> {
+        if self.compressor.is_allowed() {
+            return Ok(());
+        }
+        self.syncer.check_writable()?;
+        let (store, segment_bytes) = (self.store, self.segment_bytes);
+        let mut sector = [0; SECTOR];
+        StoreHeader { store, segment_bytes, is_compressed: true }.encode(&mut sector);
+        let opened = self.io.device.open(STORE_FILE, OpenMode::ReadWrite)?;
+        let written = write_at(&self.io, opened.file, 0, &sector, &self.io.own_call())
+            .and_then(|()| self.syncer.sync_file(opened.file));
+        self.io.device.close(opened.file);
+        written?;
+        self.compressor.allow();
+        Ok(())
+    }
+
+    /// Stores the description of a namespace and how its new extents are stored, unless the file says so already.
+    /// Returns `false` if the description is too long to store.
+    ///
+    /// # Errors
+    ///
+    /// The device's error. Blocks of the namespace can be stored and read all the same.
+    pub fn write_namespace(
+        &self,
+        namespace: &Namespace,
+        compression: Compression,
+    ) -> Result<bool, LogError> {
+        self.syncer.check_writable()?;
+        let name = namespace_file(namespace.id());
+        let wanted = NamespaceSector(namespace.clone(), compression);
+        if self.io.device.list()?.iter().any(|entry| entry.name == name) {
+            let stored = read_first_sector(&self.io, &name);
+            let stored = stored.map(|sector| NamespaceSector::decode(&sector));
+            if matches!(stored, Ok(Ok(found)) if found == wanted) {
+                return Ok(true);
+            }
+            self.io.device.remove(&name)?;
+        }
+        let mut sector = [0; SECTOR];
+        if !wanted.encode(&mut sector) {
+            return Ok(false);
+        }
+        create_sector_file(&self.io, &self.syncer, &name, &sector)?;
+        Ok(true)
+    }
+
+    /// Reads the namespace descriptors, with how new extents are stored. Damaged ones are left out.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be listed.
+    pub fn read_namespaces(&self) -> Result<Vec<(Namespace, Compression)>, LogError> {
+        let mut namespaces = Vec::new();
+        for entry in self.io.device.list()? {
+            let Some(id) = namespace_of_file(&entry.name) else { continue };
+            let sector = read_first_sector(&self.io, &entry.name);
+            match sector.map(|sector| NamespaceSector::decode(&sector)) {
+                Ok(Ok(NamespaceSector(namespace, compression))) if namespace.id() == id => {
+                    namespaces.push((namespace, compression));
+                }
+                _ => tracing::warn!(
+                    file = entry.name,
+                    "namespace descriptor is damaged; it is rewritten when the namespace is used"
+                ),
+            }
+        }
+        Ok(namespaces)
+    }
+}

@@ -1,0 +1,15 @@
+//! Bytes of files, moved in few large requests; knows nothing of segments.
+
+mod device_io;
+mod plan;
+mod pump;
+mod single;
+mod slices;
+
+pub(crate) use device_io::{DeviceIo, IoBounds, OWN_LIMIT, PinnedFile, offline_io};
+pub(crate) use plan::{Chunk, MAX_DIRECT_PIECES, Piece, PlanRules, cut, finish};
+pub(crate) use pump::{Pump, PumpStop, Transfer};
+pub(crate) use single::{
+    check_reads, read_at, read_first_sector, start_sync, sync, write_at, write_unwatched,
+};
+pub(crate) use slices::{into_slices, payload_pieces, pieces_of, take_front};

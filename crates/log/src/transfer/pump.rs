@@ -1,0 +1,201 @@
+//! Keeps a bounded number of a call's requests in flight.
+//!
+//! 1. At most `depth` requests of one call are in flight. Once two or more of them hold [`BUSY_BYTES`] together, the
+//!    pump adds none: the device is saturated, and more buffers would evict each other from the CPU caches.
+//! 2. A call that waits for a staging buffer has nothing in flight and holds no other buffer, so calls cannot starve
+//!    each other. The wait is bounded whatever the call's deadline, because a device that hangs may hold all buffers.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use dalsegno_core::Deadline;
+use dalsegno_io::{CallRing, Class, Completion, FileId, Memory, Operation, Request};
+
+use super::device_io::DeviceIo;
+use crate::call::{CANCEL_POLL, Call};
+
+/// Bytes in flight that saturate a device: a device of 7 GB/s moves them in half a millisecond.
+const BUSY_BYTES: usize = 4 << 20;
+
+/// How long a call waits for a staging buffer before it is throttled.
+const STAGING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a call stops before its requests are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PumpStop {
+    Deadline,
+    Cancelled,
+    /// No staging buffer became free in time.
+    Throttled,
+}
+
+pub(crate) struct Pump<'a> {
+    io: &'a DeviceIo,
+    call: &'a Call,
+    in_flight: u32,
+    in_flight_bytes: usize,
+    /// Only for foreground calls: background transfer gains nothing from a ring of its own.
+    ring: Option<CallRing>,
+    /// Bytes in flight from which the pump adds no request.
+    busy_bytes: usize,
+    sender: Sender<Completion>,
+    // The type is unbounded; `depth` bounds its contents.
+    receiver: Receiver<Completion>,
+}
+
+fn bytes_of(memory: &[Memory]) -> usize {
+    memory.iter().map(Memory::len).sum()
+}
+
+/// A request, without the call's terms, which the pump adds.
+pub(crate) struct Transfer {
+    pub(crate) operation: Operation,
+    pub(crate) file: FileId,
+    pub(crate) offset: u64,
+    pub(crate) memory: Vec<Memory>,
+    pub(crate) tag: u64,
+    pub(crate) guard: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl<'a> Pump<'a> {
+    pub(crate) fn new(io: &'a DeviceIo, call: &'a Call) -> Self {
+        let (sender, receiver) = unbounded();
+        let ring = if call.class == Class::Foreground { io.device.call_ring() } else { None };
+        Self {
+            io,
+            call,
+            in_flight: 0,
+            in_flight_bytes: 0,
+            ring,
+            busy_bytes: BUSY_BYTES,
+            sender,
+            receiver,
+        }
+    }
+
+    /// For writes. A call that writes from its own memory has no other bound than the depth.
+    pub(crate) fn for_writes(io: &'a DeviceIo, call: &'a Call) -> Self {
+        let busy_bytes = if call.must_stage() { BUSY_BYTES } else { usize::MAX };
+        Self { busy_bytes, ..Self::new(io, call) }
+    }
+
+    pub(crate) fn can_submit(&self) -> bool {
+        let is_busy = self.in_flight >= 2 && self.in_flight_bytes >= self.busy_bytes;
+        self.in_flight < self.io.bounds.depth && !is_busy
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    pub(crate) fn submit(&mut self, transfer: Transfer) {
+        self.submit_as(self.call.class, transfer);
+    }
+
+    /// As [`Self::submit`], in another class than the call's.
+    pub(crate) fn submit_as(&mut self, class: Class, transfer: Transfer) {
+        assert!(self.can_submit(), "more requests than the depth");
+        let request = Request {
+            operation: transfer.operation,
+            class,
+            file: transfer.file,
+            offset: transfer.offset,
+            memory: transfer.memory,
+            tag: transfer.tag,
+            deadline: self.call.deadline,
+            guard: transfer.guard,
+            watch: None,
+            reply: self.sender.clone(),
+        };
+        request.check();
+        self.in_flight += 1;
+        self.in_flight_bytes += bytes_of(&request.memory);
+        match &mut self.ring {
+            Some(ring) if class == Class::Foreground => self.io.device.submit_on(ring, request),
+            _ => self.io.device.submit(vec![request]),
+        }
+    }
+
+    /// Waits at most `limit` for a completion, or for `all` on the call's ring. The ring comes first, because only
+    /// waiting on it delivers its completions.
+    fn receive(&mut self, all: bool, limit: Option<Duration>) -> Option<Completion> {
+        if let Ok(completion) = self.receiver.try_recv() {
+            return Some(completion);
+        }
+        if let Some(ring) = self.ring.as_mut().filter(|ring| ring.in_flight() > 0) {
+            ring.wait(all, limit);
+            return self.receiver.try_recv().ok();
+        }
+        match limit {
+            None => self.receiver.recv().ok(),
+            Some(limit) => self.receiver.recv_timeout(limit).ok(),
+        }
+    }
+
+    /// Waits for the next completion.
+    pub(crate) fn next(&mut self) -> Result<Completion, PumpStop> {
+        self.next_of(false)
+    }
+
+    /// Waits for the next completion. With `all`, a ring waits once for everything in flight.
+    pub(crate) fn next_of(&mut self, all: bool) -> Result<Completion, PumpStop> {
+        assert!(self.in_flight > 0, "nothing to wait for");
+        loop {
+            if self.call.is_cancelled() {
+                return Err(PumpStop::Cancelled);
+            }
+            let left = self.call.deadline.remaining(self.io.clock.now());
+            let wait = match (left, &self.call.cancel) {
+                (None, None) => None,
+                (left, Some(_)) => Some(left.unwrap_or(CANCEL_POLL).min(CANCEL_POLL)),
+                (left, None) => left,
+            };
+            if let Some(completion) = self.receive(all, wait) {
+                self.in_flight -= 1;
+                self.in_flight_bytes -= bytes_of(&completion.memory);
+                return Ok(completion);
+            }
+            if self.call.deadline.expired(self.io.clock.now()) {
+                return Err(PumpStop::Deadline);
+            }
+        }
+    }
+
+    /// A staging buffer, or `None` if the caller should wait for a completion first.
+    pub(crate) fn staging(&self, len: usize) -> Result<Option<Memory>, PumpStop> {
+        if let Some(memory) = self.io.pool.try_take(len) {
+            return Ok(Some(memory));
+        }
+        if !self.is_idle() {
+            return Ok(None);
+        }
+        let clock = self.io.clock.as_ref();
+        let timeout = Deadline::At(clock.now().after(STAGING_TIMEOUT));
+        loop {
+            if self.call.is_cancelled() {
+                return Err(PumpStop::Cancelled);
+            }
+            if self.call.deadline.expired(clock.now()) {
+                return Err(PumpStop::Deadline);
+            }
+            let Some(left) = timeout.remaining(clock.now()).filter(|left| !left.is_zero()) else {
+                return Err(PumpStop::Throttled);
+            };
+            let until = self.call.at_most(left.min(CANCEL_POLL), clock);
+            if let Ok(memory) = self.io.pool.take(len, until, clock) {
+                return Ok(Some(memory));
+            }
+        }
+    }
+
+    /// Waits until nothing is in flight, so that lent memory can return to its owner.
+    pub(crate) fn drain(&mut self) {
+        while self.in_flight > 0 {
+            if self.receive(true, None).is_some() {
+                self.in_flight -= 1;
+            }
+        }
+    }
+}

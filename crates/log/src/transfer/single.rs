@@ -1,0 +1,130 @@
+//! Transfers of one request, through a staging buffer.
+
+use crossbeam_channel::bounded;
+use dalsegno_core::Deadline;
+use dalsegno_io::{Class, Completion, FileId, IoError, OpenMode, Operation, Request};
+
+use super::device_io::{DeviceIo, PinnedFile};
+use super::pump::{Pump, Transfer};
+use crate::call::Call;
+use crate::error::LogError;
+use crate::format::{SECTOR, STORE_FILE};
+
+/// Fills `bytes` from a file.
+pub(crate) fn read_at(
+    io: &DeviceIo,
+    file: FileId,
+    offset: u64,
+    bytes: &mut [u8],
+    call: &Call,
+) -> Result<(), IoError> {
+    let memory = vec![io.pool.take(bytes.len(), call.deadline, io.clock.as_ref())?];
+    let operation = Operation::Read;
+    let transfer = Transfer { operation, file, offset, memory, tag: 0, guard: None };
+    let completion = run(io, transfer, call)?;
+    bytes.copy_from_slice(completion.memory[0].as_slice());
+    Ok(())
+}
+
+/// Writes `bytes` to a file.
+pub(crate) fn write_at(
+    io: &DeviceIo,
+    file: FileId,
+    offset: u64,
+    bytes: &[u8],
+    call: &Call,
+) -> Result<(), IoError> {
+    let mut memory = io.pool.take(bytes.len(), call.deadline, io.clock.as_ref())?;
+    memory.as_mut_slice().copy_from_slice(bytes);
+    let (operation, memory) = (Operation::Write, vec![memory]);
+    run(io, Transfer { operation, file, offset, memory, tag: 0, guard: None }, call).map(drop)
+}
+
+/// Makes completed writes of a file durable. [`crate::sync::Syncer`] decides what a failure means.
+pub(crate) fn sync(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
+    let (operation, memory) = (Operation::Sync, Vec::new());
+    let transfer = Transfer { operation, file, offset: 0, memory, tag: 0, guard: None };
+    // In the background class it could wait behind gets for longer than its limit.
+    let call = Call { class: Class::Foreground, ..io.own_call() };
+    run(io, transfer, &call).map(drop)
+}
+
+/// Reads the first sector of a file.
+pub(crate) fn read_first_sector(io: &DeviceIo, name: &str) -> Result<[u8; SECTOR], LogError> {
+    let opened = io.device.open(name, OpenMode::Read)?;
+    let mut sector = [0; SECTOR];
+    let result = read_at(io, opened.file, 0, &mut sector, &Call::background());
+    io.device.close(opened.file);
+    result?;
+    Ok(sector)
+}
+
+/// Makes sure that the device reads the first sector of a file, or else of the store's own header. If it does, bytes
+/// that it cannot read elsewhere are bad sectors, and the device itself works.
+///
+/// # Errors
+///
+/// How reading the store's header failed.
+pub(crate) fn check_reads(io: &DeviceIo, file: FileId) -> Result<(), LogError> {
+    let mut sector = [0; SECTOR];
+    if read_at(io, file, 0, &mut sector, &io.own_call()).is_ok() {
+        return Ok(());
+    }
+    read_first_sector(io, STORE_FILE).map(drop)
+}
+
+/// Submits a write without waiting for it. The write is dropped if no staging buffer is free.
+pub(crate) fn write_unwatched(io: &DeviceIo, pinned: PinnedFile, offset: u64, bytes: &[u8]) {
+    let Some(mut memory) = io.pool.try_take(bytes.len()) else {
+        tracing::debug!(offset, "marker not written: no staging buffer is free");
+        return;
+    };
+    memory.as_mut_slice().copy_from_slice(bytes);
+    let request = Request {
+        operation: Operation::Write,
+        class: Class::Background,
+        file: pinned.file,
+        offset,
+        memory: vec![memory],
+        tag: 0,
+        deadline: io.own_call().deadline,
+        guard: Some(pinned.guard),
+        watch: None,
+        reply: bounded(1).0,
+    };
+    request.check();
+    io.device.submit(vec![request]);
+}
+
+/// Submits a sync of a file and returns the channel of its completion.
+pub(crate) fn start_sync(io: &DeviceIo, file: FileId) -> crossbeam_channel::Receiver<Completion> {
+    let (sender, receiver) = bounded(1);
+    let request = Request {
+        operation: Operation::Sync,
+        class: Class::Foreground,
+        file,
+        offset: 0,
+        memory: Vec::new(),
+        tag: 0,
+        // Callers other than the one that started it may come to wait for it.
+        deadline: Deadline::Never,
+        guard: None,
+        watch: None,
+        reply: sender,
+    };
+    request.check();
+    io.device.submit(vec![request]);
+    receiver
+}
+
+fn run(io: &DeviceIo, transfer: Transfer, call: &Call) -> Result<Completion, IoError> {
+    // A write that is cancelled in the middle of a header would leave its segment in doubt.
+    let call = Call { cancel: None, ..call.clone() };
+    let mut pump = Pump::new(io, &call);
+    pump.submit(transfer);
+    let completion = pump.next().map_err(|_| IoError::Deadline)?;
+    match completion.result {
+        Ok(()) => Ok(completion),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,262 @@
+//! Appends extents: reserves space, writes, and syncs if durability asks for it.
+//!
+//! 1. The header's checksums are those of the caller's bytes before the write. If the bytes change on their way to the
+//!    device, the extent is a miss later, never wrong.
+//! 2. A failed append frees its space for a void, and no reader ever sees the extent.
+//! 3. With durability `batch`, an extent is durable before an append returns it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dalsegno_core::{Durability, Extent, StoreId};
+use dalsegno_io::Memory;
+
+use super::record_write::{RecordWrite, write_all};
+use crate::call::Call;
+use crate::compress::CompressedExtent;
+use crate::error::LogError;
+use crate::format::{NewExtent, RecordHeader};
+use crate::read::{ExtentTables, HeaderCache};
+use crate::segment::{Pin, Reservation, Segments, SpaceUse};
+use crate::sync::{Syncer, Unsynced};
+use crate::transfer::{DeviceIo, into_slices, payload_pieces};
+
+/// An extent that is in the log.
+#[derive(Debug)]
+pub struct Appended {
+    /// The extent.
+    pub extent: Extent,
+    /// Keeps the extent in the log. Drop it after the extent was inserted into the index.
+    pub pin: Arc<Pin>,
+}
+
+/// An extent with its bytes and its place in the log.
+#[derive(Debug)]
+pub struct Append {
+    extent: NewExtent,
+    body: AppendBody,
+    place: Reservation,
+}
+
+#[derive(Debug)]
+enum AppendBody {
+    Plain(Vec<Vec<Memory>>),
+    Compressed(CompressedExtent),
+}
+
+impl Append {
+    /// An extent for a place that was reserved for it. `blocks[b]` holds the bytes of block `b`, layer 0 first, in any
+    /// number of pieces.
+    ///
+    /// # Panics
+    ///
+    /// If there is not one memory per hash, or the place has another size.
+    #[must_use]
+    pub fn new(extent: NewExtent, blocks: Vec<Vec<Memory>>, place: Reservation) -> Self {
+        assert_eq!(blocks.len(), extent.hashes.len(), "one memory per hash");
+        assert_eq!(place.bytes(), extent.total_bytes(), "a place for another extent");
+        Self { extent, body: AppendBody::Plain(blocks), place }
+    }
+
+    /// A compressed extent for a place of [`CompressedExtent::total_bytes`].
+    ///
+    /// # Panics
+    ///
+    /// If the place has another size.
+    #[must_use]
+    pub fn compressed(extent: NewExtent, compressed: CompressedExtent, place: Reservation) -> Self {
+        assert_eq!(place.bytes(), compressed.total_bytes(&extent), "a place for another extent");
+        Self { extent, body: AppendBody::Compressed(compressed), place }
+    }
+}
+
+/// Appends extents to one log.
+#[derive(Debug)]
+pub struct Writer {
+    pub(super) io: Arc<DeviceIo>,
+    pub(super) syncer: Arc<Syncer>,
+    pub(super) segments: Arc<Segments>,
+    pub(super) store: StoreId,
+    pub(super) durability: Durability,
+    headers: Arc<HeaderCache>,
+}
+
+impl Writer {
+    pub(crate) fn new(
+        io: Arc<DeviceIo>,
+        syncer: Arc<Syncer>,
+        segments: Arc<Segments>,
+        headers: Arc<HeaderCache>,
+        durability: Durability,
+    ) -> Self {
+        let store = segments.store();
+        Self { io, syncer, segments, store, durability, headers }
+    }
+
+    /// Reserves space for an extent. `blocks` are as for [`Append::new`]. Nothing is written before
+    /// [`Writer::append`].
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Full`] if a segment must be reclaimed first (`relocating` may use the reserve).
+    ///
+    /// # Panics
+    ///
+    /// If there is not one memory per hash.
+    pub fn reserve(
+        &self,
+        extent: NewExtent,
+        blocks: Vec<Vec<Memory>>,
+        relocating: bool,
+    ) -> Result<Append, LogError> {
+        let place = self.segments.reserve(extent.total_bytes(), use_of(relocating))?;
+        Ok(Append::new(extent, blocks, place))
+    }
+
+    /// Reserves space for a compressed extent.
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::reserve`].
+    pub fn reserve_compressed(
+        &self,
+        extent: NewExtent,
+        compressed: CompressedExtent,
+        relocating: bool,
+    ) -> Result<Append, LogError> {
+        let place = self.segments.reserve(compressed.total_bytes(&extent), use_of(relocating))?;
+        Ok(Append::compressed(extent, compressed, place))
+    }
+
+    /// Reserves space that is there now: waits neither for the device nor for another call.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Full`] if a segment must be created or reclaimed first: see [`Segments::prepare`].
+    pub fn reserve_now(&self, bytes: u64) -> Result<Reservation, LogError> {
+        self.segments.reserve(bytes, SpaceUse::Ready)
+    }
+
+    /// Writes extents, several at a time, and returns one result for each, in order. With durability `batch`, the
+    /// extents of one segment share a sync.
+    ///
+    /// With a deadline, the bytes are copied before they are written, so the caller's memory is free when the call
+    /// ends. Without one, aligned memory is written directly. An extent that fails becomes a void.
+    ///
+    /// # Panics
+    ///
+    /// If a block's pieces do not sum to the layout's block size.
+    #[must_use]
+    pub fn append(&self, appends: Vec<Append>, call: &Call) -> Vec<Result<Appended, LogError>> {
+        let rules = self.io.rules(!call.must_stage());
+        let mut headers = Vec::with_capacity(appends.len());
+        let mut records = Vec::with_capacity(appends.len());
+        for Append { extent, body, place } in appends {
+            let pinned = place.pinned_file();
+            let at = |crcs, units| {
+                extent.header(self.store, place.place(), place.sequence(), crcs, units)
+            };
+            let header = match body {
+                AppendBody::Plain(blocks) => {
+                    let header = at(Vec::new(), None);
+                    let described = header.extent().expect("an extent's header");
+                    let pieces = payload_pieces(&described, into_slices(extent.layout, blocks));
+                    records.push(RecordWrite::extent(pinned, header.clone(), pieces, rules));
+                    header
+                }
+                AppendBody::Compressed(CompressedExtent { slice_crcs, units, payload }) => {
+                    let header = at(slice_crcs, Some(units));
+                    // The log owns the payload's memory, so the device may read it after the call ended.
+                    let rules = self.io.rules(true);
+                    records.push(RecordWrite::compressed(pinned, &header, payload, rules));
+                    header
+                }
+            };
+            headers.push((header, place));
+        }
+        write_all(&self.io, &mut records, call);
+        self.sync_written(&mut records, &headers, call);
+        let settled = headers.into_iter().zip(records);
+        settled
+            .map(|((header, place), record)| {
+                self.settle(&header, place, record.result.map(|()| record.crcs))
+            })
+            .collect()
+    }
+
+    /// Makes an appended extent durable, whatever the durability of puts.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Poisoned`] if the sync failed.
+    pub fn make_durable(&self, appended: &Appended) -> Result<(), LogError> {
+        self.make_durable_within(appended, &Call::background())
+    }
+
+    /// As [`Self::make_durable`], within the call's terms.
+    pub(super) fn make_durable_within(
+        &self,
+        appended: &Appended,
+        call: &Call,
+    ) -> Result<(), LogError> {
+        match self.durability {
+            Durability::Batch => Ok(()),
+            Durability::None => appended.pin.sync(&self.syncer, call).map_err(|why| {
+                self.segments.doubt(&appended.extent);
+                why.into()
+            }),
+        }
+    }
+
+    /// With durability `batch`, makes the written records durable: one sync per segment.
+    fn sync_written(
+        &self,
+        records: &mut [RecordWrite],
+        headers: &[(RecordHeader, Reservation)],
+        call: &Call,
+    ) {
+        if self.durability == Durability::None {
+            return;
+        }
+        let mut synced: BTreeMap<u64, Result<(), Unsynced>> = BTreeMap::new();
+        for (record, (header, place)) in records.iter_mut().zip(headers) {
+            if record.result.is_err() {
+                continue;
+            }
+            let durable = *synced
+                .entry(header.segment)
+                .or_insert_with(|| place.pin().sync(&self.syncer, call));
+            record.result = durable.map_err(LogError::from);
+        }
+    }
+
+    /// Counts an extent that was written, or frees the place of one that failed.
+    pub(super) fn settle(
+        &self,
+        header: &RecordHeader,
+        place: Reservation,
+        written: Result<Vec<u32>, LogError>,
+    ) -> Result<Appended, LogError> {
+        match written {
+            Ok(crcs) => {
+                let extent = header.extent().expect("an extent's header");
+                let units = header.units().cloned();
+                self.headers.insert(extent.id, Arc::new(ExtentTables { crcs, units }));
+                self.segments.count_written(header);
+                Ok(Appended { extent, pin: place.into_pin() })
+            }
+            Err(error) => {
+                if let Some(extent) = header.extent().filter(Extent::is_moved) {
+                    // The header may be on disk all the same, and the void over it may not.
+                    self.segments.doubt(&extent);
+                }
+                self.segments.give_up(&place);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn use_of(relocating: bool) -> SpaceUse {
+    if relocating { SpaceUse::Reserve } else { SpaceUse::Creatable }
+}
