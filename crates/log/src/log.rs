@@ -198,8 +198,7 @@ impl Log {
             let pin = segments.pin(read.extent.location);
             PinnedRead { pinned: pin.map(|pin| Arc::new(pin).pinned_file()), read }
         };
-        let reads = reads.into_iter().map(pinned).collect();
-        reader.read(reads, call, &|file| segments.other_file(file))
+        reader.read(reads.into_iter().map(pinned), call, &|file| segments.other_file(file))
     }
 
     /// Reads a compressed extent in its stored form; `None` if the extent is plain, gone, or not fully intact: then

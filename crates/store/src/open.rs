@@ -5,6 +5,7 @@
 //! 3. The index is rebuilt from the log's headers, in the order they were written.
 //! 4. Namespaces without blocks are forgotten, so that those of old models do not use up the bound on namespaces.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -204,12 +205,7 @@ impl Store {
             pending: Pending::default(),
             failed_reads: FailedReads::default(),
             removal_feed: RemovalFeed::default(),
-            namespaces: RwLock::new(
-                namespaces
-                    .into_iter()
-                    .map(|(n, compression)| (n.id(), (Arc::new(n), compression)))
-                    .collect(),
-            ),
+            namespaces: RwLock::new(namespaces),
             registering: Mutex::default(),
             counters,
             room,
@@ -249,14 +245,14 @@ fn namespaces_in_use(
     log: &Log,
     device: &dyn Device,
     is_used: impl Fn(NamespaceId) -> bool,
-) -> Result<Vec<(Namespace, Compression)>> {
+) -> Result<HashMap<NamespaceId, (Arc<Namespace>, Compression)>> {
     let namespaces = log.store_files().read_namespaces().map_err(to_error)?;
     let (used, unused): (Vec<_>, Vec<_>) =
         namespaces.into_iter().partition(|(namespace, _)| is_used(namespace.id()));
     for (namespace, _) in &unused {
         forget(device, namespace);
     }
-    Ok(used)
+    Ok(used.into_iter().map(|(n, compression)| (n.id(), (Arc::new(n), compression))).collect())
 }
 
 /// Whether there are no blocks but those that the index shows: what could not be read may hold others.

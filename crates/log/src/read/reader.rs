@@ -1,7 +1,7 @@
 //! Reads blocks, or layers of blocks, and verifies every slice before it returns them.
 //!
 //! 1. The requests of all extents of one call share one pump, so many small extents are read as fast as one large one.
-//! 2. Bytes that cannot be read cost only the blocks that they belong to: see [`salvage`].
+//! 2. Bytes that cannot be read cost only the blocks that they belong to: see `salvage.rs`.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -62,7 +62,7 @@ impl Reader {
     /// `other_file` names a file of another segment, to find out whether the device reads at all.
     pub(crate) fn read(
         &self,
-        reads: Vec<PinnedRead>,
+        reads: impl ExactSizeIterator<Item = PinnedRead>,
         call: &Call,
         other_file: &dyn Fn(FileId) -> Option<FileId>,
     ) -> Vec<Vec<BlockRead>> {
@@ -71,7 +71,7 @@ impl Reader {
         let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         let mut pump = ReadPump::new(&self.parts, call, reads.len());
-        for (index, PinnedRead { read, pinned }) in reads.into_iter().enumerate() {
+        for (index, PinnedRead { read, pinned }) in reads.enumerate() {
             results.push(read.targets.iter().map(|_| BlockRead::lost(Cause::Recycled)).collect());
             let Some(pinned) = pinned else { continue };
             let ExtentRead { extent, layers, targets } = read;
