@@ -26,7 +26,7 @@ struct State {
 }
 
 impl MemoryDevice {
-    /// Puts a file there.
+    /// Adds a file.
     pub(crate) fn plant(&self, name: &str, bytes: Vec<u8>) {
         self.state.lock().files.insert(name.to_owned(), Arc::new(Mutex::new(bytes)));
     }
@@ -57,7 +57,7 @@ impl MemoryDevice {
             return Ok(());
         }
         let wanted: usize = request.memory.iter().map(Memory::len).sum();
-        // Nothing of a store grows behind its end.
+        // No file of a store grows.
         let end = at.saturating_add(wanted);
         if end > bytes.len() {
             return Err(short(bytes.len().saturating_sub(at)));
@@ -75,7 +75,7 @@ impl MemoryDevice {
 }
 
 fn failed(operation: &'static str, name: &str, kind: io::ErrorKind) -> IoError {
-    // The store asks for the numbers of errors, not for their kinds.
+    // The store compares the numbers of errors, not their kinds.
     let number = match kind {
         io::ErrorKind::NotFound => 2,
         io::ErrorKind::AlreadyExists => 17,

@@ -1,4 +1,4 @@
-//! What the log decodes: headers, units, checkpoints.
+//! The log's decoders: headers, units, checkpoints.
 
 use dalsegno_log::format::{
     NamespaceSector, RecordHeader, SegmentHeader, SegmentList, StoreHeader,
@@ -8,18 +8,18 @@ use dalsegno_log::fuzzing;
 use crate::seal::{SECTOR, seal_record, seal_sector, sectors};
 
 const RECORD_MAGIC: &[u8; 8] = b"DSGNRECD";
-/// Where a segment list has the checksum of its entries.
+/// Offset of the checksum of a segment list's entries.
 const LIST_CRC_AT: usize = 40;
-/// As many bytes as a unit may have.
+/// Most bytes of a unit.
 const MOST_UNIT_BYTES: usize = 128 << 10;
 
-/// A record's header: its magic number is given, its checksum mended.
+/// A record's header, with the right magic number and checksum.
 pub(crate) fn record(input: &[u8]) {
     let mut bytes = RECORD_MAGIC.to_vec();
     bytes.extend_from_slice(input);
-    let said = RecordHeader::peek_bytes(&bytes).unwrap_or(0) as usize;
-    // What an input is too short for are zeros.
-    bytes.resize(bytes.len().max(said).next_multiple_of(SECTOR), 0);
+    let header_bytes = RecordHeader::peek_bytes(&bytes).unwrap_or(0) as usize;
+    // Zeros follow an input that is too short.
+    bytes.resize(bytes.len().max(header_bytes).next_multiple_of(SECTOR), 0);
     let sealed = seal_record(&mut bytes);
     if let Ok(header) = RecordHeader::decode(&bytes) {
         let length = sealed.expect("it decodes");
@@ -56,13 +56,13 @@ pub(crate) fn namespace(input: &[u8]) {
     seal_sector(&mut bytes);
     if let Ok(descriptor) = NamespaceSector::decode(&bytes) {
         let mut again = [0; SECTOR];
-        assert!(descriptor.encode(&mut again), "it fits, for it came from a sector");
+        assert!(descriptor.encode(&mut again), "a decoded descriptor fits into a sector");
         assert!(again == bytes[..SECTOR], "another descriptor");
     }
     let _ = NamespaceSector::decode(input);
 }
 
-/// The segment list: its header has the right magic number and checksums, for all that lies behind it.
+/// The segment list, whose header has the right magic number and checksums.
 pub(crate) fn list(input: &[u8]) {
     let mut bytes = sectors(input);
     bytes[..8].copy_from_slice(b"DSGNLIST");
@@ -75,7 +75,8 @@ pub(crate) fn list(input: &[u8]) {
     let _ = SegmentList::decode(input);
 }
 
-/// A unit of a compressed extent: a byte for the width of an element, three for the unit's length, then what is stored.
+/// A unit of a compressed extent: one byte for the width of an element, three for the raw length, then the stored
+/// bytes.
 pub(crate) fn unit(input: &[u8]) {
     let Some((&[width, low, middle, high], stored)) = input.split_first_chunk::<4>() else {
         return;
@@ -91,10 +92,10 @@ pub(crate) fn unit(input: &[u8]) {
     }
 }
 
-/// What an index has taken in of the log.
+/// A checkpoint of the log, which an index keeps.
 pub(crate) fn checkpoint(input: &[u8]) {
     if let Some(again) = fuzzing::recode_checkpoint(input) {
-        // A flag is one byte of eight, so only what was encoded here is canonical.
+        // A flag is one byte of eight, so only the second encoding is canonical.
         assert_eq!(again.len(), input.len());
         assert!(fuzzing::recode_checkpoint(&again).as_deref() == Some(&again[..]));
     }

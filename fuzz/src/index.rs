@@ -1,4 +1,4 @@
-//! What the index decodes: keys, blocks, filters, manifests, tables.
+//! The index's decoders: keys, blocks, filters, manifests, tables.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use dalsegno_index::fuzzing;
 use crate::device::MemoryDevice;
 use crate::seal::{SECTOR, seal_block, seal_filter, seal_manifest, seal_table, sectors};
 
-/// Where a block or filter is said to lie.
+/// The place that a block or filter names.
 const TABLE: u64 = 7;
 const PLACE: u64 = 3;
 /// The length of the key of an extent.
@@ -34,8 +34,8 @@ pub(crate) fn key(input: &[u8]) {
     }
 }
 
-/// A block of a table: a byte for the length of the key that is looked for, the key, then the block from its end on, so
-/// that an input that grows does not move what is there.
+/// A block of a table: one byte for the length of the wanted key, the key, then the block. The last 64 bytes of the input
+/// are the end of the block, whatever its length.
 pub(crate) fn block(input: &[u8]) {
     let Some((length, rest)) = input.split_first() else { return };
     let (wanted, entries) = rest.split_at(usize::from(*length % 65).min(rest.len()));
@@ -47,7 +47,7 @@ pub(crate) fn block(input: &[u8]) {
     bytes.resize(whole, 0);
     seal_block(&mut bytes, TABLE, PLACE);
     let _ = fuzzing::walk_block(&bytes, TABLE, PLACE, wanted);
-    // As it stands in an input, too: such a block has another length.
+    // The input as it is, too: such a block has another length.
     let mut short = rest.to_vec();
     seal_block(&mut short, TABLE, PLACE);
     let _ = fuzzing::walk_block(&short, TABLE, PLACE, wanted);
@@ -67,7 +67,7 @@ pub(crate) fn manifest(input: &[u8]) {
     let mut bytes = sectors(input);
     bytes[..8].copy_from_slice(b"DSGNMANI");
     let length = (bytes.len() as u64).to_le_bytes();
-    // Half of the inputs need not know how long they are.
+    // Half of the inputs get the right length.
     if input.len().is_multiple_of(2) {
         bytes[40..48].copy_from_slice(&length);
     }
@@ -77,7 +77,7 @@ pub(crate) fn manifest(input: &[u8]) {
     }
 }
 
-/// A whole table, of blocks of one sector: the input in sectors. Its footer is made to name this place.
+/// A whole table of blocks of one sector, cut from the input. Its footer is made to name this place.
 pub(crate) fn table(input: &[u8]) {
     let mut bytes = sectors(input);
     let store = StoreId([5; 16]);

@@ -1,10 +1,10 @@
 //! Fuzz targets for every decoder of bytes from disk, and for a whole store: `make fuzz`.
 //!
-//! Each target takes any bytes, makes of them what it feeds to a decoder, and panics if that breaks a promise:
+//! Each target turns any bytes into the input of a decoder, and panics if the decoder breaks a promise:
 //!
-//! 1. No bytes make a decoder panic, hang, or allocate more than a bound that grows with what it was given.
-//! 2. What decodes encodes to the same bytes again.
-//! 3. A checksum guards nothing here: it is mended behind each change, for random bytes would never come past it.
+//! 1. No bytes make a decoder panic, hang, or allocate more than a bound that grows with its input.
+//! 2. Bytes that decode encode to the same bytes again.
+//! 3. Checksums guard nothing here: they are made valid after each change, because random bytes would never pass them.
 
 mod device;
 mod headers;
@@ -19,16 +19,16 @@ pub use memory::Meter;
 pub use mutate::{Random, mutate};
 pub use store::seed_files;
 
-/// A target: its name, what it does with an input, and the most it may allocate for one.
+/// A target: its name, its function, and the most bytes that one input may allocate.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The folder of its corpus.
     pub name: &'static str,
     /// Panics if the input shows a bug.
     pub run: fn(&[u8]),
-    /// The most bytes of memory at once for each byte of the input …
+    /// The most bytes of memory for each byte of the input.
     pub bytes_per_byte: usize,
-    /// … and besides.
+    /// The most bytes of memory in addition to that.
     pub bytes_besides: usize,
 }
 
@@ -37,7 +37,7 @@ impl Target {
         Self { name, run, bytes_per_byte: 64, bytes_besides: 1 << 20 }
     }
 
-    /// Whole stores have segments of a MiB, buffers and threads.
+    /// Whole stores have segments of 1 MiB, buffers and threads.
     const fn large(name: &'static str, run: fn(&[u8])) -> Self {
         Self { bytes_besides: 256 << 20, ..Self::new(name, run) }
     }
@@ -46,7 +46,7 @@ impl Target {
     ///
     /// # Panics
     ///
-    /// If it shows a bug, or took more memory than it may.
+    /// If the input shows a bug, or takes more memory than allowed.
     pub fn check(&self, input: &[u8]) {
         let meter = Meter::start();
         (self.run)(input);

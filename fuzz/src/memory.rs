@@ -1,4 +1,4 @@
-//! Counts what is allocated, so that a length that is trusted too early shows.
+//! Counts allocated bytes, so that a length that a decoder trusts too early shows.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,35 +16,35 @@ fn grow(bytes: usize) {
     PEAK.fetch_max(live, Ordering::Relaxed);
 }
 
-// SAFETY: every call goes on to the system's allocator as it came; counting changes nothing of it.
+// SAFETY: every call is passed to the system's allocator unchanged; counting does not affect it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());
-        // SAFETY: as promised to us.
+        // SAFETY: the caller keeps the contract of this method.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());
-        // SAFETY: as promised to us.
+        // SAFETY: the caller keeps the contract of this method.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as promised to us.
+        // SAFETY: the caller keeps the contract of this method.
         unsafe { System.dealloc(memory, layout) }
     }
 }
 
-/// Measures the most that was allocated at once since it was started. Whole processes are measured, so one at a time.
+/// Measures the peak of allocated bytes since its start. It measures the whole process, so only one may run at a time.
 #[derive(Debug)]
 pub struct Meter {
     before: usize,
 }
 
 impl Meter {
-    /// Begins.
+    /// Starts.
     #[must_use]
     pub fn start() -> Self {
         let before = LIVE.load(Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl Meter {
         Self { before }
     }
 
-    /// The most so far, in bytes.
+    /// The peak so far, in bytes.
     #[must_use]
     pub fn peak(&self) -> usize {
         PEAK.load(Ordering::Relaxed).saturating_sub(self.before)

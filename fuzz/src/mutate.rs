@@ -1,11 +1,11 @@
-//! Changes inputs by chance, for the run without coverage.
+//! Changes inputs at random, for runs that coverage does not guide.
 
 /// Xorshift: one seed, one run.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Begins with a seed.
+    /// Starts with a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed ^ 0x9e37_79b9_7f4a_7c15)
@@ -25,11 +25,11 @@ impl Random {
     }
 }
 
-/// Numbers at which something changes.
+/// Numbers at the edges of what decoders accept.
 const EDGES: [u64; 12] =
     [0, 1, 2, 127, 128, 255, 4095, 4096, 65_536, u32::MAX as u64, 1 << 63, u64::MAX];
 
-/// Makes a new input of two.
+/// Makes a new input from two.
 #[must_use]
 pub fn mutate(input: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
     let mut out = input.to_vec();

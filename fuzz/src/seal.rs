@@ -1,14 +1,14 @@
-//! Mends checksums, so that what is behind them is reached.
+//! Makes checksums valid again, so that inputs reach the code behind them.
 
 use dalsegno_log::format::RecordHeader;
 
 pub(crate) const SECTOR: usize = 4096;
-/// Where a record header and a filter have their checksums.
+/// Offsets of the checksums of a record header and of a filter.
 const RECORD_CRC_AT: usize = 76;
 const FILTER_CRC_AT: usize = 24;
 const FILTER_HEADER_BYTES: usize = 64;
 
-/// The input with zeros behind it, up to whole sectors and at least one.
+/// The input, extended with zeros to whole sectors, at least one.
 pub(crate) fn sectors(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     bytes.resize(input.len().next_multiple_of(SECTOR).max(SECTOR), 0);
@@ -23,7 +23,7 @@ pub(crate) fn seal_sector(sector: &mut [u8]) {
     }
 }
 
-/// A record header, as long as it says itself. Returns its bytes, if it looks like one.
+/// A record header, whose first sector says its length. Returns that length if it looks like one.
 pub(crate) fn seal_record(bytes: &mut [u8]) -> Option<usize> {
     let length = usize::try_from(RecordHeader::peek_bytes(bytes).ok()?).ok()?;
     let header = bytes.get_mut(..length)?;
@@ -33,7 +33,7 @@ pub(crate) fn seal_record(bytes: &mut [u8]) -> Option<usize> {
     Some(length)
 }
 
-/// A segment: its header, and the records that lie behind each other in whole sectors.
+/// A segment: its header, and the records that follow each other in whole sectors.
 pub(crate) fn seal_segment(bytes: &mut [u8]) {
     seal_sector(bytes);
     let mut at = SECTOR;
@@ -42,7 +42,7 @@ pub(crate) fn seal_segment(bytes: &mut [u8]) {
     }
 }
 
-/// The checksum of what lies in a sector of a table.
+/// The checksum of the bytes at a sector of a table.
 pub(crate) fn place_crc(table: u64, sector: u64, parts: &[&[u8]]) -> u32 {
     let own = crc32c::crc32c(&table.to_le_bytes());
     let own = crc32c::crc32c_append(own, &sector.to_le_bytes());
@@ -56,7 +56,7 @@ pub(crate) fn seal_block(bytes: &mut [u8], table: u64, sector: u64) {
     }
 }
 
-/// The filter of a table, as long as it says itself.
+/// The filter of a table, whose header says its length.
 pub(crate) fn seal_filter(bytes: &mut [u8], table: u64, sector: u64) {
     let Some(lines) = bytes.get(8..).and_then(<[u8]>::first_chunk::<4>) else { return };
     let line_bytes = u32::from_le_bytes(*lines) as usize * 64;
@@ -66,7 +66,7 @@ pub(crate) fn seal_filter(bytes: &mut [u8], table: u64, sector: u64) {
     head[FILTER_CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// A table: footer, filter, index and blocks, as far as the footer and the sizes of `block_sectors` lead to them.
+/// A table: footer, filter, index and blocks, as far as the footer and the sizes in `block_sectors` refer to them.
 pub(crate) fn seal_table(bytes: &mut [u8], table: u64, block_sectors: &[usize]) {
     let Some(footer_at) = bytes.len().checked_sub(SECTOR) else { return };
     seal_sector(&mut bytes[footer_at..]);

@@ -1,4 +1,4 @@
-//! What people write, and what Python hands over: settings, sizes, the fields of a namespace.
+//! Input from people and from Python: settings, sizes, the fields of a namespace.
 
 use dalsegno_core::{Config, KvLayout, Namespace, SpaceFacts, format_bytes, parse_bytes};
 

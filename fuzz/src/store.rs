@@ -1,4 +1,4 @@
-//! A whole store, small and valid, of which an input changes some bytes; then it is opened, asked, checked and written.
+//! A small, valid store. An input changes some of its bytes; then the target opens, reads, checks and writes it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,7 +19,7 @@ const BLOCKS: usize = 5;
 const BLOCK: usize = 2 * 3000;
 const STORE: StoreId = StoreId([5; 16]);
 
-/// The hash of a block, and by it the block's bytes.
+/// The hash of a block, which determines the block's bytes.
 fn hash(chain: u64, block: usize) -> ChainHash {
     let mut hash = [0x5a; 32];
     hash[..8].copy_from_slice(&chain.to_be_bytes());
@@ -61,9 +61,9 @@ fn open(device: &Arc<MemoryDevice>, index: IndexChoice) -> dalsegno_store::Resul
         ..Config::default()
     };
     let clock = Arc::new(ManualClock::default());
-    let told =
+    let header =
         store_header(Arc::<MemoryDevice>::clone(device), Arc::<ManualClock>::clone(&clock), pool());
-    let existing_segment_bytes = told.ok().map(|header| header.segment_bytes);
+    let existing_segment_bytes = header.ok().map(|header| header.segment_bytes);
     let space = SpaceFacts { free_bytes: 1 << 30, own_bytes: 0, existing_segment_bytes };
     let mut limits = config.validate(space)?;
     // Small memtables make several tables.
@@ -93,7 +93,8 @@ fn put(store: &Store, namespace: &Namespace, number: u64) -> Vec<PutOutcome> {
     .unwrap_or_default()
 }
 
-/// Gets a chain; returns which blocks are hits, after comparing them if `exact` says that nothing was forged.
+/// Gets a chain, and returns which blocks are hits. If the input is `exact`, without forged checksums, compares the
+/// hits.
 fn get(store: &Store, namespace: &Namespace, number: u64, exact: bool) -> Vec<bool> {
     let chain = chain(number);
     let mut out = vec![vec![0_u8; BLOCK]; BLOCKS];
@@ -109,7 +110,7 @@ fn get(store: &Store, namespace: &Namespace, number: u64, exact: bool) -> Vec<bo
     hits
 }
 
-/// The files of a small store: two namespaces, removals, an index in files.
+/// The files of a small store: two namespaces, removals, an on-disk index.
 #[must_use]
 pub fn seed_files() -> Vec<(String, Vec<u8>)> {
     let device = Arc::new(MemoryDevice::default());
@@ -127,9 +128,9 @@ pub fn seed_files() -> Vec<(String, Vec<u8>)> {
     device.files()
 }
 
-/// What an input says: a sequence of changes, each a byte for the file, three for the offset in what the file really
-/// holds, one for the number of bytes, then the bytes; a length of zero cuts the file there. The first byte of all says
-/// whether checksums are mended afterwards, and where the index lives.
+/// An input as a sequence of changes. Each has one byte for the file, three for the offset before the file's trailing
+/// zeros, one for the number of bytes, then the bytes. A length of zero truncates the file there. A byte before the
+/// first change says whether checksums are made valid afterwards, and where the index is.
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
@@ -156,12 +157,12 @@ fn number_in(name: &str) -> u64 {
     u64::from_str_radix(digits, 16).unwrap_or_default()
 }
 
-/// How many sectors the blocks of each table have, in order.
+/// The sectors of each block of a table, in order.
 fn block_sectors(table: &[u8]) -> Vec<usize> {
     let footer = &table[table.len() - SECTOR..];
     let at = |at: usize| u64::from_le_bytes(*footer[at..].first_chunk().expect("8 bytes"));
     let (filter, blocks) = (at(64) / SECTOR as u64, at(80));
-    // Tables here have small blocks, of a sector each.
+    // Tables here have small blocks of one sector each.
     if filter == blocks { vec![1; usize::try_from(blocks).expect("few")] } else { Vec::new() }
 }
 
@@ -176,7 +177,7 @@ fn seal(name: &str, bytes: &mut [u8], original: &[u8]) {
 
 struct Original {
     files: Vec<(String, Vec<u8>)>,
-    /// Bytes of each that are not zeros at its end.
+    /// Bytes of each file before its trailing zeros.
     used: Vec<usize>,
 }
 
@@ -192,7 +193,7 @@ fn original() -> &'static Original {
     })
 }
 
-/// Changes the store, and uses what is left of it.
+/// Changes the store, and uses what is left.
 pub(crate) fn store(input: &[u8]) {
     let Some((flags, script)) = input.split_first() else { return };
     let Original { files, used } = original();
@@ -228,7 +229,7 @@ pub(crate) fn store(input: &[u8]) {
     look(&device);
 }
 
-/// The tools that look at a store which nobody has open.
+/// Runs the tools for a store that nobody has open.
 fn look(device: &Arc<MemoryDevice>) {
     let clock = || Arc::new(ManualClock::default());
     let shared = || Arc::<MemoryDevice>::clone(device);

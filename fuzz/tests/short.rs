@@ -1,7 +1,7 @@
-//! Each target over its corpus, then over changes of it by chance for a moment. `make fuzz` looks longer and better.
+//! Runs each target over its corpus, then over random changes of it for a moment. `make fuzz` runs longer, and guided.
 #![expect(clippy::disallowed_methods, reason = "a test reads its corpus and the clock")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(clippy::print_stdout, reason = "tells what was done")]
+#![expect(clippy::print_stdout, reason = "reports what the test ran")]
 
 #[path = "../../crates/io/tests/common/dose.rs"]
 mod dose;

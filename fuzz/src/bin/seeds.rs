@@ -1,4 +1,4 @@
-//! Writes the seeds of the corpus, out of a small store: `make fuzz-seeds`.
+//! Writes the seeds of the corpus from a small store: `make fuzz-seeds`.
 
 #![expect(clippy::disallowed_methods, reason = "a tool of the tests, outside of any store")]
 
@@ -9,7 +9,7 @@ use dalsegno_fuzz::{TARGETS, seed_files};
 
 const SECTOR: usize = 4096;
 
-/// Without the zeros at its end, which every target puts back.
+/// The bytes without trailing zeros, which every target adds again.
 fn trimmed(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     &bytes[..end]
@@ -37,7 +37,7 @@ fn records(segment: &[u8]) {
     }
 }
 
-/// A table: all of it, its footer, its filter and a block.
+/// A table: the whole file, its footer, its filter and a block.
 fn table(name: &str, bytes: &[u8]) {
     let footer_at = bytes.len() - SECTOR;
     let field = |at: usize| {
@@ -47,7 +47,7 @@ fn table(name: &str, bytes: &[u8]) {
     let (filter, index) = (field(64), field(72));
     write("filter", name, trimmed(&bytes[filter + 8..index]));
     for (part, block) in [("data", &bytes[..SECTOR]), ("index", &bytes[index..footer_at])] {
-        // Its end stands behind its entries: the target moves it to the end of the block.
+        // Its trailer follows its entries: the target moves it to the end of the block.
         let entries = trimmed(&block[..SECTOR - 64]);
         let wanted = b"p";
         let mut seed = vec![u8::try_from(wanted.len()).expect("short")];
@@ -89,7 +89,7 @@ fn manifest(name: &str, bytes: &[u8]) {
     write("checkpoint", name, &bytes[SECTOR + body - checkpoint..SECTOR + body]);
 }
 
-/// What no file of a store holds alone.
+/// Seeds that no single file of a store holds.
 fn others() {
     let mut shrunk = vec![1, 0x40, 0, 0];
     shrunk.extend((0_u8..64).flat_map(|at| [at, 0x3f]));
