@@ -1,4 +1,4 @@
-//! Time as a value: only a [`Clock`] knows what time it is.
+//! Time as a value: only a [`Clock`] reads it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,13 +8,13 @@ use std::time::Duration;
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// The time that passed since `earlier`, zero if `earlier` lies ahead.
+    /// The time since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// This moment plus `duration`, saturating at the end of time.
+    /// This moment plus `duration`, saturating at the largest value.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
@@ -22,13 +22,13 @@ impl Nanos {
     }
 }
 
-/// A source of monotonic time. The real one lives in the io room, the virtual one in sim.
+/// A source of monotonic time: the machine's in the io crate, a virtual one in tests and the simulator.
 pub trait Clock: Send + Sync + std::fmt::Debug {
     /// The current moment.
     fn now(&self) -> Nanos;
 }
 
-/// A moment after which a wait ends in a miss; `Never` waits until the work is done.
+/// The moment at which a wait ends as a miss; `Never` waits until the work is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Deadline {
     /// No limit.
@@ -39,7 +39,7 @@ pub enum Deadline {
 }
 
 impl Deadline {
-    /// How long one may still wait at `now`; `None` means for ever.
+    /// The time left at `now`; `None` for no limit.
     #[must_use]
     pub fn remaining(self, now: Nanos) -> Option<Duration> {
         match self {
@@ -48,20 +48,20 @@ impl Deadline {
         }
     }
 
-    /// Whether the moment has come.
+    /// Whether the moment has passed.
     #[must_use]
     pub fn expired(self, now: Nanos) -> bool {
         matches!(self, Self::At(end) if end <= now)
     }
 
-    /// Whether there is a limit at all.
+    /// Whether there is a limit.
     #[must_use]
     pub fn is_bounded(self) -> bool {
         matches!(self, Self::At(_))
     }
 }
 
-/// A clock that moves only when told to; for tests.
+/// A clock that only a test advances.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 

@@ -4,14 +4,14 @@ use crate::{Error, Result};
 
 /// Largest width of an element, in bytes.
 pub const MAX_ELEMENT_BYTES: u32 = 4;
-/// Most bytes of a compressed unit before compression: it is read in one request, which takes 256 KiB at least.
+/// Most bytes of a unit before compression. A unit is read in one request, which takes at least 256 KiB.
 pub const MAX_UNIT_BYTES: u32 = 128 << 10;
-/// Most units in one extent; they keep a header within 256 KiB.
+/// Most units in one extent. They keep a header within 256 KiB.
 pub const MAX_EXTENT_UNITS: u32 = 8_000;
 
-/// How new extents of a namespace are stored: plain, or shrunk without loss.
+/// How new extents of a namespace are stored: plain, or compressed without loss.
 ///
-/// What is stored already says itself how, so a namespace may change this at any time.
+/// Every extent records its own codec, so a namespace may change this at any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Compression {
     /// Zero for plain.
@@ -19,11 +19,11 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// As the bytes came.
+    /// Stores bytes unchanged.
     pub const PLAIN: Self = Self { element_bytes: 0 };
 
-    /// zstd over the bytes of elements this wide, those of one place in the element together: 2 for bf16 and fp16, 4
-    /// for fp32, 1 for fp8 and whatever is no number.
+    /// zstd over elements of this width, with the bytes of equal position in the element grouped: 2 for bf16 and fp16,
+    /// 4 for fp32, 1 for fp8 and data that is not numbers.
     ///
     /// # Errors
     ///
@@ -37,7 +37,7 @@ impl Compression {
         )))
     }
 
-    /// Reads the two settings of a person: `codec` is `none` or `zstd`.
+    /// Parses the two settings; `codec` is `none` or `zstd`.
     ///
     /// # Errors
     ///
@@ -46,13 +46,13 @@ impl Compression {
         match codec {
             "none" => Ok(Self::PLAIN),
             "zstd" => Self::zstd(element_bytes),
-            other => Err(Error::invalid(format!(
-                "codec {other:?} does not exist; it is \"none\" or \"zstd\""
-            ))),
+            other => {
+                Err(Error::invalid(format!("unknown codec {other:?}; use \"none\" or \"zstd\"")))
+            }
         }
     }
 
-    /// Whether bytes stay as they came.
+    /// Whether bytes are stored unchanged.
     #[must_use]
     pub fn is_plain(self) -> bool {
         self.element_bytes == 0

@@ -1,28 +1,28 @@
-//! Errors sorted by what the caller does about them. Miss, pending and throttled are outcomes, not errors.
+//! Errors by what the caller does about them. Miss, pending and throttled are outcomes, not errors.
 
 use std::fmt;
 
 /// What the caller can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The call itself is wrong: fix it.
+    /// The call is wrong: fix it.
     Invalid,
-    /// Format or layout differ from what this build reads.
+    /// The format or layout differs from what this build reads.
     Incompatible,
-    /// Skip the store or try again: locked, read-only, device trouble, deadline.
+    /// Skip the store or retry: it is locked or read-only, the device failed, or the deadline passed.
     Unavailable,
-    /// No room: lower the load or raise the capacity.
+    /// No space: lower the load or raise the capacity.
     Full,
-    /// Stored bytes failed their check and were set aside; the caller sees a miss.
+    /// Stored bytes failed their check and were quarantined. The caller sees a miss.
     Corrupt,
-    /// A sync failed: writes are refused until the store is opened again.
+    /// A sync failed. Writes are refused until the store is reopened.
     Poisoned,
     /// The store was closed.
     Closed,
 }
 
 impl ErrorKind {
-    /// The name that messages, counters and Python's exceptions carry.
+    /// The name in messages, counters and Python's exceptions.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl ErrorKind {
     }
 }
 
-/// The one error of the public API: a kind, a sentence for people, and the cause.
+/// The error of the public API: a kind, a message for people, and the cause.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -45,7 +45,7 @@ pub struct Error {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// Shorthand for results of the public API.
+/// Result of the public API.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -77,7 +77,7 @@ impl Error {
         self.kind
     }
 
-    /// The sentence without its cause.
+    /// The message without its cause.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
@@ -87,7 +87,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        // The rooms' errors tell their own causes.
+        // The errors of the other crates include their own causes.
         self.source.as_ref().map_or(Ok(()), |cause| write!(f, ": {cause}"))
     }
 }

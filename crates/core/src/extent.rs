@@ -1,55 +1,58 @@
-//! What the index knows of an extent, and where it lies.
+//! What the index stores for each extent.
 
-use crate::{ChainHash, KvLayout, NamespaceId, SECTOR_BYTES};
+use crate::SECTOR_BYTES;
+use crate::hash::{ChainHash, NamespaceId};
+use crate::layout::KvLayout;
 
 /// Most blocks in one extent; together with [`MAX_EXTENT_SLICES`] it bounds a header to 256 KiB.
 pub const MAX_EXTENT_BLOCKS: u32 = 4096;
 /// Most slices (layers x blocks) in one extent.
 pub const MAX_EXTENT_SLICES: u32 = 16_384;
 
-/// No segment is nearly as long.
+/// Far larger than any segment.
 const MAX_OFFSET: u64 = 1 << 48;
 
 /// The name of an extent while a store is open: its sequence number, unique and growing in the order of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExtentId(pub u64);
 
-/// Where an extent lies in the log.
+/// The place of an extent in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
-    /// Number of the segment, never used again for another file.
+    /// Number of the segment, which no other file ever uses.
     pub segment: u64,
     /// The segment's epoch at the time of writing.
     pub epoch: u64,
     /// First byte of the extent's header in the segment, a multiple of the sector.
     pub offset: u64,
-    /// Bytes of the header, a multiple of the sector; the payload follows.
+    /// Bytes of the header, a multiple of the sector. The payload follows.
     pub header_bytes: u32,
-    /// Bytes of the payload if it is compressed, a multiple of the sector; zero if it is plain.
+    /// Bytes of a compressed payload, a multiple of the sector; zero for a plain one.
     pub compressed_bytes: u64,
 }
 
-/// Consecutive blocks of one chain as they lie in the log, layer-major.
+/// Consecutive blocks of one chain as they are stored in the log, layer-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Sequence number of the write; names the extent.
+    /// Sequence number of the write, which identifies the extent.
     pub id: ExtentId,
-    /// No removal up to this sequence number concerns the bytes. A put has its own number, a relocated extent the
-    /// newest number when the store looked which blocks to copy, an extent made of several that of the newest.
+    /// Removals up to this sequence number do not apply to the bytes. A put has its own number. A relocated extent has
+    /// the newest number at the time when the store chose the blocks to copy. An extent merged from several has the
+    /// newest number of theirs.
     pub born: u64,
-    /// Who may read it.
+    /// The namespace that may read it.
     pub namespace: NamespaceId,
-    /// The run of the prefix tree that it belongs to, named by the hash of the run's first block.
+    /// Its run of the prefix tree, identified by the hash of the run's first block.
     pub lineage: ChainHash,
     /// Position of its first block in the lineage's numbering.
     pub first_block_index: u32,
-    /// The block before the first one, if the writer knew it; all zero otherwise.
+    /// The block before the first one if the writer knew it, otherwise all zero.
     pub parent: ChainHash,
     /// Shape of the blocks.
     pub layout: KvLayout,
-    /// Where it lies.
+    /// Its place in the log.
     pub location: Location,
-    /// Names of the blocks, in order; never empty.
+    /// Hashes of the blocks, in order; never empty.
     pub hashes: Vec<ChainHash>,
 }
 
@@ -60,27 +63,26 @@ impl Extent {
         u32::try_from(self.hashes.len()).expect("bounded by MAX_EXTENT_BLOCKS")
     }
 
-    /// Bytes from the first byte of layer `l` to the first byte of layer `l + 1`: whole sectors, so that a layer can be
-    /// read and written alone with direct I/O.
+    /// Bytes from the start of one layer to the start of the next: whole sectors.
     #[must_use]
     pub fn layer_stride_bytes(&self) -> u64 {
-        layer_stride_bytes(self.layout, self.block_count())
+        self.layout.layer_stride_bytes(self.block_count())
     }
 
-    /// Whether it was put in another place before, or is made of others that were.
+    /// Whether it was relocated, or merged from others.
     #[must_use]
     pub fn is_moved(&self) -> bool {
         self.born != self.id.0
     }
 
-    /// Whether its payload is compressed, so that only its header says where a layer lies.
+    /// Whether its payload is compressed, so that only its header says where a layer is.
     #[must_use]
     pub fn is_compressed(&self) -> bool {
         self.location.compressed_bytes > 0
     }
 
-    /// Whether its place and its shape agree, as far as that can be told without its header: for whoever read this
-    /// somewhere else than there.
+    /// Whether its location and layout are consistent, as far as that is known without its header. For an extent that
+    /// was read from the index.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let blocks = u64::try_from(self.hashes.len()).unwrap_or(u64::MAX);
@@ -96,11 +98,11 @@ impl Extent {
             && offset.saturating_add(header_bytes).saturating_add(compressed_bytes) <= MAX_OFFSET
     }
 
-    /// Bytes of the payload as it is stored.
+    /// Bytes of the stored payload.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         match self.location.compressed_bytes {
-            0 => self.layer_stride_bytes() * u64::from(self.layout.layers()),
+            0 => self.layout.payload_bytes(self.block_count()),
             compressed_bytes => compressed_bytes,
         }
     }
@@ -115,27 +117,14 @@ impl Extent {
     ///
     /// # Panics
     ///
-    /// If the slice lies outside of the grid, or the extent is compressed.
+    /// If the slice is outside of the grid, or the extent is compressed.
     #[must_use]
     pub fn slice_offset(&self, layer: u32, block: u32) -> u64 {
-        assert!(!self.is_compressed(), "slices of a compressed extent have no place");
+        assert!(!self.is_compressed(), "slices of a compressed extent have no fixed offset");
         assert!(layer < self.layout.layers() && block < self.block_count(), "slice out of grid");
         self.location.offset
             + u64::from(self.location.header_bytes)
             + u64::from(layer) * self.layer_stride_bytes()
             + u64::from(block) * u64::from(self.layout.slice_bytes())
-    }
-}
-
-/// See [`Extent::layer_stride_bytes`].
-pub(crate) fn layer_stride_bytes(layout: KvLayout, block_count: u32) -> u64 {
-    crate::sector_up(u64::from(block_count) * u64::from(layout.slice_bytes()))
-}
-
-impl KvLayout {
-    /// Bytes of the payload of an extent of `block_count` blocks.
-    #[must_use]
-    pub fn payload_bytes(self, block_count: u32) -> u64 {
-        layer_stride_bytes(self, block_count) * u64::from(self.layers())
     }
 }

@@ -1,10 +1,10 @@
-//! Fixed-width names: chain hashes, namespace ids, store ids.
+//! Fixed-width identifiers: chain hashes, namespace ids, store ids.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// Text that is not the hexadecimal form of a name.
+/// Text that is not the hexadecimal form of an identifier.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{got:?} is not a name of {expected} hexadecimal digits")]
 pub struct ParseHexError {
@@ -32,13 +32,13 @@ macro_rules! fixed_name {
             /// Width in bytes.
             pub const BYTES: usize = $bytes;
 
-            /// The name as lower-case hexadecimal digits.
+            /// The identifier as lower-case hexadecimal digits.
             #[must_use]
             pub fn to_hex(self) -> String {
                 to_hex(&self.0)
             }
 
-            /// Reads the form that [`Self::to_hex`] writes.
+            /// Parses the form that [`Self::to_hex`] writes.
             pub fn from_hex(text: &str) -> Result<Self, ParseHexError> {
                 let error = || ParseHexError { got: text.to_owned(), expected: $bytes * 2 };
                 let digits = text.as_bytes();
@@ -69,18 +69,18 @@ macro_rules! fixed_name {
 }
 
 fixed_name!(
-    /// The name of a block: a collision-resistant hash over the namespace's tokens up to and including it.
+    /// The identity of a block: a collision-resistant hash of the namespace's tokens up to and including the block.
     ///
-    /// A block is accepted only when all 32 bytes are equal.
+    /// A block matches only if all 32 bytes are equal.
     ChainHash, 32
 );
 fixed_name!(
-    /// Who may share bytes: the first 16 bytes of the SHA-256 of a namespace's fields.
+    /// The identity of a namespace: the first 16 bytes of the SHA-256 of its fields.
     NamespaceId, 16
 );
 fixed_name!(
-    /// A random name given to a store when it is created; every header carries it, so that bytes of another store
-    /// that reach our files are never taken for ours.
+    /// A random identifier that a store gets when it is created. Every header carries it, so that bytes of another
+    /// store in our files are never accepted.
     StoreId, 16
 );
 

@@ -1,27 +1,28 @@
-//! Who decides on the shape: the setting `index_tuning`.
+//! The setting `index_tuning`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, Shape};
+use crate::shape::Shape;
+use crate::{Error, Result};
 
-/// Whether the shape of the index follows what is asked of it.
+/// Whether the shape of the index adapts to its workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum IndexTuning {
-    /// It does.
+    /// It adapts.
     #[default]
     Auto,
-    /// It stays as it is, and nothing is reckoned.
+    /// It keeps its shape, and no costs are computed.
     Off,
-    /// It is this one.
+    /// It always has this shape.
     Pinned(Shape),
 }
 
 impl IndexTuning {
-    /// The shape that it is to have, if that is said.
+    /// The pinned shape, if any.
     #[must_use]
     pub fn pinned(self) -> Option<Shape> {
         match self {
@@ -53,7 +54,7 @@ impl FromStr for IndexTuning {
             "off" => Ok(Self::Off),
             shape if shape.contains('=') => shape.parse().map(Self::Pinned),
             other => Err(Error::invalid(format!(
-                "{other:?} is no way to tune the index; give `auto`, `off` or a shape such as \"T=8,K=3,Z=1\""
+                "{other:?} is not a value of index_tuning; give `auto`, `off` or a shape such as \"T=8,K=3,Z=1\""
             ))),
         }
     }
@@ -78,13 +79,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_read_as_it_is_written() {
+    fn every_value_parses_from_its_text() {
         let pinned = IndexTuning::Pinned(Shape::new(10, 4, 2).unwrap());
         for tuning in [IndexTuning::Auto, IndexTuning::Off, pinned] {
             assert_eq!(tuning.to_string().parse::<IndexTuning>().unwrap(), tuning);
         }
-        let told = |text: &str| text.parse::<IndexTuning>().unwrap_err().to_string();
-        assert!(told("on").contains("give `auto`, `off` or a shape"));
-        assert!(told("T=8,K=8").contains("runs per level 8 is out of bounds"));
+        let error = |text: &str| text.parse::<IndexTuning>().unwrap_err().to_string();
+        assert!(error("on").contains("give `auto`, `off` or a shape"));
+        assert!(error("T=8,K=8").contains("runs per level 8 is out of bounds"));
     }
 }

@@ -1,4 +1,4 @@
-//! The shape of a block's bytes.
+//! The memory layout of a block.
 
 use crate::{Error, Result};
 
@@ -7,10 +7,19 @@ pub const MAX_LAYERS: u32 = 1024;
 /// Largest slice, in bytes.
 pub const MAX_SLICE_BYTES: u32 = 1 << 28;
 
-/// The shape of every block of a namespace: `layers` slices of `slice_bytes` bytes each.
+/// The layout of every block of a namespace: `layers` slices of `slice_bytes` bytes each.
 ///
-/// In the caller's memory a block is its slices one after the other, layer 0 first. An engine that hands over opaque
-/// rows uses one layer.
+/// In the caller's memory the slices of a block follow each other, layer 0 first. An engine with opaque rows uses one
+/// layer.
+///
+/// ```
+/// use dalsegno_core::KvLayout;
+///
+/// // 32 layers, each with 16 tokens of 4 KiB.
+/// let layout = KvLayout::new(32, 16 * 4096)?;
+/// assert_eq!(layout.block_bytes(), 2 << 20);
+/// # Ok::<(), dalsegno_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvLayout {
     layers: u32,
@@ -18,7 +27,7 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Checks the shape.
+    /// Checks the dimensions.
     ///
     /// # Errors
     ///
@@ -51,5 +60,18 @@ impl KvLayout {
     #[must_use]
     pub fn block_bytes(self) -> u64 {
         u64::from(self.layers) * u64::from(self.slice_bytes)
+    }
+
+    /// Bytes from the start of one layer of an extent to the next: whole sectors, so that direct I/O can read and write
+    /// a layer alone.
+    #[must_use]
+    pub fn layer_stride_bytes(self, block_count: u32) -> u64 {
+        crate::sector_up(u64::from(block_count) * u64::from(self.slice_bytes))
+    }
+
+    /// Bytes of the payload of a plain extent of `block_count` blocks.
+    #[must_use]
+    pub fn payload_bytes(self, block_count: u32) -> u64 {
+        self.layer_stride_bytes(block_count) * u64::from(self.layers)
     }
 }

@@ -1,16 +1,18 @@
-//! Who may share bytes.
+//! Namespaces: the identities under which blocks are shared.
 //!
-//! 1. Two namespaces with any differing field have different ids: every tag and value goes into the digest with its
-//!    length, so that no two fields ever run together.
-//! 2. The canonical encoding is what is hashed and what is stored, so a stored descriptor proves its own id.
+//! 1. Two namespaces with any differing field have different ids. Every tag and value enters the digest with its
+//!    length, so that no two fields run together.
+//! 2. The canonical encoding is both hashed and stored, so a stored descriptor proves its own id.
 
 use std::collections::BTreeMap;
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, KvLayout, NamespaceId, Result};
+use crate::hash::NamespaceId;
+use crate::layout::KvLayout;
+use crate::{Error, Result};
 
-/// First bytes of the canonical encoding; the number grows when its rules change.
+/// First bytes of the canonical encoding. The number increases when its rules change.
 const ENCODING_TAG: &[u8] = b"dalsegno namespace 1\n";
 /// Most fields of a namespace.
 const MAX_FIELDS: u32 = 64;
@@ -44,11 +46,11 @@ impl NamespaceBuilder {
     ///
     /// # Errors
     ///
-    /// `Invalid` if a tag comes twice, is empty, or something is too long.
+    /// `Invalid` if a tag is given twice or is empty, or if a tag or value is too long.
     pub fn build(self) -> Result<Namespace> {
         if self.fields.len() > MAX_FIELDS as usize {
             return Err(Error::invalid(format!(
-                "a namespace has at most {MAX_FIELDS} fields, not {}",
+                "a namespace has at most {MAX_FIELDS} fields, got {}",
                 self.fields.len()
             )));
         }
@@ -57,8 +59,8 @@ impl NamespaceBuilder {
             if tag.is_empty() || tag.len() > MAX_FIELD_BYTES || value.len() > MAX_FIELD_BYTES {
                 let shown: String = tag.chars().take(64).collect();
                 return Err(Error::invalid(format!(
-                    "namespace field {shown:?} has a tag of {} bytes and a value of {}; both have at most \
-                     {MAX_FIELD_BYTES} and the tag is not empty",
+                    "namespace field {shown:?} has a tag of {} bytes and a value of {} bytes; both may have at most \
+                     {MAX_FIELD_BYTES}, and the tag must not be empty",
                     tag.len(),
                     value.len()
                 )));
@@ -78,7 +80,7 @@ impl Namespace {
         NamespaceBuilder { layout, fields: Vec::new() }
     }
 
-    /// The name under which blocks are stored.
+    /// The id under which blocks are stored.
     #[must_use]
     pub fn id(&self) -> NamespaceId {
         self.id
@@ -96,20 +98,20 @@ impl Namespace {
         &self.fields
     }
 
-    /// The canonical encoding: what the id is the hash of (docs/formats/log.md, "Namespace descriptors").
+    /// The canonical encoding, whose hash is the id (docs/formats/log.md, "Namespace descriptors").
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encode(self.layout, &self.fields)
     }
 
-    /// Reads a canonical encoding back.
+    /// Parses a canonical encoding.
     ///
     /// # Errors
     ///
     /// `Corrupt` if the bytes are not a canonical encoding.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let wrong =
-            || Error::new(crate::ErrorKind::Corrupt, "these bytes do not describe a namespace");
+            || Error::new(crate::ErrorKind::Corrupt, "these bytes are not a namespace descriptor");
         let mut rest = bytes.strip_prefix(ENCODING_TAG).ok_or_else(wrong)?;
         let mut number = || {
             let (head, tail) = rest.split_first_chunk::<4>()?;
@@ -125,7 +127,7 @@ impl Namespace {
             builder = builder.field(tag, value);
         }
         let namespace = builder.build().map_err(|_| wrong())?;
-        // Only the canonical form is accepted: same fields, same order, nothing behind it.
+        // Only the canonical form is accepted: same fields, same order, no trailing bytes.
         if namespace.encode() == bytes { Ok(namespace) } else { Err(wrong()) }
     }
 }

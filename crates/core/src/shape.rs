@@ -1,4 +1,4 @@
-//! The three numbers that make a tree of runs leveled, tiered or anything between.
+//! The three numbers that make an LSM tree leveled, tiered or anything between.
 //!
 //! 1. A shape that exists is valid: `2 <= T <= 32`, `1 <= K < T`, `1 <= Z < T`.
 
@@ -18,9 +18,9 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Smallest size ratio: with less, levels would not grow.
+    /// Smallest size ratio. With a smaller one, levels would not grow.
     pub const SIZE_RATIO_MIN: u32 = 2;
-    /// Largest size ratio: above it levels hardly get fewer, but a leveled one costs more and more.
+    /// Largest size ratio. Above it the number of levels hardly falls, but leveled compaction gets more expensive.
     pub const SIZE_RATIO_MAX: u32 = 32;
 
     /// A tree whose levels grow by `size_ratio`, with at most `runs` runs in each level but the
@@ -28,7 +28,7 @@ impl Shape {
     ///
     /// # Errors
     ///
-    /// `Invalid` if a number is out of the bounds at the head of this file.
+    /// `Invalid` if a number is out of bounds (invariant 1).
     pub fn new(size_ratio: u32, runs: u32, last_runs: u32) -> Result<Self> {
         if !(Self::SIZE_RATIO_MIN..=Self::SIZE_RATIO_MAX).contains(&size_ratio) {
             return Err(Error::invalid(format!(
@@ -41,7 +41,7 @@ impl Shape {
             if !(1..size_ratio).contains(&count) {
                 return Err(Error::invalid(format!(
                     "{name} {count} is out of bounds: with size ratio {size_ratio} give 1 to {}, \
-                     more would never be reached",
+                     a larger count is never reached",
                     size_ratio - 1
                 )));
             }
@@ -49,7 +49,7 @@ impl Shape {
         Ok(Self { size_ratio, runs, last_runs })
     }
 
-    /// The valid shape nearest to these numbers: for what was read from a file.
+    /// The valid shape nearest to these numbers, for numbers read from a file.
     #[must_use]
     pub fn nearest(size_ratio: u32, runs: u32, last_runs: u32) -> Self {
         let size_ratio = size_ratio.clamp(Self::SIZE_RATIO_MIN, Self::SIZE_RATIO_MAX);
@@ -66,8 +66,8 @@ impl Shape {
         Self::new(size_ratio, 1, 1)
     }
 
-    /// One run where most entries lie, as many as fit above it: nearly tiered writes with nearly
-    /// leveled look-ups, at the price of ranges.
+    /// One run in the last level, which has most entries, and as many as fit in the others. Writes cost nearly as
+    /// little as tiered, point lookups nearly as little as leveled, but range reads cost more.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl Shape {
 
     /// Every shape with a size ratio of at most `size_ratio_max`, smallest numbers first.
     ///
-    /// Shapes with `Z > K` are left out: by the model none was found that costs 3% less than the
-    /// best of the others (`tuning_properties.rs` of the policy room).
+    /// Shapes with `Z > K` are excluded: in the cost model none costs 3% less than the best of the others
+    /// (`tuning_properties.rs` of the policy crate).
     pub fn all(size_ratio_max: u32) -> impl Iterator<Item = Self> {
         let size_ratio_max = size_ratio_max.clamp(Self::SIZE_RATIO_MIN, Self::SIZE_RATIO_MAX);
         (Self::SIZE_RATIO_MIN..=size_ratio_max).flat_map(|size_ratio| {
@@ -118,8 +118,7 @@ impl Shape {
 }
 
 impl Default for Shape {
-    /// Leveled where most entries lie, lazy above: where nothing is known yet, no operation is
-    /// expensive.
+    /// Leveled in the last level, lazy above. Without knowledge of the workload, no operation is expensive.
     fn default() -> Self {
         Self { size_ratio: 8, runs: 3, last_runs: 1 }
     }
@@ -135,10 +134,10 @@ impl fmt::Display for Shape {
 impl FromStr for Shape {
     type Err = Error;
 
-    /// Reads what [`Display`](fmt::Display) writes, with commas or blanks between: `"T=8,K=3,Z=1"`. Without Z it is 1.
+    /// Parses the output of [`Display`](fmt::Display), with commas or blanks between: `"T=8,K=3,Z=1"`. Z defaults to 1.
     fn from_str(text: &str) -> Result<Self> {
         let unreadable =
-            || Error::invalid(format!("{text:?} is no shape; write it like \"T=8,K=3,Z=1\""));
+            || Error::invalid(format!("{text:?} is not a shape; write it like \"T=8,K=3,Z=1\""));
         let mut numbers = [None, None, Some(1)];
         let mut is_given = [false; 3];
         for part in text.split([',', ' ']).filter(|part| !part.is_empty()) {
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_out_of_bounds_is_refused_and_told_what_would_do() {
+    fn a_shape_out_of_bounds_is_refused_with_the_allowed_values() {
         let message = |shape: Result<Shape>| shape.unwrap_err().to_string();
         assert!(message(Shape::new(1, 1, 1)).contains("size ratio 1 is out of bounds"));
         assert!(message(Shape::new(33, 1, 1)).contains("give 2 to 32"));
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_is_read_as_it_is_written() {
+    fn every_shape_parses_from_its_text() {
         for shape in Shape::all(6) {
             assert_eq!(shape.to_string().parse::<Shape>().unwrap(), shape);
         }

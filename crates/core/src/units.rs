@@ -1,4 +1,4 @@
-//! Byte counts as people write them.
+//! Byte counts as text.
 
 use crate::{Error, Result};
 
@@ -12,7 +12,7 @@ const UNITS: [(&str, u64); 18] = [
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
-    // Quantities of Kubernetes.
+    // Kubernetes quantities.
     ("Ki", 1 << 10),
     ("Mi", 1 << 20),
     ("Gi", 1 << 30),
@@ -24,13 +24,23 @@ const UNITS: [(&str, u64); 18] = [
     ("T", 1_000_000_000_000),
 ];
 
-/// Whether `given` is how the unit `name` is written. The case of one letter counts: `m` is a thousandth in
-/// Kubernetes, and `g` is 2^30 in other programs.
+/// Whether `given` names the unit `name`. A single letter is case-sensitive: `m` is a thousandth in Kubernetes, and
+/// `g` is 2^30 in other programs.
 fn is_unit(name: &str, given: &str) -> bool {
     if name.len() == 1 && name != "B" { name == given } else { name.eq_ignore_ascii_case(given) }
 }
 
-/// Reads a byte count such as `200GiB`, `1.5 TB`, `32Gi` or `4096`.
+/// Parses a byte count such as `200GiB`, `1.5 TB`, `32Gi` or `4096`.
+///
+/// ```
+/// use dalsegno_core::{format_bytes, parse_bytes};
+///
+/// assert_eq!(parse_bytes("1.5 GiB")?, 3 << 29);
+/// assert_eq!(parse_bytes("500MB")?, 500_000_000);
+/// assert_eq!(format_bytes(3 << 29), "1.5 GiB");
+/// assert!(parse_bytes("lots").is_err());
+/// # Ok::<(), dalsegno_core::Error>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -56,7 +66,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     let fraction: f64 = number.parse().map_err(|_| wrong())?;
     #[expect(clippy::cast_precision_loss, reason = "a unit is a small power of two or ten")]
     let bytes = fraction * factor as f64;
-    // 2^53 bytes are 8 PiB: above it a fraction of a unit is no longer exact, and nobody means it.
+    // 2^53 bytes are 8 PiB. Above that, a fraction of a unit is no longer exact.
     if !(0.0..9e15).contains(&bytes) {
         return Err(wrong());
     }
@@ -68,7 +78,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     Ok(bytes as u64)
 }
 
-/// Writes a byte count with a binary unit and at most one decimal: `1.5 GiB`.
+/// Formats a byte count with a binary unit and at most one decimal: `1.5 GiB`.
 #[must_use]
 pub fn format_bytes(bytes: u64) -> String {
     let (name, factor) = UNITS[..5].iter().rev().find(|(_, f)| bytes >= *f).unwrap_or(&UNITS[0]);
@@ -85,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn byte_counts_read_as_people_write_them() {
+    fn byte_counts_parse_with_common_units() {
         assert_eq!(parse_bytes("200GiB").unwrap(), 200 << 30);
         assert_eq!(parse_bytes(" 1.5 kib ").unwrap(), 1536);
         assert_eq!(parse_bytes("4096").unwrap(), 4096);
