@@ -5,8 +5,9 @@
 
 use dalsegno_core::{SECTOR_BYTES, StoreId, sector_up};
 
+use super::bytes::{FieldReader, PLAIN_VERSION, SECTOR, all_zero, check_counts};
+use super::error::FormatError;
 use super::sector::{CRC_AT, begin, expect_zero, open, seal};
-use super::{FieldReader, FormatError, PLAIN_VERSION, SECTOR, all_zero, check_counts};
 
 /// Name of the segment list's file.
 pub const LIST_FILE: &str = "segments.meta";

@@ -5,11 +5,12 @@ use dalsegno_core::{
     MAX_EXTENT_UNITS, NamespaceId, StoreId, sector_up,
 };
 
-use super::units::UnitFields;
-use super::{
-    COMPRESSED_VERSION, FieldReader, FieldWriter, FormatError, MAX_RECORD_HEADER_BYTES,
-    PLAIN_VERSION, SECTOR, Units, all_zero, check_counts,
+use super::bytes::{
+    COMPRESSED_VERSION, FieldReader, FieldWriter, MAX_RECORD_HEADER_BYTES, PLAIN_VERSION, SECTOR,
+    all_zero, check_counts,
 };
+use super::error::FormatError;
+use super::units::{UnitFields, Units};
 
 const MAGIC: [u8; 8] = *b"DSGNRECD";
 const CRC_AT: usize = 76;

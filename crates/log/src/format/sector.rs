@@ -2,10 +2,10 @@
 
 use dalsegno_core::{Compression, Namespace, StoreId, may_be_segment_bytes};
 
-use super::{
-    COMPRESSED_VERSION, FieldReader, FieldWriter, FormatError, PLAIN_VERSION, SECTOR, all_zero,
-    check_counts,
+use super::bytes::{
+    COMPRESSED_VERSION, FieldReader, FieldWriter, PLAIN_VERSION, SECTOR, all_zero, check_counts,
 };
+use super::error::FormatError;
 
 /// Offset of the checksum in a header of one sector.
 pub(crate) const CRC_AT: usize = SECTOR - 4;

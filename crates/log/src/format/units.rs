@@ -5,7 +5,8 @@
 
 use dalsegno_core::{Compression, KvLayout, MAX_EXTENT_UNITS, MAX_UNIT_BYTES, sector_up};
 
-use super::{FieldReader, FieldWriter, FormatError};
+use super::bytes::{FieldReader, FieldWriter};
+use super::error::FormatError;
 
 /// The only codec: planes of bytes as zstd frames.
 const ZSTD: u32 = 1;

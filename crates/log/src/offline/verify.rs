@@ -116,7 +116,7 @@ fn verify_segment(
             // The loss of a truncated file is reported with the truncation.
             let is_whole = file_bytes == store.segment_bytes;
             if let Some(listed) = listed.filter(|_| is_whole) {
-                note_lost_records(listed, (name, &header), &scan, &mut report);
+                note_lost_records(name, &header, listed, &scan, &mut report);
             }
             for (offset, error) in scan.damage {
                 report.note(name, offset, error);
@@ -148,8 +148,8 @@ fn verify_record(
     if let Some(units) = units {
         report.slices += slice_crcs.len() as u64;
         report.bytes += extent.payload_bytes();
-        let payload = (&extent, slice_crcs.as_slice(), units);
-        verify_units(store, file, payload, &mut |offset, what| report.note(name, offset, what));
+        let note = &mut |offset, what| report.note(name, offset, what);
+        verify_units(store, file, &extent, slice_crcs, units, note);
         return;
     }
     let rows = slice_crcs.chunks_exact(extent.hashes.len());

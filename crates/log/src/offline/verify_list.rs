@@ -48,8 +48,9 @@ pub(crate) fn note_missing(list: &SegmentList, numbers: &BTreeSet<u64>, report: 
 
 /// Notes records that the list counts and the segment's scan did not find.
 pub(crate) fn note_lost_records(
+    name: &str,
+    header: &SegmentHeader,
     listed: &ListedSegment,
-    (name, header): (&str, &SegmentHeader),
     scan: &SegmentScan,
     report: &mut VerifyReport,
 ) {

@@ -41,7 +41,9 @@ impl RowSums<'_> {
 pub(crate) fn verify_units(
     store: &OfflineStore,
     file: FileId,
-    (extent, slice_crcs, units): (&Extent, &[u32], &Units),
+    extent: &Extent,
+    slice_crcs: &[u32],
+    units: &Units,
     note: &mut dyn FnMut(u64, String),
 ) {
     let mut codec = UnitCodec::new();

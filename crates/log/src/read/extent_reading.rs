@@ -98,10 +98,10 @@ pub(super) struct ReadRequest {
 }
 
 impl ExtentReading {
-    /// Plans the read of some layers of some blocks. `number` is the index that its requests carry. `tables` are those
-    /// of the extent's header, if they are cached.
+    /// Plans the read of some layers of some blocks. `tables` are those of the extent's header, if they are cached.
     pub(super) fn plan(
-        (extent, pinned): (Arc<Extent>, PinnedFile),
+        extent: Arc<Extent>,
+        pinned: PinnedFile,
         layers: Range<u32>,
         targets: Vec<BlockTarget>,
         tables: Option<Arc<ExtentTables>>,

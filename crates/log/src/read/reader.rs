@@ -77,7 +77,7 @@ impl Reader {
             let ExtentRead { extent, layers, targets } = read;
             let tables = self.parts.headers.get(extent.id);
             let (reading, chunks) =
-                ExtentReading::plan((extent, pinned), layers, targets, tables, rules);
+                ExtentReading::plan(extent, pinned, layers, targets, tables, rules);
             let number = pump.readings.len();
             pump.readings.push(reading);
             let plain = |chunk| ReadRequest { reading: number, chunk, units: Vec::new() };

@@ -158,7 +158,7 @@ impl SegmentOpener<'_> {
         range: Range<u64>,
     ) -> Result<Vec<RecordHeader>, LogError> {
         let range = range.start..range.end.min(self.segment_bytes);
-        scan_tombstones(self.io, opened.file, (self.store, number), range)
+        scan_tombstones(self.io, opened.file, self.store, number, range)
     }
 
     /// Reads the headers of a segment's records, except those that the checkpoint knows. Returns each fault with its

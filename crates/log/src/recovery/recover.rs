@@ -171,7 +171,7 @@ fn tally_of(
     let from = checkpoint.segment(number, epoch).map_or(SECTOR_BYTES, |known| known.replay_from);
     let listed = list.and_then(|list| list.get(number)).filter(|listed| listed.epoch == epoch);
     // A segment with a damaged header has no epoch.
-    (epoch > 0).then(|| Tally::of(records, (epoch, from), listed)).flatten()
+    (epoch > 0).then(|| Tally::of(records, epoch, from, listed)).flatten()
 }
 
 /// Adds the removals that the checkpoint knew.

@@ -119,7 +119,8 @@ pub(crate) fn scan_records(
 pub(crate) fn scan_tombstones(
     io: &DeviceIo,
     file: FileId,
-    (store, number): (StoreId, u64),
+    store: StoreId,
+    number: u64,
     range: Range<u64>,
 ) -> Result<Vec<RecordHeader>, LogError> {
     let end = range.end - range.end % SECTOR_BYTES;

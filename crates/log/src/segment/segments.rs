@@ -258,8 +258,7 @@ impl Segments {
     }
 
     fn fits_next_to_others(&self, count: u64, bytes: u64) -> Option<bool> {
-        let counts = (count, u64::from(self.most));
-        self.others.fits(self.files.io.device.as_ref(), bytes, counts)
+        self.others.fits(self.files.io.device.as_ref(), bytes, count, u64::from(self.most))
     }
 
     /// Creates one segment, durable with its name, unless another thread just did.

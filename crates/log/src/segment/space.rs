@@ -39,7 +39,8 @@ impl SpaceForOthers {
         &self,
         device: &dyn Device,
         bytes: u64,
-        (count, most): (u64, u64),
+        count: u64,
+        most: u64,
     ) -> Option<bool> {
         let wanted = self.0.lock().wanted(count, most);
         if wanted == 0 {

@@ -56,7 +56,8 @@ impl Tally {
     /// `None` if the list does not reach so far.
     pub(crate) fn of(
         records: &[RecordHeader],
-        (epoch, from): (u64, u64),
+        epoch: u64,
+        from: u64,
         listed: Option<&ListedSegment>,
     ) -> Option<Self> {
         let listed = listed.copied().unwrap_or_default();
