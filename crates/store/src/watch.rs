@@ -16,7 +16,7 @@ use dalsegno_io::{
     OpenMode, Opened, Operation, Request, Space, Watch,
 };
 use dalsegno_log::Call;
-use dalsegno_policy::breaker::{Answer, Breaker, Kind, Rules, Verdict};
+use dalsegno_policy::breaker::{Breaker, BreakerRules, RequestKind, Response, Verdict};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ struct Side {
 #[derive(Debug)]
 struct Ending {
     side: Arc<Side>,
-    kind: Kind,
+    kind: RequestKind,
 }
 
 /// A device that is asked only as long as it answers, and whose directory is ours as long as it may be written.
@@ -70,14 +70,15 @@ pub(crate) struct Watched {
 impl Side {
     fn endings(
         what: &'static str,
-        rules: Rules,
+        rules: BreakerRules,
         clock: &Arc<dyn Clock>,
         lock: Option<DirectoryLock>,
     ) -> [Arc<Ending>; 2] {
         let (breaker, clock) = (Mutex::new(Breaker::new(rules)), Arc::clone(clock));
         let refused = AtomicU64::new(0);
         let side = Arc::new(Self { what, breaker, clock, refused, _lock: lock });
-        [Kind::Usual, Kind::Trial].map(|kind| Arc::new(Ending { side: Arc::clone(&side), kind }))
+        [RequestKind::Regular, RequestKind::Trial]
+            .map(|kind| Arc::new(Ending { side: Arc::clone(&side), kind }))
     }
 
     /// Asks or tells the breaker something, and people if that suspends the device.
@@ -99,14 +100,14 @@ impl Watch for Ending {
     fn ended(&self, result: Result<(), &IoError>) {
         let answer = match result {
             // A short read says that the file ends there.
-            Ok(()) | Err(IoError::Short { operation: "read", .. }) => Answer::Good,
+            Ok(()) | Err(IoError::Short { operation: "read", .. }) => Response::Good,
             Err(IoError::Deadline | IoError::Busy | IoError::Closed | IoError::Suspended) => {
-                Answer::Unasked
+                Response::NotSent
             }
             Err(error) if error.is_no_space() || error.is_not_found() || error.is_exists() => {
-                Answer::Good
+                Response::Good
             }
-            Err(IoError::Os { .. } | IoError::Short { .. }) => Answer::Bad,
+            Err(IoError::Os { .. } | IoError::Short { .. }) => Response::Bad,
         };
         let ended = self.side.with(|breaker, now| breaker.end(now, self.kind, answer));
         if let Some(suspended) = ended {
@@ -128,8 +129,8 @@ impl Watched {
     ) -> Self {
         Self {
             device,
-            reads: Side::endings("reads", Rules::READS, clock, None),
-            writes: Side::endings("writes", Rules::WRITES, clock, lock),
+            reads: Side::endings("reads", BreakerRules::READS, clock, None),
+            writes: Side::endings("writes", BreakerRules::WRITES, clock, lock),
             trial: Mutex::default(),
         }
     }
@@ -151,11 +152,11 @@ impl Watched {
     /// Whether reads are suspended. Asks the device whether it is back, now and then, where nobody reads any more.
     pub(crate) fn is_suspended(&self) -> bool {
         let [usual, trial] = &self.reads;
-        match usual.side.with(Breaker::ask) {
-            Verdict::Ask => false,
+        match usual.side.with(Breaker::admit) {
+            Verdict::Admit => false,
             Verdict::Refuse => true,
-            Verdict::Try => {
-                usual.side.with(|breaker, now| breaker.begin(now, Kind::Trial));
+            Verdict::Trial => {
+                usual.side.with(|breaker, now| breaker.begin(now, RequestKind::Trial));
                 let watch = Arc::clone(trial) as Arc<dyn Watch>;
                 if !self.read_a_sector(&watch) {
                     watch.ended(Err(&IoError::Suspended));
@@ -169,7 +170,7 @@ impl Watched {
         self.is_suspended();
         let look = |[usual, _]: &[Arc<Ending>; 2]| {
             let told = |breaker: &mut Breaker, now| {
-                (breaker.state(now).name(), breaker.suspensions(), breaker.owed())
+                (breaker.state(now).name(), breaker.suspensions(), breaker.in_flight())
             };
             usual.side.with(told)
         };
@@ -202,18 +203,18 @@ impl Watched {
         let side = &usual.side;
         let may_refuse = is_refusable(request.operation, request.class, request.deadline);
         let verdict = side.with(|breaker, now| {
-            let verdict = if may_refuse { breaker.ask(now) } else { Verdict::Ask };
+            let verdict = if may_refuse { breaker.admit(now) } else { Verdict::Admit };
             match verdict {
-                Verdict::Ask => breaker.begin(now, Kind::Usual),
-                Verdict::Try => breaker.begin(now, Kind::Trial),
+                Verdict::Admit => breaker.begin(now, RequestKind::Regular),
+                Verdict::Trial => breaker.begin(now, RequestKind::Trial),
                 Verdict::Refuse => {}
             }
             verdict
         });
-        let ending = if verdict == Verdict::Ask { usual } else { trial };
+        let ending = if verdict == Verdict::Admit { usual } else { trial };
         let watch = Arc::clone(ending) as Arc<dyn Watch>;
         let is_read = request.operation == Operation::Read;
-        let tried = verdict == Verdict::Try && is_read && self.read_a_sector(&watch);
+        let tried = verdict == Verdict::Trial && is_read && self.read_a_sector(&watch);
         if verdict != Verdict::Refuse && !tried {
             request.add_watch(watch);
             return Some(request);
@@ -249,7 +250,7 @@ fn watching<R>(
     [usual, _]: &[Arc<Ending>; 2],
     work: impl FnOnce() -> Result<R, IoError>,
 ) -> Result<R, IoError> {
-    usual.side.with(|breaker, now| breaker.begin(now, Kind::Usual));
+    usual.side.with(|breaker, now| breaker.begin(now, RequestKind::Regular));
     let done = work();
     usual.ended(done.as_ref().map(|_| ()));
     done
