@@ -34,8 +34,8 @@ pub(crate) fn key(input: &[u8]) {
     }
 }
 
-/// A block of a table: one byte for the length of the wanted key, the key, then the block. The last 64 bytes of the input
-/// are the end of the block, whatever its length.
+/// A block of a table: one byte for the length of the wanted key, the key, then the block. The last 64 bytes of the
+/// input are the end of the block, whatever its length.
 pub(crate) fn block(input: &[u8]) {
     let Some((length, rest)) = input.split_first() else { return };
     let (wanted, entries) = rest.split_at(usize::from(*length % 65).min(rest.len()));

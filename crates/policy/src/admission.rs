@@ -1,15 +1,15 @@
 //! Which blocks are worth a write.
 //!
-//! 1. The filter's memory is fixed when it is made; two Bloom filters take turns, and when the
-//!    younger one is full the older one is forgotten. A name is remembered for one to two fillings.
-//! 2. It never forgets within one filling: a false negative would keep a hot block out for ever. A
-//!    false positive writes a block one put too early, which costs a write and nothing else.
-//! 3. A name is the namespace with the hash. Engines use one hash in several namespaces, so a put
-//!    in one namespace says nothing about the others.
+//! 1. The filter's memory is fixed at construction. Two Bloom filters alternate: when the younger one is full, the
+//!    older one is cleared. A name is remembered for one to two fillings.
+//! 2. It never forgets within one filling: a false negative would keep a hot block out forever. A false positive writes
+//!    a block one put too early, which only costs a write.
+//! 3. A name is the namespace with the hash. Engines use one hash in several namespaces, so a put in one namespace does
+//!    not count in the others.
 
 use dalsegno_core::{Admission, ChainHash, NamespaceId};
 
-/// Bits per name and probes per lookup: about 1.2% false positives in a full filter.
+/// Bits per name and probes per lookup, for about 1.2% false positives in a full filter.
 const BITS_PER_NAME: u64 = 10;
 const PROBES: usize = 4;
 /// Smallest generation, in 64-bit words.
@@ -25,9 +25,9 @@ pub struct AdmissionFilter {
 struct Memory {
     young: Vec<u64>,
     old: Vec<u64>,
-    /// Names in the young filter.
+    /// Number of names in the young filter.
     names: u64,
-    /// Names after which the filters change places.
+    /// Number of names at which the filters swap.
     full_names: u64,
 }
 
@@ -43,11 +43,10 @@ impl AdmissionFilter {
         Self { memory }
     }
 
-    /// Tells whether the block is to be written, and remembers that it was put.
+    /// Decides whether the block is written, and remembers this put.
     ///
-    /// Ask in prefix order and write only the admitted blocks that follow each other: a chain hash
-    /// commits to all blocks before it, so whoever puts a block for the second time has put its
-    /// prefix twice too.
+    /// Call it in prefix order and write only the leading admitted blocks. A chain hash commits to all blocks before
+    /// it, so a caller that puts a block for the second time has put its prefix twice as well.
     pub fn admit(&mut self, namespace: NamespaceId, hash: &ChainHash) -> bool {
         self.memory.as_mut().is_none_or(|memory| memory.saw_again(namespace, hash))
     }
@@ -58,8 +57,7 @@ impl AdmissionFilter {
         self.memory.as_ref().map_or(0, |memory| (memory.young.len() + memory.old.len()) * 8)
     }
 
-    /// How many different blocks may be put between the two puts of a block without its first being
-    /// forgotten.
+    /// How many different blocks may be put between the two puts of a block before the first put may be forgotten.
     #[must_use]
     pub fn remembered_blocks(&self) -> u64 {
         self.memory.as_ref().map_or(u64::MAX, |memory| memory.full_names)
@@ -100,16 +98,14 @@ fn bits_of(namespace: NamespaceId, hash: &ChainHash, words: usize) -> [(usize, u
     let (first, step) = (digest(0x9e37_79b9_7f4a_7c15), digest(0xd1b5_4a32_d192_ed03) | 1);
     std::array::from_fn(|probe| {
         let mixed = first.wrapping_add(step.wrapping_mul(probe as u64));
-        // The high half of a product spreads evenly over any number of words, not only powers of
-        // two.
+        // The high half of a product spreads evenly over any number of words, not only over powers of two.
         let wide = u128::from(mixed) * words as u128;
         let word = usize::try_from(wide >> 64).expect("less than the number of words");
         (word, 1 << (mixed & 63))
     })
 }
 
-/// Folds part of a name into 64 bits. Engines' hashes are even already; names made by hand in a test
-/// or a tool are not.
+/// Folds part of a name into 64 bits. Hashes of engines are evenly distributed; names made by a test or a tool are not.
 fn digest(bytes: &[u8], seed: u64) -> u64 {
     bytes.chunks_exact(8).fold(seed, |state, chunk| {
         let word = u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
@@ -153,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_put_in_one_namespace_is_no_put_in_another() {
+    fn regression_a_put_in_one_namespace_does_not_count_in_another() {
         let mut filter = AdmissionFilter::new(Admission::SecondPut, 1 << 16);
         for namespace in (0..16).map(|number| NamespaceId([number; 16])) {
             assert!(!filter.admit(namespace, &name(7)), "first put in {namespace}");
@@ -179,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn no_first_filling_gives_more_than_two_percent_false_admissions() {
+    fn a_first_filling_has_at_most_two_percent_false_admissions() {
         for memory in [1 << 14, 100_000, 1 << 20] {
             let mut filter = AdmissionFilter::new(Admission::SecondPut, memory);
             let names = filter.remembered_blocks();
@@ -189,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_what_was_asked_for_or_the_smallest_that_works() {
+    fn memory_is_within_the_requested_size_or_the_minimum() {
         for bytes in [0, 1, 255, 4096, 1 << 20] {
             let filter = AdmissionFilter::new(Admission::SecondPut, bytes);
             assert!(filter.memory_bytes() <= bytes.max(2 * MIN_WORDS * 8), "{bytes}");

@@ -123,7 +123,7 @@ struct Suspension {
 #[derive(Clone, Debug)]
 pub struct Breaker {
     rules: BreakerRules,
-    /// Requests that have begun but not ended.
+    /// Requests that began but did not end.
     in_flight: u64,
     /// Trials among them.
     trials: u32,

@@ -1,8 +1,8 @@
-//! Decisions: state in, decision out.
+//! Pure decisions: state in, decision out.
 //!
-//! 1. Nothing here does I/O, reads a clock, starts a thread or draws a random number: the store,
-//!    the simulator and the benches call the same code, and the same input gives the same decision.
-//! 2. Every structure is bounded by what its constructor is told.
+//! 1. Nothing here does I/O, reads a clock, starts a thread or draws a random number. The store, the simulator and the
+//!    benches call the same code, and equal inputs give equal decisions.
+//! 2. The parameters of its constructor bound every structure.
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,13 @@
-//! Several FIFO lists threaded through one slab: every operation is O(1), also removal from the
-//! middle.
+//! Several FIFO lists that share one slab. Every operation is O(1), including removal from the middle.
 //!
-//! 1. An item is on exactly one list: its node holds one pair of links and the number of its list.
-//! 2. A slot is either on one list or on the free list; slots are reused, so the slab never
-//!    outgrows the most items that were alive at once.
+//! 1. An item is on exactly one list: its node has one pair of links and the number of its list.
+//! 2. A slot is either on one list or on the free list. Slots are reused, so the slab never outgrows the largest number
+//!    of items at one time.
 
-/// Stands for "no slot".
+/// No slot.
 const NONE: usize = usize::MAX;
 
-/// Names an item until it is taken out.
+/// Identifies an item until it is removed.
 pub(crate) type Slot = usize;
 
 #[derive(Debug)]
@@ -30,7 +29,7 @@ struct Ends {
 #[derive(Debug)]
 pub(crate) struct Lists<T, const N: usize> {
     nodes: Vec<Node<T>>,
-    /// First free slot; the others follow through `newer`.
+    /// First free slot. The others follow through `newer`.
     free: usize,
     ends: [Ends; N],
 }
@@ -47,7 +46,7 @@ impl<T, const N: usize> Lists<T, N> {
         self.ends[list].len
     }
 
-    /// The item that joined a list first.
+    /// The oldest item of a list.
     pub(crate) fn oldest(&self, list: usize) -> Option<Slot> {
         Some(self.ends[list].oldest).filter(|slot| *slot != NONE)
     }
@@ -62,12 +61,12 @@ impl<T, const N: usize> Lists<T, N> {
         self.nodes[slot].item.as_ref().expect("the slot is taken")
     }
 
-    /// An item, to be changed.
+    /// An item, mutable.
     pub(crate) fn item_mut(&mut self, slot: Slot) -> &mut T {
         self.nodes[slot].item.as_mut().expect("the slot is taken")
     }
 
-    /// Puts an item at the newest end of a list.
+    /// Adds an item at the newest end of a list.
     pub(crate) fn push(&mut self, list: usize, item: T) -> Slot {
         let slot = if self.free == NONE {
             self.nodes.push(Node { older: NONE, newer: NONE, list, item: Some(item) });
@@ -82,7 +81,7 @@ impl<T, const N: usize> Lists<T, N> {
         slot
     }
 
-    /// Takes an item out.
+    /// Removes an item.
     pub(crate) fn take(&mut self, slot: Slot) -> T {
         self.unlink(slot);
         let item = self.nodes[slot].item.take().expect("the slot is taken");
@@ -91,7 +90,7 @@ impl<T, const N: usize> Lists<T, N> {
         item
     }
 
-    /// Moves an item to the newest end of a list, the one it is on or another.
+    /// Moves an item to the newest end of its own or another list.
     pub(crate) fn relink(&mut self, slot: Slot, list: usize) {
         self.unlink(slot);
         self.link(list, slot);

@@ -1,21 +1,21 @@
 //! Which segment is evicted, and which of its extents are kept.
 //!
 //! 1. A pinned segment is never chosen. A segment without live bytes always goes before one with some.
-//! 2. The extents kept fit the budget. A caller that allows half a segment frees at least half of one by every reclaim.
+//! 2. The kept extents fit the budget. A caller that allows half a segment frees at least half a segment per reclaim.
 //! 3. Within a lineage the kept extents are a prefix of those worth keeping: a suffix never outlives its prefix.
 //! 4. The order of the input does not matter.
 //!
 //! # Why this score
 //!
-//! What a reclaim loses is the recency of the bytes it drops, per byte it frees. Recency is a *rank*: the share of the
-//! store's bytes that was used less recently, so it needs no unit and no constant. Its square makes dropping a
-//! little of what is young worse than dropping much of what is old. Of extents that were used in one round the deeper
-//! one ranks lower, so a chain is lost from its end and leaves few orphans. An extent that was used in more than the
-//! round it was written in, and is not among the oldest fifth, is copied instead of dropped.
+//! A reclaim loses the recency of the bytes it drops, per byte it frees. Recency is a *rank*: the share of the store's
+//! bytes that was used less recently, so it needs no unit and no constant. The rank is squared, so that dropping few
+//! recent bytes is worse than dropping many old ones. Of extents used in one round the deeper one ranks lower, so a
+//! chain is lost from its end and leaves few orphans. An extent is copied instead of dropped if it was used in more
+//! rounds than the one it was written in, and is not among the oldest fifth.
 //!
-//! On replayed production traces this comes within a point of block-wise LRU, for 1.04 to 1.12 bytes written per byte
-//! put. Three rules that were tried before find less. *Oldest segment first* moves much and makes what it moves young.
-//! *Fewest hit bytes first* drops what was just written. *Idle age by cost* moves half of every segment where nearly
+//! On replayed production traces this is within a point of block-wise LRU, for 1.04 to 1.12 bytes written per byte put.
+//! Three rules that were tried earlier have fewer hits. *Oldest segment first* copies much and makes the copies young.
+//! *Fewest hit bytes first* drops recent writes. *Idle age by cost* copies half of every segment where nearly
 //! everything is hit soon after it is written, as with coding agents.
 
 use std::cmp::{Ordering, Reverse};
@@ -25,20 +25,20 @@ use dalsegno_core::{ChainHash, ExtentId};
 
 use crate::recency::{Recency, Use};
 
-/// Live extents that stand for all of them.
+/// Number of samples that represent all live extents.
 const SAMPLES: u128 = 512;
-/// An extent is worth copying if more than this share of the store's bytes is older: one in so many.
+/// An extent is worth copying if more than one in so many of the store's bytes is older.
 const OLDEST_SHARE: usize = 5;
-/// With more segments than the first number only as many as the second are looked at.
+/// With more than `MOST_SEGMENTS` segments, only `DRAWN_SEGMENTS` of them are considered.
 const MOST_SEGMENTS: usize = 160;
 const DRAWN_SEGMENTS: usize = 128;
 
-/// A live extent, as far as the choice of a segment needs it.
+/// A live extent, with what the choice of a segment needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveExtent {
     /// Bytes in the segment, header included.
     pub bytes: u64,
-    /// When it was used.
+    /// How it was used.
     pub used: Use,
 }
 
@@ -57,28 +57,28 @@ pub struct SegmentFacts {
     pub pinned: bool,
 }
 
-/// A live extent of the segment that is reclaimed.
+/// A live extent of the reclaimed segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentFacts {
-    /// Names the extent.
+    /// Identifies the extent.
     pub id: ExtentId,
-    /// The run of the prefix tree it belongs to. Namespaces that give a run the same name count as one: at worst a
-    /// suffix is dropped with another namespace's prefix.
+    /// Its run of the prefix tree. Equal runs of different namespaces count as one: at worst a suffix is dropped with
+    /// another namespace's prefix.
     pub lineage: ChainHash,
     /// Position of its first block in the lineage (`Extent::first_block_index`).
     pub depth: u32,
     /// Bytes that copying it writes.
     pub bytes: u64,
-    /// When it was used.
+    /// How it was used.
     pub used: Use,
 }
 
-/// The recency of a store's bytes: when a sample of its live extents was used, weighted by bytes.
+/// The recency of a store's bytes, from a sample of its live extents, weighted by bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranks(Vec<Recency>);
 
 impl Ranks {
-    /// Takes every n-th byte of all live ones, so that the same facts give the same ranks.
+    /// Samples every n-th byte of all live ones, so that equal facts give equal ranks.
     #[must_use]
     pub fn of(segments: &[SegmentFacts]) -> Self {
         let mut by_number: Vec<&SegmentFacts> = segments.iter().collect();
@@ -99,7 +99,7 @@ impl Ranks {
         Self(uses)
     }
 
-    /// How many samples are older, of [`Self::count`].
+    /// How many of the [`Self::count`] samples are older.
     fn older(&self, used: Use) -> usize {
         self.0.partition_point(|recency| *recency < used.recency())
     }
@@ -108,27 +108,27 @@ impl Ranks {
         self.0.len()
     }
 
-    /// The share of the store's live bytes that was used less recently, from 0 to 1. An orphan has none.
+    /// The share of the store's live bytes that was used less recently, from 0 to 1; 0 for an orphan.
     #[must_use]
     pub fn share_older(&self, used: Use) -> f64 {
         let count = u32::try_from(self.count().max(1)).unwrap_or(u32::MAX);
         f64::from(u32::try_from(self.older(used)).unwrap_or(u32::MAX)) / f64::from(count)
     }
 
-    /// Whether an extent is worth copying when its segment goes.
+    /// Whether an extent is worth copying when its segment is reclaimed.
     #[must_use]
     pub fn is_worth_keeping(&self, used: Use) -> bool {
         used.is_repeated() && self.older(used) * OLDEST_SHARE > self.count()
     }
 
-    /// What dropping an extent loses: bytes times the square of the rank.
+    /// The loss of dropping an extent: its bytes times the square of its rank.
     fn loss(&self, extent: &LiveExtent) -> u128 {
         let rank = self.older(extent.used) as u128;
         u128::from(extent.bytes) * rank * rank
     }
 }
 
-/// The segments to look at: all, or some of them where there are many; which ones depends on `seed`.
+/// The segments to consider: all, or if there are many, a sample that depends on `seed`.
 #[must_use]
 pub fn draw(segments: &[u64], seed: u64) -> BTreeSet<u64> {
     if segments.len() <= MOST_SEGMENTS {
@@ -140,14 +140,14 @@ pub fn draw(segments: &[u64], seed: u64) -> BTreeSet<u64> {
     drawn.into_iter().collect()
 }
 
-/// Spreads numbers that are close together; the finaliser of `SplitMix64`.
+/// Spreads numbers that are close together (the finaliser of `SplitMix64`).
 fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ number >> 31
 }
 
-/// The segment to reclaim, `None` if every one is pinned. `budget_bytes` is what may be copied out of it.
+/// The segment to reclaim, or `None` if every one is pinned. `budget_bytes` bounds the bytes copied out of it.
 #[must_use]
 pub fn choose_victim(segments: &[SegmentFacts], ranks: &Ranks, budget_bytes: u64) -> Option<u64> {
     let free = segments.iter().filter(|facts| !facts.pinned);
@@ -160,7 +160,7 @@ pub fn choose_victim(segments: &[SegmentFacts], ranks: &Ranks, budget_bytes: u64
     victim.map(|(facts, _)| facts.segment)
 }
 
-/// Loss per byte gained; the lowest goes first.
+/// Loss per byte gained. The lowest goes first.
 #[derive(Clone, Copy, Debug)]
 struct Score {
     loss: u128,
@@ -198,14 +198,14 @@ impl Score {
     }
 }
 
-/// The extents that are copied, best first and a prefix before its suffix; together at most `budget_bytes`.
+/// The extents to copy, best first and a prefix before its suffix; together at most `budget_bytes`.
 ///
-/// The most recently used come first. An extent counts as used when what depends on it was, so a chain that is used
-/// again and again stays whole.
+/// The most recently used come first. A use of a descendant counts as a use of the extent, so a chain that is used
+/// repeatedly stays whole.
 #[must_use]
 pub fn keep(extents: &[ExtentFacts], ranks: &Ranks, budget_bytes: u64) -> Vec<ExtentId> {
     let mut left_bytes = budget_bytes;
-    // Lineages of which an extent was left behind: nothing deeper is kept, it would only be an orphan.
+    // Lineages of which an extent was dropped: anything deeper would be an orphan.
     let mut cut = BTreeSet::new();
     let mut kept = Vec::new();
     for (facts, _) in by_recency(extents, ranks) {
@@ -219,7 +219,7 @@ pub fn keep(extents: &[ExtentFacts], ranks: &Ranks, budget_bytes: u64) -> Vec<Ex
     kept
 }
 
-/// The extents worth keeping, the most recently used first; of equals a prefix before its suffix.
+/// The extents worth keeping, the most recently used first. Of equals, a prefix comes before its suffix.
 fn by_recency<'a>(extents: &'a [ExtentFacts], ranks: &Ranks) -> Vec<(&'a ExtentFacts, Use)> {
     let mut deepest_first: Vec<&ExtentFacts> = extents.iter().collect();
     deepest_first.sort_unstable_by_key(|e| Reverse((e.lineage, e.depth, e.id)));
@@ -250,7 +250,7 @@ mod tests {
         used
     }
 
-    /// A full segment of ten extents of this use.
+    /// A full segment of ten extents with this use.
     fn segment(segment: u64, used: Use) -> SegmentFacts {
         SegmentFacts {
             segment,
@@ -270,7 +270,7 @@ mod tests {
         choose_victim(segments, &Ranks::of(segments), 500)
     }
 
-    /// Ranks of a store of which a byte was used in each of these rounds.
+    /// Ranks of a store in which a byte was used in each of these rounds.
     fn ranks(rounds: std::ops::Range<u64>) -> Ranks {
         let live = rounds.map(|round| LiveExtent { bytes: 1 << 20, used: written(round) });
         Ranks::of(&[SegmentFacts { live: live.collect(), ..segment(1, written(0)) }])
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_segment_goes_first_however_young() {
+    fn a_dead_segment_goes_first_even_if_young() {
         let dead = SegmentFacts { live: Vec::new(), ..segment(3, written(100)) };
         assert_eq!(victim(&[segment(1, written(1)), dead.clone()]), Some(3));
         let older = SegmentFacts { segment: 9, newest_sequence: 2, ..dead.clone() };
@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_and_not_used_goes_oldest_first() {
+    fn unused_segments_go_oldest_first() {
         let segments =
             [segment(5, written(300)), segment(6, written(100)), segment(7, written(200))];
         assert_eq!(victim(&segments), Some(6));
     }
 
     #[test]
-    fn of_chains_used_in_one_round_the_ends_go_first() {
+    fn the_ends_of_chains_used_in_one_round_go_first() {
         let beginnings = segment(1, used(500).at_depth(0));
         let ends = segment(2, used(500).at_depth(64));
         let others = [segment(3, used(400)), segment(4, used(600))];
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_use_protects_as_long_as_a_write_does_and_no_longer() {
+    fn a_use_protects_as_long_as_a_write() {
         let newest = segment(9, written(1000));
         let (one, two) = (segment(1, used(600)), segment(2, written(500)));
         assert_eq!(victim(&[one.clone(), two, newest.clone()]), Some(2));
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_losses_the_segment_that_frees_more_goes() {
+    fn at_equal_loss_the_segment_that_frees_more_goes() {
         let mut mixed = segment(1, written(1));
         mixed.live[..5].fill(LiveExtent { bytes: 100, used: used(900) });
         let segments = [mixed, segment(2, written(1)), segment(3, written(1000))];
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn many_segments_are_drawn_from_and_few_are_all_looked_at() {
+    fn many_segments_are_sampled_and_few_are_all_considered() {
         let few: Vec<u64> = (1..=160).collect();
         assert_eq!(draw(&few, 7).len(), 160);
         let many: Vec<u64> = (1..=1000).collect();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_once_or_is_among_the_oldest_is_not_copied() {
+    fn extents_used_once_or_among_the_oldest_are_not_copied() {
         let ranks = ranks(0..100);
         let facts =
             [extent(1, 1, 0, written(90)), extent(2, 2, 0, used(90)), extent(3, 3, 0, used(15))];
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_recently_used_is_kept_where_not_all_can_be() {
+    fn the_most_recently_used_is_kept_if_not_all_fit() {
         let facts = [extent(1, 1, 0, used(85)), extent(2, 2, 0, used(86))];
         assert_eq!(ids(&keep(&facts, &ranks(0..100), 10)), [2]);
     }

@@ -1,49 +1,43 @@
-//! A cache bounded in bytes that a scan cannot wash out: S3-FIFO (Yang et al., "FIFO queues are all
-//! you need for cache eviction", SOSP 2023), with bytes in place of item counts.
+//! A cache bounded in bytes that resists scans: S3-FIFO (Yang et al., "FIFO queues are all you need for cache
+//! eviction", SOSP 2023), with bytes in place of item counts.
 //!
-//! A newcomer passes through a small queue; only one that was asked for meanwhile, or that comes
-//! back soon after it was dropped (a ghost remembers its name), enters the main queue, where hits
-//! buy further laps.
+//! A new item enters a small queue. It moves to the main queue if it was requested meanwhile, or if it returns soon
+//! after it was dropped (a ghost remembers its name). In the main queue each hit buys another lap.
 //!
 //! 1. `small + main <= capacity` in bytes, before and after every call.
-//! 2. A key is in exactly one place: small, main, ghost or nowhere. One map leads to one slot on
-//!    one list.
-//! 3. The ghost holds names only: at most [`GHOST_COUNT`] of them, and never for more bytes than
-//!    the capacity.
-//! 4. Amortised O(1): each lap that an item is granted is paid for by one earlier hit, capped at
-//!    [`MAX_FREQUENCY`].
+//! 2. A key is in exactly one place: small, main, ghost or nowhere. One map points to one slot on one list.
+//! 3. The ghost holds only names: at most [`GHOST_COUNT`], and never for more bytes than the capacity.
+//! 4. Amortised O(1): an earlier hit pays for each lap of an item, at most [`MAX_FREQUENCY`].
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use crate::lists::{Lists, Slot};
 
-/// Share of the capacity that newcomers may fill before the small queue gives way, as a divisor
-/// (the paper's 10%).
+/// Share of the capacity that new items may fill before the small queue evicts, as a divisor (the paper's 10%).
 const SMALL_SHARE: u64 = 10;
 /// Most hits that an item remembers.
 const MAX_FREQUENCY: u8 = 3;
-/// Hits in the small queue that lead to the main queue. One, where the paper's text asks for two: a
-/// block is hit once per turn of a conversation, and on replayed chains of real requests the two
-/// differ by about a point, either way.
+/// Hits in the small queue that lead to the main queue. The paper's text requires two. A block is hit once per turn of
+/// a conversation, and on replayed chains of real requests one and two differ by about a point, either way.
 const PROMOTION_FREQUENCY: u8 = 1;
-/// Most names that the ghost remembers; bounds it also where items are tiny.
+/// Most names in the ghost. It bounds the ghost even if items are tiny.
 const GHOST_COUNT: usize = 1 << 16;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 const GHOST: usize = 2;
 
-/// What a cache did since it was made.
+/// Counters of a cache since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct S3FifoStats {
     /// Calls of [`S3Fifo::get`] that found their key.
     pub hits: u64,
     /// Calls of [`S3Fifo::get`] that did not.
     pub misses: u64,
-    /// Items taken in, replacements included.
+    /// Items inserted, including replacements.
     pub inserted: u64,
-    /// Of these, items that the ghost still knew.
+    /// Inserted items that the ghost still remembered.
     pub returned: u64,
     /// Items that moved from the small to the main queue.
     pub promoted: u64,
@@ -62,11 +56,21 @@ struct Entry<K, V> {
     frequency: u8,
 }
 
-/// A byte-weighted S3-FIFO cache. It owns no memory but its values, and decides nothing but what to
-/// drop.
+/// A byte-weighted S3-FIFO cache. It holds the values and decides only which ones to drop.
+///
+/// ```
+/// use dalsegno_policy::S3Fifo;
+///
+/// let mut cache = S3Fifo::new(10);
+/// cache.insert("a", 1, 4);
+/// cache.insert("b", 2, 4);
+/// assert_eq!(cache.get(&"a"), Some(&1));
+/// // "c" does not fit: "a" was hit, so "b" leaves.
+/// assert_eq!(cache.insert("c", 3, 4), [("b", 2)]);
+/// ```
 #[derive(Debug)]
 pub struct S3Fifo<K, V> {
-    // The map's order is never looked at, so its random seed cannot reach a decision.
+    // The map is never iterated in an order that matters, so its random seed cannot reach a decision.
     slots: HashMap<K, Slot>,
     lists: Lists<Entry<K, V>, 3>,
     /// Bytes on each list.
@@ -77,7 +81,7 @@ pub struct S3Fifo<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
-    /// An empty cache of at most `capacity_bytes`. With 0 it refuses everything.
+    /// An empty cache of at most `capacity_bytes`. With 0 it refuses every item.
     #[must_use]
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
@@ -90,12 +94,11 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         }
     }
 
-    /// Takes in an item of `bytes` and returns every pair that had to leave for it, oldest first.
+    /// Inserts an item of `bytes`. Returns every pair that left for it, oldest first.
     ///
-    /// An earlier value under the same key is among the pairs returned, and its hits are kept. An
-    /// item larger than the capacity comes straight back as the last pair: whoever frees what is
-    /// returned needs no second path. An item weighs at least one byte, so that the number of items
-    /// is bounded too.
+    /// An earlier value of the key is among the returned pairs, and its hits are kept. An item larger than the capacity
+    /// is returned as the last pair, so a caller that frees returned pairs needs no second path. An item weighs at
+    /// least one byte, so that the number of items is bounded as well.
     pub fn insert(&mut self, key: K, value: V, bytes: u64) -> Vec<(K, V)> {
         let bytes = bytes.max(1);
         let mut leaving = Vec::new();
@@ -113,7 +116,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
             self.stats.refused += 1;
             leaving.push((key, value));
         } else {
-            self.make_room(bytes, &mut leaving);
+            self.make_space(bytes, &mut leaving);
             self.held_bytes[list] += bytes;
             let slot = self.lists.push(list, Entry { key, value: Some(value), bytes, frequency });
             self.slots.insert(key, slot);
@@ -123,7 +126,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         leaving
     }
 
-    /// The value under a key; counts as a hit or a miss.
+    /// The value of a key. Counts as a hit or a miss.
     pub fn get(&mut self, key: &K) -> Option<&V> {
         let Some(slot) = self.resident(key) else {
             self.stats.misses += 1;
@@ -135,30 +138,29 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         entry.value.as_ref()
     }
 
-    /// The value under a key; leaves no trace, so that a probe cannot keep an item alive.
+    /// The value of a key, without counting: a probe cannot keep an item alive.
     pub fn peek(&self, key: &K) -> Option<&V> {
         self.lists.item(self.resident(key)?).value.as_ref()
     }
 
-    /// Takes an item out and forgets its key altogether.
+    /// Removes an item and forgets its key, in the ghost as well.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let (_, entry) = self.take_out(key)?;
         self.check();
         entry.value
     }
 
-    /// Takes out every item whose key is gone, and forgets these keys altogether, also those of the
-    /// ghost. Looks at every key.
+    /// Removes every item whose key is gone and forgets these keys, in the ghost as well. Visits every key.
     pub fn remove_all(&mut self, is_gone: impl Fn(&K) -> bool) {
         let gone: Vec<K> = self.slots.keys().filter(|key| is_gone(key)).copied().collect();
-        // In which order they leave decides nothing: the others keep theirs.
+        // The order in which they leave does not matter: the others keep theirs.
         for key in &gone {
             self.take_out(key);
         }
         self.check();
     }
 
-    /// Number of items held; names in the ghost do not count.
+    /// Number of items, without names in the ghost.
     pub fn len(&self) -> usize {
         self.lists.len(SMALL) + self.lists.len(MAIN)
     }
@@ -173,12 +175,12 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         self.held_bytes[SMALL] + self.held_bytes[MAIN]
     }
 
-    /// Most bytes held.
+    /// Largest number of bytes held.
     pub fn capacity(&self) -> u64 {
         self.capacity_bytes
     }
 
-    /// What the cache did so far.
+    /// The counters so far.
     pub fn stats(&self) -> S3FifoStats {
         self.stats
     }
@@ -195,8 +197,8 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         Some((list, entry))
     }
 
-    fn make_room(&mut self, wanted_bytes: u64, leaving: &mut Vec<(K, V)>) {
-        debug_assert!(wanted_bytes <= self.capacity_bytes, "no room can ever be made");
+    fn make_space(&mut self, wanted_bytes: u64, leaving: &mut Vec<(K, V)>) {
+        debug_assert!(wanted_bytes <= self.capacity_bytes, "the item can never fit");
         while wanted_bytes > self.capacity_bytes - self.bytes() {
             let newcomers_overflow = self.held_bytes[SMALL] > self.capacity_bytes / SMALL_SHARE;
             if newcomers_overflow || self.lists.len(MAIN) == 0 {
@@ -207,7 +209,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         }
     }
 
-    /// Promotes or drops the oldest newcomer.
+    /// Promotes or drops the oldest item of the small queue.
     fn step_small(&mut self, leaving: &mut Vec<(K, V)>) {
         let slot = self.lists.oldest(SMALL).expect("bytes are held, so an item is");
         let entry = self.lists.item_mut(slot);
@@ -218,14 +220,14 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
             self.stats.evicted += 1;
             self.trim_ghost();
         } else {
-            // Hits as a newcomer bought the move; a lap in the main queue costs new ones.
+            // Its hits in the small queue paid for the move. Laps in the main queue need new ones.
             entry.frequency = 0;
             self.move_to(slot, MAIN);
             self.stats.promoted += 1;
         }
     }
 
-    /// Grants the oldest item of the main queue a lap for one of its hits, or drops it.
+    /// Spends a hit of the main queue's oldest item on another lap, or drops it.
     fn step_main(&mut self, leaving: &mut Vec<(K, V)>) {
         let slot = self.lists.oldest(MAIN).expect("checked by the caller");
         let entry = self.lists.item_mut(slot);
@@ -259,7 +261,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         }
     }
 
-    /// The invariants that can be checked in O(1).
+    /// Checks the invariants that can be checked in O(1).
     fn check(&self) {
         debug_assert!(self.bytes() <= self.capacity_bytes, "more bytes than the capacity");
         debug_assert!(
@@ -277,7 +279,7 @@ mod tests {
     use super::*;
 
     impl<K: Copy + Eq + Hash + std::fmt::Debug, V> S3Fifo<K, V> {
-        /// Walks everything: links, bytes and the map must agree.
+        /// Visits everything: links, bytes and the map must agree.
         fn check_all(&self) {
             for list in [SMALL, MAIN, GHOST] {
                 let entries: Vec<_> = self.lists.iter(list).collect();
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_without_a_hit_leaves_first_and_the_ghost_brings_it_back_to_main() {
+    fn an_item_without_a_hit_leaves_first_and_returns_to_main_through_the_ghost() {
         let mut cache = S3Fifo::new(10);
         for key in 0..5 {
             assert!(cache.insert(key, (), 2).is_empty());
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn hits_buy_at_most_three_laps() {
+    fn hits_pay_for_at_most_three_laps() {
         let mut cache = S3Fifo::new(2);
         cache.insert(0, (), 1);
         for _ in 0..100 {
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_larger_than_the_cache_comes_straight_back_and_drops_nothing_else() {
+    fn an_item_larger_than_the_cache_is_returned_and_drops_no_other() {
         let mut cache = S3Fifo::new(10);
         cache.insert(1, 'a', 10);
         assert_eq!(cache.insert(2, 'b', 11), [(2, 'b')]);
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_key_is_forgotten_also_by_the_ghost() {
+    fn a_removed_key_is_forgotten_by_the_ghost_too() {
         let mut cache = S3Fifo::new(2);
         cache.insert(0, 'a', 2);
         cache.insert(1, 'b', 2);

@@ -1,4 +1,4 @@
-//! What merging costs and what it leaves, on the puts it is made for and on skewed ones.
+//! The cost and the result of merging, on typical and on skewed puts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 const FRESH: Piece =
     Piece { blocks: 1, bytes: BLOCK_BYTES, is_moved: false, is_whole: true, follows: true };
 
-/// Lineages as a store would keep them, merged as soon as something is due.
+/// Lineages as a store keeps them, merged whenever one is due.
 struct Model {
     rules: MergeRules,
     piles: Piles,
@@ -115,7 +115,7 @@ fn single_blocks_of_many_lineages_end_in_four_extents_each() {
 }
 
 #[test]
-fn of_skewed_lineages_none_is_left_in_more_than_four_extents() {
+fn no_skewed_lineage_is_left_in_more_than_four_extents() {
     // Zipf's law: lineage n gets a share of 1 / n of the blocks, and one may grow a hundred times as long as most.
     let mut model = Model::new();
     let mut left: Vec<u32> = (1..=400).map(|rank| 200 / rank + 1).collect();
@@ -146,7 +146,7 @@ fn a_long_lineage_has_few_extents_while_it_grows() {
 }
 
 #[test]
-fn a_lineage_that_goes_on_after_every_pause_has_no_more_extents_than_pauses() {
+fn a_lineage_that_grows_after_every_pause_has_at_most_one_extent_per_pause() {
     // Each pause costs a merge of what came before it, and of those only a quarter can be merged once more.
     let mut model = Model::new();
     for _ in 0..100 {
@@ -161,7 +161,7 @@ fn a_lineage_that_goes_on_after_every_pause_has_no_more_extents_than_pauses() {
 
 proptest! {
     #[test]
-    fn nothing_is_rewritten_beyond_the_bound_whatever_is_put(
+    fn no_sequence_of_puts_is_rewritten_beyond_the_bound(
         steps in prop::collection::vec((0_u16..12, 1_u32..40, 0_u64..6), 1..400),
     ) {
         let mut model = Model::new();
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_chosen_can_be_merged(
+    fn chosen_pieces_can_be_merged(
         pieces in prop::collection::vec(
             (1_u32..200, any::<bool>(), prop::bool::weighted(0.9), prop::bool::weighted(0.9)), 0..80,
         ),

@@ -1,4 +1,4 @@
-//! Whatever is put, used, moved and merged: an ancestor never ranks below its descendants.
+//! An ancestor never ranks below its descendants, after any sequence of puts, uses, moves and merges.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::cell::RefCell;
@@ -11,9 +11,9 @@ use proptest::prelude::*;
 /// What callers and the store do.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A put behind the extent of this number (modulo those there are), or of a new root.
+    /// A put behind the extent of this number (modulo their count), or of a new root.
     Put { behind: Option<usize> },
-    /// A get, look-up or touch of a chain that ends with this extent.
+    /// A get, lookup or touch of a chain that ends with this extent.
     Use { last: usize },
     /// A merge of an extent with the one before it.
     Merge { last: usize },
@@ -34,10 +34,10 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug, Default)]
 struct Tree {
     extents: RefCell<BTreeMap<usize, (Option<usize>, Use)>>,
-    /// Where each extent begins in its chain.
+    /// Where each extent starts in its chain.
     depths: BTreeMap<usize, u32>,
     round: u64,
-    /// How many extents uses looked at.
+    /// How many extents the uses visited.
     looks: RefCell<usize>,
 }
 
@@ -88,7 +88,7 @@ impl Tree {
         }
     }
 
-    /// Everything in one segment.
+    /// All extents in one segment.
     fn ranks(&self) -> Ranks {
         let extents = self.extents.borrow();
         let live = extents.values().map(|(_, used)| LiveExtent { bytes: 4096, used: *used });
@@ -151,7 +151,7 @@ fn an_orphan_ranks_lowest_until_it_is_used() {
 }
 
 #[test]
-fn a_second_use_in_a_round_is_none() {
+fn a_second_use_in_a_round_does_not_count() {
     let mut used = Use::written(7);
     assert!(!used.raise(7) && !used.is_repeated());
     assert!(used.raise(8) && used.is_repeated());

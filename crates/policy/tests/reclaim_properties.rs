@@ -1,4 +1,4 @@
-//! What holds for every decision of reclaim, whatever the facts.
+//! Properties of every reclaim decision, for any facts.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ fn ranks_of(extents: &[ExtentFacts]) -> Ranks {
     Ranks::of(&[facts])
 }
 
-/// The extents worth keeping of each lineage, in prefix order: up to the last that is worth it itself.
+/// The extents worth keeping of each lineage, in prefix order: up to the last one that is itself worth keeping.
 fn worth_keeping(extents: &[ExtentFacts], ranks: &Ranks) -> BTreeMap<ChainHash, Vec<ExtentFacts>> {
     let mut lineages: BTreeMap<ChainHash, Vec<ExtentFacts>> = BTreeMap::new();
     for facts in extents {
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_kept_fits_the_budget_and_nothing_is_kept_twice(
+    fn kept_extents_fit_the_budget_and_none_is_kept_twice(
         extents in extents(),
         budget in 0_u64..2000,
     ) {
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn with_room_for_all_at_least_the_worthy_are_kept(extents in extents()) {
+    fn with_space_for_all_at_least_the_worthy_are_kept(extents in extents()) {
         let ranks = ranks_of(&extents);
         let kept = keep(&extents, &ranks, u64::MAX);
         for facts in worth_keeping(&extents, &ranks).values().flatten() {

@@ -1,4 +1,4 @@
-//! Why the cache is S3-FIFO: a scan does not wash out what is asked for again and again.
+//! Why the cache is S3-FIFO: a scan does not evict items that are requested repeatedly.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 

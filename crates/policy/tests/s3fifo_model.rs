@@ -1,5 +1,4 @@
-//! The cache against a plain model of it: same calls, same answers, same pairs dropped in the same
-//! order.
+//! The cache against a plain model: equal calls give equal results and drop equal pairs in equal order.
 
 use std::collections::VecDeque;
 
@@ -14,7 +13,7 @@ struct Item {
     hits: u8,
 }
 
-/// S3-FIFO with queues that are searched from end to end.
+/// S3-FIFO with queues that are searched linearly.
 #[derive(Debug, Default)]
 struct Model {
     small: VecDeque<Item>,
@@ -88,7 +87,7 @@ enum Call {
     Get(u8),
     Peek(u8),
     Remove(u8),
-    /// Of all keys that leave this rest when divided by five.
+    /// All keys with this remainder modulo five.
     RemoveAll(u8),
 }
 
@@ -105,7 +104,7 @@ fn call() -> impl Strategy<Value = Call> {
 
 proptest! {
     #[test]
-    fn every_call_answers_as_the_model_does(
+    fn every_call_returns_what_the_model_returns(
         capacity_bytes in 0_u64..120,
         calls in prop::collection::vec(call(), 0..300),
     ) {

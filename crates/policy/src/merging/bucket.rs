@@ -1,33 +1,33 @@
-//! A rate that is kept on average: work is paid for after it was done, and the next waits until the debt is gone.
+//! A token bucket in debt: work is paid for after it is done, and the next piece waits until the debt is paid.
 
 use std::time::Duration;
 
 use dalsegno_core::Nanos;
 
-/// Bytes that may be spent: as many a second as the rate says, and one second's worth at once.
+/// A budget of bytes that refills at the rate. It holds at most one second's worth.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     bytes_per_s: u64,
-    /// From this moment on a whole second's worth is there again.
+    /// The moment at which a whole second's worth is available.
     full_at: Nanos,
 }
 
 const BURST: Duration = Duration::from_secs(1);
 
 impl Bucket {
-    /// A full one. A rate of zero never lets anything pass.
+    /// A full bucket. With a rate of zero nothing ever passes.
     #[must_use]
     pub fn new(bytes_per_s: u64) -> Self {
         Self { bytes_per_s, full_at: Nanos(0) }
     }
 
-    /// How long to wait before the next bytes are spent; `None` is for ever.
+    /// How long to wait before spending more; `None` means forever.
     #[must_use]
     pub fn wait(&self, now: Nanos) -> Option<Duration> {
         (self.bytes_per_s > 0).then(|| self.full_at.since(now.after(BURST)))
     }
 
-    /// Spends bytes, also more than there are.
+    /// Spends bytes, even more than are available.
     pub fn spend(&mut self, bytes: u64, now: Nanos) {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.max(1));
         let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
@@ -42,7 +42,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_second_is_there_at_once_and_the_rest_comes_at_the_rate() {
+    fn one_second_is_available_immediately_and_the_rest_arrives_at_the_rate() {
         let mut bucket = Bucket::new(1000);
         let now = Nanos(5);
         bucket.spend(1000, now);

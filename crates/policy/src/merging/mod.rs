@@ -1,22 +1,22 @@
-//! Which small extents of a lineage are merged into one long one, and when.
+//! Which small extents of a lineage are merged into one large extent, and when.
 //!
-//! Decode writes a block at a time, so a lineage becomes a row of small extents: as many headers, index entries and
-//! requests as blocks. Merging writes neighbours once more, as one extent.
+//! Decoding writes one block at a time, so a lineage becomes a row of small extents, with a header, an index entry and
+//! a request for each block. Merging rewrites adjacent extents as one.
 //!
-//! 1. What was never merged may be merged once. What was merged already is merged again only out of what is spared: a
-//!    share ([`MergeRules::spare_percent`]) of the bytes that were merged for the first time. So of every byte put at
-//!    most `1 + spare_percent / 100` are written again, whatever the puts look like.
+//! 1. An extent that was never merged may be merged once. A merged one is merged again only from a budget: a share
+//!    ([`MergeRules::spare_percent`]) of the bytes merged for the first time. So at most `1 + spare_percent / 100`
+//!    bytes are rewritten per byte put, for every workload.
 //! 2. A lineage of at most [`MergeRules::most_extents`] extents is left alone.
-//! 3. Only neighbours are merged: see [`Piece::follows`].
-//! 4. Memory is bounded: beyond [`MergeRules::most_lineages`] the lineage that waited longest for a put is forgotten
-//!    until extents are walked again.
+//! 3. Only adjacent extents are merged: see [`Piece::follows`].
+//! 4. Memory is bounded: beyond [`MergeRules::most_lineages`], the lineage with the oldest put is forgotten until
+//!    extents are walked again.
 //!
 //! # Why piles
 //!
-//! Merging with every put, or as soon as two extents are of a size, writes each block as often as its lineage doubles.
-//! With so little to spare a block can be rewritten about once, so it waits until many wait with it: until a pile is as
-//! large as half of what was merged before it, 64 extents at least; or until its lineage is quiet, for then nothing
-//! more may come. Extents that grow by half leave a logarithm of them.
+//! Merging at every put, or whenever two extents have equal sizes, writes each block as often as its lineage doubles.
+//! With this small budget a block can be rewritten about once, so it waits for others. A pile is due when it has half
+//! the size of what was merged before it, but at least 64 extents. It is also due when its lineage is quiet, because
+//! then no more may come. Extents that grow by half leave a logarithmic number of them.
 
 mod bucket;
 mod piles;
@@ -27,23 +27,23 @@ use std::time::Duration;
 pub use bucket::Bucket;
 pub use piles::{Due, LineageKey, Piles, SmallExtent};
 
-/// How far from its first piece a window of what is merged again may reach.
+/// Longest window of extents that are merged again.
 const WINDOW: usize = 64;
 
-/// What merging aims at.
+/// Parameters of merging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MergeRules {
-    /// A lineage with no more extents is left alone.
+    /// A lineage with at most this many extents is left alone.
     pub most_extents: usize,
-    /// So many small neighbours are merged while their lineage still grows.
+    /// So many small adjacent extents are merged while their lineage still grows.
     pub pile_extents: usize,
-    /// A lineage is quiet when nothing was put behind it for so long.
+    /// A lineage is quiet when nothing was put to it for this long.
     pub quiet: Duration,
-    /// Largest extent that merging makes, in bytes of blocks; one of half of it is not small any more.
+    /// Largest merged extent, in bytes of blocks. An extent larger than half of it is not small.
     pub most_bytes: u64,
-    /// Of what is merged for the first time, how much more may be merged again.
+    /// Bytes that may be merged again, in percent of those merged for the first time.
     pub spare_percent: u64,
-    /// Most lineages whose piles are known.
+    /// Most lineages whose piles are tracked.
     pub most_lineages: usize,
 }
 
@@ -67,7 +67,7 @@ impl MergeRules {
         bytes <= self.most_bytes / 2
     }
 
-    /// What these bytes, merged for the first time, allow to be merged again.
+    /// The bytes that may be merged again after these bytes were merged for the first time.
     #[must_use]
     pub fn spared(&self, fresh_bytes: u64) -> u64 {
         fresh_bytes / 100 * self.spare_percent
@@ -81,18 +81,18 @@ pub struct Piece {
     pub blocks: u32,
     /// Bytes of its blocks.
     pub bytes: u64,
-    /// Whether it was written again already: merged or moved on.
+    /// Whether it was rewritten before: merged or relocated.
     pub is_moved: bool,
     /// Whether all its blocks are visible.
     pub is_whole: bool,
-    /// Whether it goes on where the one before it ends, with the same shape of blocks.
+    /// Whether it starts where the one before it ends, with the same layout.
     pub follows: bool,
 }
 
-/// The next pieces of a lineage to merge into one, at least two; `None` if it is as it should be.
+/// The next pieces of a lineage to merge into one, at least two; `None` if nothing is to be merged.
 ///
-/// `is_quiet` says whether the lineage still grows: while it does, only what was never merged is, and only a whole pile
-/// of it. `most_blocks` is what one extent can hold, `spare_bytes` what may be merged again.
+/// `is_quiet` says that the lineage no longer grows. While it grows, only a full pile of pieces that were never merged
+/// is chosen. `most_blocks` is the capacity of one extent, `spare_bytes` the budget for merging again.
 #[must_use]
 pub fn choose(
     pieces: &[Piece],
@@ -100,30 +100,30 @@ pub fn choose(
     rules: &MergeRules,
     (most_blocks, spare_bytes): (u32, u64),
 ) -> Option<Range<usize>> {
-    let limits = Limits { rules, most_blocks };
-    let fresh = limits.longest(pieces, |piece| !piece.is_moved);
+    let bounds = MergeBounds { rules, most_blocks };
+    let fresh = bounds.longest(pieces, |piece| !piece.is_moved);
     if !is_quiet {
-        return fresh.filter(|run| limits.is_pile(&pieces[run.clone()]));
+        return fresh.filter(|run| bounds.is_pile(&pieces[run.clone()]));
     }
     if pieces.len() <= rules.most_extents {
         return None;
     }
-    fresh.or_else(|| limits.cheapest(pieces, spare_bytes))
+    fresh.or_else(|| bounds.cheapest(pieces, spare_bytes))
 }
 
-/// The bytes of these pieces that were merged never before, and those that were.
+/// Bytes of the pieces that were never rewritten, and of those that were.
 #[must_use]
 pub fn fresh_and_moved(pieces: &[Piece]) -> (u64, u64) {
     let of = |moved| pieces.iter().filter(|p| p.is_moved == moved).map(|p| p.bytes).sum();
     (of(false), of(true))
 }
 
-struct Limits<'a> {
+struct MergeBounds<'a> {
     rules: &'a MergeRules,
     most_blocks: u32,
 }
 
-impl Limits<'_> {
+impl MergeBounds<'_> {
     fn may_merge(&self, piece: &Piece) -> bool {
         piece.is_whole && self.rules.is_small(piece.bytes)
     }
@@ -136,7 +136,7 @@ impl Limits<'_> {
         run.len() >= self.rules.pile_extents || is_full
     }
 
-    /// As many pieces from `start` on as fit one extent.
+    /// The end of the longest run from `start` that fits one extent.
     fn run_at(&self, pieces: &[Piece], start: usize, wanted: impl Fn(&Piece) -> bool) -> usize {
         let (mut bytes, mut blocks) = (0, 0_u32);
         let mut end = start;
@@ -153,7 +153,7 @@ impl Limits<'_> {
         end
     }
 
-    /// The run of the most pieces of a kind, the first one of several.
+    /// The longest run of matching pieces, the first one of several.
     fn longest(&self, pieces: &[Piece], kind: impl Fn(&Piece) -> bool) -> Option<Range<usize>> {
         let mut best: Option<Range<usize>> = None;
         let mut start = 0;
@@ -167,7 +167,7 @@ impl Limits<'_> {
         best
     }
 
-    /// The window that saves the most extents for the bytes that are merged again.
+    /// The window that saves the most extents per byte merged again.
     fn cheapest(&self, pieces: &[Piece], spare_bytes: u64) -> Option<Range<usize>> {
         let mut best: Option<(u128, u128, Range<usize>)> = None;
         for start in 0..pieces.len() {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_merged_is_merged_again_only_out_of_what_is_spared() {
+    fn merged_pieces_are_merged_again_only_within_the_budget() {
         let pieces = [merged(64), merged(64), merged(8), merged(8), merged(8)];
         assert_eq!(choose(&pieces, true, &rules(), (4096, 15_999)), None);
         assert_eq!(choose(&pieces, true, &rules(), (4096, 16_000)), Some(2..4));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fresh_joins_what_was_merged_for_the_latters_cost() {
+    fn a_fresh_piece_joins_merged_ones_at_their_cost() {
         let alone = Piece { follows: false, ..FRESH };
         let pieces = [merged(64), merged(64), merged(64), merged(8), FRESH, alone];
         assert_eq!(choose(&pieces, true, &rules(), (4096, 8000)), Some(3..5));

@@ -1,5 +1,5 @@
-//! The piles of small extents that wait at the ends of lineages: hints, within bounded memory. What is merged is
-//! decided over what the index holds.
+//! The piles of small extents at the ends of lineages. They are hints in bounded memory: the index has the extents that
+//! merging finally chooses from.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,7 +7,7 @@ use dalsegno_core::{ChainHash, NamespaceId, Nanos};
 
 use super::MergeRules;
 
-/// Names a lineage.
+/// Identifies a lineage.
 pub type LineageKey = (NamespaceId, ChainHash);
 
 /// A small extent that was put, or found when extents were walked.
@@ -23,26 +23,26 @@ pub struct SmallExtent {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Pile {
-    /// Where it begins.
+    /// Position of its first block.
     first: u32,
     extents: usize,
     blocks: u64,
     bytes: u64,
-    /// Blocks of the lineage's piles that were merged before.
+    /// Blocks of earlier piles of the lineage that were merged.
     merged_blocks: u64,
     last_put: Nanos,
 }
 
-/// A lineage to look at.
+/// A lineage whose extents may be merged now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// Which one.
+    /// The lineage.
     pub lineage: LineageKey,
-    /// Whether nothing was put behind it for long: all of it may be merged, not only the pile.
+    /// Whether nothing was put to it for long. Then all of it may be merged, not only the pile.
     pub is_quiet: bool,
-    /// Where the pile begins.
+    /// Position of the pile's first block.
     pub first: u32,
-    /// About how many extents the pile has.
+    /// Approximate number of extents in the pile.
     pub extents: usize,
 }
 
@@ -57,31 +57,31 @@ pub struct Piles {
 }
 
 impl Piles {
-    /// None yet.
+    /// No piles.
     #[must_use]
     pub fn new(rules: MergeRules) -> Self {
         let (known, by_age, full) = (HashMap::new(), BTreeSet::new(), BTreeSet::new());
         Self { rules, known, by_age, full, forgotten: 0 }
     }
 
-    /// Lineages that have a pile.
+    /// Number of lineages that have a pile.
     #[must_use]
     pub fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether no lineage has one.
+    /// Whether no lineage has a pile.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// How many lineages were forgotten since this was asked last: if any, extents should be walked again.
+    /// Number of lineages forgotten since the last call. If there are any, extents should be walked again.
     pub fn take_forgotten(&mut self) -> u64 {
         std::mem::take(&mut self.forgotten)
     }
 
-    /// A small extent came. Returns whether its lineage is due now.
+    /// Notes a new small extent. Returns whether its lineage is due now.
     pub fn note(&mut self, lineage: LineageKey, extent: SmallExtent, now: Nanos) -> bool {
         let before = self.known.get(&lineage).copied();
         if before.is_none() && self.known.len() >= self.rules.most_lineages {
@@ -102,7 +102,7 @@ impl Piles {
         is_full && self.full.insert(lineage)
     }
 
-    /// A lineage whose time has come, and which is not due again before something is put behind it.
+    /// A lineage that is due. It is not due again before another put to it.
     pub fn next(&mut self, now: Nanos) -> Option<Due> {
         if let Some(lineage) = self.full.pop_first() {
             let pile = self.known.get_mut(&lineage)?;
@@ -119,7 +119,7 @@ impl Piles {
         Some(Due { lineage, is_quiet: true, first: pile.first, extents: pile.extents })
     }
 
-    /// What could not be merged now is looked at again after a while, as a quiet lineage.
+    /// Schedules a lineage again that could not be merged now, as a quiet lineage.
     pub fn put_back(&mut self, due: &Due, now: Nanos) {
         let pile = self.known.entry(due.lineage).or_default();
         self.by_age.remove(&(pile.last_put, due.lineage));
@@ -129,7 +129,7 @@ impl Piles {
         self.by_age.insert((now, due.lineage));
     }
 
-    /// When [`Self::next`] has something, if nothing more is put.
+    /// When [`Self::next`] returns something, if nothing more is put.
     #[must_use]
     pub fn next_at(&self) -> Option<Nanos> {
         if !self.full.is_empty() {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pile_is_due_at_once_and_a_small_one_when_its_lineage_is_quiet() {
+    fn a_full_pile_is_due_immediately_and_a_small_one_when_its_lineage_is_quiet() {
         let mut piles = Piles::new(rules());
         let start = Nanos(5);
         for first in 0..3 {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn piles_grow_with_what_was_merged_before() {
+    fn piles_grow_with_the_number_of_blocks_merged_before() {
         let mut piles = Piles::new(rules());
         let sizes = (0..40).filter_map(|first| {
             piles.note(lineage(1), block(first), Nanos(1)).then(|| piles.next(Nanos(1)))?
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_bound_the_oldest_is_forgotten_and_told() {
+    fn beyond_the_bound_the_oldest_is_forgotten_and_counted() {
         let mut piles = Piles::new(rules());
         for number in 0..5 {
             piles.note(lineage(number), block(0), Nanos(u64::from(number)));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_is_due_again_later() {
+    fn a_lineage_that_is_put_back_is_due_again_later() {
         let mut piles = Piles::new(rules());
         piles.note(lineage(1), block(7), Nanos(0));
         let due = piles.next(Nanos(0).after(10 * SECOND)).expect("it is quiet");
