@@ -1,45 +1,19 @@
-"""The document of the demonstration and what is asked about it.
+"""The text of the demo and the questions about it.
 
-1. The document comes before the question, so that two questions share every block of the document.
-2. The text is part of the package: the same release always gives the same tokens.
+The text comes before the question, so that two questions share every block of the text.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import resources
-
-
-@dataclass(frozen=True)
-class Question:
-    """One question about the document.
-
-    Attributes:
-        text: What the model is asked.
-        answer: What the document says, in the words of a careful reader.
-    """
-
-    text: str
-    answer: str
-
 
 # The glossary that closes the text answers both: a model this small reads the end best.
 QUESTIONS = (
-    Question(text='What does "dal segno" mean?', answer='"From the sign".'),
-    Question(
-        text="What is the difference between prefill and decode?",
-        answer="In prefill the model reads the prompt; in decode it writes its answer.",
-    ),
+    'What does "dal segno" mean?',
+    "What is the difference between prefill and decode?",
 )
-
-# For any other document.
-ANY_QUESTIONS = (
-    Question(text="What is this text about?", answer=""),
-    Question(text="What does its last paragraph say?", answer=""),
-)
-
-# Asked first by every engine process: loads code and memory, shares no block with the document.
-WARM_UP = "Name three colours."
+# About any other text.
+ANY_QUESTIONS = ("What is this text about?", "What does its last paragraph say?")
 
 
 def document() -> str:
@@ -47,13 +21,7 @@ def document() -> str:
     return resources.files(__package__).joinpath("primer.txt").read_text(encoding="utf-8")
 
 
-def messages(question: str, text: str = "") -> list[dict[str, str]]:
-    """Returns the chat messages that ask a question about a document, the document first.
-
-    Args:
-        question: The question.
-        text: The document; the primer if empty.
-    """
-    if text:
-        return [{"role": "user", "content": f"{text}\n\nAccording to the text above: {question}"}]
-    return [{"role": "user", "content": f"{document()}\n\nAccording to the glossary: {question}"}]
+def prompt(question: str, text: str = "") -> str:
+    """Returns a prompt that asks a question about a text, or about the primer."""
+    source = "text above" if text else "glossary"
+    return f"{text or document()}\n\nAccording to the {source}: {question}"

