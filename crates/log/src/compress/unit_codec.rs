@@ -208,7 +208,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_compressed_decodes_to_the_same_bytes_and_is_never_longer(
+        fn every_unit_decompresses_to_its_bytes_and_never_grows(
             raw in raw(), width in width(), before in 0_usize..3,
         ) {
             let mut codec = UnitCodec::new();
@@ -222,7 +222,7 @@ mod tests {
         }
 
         #[test]
-        fn damaged_units_never_panic_and_fill_no_more_than_they_should(
+        fn damaged_units_never_panic_and_fill_at_most_their_raw_length(
             raw in raw(), width in width(), other in width(), cut: prop::sample::Index,
             flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
             length in 1_usize..4000,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn bf16_shrinks_by_its_upper_bytes_and_noise_not_at_all() {
+    fn bf16_shrinks_by_its_upper_bytes_and_noise_does_not_shrink() {
         let mut codec = UnitCodec::new();
         let numbers = (0_u32..32_768).map(|i| {
             let noise = i.wrapping_mul(2_654_435_761) >> 16;
@@ -252,7 +252,7 @@ mod tests {
         codec.encode(&raw, 2, &mut stored);
         assert!(stored.len() * 13 < raw.len() * 10, "{} of {}", stored.len(), raw.len());
         assert!(is_hopeless(&raw.iter().step_by(2).copied().collect::<Vec<_>>(), 2));
-        // Sums of squares modulo a prime: no byte is likelier than another, and no plane repeats.
+        // Sums of squares modulo a prime: all bytes are equally likely, and no plane repeats.
         let noise: Vec<u8> =
             (0_u64..65_536).map(|i| ((i * i % 65_521 * 40_503) >> 9).to_le_bytes()[0]).collect();
         stored.clear();

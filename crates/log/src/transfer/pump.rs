@@ -36,7 +36,7 @@ pub(crate) struct Pump<'a> {
     call: &'a Call,
     in_flight: u32,
     in_flight_bytes: usize,
-    /// Only for foreground calls: background transfer gains nothing from a ring of its own.
+    /// Only for foreground calls: background work gains nothing from a ring of its own.
     ring: Option<CallRing>,
     /// Bytes in flight from which the pump adds no request.
     busy_bytes: usize,
