@@ -34,7 +34,7 @@ MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 # Targets share environments and the build folder.
 .NOTPARALLEL:
-.PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test lint lint-rust lint-python \
+.PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test check lint lint-rust lint-python \
 	fmt test-rust test-python test-vllm test-sglang test-lmcache test-long sim fuzz fuzz-seeds mutations audit bench \
 	docs faultbench clean clean-all need-cargo env-engines build-rust-tests lint-rust lint-python \
 	run-rust run-python run-vllm run-sglang run-lmcache
@@ -71,6 +71,9 @@ demo: env-vllm ## ask a real vLLM about a long text, kill it, ask again (DOC=pat
 
 test: ## everything that CI runs, and what each part of it cost
 	@$(PYTHON) tools/suite.py
+
+check: env-dev need-cargo ## check what differs from main, in less than a minute (ARGS="--base HEAD~3")
+	@$(DEV)/python tools/check.py $(ARGS)
 
 test-long: export DALSEGNO_DOSE := long
 test-long: ## the same tests with the full dose of random inputs, crashes and engine starts
@@ -155,6 +158,8 @@ run-vllm run-sglang run-lmcache: run-%:
 	@$(call install-wheel,$*)
 	@$(call test-engine,$*)
 
+# There is no rust-toolchain.toml. rustup downloads a pinned version even where the same one is installed
+# as `stable`, and fails without a network. CI's `stable` is Rust 1.95: a newer clippy may complain of more.
 lint-rust: env-dev need-cargo
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)

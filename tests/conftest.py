@@ -68,8 +68,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if any(map(collection_path.is_relative_to, others)) else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps, of an engine, its tests and the checks of its route; else all that need none."""
+    """Keeps, of an engine, its tests and the checks of its route; else all that need none.
+
+    Tests on a disk that hangs are slow: they wait for it, and a program is compiled for them.
+    """
+    for item in items:
+        if "disk" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
     chosen = bool(config.getoption("--engine"))
 
     def wanted(item: pytest.Item) -> bool:

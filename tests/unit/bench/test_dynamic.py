@@ -264,6 +264,7 @@ def test_unknown_backends_are_refused(text: str) -> None:
         dynamic._systems(text)
 
 
+@pytest.mark.slow
 def test_a_small_run_hits_what_it_should_and_cleans_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

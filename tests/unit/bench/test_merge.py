@@ -44,6 +44,7 @@ def test_the_percentile_is_a_sample_that_the_share_does_not_exceed() -> None:
     assert bench.percentile([7.0], 0.99) == 7.0
 
 
+@pytest.mark.slow
 def test_a_tiny_run_ends_in_few_extents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--blocks", "600", "--lineages", "4", "--parts", "2", "--index", "lsm"]
     assert bench.main([*arguments, "--dir", str(tmp_path)]) == 0

@@ -93,6 +93,7 @@ def test_a_store_that_is_too_small_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_small_run_has_every_cell_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

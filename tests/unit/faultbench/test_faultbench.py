@@ -36,6 +36,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probed]:
         origin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [probe.name for probe in suite.PROBES])
 def test_our_store_is_clean(name: str, probed: Probed) -> None:
     outcome = probed("dalsegno", name)
