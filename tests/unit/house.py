@@ -37,6 +37,8 @@ PACKAGES = {"dalsegno": "python", "dalsegno_bench": "bench"}
 
 RUST_LINES = 450
 PYTHON_LINES = 400
+# What a user installs and an auditor reads: python/dalsegno without the contract of the border.
+PRODUCT_LINES = 8000
 FUNCTION_LINES = 50
 # rustfmt wraps code at 100, but neither comments nor texts.
 RUST_COLUMNS = 120
@@ -173,7 +175,7 @@ def import_complaint(at: tuple[str, ...], module: str) -> str | None:
         of_product = None
     elif first == "dalsegno_bench":
         of_product = "the product must work without benches; move it to dalsegno_bench"
-    elif first == "unittest" or "test" in module.split("."):
+    elif first == "unittest" or any(part.startswith("test") for part in module.split(".")):
         of_product = "test kits belong to tests and benches; move it there"
     else:
         of_product = None
@@ -208,6 +210,18 @@ def file_sizes(root: Path) -> list[str]:
         for path, bound in bounds
         if (lines := len(path.read_text().splitlines())) > bound
     ]
+
+
+def product_size(root: Path) -> list[str]:
+    """The wheel `dalsegno` stays small enough to be read as a whole."""
+    lines = sum(len(path.read_text().splitlines()) for path in files(root / "python", "*.py"))
+    if lines <= PRODUCT_LINES:
+        return []
+    complaint = (
+        f"python/dalsegno has {lines} lines of Python, more than {PRODUCT_LINES}: "
+        "shorten it, or move what only benches and tests need"
+    )
+    return [complaint]
 
 
 def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -311,6 +325,7 @@ RULES: list[Rule] = [
     rust_threads_are_counted,
     python_arrows,
     file_sizes,
+    product_size,
     function_sizes,
     line_lengths,
     decisions_are_listed,

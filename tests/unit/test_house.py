@@ -8,6 +8,7 @@ import pytest
 from tests.checkout import ROOT
 from tests.unit.house import (
     FUNCTION_LINES,
+    PRODUCT_LINES,
     PYTHON_LINES,
     RULES,
     RUST_COLUMNS,
@@ -19,6 +20,7 @@ from tests.unit.house import (
     function_sizes,
     line_lengths,
     no_machine_paths,
+    product_size,
     python_arrows,
     rust_arrows,
     rust_forbids_unsafe,
@@ -108,6 +110,16 @@ BAD: list[tuple[Rule, dict[str, str], str]] = [
     ),
     (file_sizes, {"crates/io/src/a/b.rs": "\n" * (RUST_LINES + 1)}, "split it"),
     (file_sizes, {"tools/long.py": "\n" * (PYTHON_LINES + 1)}, "split it"),
+    (
+        product_size,
+        {"python/dalsegno/a.py": "\n" * PRODUCT_LINES, "python/dalsegno/b/c.py": "\n"},
+        f"{PRODUCT_LINES + 1} lines of Python",
+    ),
+    (
+        python_arrows,
+        {"python/dalsegno/integrations/vllm/a.py": "from vllm.v1.test_utils import x"},
+        "test kits belong to",
+    ),
     (function_sizes, {"tools/f.py": "def f():\n" + "    x = 1\n" * FUNCTION_LINES}, "f.py:1 f has"),
     (
         rust_threads_are_counted,
@@ -162,6 +174,14 @@ GOOD: list[tuple[Rule, dict[str, str]]] = [
     (
         python_arrows,
         {"bench/dalsegno_bench/sglang/rig.py": "import unittest\nfrom sglang.test import kits"},
+    ),
+    (
+        product_size,
+        {
+            "python/dalsegno/a.py": "\n" * PRODUCT_LINES,
+            "python/dalsegno/_native.pyi": "\n",
+            "bench/dalsegno_bench/a.py": "\n",
+        },
     ),
     (function_sizes, {"tools/f.py": f'def f():\n    """{chr(10) * 80}"""\n'}),
     (line_lengths, {**RUFF, "crates/io/src/a.rs": "é" * RUST_COLUMNS}),

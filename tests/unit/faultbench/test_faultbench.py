@@ -50,6 +50,7 @@ def test_our_store_with_its_index_in_files_is_clean(name: str, probed: Probed) -
     assert probed("dalsegno-lsm", name).correct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("store", "name", "count"),
     [
@@ -90,6 +91,7 @@ def test_a_store_whose_files_tell_nothing_is_not_called_correct(probed: Probed) 
     assert not outcome.correct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kill", "forgotten"])
 def test_a_sound_store_is_not_blamed(name: str, probed: Probed) -> None:
     assert probed(f"{FAULTY}:Sound", name).correct

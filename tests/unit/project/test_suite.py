@@ -80,6 +80,6 @@ def test_the_exit_code_says_whether_all_passed(
 def test_naming_a_step_chooses_what_it_needs_too() -> None:
     suite = load_tool("suite")
     named = [step.target for step in suite.chosen(["run-python"])]
-    assert named == ["env-dev", "dev", "build-rust-tests", "run-python"]
+    assert named == ["env-dev", "dev", "wheel", "build-rust-tests", "run-python"]
     with pytest.raises(SystemExit, match="no step nonsense; the steps are env-dev"):
         suite.chosen(["nonsense"])
