@@ -21,6 +21,7 @@ mod log;
 mod offline;
 mod read;
 mod recovery;
+mod scan;
 mod segment;
 mod stats;
 mod sync;

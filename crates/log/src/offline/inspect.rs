@@ -17,7 +17,7 @@ use crate::format::{
     NamespaceSector, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT as CRC_AT, STORE_FILE,
     SegmentHeader, StoreHeader, namespace_of_file, segment_number,
 };
-use crate::recovery::{SegmentScan, scan_records};
+use crate::scan::{SegmentScan, scan_records};
 use crate::transfer::{offline_io, read_first_sector};
 
 /// A record of a segment, as one line.

@@ -19,7 +19,8 @@ use crate::format::{
     FormatError, ListedSegment, NamespaceSector, RecordHeader, RecordKind, all_zero,
     namespace_of_file, segment_number,
 };
-use crate::recovery::{read_segment_header, scan_records};
+use crate::recovery::read_segment_header;
+use crate::scan::scan_records;
 use crate::transfer::{read_at, read_first_sector};
 
 /// Threads that check segments.

@@ -14,7 +14,7 @@ use super::report::VerifyReport;
 use crate::format::{
     FormatError, LIST_FILE, ListedSegment, SegmentHeader, SegmentList, segment_file,
 };
-use crate::recovery::SegmentScan;
+use crate::scan::SegmentScan;
 use crate::segment::{RecordCount, read_list};
 
 /// The list of a store, if it has a valid one.

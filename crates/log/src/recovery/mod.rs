@@ -2,17 +2,14 @@
 
 mod open_segment;
 mod recover;
-mod scan;
 mod segment_header;
 mod store_files;
 mod store_header;
-mod window;
 
 pub use open_segment::SegmentFault;
 pub(crate) use open_segment::SegmentOpener;
 pub(crate) use recover::recover;
 pub use recover::{Recovered, Removal};
-pub(crate) use scan::{SegmentScan, scan_records};
 pub(crate) use segment_header::{SegmentIdentity, read_segment_header};
 pub use store_files::StoreFiles;
 pub use store_header::store_header;

@@ -8,10 +8,10 @@ use std::ops::Range;
 use dalsegno_core::{Durability, SECTOR_BYTES, StoreId};
 use dalsegno_io::{DirEntry, IoError, OpenMode, Opened};
 
-use super::scan::{ScanEnd, SegmentScan, scan_records, scan_tombstones};
 use super::segment_header::{SegmentIdentity, read_segment_header};
 use crate::error::LogError;
 use crate::format::{FormatError, RecordHeader, RecordKind, STORE_FILE, SegmentHeader};
+use crate::scan::{ScanEnd, SegmentScan, scan_records, scan_tombstones};
 use crate::segment::{Checkpoint, Segment, SegmentCheckpoint, SegmentState, Slot};
 use crate::sync::Syncer;
 use crate::transfer::{DeviceIo, check_reads, read_first_sector};

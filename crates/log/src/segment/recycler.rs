@@ -24,7 +24,7 @@ use super::tally::Tally;
 use super::tombstones::Tombstone;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind, RecordPlace, SegmentHeader, segment_file};
-use crate::recovery::scan_records;
+use crate::scan::scan_records;
 use crate::stats::LogStats;
 use crate::sync::Syncer;
 use crate::transfer::{DeviceIo, check_reads, write_at};

@@ -15,8 +15,7 @@ use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind};
 use crate::sync::Syncer;
-use crate::transfer::DeviceIo;
-use crate::write::{RecordWrite, write_one};
+use crate::transfer::{DeviceIo, RecordWrite, write_one};
 
 /// The removals of one log.
 #[derive(Debug)]

@@ -1,14 +1,16 @@
-//! Bytes of files, moved in few large requests; knows nothing of segments.
+//! Moves bytes between memory and files, in few large requests; knows nothing of segments.
 
 mod device_io;
 mod plan;
 mod pump;
+mod record_write;
 mod single;
 mod slices;
 
 pub(crate) use device_io::{DeviceIo, IoBounds, OWN_LIMIT, PinnedFile, offline_io};
-pub(crate) use plan::{Chunk, MAX_DIRECT_PIECES, Piece, PlanRules, cut, finish};
+pub(crate) use plan::{Chunk, Piece, PlanRules, cut, finish};
 pub(crate) use pump::{Pump, PumpStop, Transfer};
+pub(crate) use record_write::{RecordWrite, write_all, write_one};
 pub(crate) use single::{
     check_reads, read_at, read_first_sector, start_sync, sync, write_at, write_unwatched,
 };

@@ -40,7 +40,7 @@ pub(crate) fn write_at(
     run(io, Transfer { operation, file, offset, memory, tag: 0, guard: None }, call).map(drop)
 }
 
-/// Makes completed writes of a file durable. [`crate::sync::Syncer`] decides what a failure means.
+/// Makes completed writes of a file durable. The caller decides what a failure means.
 pub(crate) fn sync(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
     let (operation, memory) = (Operation::Sync, Vec::new());
     let transfer = Transfer { operation, file, offset: 0, memory, tag: 0, guard: None };

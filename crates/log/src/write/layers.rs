@@ -12,13 +12,12 @@ use std::sync::{Arc, Weak};
 use dalsegno_core::Durability;
 use dalsegno_io::{IoError, Memory};
 
-use super::record_write::{RecordWrite, write_one};
 use super::writer::{Appended, Writer};
 use crate::call::Call;
 use crate::error::LogError;
 use crate::format::NewExtent;
 use crate::segment::Reservation;
-use crate::transfer::pieces_of;
+use crate::transfer::{RecordWrite, pieces_of, write_one};
 
 /// An extent that is written one layer at a time.
 #[derive(Debug)]

@@ -2,10 +2,8 @@
 
 mod layers;
 mod merge;
-mod record_write;
 mod writer;
 
 pub use layers::LayerAppend;
 pub use merge::{CompressedMerge, MergeAppend};
-pub(crate) use record_write::{RecordWrite, write_one};
 pub use writer::{Append, Appended, Writer};

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use dalsegno_core::{Durability, Extent, StoreId};
 use dalsegno_io::Memory;
 
-use super::record_write::{RecordWrite, write_all};
 use crate::call::Call;
 use crate::compress::CompressedExtent;
 use crate::error::LogError;
@@ -19,7 +18,7 @@ use crate::format::{NewExtent, RecordHeader};
 use crate::read::{ExtentTables, HeaderCache};
 use crate::segment::{Pin, Reservation, Segments, SpaceUse};
 use crate::sync::{Syncer, Unsynced};
-use crate::transfer::{DeviceIo, into_slices, payload_pieces};
+use crate::transfer::{DeviceIo, RecordWrite, into_slices, payload_pieces, write_all};
 
 /// An extent that is in the log.
 #[derive(Debug)]

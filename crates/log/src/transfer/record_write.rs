@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 
 use dalsegno_io::{Completion, IoError, Memory, Operation};
 
+use super::device_io::{DeviceIo, PinnedFile};
+use super::plan::{Chunk, MAX_DIRECT_PIECES, Piece, PlanRules, cut};
+use super::pump::{Pump, PumpStop, Transfer};
 use crate::call::Call;
 use crate::error::LogError;
 use crate::format::{RecordHeader, RecordKind};
 use crate::stats::LogStats;
-use crate::transfer::{
-    Chunk, DeviceIo, MAX_DIRECT_PIECES, Piece, PinnedFile, PlanRules, Pump, PumpStop, Transfer, cut,
-};
 
 /// One record, or part of one, while it is written.
 pub(crate) struct RecordWrite {
