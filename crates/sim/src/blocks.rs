@@ -1,4 +1,4 @@
-//! Chains, and the bytes of their blocks: a function of the hash and of the namespace, so that wrong bytes are told.
+//! Chains and the bytes of their blocks. The bytes are a function of hash and namespace, so wrong bytes are detected.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use crate::random::Random;
 
-/// Blocks that two neighbouring chains (2k and 2k + 1) have in common.
+/// Blocks that two adjacent chains (2k and 2k + 1) share.
 const SHARED_BLOCKS: usize = 3;
 
-/// The hashes of a chain; chains come in pairs that fork after a few blocks.
+/// The hashes of a chain. Chains come in pairs that fork after a few blocks.
 #[must_use]
 pub fn chain_hashes(chain: u64, blocks: usize) -> Vec<ChainHash> {
     (0..blocks).map(|block| hash(chain, block)).collect()
@@ -29,16 +29,16 @@ fn hash(chain: u64, block: usize) -> ChainHash {
 
 type Cache = Mutex<HashMap<(u64, ChainHash), Arc<[u8]>>>;
 
-/// What the blocks hold; remembers what it made. Clones share their memory.
+/// The contents of blocks, cached. Clones share the cache.
 #[derive(Clone, Debug, Default)]
 pub struct Blocks(Arc<Cache>);
 
 impl Blocks {
-    /// The bytes of a block in the namespace that `salt` stands for.
+    /// The bytes of a block in the namespace with this `salt`.
     ///
     /// # Panics
     ///
-    /// If the same block is asked for with another length.
+    /// If the same block is requested with another length.
     #[must_use]
     pub fn bytes(&self, salt: u64, hash: ChainHash, len: usize) -> Arc<[u8]> {
         let mut made = self.0.lock();
@@ -55,7 +55,7 @@ fn make(salt: u64, hash: ChainHash, len: usize) -> Arc<[u8]> {
     for part in bytes.chunks_mut(8) {
         part.copy_from_slice(&random.bits().to_le_bytes()[..part.len()]);
     }
-    // Half of them shrink: the upper bytes of their numbers vary little.
+    // Half of them are compressible: the upper bytes of their numbers vary little.
     if hash.0[9].is_multiple_of(2) {
         bytes.iter_mut().skip(1).step_by(2).for_each(|byte| *byte &= 3);
     }

@@ -1,4 +1,4 @@
-//! Lives that end in an outage, and what must hold afterwards.
+//! Runs that end in an outage, and what must hold afterwards.
 
 use dalsegno_io::BufferPool;
 
@@ -9,12 +9,12 @@ use crate::history::{Action, Style};
 use crate::random::Random;
 use crate::world::World;
 
-/// What the worlds of one thread share: to make it anew takes longer than most lives.
+/// What the worlds of one thread share. Creating it takes longer than most runs.
 #[derive(Clone, Debug)]
 pub struct Common {
-    /// Staging memory. Not for several threads: what one finds in use, another run may find free.
+    /// Staging memory, for one thread: which buffers are free must not depend on other threads.
     pub pool: BufferPool,
-    /// What blocks hold.
+    /// Contents of blocks.
     pub blocks: Blocks,
 }
 
@@ -29,7 +29,7 @@ impl Common {
         Self { pool: BufferPool::new(16 << 20, 1 << 20).expect("memory for staging"), blocks }
     }
 
-    /// A world with an empty device; `chance` decides what `seed` does not: which bytes survive.
+    /// A world with an empty device. `chance` decides what `seed` does not: which bytes survive.
     #[must_use]
     pub fn world(&self, style: &Style, seed: u64, chance: u64) -> World {
         let mut random = Random::new(seed);
@@ -43,7 +43,7 @@ impl Common {
     }
 }
 
-/// Opens the store and lives through a history, or as much of it as the device does; returns how many actions ended.
+/// Opens the store and runs a history until the device goes down. Returns how many actions ended.
 ///
 /// # Panics
 ///
@@ -62,11 +62,11 @@ fn act(world: &mut World, actions: &[Action]) -> usize {
     actions.len()
 }
 
-/// After an outage: everything is as it must be, also if a second outage comes while the store is opened.
+/// Reboots after an outage and checks the store, with a second outage during an open.
 ///
 /// # Panics
 ///
-/// If it is not.
+/// If a check fails.
 pub fn recover(world: &mut World, outage: Outage, chance: &mut Random) {
     world.reboot(outage);
     world.verify();
@@ -79,38 +79,38 @@ pub fn recover(world: &mut World, outage: Outage, chance: &mut Random) {
     check_whole(world, 0);
 }
 
-/// Opens the store; `false` if an outage came meanwhile.
+/// Opens the store. Returns `false` if an outage came meanwhile.
 fn open(world: &mut World) -> bool {
     let opened = world.open();
     assert!(opened.is_ok() || world.device.is_down(), "an open failed: {opened:?}");
     opened.is_ok()
 }
 
-/// Opens a store over a device that is well; everything is as it must be, and blocks can be put.
+/// Opens a store on a healthy device, checks everything, and puts blocks.
 fn check_whole(world: &mut World, turn: u64) {
     let opened = world.open();
     assert!(opened.is_ok(), "an open failed: {opened:?}");
     world.check_all();
     world.check_bounds();
     let refused = world.check_usable(turn);
-    assert_eq!(refused, 0, "the store has no room for {refused} blocks");
+    assert_eq!(refused, 0, "the store has no space for {refused} blocks");
     world.check_bounds();
     world.close();
     world.verify();
 }
 
-/// A history that ends at one operation, what must hold then, and a piece of another life over what is left.
+/// Runs a history that ends at one operation, checks what is left, and continues with a part of another run.
 ///
 /// # Panics
 ///
-/// If anything is not as it must be.
+/// If a check fails.
 pub fn crash_at(world: &mut World, actions: &[Action], at: u64, chance: &mut Random) {
     world.device.fail_at(at);
     let lived = live(world, actions);
     assert!(world.device.is_down(), "this history had an operation {at} when it was counted");
     let mut outage = if chance.percent(30) { Outage::Process } else { Outage::Power };
     if outage == Outage::Process && chance.percent(50) {
-        // What a killed process wrote last is there, but perhaps not durable, and is built upon.
+        // The last writes of a killed process are there, but perhaps not durable, and later ones depend on them.
         world.reboot(outage);
         live_on(world, actions, lived, chance);
         outage = Outage::Power;
@@ -122,8 +122,8 @@ pub fn crash_at(world: &mut World, actions: &[Action], at: u64, chance: &mut Ran
     check_whole(world, 1);
 }
 
-/// A piece of a history, until an outage comes: any, or what was done when the last one came, now and then by a caller
-/// that reads everything before, and so finds out what that one tore.
+/// Runs a part of a history until an outage comes: any part, or the one around the last outage. Half of the callers
+/// first read everything, and so find what that outage tore.
 fn live_on(world: &mut World, actions: &[Action], lived: usize, chance: &mut Random) {
     let first = if chance.percent(50) {
         lived.saturating_sub(chance.below(3))
@@ -141,11 +141,11 @@ fn live_on(world: &mut World, actions: &[Action], lived: usize, chance: &mut Ran
     act(world, &actions[first..actions.len().min(first + 12)]);
 }
 
-/// Every history of a style with an outage in every operation; returns how many outages that were.
+/// Runs every history of a style with an outage at every operation. Returns the number of outages.
 ///
 /// # Panics
 ///
-/// If anything is not as it must be.
+/// If a check fails.
 pub fn crash_everywhere(seeds: std::ops::Range<u64>, style: &Style) -> u64 {
     let mut outages = 0;
     for seed in seeds {
@@ -155,7 +155,7 @@ pub fn crash_everywhere(seeds: std::ops::Range<u64>, style: &Style) -> u64 {
         live(&mut whole, &actions);
         whole.check_all();
         for change in 1..=whole.device.changes() {
-            let _label = crate::world::Label(format!("seed {seed}, operation {change}"));
+            let _label = crate::label::Label(format!("seed {seed}, operation {change}"));
             let mut world = common.world(style, seed, change);
             world.device.fail_at(change);
             live(&mut world, &actions);

@@ -1,4 +1,4 @@
-//! The simulated device: completes every request before `submit` returns, or hangs and fails where the plan says so,
+//! The simulated device. It completes every request before `submit` returns, except where a rule makes it hang or fail,
 //! and loses power at a given operation.
 
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use parking_lot::Mutex;
 use crate::disk::{Disk, SECTOR, Torn};
 use crate::fault::{EBADF, EIO, ENOENT, Kind, Rule, os_error};
 use crate::random::Random;
-use crate::state::{Handle, State, check_count};
+use crate::state::{DeviceState, Handle, check_count};
 
-/// What a simulated device is like.
+/// Properties of a simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Decides what chance decides.
+    /// Seed of everything random.
     pub seed: u64,
-    /// Room for files.
+    /// Space for files.
     pub total_bytes: u64,
-    /// What a power cut leaves whole: 4096, or 512 for a device that may tear sectors.
+    /// The unit that a power cut leaves intact: 4096, or 512 for a device that may tear sectors.
     pub atom_bytes: usize,
     /// Alignment of memory that the device reaches without a copy.
     pub memory_align: usize,
@@ -43,15 +43,15 @@ impl Default for DeviceOptions {
     }
 }
 
-/// How long a request hangs at least: longer than anybody waits.
+/// The shortest time that a request hangs: longer than any timeout.
 const HANG: Duration = Duration::from_secs(61);
 
-/// How the life of a device ends.
+/// How a device goes down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outage {
-    /// The process is gone; what it wrote is with the kernel.
+    /// The process is killed. The kernel keeps what it wrote.
     Process,
-    /// The machine is gone, and with it what was not synced, or part of it.
+    /// The power is cut. All or part of the unsynced data is lost.
     Power,
 }
 
@@ -60,8 +60,8 @@ pub enum Outage {
 pub struct SimDevice {
     options: DeviceOptions,
     clock: Arc<ManualClock>,
-    state: Mutex<State>,
-    /// What hangs.
+    state: Mutex<DeviceState>,
+    /// Requests that hang.
     held: Mutex<Vec<Request>>,
 }
 
@@ -70,16 +70,16 @@ impl SimDevice {
     #[must_use]
     pub fn new(options: DeviceOptions, clock: Arc<ManualClock>) -> Self {
         let (disk, random) = (Disk::new(options.total_bytes), Random::new(options.seed));
-        let state = Mutex::new(State::new(disk, random, None));
+        let state = Mutex::new(DeviceState::new(disk, random, None));
         Self { options, clock, state, held: Mutex::default() }
     }
 
-    /// Lets operations fail.
+    /// Adds a rule that makes operations fail.
     pub fn inject(&self, rule: Rule) {
         self.state.lock().plan.add(rule);
     }
 
-    /// Forgets all rules, and answers what hangs.
+    /// Removes all rules, and completes the requests that hang.
     pub fn heal(&self) {
         self.state.lock().plan.clear();
         for mut request in self.let_go() {
@@ -88,7 +88,7 @@ impl SimDevice {
         }
     }
 
-    /// What hangs, in any order.
+    /// Takes the requests that hang, in random order.
     fn let_go(&self) -> Vec<Request> {
         let mut held = std::mem::take(&mut *self.held.lock());
         let state = &mut *self.state.lock();
@@ -104,7 +104,7 @@ impl SimDevice {
         self.held.lock().len()
     }
 
-    /// How many operations the rules made fail.
+    /// How many operations failed by a rule.
     #[must_use]
     pub fn faults_fired(&self) -> u64 {
         self.state.lock().plan.fired
@@ -124,13 +124,13 @@ impl SimDevice {
         self.state.lock().changes
     }
 
-    /// The outage comes while the `change`th operation that changes the disk is under way: whether it takes effect is a
-    /// matter of chance, nobody hears of it, and every later one fails as [`IoError::Closed`].
+    /// Schedules the outage for the `change`th operation that changes the disk. Whether that operation takes effect is
+    /// random. Its caller gets no result, and every later operation fails as [`IoError::Closed`].
     pub fn fail_at(&self, change: u64) {
         self.state.lock().last_change = change;
     }
 
-    /// Others take room, or give it back, until so much is left.
+    /// Changes the disk's size so that this much space is free.
     pub fn leave_free(&self, bytes: u64) {
         let disk = &mut self.state.lock().disk;
         disk.total_bytes = disk.used_bytes() + bytes;
@@ -142,31 +142,31 @@ impl SimDevice {
         self.state.lock().down
     }
 
-    /// Most bytes that files took at once, since the device was started.
+    /// Most bytes that files took at any moment since the device was started.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.state.lock().peak_bytes
     }
 
-    /// From now on operations that change the disk are written down, across outages.
+    /// Records operations that change the disk from now on, across outages.
     pub fn start_trace(&self) {
         self.state.lock().trace = Some(Vec::new());
     }
 
-    /// Writes something down between the operations, if they are.
+    /// Adds a note between the recorded operations.
     pub fn note(&self, text: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.state.lock().trace {
             trace.push(text());
         }
     }
 
-    /// What was written down so far, one operation or note a line.
+    /// The recorded operations and notes, one per line.
     #[must_use]
     pub fn trace(&self) -> Vec<String> {
         self.state.lock().trace.clone().unwrap_or_default()
     }
 
-    /// Turns one stored bit over in a file whose name starts with `prefix`; says in which file and byte.
+    /// Flips one stored bit in a file whose name starts with `prefix`. Returns the file and the byte.
     pub fn rot(&self, prefix: &str) -> Option<(String, u64)> {
         let state = &mut *self.state.lock();
         state.disk.rot(prefix, &mut state.random)
@@ -183,11 +183,11 @@ impl SimDevice {
         lost.try_for_each(|file| self.remove(&file.name))
     }
 
-    /// Ends this device and starts another over what is left of its disk. Also tells which sectors were left to chance:
-    /// those that were not synced, or where only the process ends, those that its last operation was about.
+    /// Ends this device and starts another over what is left of its disk. Also returns the sectors whose content is
+    /// random: unsynced ones, or if only the process ends, those of its last operation.
     #[must_use]
     pub fn reboot(&self, outage: Outage) -> (Self, Vec<Torn>) {
-        // What was on its way arrives, or not.
+        // Requests in flight arrive or not.
         for mut request in self.let_go() {
             let arrives = self.state.lock().random.percent(50);
             let result = if arrives { self.serve(&mut request) } else { Err(IoError::Closed) };
@@ -196,28 +196,28 @@ impl SimDevice {
         let state = &mut *self.state.lock();
         state.down = true;
         let (disk, torn) = match outage {
-            Outage::Process => (state.disk.clone(), state.cut.clone()),
+            Outage::Process => (state.disk.clone(), state.torn()),
             Outage::Power => {
                 let torn = state.disk.unsettled();
                 (state.disk.power_cut(self.options.atom_bytes, &mut state.random), torn)
             }
         };
         let random = Random::new(state.random.bits());
-        let next = State::new(disk, random, state.trace.take());
+        let next = DeviceState::new(disk, random, state.trace.take());
         let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
         (Self { options, clock, state: Mutex::new(next), held: Mutex::default() }, torn)
     }
 
-    /// A device with a copy of the files, as a killed process leaves them. This one goes on as if nothing had happened.
+    /// A device with a copy of the files, as a killed process leaves them. This device continues.
     #[must_use]
     pub fn fork(&self) -> Self {
         let disk = self.state.lock().disk.clone();
-        let next = State::new(disk, Random::new(self.options.seed), None);
+        let next = DeviceState::new(disk, Random::new(self.options.seed), None);
         let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
         Self { options, clock, state: Mutex::new(next), held: Mutex::default() }
     }
 
-    /// Whether a request hangs; if nobody would ever stop waiting for it, only the time passes.
+    /// Whether a request hangs. If it has no deadline, only time passes.
     fn hangs(&self, request: &Request) -> bool {
         let state = &mut *self.state.lock();
         let Some(handle) = state.handles.get(&request.file) else { return false };
@@ -289,10 +289,8 @@ impl SimDevice {
             }
             state.disk.find(name).ok_or_else(|| os_error(Kind::Open, name, ENOENT))?
         };
-        state.next_handle += 1;
-        let file = FileId(state.next_handle);
         let handle = Handle { inode, name: name.to_owned(), writable: mode != OpenMode::Read };
-        state.handles.insert(file, handle);
+        let file = state.add_handle(handle);
         Ok(Opened { file, bytes: state.disk.bytes(inode) })
     }
 }

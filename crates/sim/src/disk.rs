@@ -1,10 +1,10 @@
-//! What the disk holds: what reads see now, and what would be left of it after a power cut.
+//! The content of the disk: what reads see now, and what a power cut would leave of it.
 //!
 //! 1. `durable` of a file changes only by a sync, by its creation, by rot, and by a power cut.
-//! 2. `dirty` holds, for each sector written since the last sync, every content it had since: a power cut leaves any of
-//!    them, or the durable one.
-//! 3. What a failed sync dropped is seen until the file is opened anew past the cache, and never durable.
-//! 4. The same as for sectors holds for `durable_names` and `name_changes`.
+//! 2. `dirty` has, for each sector written since the last sync, every content since then. A power cut leaves one of
+//!    them or the durable one.
+//! 3. Data that a failed sync dropped is visible until the file is opened again past the cache, and never durable.
+//! 4. The same holds for `durable_names` and `name_changes`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub const SECTOR: usize = 4096;
 /// `None` reads as zeros.
 type Sector = Option<Arc<[u8; SECTOR]>>;
 
-/// A sector that was not synced when the power went, or beginning and end of a file whose name was not: what is there
-/// now is a matter of chance.
+/// A sector that was not synced at a power cut, or the start and end of a file whose name was not synced. Its content
+/// is random.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Torn {
     /// The file.
@@ -34,11 +34,11 @@ struct File {
     now: Vec<Sector>,
     durable: Vec<Sector>,
     dirty: BTreeMap<usize, Vec<Sector>>,
-    /// What a failed sync dropped: the cache has it still.
+    /// Data that a failed sync dropped but the cache still has.
     dropped: BTreeSet<usize>,
 }
 
-/// Files by inode, and the names that lead to them.
+/// Files by inode, and the names that point to them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
     files: BTreeMap<u64, File>,
@@ -95,7 +95,7 @@ impl Disk {
         self.names.iter().map(|(name, inode)| (name, self.files[inode].bytes()))
     }
 
-    /// Creates a file of zeros, durable but for its name.
+    /// Creates a file of zeros. All but its name is durable.
     pub(crate) fn create(&mut self, name: &str, bytes: u64) -> u64 {
         self.next_inode += 1;
         self.files.insert(self.next_inode, File::new(bytes));
@@ -103,7 +103,8 @@ impl Disk {
         self.next_inode
     }
 
-    /// The power goes while a file is created: if its name stays, it has any size up to the wanted one. Says which.
+    /// Cuts the power while a file is created. If its name survives, the file has any size up to the wanted one, which
+    /// is returned.
     pub(crate) fn create_in_part(&mut self, name: &str, bytes: u64, random: &mut Random) -> u64 {
         let part = match random.below(3) {
             0 => 0,
@@ -132,7 +133,7 @@ impl Disk {
         }
     }
 
-    /// As [`Self::fail_sync`], for names.
+    /// Like [`Self::fail_sync`], for names.
     pub(crate) fn fail_sync_names(&mut self, random: &mut Random) {
         for name in std::mem::take(&mut self.name_changes).into_keys() {
             if random.percent(50) {
@@ -148,7 +149,7 @@ impl Disk {
         };
     }
 
-    /// Reads sectors at `offset`; returns the bytes that the file has there, at most `len`.
+    /// Reads sectors at `offset`. Returns the bytes that the file has there, at most `len`.
     pub(crate) fn read(&self, inode: u64, offset: u64, len: usize) -> Vec<u8> {
         let file = &self.files[&inode];
         let first = index(offset).min(file.now.len());
@@ -164,7 +165,7 @@ impl Disk {
         bytes
     }
 
-    /// Writes those sectors that `arrives` says; returns the bytes that lie within the file.
+    /// Writes the sectors for which `arrives` is true. Returns the number of bytes within the file.
     pub(crate) fn write(
         &mut self,
         inode: u64,
@@ -185,7 +186,7 @@ impl Disk {
                 let content: [u8; SECTOR] = sector.try_into().expect("an exact chunk");
                 file.put(at, Some(Arc::new(content)));
             } else {
-                // As dirty as if it had been written with what is there already.
+                // Dirty, as if it had been written with its present content.
                 file.put(at, file.now[at].clone());
             }
         }
@@ -199,7 +200,7 @@ impl Disk {
         }
     }
 
-    /// A sync that fails: some of what was dirty is durable, the rest never will be, and nothing is dirty any more.
+    /// A sync that fails. Part of the dirty data becomes durable, the rest never will, and nothing is dirty any more.
     pub(crate) fn fail_sync(&mut self, inode: u64, random: &mut Random) {
         let file = self.files.get_mut(&inode).expect("an open file exists");
         for at in std::mem::take(&mut file.dirty).into_keys() {
@@ -211,7 +212,7 @@ impl Disk {
         }
     }
 
-    /// The cache lets go of what it need not write.
+    /// Drops from the cache what need not be written back.
     pub(crate) fn forget_cached(&mut self, inode: u64) {
         let file = self.files.get_mut(&inode).expect("an open file exists");
         for at in std::mem::take(&mut file.dropped) {
@@ -219,7 +220,7 @@ impl Disk {
         }
     }
 
-    /// Turns one stored bit over, in any file whose name starts with `prefix`; says where.
+    /// Flips one stored bit in any file whose name starts with `prefix`. Returns where.
     pub(crate) fn rot(&mut self, prefix: &str, random: &mut Random) -> Option<(String, u64)> {
         let stored: Vec<(&String, u64, usize)> = self
             .names
@@ -244,8 +245,8 @@ impl Disk {
         Some((name, at as u64 * SECTOR_BYTES + bit as u64 / 8))
     }
 
-    /// What a power cut leaves. `atom_bytes` is what the device writes whole or not at all: 4096, or 512 for a device
-    /// that may tear sectors.
+    /// Applies a power cut. The device writes `atom_bytes` completely or not at all: 4096, or 512 for a device that may
+    /// tear sectors.
     pub(crate) fn power_cut(&self, atom_bytes: usize, random: &mut Random) -> Self {
         let mut left =
             Self { next_inode: self.next_inode, total_bytes: self.total_bytes, ..Self::default() };
@@ -268,7 +269,7 @@ impl Disk {
         left
     }
 
-    /// What a power cut leaves to chance.
+    /// Sectors whose content after a power cut is random.
     pub(crate) fn unsettled(&self) -> Vec<Torn> {
         let mut torn = Vec::new();
         for (name, inode) in self.names.iter().chain(&self.durable_names) {
@@ -286,7 +287,7 @@ impl Disk {
 /// A file after a power cut.
 fn survivor(file: &File, atom_bytes: usize, random: &mut Random) -> File {
     let mut sectors = file.durable.clone();
-    // Now and then a whole file makes it, or nothing of it: caches are written back file by file.
+    // Sometimes a whole file survives or nothing of it, because caches are written back file by file.
     let stays_percent = *random.pick(&[0, 100, 50, 80]);
     for (at, versions) in &file.dirty {
         let mut content = sectors[*at].as_ref().map_or([0; SECTOR], |sector| **sector);

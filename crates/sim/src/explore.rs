@@ -1,7 +1,7 @@
 //! A fixed set of histories, each with an outage at every operation of the device.
 //!
-//! 1. What a seed stands for never depends on another seed, on threads or on what was found before.
-//! 2. A violation is a panic of a world's check, or of the store itself; it ends one life and no other.
+//! 1. What a seed stands for never depends on another seed, on threads or on earlier results.
+//! 2. A violation is a panic of a world's check or of the store. It ends its own run only.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,12 +18,12 @@ use crate::random::Random;
 use crate::totals::Totals;
 use crate::world::World;
 
-/// Seeds 1 to this are the set.
+/// The set consists of the seeds 1 to this one.
 pub const HISTORIES: u64 = 50;
-/// How often each operation is the last: every time chance leaves something else of what was not synced.
+/// Runs per crash point. In each, other unsynced data survives.
 pub const FATES: u64 = 2;
 
-/// What a seed stands for.
+/// The history of a seed.
 #[derive(Debug)]
 pub struct Plan {
     /// The seed.
@@ -32,13 +32,13 @@ pub struct Plan {
     pub style: Style,
     /// What callers do.
     pub actions: Vec<Action>,
-    /// All of this in words.
+    /// A description of it.
     pub words: String,
     blocks: Blocks,
 }
 
 impl Plan {
-    /// Settings go with the remainders of the seed, so that each meets every other.
+    /// Derives settings from remainders of the seed, so that each meets every other.
     #[must_use]
     pub fn of(seed: u64) -> Self {
         let habit = match seed % 5 {
@@ -70,60 +70,60 @@ impl Plan {
             style = style.compressed();
             words.push_str(", compressed");
         }
-        // The smallest there is, so that extents need several.
+        // The smallest allowed value, so that extents need several requests.
         style.config.io_request = Some(256 << 10);
         style.actions = if habit == Habit::Mixed { 36 } else { 24 };
         if seed % 4 == 1 && habit != Habit::Churning {
-            // So little that removals go to other runs than what they remove, and these are merged.
+            // So little that removals and the points that they remove are in different runs, which are merged.
             style.memtable_bytes = Some(1 << 8);
             words.push_str(", tiny memtables");
         }
         let mut actions = habit.history(seed, &style);
-        // What closing does can be cut short as well.
+        // An outage may also come during a close.
         actions.push(Action::Reopen);
         Self { seed, style, actions, words, blocks: Blocks::default() }
     }
 }
 
-/// Something that must never be.
+/// A violated guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The history.
     pub seed: u64,
-    /// The operation at which the outage came; none if the history went wrong without one.
+    /// The operation at which the outage came; `None` if the history failed without one.
     pub at: Option<u64>,
-    /// What was found.
+    /// The message of the failed check.
     pub what: String,
 }
 
-/// What an exploration saw.
+/// Results of an exploration.
 #[derive(Clone, Debug, Default)]
 pub struct Explored {
     /// Operations of all histories at which an outage came.
     pub crash_points: u64,
-    /// Lives that were lived: some outages leave more than one thing to chance.
+    /// Number of runs: several per crash point.
     pub lives: u64,
     /// Answers of stores that were compared.
     pub checks: u64,
-    /// What the histories do when nothing goes wrong.
+    /// Work of the histories without an outage.
     pub totals: Totals,
-    /// What was wrong.
+    /// All violations.
     pub violations: Vec<Violation>,
 }
 
-/// How to explore.
+/// Settings of an exploration.
 #[derive(Clone, Copy, Debug)]
 pub struct Course {
-    /// Threads at work.
+    /// Number of threads.
     pub threads: usize,
-    /// Whether to stop at the first violation; then crash points come in a random order, to find one soon.
+    /// Whether to stop at the first violation. Crash points are then in random order, to find one soon.
     pub stops: bool,
 }
 
-/// Told of progress: lives so far and in all, and what is known by then.
+/// Receives progress: runs so far, runs in all, and the results so far.
 pub type Watch<'a> = &'a (dyn Fn(u64, u64, &Explored) + Sync);
 
-/// Lives through every plan, then through each of them with an outage at every operation.
+/// Runs every plan, then each of them with an outage at every operation.
 #[must_use]
 pub fn explore(plans: &[Plan], course: Course, watch: Watch<'_>) -> Explored {
     let explored = Mutex::new(Explored::default());
@@ -169,8 +169,8 @@ pub fn explore(plans: &[Plan], course: Course, watch: Watch<'_>) -> Explored {
     explored.into_inner()
 }
 
-/// One outage again, with a trace: what callers did, and the operations of the device. Of all that chance may leave,
-/// the first that violates something, or the last.
+/// Repeats one outage with a trace of the calls and the operations of the device. Of all runs of that crash point, it
+/// is the first with a violation, or the last.
 #[must_use]
 pub fn replay(plan: &Plan, at: u64) -> (Vec<String>, Explored) {
     let mut explored = Explored { crash_points: 1, ..Explored::default() };
@@ -191,7 +191,7 @@ pub fn replay(plan: &Plan, at: u64) -> (Vec<String>, Explored) {
     (trace, explored)
 }
 
-/// A life without an outage; returns how many operations it has.
+/// Runs a plan without an outage. Returns its number of operations.
 fn whole(world: &mut World, plan: &Plan) -> u64 {
     world.expect_agreement();
     live(world, &plan.actions);
@@ -209,7 +209,7 @@ fn crash(world: &mut World, plan: &Plan, at: u64, fate: u64) {
     crash_at(world, &plan.actions, at, &mut chance);
 }
 
-/// Lives, and says what went wrong.
+/// Runs a world and returns the message of a failed check.
 fn guarded<T>(world: &mut World, life: impl FnOnce(&mut World) -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(|| life(world))).map_err(|payload| words_of(payload.as_ref()))
 }
@@ -220,7 +220,7 @@ fn words_of(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or("a panic without words").to_owned()
 }
 
-/// What the lives of one thread share.
+/// What the runs of one thread share.
 struct Pool(Common);
 
 impl Pool {
@@ -234,7 +234,7 @@ impl Pool {
     }
 }
 
-/// Hands items to threads, one after the other, until `stop`.
+/// Distributes items to threads, one at a time, until `stop`.
 fn spread<'a, T: Sync>(
     items: &'a [T],
     course: Course,
@@ -256,7 +256,7 @@ fn spread<'a, T: Sync>(
     });
 }
 
-/// The same order every time.
+/// The same order in every run.
 fn shuffle<T>(items: &mut [T]) {
     let mut random = Random::new(1);
     for at in (1..items.len()).rev() {

@@ -1,17 +1,17 @@
-//! Which operations go wrong, and how.
+//! Which operations fail, and how.
 
 use std::io;
 
 use dalsegno_io::IoError;
 
-/// Linux error numbers; the crate that knows them by name belongs to the io room.
+/// Linux error numbers. The crate that names them belongs to the io crate.
 pub(crate) const ENOENT: i32 = 2;
 pub(crate) const EIO: i32 = 5;
 pub(crate) const EBADF: i32 = 9;
 pub(crate) const EEXIST: i32 = 17;
 pub(crate) const ENOSPC: i32 = 28;
 
-/// What an operation of the device does.
+/// A kind of operation of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Opens a file that exists.
@@ -45,37 +45,37 @@ impl Kind {
     }
 }
 
-/// How an operation goes wrong.
+/// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// `EIO`. Of a write, some sectors arrive all the same. After a sync, as on Linux, what was dirty counts as clean:
-    /// reads see it until the file is opened anew, no later sync writes it. Of names the same, until the next outage.
+    /// `EIO`. Of a write, some sectors still arrive. After a sync, as on Linux, dirty data counts as clean: reads see
+    /// it until the file is reopened, and no later sync writes it. The same for names, until the next outage.
     Error,
     /// `ENOSPC`.
     NoSpace,
-    /// Some leading sectors move, and the operation says how many.
+    /// Some leading sectors move, and the operation reports how many.
     Short,
     /// A write that reports success and stores nothing.
     Lost,
-    /// A read that reports success with one bit turned over.
+    /// A read that reports success with one bit flipped.
     Flip,
-    /// A request that is not answered before the device is well again or ends; more than a minute passes. Then it is
-    /// carried out, with others in any order. Whoever set it no deadline has it carried out after that minute.
+    /// A request that completes only when the device recovers or ends, more than a minute later, with others in any
+    /// order. A request without a deadline completes after that minute.
     Hang,
 }
 
 /// Makes matching operations fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Of this kind.
+    /// Operations of this kind.
     pub kind: Kind,
-    /// On files whose name starts like this; for [`Kind::SyncNames`] the name is empty.
+    /// On files whose name starts with this. For [`Kind::SyncNames`] the name is empty.
     pub file: &'static str,
-    /// This many matching operations pass first.
+    /// This many matching operations succeed first.
     pub skip: u64,
     /// Then this many fail.
     pub times: u64,
-    /// Like this.
+    /// In this way.
     pub fault: Fault,
 }
 
@@ -86,13 +86,13 @@ impl Rule {
         Self { kind, file: "", skip: 0, times: u64::MAX, fault }
     }
 
-    /// One operation of a kind fails, after `skip` that pass.
+    /// One operation of a kind fails, after `skip` successes.
     #[must_use]
     pub fn once(kind: Kind, fault: Fault, skip: u64) -> Self {
         Self { kind, file: "", skip, times: 1, fault }
     }
 
-    /// Only on files whose name starts with `file`.
+    /// Restricts the rule to files whose name starts with `file`.
     #[must_use]
     pub fn on(mut self, file: &'static str) -> Self {
         self.file = file;
@@ -100,14 +100,14 @@ impl Rule {
     }
 }
 
-/// The rules in force.
+/// The active rules.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct FaultPlan {
     rules: Vec<Rule>,
     pub(crate) fired: u64,
 }
 
-impl Plan {
+impl FaultPlan {
     pub(crate) fn add(&mut self, rule: Rule) {
         self.rules.push(rule);
     }
@@ -120,7 +120,7 @@ impl Plan {
         self.rules.is_empty()
     }
 
-    /// Whether this operation goes wrong, but for hanging.
+    /// How this operation fails, except by hanging.
     pub(crate) fn next(&mut self, kind: Kind, file: &str) -> Option<Fault> {
         self.take(kind, file, |fault| fault != Fault::Hang)
     }

@@ -1,4 +1,4 @@
-//! Histories of callers with a habit: they come to what random ones seldom do.
+//! Histories of callers with a habit, which reach states that random ones seldom do.
 
 use crate::blocks::chain_hashes;
 use crate::history::{Action, Part, Style, history};
@@ -6,24 +6,24 @@ use crate::random::Random;
 
 /// Chains that grow at the same time.
 const GROWING_CHAINS: usize = 3;
-/// A growing chain begins anew at this length.
+/// A growing chain restarts at this length.
 const GROWN_BLOCKS: usize = 10;
-/// Blocks of each chain of a caller that always comes with new ones.
+/// Blocks of each chain of a caller that always puts new chains.
 const NEW_BLOCKS: usize = 5;
 
-/// What callers do most.
+/// The habit of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Habit {
     /// A bit of everything, with chains that overlap.
     Mixed,
-    /// Chains that grow block by block in turn, as in decode: there is always something to merge.
+    /// Chains that grow block by block in turn, as in decoding. There is always something to merge.
     Growing,
-    /// Ever new chains, with removals between them: segments are recycled all the time, with tombstones in them.
+    /// New chains all the time, with removals between them. Segments with tombstones are reclaimed all the time.
     Churning,
 }
 
 impl Habit {
-    /// What such callers do; the same seed, the same actions.
+    /// The actions of such callers. Equal seeds give equal actions.
     #[must_use]
     pub fn history(self, seed: u64, style: &Style) -> Vec<Action> {
         let mut random = Random::new(seed);
@@ -35,7 +35,7 @@ impl Habit {
     }
 }
 
-/// A chain of so many blocks, from its block `first` on; chains of other names share none.
+/// A chain of so many blocks from block `first` on. Chains with other names share no block.
 fn part(namespace: usize, name: usize, blocks: usize, first: usize) -> Part {
     Part { namespace, chain: chain_hashes(2 * name as u64, blocks), first }
 }

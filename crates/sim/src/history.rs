@@ -12,14 +12,14 @@ use crate::random::Random;
 /// A quarter of a segment, the largest extent.
 const EXTENT_BYTES: u64 = 256 << 10;
 
-/// What histories are made of.
+/// Parameters of histories.
 #[derive(Clone, Debug)]
 pub struct Style {
     /// The store's settings.
     pub config: Config,
-    /// Shapes of blocks, each with a namespace of its own: layers and bytes per slice.
+    /// Shapes of blocks, each in its own namespace: layers and bytes per slice.
     pub shapes: Vec<(u32, u32)>,
-    /// How many chains there are.
+    /// Number of chains.
     pub chains: usize,
     /// Blocks of the longest chain.
     pub blocks: usize,
@@ -27,11 +27,11 @@ pub struct Style {
     pub actions: usize,
     /// Whether the capacity is so small that blocks are dropped for space.
     pub evicts: bool,
-    /// What merging of small extents aims at.
+    /// Parameters of merging.
     pub merging: MergeRules,
-    /// How extents are stored, but after every third opening, when it is plain.
+    /// Compression of extents. After every third open they are plain.
     pub compression: Compression,
-    /// Bytes of an index's memtable, if they are fewer than settings allow.
+    /// Bytes of the on-disk index's memtable, if fewer than the settings allow.
     pub memtable_bytes: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ impl Style {
         }
     }
 
-    /// Few small blocks in a store that never has to drop one.
+    /// Few small blocks in a store that never drops one.
     #[must_use]
     pub fn roomy(durability: Durability) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl Style {
         }
     }
 
-    /// Blocks that outgrow four segments of 1 MiB several times over.
+    /// Blocks that exceed four segments of 1 MiB several times.
     #[must_use]
     pub fn crowded(durability: Durability) -> Self {
         Self {
@@ -82,23 +82,23 @@ impl Style {
         }
     }
 
-    /// The same with an index in files, whose memory is so small that short histories flush and merge it.
+    /// The same with an on-disk index, with so little memory that short histories flush and compact it.
     #[must_use]
     pub fn indexed_in_files(mut self) -> Self {
         self.config.index = IndexChoice::Lsm;
         self.config.index_memory = Some(1 << 20);
-        // Room for the files.
+        // Space for the files.
         self.config.capacity = self.config.capacity.map(|bytes| bytes + (4 << 20));
         self
     }
 
-    /// The same with an index in files that flushes after every few puts.
+    /// The same with an on-disk index that flushes after every few puts.
     #[must_use]
     pub fn flushing_often(self) -> Self {
         Self { memtable_bytes: Some(4 << 10), ..self.indexed_in_files() }
     }
 
-    /// The same, merging whatever may be merged after every put.
+    /// The same, with a merge after every put if possible.
     #[must_use]
     pub fn merging_at_once(mut self) -> Self {
         self.merging = MergeRules {
@@ -111,7 +111,7 @@ impl Style {
         self
     }
 
-    /// The same with compressed extents among plain ones: half of the blocks shrink.
+    /// The same with compressed and plain extents; half of the blocks are compressible.
     ///
     /// # Panics
     ///
@@ -122,7 +122,7 @@ impl Style {
         self
     }
 
-    /// How many blocks of a namespace are put layer by layer at once: those that fit into one extent.
+    /// How many blocks of a namespace are put layer by layer in one call: those that fit into one extent.
     pub(crate) fn extent_blocks(&self, namespace: usize) -> usize {
         let (layers, slice_bytes) = self.shapes[namespace];
         let block_bytes = u64::from(layers) * u64::from(slice_bytes);
@@ -130,37 +130,37 @@ impl Style {
     }
 }
 
-/// Consecutive blocks of a chain: of `chain` hashes those from `first` on.
+/// Consecutive blocks of a chain: those from `first` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Number of the namespace.
     pub namespace: usize,
-    /// The hashes up to the last block meant.
+    /// The hashes of the chain up to the last block.
     pub chain: Vec<ChainHash>,
-    /// Position of the first block meant.
+    /// Position of the first block.
     pub first: usize,
 }
 
 impl Part {
-    /// The hashes of the blocks meant.
+    /// The hashes of the blocks.
     #[must_use]
     pub fn hashes(&self) -> &[ChainHash] {
         &self.chain[self.first..]
     }
 }
 
-/// One thing that a caller does.
+/// One action of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Puts blocks; with a timeout their bytes are staged.
+    /// Puts blocks. With a timeout, their bytes are staged.
     Put(Part, Timed),
-    /// Puts blocks layer by layer, and commits or not.
+    /// Puts blocks layer by layer, and commits if true.
     PutLayers(Part, bool),
-    /// Gets blocks, each for itself.
+    /// Gets blocks, each independently.
     Get(Part, Timed),
     /// Gets one layer of blocks, up to the first miss.
     GetLayer(Part, u32),
-    /// Asks how much of a chain is there.
+    /// Probes how much of a chain is present.
     Probe(Part),
     /// Removes blocks.
     Remove(Part),

@@ -1,11 +1,10 @@
-//! A simulated device with faults, and histories of a whole store over it; for tests, never in a release.
+//! A simulated device with faults, and histories of a whole store on it; for tests, never in a release.
 //!
-//! One seed decides everything: the history, which operation is the last before an outage, and which of the bytes that
-//! were not synced survive it. A failing test prints the seed and the number of the operation; the same pair fails
-//! again.
+//! One seed decides everything: the history, the last operation before an outage, and which unsynced bytes survive it.
+//! A failing test prints the seed and the number of the operation. The same pair fails again.
 //!
-//! 1. What a sync, or a sync of names, covered survives every outage. Of the rest each sector, and each name, is on its
-//!    own afterwards: it has any of the states that it went through since.
+//! 1. Data that a sync covered, and names that a sync of names covered, survive every outage. Every other sector and
+//!    name is independent: it has any of its states since then.
 //! 2. Nothing here reads a clock, global randomness or the file system.
 
 #![forbid(unsafe_code)]
@@ -20,9 +19,12 @@ mod explore;
 mod fault;
 mod habits;
 mod history;
-mod layers;
+mod label;
+mod layer_puts;
 mod oracle;
 mod random;
+mod reads;
+mod setup;
 mod state;
 mod totals;
 mod world;
@@ -35,7 +37,8 @@ pub use explore::{Course, Explored, FATES, HISTORIES, Plan, Violation, Watch, ex
 pub use fault::{Fault, Kind, Rule};
 pub use habits::Habit;
 pub use history::{Action, Part, Style, Timed, history};
+pub use label::Label;
 pub use oracle::{Expect, Oracle};
 pub use random::Random;
 pub use totals::Totals;
-pub use world::{Label, World};
+pub use world::World;

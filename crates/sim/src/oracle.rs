@@ -1,16 +1,16 @@
-//! What a store must, may and must not have.
+//! Which blocks a store must, may and must not have.
 //!
-//! 1. A block is `Kept` once a put has said so, or the store listed it when an outage came, and as long as nothing that
-//!    may lose it was even tried.
-//! 2. A block is `Gone` once a removal has said so and as long as no later put of it was even tried.
-//! 3. Of every other block nothing is known: its put or its removal was under way when an outage came.
+//! 1. A block is `Kept` after a put reported it, or after the store listed it at an outage, until an operation starts
+//!    that may lose it.
+//! 2. A block is `Gone` after a removal succeeded, until a later put of it starts.
+//! 3. Every other block is undecided: its put or its removal was in progress at an outage.
 
 use std::collections::BTreeMap;
 
 use dalsegno_core::{ChainHash, Durability};
 use dalsegno_store::PutOutcome;
 
-/// What a get of a block must say.
+/// The expected result of a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// A hit.
@@ -31,7 +31,7 @@ enum Fact {
 /// A block: the number of its namespace, and its hash.
 type Key = (usize, ChainHash);
 
-/// What is known of every block that was ever put.
+/// The state of every block that was ever put.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     durability: Durability,
@@ -39,13 +39,13 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Knows nothing yet.
+    /// An oracle without blocks.
     #[must_use]
     pub fn new(durability: Durability) -> Self {
         Self { durability, facts: BTreeMap::new() }
     }
 
-    /// A put of these blocks begins.
+    /// Notes the start of a put of these blocks.
     pub fn put_begins(&mut self, namespace: usize, hashes: &[ChainHash]) {
         for hash in hashes {
             let fact = self.facts.entry((namespace, *hash)).or_insert(Fact::Unsure);
@@ -55,14 +55,14 @@ impl Oracle {
         }
     }
 
-    /// A put has ended like this.
+    /// Notes the end of a put.
     pub fn put_ended(&mut self, namespace: usize, hash: ChainHash, outcome: PutOutcome) {
         if outcome == PutOutcome::Stored {
             self.facts.insert((namespace, hash), Fact::Kept);
         }
     }
 
-    /// The store has dropped a block to make room, or may have.
+    /// Notes that the store dropped a block for space, or may have.
     pub fn dropped(&mut self, namespace: usize, hash: ChainHash) {
         let fact = self.facts.get_mut(&(namespace, hash));
         if let Some(fact) = fact.filter(|fact| **fact == Fact::Kept) {
@@ -70,7 +70,7 @@ impl Oracle {
         }
     }
 
-    /// The store tells of a block at the moment of an outage, so somebody may have relied on it.
+    /// Notes that the store listed a block at the moment of an outage, so a caller may rely on it.
     pub fn listed(&mut self, namespace: usize, hash: ChainHash) {
         let fact = self.facts.get_mut(&(namespace, hash));
         if let Some(fact) = fact.filter(|fact| **fact == Fact::Unsure) {
@@ -78,7 +78,7 @@ impl Oracle {
         }
     }
 
-    /// A removal begins, of all blocks of the namespace if `hashes` is `None`.
+    /// Notes the start of a removal, of all blocks of the namespace if `hashes` is `None`.
     pub fn removal_begins(&mut self, namespace: usize, hashes: Option<&[ChainHash]>) {
         self.each(namespace, hashes, |fact| {
             if *fact == Fact::Kept {
@@ -87,7 +87,7 @@ impl Oracle {
         });
     }
 
-    /// A removal has succeeded.
+    /// Notes a successful removal.
     pub fn removed(&mut self, namespace: usize, hashes: Option<&[ChainHash]>) {
         self.each(namespace, hashes, |fact| *fact = Fact::Gone);
     }
@@ -100,7 +100,7 @@ impl Oracle {
         }
     }
 
-    /// The power went: what was not synced may be lost.
+    /// Notes a power cut: unsynced data may be lost.
     pub fn power_cut(&mut self) {
         if self.durability == Durability::None {
             self.facts
@@ -110,13 +110,12 @@ impl Oracle {
         }
     }
 
-    /// Bytes may be bad from now on: nothing must be a hit any more, and a removal may be forgotten with the record
-    /// that said so.
+    /// Notes possible damage: no block must be a hit any more, and a removal may be lost with its record.
     pub fn damaged(&mut self) {
         self.facts.values_mut().for_each(|fact| *fact = Fact::Unsure);
     }
 
-    /// What a get must say.
+    /// The expected result of a get.
     #[must_use]
     pub fn expects(&self, namespace: usize, hash: ChainHash) -> Expect {
         match self.facts.get(&(namespace, hash)) {

@@ -1,11 +1,11 @@
-//! The one source of chance.
+//! The only source of randomness.
 
-/// A small generator (splitmix64): the same seed gives the same numbers everywhere.
+/// A small generator (splitmix64). Equal seeds give equal numbers on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Starts from a seed; every seed is as good as any other.
+    /// Starts from a seed. All seeds are equally good.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)

@@ -1,13 +1,13 @@
-//! What a simulated device does to its disk, operation by operation.
+//! The effects of a simulated device's operations on its disk.
 //!
-//! 1. Every operation that changes the disk, or tries to, is counted; the outage comes at one of them.
+//! 1. Every operation that changes the disk, or tries to, is counted. The outage comes at one of them.
 
 use std::collections::HashMap;
 
 use dalsegno_io::{FileId, IoError};
 
 use crate::disk::{Disk, SECTOR, Torn};
-use crate::fault::{EEXIST, EIO, ENOENT, ENOSPC, Fault, Kind, Plan, os_error};
+use crate::fault::{EEXIST, EIO, ENOENT, ENOSPC, Fault, FaultPlan, Kind, os_error};
 use crate::random::Random;
 
 /// An open file.
@@ -18,44 +18,44 @@ pub(crate) struct Handle {
     pub(crate) writable: bool,
 }
 
-/// A device at one moment.
+/// The state of a device.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct DeviceState {
     pub(crate) disk: Disk,
     pub(crate) handles: HashMap<FileId, Handle>,
-    pub(crate) next_handle: u64,
-    pub(crate) plan: Plan,
+    next_handle: u64,
+    pub(crate) plan: FaultPlan,
     pub(crate) random: Random,
     /// Operations that changed the disk, or tried to.
     pub(crate) changes: u64,
     pub(crate) last_change: u64,
     pub(crate) down: bool,
-    /// Most bytes that files took at once.
+    /// Most bytes that files took at any moment.
     pub(crate) peak_bytes: u64,
-    /// What the operation left to chance that was under way when the outage came.
-    pub(crate) cut: Vec<Torn>,
-    /// Operations and what was noted between them, one a line, if somebody wants to know.
+    /// Sectors with random content because of the operation that the outage interrupted.
+    cut: Vec<Torn>,
+    /// Operations and notes, one per line, if recorded.
     pub(crate) trace: Option<Vec<String>>,
 }
 
-/// What becomes of an operation that changes the disk.
+/// The result of an operation that changes the disk.
 pub(crate) enum Fate {
     Done,
-    /// It is the last one: it may still take effect, but nobody hears of it.
+    /// It is the last one. It may still take effect, but its caller gets no result.
     Last {
         takes_effect: bool,
     },
     Faulty(Fault),
 }
 
-impl State {
+impl DeviceState {
     pub(crate) fn new(disk: Disk, random: Random, trace: Option<Vec<String>>) -> Self {
         Self {
             peak_bytes: disk.used_bytes(),
             disk,
             handles: HashMap::new(),
             next_handle: 0,
-            plan: Plan::default(),
+            plan: FaultPlan::default(),
             random,
             changes: 0,
             last_change: u64::MAX,
@@ -65,7 +65,7 @@ impl State {
         }
     }
 
-    /// Counts an operation that changes the disk, and says what becomes of it. `span` is what a write covers.
+    /// Counts an operation that changes the disk, and returns its fate. `span` is the range of a write.
     pub(crate) fn begin(
         &mut self,
         kind: Kind,
@@ -91,12 +91,25 @@ impl State {
         Ok(fate)
     }
 
-    /// Notes what the outage cut short.
+    /// Keeps an open file and returns its handle.
+    pub(crate) fn add_handle(&mut self, handle: Handle) -> FileId {
+        self.next_handle += 1;
+        let file = FileId(self.next_handle);
+        self.handles.insert(file, handle);
+        file
+    }
+
+    /// What the operation tore that the outage interrupted.
+    pub(crate) fn torn(&self) -> Vec<Torn> {
+        self.cut.clone()
+    }
+
+    /// Notes what the outage interrupted.
     fn cut(&mut self, name: &str, offsets: impl IntoIterator<Item = u64>) {
         self.cut.extend(offsets.into_iter().map(|offset| Torn { file: name.to_owned(), offset }));
     }
 
-    /// Bytes of a file; fewer than wanted where it ends or the plan says so.
+    /// Bytes of a file. Fewer than wanted at its end, or if a rule says so.
     pub(crate) fn read(
         &mut self,
         inode: u64,
@@ -245,7 +258,7 @@ impl State {
 }
 
 impl Fate {
-    /// What a trace says of it.
+    /// Its description in a trace.
     fn words(&self) -> String {
         match self {
             Self::Done => String::new(),

@@ -1,25 +1,25 @@
-//! What stores did, added up.
+//! Sums over the counters of stores.
 
 use std::ops::AddAssign;
 
 use dalsegno_store::Stats;
 
-/// What stores did all together, to tell what a history has exercised.
+/// Work of several stores, which shows what a history exercised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Openings.
+    /// Opens.
     pub openings: u64,
-    /// Blocks dropped to make room.
+    /// Blocks dropped for space.
     pub evicted_blocks: u64,
-    /// Bytes moved to make room.
+    /// Bytes copied to reclaim space.
     pub relocated_bytes: u64,
-    /// Segments recycled.
+    /// Segments reclaimed.
     pub recycled_segments: u64,
-    /// Extents made of several others.
+    /// Extents merged from several others.
     pub merges: u64,
-    /// Memtables of an index in files that became tables.
+    /// Flushed memtables of an on-disk index.
     pub flushes: u64,
-    /// Merges of such tables.
+    /// Compactions of an on-disk index.
     pub index_merges: u64,
 }
 
@@ -36,7 +36,7 @@ impl AddAssign for Totals {
 }
 
 impl Totals {
-    /// Adds what a store did that was closed.
+    /// Adds the counters of a closed store.
     pub(crate) fn add(&mut self, stats: &Stats) {
         self.openings += 1;
         self.evicted_blocks += stats.evicted_blocks;

@@ -1,71 +1,51 @@
-//! A store over a simulated device, its oracle, and what a history does to both.
+//! A store on a simulated device, with its oracle.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{
-    ChainHash, Clock, ErrorKind, KvLayout, ManualClock, Namespace, Nanos, SpaceFacts, StoreId,
-};
-use dalsegno_io::{BufferPool, Memory, lend};
-use dalsegno_store::{
-    Compression, Error, Parts, Put, PutOutcome, PutReport, Scope, ScrubRules, Stats, Store, Terms,
-};
+use dalsegno_core::{ChainHash, Clock, Durability, ErrorKind, Nanos};
+use dalsegno_io::{BufferPool, lend};
+use dalsegno_store::{Error, LayerWriter, Put, PutOutcome, PutReport, Stats, Store, Terms};
 
-use crate::agreement::Block;
-use crate::blocks::Blocks;
+use crate::agreement::{Block, MayReturn, check_agreement};
+use crate::blocks::{Blocks, chain_hashes};
+use crate::checks;
 use crate::device::{DeviceOptions, Outage, SimDevice};
 use crate::disk::Torn;
 use crate::history::{Action, Part, Style};
+use crate::layer_puts::{layer_writer, put_layers};
 use crate::oracle::{Expect, Oracle};
+use crate::reads::{CheckedReads, terms};
+use crate::setup::Setup;
 use crate::totals::Totals;
 
-/// Why a miss may be no more than what an outage left of an extent. An index leads to nothing whose header is not
-/// there: it was read when the store was opened, or was durable before the index was.
-const TORN: [&str; 2] = ["slice_checksum", "codec"];
-
-/// Says where a test was when it failed: the seed and the number of the operation.
-#[derive(Debug)]
-pub struct Label(pub String);
-
-impl Drop for Label {
-    #[expect(clippy::print_stderr, reason = "whoever reads a failed test needs the seed")]
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("failed at {}", self.0);
-        }
-    }
-}
-
-/// A store that lives through outages.
+/// A store that survives outages.
 #[derive(Debug)]
 pub struct World {
-    /// What the store runs on.
+    /// The device of the store.
     pub device: Arc<SimDevice>,
-    /// What it must know.
+    /// What the store must have.
     pub oracle: Oracle,
-    pub(crate) store: Option<Store>,
-    pub(crate) style: Style,
-    pub(crate) clock: Arc<ManualClock>,
-    pub(crate) pool: BufferPool,
-    blocks: Blocks,
-    pub(crate) namespaces: Vec<Namespace>,
+    setup: Setup,
+    store: Option<Store>,
     openings: u32,
-    /// What outages left to chance so far.
-    pub(crate) torn: Vec<Torn>,
-    /// Faults that came from rules, not from outages: then less can be promised.
-    pub(crate) faulty: bool,
+    /// Writes that outages tore so far.
+    torn: Vec<Torn>,
     outages: u32,
-    /// Blocks that the open store has dropped to make room, as far as the oracle knows.
-    pub(crate) dropped_blocks: u64,
-    /// Segments that the open store had recycled when it was last compared with its files; none if it never is.
-    pub(crate) agreed_segments: u64,
+    /// Whether rules, not outages, make the device fail. Then less can be promised.
+    faulty: bool,
+    /// Blocks that the open store has dropped for space, as far as the oracle knows.
+    dropped_blocks: u64,
+    /// Segments that the open store had reclaimed when it was last compared with its files.
+    agreed_segments: u64,
+    /// Whether the store is compared with its files at all.
     agrees: bool,
     /// Blocks whose last put was reported as failed.
-    pub(crate) failed: BTreeSet<Block>,
-    pub(crate) totals: Totals,
-    pub(crate) checks: Cell<u64>,
+    failed: BTreeSet<Block>,
+    totals: Totals,
+    checks: Cell<u64>,
 }
 
 impl World {
@@ -76,20 +56,12 @@ impl World {
     /// If the style's shapes are not valid.
     #[must_use]
     pub fn new(style: &Style, options: DeviceOptions, blocks: &Blocks, pool: &BufferPool) -> Self {
-        let clock = Arc::new(ManualClock::default());
-        let namespaces = (0_u64..).zip(&style.shapes).map(|(salt, (layers, slice_bytes))| {
-            let layout = KvLayout::new(*layers, *slice_bytes).expect("a style's shapes are valid");
-            Namespace::builder(layout).field("salt", salt.to_string()).build().expect("one field")
-        });
+        let setup = Setup::new(style, blocks, pool);
         Self {
-            device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
+            device: Arc::new(SimDevice::new(options, Arc::clone(&setup.clock))),
             oracle: Oracle::new(style.config.durability),
+            setup,
             store: None,
-            style: style.clone(),
-            clock,
-            pool: pool.clone(),
-            blocks: blocks.clone(),
-            namespaces: namespaces.collect(),
             openings: 0,
             torn: Vec::new(),
             faulty: false,
@@ -107,42 +79,20 @@ impl World {
     ///
     /// # Errors
     ///
-    /// Whatever the store says.
+    /// The store's error.
     pub fn open(&mut self) -> Result<(), Error> {
         self.close();
-        let mut limits = self.style.config.validate(Self::space())?;
-        if let Some(bytes) = self.style.memtable_bytes {
-            limits.index_memory_bytes = 8 * bytes;
-        }
-        let store = Store::open_parts(Parts {
-            device: Arc::<SimDevice>::clone(&self.device),
-            clock: Arc::<ManualClock>::clone(&self.clock),
-            pool: self.pool.clone(),
-            limits,
-            lock: None,
-            new_store: StoreId([7; 16]),
-            inline_upkeep: true,
-            merging: self.style.merging,
-            scrubbing: ScrubRules::default(),
-        })?;
+        let device = Arc::<SimDevice>::clone(&self.device);
+        let store = self.setup.open_store(device, &self.setup.style)?;
         self.openings += 1;
         self.dropped_blocks = 0;
         self.agreed_segments = 0;
-        let is_plain = self.style.compression.is_plain() || self.openings.is_multiple_of(3);
-        for namespace in &self.namespaces {
-            let compression = if is_plain { Compression::PLAIN } else { self.style.compression };
-            store.register_compressed(namespace, compression)?;
-        }
+        self.setup.register(&store, self.openings.is_multiple_of(3))?;
         self.store = Some(store);
         Ok(())
     }
 
-    /// What a simulated device has room for.
-    pub(crate) fn space() -> SpaceFacts {
-        SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: Some(1 << 20) }
-    }
-
-    /// From now on the store is compared with its files after every recycled segment.
+    /// From now on compares the store with its files after every reclaimed segment.
     pub fn expect_agreement(&mut self) {
         self.agrees = true;
     }
@@ -165,15 +115,15 @@ impl World {
         self.store.as_ref().expect("the store is open")
     }
 
-    /// Lets time pass.
+    /// Advances the virtual clock.
     pub fn pass(&self, time: Duration) {
-        self.clock.advance(time);
+        self.setup.clock.advance(time);
     }
 
-    /// What the virtual clock says.
+    /// The virtual time.
     #[must_use]
     pub fn now(&self) -> Nanos {
-        self.clock.now()
+        self.setup.clock.now()
     }
 
     /// The store's counters.
@@ -182,32 +132,35 @@ impl World {
         self.store().stats()
     }
 
-    /// From now on rules may make the device fail, so that only wrong bytes are wrong.
+    /// From now on rules may make the device fail. Then only wrong bytes are a violation.
     pub fn expect_faults(&mut self) {
         self.faulty = true;
     }
 
-    /// The device is well again, and nothing was destroyed while it was not: what was promised meanwhile holds.
+    /// The device recovers, and nothing was destroyed meanwhile: promises made meanwhile hold.
     pub fn expect_no_faults(&mut self) {
         self.device.heal();
         self.faulty = false;
     }
 
-    /// Damage from here on is no surprise: nothing is promised of what was stored so far.
+    /// Permits damage: withdraws all promises so far.
     pub fn forgive(&mut self) {
         self.oracle.damaged();
     }
 
-    /// Ends the process or cuts the power, and starts another device over what is left. The store is not closed first.
+    /// Ends the process or cuts the power, and starts another device over what is left, without closing the store.
     pub fn reboot(&mut self, outage: Outage) {
         self.device.note(|| format!("the outage: {outage:?}"));
-        // Later lives may list what an outage tore, until somebody reads it.
-        if self.outages == 0 && !self.faulty {
-            self.promise_what_is_listed();
+        // Later runs may list what an outage tore until it is read.
+        if self.outages == 0
+            && !self.faulty
+            && let Some(store) = &self.store
+        {
+            checks::promise_listed(store, &self.setup, &mut self.oracle);
         }
         self.outages += 1;
         let (device, torn) = self.device.reboot(outage);
-        // The store ends where it is: what it writes and syncs when it is dropped must not reach the disk.
+        // What the store writes and syncs when it is dropped must not reach the disk.
         assert!(self.device.is_down(), "an outage comes before the store that it meets is dropped");
         if let Some(store) = self.store.take() {
             self.totals.add(&store.stats());
@@ -219,20 +172,19 @@ impl World {
         }
     }
 
-    /// Does one thing; checks whatever the store answers. Errors are answers as well, as long as they are of the right
-    /// kind: the device may be down or faulty.
+    /// Executes one action and checks the result. An error of the right kind is valid if the device is down or faulty.
     ///
     /// # Panics
     ///
-    /// If an answer is wrong.
+    /// If the result is wrong.
     pub fn act(&mut self, action: &Action) {
         self.device.note(|| action.to_string());
         match action {
             Action::Put(part, timed) => drop(self.put(part, *timed)),
             Action::PutLayers(part, commit) => self.put_layers(part, *commit),
             Action::Get(part, timed) => drop(self.get(part, *timed)),
-            Action::GetLayer(part, layer) => self.get_layer(part, *layer),
-            Action::Probe(part) => self.probe(part),
+            Action::GetLayer(part, layer) => self.reads().get_layer(part, *layer),
+            Action::Probe(part) => self.reads().probe(part),
             Action::Remove(part) => self.remove(part.namespace, Some(part.hashes())),
             Action::RemoveAll(namespace) => self.remove(*namespace, None),
             Action::Reopen => {
@@ -247,44 +199,34 @@ impl World {
         }
     }
 
-    /// Whether the store is open: an outage may come while it opens.
+    /// Whether the store is open: an outage may come during an open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.store.is_some()
-    }
-
-    pub(crate) fn block(&self, namespace: usize, hash: ChainHash) -> Arc<[u8]> {
-        let layout = self.namespaces[namespace].layout();
-        let bytes = usize::try_from(layout.block_bytes()).expect("64-bit addresses");
-        self.blocks.bytes(namespace as u64, hash, bytes)
-    }
-
-    fn terms(timed: bool) -> Terms {
-        if timed { Terms::within(Duration::from_secs(1)) } else { Terms::default() }
     }
 
     /// Puts blocks.
     ///
     /// # Errors
     ///
-    /// Whatever the store says.
+    /// The kind of the store's error.
     ///
     /// # Panics
     ///
-    /// If the answer cannot be right.
+    /// If the result cannot be right.
     pub fn put(&mut self, part: &Part, timed: bool) -> Result<PutReport, ErrorKind> {
         let expects = |hash: &ChainHash| self.oracle.expects(part.namespace, *hash);
         let was_there: Vec<bool> =
             part.hashes().iter().map(|h| expects(h) != Expect::Miss).collect();
         self.oracle.put_begins(part.namespace, part.hashes());
         let blocks: Vec<Arc<[u8]>> =
-            part.hashes().iter().map(|hash| self.block(part.namespace, *hash)).collect();
-        let id = self.namespaces[part.namespace].id();
+            part.hashes().iter().map(|hash| self.setup.block(part.namespace, *hash)).collect();
+        let id = self.setup.id(part.namespace);
         let set_aside = self.stats().quarantined_blocks;
         let result = lend(|lender| {
             let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
             let put = Put { chain: &part.chain, first: part.first, blocks };
-            self.store().put_batch(id, put, &Self::terms(timed))
+            self.store().put_batch(id, put, &terms(timed))
         });
         let report = match result {
             Ok(report) => report,
@@ -298,18 +240,18 @@ impl World {
             let outcome = report.outcomes[at];
             let kept = matches!(outcome, PutOutcome::Stored | PutOutcome::Present);
             assert!(kept || outcome == PutOutcome::Failed, "a lone put ended as {outcome:?}");
-            // What a crash left of an extent is present until it is read, and merging reads; so it may meet a fault.
+            // A torn extent is present until it is read. Merging reads it, so it may disappear meanwhile.
             let found_bad = self.stats().quarantined_blocks > set_aside;
-            // An index in files cannot be read once the device is gone or while it hangs, and what cannot be read is
-            // not there. Look-ups find nothing on a device that is not asked because it fails.
+            // An on-disk index cannot be read on a device that is down or hangs, and unreadable blocks are misses. On a
+            // suspended device lookups find nothing.
             let explained = self.device.is_down()
                 || self.device.held() > 0
                 || self.stats().device.reads != "working"
                 || found_bad && (outcome == PutOutcome::Present || !self.is_calm());
-            if kept && !self.style.evicts && !explained {
+            if kept && !self.setup.style.evicts && !explained {
                 assert!(present[at], "put says {outcome:?}, but {hash} is not there");
             }
-            // A put fails as well if an index in files cannot tell in time that the block is there.
+            // A put also fails if an on-disk index cannot find out in time whether the block is present.
             let may_be_there = was_there[at] && !self.is_calm();
             assert!(kept || !present[at] || may_be_there, "a failed put left {hash} visible");
             assert!(kept || self.may_be_full(), "a put failed without a fault");
@@ -326,89 +268,178 @@ impl World {
         Ok(report)
     }
 
-    /// Gets blocks, each for itself, and compares every answer; returns how many were hits.
+    /// Gets blocks, each independently of the others, and compares every answer. Returns the number of hits.
     ///
     /// # Panics
     ///
-    /// If bytes are wrong, a block is lost that must not be, or one is back that must not be.
+    /// If bytes are wrong, or if a block is lost or present that must not be.
     pub fn get(&self, part: &Part, timed: bool) -> usize {
-        let layout = self.namespaces[part.namespace].layout();
-        let bytes = usize::try_from(layout.block_bytes()).expect("64-bit addresses");
-        let mut out = vec![vec![0xee_u8; bytes]; part.hashes().len()];
-        let id = self.namespaces[part.namespace].id();
-        let report = lend(|lender| {
-            let targets: Vec<Vec<Memory>> =
-                out.iter_mut().map(|block| vec![lender.exclusive(block)]).collect();
-            self.store().get_batch(id, part.hashes(), targets, Scope::Each, &Self::terms(timed))
-        });
-        let report = report.expect("a get of the right sizes never fails");
-        self.checked(part.hashes().len());
-        for ((hash, got), outcome) in part.hashes().iter().zip(&out).zip(&report.outcomes) {
-            let expected = self.oracle.expects(part.namespace, *hash);
-            if outcome.is_hit() {
-                let right = self.block(part.namespace, *hash);
-                assert!(*got == *right, "wrong bytes for {hash} of namespace {id}");
-                assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
-            } else if self.is_calm() {
-                assert!(expected != Expect::Hit, "{hash} of namespace {id} is lost: {outcome:?}");
-                if let dalsegno_store::Outcome::Lost(cause) = outcome {
-                    let is_left = TORN.contains(cause) && self.outages > 0;
-                    assert!(is_left, "{hash} of namespace {id} leads to no extent: {cause}");
-                }
-            }
-        }
-        report.hit_blocks()
+        self.reads().get(part, timed)
     }
 
-    fn get_layer(&self, part: &Part, layer: u32) {
-        let slice_bytes = self.namespaces[part.namespace].layout().slice_bytes() as usize;
-        let mut out = vec![vec![0xee_u8; slice_bytes]; part.chain.len()];
-        let id = self.namespaces[part.namespace].id();
-        let report = lend(|lender| {
-            let targets = out.iter_mut().map(|slice| vec![lender.exclusive(slice)]).collect();
-            self.store().retrieve_layer(id, &part.chain, layer, targets, &Terms::default())
-        });
-        let report = report.expect("a get of the right sizes never fails");
-        self.checked(report.leading_blocks());
-        for (hash, got) in part.chain.iter().zip(&out).take(report.leading_blocks()) {
-            let right = self.block(part.namespace, *hash);
-            let at = layer as usize * slice_bytes;
-            assert!(*got == right[at..][..slice_bytes], "wrong bytes for layer {layer} of {hash}");
-            let expected = self.oracle.expects(part.namespace, *hash);
-            assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
-        }
+    /// Reads and checks every block that was ever put, and some that never were. Returns how many are present.
+    /// Panics as [`Self::get`] does.
+    pub fn check_all(&self) -> usize {
+        self.reads().check_all()
     }
 
-    fn probe(&self, part: &Part) {
-        let id = self.namespaces[part.namespace].id();
-        let present = self.store().probe(id, &part.chain).expect("the store is open");
-        self.checked(present);
-        for hash in &part.chain[..present] {
-            let expected = self.oracle.expects(part.namespace, *hash);
-            assert!(expected != Expect::Miss, "probe finds {hash}, which is not there");
+    fn reads(&self) -> CheckedReads<'_> {
+        CheckedReads {
+            store: self.store(),
+            setup: &self.setup,
+            oracle: &self.oracle,
+            is_calm: self.is_calm(),
+            is_after_outage: self.outages > 0,
+            checks: &self.checks,
         }
     }
 
     fn remove(&mut self, namespace: usize, hashes: Option<&[ChainHash]>) {
         self.oracle.removal_begins(namespace, hashes);
-        let id = self.namespaces[namespace].id();
+        let id = self.setup.id(namespace);
         match self.store().remove(id, hashes, &Terms::default()) {
             Ok(_) => self.oracle.removed(namespace, hashes),
             Err(error) => self.check_error(&error),
         }
     }
 
-    /// Whether nothing but what the history did can have made a block a miss.
-    pub(crate) fn is_calm(&self) -> bool {
+    /// Puts a new chain and reads it back. Returns how many blocks the store had no space for.
+    ///
+    /// # Panics
+    ///
+    /// If the store does not return what it stored.
+    pub fn check_usable(&mut self, turn: u64) -> u64 {
+        let mut refused = 0;
+        for namespace in 0..self.setup.namespaces.len() {
+            let chain = chain_hashes(1_000_000 + 2 * turn, 2);
+            let part = Part { namespace, chain, first: 0 };
+            let report = self.put(&part, false).expect("the store takes puts");
+            let stored = report.kept().iter().filter(|kept| **kept).count();
+            assert!(self.get(&part, false) >= stored, "the store gives back what it took");
+            refused += report.count(PutOutcome::Failed);
+        }
+        refused
+    }
+
+    /// Reserves space for blocks that arrive layer by layer, and holds it as long as the writer lives.
+    ///
+    /// # Panics
+    ///
+    /// If the store refuses.
+    #[must_use]
+    pub fn begin_layers(&self, part: &Part) -> LayerWriter {
+        layer_writer(self.store(), &self.setup, part).expect("nothing fails")
+    }
+
+    fn put_layers(&mut self, part: &Part, commit: bool) {
+        self.oracle.put_begins(part.namespace, part.hashes());
+        match put_layers(self.store(), &self.setup, part, commit) {
+            Ok(added) => {
+                for hash in added {
+                    self.oracle.put_ended(part.namespace, hash, PutOutcome::Stored);
+                }
+            }
+            Err(error) => self.check_error(&error),
+        }
+    }
+
+    /// Compares the open store with its files if it reclaimed segments since the last comparison.
+    fn agree_after_reclaim(&mut self) {
+        let Some(store) = self.store.as_ref().filter(|_| self.is_calm()) else { return };
+        let reclaimed = store.stats().log.segments_recycled;
+        if reclaimed != self.agreed_segments {
+            self.agreed_segments = reclaimed;
+            self.check_agreement();
+        }
+    }
+
+    /// Compares the open store with what an open of its files finds, with either index.
+    ///
+    /// # Panics
+    ///
+    /// If they differ.
+    pub fn check_agreement(&self) {
+        let any = self.stats().merging.merges > 0 || self.totals.merges > 0;
+        let may_return = MayReturn { failed: &self.failed, any };
+        let running = (self.store(), &*self.device);
+        let compared = check_agreement(running, (&self.setup, &self.oracle), may_return);
+        self.checked(2 * compared);
+    }
+
+    /// Verifies the store offline. An outage must explain every finding.
+    ///
+    /// # Panics
+    ///
+    /// If one is unexplained.
+    pub fn verify(&self) {
+        checks::verify(&self.device, &self.setup, &self.oracle, &self.torn);
+    }
+
+    /// Checks that the store is within its bounds on disk, now and at every moment since the device was started.
+    ///
+    /// # Panics
+    ///
+    /// If it is not.
+    pub fn check_bounds(&self) {
+        self.checked(checks::check_bounds(self.store(), &self.device));
+    }
+
+    /// Withdraws promises of blocks that the store has dropped for space.
+    fn settle_drops(&mut self) {
+        let Some(store) = self.store.as_ref().filter(|_| self.setup.style.evicts) else { return };
+        let dropped = store.stats().evicted_blocks;
+        if dropped != self.dropped_blocks {
+            self.dropped_blocks = dropped;
+            checks::forget_dropped(store, &self.setup, &mut self.oracle);
+        }
+    }
+
+    /// Number of answers compared so far.
+    #[must_use]
+    pub fn checks(&self) -> u64 {
+        self.checks.get()
+    }
+
+    /// The sum over all closed stores.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    fn checked(&self, answers: usize) {
+        self.checks.set(self.checks.get() + answers as u64);
+    }
+
+    /// A put that finds a block present promises it without writing it. It must be there from now on, unless it is torn
+    /// and was not read yet.
+    fn promise_present(&mut self, part: &Part, report: &PutReport) {
+        if self.setup.style.config.durability == Durability::None || !self.is_calm() {
+            return;
+        }
+        let namespace = part.namespace;
+        for (hash, outcome) in part.hashes().iter().zip(&report.outcomes) {
+            let is_open = self.oracle.expects(namespace, *hash) == Expect::Either;
+            let chain = vec![*hash];
+            if *outcome == PutOutcome::Present
+                && is_open
+                && self.get(&Part { namespace, chain, first: 0 }, false) == 1
+            {
+                self.oracle.put_ended(namespace, *hash, PutOutcome::Stored);
+            }
+        }
+    }
+
+    /// Whether only the history can have made a block a miss.
+    fn is_calm(&self) -> bool {
         !self.faulty && self.device.is_healthy()
     }
 
-    /// Whether a put may find no room: always if something is wrong, else only where space is scarce.
+    /// Whether a put may find no space: always if the device is faulty, otherwise only if space is scarce.
     fn may_be_full(&self) -> bool {
-        self.style.evicts || !self.is_calm()
+        self.setup.style.evicts || !self.is_calm()
     }
 
-    pub(crate) fn check_error(&self, error: &Error) {
+    fn check_error(&self, error: &Error) {
         let kind = error.kind();
         let full = kind == ErrorKind::Full && self.may_be_full();
         assert!(full || !self.is_calm(), "an error without a fault: {error}");

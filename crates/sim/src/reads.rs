@@ -1,0 +1,124 @@
+//! Reads from the open store, each compared with the oracle.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use dalsegno_io::{Memory, lend};
+use dalsegno_store::{Outcome, Scope, Store, Terms};
+
+use crate::blocks::chain_hashes;
+use crate::history::Part;
+use crate::oracle::{Expect, Oracle};
+use crate::setup::Setup;
+
+/// Causes of a miss that a torn extent explains. An index never points to an extent without its header: the header was
+/// read at open, or was durable before the index.
+const TORN: [&str; 2] = ["slice_checksum", "codec"];
+
+/// An open store with everything that its answers are compared with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckedReads<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) setup: &'a Setup,
+    pub(crate) oracle: &'a Oracle,
+    /// Whether only the history can make a block a miss.
+    pub(crate) is_calm: bool,
+    pub(crate) is_after_outage: bool,
+    /// Number of answers that were compared.
+    pub(crate) checks: &'a Cell<u64>,
+}
+
+impl CheckedReads<'_> {
+    /// Gets blocks, each independently, and compares every answer. Returns the number of hits.
+    ///
+    /// # Panics
+    ///
+    /// If bytes are wrong, or if a block is lost or present that must not be.
+    pub(crate) fn get(&self, part: &Part, timed: bool) -> usize {
+        let bytes = self.setup.block_bytes(part.namespace);
+        let mut out = vec![vec![0xee_u8; bytes]; part.hashes().len()];
+        let id = self.setup.id(part.namespace);
+        let report = lend(|lender| {
+            let targets: Vec<Vec<Memory>> =
+                out.iter_mut().map(|block| vec![lender.exclusive(block)]).collect();
+            self.store.get_batch(id, part.hashes(), targets, Scope::Each, &terms(timed))
+        });
+        let report = report.expect("a get of the right sizes never fails");
+        self.checked(part.hashes().len());
+        for ((hash, got), outcome) in part.hashes().iter().zip(&out).zip(&report.outcomes) {
+            let expected = self.oracle.expects(part.namespace, *hash);
+            if outcome.is_hit() {
+                let right = self.setup.block(part.namespace, *hash);
+                assert!(*got == *right, "wrong bytes for {hash} of namespace {id}");
+                assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
+            } else if self.is_calm {
+                assert!(expected != Expect::Hit, "{hash} of namespace {id} is lost: {outcome:?}");
+                if let Outcome::Lost(cause) = outcome {
+                    let is_left = TORN.contains(cause) && self.is_after_outage;
+                    assert!(is_left, "{hash} of namespace {id} leads to no extent: {cause}");
+                }
+            }
+        }
+        report.hit_blocks()
+    }
+
+    pub(crate) fn get_layer(&self, part: &Part, layer: u32) {
+        let slice_bytes = self.setup.layout(part.namespace).slice_bytes() as usize;
+        let mut out = vec![vec![0xee_u8; slice_bytes]; part.chain.len()];
+        let id = self.setup.id(part.namespace);
+        let report = lend(|lender| {
+            let targets = out.iter_mut().map(|slice| vec![lender.exclusive(slice)]).collect();
+            self.store.retrieve_layer(id, &part.chain, layer, targets, &Terms::default())
+        });
+        let report = report.expect("a get of the right sizes never fails");
+        self.checked(report.leading_blocks());
+        for (hash, got) in part.chain.iter().zip(&out).take(report.leading_blocks()) {
+            let right = self.setup.block(part.namespace, *hash);
+            let at = layer as usize * slice_bytes;
+            assert!(*got == right[at..][..slice_bytes], "wrong bytes for layer {layer} of {hash}");
+            let expected = self.oracle.expects(part.namespace, *hash);
+            assert!(expected != Expect::Miss, "{hash} of namespace {id} came back");
+        }
+    }
+
+    pub(crate) fn probe(&self, part: &Part) {
+        let id = self.setup.id(part.namespace);
+        let present = self.store.probe(id, &part.chain).expect("the store is open");
+        self.checked(present);
+        for hash in &part.chain[..present] {
+            let expected = self.oracle.expects(part.namespace, *hash);
+            assert!(expected != Expect::Miss, "probe finds {hash}, which is not there");
+        }
+    }
+
+    /// Reads and checks every block that was ever put, and some that never were. Returns how many are present.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::get`].
+    pub(crate) fn check_all(&self) -> usize {
+        let mut found = 0;
+        for namespace in 0..self.setup.namespaces.len() {
+            let mut chain = self.oracle.hashes(namespace);
+            chain.extend(chain_hashes(u64::MAX / 2, 2));
+            let id = self.setup.id(namespace);
+            let present = self.store.peek(id, &chain).expect("the store is open");
+            self.checked(chain.len());
+            for (hash, present) in chain.iter().zip(present) {
+                let expected = self.oracle.expects(namespace, *hash);
+                assert!(!present || expected != Expect::Miss, "{hash} of namespace {id} is listed");
+            }
+            found += self.get(&Part { namespace, chain, first: 0 }, false);
+        }
+        found
+    }
+
+    fn checked(&self, answers: usize) {
+        self.checks.set(self.checks.get() + answers as u64);
+    }
+}
+
+/// A deadline of one second, or none.
+pub(crate) fn terms(timed: bool) -> Terms {
+    if timed { Terms::within(Duration::from_secs(1)) } else { Terms::default() }
+}
