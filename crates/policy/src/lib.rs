@@ -14,6 +14,7 @@ pub mod merging;
 pub mod recency;
 pub mod reclaim;
 mod s3fifo;
+pub mod succession;
 pub mod tuning;
 
 pub use admission::AdmissionFilter;
