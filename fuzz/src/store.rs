@@ -5,9 +5,10 @@ use std::sync::{Arc, OnceLock};
 use dalsegno_core::{ManualClock, SpaceFacts};
 use dalsegno_io::{BufferPool, Device, lend};
 use dalsegno_log::store_header;
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
-    ChainHash, Compression, Config, IndexChoice, KvLayout, MergeRules, Namespace, Parts, Put,
-    PutOutcome, Scope, ScrubRules, Store, StoreId, Terms,
+    ChainHash, Compression, Config, IndexChoice, KvLayout, Namespace, Put, PutOutcome,
+    RegisterOptions, Scope, Store, StoreId, Terms,
 };
 
 use crate::device::MemoryDevice;
@@ -75,7 +76,7 @@ fn open(device: &Arc<MemoryDevice>, index: IndexChoice) -> dalsegno_store::Resul
         limits,
         lock: None,
         new_store: STORE,
-        inline_upkeep: true,
+        executor: Executor::Inline,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
     })
@@ -116,7 +117,9 @@ pub fn seed_files() -> Vec<(String, Vec<u8>)> {
     let device = Arc::new(MemoryDevice::default());
     let store = open(&device, IndexChoice::Lsm).expect("an empty device");
     for (namespace, compression) in namespaces() {
-        store.register_compressed(&namespace, compression).expect("a new namespace");
+        store
+            .register(&namespace, RegisterOptions { compression: Some(compression) })
+            .expect("a new namespace");
         for number in 0..CHAINS {
             assert_eq!(put(&store, &namespace, number), [PutOutcome::Stored; BLOCKS]);
         }
@@ -212,7 +215,7 @@ pub(crate) fn store(input: &[u8]) {
     for _ in 0..2 {
         let Ok(store) = open(&device, index) else { return };
         for (namespace, compression) in namespaces() {
-            let _ = store.register_compressed(&namespace, compression);
+            let _ = store.register(&namespace, RegisterOptions { compression: Some(compression) });
             for number in 0..CHAINS {
                 let _ = store.probe(namespace.id(), &chain(number));
                 let _ = store.contains(namespace.id(), &chain(number));

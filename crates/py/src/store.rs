@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dalsegno_store::{Compression, Config, KvLayout, Namespace, Store};
+use dalsegno_store::{Compression, Config, KvLayout, Namespace, RegisterOptions, Store};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
@@ -82,10 +82,7 @@ impl PyStore {
             builder = builder.field(tag, value);
         }
         let namespace = builder.build().or_raise()?;
-        let register = || match compression {
-            Some(compression) => self.store.register_compressed(&namespace, compression),
-            None => self.store.register(&namespace),
-        };
+        let register = || self.store.register(&namespace, RegisterOptions { compression });
         fields.py().detach(register).or_raise()?;
         Ok(PyNamespace::new(self.store.clone(), namespace))
     }

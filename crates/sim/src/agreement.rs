@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, IndexChoice};
-use dalsegno_store::{MergeRules, Store};
+use dalsegno_store::Store;
+use dalsegno_store::testing::MergeRules;
 
 use crate::device::SimDevice;
 use crate::history::Style;

@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Durability, IndexChoice};
-use dalsegno_store::{Compression, MergeRules};
+use dalsegno_store::Compression;
+use dalsegno_store::testing::MergeRules;
 
 use crate::blocks::chain_hashes;
 use crate::random::Random;

@@ -54,8 +54,8 @@ impl CheckedReads<'_> {
             } else if self.is_calm {
                 assert!(expected != Expect::Hit, "{hash} of namespace {id} is lost: {outcome:?}");
                 if let Outcome::Lost(cause) = outcome {
-                    let is_left = TORN.contains(cause) && self.is_after_outage;
-                    assert!(is_left, "{hash} of namespace {id} leads to no extent: {cause}");
+                    let is_left = TORN.contains(&cause.name()) && self.is_after_outage;
+                    assert!(is_left, "{hash} of namespace {id} refers to no extent: {cause:?}");
                 }
             }
         }

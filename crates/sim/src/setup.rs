@@ -6,7 +6,8 @@ use dalsegno_core::{
     ChainHash, KvLayout, ManualClock, Namespace, NamespaceId, SpaceFacts, StoreId,
 };
 use dalsegno_io::BufferPool;
-use dalsegno_store::{Compression, Error, Parts, ScrubRules, Store};
+use dalsegno_store::testing::{Executor, Parts, ScrubRules};
+use dalsegno_store::{Compression, Error, RegisterOptions, Store};
 
 use crate::blocks::Blocks;
 use crate::device::SimDevice;
@@ -53,7 +54,7 @@ impl Setup {
             limits,
             lock: None,
             new_store: StoreId([7; 16]),
-            inline_upkeep: true,
+            executor: Executor::Inline,
             merging: style.merging,
             scrubbing: ScrubRules::default(),
         })
@@ -63,7 +64,7 @@ impl Setup {
     pub(crate) fn register(&self, store: &Store, is_plain: bool) -> Result<(), Error> {
         let compression = if is_plain { Compression::PLAIN } else { self.style.compression };
         for namespace in &self.namespaces {
-            store.register_compressed(namespace, compression)?;
+            store.register(namespace, RegisterOptions { compression: Some(compression) })?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use dalsegno_store::{
-    ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Outcome, Put, PutOutcome,
+    Cause, ChainHash, Config, Durability, ErrorKind, Memory, NamespaceId, Outcome, Put, PutOutcome,
     PutReport, Scope, Store, Terms, lend, verify,
 };
 use faulty::FaultyMount;
@@ -116,7 +116,7 @@ fn reads_that_fail_or_come_short_are_misses_by_the_device_until_it_is_well() {
         for fault in ["error=EIO", "error=ETIMEDOUT", "error=ENODEV"] {
             rig.mount.tell(&format!("add read {fault} file=segment-"));
             let outcomes = rig.outcomes(&chain(1, BLOCKS), &Terms::default());
-            assert_eq!(outcomes, [Outcome::Lost("device"); BLOCKS], "{fault}");
+            assert_eq!(outcomes, [Outcome::Lost(Cause::Device); BLOCKS], "{fault}");
             rig.mount.tell("clear");
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {fault}");
         }
@@ -124,7 +124,10 @@ fn reads_that_fail_or_come_short_are_misses_by_the_device_until_it_is_well() {
         assert_eq!(rig.store.stats().quarantined_blocks, 0);
         // Nothing at all is what a file gives that was cut.
         rig.mount.tell("add read short=0 file=segment-");
-        assert_eq!(rig.outcomes(&chain(1, 1), &Terms::default()), [Outcome::Lost("truncated")]);
+        assert_eq!(
+            rig.outcomes(&chain(1, 1), &Terms::default()),
+            [Outcome::Lost(Cause::Truncated)]
+        );
         rig.mount.tell("clear");
         rig.finish();
     });
@@ -141,7 +144,7 @@ fn a_bad_sector_costs_the_block_it_lies_in_and_no_other() {
             rig.mount.tell(&format!("add read error=EIO file=segment- at={at}..{}", at + 1));
             let chain = chain(name, BLOCKS);
             let mut expected = [Outcome::Log; BLOCKS];
-            expected[3] = Outcome::Lost("bad_sector");
+            expected[3] = Outcome::Lost(Cause::BadSector);
             assert_eq!(rig.outcomes(&chain, &terms), expected);
             expected[3] = Outcome::Absent;
             assert_eq!(rig.outcomes(&chain, &terms), expected);
@@ -163,7 +166,7 @@ fn a_bad_sector_is_told_from_a_bad_disk_where_the_segment_s_own_header_is_bad_to
             rig.mount.tell(&format!("add read error=EIO file={FIRST_SEGMENT} at={at}"));
         }
         let mut expected = [Outcome::Log; BLOCKS];
-        expected[0] = Outcome::Lost("bad_sector");
+        expected[0] = Outcome::Lost(Cause::BadSector);
         assert_eq!(rig.outcomes(&chain(1, BLOCKS), &Terms::default()), expected);
         assert_eq!(rig.put(1), 1);
         rig.mount.tell("clear");
@@ -242,7 +245,7 @@ fn reads_that_fail_for_a_while_cost_misses_and_nothing_that_is_stored() {
         for times in 2..20 {
             rig.mount.tell(&format!("add read error=EIO file=segment- times={times}"));
             let outcomes = rig.outcomes(&chain(1, BLOCKS), &Terms::default());
-            let is_right = |outcome| [Outcome::Log, Outcome::Lost("device")].contains(outcome);
+            let is_right = |outcome| [Outcome::Log, Outcome::Lost(Cause::Device)].contains(outcome);
             assert!(outcomes.iter().all(is_right), "{times}: {outcomes:?}");
             rig.mount.tell("clear");
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {times}");
@@ -333,7 +336,10 @@ fn a_disk_that_hangs_costs_a_call_its_timeout_and_no_more() {
         rig.mount.tell("add all hang");
         let terms = Terms::within(TIMEOUT);
         let started = Instant::now();
-        assert_eq!(rig.outcomes(&chain(1, BLOCKS), &terms), [Outcome::Lost("deadline"); BLOCKS]);
+        assert_eq!(
+            rig.outcomes(&chain(1, BLOCKS), &terms),
+            [Outcome::Lost(Cause::Deadline); BLOCKS]
+        );
         let report = rig.put_within(4, &terms).unwrap();
         assert_eq!(report.outcomes, [PutOutcome::Failed; BLOCKS]);
         assert!(started.elapsed() < AT_MOST, "{:?}", started.elapsed());

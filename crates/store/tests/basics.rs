@@ -1,4 +1,4 @@
-//! What goes in comes out: shapes, engines, partial reads, reopening.
+//! Gets return what was put: shapes, engines, partial reads, reopening.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -15,7 +15,7 @@ const SHAPES: [(u32, u32); 6] =
     [(1, 1), (1, 4096), (2, 6000), (30, 768), (3, 128 << 10), (1, 3 << 20)];
 
 #[test]
-fn every_shape_comes_back_exactly_over_both_engines_before_and_after_reopening() {
+fn every_shape_is_returned_exactly_by_both_engines_before_and_after_reopening() {
     for engine in [EngineChoice::Psync, EngineChoice::Auto] {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { io_engine: engine, ..config(256 << 20) };
@@ -47,7 +47,7 @@ fn every_shape_comes_back_exactly_over_both_engines_before_and_after_reopening()
 }
 
 #[test]
-fn a_prefix_grows_and_forks_and_is_found_from_anywhere() {
+fn a_prefix_that_grows_and_forks_is_found_from_any_block() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), &config(64 << 20));
     let ns = namespace(&store, 2, 4096, "prefix");
@@ -129,7 +129,7 @@ fn each_layer_can_be_written_and_read_alone() {
 }
 
 #[test]
-fn a_layer_put_that_is_not_committed_leaves_nothing_behind() {
+fn a_layer_put_without_commit_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(64 << 20);
     let store = open(dir.path(), &config);
@@ -201,7 +201,7 @@ fn regression_removing_a_namespace_leaves_the_others_in_dram() {
 
 /// A get looks each block up exactly as often as `contains` does, also where DRAM serves some of them.
 #[test]
-fn regression_a_get_looks_a_block_up_once() {
+fn regression_a_get_looks_up_each_block_once() {
     for dram in [0, 1 << 20] {
         let dir = tempfile::tempdir().unwrap();
         let setup = Setup { index: IndexChoice::Lsm, ..Setup::SIMPLEST };
@@ -213,7 +213,7 @@ fn regression_a_get_looks_a_block_up_once() {
             put(&store, ns, &chain[..first + 4], first, 4096);
         }
         drop(store);
-        // Only what lies in tables is counted.
+        // Only entries in tables are counted.
         let store = open(dir.path(), &config);
         let looked_up = || {
             let asked = store.stats().index.unwrap().lsm.asked;
@@ -223,16 +223,16 @@ fn regression_a_get_looks_a_block_up_once() {
         let before = looked_up();
         assert_eq!(store.contains(ns, &chain).unwrap(), [true; 40]);
         let once = looked_up() - before;
-        assert!(once >= 10, "{once} look-ups of ten extents");
+        assert!(once >= 10, "{once} lookups of ten extents");
         let before = looked_up();
         let terms = Terms::default();
         if dram > 0 {
-            // The first of them are brought into DRAM, which looks at the index once more.
+            // The first blocks enter DRAM, which reads the index once more.
             assert_eq!(get(&store, ns, &chain[..10], 4096, &terms), 10);
             let before = looked_up();
             assert_eq!(get(&store, ns, &chain[..10], 4096, &terms), 10);
             let ten = looked_up() - before;
-            assert!(ten > 0 && ten <= once, "{ten} look-ups of ten blocks");
+            assert!(ten > 0 && ten <= once, "{ten} lookups of ten blocks");
         } else {
             assert_eq!(get(&store, ns, &chain, 4096, &terms), 40);
             assert_eq!(looked_up() - before, once);
@@ -265,10 +265,10 @@ fn removed_blocks_stay_gone_after_reopening_and_can_be_put_again() {
     assert_eq!(get(&store, ns, &chain, 4096, &Terms::default()), 6);
 }
 
-/// What an open writer keeps in place is older than all removals, so none of them may be forgotten before it ends. Each
-/// lies between two puts.
+/// The extent of an open writer is older than all removals, so none of them may be forgotten before it ends. Each
+/// removal is between two puts.
 #[test]
-fn blocks_are_put_and_removed_without_end_while_a_writer_stays_open() {
+fn puts_and_removals_go_on_while_a_writer_stays_open() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { segment: Some(1 << 20), ..config(6 << 20) };
     let store = open(dir.path(), &config);
@@ -291,7 +291,7 @@ fn blocks_are_put_and_removed_without_end_while_a_writer_stays_open() {
 /// A chain in use is moved from segment to segment and never ends. Its age must not keep every tombstone alive: they
 /// would fill the log, and no put would find space any more, also after the next open.
 #[test]
-fn regression_a_chain_that_is_always_used_keeps_no_tombstones() {
+fn regression_a_chain_in_use_keeps_no_tombstones() {
     for index in [IndexChoice::Memory, IndexChoice::Lsm] {
         let dir = tempfile::tempdir().unwrap();
         let setup = Setup { index, ..Setup::SIMPLEST };
@@ -318,7 +318,7 @@ fn regression_a_chain_that_is_always_used_keeps_no_tombstones() {
 }
 
 #[test]
-fn transfers_end_once_and_give_their_result() {
+fn transfers_end_once_and_return_their_result() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { durability: Durability::Batch, ..config(64 << 20) };
     let store = open(dir.path(), &config);
@@ -345,7 +345,7 @@ fn transfers_end_once_and_give_their_result() {
 }
 
 #[test]
-fn wrong_sizes_are_refused_before_anything_is_touched() {
+fn wrong_sizes_are_refused_before_any_access() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), &config(64 << 20));
     let ns = namespace(&store, 1, 4096, "sizes");

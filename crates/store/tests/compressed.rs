@@ -1,4 +1,4 @@
-//! Compressed namespaces: every byte comes back, in less room, through merging, making room, reopening and damage.
+//! Compressed namespaces: every byte is returned and takes less space, through merging, eviction, reopening and damage.
 #![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dalsegno_store::{
     ChainHash, Compression, Config, ErrorKind, KvLayout, Memory, Namespace, NamespaceId, Put,
-    PutReport, Scope, Store, Terms, info, lend, list, verify,
+    PutReport, RegisterOptions, Scope, Store, Terms, info, lend, list, verify,
 };
 use support::{chain, open_with, setups, soon};
 
@@ -79,21 +79,21 @@ fn check(store: &Store, id: NamespaceId, chain: &[ChainHash]) {
     assert_eq!(get(store, id, middle, Some(0), &within), middle.len());
 }
 
-/// Bytes that the blocks take on disk, of those they have.
+/// The bytes that the blocks take on disk, and their size.
 fn percent_stored(dir: &Path) -> u64 {
     let found = info(dir).unwrap();
     found.stored_bytes * 100 / found.block_bytes
 }
 
 #[test]
-fn what_is_compressed_takes_less_room_and_stays_what_it_was_whatever_is_said_later() {
+fn compressed_blocks_take_less_space_and_stay_compressed_after_later_registrations() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let config = setup.config(64 << 20);
         let id = namespace().id();
         let (one, two) = (chain(1, 60), chain(2, 60));
         let store = support::open(dir.path(), &config);
-        store.register_compressed(&namespace(), zstd()).unwrap();
+        store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
         assert_eq!(put(&store, id, &one, 0).kept(), [true; 60]);
         check(&store, id, &one);
         let codec = store.stats().log.codec;
@@ -105,16 +105,18 @@ fn what_is_compressed_takes_less_room_and_stays_what_it_was_whatever_is_said_lat
         assert_eq!(info(dir.path()).unwrap().namespaces[0].codec, "zstd");
         // It is remembered.
         let store = support::open(dir.path(), &config);
-        store.register(&namespace()).unwrap();
+        store.register(&namespace(), RegisterOptions::default()).unwrap();
         check(&store, id, &one);
         put(&store, id, &two, 0);
         assert_eq!(store.stats().log.codec.encoded_bytes, 60 * BLOCK as u64);
-        store.register_compressed(&namespace(), Compression::PLAIN).unwrap();
+        store
+            .register(&namespace(), RegisterOptions { compression: Some(Compression::PLAIN) })
+            .unwrap();
         put(&store, id, &chain(3, 20), 0);
         assert_eq!(store.stats().log.codec.encoded_bytes, 60 * BLOCK as u64);
         store.close();
         let store = support::open(dir.path(), &config);
-        store.register(&namespace()).unwrap();
+        store.register(&namespace(), RegisterOptions::default()).unwrap();
         for chain in [one, two, chain(3, 20)] {
             check(&store, id, &chain);
         }
@@ -125,10 +127,10 @@ fn what_is_compressed_takes_less_room_and_stays_what_it_was_whatever_is_said_lat
 }
 
 #[test]
-fn layers_that_come_one_by_one_are_stored_plain() {
+fn layers_written_one_by_one_are_stored_plain() {
     let dir = tempfile::tempdir().unwrap();
     let store = support::open(dir.path(), &support::config(64 << 20));
-    store.register_compressed(&namespace(), zstd()).unwrap();
+    store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
     let (id, chain) = (namespace().id(), chain(1, 20));
     let writer = store.layer_writer(id, &chain, 0, 20, &Terms::default()).unwrap();
     for layer in 0..LAYERS {
@@ -146,11 +148,11 @@ fn layers_that_come_one_by_one_are_stored_plain() {
 }
 
 #[test]
-fn a_damaged_unit_is_a_miss_that_names_its_cause_and_can_be_put_again() {
+fn a_damaged_unit_is_a_miss_with_its_cause_and_can_be_put_again() {
     let dir = tempfile::tempdir().unwrap();
     let config = support::config(64 << 20);
     let store = support::open(dir.path(), &config);
-    store.register_compressed(&namespace(), zstd()).unwrap();
+    store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
     let (id, chain) = (namespace().id(), chain(1, 60));
     put(&store, id, &chain, 0);
     store.close();
@@ -163,7 +165,7 @@ fn a_damaged_unit_is_a_miss_that_names_its_cause_and_can_be_put_again() {
     file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
     assert_eq!(verify(dir.path(), &|_, _| ()).unwrap().findings.len(), 1);
     let store = support::open(dir.path(), &config);
-    store.register(&namespace()).unwrap();
+    store.register(&namespace(), RegisterOptions::default()).unwrap();
     assert_eq!(get(&store, id, &chain, Some(0), &Terms::default()), 60);
     assert!(get(&store, id, &chain, None, &Terms::default()) < 60);
     let stats = store.stats();
@@ -175,14 +177,16 @@ fn a_damaged_unit_is_a_miss_that_names_its_cause_and_can_be_put_again() {
 }
 
 #[test]
-fn a_store_that_shrinks_its_blocks_holds_more_of_them_and_moves_them_on() {
+fn a_compressed_store_holds_more_blocks_and_relocates_them() {
     for setup in setups() {
         let mut held = Vec::new();
         for compression in [Compression::PLAIN, zstd()] {
             let dir = tempfile::tempdir().unwrap();
             let config = Config { segment: Some(1 << 20), ..setup.config(9 << 20) };
             let store = support::open(dir.path(), &config);
-            store.register_compressed(&namespace(), compression).unwrap();
+            store
+                .register(&namespace(), RegisterOptions { compression: Some(compression) })
+                .unwrap();
             let id = namespace().id();
             let favourite = chain(1000, 10);
             put(&store, id, &favourite, 0);
@@ -193,7 +197,7 @@ fn a_store_that_shrinks_its_blocks_holds_more_of_them_and_moves_them_on() {
             let stats = store.stats();
             assert!(stats.log.segments_recycled > 5 && stats.relocated_bytes > 0, "{stats:?}");
             if !compression.is_plain() {
-                // What moves is not compressed again.
+                // A block that moves is not compressed again.
                 assert_eq!(stats.log.codec.encoded_bytes, stats.put_bytes, "{stats:?}");
             }
             for name in 0..120 {
@@ -212,7 +216,7 @@ fn small_extents_are_compressed_when_they_are_merged() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let store = open_with(dir.path(), &setup.config(64 << 20), soon());
-        store.register_compressed(&namespace(), zstd()).unwrap();
+        store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
         let (id, whole) = (namespace().id(), chain(7, 64));
         for count in 1..=whole.len() {
             put(&store, id, &whole[..count], count - 1);
@@ -233,16 +237,16 @@ fn small_extents_are_compressed_when_they_are_merged() {
             "{rows:?}"
         );
         let store = open_with(dir.path(), &setup.config(64 << 20), soon());
-        store.register(&namespace()).unwrap();
+        store.register(&namespace(), RegisterOptions::default()).unwrap();
         check(&store, id, &whole);
     }
 }
 
 #[test]
-fn a_put_whose_time_is_up_while_it_is_compressed_fails_and_leaves_nothing() {
+fn a_put_that_times_out_during_compression_fails_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let store = support::open(dir.path(), &support::config(64 << 20));
-    store.register_compressed(&namespace(), zstd()).unwrap();
+    store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
     let (id, chain) = (namespace().id(), chain(1, 40));
     let blocks: Vec<Vec<u8>> = chain.iter().map(|hash| block(*hash)).collect();
     let report = lend(|lender| {
@@ -257,15 +261,15 @@ fn a_put_whose_time_is_up_while_it_is_compressed_fails_and_leaves_nothing() {
 }
 
 #[test]
-fn a_store_of_an_unknown_version_is_refused_and_a_plain_one_stays_as_it_was() {
+fn an_unknown_version_is_refused_and_a_plain_store_keeps_its_version() {
     let dir = tempfile::tempdir().unwrap();
     let config = support::config(64 << 20);
     let path = dir.path().join("store.meta");
     let store = support::open(dir.path(), &config);
-    store.register(&namespace()).unwrap();
+    store.register(&namespace(), RegisterOptions::default()).unwrap();
     put(&store, namespace().id(), &chain(1, 4), 0);
     assert_eq!(std::fs::read(&path).unwrap()[8], 1);
-    store.register_compressed(&namespace(), zstd()).unwrap();
+    store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
     assert_eq!(std::fs::read(&path).unwrap()[8], 2);
     store.close();
     let mut sector = std::fs::read(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Damage on disk, full disks, foreign files: always a miss or a clear error, never wrong bytes.
+//! Damage on disk, full disks, unknown files: always a miss or a clear error, never wrong bytes.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -48,7 +48,7 @@ fn survivors(
     (store, ns, alive)
 }
 
-/// What `verify` looks at. The index's files are damaged in `index_files.rs`.
+/// The files that `verify` reads. The index's files are damaged in `index_files.rs`.
 fn log_files(dir: &Path) -> Vec<PathBuf> {
     let is_index = |path: &Path| path.file_name().unwrap().to_str().unwrap().starts_with("index-");
     files(dir).into_iter().filter(|path| !is_index(path)).collect()
@@ -84,7 +84,7 @@ fn share_out(rounds: u64, body: impl Fn(Setup, std::ops::Range<u64>)) {
 }
 
 #[test]
-fn a_byte_overwritten_anywhere_is_found_by_verify_and_never_served() {
+fn verify_finds_any_overwritten_byte_and_no_get_serves_it() {
     share_out(200, overwrite_bytes);
 }
 
@@ -126,7 +126,7 @@ fn overwrite_bytes(setup: Setup, rounds: std::ops::Range<u64>) {
         let counters = store.stats();
         let counted: u64 = counters.log.misses.values().sum::<u64>() + counters.open_faults;
         assert!(lost == 0 || counted > 0, "{lost} blocks lost without a cause, {what}");
-        // What was lost can be put again, and is then served.
+        // Lost blocks can be put again, and are then served.
         for name in 0..CHAINS {
             put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
             assert_eq!(get(&store, ns, &chain(name, BLOCKS), BLOCK, &terms), BLOCKS, "{what}");
@@ -137,7 +137,7 @@ fn overwrite_bytes(setup: Setup, rounds: std::ops::Range<u64>) {
 }
 
 #[test]
-fn a_file_cut_anywhere_costs_misses_only() {
+fn a_file_truncated_anywhere_costs_only_misses() {
     share_out(50, cut_files);
 }
 
@@ -154,7 +154,7 @@ fn cut_files(setup: Setup, rounds: std::ops::Range<u64>) {
         random = next(random);
         let cut = random % bytes;
         fs::OpenOptions::new().write(true).open(path).unwrap().set_len(cut).unwrap();
-        let what = format!("{setup:?}, round {round}: {} cut to {cut}", path.display());
+        let what = format!("{setup:?}, round {round}: {} truncated to {cut}", path.display());
         let report = verify(dir.path(), &|_, _| {}).unwrap();
         assert!(!report.findings.is_empty(), "verify missed it, {what}");
         let (store, ns, alive) = survivors(dir.path(), &config, &Terms::default());
@@ -189,7 +189,7 @@ fn restore(dir: &Path, snapshot: &Snapshot) {
 }
 
 #[test]
-fn segments_swapped_between_places_and_stores_serve_nothing_wrong() {
+fn swapped_segments_serve_no_wrong_bytes() {
     setups().into_iter().for_each(swap_segments);
 }
 
@@ -203,16 +203,16 @@ fn swap_segments(setup: Setup) {
     assert!(store.stats().open_faults > 0);
     drop(store);
     fs::copy(segment(two.path(), 1), segment(one.path(), 1)).unwrap();
-    let foreign = fs::read(segment(one.path(), 1)).unwrap();
+    let unknown = fs::read(segment(one.path(), 1)).unwrap();
     let (store, ..) = survivors(one.path(), &config, &Terms::default());
     assert!(store.stats().open_faults > 0);
     drop(store);
-    assert_eq!(fs::read(segment(one.path(), 1)).unwrap(), foreign, "a foreign file is left alone");
+    assert_eq!(fs::read(segment(one.path(), 1)).unwrap(), unknown, "an unknown file is unchanged");
 }
 
 #[test]
 fn disk_use_stays_under_the_capacity_at_every_moment() {
-    // Both engines and both places of the index in two fills.
+    // Two fills cover both engines and both indexes.
     let setups = setups();
     for setup in [setups[0], setups[setups.len() - 1]] {
         fill_three_times(setup);
@@ -227,7 +227,7 @@ fn fill_three_times(setup: Setup) {
     let ns = namespace(&store, 1, 64 << 10, "fill");
     let used = || -> u64 {
         use std::os::unix::fs::MetadataExt;
-        // Files of the index go while this looks at them.
+        // Files of the index disappear while this reads the directory.
         let entries = fs::read_dir(dir.path()).unwrap();
         entries.filter_map(|entry| Some(entry.unwrap().metadata().ok()?.blocks() * 512)).sum()
     };
@@ -242,7 +242,7 @@ fn fill_three_times(setup: Setup) {
             }
             most
         });
-        // One chain is read again and again, the others once: it must survive what they do not.
+        // One chain is read repeatedly, the others once: it must survive longer.
         let hot = chain(0, 16);
         put(&store, ns, &hot, 0, 64 << 10);
         let chains = 3 * capacity / (16 * (64 << 10));
@@ -267,7 +267,7 @@ fn fill_three_times(setup: Setup) {
 }
 
 #[test]
-fn a_prefix_is_never_evicted_before_what_continues_it() {
+fn a_prefix_is_never_evicted_before_its_suffix() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), &config(24 << 20));
     let ns = namespace(&store, 1, 64 << 10, "order");
@@ -288,7 +288,7 @@ fn a_prefix_is_never_evicted_before_what_continues_it() {
 }
 
 #[test]
-fn a_second_owner_is_told_who_has_the_store() {
+fn an_open_of_a_store_in_use_names_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let _store = open(dir.path(), &config(16 << 20));
     let error = Store::open(dir.path(), &config(16 << 20)).unwrap_err();
@@ -297,7 +297,7 @@ fn a_second_owner_is_told_who_has_the_store() {
 }
 
 #[test]
-fn a_directory_of_something_else_is_refused_and_left_alone() {
+fn a_directory_with_other_files_is_refused_and_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.tex"), "years of work").unwrap();
     let error = Store::open(dir.path(), &config(16 << 20)).unwrap_err();
@@ -307,7 +307,7 @@ fn a_directory_of_something_else_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_foreign_file_beside_the_store_is_left_alone() {
+fn an_unknown_file_next_to_the_store_is_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let config = filled(dir.path(), Setup::SIMPLEST);
     let strange = [dir.path().join("notes.txt"), dir.path().join("segment-00000000000000ff.log")];
@@ -326,7 +326,7 @@ fn a_foreign_file_beside_the_store_is_left_alone() {
 }
 
 #[test]
-fn a_newer_format_is_named_and_nothing_is_touched() {
+fn a_newer_format_is_reported_and_nothing_changes() {
     let dir = tempfile::tempdir().unwrap();
     let config = filled(dir.path(), Setup::SIMPLEST);
     let path = dir.path().join("store.meta");
@@ -354,7 +354,7 @@ fn a_lost_store_header_is_rebuilt_from_the_segments() {
 }
 
 #[test]
-fn regression_a_store_without_its_header_and_with_all_segments_cut_opens() {
+fn regression_a_store_without_header_and_with_truncated_segments_opens() {
     for (cut, segment) in [(0, None), (4096, None), (4096, Some(1 << 20)), (512 << 10, None)] {
         let dir = tempfile::tempdir().unwrap();
         let config = filled(dir.path(), setups()[0]);

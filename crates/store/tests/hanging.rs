@@ -1,4 +1,4 @@
-//! A device that hangs: no call with a timeout waits for it, whatever it would have to do, and nothing is wrong after.
+//! A device that hangs: no call with a timeout waits for it, and nothing is wrong afterwards.
 #![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use support::{block, chain, config, get, namespace, open, put};
 
 /// Bytes of a block: four fill an extent, sixteen a segment.
 const BYTES: usize = 60 << 10;
-/// What a call is given, and what it may take with the machine busy: far below the minute that a sync may.
+/// The timeout of a call, and what it may take on a busy machine: far below the minute that a sync may take.
 const TIMEOUT: Duration = Duration::from_millis(200);
 const AT_MOST: Duration = Duration::from_secs(5);
 /// Longer than any machine is slow.
@@ -31,7 +31,7 @@ fn space(store: &Store) -> NamespaceId {
     namespace(store, 2, 30 << 10, "hanging")
 }
 
-/// A store that must give something up for every new segment, with some of it hit so that it moves on.
+/// A store that must evict for every new segment, with some blocks in use, so that they move.
 fn crowded(dir: &Path, config: &Config) -> (Arc<Hanging>, Store, NamespaceId) {
     let (device, store) = hanging(dir, config);
     let ns = space(&store);
@@ -56,7 +56,7 @@ fn put_within(store: &Store, ns: NamespaceId, chain: &[ChainHash], terms: &Terms
     report
 }
 
-/// Everything that is served is right, and new blocks find room.
+/// Everything that is served is right, and new blocks find space.
 fn check_well(store: &Store, ns: NamespaceId) {
     assert!(!store.stats().poisoned);
     for name in 0..200 {
@@ -91,10 +91,10 @@ fn a_put_into_a_full_store_ends_at_its_deadline_while_the_device_hangs() {
 }
 
 #[test]
-fn a_put_that_waits_for_room_can_be_called_off() {
+fn a_put_that_waits_for_space_can_be_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let (device, store, ns) = crowded(dir.path(), &settings(Durability::Batch));
-    // Until the open segment is full: what is already with the device is waited for.
+    // Until the open segment is full: requests in flight are waited for.
     device.hang(Hung::Everything);
     for name in 100..105 {
         put_within(&store, ns, &chain(name, 4), &Terms::within(TIMEOUT));
@@ -113,7 +113,7 @@ fn a_put_that_waits_for_room_can_be_called_off() {
 }
 
 #[test]
-fn a_put_waits_for_no_segment_to_be_created_and_for_no_sync_beyond_its_deadline() {
+fn a_put_does_not_wait_beyond_its_deadline_for_a_new_segment_or_a_sync() {
     for hung in [Hung::Creation, Hung::Syncs] {
         let dir = tempfile::tempdir().unwrap();
         let config = settings(Durability::Batch);
@@ -144,7 +144,7 @@ fn a_put_waits_for_no_segment_to_be_created_and_for_no_sync_beyond_its_deadline(
 }
 
 #[test]
-fn a_removal_ends_at_its_deadline_and_becomes_durable_when_the_device_goes_on() {
+fn a_removal_ends_at_its_deadline_and_becomes_durable_when_the_device_resumes() {
     let dir = tempfile::tempdir().unwrap();
     let config = settings(Durability::Batch);
     let (device, store, ns) = crowded(dir.path(), &config);
@@ -155,9 +155,9 @@ fn a_removal_ends_at_its_deadline_and_becomes_durable_when_the_device_goes_on() 
     let late = store.remove(ns, Some(&gone), &Terms::within(TIMEOUT));
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(started.elapsed() < AT_MOST);
-    assert_eq!(store.probe(ns, &gone).unwrap(), 0, "gone at once all the same");
+    assert_eq!(store.probe(ns, &gone).unwrap(), 0, "gone immediately all the same");
     device.go_on();
-    // Behind the one that was left to the store, since removals are done one by one.
+    // Behind the one that was left to the store, since removals run one by one.
     store.remove(ns, Some(&chain(28, 1)), &Terms::default()).unwrap();
     drop(store);
     let store = open(dir.path(), &config);
@@ -166,7 +166,7 @@ fn a_removal_ends_at_its_deadline_and_becomes_durable_when_the_device_goes_on() 
 }
 
 #[test]
-fn a_layer_that_waits_for_another_one_ends_at_its_deadline_and_may_be_stored_again() {
+fn a_layer_that_waits_for_another_ends_at_its_deadline_and_may_be_stored_again() {
     let dir = tempfile::tempdir().unwrap();
     let (device, store) = hanging(dir.path(), &settings(Durability::Batch));
     let ns = space(&store);
@@ -197,7 +197,7 @@ fn a_layer_that_waits_for_another_one_ends_at_its_deadline_and_may_be_stored_aga
 }
 
 #[test]
-fn a_call_without_a_timeout_is_throttled_where_all_staging_memory_stays_in_use() {
+fn a_call_without_timeout_is_throttled_while_all_staging_memory_is_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let (_, store, pool) = hanging_with_pool(dir.path(), &settings(Durability::None));
     let ns = space(&store);
@@ -205,7 +205,7 @@ fn a_call_without_a_timeout_is_throttled_where_all_staging_memory_stays_in_use()
     get(&store, ns, &chain(0, 4), BYTES, &Terms::default());
     let throttled = |store: &Store| store.stats().log.misses["throttled"];
     let before = throttled(&store);
-    // As calls do whose time is up while the device hangs.
+    // As calls do that time out while the device hangs.
     let small = std::iter::from_fn(|| pool.try_take(4096));
     let large = std::iter::from_fn(|| pool.try_take(pool.largest()));
     let held: Vec<Memory> = large.chain(small).collect();
@@ -230,7 +230,7 @@ fn a_call_without_a_timeout_is_throttled_where_all_staging_memory_stays_in_use()
     check_well(&store, ns);
 }
 
-/// Blocks of a chain in memory of their own, as a transfer takes them.
+/// The blocks of a chain in owned memory, for a transfer.
 fn owned(chain: &[ChainHash]) -> Vec<Vec<Memory>> {
     chain.iter().map(|hash| vec![Memory::owned(block(*hash, BYTES), ())]).collect()
 }
@@ -238,13 +238,13 @@ fn owned(chain: &[ChainHash]) -> Vec<Vec<Memory>> {
 fn wait_for_kept(device: &Hanging, count: usize) {
     let started = Instant::now();
     while device.kept() < count {
-        assert!(started.elapsed() < PATIENCE, "nothing came to the device");
+        assert!(started.elapsed() < PATIENCE, "no request reached the device");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn regression_stores_that_hang_keep_no_load_waiting_nor_loads_a_store() {
+fn regression_hanging_stores_delay_no_load_and_hanging_loads_no_store() {
     let dir = tempfile::tempdir().unwrap();
     let (device, store, pool) = hanging_with_pool(dir.path(), &settings(Durability::None));
     let ns = space(&store);
@@ -283,7 +283,7 @@ fn regression_stores_that_hang_keep_no_load_waiting_nor_loads_a_store() {
 }
 
 #[test]
-fn regression_the_slow_sync_of_a_removal_fails_no_put_of_another_tenant() {
+fn regression_a_slow_sync_of_a_removal_fails_no_put_of_another_tenant() {
     let dir = tempfile::tempdir().unwrap();
     let config = settings(Durability::None);
     let (device, store) = hanging(dir.path(), &config);
@@ -308,7 +308,7 @@ fn regression_the_slow_sync_of_a_removal_fails_no_put_of_another_tenant() {
                 panic!("a put waits for the removal: {report:?}");
             }
         }
-        assert!(store.stats().evicted_blocks > evicted, "room was made meanwhile");
+        assert!(store.stats().evicted_blocks > evicted, "space was freed meanwhile");
         assert!(!removal.is_finished());
         device.go_on();
         assert_eq!(removal.join().unwrap().unwrap(), 4);

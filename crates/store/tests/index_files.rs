@@ -1,4 +1,4 @@
-//! An index in files: what it knows is not read again, and whatever happens to its files costs a rebuild and no more.
+//! An on-disk index: an open does not read again what it knows, and damage to its files costs only a rebuild.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,9 +15,9 @@ use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
     OpenMode, Opened, Operation, Request, Space, SystemClock,
 };
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
-    ChainHash, Config, EngineChoice, IndexChoice, MergeRules, NamespaceId, Parts, ScrubRules,
-    Store, StoreId, Terms, info,
+    ChainHash, Config, EngineChoice, IndexChoice, NamespaceId, Store, StoreId, Terms, info,
 };
 use support::{Setup, chain, engines, get, index_files, namespace, next, open, put};
 
@@ -43,7 +43,7 @@ fn is_removed(name: u64) -> bool {
     name.is_multiple_of(7)
 }
 
-/// Fills a store in two lives. In the second chains are removed that an older table holds, and a whole namespace.
+/// Fills a store in two sessions. The second one removes chains in an older table, and a whole namespace.
 fn fill(dir: &Path, config: &Config) {
     for part in CHAINS {
         let store = open(dir, config);
@@ -99,7 +99,7 @@ fn restore(dir: &Path, files: &Files) {
     }
 }
 
-/// Overwrites, cuts or removes one of the index's files; says what it did.
+/// Overwrites, truncates or removes one of the index's files; returns what it did.
 fn damage(dir: &Path, random: &mut u64) -> String {
     let mut below = |end: u64| {
         *random = next(*random);
@@ -118,7 +118,7 @@ fn damage(dir: &Path, random: &mut u64) -> String {
         1 => {
             let cut = below(bytes);
             file.set_len(cut).unwrap();
-            format!("{name} of {bytes} cut to {cut}")
+            format!("{name} of {bytes} truncated to {cut}")
         }
         2 => {
             let other = dir.join(&names[usize::try_from(below(names.len() as u64)).unwrap()]);
@@ -145,7 +145,7 @@ fn damage_anywhere_in_the_index_costs_one_rebuild_and_no_block() {
     fill(dir.path(), &config_of(0));
     let pristine = snapshot(dir.path());
     let tables = index_files(dir.path()).iter().filter(|name| name.contains(".table")).count();
-    assert!(tables > 1, "older tables lie under newer ones");
+    assert!(tables > 1, "there are older tables under newer ones");
     let mut random = 0x1d_da3a_u64;
     for round in 0..60 {
         let what = format!("round {round}: {}", damage(dir.path(), &mut random));
@@ -159,7 +159,7 @@ fn damage_anywhere_in_the_index_costs_one_rebuild_and_no_block() {
 }
 
 #[test]
-fn what_is_removed_while_the_index_is_damaged_stays_removed() {
+fn blocks_removed_while_the_index_is_damaged_stay_removed() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(EngineChoice::Psync);
     fill(dir.path(), &config);
@@ -187,7 +187,7 @@ fn what_is_removed_while_the_index_is_damaged_stays_removed() {
 }
 
 #[test]
-fn a_removal_before_a_crash_holds_though_the_index_is_damaged() {
+fn a_removal_before_a_crash_holds_with_a_damaged_index() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(EngineChoice::Psync);
     fill(dir.path(), &config);
@@ -211,7 +211,7 @@ fn a_removal_before_a_crash_holds_though_the_index_is_damaged() {
     }
 }
 
-/// The store itself in its first life, then one that was opened anew.
+/// The store itself in its first session, then a reopened one.
 fn open_again(store: &Store, dir: &Path, config: &Config, life: u32) -> Store {
     if life == 0 {
         return store.clone();
@@ -221,7 +221,7 @@ fn open_again(store: &Store, dir: &Path, config: &Config, life: u32) -> Store {
 }
 
 #[test]
-fn a_store_that_is_opened_and_closed_does_not_grow_its_index() {
+fn opening_and_closing_does_not_grow_the_index() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(EngineChoice::Psync);
     fill(dir.path(), &config);
@@ -238,7 +238,7 @@ fn a_store_that_is_opened_and_closed_does_not_grow_its_index() {
 }
 
 #[test]
-fn the_index_moves_between_files_and_memory() {
+fn the_index_moves_between_disk_and_memory() {
     let dir = tempfile::tempdir().unwrap();
     let in_files = config(EngineChoice::Psync);
     let in_memory = Config { index: IndexChoice::Memory, ..in_files.clone() };
@@ -325,7 +325,7 @@ fn open_noting(dir: &Path, config: &Config) -> (Store, usize) {
         limits,
         lock: None,
         new_store: StoreId::default(),
-        inline_upkeep: false,
+        executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
     };
@@ -337,7 +337,7 @@ fn open_noting(dir: &Path, config: &Config) -> (Store, usize) {
 }
 
 #[test]
-fn an_open_reads_no_headers_that_the_index_covers() {
+fn an_open_reads_no_headers_before_the_checkpoint() {
     for engine in engines() {
         let dir = tempfile::tempdir().unwrap();
         let in_files = config(*engine);
@@ -357,16 +357,16 @@ fn an_open_reads_no_headers_that_the_index_covers() {
         let (store, reads) = open_noting(dir.path(), &in_files);
         assert!((1..=4).contains(&reads), "{reads} reads behind headers after a crash");
         assert_eq!(get(&store, kept(&store), &hashes, BLOCK, &Terms::default()), BLOCKS);
-        assert!(missing(&store, "covered in part").is_empty());
+        assert!(missing(&store, "half indexed").is_empty());
         drop(store);
         let in_memory = Config { index: IndexChoice::Memory, ..in_files };
         let (_store, reads) = open_noting(dir.path(), &in_memory);
-        assert!(reads > 100, "{reads} reads tell an index in memory");
+        assert!(reads > 100, "{reads} reads fill an index in memory");
     }
 }
 
 #[test]
-fn regression_a_new_segment_never_takes_the_place_of_one_that_is_gone() {
+fn regression_a_new_segment_never_reuses_the_number_of_a_missing_one() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(EngineChoice::Psync);
     fill(dir.path(), &config);
@@ -376,7 +376,7 @@ fn regression_a_new_segment_never_takes_the_place_of_one_that_is_gone() {
     for life in 0..3 {
         let store = open(dir.path(), &config);
         let ns = kept(&store);
-        // One chain in each life, the last of it in a segment that the index has not heard of.
+        // One chain in each session, the last one in a segment that the index does not know.
         let fresh = 1000 + life;
         put(&store, ns, &chain(fresh, BLOCKS), 0, BLOCK);
         for name in (0..CHAINS[1].end).chain(1000..=fresh) {
@@ -392,12 +392,12 @@ fn regression_a_new_segment_never_takes_the_place_of_one_that_is_gone() {
 }
 
 #[test]
-fn an_index_of_another_life_never_serves_the_bytes_of_other_blocks() {
+fn an_index_restored_from_another_copy_never_serves_wrong_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(EngineChoice::Psync);
     drop(open(dir.path(), &config));
     let born = snapshot(dir.path());
-    // Two lives of one store: each puts a chain of its own to the same place.
+    // Two copies of one store: each puts a chain of its own to the same place.
     let live = |name: u64| {
         restore(dir.path(), &born);
         let store = open(dir.path(), &config);
@@ -406,14 +406,14 @@ fn an_index_of_another_life_never_serves_the_bytes_of_other_blocks() {
         snapshot(dir.path())
     };
     let (saved, mut files) = (live(1), live(2));
-    // The index of the one comes to lie beside the log of the other, as a careless restore does it.
+    // The index of one copy is placed next to the log of the other, as a careless restore does.
     files.retain(|name, _| !name.starts_with("index-"));
     files.extend(saved.into_iter().filter(|(name, _)| name.starts_with("index-")));
     restore(dir.path(), &files);
     let store = open(dir.path(), &config);
     let ns = kept(&store);
     assert_eq!(get(&store, ns, &chain(1, BLOCKS), BLOCK, &Terms::default()), 0);
-    assert!(store.stats().log.misses["wrong_place"] > 0, "the index was believed until then");
+    assert!(store.stats().log.misses["wrong_place"] > 0, "the index was trusted until then");
     for name in [1, 2] {
         put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
         assert_eq!(get(&store, ns, &chain(name, BLOCKS), BLOCK, &Terms::default()), BLOCKS);

@@ -1,4 +1,4 @@
-//! SIGKILL under load, again and again: what was acknowledged as durable is there, and nothing is ever wrong.
+//! Repeated SIGKILL under load: blocks acknowledged as durable are there, and no byte is wrong.
 //!
 //! The test runs itself as a child that puts, gets and removes from several threads and writes the name of each
 //! chain to its standard output once the put has returned. The parent kills it at a random moment, opens the store and
@@ -6,7 +6,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test fails by panicking, and tells"
+    reason = "a test fails by panicking, and reports to its parent"
 )]
 
 mod support;
@@ -15,15 +15,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use dalsegno_store::{Config, Durability, IndexChoice, PutOutcome, Terms, verify};
-use support::child::{Child, tell};
+use support::child::{Child, report};
 use support::dose::dose;
 use support::{Setup, chain, engines, get, has_index_files, named, namespace, next, open, put};
 
 /// In the small dose and the full one. A fifth store has the index that moves.
 const STORES: u64 = 5;
 const FULL_STORES: u64 = 10;
-/// Rounds for each directory: often enough that stores are killed many times, seldom enough that nothing acknowledged
-/// has to be evicted.
+/// Rounds for each directory: enough that stores are killed many times, few enough that no acknowledged block is
+/// evicted.
 const ROUNDS: u64 = 4;
 const FULL_ROUNDS: u64 = 10;
 const BLOCKS: usize = 5;
@@ -39,7 +39,7 @@ struct Round {
 
 impl Round {
     /// The engine changes from round to round, the index from store to store; in every fifth store the index moves
-    /// between files and memory all the time.
+    /// between disk and memory all the time.
     fn new(durability: Durability, store_number: u64, round: u64) -> Self {
         let in_files = if store_number % 5 == 4 { round / 2 } else { store_number };
         let index = if in_files.is_multiple_of(2) { IndexChoice::Memory } else { IndexChoice::Lsm };
@@ -64,7 +64,7 @@ impl Round {
     }
 }
 
-/// What the child does until it is killed. Does nothing in an ordinary run of the tests.
+/// The work of the child until it is killed. Does nothing in an ordinary run of the tests.
 #[test]
 fn child() {
     let Ok(spec) = std::env::var(CHILD) else { return };
@@ -80,15 +80,15 @@ fn child() {
             scope.spawn(move || {
                 for turn in 0.. {
                     let name = first + turn * 3 + thread;
-                    let report = put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
-                    if report.kept().iter().all(|kept| *kept) {
-                        tell(&format!("put {name}"));
+                    let outcome = put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
+                    if outcome.kept().iter().all(|kept| *kept) {
+                        report(&format!("put {name}"));
                     }
                     get(&store, ns, &chain(name / 2, BLOCKS), BLOCK, &Terms::default());
                     if turn % 16 == 0 {
                         put(&store, victims, &chain(name, 2), 0, 4096);
                         store.remove(victims, Some(&chain(name, 2)), &Terms::default()).unwrap();
-                        tell(&format!("removed {name}"));
+                        report(&format!("removed {name}"));
                     }
                 }
             });
@@ -117,7 +117,7 @@ struct Tally {
     lost_blocks: usize,
 }
 
-/// Kills the store of one directory again and again.
+/// Kills the store of one directory repeatedly.
 fn one_store(durability: Durability, store_number: u64, state: &mut u64, tally: &mut Tally) {
     let dir = tempfile::tempdir().unwrap();
     let mut all = Vec::new();
@@ -179,11 +179,11 @@ fn rounds(durability: Durability) {
 }
 
 #[test]
-fn many_kills_lose_no_acknowledged_put_with_durability_batch() {
+fn kills_lose_no_acknowledged_put_with_durability_batch() {
     rounds(Durability::Batch);
 }
 
 #[test]
-fn many_kills_serve_no_wrong_byte_without_durability() {
+fn kills_serve_no_wrong_byte_without_durability() {
     rounds(Durability::None);
 }

@@ -1,4 +1,4 @@
-//! Layers as transfers: submitted, polled, waited for, called off.
+//! Layers as transfers: submitted, polled, waited for, cancelled.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -11,7 +11,7 @@ use support::{block, chain, config, get, namespace, open};
 const LAYERS: u32 = 3;
 const SLICE: usize = 5000;
 
-/// Stores a layer as a transfer and tells how that ended.
+/// Stores a layer as a transfer and returns how that ended.
 fn store_layer(
     writer: &LayerWriter,
     layer: u32,
@@ -68,7 +68,7 @@ fn layers_are_stored_and_retrieved_as_transfers() {
 }
 
 #[test]
-fn a_layer_whose_transfer_has_no_time_gives_the_put_up() {
+fn a_layer_transfer_that_times_out_abandons_the_put() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), &config(64 << 20));
     let ns = namespace(&store, LAYERS, 5000, "late");
@@ -83,7 +83,7 @@ fn a_layer_whose_transfer_has_no_time_gives_the_put_up() {
 }
 
 #[test]
-fn a_writer_may_go_before_its_transfers() {
+fn a_writer_may_be_dropped_before_its_transfers_end() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), &config(64 << 20));
     let ns = namespace(&store, 1, 5000, "gone");

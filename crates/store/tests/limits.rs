@@ -1,5 +1,5 @@
-//! Processes that the system does not let do everything: no `io_uring`, no more descriptors, no larger files, another
-//! clock. What they cannot do is a miss, a failed put or a clear error, and over when they can.
+//! Processes with limits of the system: no `io_uring`, no more descriptors, no larger files, another clock. The limit
+//! causes misses, failed puts or a clear error, and they end with the limit.
 //!
 //! Limits hold for a process, so each test runs in a child.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
@@ -15,8 +15,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use dalsegno_store::{
-    Config, EngineChoice, ErrorKind, NamespaceId, Outcome, PutOutcome, Scope, Store, Terms, lend,
-    verify,
+    Cause, Config, EngineChoice, ErrorKind, NamespaceId, Outcome, PutOutcome, Scope, Store, Terms,
+    lend, verify,
 };
 use limits::{
     forbid, limit_file_bytes, limit_locked_memory, limit_open_files, limit_open_files_for_good,
@@ -48,7 +48,7 @@ fn open_files() -> usize {
 }
 
 /// A store is served by psync with the setting `auto`, and refused with advice with the setting `uring`.
-fn assert_goes_without() {
+fn assert_falls_back_to_psync() {
     let dir = tempfile::tempdir().unwrap();
     let auto = Config { io_engine: EngineChoice::Auto, ..config(16 << 20) };
     let store = Store::open(dir.path(), &auto).unwrap();
@@ -63,32 +63,32 @@ fn assert_goes_without() {
 }
 
 #[test]
-fn where_io_uring_is_forbidden_a_store_goes_without() {
-    in_child("where_io_uring_is_forbidden_a_store_goes_without", || {
+fn a_store_falls_back_if_io_uring_is_forbidden() {
+    in_child("a_store_falls_back_if_io_uring_is_forbidden", || {
         forbid(libc::SYS_io_uring_setup, libc::EPERM);
-        assert_goes_without();
+        assert_falls_back_to_psync();
     });
 }
 
 #[test]
-fn where_io_uring_does_not_exist_a_store_goes_without() {
-    in_child("where_io_uring_does_not_exist_a_store_goes_without", || {
+fn a_store_falls_back_if_io_uring_does_not_exist() {
+    in_child("a_store_falls_back_if_io_uring_does_not_exist", || {
         forbid(libc::SYS_io_uring_setup, libc::ENOSYS);
-        assert_goes_without();
+        assert_falls_back_to_psync();
     });
 }
 
 #[test]
-fn where_rings_may_be_made_but_not_entered_a_store_goes_without() {
-    in_child("where_rings_may_be_made_but_not_entered_a_store_goes_without", || {
+fn a_store_falls_back_if_rings_cannot_be_entered() {
+    in_child("a_store_falls_back_if_rings_cannot_be_entered", || {
         forbid(libc::SYS_io_uring_enter, libc::EPERM);
-        assert_goes_without();
+        assert_falls_back_to_psync();
     });
 }
 
 #[test]
-fn without_locked_memory_a_store_goes_one_way_or_the_other() {
-    in_child("without_locked_memory_a_store_goes_one_way_or_the_other", || {
+fn a_store_opens_without_locked_memory() {
+    in_child("a_store_opens_without_locked_memory", || {
         // Which engines there are is found out before.
         let setups = setups();
         if !limit_locked_memory(0) {
@@ -105,8 +105,8 @@ fn without_locked_memory_a_store_goes_one_way_or_the_other() {
 }
 
 #[test]
-fn a_ring_that_is_forbidden_while_it_works_costs_misses_and_no_time() {
-    in_child("a_ring_that_is_forbidden_while_it_works_costs_misses_and_no_time", || {
+fn a_ring_forbidden_while_in_use_costs_misses_but_no_time() {
+    in_child("a_ring_forbidden_while_in_use_costs_misses_but_no_time", || {
         if !engines().contains(&EngineChoice::Uring) {
             return;
         }
@@ -115,8 +115,8 @@ fn a_ring_that_is_forbidden_while_it_works_costs_misses_and_no_time() {
         let store = open(dir.path(), &setup.config(16 << 20));
         assert!(stored(&store, register(&store), 1));
         drop(store);
-        // Nothing is written in the background, as a new segment's entry in the list: what a ring leaves unanswered
-        // keeps the directory locked.
+        // Nothing is written in the background, such as a new segment's entry in the list: a request in flight on a
+        // ring keeps the directory locked.
         let store = open(dir.path(), &setup.config(16 << 20));
         let blocks = register(&store);
         forbid(libc::SYS_io_uring_enter, libc::EPERM);
@@ -127,11 +127,11 @@ fn a_ring_that_is_forbidden_while_it_works_costs_misses_and_no_time() {
             let targets = out.iter_mut().map(|bytes| vec![lender.exclusive(bytes)]).collect();
             store.get_batch(blocks, &chain, targets, Scope::Each, &Terms::default()).unwrap()
         });
-        assert_eq!(report.outcomes, [Outcome::Lost("device"); BLOCKS]);
+        assert_eq!(report.outcomes, [Outcome::Lost(Cause::Device); BLOCKS]);
         assert!(!stored(&store, blocks, 2));
         drop(store);
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
-        // Without the ring all is there.
+        // Without the ring all blocks are there.
         let auto = Config { io_engine: EngineChoice::Auto, ..setup.config(16 << 20) };
         let store = Store::open(dir.path(), &auto).unwrap();
         let blocks = register(&store);
@@ -140,8 +140,8 @@ fn a_ring_that_is_forbidden_while_it_works_costs_misses_and_no_time() {
 }
 
 #[test]
-fn without_descriptors_what_is_open_is_served_and_all_works_when_they_are_back() {
-    in_child("without_descriptors_what_is_open_is_served_and_all_works_when_they_are_back", || {
+fn without_descriptors_open_files_are_served_and_puts_resume_later() {
+    in_child("without_descriptors_open_files_are_served_and_puts_resume_later", || {
         setups().into_iter().for_each(run_out_of_files);
     });
 }
@@ -167,7 +167,7 @@ fn run_out_of_files(setup: Setup) {
         assert!(stored(&store, blocks, name), "{setup:?}: puts work again");
         assert!(is_whole(&store, blocks, name), "{setup:?}");
     }
-    // Segments, and tables of an index in files.
+    // Segments, and tables of an on-disk index.
     let more = open_files() - before;
     assert!(more <= 24 + 8, "{setup:?}: {more} descriptors were left open");
     drop(store);
@@ -180,9 +180,8 @@ fn run_out_of_files(setup: Setup) {
 }
 
 #[test]
-fn regression_a_store_with_more_segments_than_descriptors_is_refused_and_loses_nothing() {
-    let name =
-        "regression_a_store_with_more_segments_than_descriptors_is_refused_and_loses_nothing";
+fn regression_more_segments_than_descriptors_are_refused_and_nothing_is_lost() {
+    let name = "regression_more_segments_than_descriptors_are_refused_and_nothing_is_lost";
     in_child(name, || {
         for setup in setups() {
             let dir = tempfile::tempdir().unwrap();
@@ -237,8 +236,8 @@ fn the_limit_of_open_files_is_raised_for_a_store_of_many_segments() {
 }
 
 #[test]
-fn where_files_may_not_be_large_puts_fail_or_replace_and_gets_go_on() {
-    in_child("where_files_may_not_be_large_puts_fail_or_replace_and_gets_go_on", || {
+fn with_a_file_size_limit_puts_fail_or_evict_and_gets_continue() {
+    in_child("with_a_file_size_limit_puts_fail_or_evict_and_gets_continue", || {
         for setup in setups() {
             let dir = tempfile::tempdir().unwrap();
             let config = Config { segment: Some(1 << 20), ..setup.config(24 << 20) };
@@ -264,14 +263,14 @@ fn where_files_may_not_be_large_puts_fail_or_replace_and_gets_go_on() {
 }
 
 #[test]
-fn a_clock_that_jumps_by_years_between_openings_changes_nothing() {
-    let name = "a_clock_that_jumps_by_years_between_openings_changes_nothing";
+fn a_clock_that_jumps_by_years_between_opens_changes_nothing() {
+    let name = "a_clock_that_jumps_by_years_between_opens_changes_nothing";
     if let Some(dir) = std::env::var_os(SHIFTED) {
         return live_a_while(Path::new(&dir));
     }
     let dir = tempfile::tempdir().unwrap();
     live_a_while(dir.path());
-    // Where the machine began years ago, and where it began anew.
+    // On a machine that started years ago, and on one that just started.
     for seconds in ["300000000", "0", "900000000"] {
         let shifted = Command::new("unshare")
             .args(["--time", "--monotonic", seconds, "--boottime", seconds, "--fork"])

@@ -1,5 +1,4 @@
-//! Parts of a store that are gone without a trace where they were: `verify` reports them, and nothing that a store does
-//! by itself looks like that.
+//! Parts of a store that vanished without a trace: `verify` reports them, and no normal operation looks like that.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -81,7 +80,7 @@ fn zero(file: &Path, offset: u64, sectors: u64) {
 }
 
 /// Repairs a store with one finding; afterwards it is clean for good, and `blocks` are readable.
-fn mends(dir: &Path, config: &Config, blocks: usize) {
+fn repair_restores(dir: &Path, config: &Config, blocks: usize) {
     let report = repair(dir, &|_, _| ()).unwrap();
     assert_eq!(report.after.findings, []);
     assert_eq!(findings(dir), []);
@@ -90,7 +89,7 @@ fn mends(dir: &Path, config: &Config, blocks: usize) {
 }
 
 #[test]
-fn regression_a_record_whose_header_was_zeroed_is_reported_wherever_it_lies() {
+fn regression_a_record_with_a_zeroed_header_is_reported_at_any_place() {
     with_each(|dir, config| {
         let places = places(dir);
         for at in [0, 1, places.len() / 2, places.len() - 1] {
@@ -110,12 +109,12 @@ fn regression_a_record_whose_header_was_zeroed_is_reported_wherever_it_lies() {
         // Opening and closing the store is no repair.
         drop(open(dir, config));
         assert_eq!(findings(dir).len(), 1);
-        mends(dir, config, (CHAINS - 1) * BLOCKS);
+        repair_restores(dir, config, (CHAINS - 1) * BLOCKS);
     });
 }
 
 #[test]
-fn regression_a_segment_whose_file_is_gone_is_reported() {
+fn regression_a_missing_segment_file_is_reported() {
     with_each(|dir, config| {
         let numbers: Vec<u64> = places(dir).iter().map(|(number, _)| *number).collect();
         let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
@@ -134,12 +133,12 @@ fn regression_a_segment_whose_file_is_gone_is_reported() {
         fs::remove_file(segment(dir, first)).unwrap();
         drop(open(dir, config));
         assert_eq!(findings(dir).len(), 1, "opening the store is no repair");
-        mends(dir, config, (CHAINS - gone) * BLOCKS);
+        repair_restores(dir, config, (CHAINS - gone) * BLOCKS);
     });
 }
 
 #[test]
-fn a_segment_whose_first_sectors_were_zeroed_is_not_taken_for_one_that_was_never_finished() {
+fn a_segment_with_zeroed_first_sectors_is_not_mistaken_for_an_unfinished_one() {
     with_each(|dir, config| {
         let (number, _) = places(dir)[0];
         zero(&segment(dir, number), 0, 2);
@@ -151,7 +150,7 @@ fn a_segment_whose_first_sectors_were_zeroed_is_not_taken_for_one_that_was_never
 }
 
 #[test]
-fn the_only_record_of_a_segment_is_missed_and_written_off() {
+fn the_missing_only_record_of_a_segment_is_reported_and_repaired() {
     for setup in SETUPS {
         let dir = tempfile::tempdir().unwrap();
         let config = config(setup, Durability::None);
@@ -162,7 +161,7 @@ fn the_only_record_of_a_segment_is_missed_and_written_off() {
         let (number, offset) = places(dir.path())[0];
         zero(&segment(dir.path(), number), offset, 1);
         assert_eq!(findings(dir.path()).len(), 1);
-        mends(dir.path(), &config, 0);
+        repair_restores(dir.path(), &config, 0);
     }
 }
 
@@ -177,7 +176,7 @@ fn a_damaged_header_is_reported_once() {
 }
 
 #[test]
-fn a_store_that_evicts_removes_and_changes_its_index_stays_clean() {
+fn eviction_removal_and_a_change_of_index_leave_no_finding() {
     let setups = [SETUPS[0], SETUPS[1], SETUPS[0], SETUPS[1], SETUPS[1]];
     for durability in [Durability::None, Durability::Batch] {
         let dir = tempfile::tempdir().unwrap();
@@ -191,10 +190,10 @@ fn a_store_that_evicts_removes_and_changes_its_index_stays_clean() {
                     store.remove(ns, Some(&gone[3..]), &Terms::default()).unwrap();
                 }
             }
-            assert!(store.stats().evicted_blocks > 0, "room was made");
+            assert!(store.stats().evicted_blocks > 0, "space was freed");
             store.close();
             assert_eq!(findings(dir.path()), [], "{round}: {setup:?}, {durability:?}");
-            // What is lost behind that is found in whatever the index knew or not.
+            // A loss behind that is found whether or not the index knew the blocks.
             let (number, offset) = places(dir.path())[places(dir.path()).len() / 2];
             let before = fs::read(segment(dir.path(), number)).unwrap();
             zero(&segment(dir.path(), number), offset, 1);
@@ -205,7 +204,7 @@ fn a_store_that_evicts_removes_and_changes_its_index_stays_clean() {
 }
 
 #[test]
-fn without_a_list_or_with_one_that_a_crash_cut_off_a_store_is_clean_and_opens() {
+fn a_store_with_a_missing_or_truncated_list_is_clean_and_opens() {
     with_each(|dir, config| {
         let list = dir.join("segments.meta");
         let whole = fs::read(&list).unwrap();
@@ -226,6 +225,6 @@ fn without_a_list_or_with_one_that_a_crash_cut_off_a_store_is_clean_and_opens() 
         fs::write(&list, damaged).unwrap();
         let [finding] = &findings(dir)[..] else { panic!("{:?}", findings(dir)) };
         assert_eq!((finding.file.as_str(), finding.offset), ("segments.meta", 0));
-        mends(dir, config, CHAINS * BLOCKS);
+        repair_restores(dir, config, CHAINS * BLOCKS);
     });
 }

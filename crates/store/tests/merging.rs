@@ -6,9 +6,9 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use dalsegno_store::testing::MergeRules;
 use dalsegno_store::{
-    ChainHash, Config, Durability, MergeRules, MergeStats, NamespaceId, Scope, Store, Terms, lend,
-    list,
+    ChainHash, Config, Durability, MergeStats, NamespaceId, Scope, Store, Terms, lend, list,
 };
 use support::{Setup, block, chain, get, namespace, open_with, put, setups, soon};
 
@@ -66,7 +66,7 @@ fn check_layer(store: &Store, ns: NamespaceId, hashes: &[ChainHash]) {
 }
 
 #[test]
-fn single_blocks_end_in_few_extents_and_stay_what_they_were_also_after_reopening() {
+fn single_blocks_merge_into_few_extents_and_survive_reopening() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(setup, 64 << 20);
@@ -91,7 +91,7 @@ fn single_blocks_end_in_few_extents_and_stay_what_they_were_also_after_reopening
 }
 
 #[test]
-fn what_an_earlier_life_left_is_found_and_merged() {
+fn extents_of_an_earlier_session_are_found_and_merged() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let off = Config { merge_rate: Some(0), ..config(setup, 64 << 20) };
@@ -115,7 +115,7 @@ fn what_an_earlier_life_left_is_found_and_merged() {
 }
 
 #[test]
-fn removed_blocks_stay_removed_whenever_merging_comes() {
+fn removed_blocks_stay_removed_during_merging() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(setup, 64 << 20);
@@ -149,7 +149,7 @@ fn removed_blocks_stay_removed_whenever_merging_comes() {
 }
 
 #[test]
-fn branches_of_what_was_merged_are_found_and_grow() {
+fn branches_of_merged_extents_are_found_and_grow() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_with(dir.path(), &config(Setup::SIMPLEST, 64 << 20), soon());
     let ns = namespace(&store, LAYERS, SLICE, "merge");
@@ -171,7 +171,7 @@ fn branches_of_what_was_merged_are_found_and_grow() {
 }
 
 #[test]
-fn a_store_without_room_drops_nothing_for_a_merge() {
+fn a_full_store_evicts_nothing_for_a_merge() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         // Four segments: one open, one in reserve.
@@ -203,7 +203,7 @@ fn a_store_without_room_drops_nothing_for_a_merge() {
 }
 
 #[test]
-fn gets_removals_and_merges_at_the_same_time_never_give_wrong_bytes() {
+fn concurrent_gets_removals_and_merges_return_no_wrong_bytes() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { durability: Durability::Batch, ..config(setup, 24 << 20) };

@@ -1,5 +1,5 @@
-//! File systems that are full or read-only. Who is not root mounts them as root of a namespace of users; where that is
-//! not allowed either these are skipped, aloud.
+//! File systems that are full or read-only. A user who is not root mounts them as root of a namespace of users; where
+//! that is not allowed either these are skipped, aloud.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -94,8 +94,8 @@ fn a_full_file_system_of_64_mib_costs_only_misses() {
 }
 
 #[test]
-fn a_file_system_without_any_room_refuses_clearly_and_breaks_nothing() {
-    where_mounts_work("a_file_system_without_any_room_refuses_clearly_and_breaks_nothing", || {
+fn a_full_file_system_gives_a_clear_error_and_breaks_nothing() {
+    where_mounts_work("a_full_file_system_gives_a_clear_error_and_breaks_nothing", || {
         setups().into_iter().for_each(open_without_room);
     });
 }
@@ -151,7 +151,7 @@ fn mounted_image(dir: &Path, mib: u64) -> Option<Mount> {
 }
 
 #[test]
-fn regression_when_a_full_file_system_has_room_again_the_store_grows_again() {
+fn regression_a_store_grows_again_when_the_file_system_has_space() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
@@ -169,12 +169,12 @@ fn regression_when_a_full_file_system_has_room_again_the_store_grows_again() {
         let met = store.stats().log;
         assert!(met.creations_refused > 0, "{setup:?}: it was never full: {met:?}");
         std::fs::remove_file(&ballast).unwrap();
-        // It is not asked at every switch of segments; until then puts replace what is there.
+        // It does not try at every switch of segments. Until then puts evict other blocks.
         let has_grown = |first| {
             assert!(fill(first..first + 10) >= 8 * 9, "{setup:?}: puts work all the time");
             store.stats().log.segments_created > met.segments_created
         };
-        assert!((1000..3000).step_by(10).any(has_grown), "{setup:?}: it never asked again");
+        assert!((1000..3000).step_by(10).any(has_grown), "{setup:?}: it never tried again");
         assert_eq!(fill(200..220), 8 * 20, "{setup:?}");
         let hits = |name| get(&store, ns, &chain(name, 8), 64 << 10, &Terms::default());
         assert!((200..220).all(|name| hits(name) == 8), "{setup:?}");
@@ -184,7 +184,7 @@ fn regression_when_a_full_file_system_has_room_again_the_store_grows_again() {
 }
 
 #[test]
-fn what_a_full_disk_refused_is_stored_when_there_is_room_again_and_nothing_leaks() {
+fn blocks_refused_by_a_full_disk_are_stored_when_it_has_space_and_nothing_leaks() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
@@ -203,10 +203,10 @@ fn what_a_full_disk_refused_is_stored_when_there_is_room_again_and_nothing_leaks
             fill_up(&ballast);
             let refused: Vec<u64> =
                 all.clone().filter(|name| stored(&store, ns, *name) < 8).collect();
-            assert!(round > 0 || refused.len() == 12, "{setup:?}: it had room: {refused:?}");
+            assert!(round > 0 || refused.len() == 12, "{setup:?}: it had space: {refused:?}");
             std::fs::remove_file(&ballast).unwrap();
             for name in refused {
-                // It is not asked for a segment each time.
+                // It does not try to create a segment each time.
                 let tries = (0..32).position(|_| stored(&store, ns, name) == 8 || hits(name) == 8);
                 assert!(tries.is_some(), "{setup:?}: chain {name} cannot be stored any more");
                 assert_eq!(hits(name), 8, "{setup:?}");
@@ -223,7 +223,7 @@ fn what_a_full_disk_refused_is_stored_when_there_is_room_again_and_nothing_leaks
 }
 
 #[test]
-fn an_index_in_files_goes_on_where_others_take_the_last_byte() {
+fn an_on_disk_index_continues_when_others_fill_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
     let (store_dir, ballast) = (dir.path().join("place/store"), dir.path().join("place/ballast"));
@@ -258,7 +258,7 @@ fn an_index_in_files_goes_on_where_others_take_the_last_byte() {
     }
 }
 
-/// Takes all the room that a file system has left.
+/// Fills a file system completely.
 fn fill_up(ballast: &Path) {
     let mut file = std::fs::File::create(ballast).unwrap();
     for piece in [1 << 20, 4096] {
@@ -274,7 +274,7 @@ fn open_below(place: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_file_system_that_turns_read_only_goes_on_being_read() {
+fn a_file_system_that_turns_read_only_is_still_read() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let Some(mounted) = mounted_image(dir.path(), 64) else { return };
@@ -284,7 +284,7 @@ fn a_file_system_that_turns_read_only_goes_on_being_read() {
         let ns = namespace(&store, 1, 64 << 10, "read-only");
         assert_eq!(put(&store, ns, &chain(1, 8), 0, 64 << 10).count(PutOutcome::Stored), 8);
         if !break_ext4(&place) {
-            return skip("mount", "ext4 cannot be told here that it found an error");
+            return skip("mount", "an error cannot be reported to ext4 here");
         }
         let hits =
             |store: &Store, name| get(store, ns, &chain(name, 8), 64 << 10, &Terms::default());
@@ -297,7 +297,7 @@ fn a_file_system_that_turns_read_only_goes_on_being_read() {
         let error = Store::open(&place.join("store"), &config).unwrap_err();
         assert!(error.to_string().contains("read-only"), "{setup:?}: {error}");
         mounted.close();
-        // Mends what was made up, and says by its status that it did.
+        // Repairs what was made up, and says by its status that it did.
         let image = dir.path().join("image");
         let _ = Command::new("fsck.ext4").args(["-f", "-y"]).arg(image).output().unwrap();
         let Some(_mounted) = mounted_image(dir.path(), 64) else { return };
@@ -322,9 +322,9 @@ fn stored(store: &Store, ns: NamespaceId, name: u64) -> u64 {
 
 /// Has an ext4 file system take itself for damaged, upon which it goes on read-only; whether that worked.
 fn break_ext4(place: &Path) -> bool {
-    let told = Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(place).output();
-    let Ok(told) = told else { return false };
-    let device = String::from_utf8_lossy(&told.stdout).trim().replace("/dev/", "");
+    let found = Command::new("findmnt").args(["-n", "-o", "SOURCE"]).arg(place).output();
+    let Ok(found) = found else { return false };
+    let device = String::from_utf8_lossy(&found.stdout).trim().replace("/dev/", "");
     let mut remount = Command::new("mount");
     remount.args(["-o", "remount,errors=remount-ro"]).arg(place);
     let trigger = Path::new("/sys/fs/ext4").join(device).join("trigger_fs_error");

@@ -13,9 +13,10 @@ use dalsegno_io::{
     OpenMode, Opened, Request, Space, SystemClock,
 };
 use dalsegno_log::format::{NamespaceSector, namespace_file};
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
-    Compression, Config, ErrorKind, KvLayout, MergeRules, Namespace, NamespaceId, Parts,
-    ScrubRules, Store, StoreId, Terms, info, list, verify,
+    Compression, Config, ErrorKind, KvLayout, Namespace, NamespaceId, RegisterOptions, Store,
+    StoreId, Terms, info, list, verify,
 };
 use support::{chain, config, get, namespace, open, put};
 
@@ -38,7 +39,7 @@ fn filled(dir: &Path, config: &Config) -> NamespaceId {
     let store = open(dir, config);
     let ns = namespace(&store, 1, 4096, "with a block");
     put(&store, ns, &chain(1, 1), 0, BYTES);
-    store.register(&described("without")).unwrap();
+    store.register(&described("without"), RegisterOptions::default()).unwrap();
     ns
 }
 
@@ -70,14 +71,14 @@ fn namespaces_without_blocks_are_forgotten_when_the_store_is_opened() {
 }
 
 #[test]
-fn opening_again_makes_room_for_namespaces() {
+fn reopening_frees_places_for_namespaces() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { namespaces: Some(2), ..config(64 << 20) };
     filled(dir.path(), &config);
     for salt in ["a", "b", "c"] {
         let store = open(dir.path(), &config);
-        store.register(&described(salt)).unwrap();
-        let error = store.register(&described("one more")).unwrap_err();
+        store.register(&described(salt), RegisterOptions::default()).unwrap();
+        let error = store.register(&described("one more"), RegisterOptions::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.message().contains("open the store again"), "{error}");
     }
@@ -98,7 +99,7 @@ fn a_namespace_is_forgotten_when_its_last_block_was_removed() {
 }
 
 #[test]
-fn looking_at_a_store_forgets_nothing() {
+fn inspecting_a_store_forgets_nothing() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), &config(64 << 20));
     info(dir.path()).unwrap();
@@ -148,7 +149,7 @@ impl Device for Stubborn {
 }
 
 #[test]
-fn a_description_that_cannot_be_removed_keeps_no_store_closed() {
+fn a_description_that_cannot_be_removed_does_not_fail_the_open() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { namespaces: Some(2), ..config(64 << 20) };
     let ns = filled(dir.path(), &config);
@@ -167,12 +168,12 @@ fn a_description_that_cannot_be_removed_keeps_no_store_closed() {
         limits,
         lock: None,
         new_store,
-        inline_upkeep: false,
+        executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
     };
     let store = Store::open_parts(parts).unwrap();
     assert_eq!(descriptors(dir.path()), 2);
-    store.register(&described("new")).unwrap();
+    store.register(&described("new"), RegisterOptions::default()).unwrap();
     assert_eq!(get(&store, ns, &chain(1, 1), BYTES, &Terms::default()), 1);
 }

@@ -1,25 +1,25 @@
-//! Power cuts on ext4 and XFS under load, again and again: what was acknowledged is there, what was removed is not, and
-//! nothing is ever wrong.
+//! Repeated power cuts on ext4 and XFS under load: acknowledged blocks are there, removed ones are not, and no byte is
+//! wrong.
 //!
-//! A child works on a store in a file system of its own, which lies in an image file, and tells what was acknowledged.
-//! The parent cuts the power at a random moment, mounts what is left, opens the store and reads all that was told until
-//! then.
+//! A child works on a store in a file system of its own, in an image file, and reports what was acknowledged. The
+//! parent cuts the power at a random moment, mounts the rest, opens the store and reads everything that was reported
+//! until then.
 //!
-//! The kernel plays the cut: the file system stops at once, and what of its journal and of the page cache was not
-//! written is lost, that is new files, their sizes, and which parts of a preallocated file were written. But the device
-//! forgets nothing here: direct writes to parts that had been written before, as in the second life of a segment, stay
-//! although nobody synced them. The simulated device (`crates/sim`) forgets these too.
+//! The kernel simulates the cut: the file system stops immediately, and the unwritten part of its journal and of the
+//! page cache is lost. That is new files, their sizes, and which parts of a preallocated file were written. But the
+//! device keeps everything: direct writes to parts that had been written before, as in a recycled segment, stay
+//! although they were not synced. The simulated device (`crates/sim`) loses these too.
 //!
-//! `DALSEGNO_DOSE=long` asks for 200 cuts on each file system, `DALSEGNO_POWER_SEED=7` for other ones. What a seed
-//! chooses is the same each time, the moment within the kernel is not.
+//! `DALSEGNO_DOSE=long` requests 200 cuts on each file system, `DALSEGNO_POWER_SEED=7` other ones. The choices of a
+//! seed are the same each time; the moment inside the kernel is not.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test fails by panicking, and tells"
+    reason = "a test fails by panicking, and reports to its parent"
 )]
 
+mod reports;
 mod support;
-mod told;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -29,13 +29,13 @@ use std::time::Duration;
 use dalsegno_store::{
     ChainHash, Config, Durability, IndexChoice, NamespaceId, PutOutcome, Store, Terms, verify,
 };
-use support::child::{Child, tell};
+use reports::{ChildReports, Victim};
+use support::child::{Child, report};
 use support::disk::Disk;
 use support::dose::dose;
 use support::mount::succeeds;
 use support::power::Cut;
 use support::{Setup, chain, engines, get, namespace, next, open, put, skip};
-use told::{Told, Victim};
 
 /// On each file system in the small dose and the full one: two on each of four stores, or ten on each of twenty.
 const CUTS: u64 = 8;
@@ -54,11 +54,11 @@ const BLOCK: usize = 2 * 6000;
 const GROWN_BLOCKS: usize = 80;
 const VICTIM_BLOCKS: usize = 2;
 const VICTIM: usize = 4096;
-/// Bounds what a child puts, so that a roomy store has room for what ten of them put.
+/// Bounds the puts of a child, so that a large store has space for the puts of ten children.
 const MOST_TURNS: u64 = 200;
-/// Of the puts of a child to a tight store the last ones are not what is evicted while it lives.
+/// The last puts of a child to a tight store are not evicted while the child runs.
 const LATEST: usize = 4;
-/// A quarter of what a tight store has room for.
+/// A quarter of the space of a tight store.
 const MOST_LATE: usize = 64;
 
 /// A store for a child, and then for its parent.
@@ -124,7 +124,7 @@ impl Opened {
         put(&self.store, self.blocks, chain, first, BLOCK).kept().iter().all(|kept| *kept)
     }
 
-    /// A put for which there is room.
+    /// A put that finds space.
     fn must_put(&self, chain: &[ChainHash], first: usize) {
         let outcomes = put(&self.store, self.blocks, chain, first, BLOCK);
         let all_kept = outcomes.kept().iter().all(|kept| *kept);
@@ -144,14 +144,14 @@ fn child() {
     let parts: Vec<&str> = spec.split(',').collect();
     let [dir, round @ ..] = &parts[..] else { panic!("{spec}") };
     let round = Round::decode(round.try_into().unwrap());
-    // Whatever thread it is of.
+    // For every thread.
     std::panic::set_hook(Box::new(|panic| {
-        tell(&format!("failed: {}", panic.to_string().replace('\n', " ")));
+        report(&format!("failed: {}", panic.to_string().replace('\n', " ")));
     }));
     let opened = &Opened::new(Path::new(dir), round);
-    tell("open");
+    report("open");
     if round.is_tight {
-        // Nobody knows after a cut that it was used, so the first put could push it out.
+        // A cut loses the record of its use, so the first put could evict it.
         use_hot(opened);
     }
     std::thread::scope(|scope| {
@@ -180,12 +180,12 @@ fn hot() -> Vec<ChainHash> {
     chain(u64::MAX, BLOCKS)
 }
 
-/// Puts chains, now and then one that is there already.
+/// Puts chains; every fourth one is present already.
 fn keep(opened: &Opened, first: u64) {
     for turn in 0..MOST_TURNS {
         let again = if turn % 4 == 3 { turn / 2 } else { turn };
         opened.must_put(&chain(first + again, BLOCKS), 0);
-        tell(&format!("put {}", first + again));
+        report(&format!("put {}", first + again));
         opened.get(&chain(first + turn / 3, BLOCKS));
     }
 }
@@ -196,7 +196,7 @@ fn grow(opened: &Opened, first: u64) {
         let name = first + (1 << 30) + turn / GROWN_BLOCKS as u64;
         let blocks = usize::try_from(turn).unwrap() % GROWN_BLOCKS + 1;
         opened.must_put(&chain(name, blocks), blocks - 1);
-        tell(&format!("grown {name} {blocks}"));
+        report(&format!("grown {name} {blocks}"));
     }
 }
 
@@ -208,21 +208,21 @@ fn take_away(opened: &Opened, first: u64, and_back: bool) {
         let chain = chain(name, VICTIM_BLOCKS);
         let all_kept = || put(store, *victims, &chain, 0, VICTIM).kept().iter().all(|kept| *kept);
         // It may be there again from here on, after an earlier child removed it.
-        tell(&format!("begun {name}"));
-        // Only a tight store may have no room.
+        report(&format!("begun {name}"));
+        // Only a tight store may have no space.
         assert!(all_kept() || !and_back);
         store.remove(*victims, Some(&chain), &Terms::default()).unwrap();
-        tell(&format!("removed {name}"));
+        report(&format!("removed {name}"));
         if and_back && turn % 2 == 1 {
-            tell(&format!("begun {name}"));
+            report(&format!("begun {name}"));
             assert!(all_kept());
-            tell(&format!("back {name}"));
+            report(&format!("back {name}"));
         }
     }
 }
 
-/// Puts more chains than there is room for; the first of its threads uses the hot one all the time. Here a put may find
-/// no room.
+/// Puts more chains than there is space for; its first thread uses the hot chain all the time. Here a put may find no
+/// space.
 fn churn(opened: &Opened, first: u64, thread: u64) {
     for turn in 0.. {
         if thread == 0 {
@@ -230,16 +230,16 @@ fn churn(opened: &Opened, first: u64, thread: u64) {
         }
         let name = first + 2 * turn + thread;
         if opened.put(&chain(name, BLOCKS), 0) {
-            tell(&format!("put {name}"));
+            report(&format!("put {name}"));
         }
     }
 }
 
 fn use_hot(opened: &Opened) {
     if opened.get(&hot()) == BLOCKS {
-        tell("hot");
+        report("hot");
     } else {
-        tell("cold");
+        report("cold");
         opened.put(&hot(), 0);
     }
 }
@@ -259,7 +259,7 @@ impl Dice {
     }
 }
 
-/// A child that nobody disturbs until its store is open; in one of five rounds it is disturbed at that already.
+/// A child that runs undisturbed until its store is open, except in one of five rounds.
 fn let_work(store_dir: &Path, round: Round, dice: &mut Dice) -> Child {
     let value = format!("{},{}", store_dir.display(), round.encode());
     let child = Child::spawn("child", CHILD, &value);
@@ -272,23 +272,29 @@ fn let_work(store_dir: &Path, round: Round, dice: &mut Dice) -> Child {
     child
 }
 
-fn failures(told: &[String]) -> Vec<&str> {
-    told.iter().map(String::as_str).filter(|line| line.starts_with("failed")).collect()
+fn failures(reports: &[String]) -> Vec<&str> {
+    reports.iter().map(String::as_str).filter(|line| line.starts_with("failed")).collect()
 }
 
-/// Lets a child work and cuts the power; in one of four rounds another child was killed before, so that the one without
-/// power went on from what a killed one left.
-fn one_cut(disk: &mut Disk, store_dir: &Path, round: Round, dice: &mut Dice, told: &mut Told) {
+/// Lets a child work and cuts the power. In one of four rounds another child was killed before, so that this one starts
+/// from the files of a killed process.
+fn one_cut(
+    disk: &mut Disk,
+    store_dir: &Path,
+    round: Round,
+    dice: &mut Dice,
+    reports: &mut ChildReports,
+) {
     if dice.throw(4) == 0 {
-        // A put of what is there makes it no younger, so the two put different chains where that counts.
+        // A put of a present block does not renew it, so the two put different chains where that counts.
         let first = round.first + if round.is_tight { 1 << 29 } else { 0 };
         let killed = let_work(store_dir, Round { first, ..round }, dice).kill();
         assert_eq!(failures(&killed), [""; 0], "before it was killed: {round:?}");
         for line in &killed {
-            told.take(line);
+            reports.take(line);
         }
     }
-    (told.earlier_puts, told.late_puts) = (told.puts.len(), 0);
+    (reports.earlier_puts, reports.late_puts) = (reports.puts.len(), 0);
     let mut child = let_work(store_dir, round, dice);
     let cut = if dice.throw(4) == 0 { Cut::Journalled } else { Cut::Hard };
     let before = child.lines();
@@ -300,25 +306,31 @@ fn one_cut(disk: &mut Disk, store_dir: &Path, round: Round, dice: &mut Dice, tol
         late = child.kill();
     });
     for line in &before {
-        told.take(line);
+        reports.take(line);
     }
     for line in &late {
-        told.take_late(line);
+        reports.take_late(line);
     }
 }
 
-/// Cuts the power of one store again and again; returns what was told of it.
-fn one_store(mkfs: &str, check: &str, store_number: u64, cuts: u64, dice: &mut Dice) -> Told {
+/// Cuts the power of one store repeatedly; returns the reports about it.
+fn one_store(
+    mkfs: &str,
+    check: &str,
+    store_number: u64,
+    cuts: u64,
+    dice: &mut Dice,
+) -> ChildReports {
     let mut disk = Disk::make(mkfs, DISK_MIB).expect("made before");
     let store_dir = disk.place().join("store");
-    let (mut told, mut blocks) = (Told::default(), NamespaceId::default());
+    let (mut reports, mut blocks) = (ChildReports::default(), NamespaceId::default());
     for number in 0..cuts {
         let round = Round::new(store_number, number);
-        one_cut(&mut disk, &store_dir, round, dice, &mut told);
+        one_cut(&mut disk, &store_dir, round, dice, &mut reports);
         let opened = Opened::new(&store_dir, round);
-        let lost = told.check(&opened, round);
+        let lost = reports.check(&opened, round);
         let stats = opened.store.stats();
-        let late = told.late_puts;
+        let late = reports.late_puts;
         assert!(
             lost.is_empty(),
             "lost after {number} other cuts, {late} late puts: {lost:?}, {round:?}, {stats:?}"
@@ -328,18 +340,18 @@ fn one_store(mkfs: &str, check: &str, store_number: u64, cuts: u64, dice: &mut D
         let (stored, stats) = (report.count(PutOutcome::Stored), opened.store.stats());
         assert_eq!(stored, BLOCKS as u64, "puts after a cut: {round:?}, {report:?}, {stats:?}");
         assert_eq!(opened.get(&chain(fresh, BLOCKS)), BLOCKS);
-        told.puts.push(fresh);
-        told.look_at_hot(&opened);
+        reports.puts.push(fresh);
+        reports.look_at_hot(&opened);
         blocks = opened.blocks;
     }
-    // A put that the cut met may have left an extent that is not whole: its header goes last, but only where a process
-    // ends is it the last to arrive.
+    // A put that the cut met may have left an extent that is not whole: its header is written last, but only when a
+    // process ends is it also the last to arrive.
     let findings = verify(&store_dir, &|_, _| {}).unwrap().findings;
-    let unexplained = told.unexplained(&store_dir, blocks, &findings);
+    let unexplained = reports.unexplained(&store_dir, blocks, &findings);
     assert!(unexplained.is_empty(), "acknowledged, but not whole: {unexplained:?}");
-    told.torn += findings.len();
+    reports.torn += findings.len();
     assert!(disk.passes(check), "{check} finds the file system damaged");
-    told
+    reports
 }
 
 fn cuts(mkfs: &str, check: &str) {
@@ -359,11 +371,11 @@ fn cuts(mkfs: &str, check: &str) {
     let (mut puts, mut grown_blocks, mut removals, mut torn) = (0, 0, 0, 0);
     for store_number in 0..cuts.div_ceil(cuts_per_store) {
         let left = cuts - store_number * cuts_per_store;
-        let told = one_store(mkfs, check, store_number, left.min(cuts_per_store), &mut dice);
-        puts += told.puts.len();
-        grown_blocks += told.grown.values().sum::<usize>();
-        removals += told.victims.values().filter(|victim| **victim != Victim::Begun).count();
-        torn += told.torn;
+        let reports = one_store(mkfs, check, store_number, left.min(cuts_per_store), &mut dice);
+        puts += reports.puts.len();
+        grown_blocks += reports.grown.values().sum::<usize>();
+        removals += reports.victims.values().filter(|victim| **victim != Victim::Begun).count();
+        torn += reports.torn;
     }
     assert!(
         puts as u64 > 5 * cuts && removals as u64 > cuts,
@@ -376,7 +388,7 @@ fn cuts(mkfs: &str, check: &str) {
 }
 
 #[test]
-fn power_cuts_on_ext4_lose_nothing_that_was_acknowledged() {
+fn power_cuts_on_ext4_lose_no_acknowledged_put() {
     if Disk::make("mkfs.ext4", DISK_MIB).is_none() {
         return skip("mount", "an ext4 image cannot be made and mounted here (needs root)");
     }
@@ -384,7 +396,7 @@ fn power_cuts_on_ext4_lose_nothing_that_was_acknowledged() {
 }
 
 #[test]
-fn power_cuts_on_xfs_lose_nothing_that_was_acknowledged() {
+fn power_cuts_on_xfs_lose_no_acknowledged_put() {
     // Few machines have them, so CI need not; where they are it must work.
     if !succeeds(Command::new("mkfs.xfs").arg("-V")) {
         return skip::say("xfs", "mkfs.xfs is not installed");

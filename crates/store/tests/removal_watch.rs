@@ -1,4 +1,4 @@
-//! Blocks that leave a store are reported to those who watch for it.
+//! Blocks that leave a store are reported to its watches.
 #![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -114,7 +114,7 @@ fn a_quarantined_block_is_reported() {
 }
 
 #[test]
-fn what_does_not_fit_the_queue_leaves_a_gap_once() {
+fn blocks_that_do_not_fit_the_queue_leave_one_gap() {
     let Stand { dir: _dir, store, ns, watch: large } = Stand::open(Setup::SIMPLEST);
     let small = store.watch_removals(3).unwrap();
     let chain = chain(1, BLOCKS);

@@ -1,4 +1,4 @@
-//! Repair: afterwards the check finds nothing, and every block is there that could be had before.
+//! Repair: afterwards the check finds nothing, and every block is there that was readable before.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -32,7 +32,7 @@ fn filled(dir: &Path, setup: Setup) {
     assert_eq!(removed, BLOCKS as u64 - 2);
 }
 
-/// The blocks that can be had, each checked byte by byte.
+/// The readable blocks, each checked byte by byte.
 fn readable(dir: &Path, setup: Setup) -> BTreeSet<ChainHash> {
     let store = open(dir, &config(setup));
     let ns = namespace(&store, 3, 5000, "repair");
@@ -48,7 +48,7 @@ fn copy(from: &Path) -> tempfile::TempDir {
     dir
 }
 
-/// Flips a few bits anywhere, or cuts a file.
+/// Flips a few bits anywhere, or truncates a file.
 fn damage(dir: &Path, random: &mut u64) {
     let mut draw = |below: u64| {
         *random = next(*random);
@@ -74,7 +74,7 @@ fn damage(dir: &Path, random: &mut u64) {
 }
 
 #[test]
-fn whatever_is_damaged_repair_leaves_a_clean_store_with_all_that_could_be_had() {
+fn repair_of_any_damage_leaves_a_clean_store_with_every_readable_block() {
     let (mut repaired, mut dropped) = (0, 0);
     for (number, setup) in (0..).zip(setups()) {
         let pristine = tempfile::tempdir().unwrap();
@@ -97,14 +97,14 @@ fn whatever_is_damaged_repair_leaves_a_clean_store_with_all_that_could_be_had() 
             assert_eq!(lost, 0, "{what}: good blocks were lost, {:?}", report.before.findings);
             // A removal whose record is damaged is forgotten, with repair and without.
             let is_forgotten = !had.is_subset(&all);
-            assert!(is_forgotten || has.is_subset(&all), "{what}: what was removed is back");
+            assert!(is_forgotten || has.is_subset(&all), "{what}: removed blocks are back");
         }
     }
     assert!(repaired > 0 && dropped > 0, "{repaired} segments, {dropped} blocks");
 }
 
 #[test]
-fn a_healthy_store_is_left_alone_and_keeps_its_index() {
+fn repair_does_not_change_a_healthy_store() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         filled(dir.path(), setup);
@@ -118,7 +118,7 @@ fn a_healthy_store_is_left_alone_and_keeps_its_index() {
 }
 
 #[test]
-fn an_index_that_is_sound_is_kept_and_a_damaged_one_is_made_again() {
+fn repair_keeps_a_sound_index_and_rebuilds_a_damaged_one() {
     let setup = Setup { index: IndexChoice::Lsm, ..Setup::SIMPLEST };
     let pristine = tempfile::tempdir().unwrap();
     filled(pristine.path(), setup);
@@ -144,7 +144,7 @@ fn an_index_that_is_sound_is_kept_and_a_damaged_one_is_made_again() {
 }
 
 #[test]
-fn a_store_that_somebody_has_open_is_not_repaired() {
+fn an_open_store_is_not_repaired() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path(), Setup::SIMPLEST);
     let store = open(dir.path(), &config(Setup::SIMPLEST));

@@ -1,4 +1,4 @@
-//! Scrubbing: bytes that went bad are found before somebody asks for them.
+//! Scrubbing: bad bytes are found before a get meets them.
 #![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dalsegno_store::{Config, MergeRules, NamespaceId, ScrubRules, Store, Terms};
+use dalsegno_store::testing::{MergeRules, ScrubRules};
+use dalsegno_store::{Config, NamespaceId, Store, Terms};
 use support::{Setup, chain, files, get, namespace, open, open_by, put, setups};
 
 const BYTES: usize = 64 << 10;
@@ -23,7 +24,7 @@ fn space(store: &Store) -> NamespaceId {
     namespace(store, 2, 32 << 10, "scrub")
 }
 
-/// A store whose first round begins at once.
+/// A store whose first round starts immediately.
 fn open_soon(dir: &Path, config: &Config) -> Store {
     let rules = ScrubRules { first: Duration::ZERO, ..ScrubRules::default() };
     open_by(dir, config, MergeRules::default(), rules)
@@ -37,7 +38,7 @@ fn fill(dir: &Path, config: &Config) {
     }
 }
 
-/// Turns a byte over in the middle of what the log holds.
+/// Inverts a byte in the middle of the written log.
 fn spoil(dir: &Path) {
     let is_segment =
         |file: &&std::path::PathBuf| file.to_str().is_some_and(|name| name.contains("segment-"));
@@ -61,7 +62,7 @@ fn wait_for_a_round(store: &Store) {
 }
 
 #[test]
-fn damage_is_found_before_anybody_asks_for_it() {
+fn damage_is_found_before_a_get_meets_it() {
     for setup in setups() {
         let dir = tempfile::tempdir().unwrap();
         let config = settings(setup, 1 << 30);
@@ -76,12 +77,12 @@ fn damage_is_found_before_anybody_asks_for_it() {
         assert_eq!((stats.quarantined_blocks, stats.blocks), (1, CHAINS * 4 - 1));
         assert!(
             stats.log.misses["slice_checksum"] > 0,
-            "the cause is told: {:?}",
+            "the cause is counted: {:?}",
             stats.log.misses
         );
         let listed = (0..CHAINS).map(|name| store.probe(ns, &chain(name, 4)).unwrap());
         assert_eq!(listed.filter(|count| *count == 4).count() as u64, CHAINS - 1);
-        // What is bad can be put again, and nothing else was lost.
+        // Bad blocks can be put again, and nothing else was lost.
         for name in 0..CHAINS {
             put(&store, ns, &chain(name, 4), 0, BYTES);
             assert_eq!(get(&store, ns, &chain(name, 4), BYTES, &Terms::default()), 4);
@@ -90,7 +91,7 @@ fn damage_is_found_before_anybody_asks_for_it() {
 }
 
 #[test]
-fn what_is_sound_is_read_once_and_stays() {
+fn sound_blocks_are_read_once_and_stay() {
     let setup = Setup::SIMPLEST;
     let dir = tempfile::tempdir().unwrap();
     let config = settings(setup, 1 << 30);
@@ -123,7 +124,7 @@ fn scrubbing_keeps_to_its_rate_and_can_be_switched_off() {
     // A second's worth at once, and an extent that is under way.
     let most = rate * (2 + started.elapsed().as_secs()) + 4 * BYTES as u64;
     assert!(bytes > 0 && bytes <= most, "{bytes} of {most}");
-    // It waits for its rate, which holds up nobody who closes the store.
+    // It waits for its rate, which does not delay closing the store.
     let closing = Instant::now();
     store.close();
     assert!(closing.elapsed() < Duration::from_secs(2), "{:?}", closing.elapsed());

@@ -1,4 +1,4 @@
-//! A device that hangs is not asked until it answers: it costs misses, not time, and everybody can see it.
+//! A hanging device gets no requests until it responds: it costs misses, not time, and the counters show it.
 #![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,11 +18,11 @@ const CHAINS: u64 = 24;
 const SMALL: u32 = 512;
 const MANY: u64 = 3000;
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// What a call may take beside its timeout, with the machine busy.
+/// What a call may take in addition to its timeout on a busy machine.
 const SLACK: Duration = Duration::from_secs(2);
-/// After this long without an answer writes are suspended, and reads long since.
+/// After this time without a response writes are suspended, and reads long before.
 const STALL: Duration = Duration::from_millis(5200);
-/// A device that is back is found within this.
+/// A device that works again is detected within this time.
 const RECOVERY: Duration = Duration::from_secs(20);
 
 fn indexes() -> [Config; 2] {
@@ -39,7 +39,7 @@ fn space(store: &Store) -> NamespaceId {
     namespace(store, 2, 30 << 10, "suspended")
 }
 
-/// A store with blocks, opened once more: an index in files has them in tables, and none of these in memory.
+/// A store with blocks, opened again: an on-disk index has them in tables, and no table in memory.
 fn filled(dir: &std::path::Path, config: &Config) -> (std::sync::Arc<Hanging>, Store, NamespaceId) {
     let (_, store) = hanging(dir, config);
     let ns = space(&store);
@@ -106,7 +106,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_device_that_hangs_is_not_asked_until_it_answers() {
+fn a_hanging_device_gets_no_requests_until_it_responds() {
     for config in indexes() {
         let dir = tempfile::tempdir().unwrap();
         let (device, store, ns) = filled(dir.path(), &config);
@@ -122,7 +122,7 @@ fn a_device_that_hangs_is_not_asked_until_it_answers() {
             assert!(stored == 0 && took < TIMEOUT + SLACK, "{took:?}");
             calls += 1;
         }
-        // Nobody waits any more, whatever his timeout.
+        // No call waits any more, with any timeout.
         let owed = store.stats().device.owed_requests;
         for name in 0..200 {
             let minute = Duration::from_secs(60);
@@ -157,7 +157,7 @@ fn is_stored(store: &Store, ns: NamespaceId, name: u64) -> bool {
 }
 
 #[test]
-fn a_look_up_in_an_index_in_files_waits_for_no_device_that_hangs() {
+fn a_lookup_in_an_on_disk_index_does_not_wait_for_a_hanging_device() {
     let [_, config] = indexes();
     let dir = tempfile::tempdir().unwrap();
     let (device, store, ns) = many(dir.path(), &config);
@@ -174,15 +174,15 @@ fn a_look_up_in_an_index_in_files_waits_for_no_device_that_hangs() {
     assert!(found < 1000, "{found}: it was in memory");
     device.go_on();
     wait_until("the device", || store.stats().device.owed_requests == 0);
-    wait_until("a look-up", || store.probe(ns, &chain(0, 4)).unwrap() == 4);
+    wait_until("a lookup", || store.probe(ns, &chain(0, 4)).unwrap() == 4);
     for name in 0..MANY {
         assert_eq!(store.probe(ns, &chain(name, 4)).unwrap(), 4);
     }
-    assert!(!store.stats().index.unwrap().lsm.damaged, "a late answer is no damage");
+    assert!(!store.stats().index.unwrap().lsm.damaged, "a late response is no damage");
 }
 
 #[test]
-fn a_removal_from_an_index_in_files_ends_at_its_deadline_and_holds_when_the_device_goes_on() {
+fn a_removal_from_an_on_disk_index_ends_at_its_deadline_and_holds_when_the_device_resumes() {
     let [_, config] = indexes();
     let dir = tempfile::tempdir().unwrap();
     let (device, store, ns) = many(dir.path(), &config);
@@ -192,11 +192,11 @@ fn a_removal_from_an_index_in_files_ends_at_its_deadline_and_holds_when_the_devi
         let late = store.remove(ns, Some(&chain(100 * name, 4)), &Terms::within(TIMEOUT));
         assert_eq!(late.unwrap_err().kind(), ErrorKind::Unavailable);
     }
-    // Whoever looks something up meanwhile does not wait behind it.
+    // A lookup meanwhile does not wait behind it.
     store.probe(ns, &chain(2000, 4)).unwrap();
     assert!(started.elapsed() < 5 * TIMEOUT + SLACK, "{:?}", started.elapsed());
     device.go_on();
-    // Behind those that were left to the store, since removals are done one by one.
+    // Behind those that were left to the store, since removals run one by one.
     assert_eq!(store.remove(ns, Some(&chain(7, 1)), &Terms::default()).unwrap(), 1);
     let check = |store: &Store| {
         for name in 0..5 {
@@ -211,7 +211,7 @@ fn a_removal_from_an_index_in_files_ends_at_its_deadline_and_holds_when_the_devi
 }
 
 #[test]
-fn who_gave_no_timeout_is_not_refused_but_waits() {
+fn a_call_without_timeout_waits_instead_of_being_refused() {
     for config in indexes() {
         let dir = tempfile::tempdir().unwrap();
         let (device, store, ns) = filled(dir.path(), &config);
@@ -227,7 +227,7 @@ fn who_gave_no_timeout_is_not_refused_but_waits() {
 }
 
 #[test]
-fn registering_a_namespace_while_the_device_hangs_holds_up_nobody() {
+fn registering_a_namespace_while_the_device_hangs_delays_no_call() {
     let [config, _] = indexes();
     let dir = tempfile::tempdir().unwrap();
     let (device, store, ns) = filled(dir.path(), &config);

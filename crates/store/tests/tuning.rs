@@ -1,4 +1,4 @@
-//! The shape of an index in files: it follows what is asked, is pinned, or stays; and says why.
+//! The shape of an on-disk index: it follows the workload, is pinned, or stays, and its reason is reported.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -29,30 +29,30 @@ fn fill(dir: &Path, config: &Config) -> Store {
 }
 
 fn index(store: &Store) -> IndexStats {
-    store.stats().index.expect("the index lives in files")
+    store.stats().index.expect("the index is on disk")
 }
 
 #[test]
-fn the_shape_follows_what_is_asked_and_the_reason_outlives_the_store() {
+fn the_shape_follows_the_workload_and_its_reason_survives_reopening() {
     let dir = tempfile::tempdir().unwrap();
     let store = fill(dir.path(), &config("auto"));
     store.close();
-    let told = index(&store);
-    assert_eq!(told.tuning, IndexTuning::Auto);
-    let asked = told.lsm.asked;
+    let stats = index(&store);
+    assert_eq!(stats.tuning, IndexTuning::Auto);
+    let asked = stats.lsm.asked;
     assert!(asked.written_entries > 102_400 && asked.point_misses > 102_400, "{asked:?}");
-    let last = told.decisions.last().expect("filling asks for another shape than the default");
+    let last = stats.decisions.last().expect("filling needs another shape than the default");
     assert!(last.reason.contains("I/O per operation)"), "{last:?}");
-    assert_eq!(Some(last.to.clone()), told.lsm.shape.map(|shape| shape.to_string()));
+    assert_eq!(Some(last.to.clone()), stats.lsm.shape.map(|shape| shape.to_string()));
 
-    let row = info(dir.path()).unwrap().index.expect("the index lives in files");
-    assert_eq!((row.decisions, row.shape), (told.decisions.clone(), last.to.clone()));
+    let row = info(dir.path()).unwrap().index.expect("the index is on disk");
+    assert_eq!((row.decisions, row.shape), (stats.decisions.clone(), last.to.clone()));
     let reopened = open(dir.path(), &config("auto"));
-    assert_eq!(index(&reopened).decisions, told.decisions);
+    assert_eq!(index(&reopened).decisions, stats.decisions);
 }
 
 #[test]
-fn a_shape_that_is_pinned_or_left_alone_stays() {
+fn a_pinned_or_disabled_shape_stays() {
     let dir = tempfile::tempdir().unwrap();
     let shape = |store: &Store| index(store).lsm.shape.unwrap().to_string();
     let store = fill(dir.path(), &config("T=5,K=2,Z=2"));
@@ -65,7 +65,7 @@ fn a_shape_that_is_pinned_or_left_alone_stays() {
 }
 
 #[test]
-fn notes_that_make_no_sense_are_no_reason_to_fail() {
+fn invalid_notes_do_not_fail_an_open() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path(), &config("auto")).close();
     let notes = dir.path().join("index.notes");

@@ -1,5 +1,5 @@
-//! The offline check and an index in files: damage anywhere in it is found and costs no block, what a crash left is
-//! none.
+//! The offline check and an on-disk index: damage anywhere in it is found and costs no block. The remains of a crash
+//! are no damage.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -71,7 +71,7 @@ fn number(file: &[u8], at: usize) -> u64 {
 }
 
 #[test]
-fn a_healthy_index_is_read_as_a_whole_and_clean() {
+fn a_healthy_index_is_read_completely_and_is_clean() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path());
     let files = index_files(dir.path());
@@ -93,7 +93,7 @@ fn a_healthy_index_is_read_as_a_whole_and_clean() {
 }
 
 #[test]
-fn damage_in_each_part_is_told_with_its_place_and_the_next_opens_heal_it() {
+fn damage_in_each_part_is_reported_with_its_place_and_healed_by_the_next_opens() {
     let pristine = tempfile::tempdir().unwrap();
     filled(pristine.path());
     let (table, manifest) = (only(pristine.path(), ".table"), only(pristine.path(), ".manifest"));
@@ -112,11 +112,11 @@ fn damage_in_each_part_is_told_with_its_place_and_the_next_opens_heal_it() {
         (&manifest, SECTOR + 5, SECTOR, at_open),
     ];
     let dir = tempfile::tempdir().unwrap();
-    for (name, damaged, told, cost) in parts {
+    for (name, damaged, reported, cost) in parts {
         copy(pristine.path(), dir.path());
         flip(dir.path(), name, damaged);
         let [finding] = &findings(dir.path())[..] else { panic!("one finding: {name} {damaged}") };
-        assert_eq!((&finding.file, finding.offset), (name, told), "{finding:?}");
+        assert_eq!((&finding.file, finding.offset), (name, reported), "{finding:?}");
         assert!(finding.what.ends_with(cost), "{finding:?}");
         let first = hits(&open(dir.path(), &config()));
         // What an open finds is healed at once.
@@ -127,7 +127,7 @@ fn damage_in_each_part_is_told_with_its_place_and_the_next_opens_heal_it() {
 }
 
 #[test]
-fn no_byte_of_the_index_is_left_out() {
+fn every_byte_of_the_index_is_checked() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path());
     for name in index_files(dir.path()) {
@@ -144,7 +144,7 @@ fn no_byte_of_the_index_is_left_out() {
 }
 
 #[test]
-fn missing_and_exchanged_tables_are_told() {
+fn missing_and_exchanged_tables_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path());
     let files = index_files(dir.path());
@@ -168,7 +168,7 @@ fn missing_and_exchanged_tables_are_told() {
 }
 
 #[test]
-fn what_a_crash_left_is_no_finding() {
+fn remains_of_a_crash_are_no_finding() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path());
     let manifest = fs::read(dir.path().join(only(dir.path(), ".manifest"))).unwrap();

@@ -1,4 +1,4 @@
-//! A process of the test's own that runs one of its functions and tells line by line what it did, until it is killed.
+//! A child process that runs one function of the test and reports line by line what it did, until it is killed.
 #![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -16,7 +16,7 @@ impl Child {
     /// Runs the test `name` of this very file in another process, with `value` for the environment variable `variable`.
     pub(crate) fn spawn(name: &str, variable: &str, value: &str) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            // Quiet, or the name of the test would stand before what it tells first.
+            // Quiet, or the name of the test would precede its first report.
             .args(["--exact", name, "--nocapture", "--quiet", "--test-threads", "1"])
             .env(variable, value)
             .stdout(Stdio::piped())
@@ -26,8 +26,8 @@ impl Child {
         let output = process.stdout.take().unwrap();
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            let told = BufReader::new(output).split(b'\n').map_while(Result::ok);
-            for line in told {
+            let reports = BufReader::new(output).split(b'\n').map_while(Result::ok);
+            for line in reports {
                 if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
                     return;
                 }
@@ -36,12 +36,12 @@ impl Child {
         Self { process, lines }
     }
 
-    /// Waits for one line more.
+    /// Waits for one more line.
     pub(crate) fn line(&self, patience: Duration) -> Result<String, RecvTimeoutError> {
         self.lines.recv_timeout(patience)
     }
 
-    /// What it told until now and nobody took.
+    /// The reports until now that were not read.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
@@ -51,7 +51,7 @@ impl Child {
         self.process.try_wait().unwrap()
     }
 
-    /// Kills it, and returns what it told and nobody took.
+    /// Kills it, and returns the reports that were not read.
     pub(crate) fn kill(mut self) -> Vec<String> {
         self.end();
         self.lines.iter().collect()
@@ -70,9 +70,9 @@ impl Drop for Child {
     }
 }
 
-/// Tells the parent something, as the child. One write call per line: lines of threads never mix, and a killed child
-/// leaves whole ones.
-pub(crate) fn tell(line: &str) {
+/// Reports to the parent, as the child. One write call per line: lines of threads never mix, and a killed child leaves
+/// whole lines.
+pub(crate) fn report(line: &str) {
     std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
@@ -91,8 +91,8 @@ pub(crate) fn in_child(name: &str, body: impl FnOnce()) {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stderr);
-    let told = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success(), "{told}{said}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}{said}");
     for line in said.split_inclusive('\n').filter(|line| line.starts_with("skipped")) {
         std::io::stderr().write_all(line.as_bytes()).unwrap();
     }

@@ -33,7 +33,7 @@ impl Disk {
         &self.place
     }
 
-    /// Cuts the power, has `end_users` end who uses it, and mounts what is left.
+    /// Cuts the power, calls `end_users` to end the processes that use it, and mounts the rest.
     pub(crate) fn cut_power(&mut self, cut: Cut, end_users: impl FnOnce()) {
         cut_power(&File::open(&self.place).unwrap(), cut).unwrap();
         end_users();

@@ -1,4 +1,4 @@
-//! A device that hangs when the test says so.
+//! A device that hangs on request.
 
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,7 +8,8 @@ use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
     OpenMode, Opened, Operation, Request, Space, SystemClock,
 };
-use dalsegno_store::{Config, MergeRules, Parts, ScrubRules, Store, StoreId};
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
+use dalsegno_store::{Config, Store, StoreId};
 
 /// What hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub(crate) enum Hung {
     Everything,
 }
 
-/// A directory that answers when the test says so.
+/// A directory that responds on request.
 #[derive(Debug)]
 pub(crate) struct Hanging {
     files: LocalDirectory,
@@ -37,14 +38,14 @@ impl Hanging {
         *self.hung.lock().unwrap() = what;
     }
 
-    /// Carries out everything that was asked of it meanwhile.
+    /// Carries out every request that it kept.
     pub(crate) fn go_on(&self) {
         self.hang(Hung::Nothing);
         self.changed.notify_all();
         self.files.submit(std::mem::take(&mut self.kept.lock().unwrap()));
     }
 
-    /// How many requests it has not answered.
+    /// How many requests it keeps.
     pub(crate) fn kept(&self) -> usize {
         self.kept.lock().unwrap().len()
     }
@@ -138,7 +139,7 @@ pub(crate) fn hanging_with_pool(dir: &Path, config: &Config) -> (Arc<Hanging>, S
         limits,
         lock: None,
         new_store: StoreId([7; 16]),
-        inline_upkeep: false,
+        executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
     };

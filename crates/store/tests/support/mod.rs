@@ -1,4 +1,4 @@
-//! What the store's tests share: chains, blocks whose bytes tell their name, and stores in temporary folders.
+//! Shared by the store's tests: chains, blocks whose bytes depend on their name, and stores in temporary folders.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 pub(crate) mod child;
@@ -18,13 +18,14 @@ use std::time::Duration;
 
 use dalsegno_core::SpaceFacts;
 use dalsegno_io::{BufferPool, Device, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
-    ChainHash, Config, EngineChoice, IndexChoice, KvLayout, Memory, MergeRules, Namespace,
-    NamespaceId, Parts, Put, PutReport, Scope, ScrubRules, Store, StoreId, Terms, lend,
+    ChainHash, Config, EngineChoice, IndexChoice, KvLayout, Memory, Namespace, NamespaceId, Put,
+    PutReport, RegisterOptions, Scope, Store, StoreId, Terms, lend,
 };
 pub(crate) use skip::skip;
 
-/// What serves a store's files, and where its index lives.
+/// What serves a store's files, and where its index is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) engine: EngineChoice,
@@ -35,7 +36,7 @@ impl Setup {
     pub(crate) const SIMPLEST: Self =
         Self { engine: EngineChoice::Psync, index: IndexChoice::Memory };
 
-    /// The log has the same room whatever the index takes.
+    /// The log has the same space for every index.
     pub(crate) fn config(self, capacity: u64) -> Config {
         let set_aside = if self.index == IndexChoice::Lsm { 4 << 20 } else { 0 };
         Config {
@@ -60,8 +61,8 @@ impl Setup {
 }
 
 /// The one of `all` that is written like this.
-pub(crate) fn named<T: std::fmt::Debug, const N: usize>(all: [T; N], told: &str) -> T {
-    all.into_iter().find(|value| format!("{value:?}") == told).unwrap()
+pub(crate) fn named<T: std::fmt::Debug, const N: usize>(all: [T; N], name: &str) -> T {
+    all.into_iter().find(|value| format!("{value:?}") == name).unwrap()
 }
 
 /// Every engine that works here with every place for the index.
@@ -129,14 +130,14 @@ pub(crate) fn open_by(
         limits: config.validate(space).unwrap(),
         lock: None,
         new_store: StoreId([7; 16]),
-        inline_upkeep: false,
+        executor: Executor::Threads,
         merging,
         scrubbing,
     };
     Store::open_parts(parts).unwrap()
 }
 
-/// Opens a store, and checks that it is served by what was asked for.
+/// Opens a store, and checks that the configured engine serves it.
 pub(crate) fn open(path: &Path, config: &Config) -> Store {
     let store = Store::open(path, config).unwrap();
     let served = store.stats().io_engine;
@@ -149,12 +150,12 @@ pub(crate) fn open(path: &Path, config: &Config) -> Store {
     store
 }
 
-/// Whether a closed store keeps its index in files.
+/// Whether a closed store has its index on disk.
 pub(crate) fn has_index_files(dir: &Path) -> bool {
     index_files(dir).iter().any(|name| name.contains(".manifest"))
 }
 
-/// The store's files but for its lock, sorted.
+/// The store's files except its lock, sorted.
 #[expect(clippy::disallowed_methods, reason = "looks at the directory from outside of the store")]
 pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -176,7 +177,7 @@ pub(crate) fn index_files(dir: &Path) -> Vec<String> {
 pub(crate) fn namespace(store: &Store, layers: u32, slice_bytes: u32, salt: &str) -> NamespaceId {
     let layout = KvLayout::new(layers, slice_bytes).unwrap();
     let namespace = Namespace::builder(layout).field("salt", salt).build().unwrap();
-    store.register(&namespace).unwrap();
+    store.register(&namespace, RegisterOptions::default()).unwrap();
     namespace.id()
 }
 

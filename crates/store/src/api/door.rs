@@ -1,0 +1,129 @@
+//! The door of a store: every call passes it, and closing shuts it.
+//!
+//! 1. A call holds what it got here until it ends. So files, threads and the lock are released only when no call uses
+//!    them any more.
+//! 2. A store serves the process that opened it. In a forked child every call is refused before it touches a lock, and
+//!    nothing is dropped: the files, the rings and the directory's lock belong to the parent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Limits, Result, StoreId};
+use dalsegno_io::Process;
+use parking_lot::{Mutex, RwLock};
+
+use crate::api::open_store::{CLOSE_TIMEOUT, OpenStore};
+use crate::error::forked;
+use crate::stats::Stats;
+
+const CLOSE_POLL: Duration = Duration::from_millis(1);
+
+/// What every clone of a store shares.
+#[derive(Debug)]
+pub(crate) struct Door {
+    /// None once the store is closed.
+    open: RwLock<Option<Arc<OpenStore>>>,
+    /// The last counters of a closed store.
+    last: Mutex<Option<Stats>>,
+    id: StoreId,
+    limits: Limits,
+    process: Process,
+}
+
+impl Door {
+    pub(crate) fn new(store: OpenStore) -> Self {
+        let (id, limits) = (store.engine.log.store(), store.engine.limits.clone());
+        let open = RwLock::new(Some(Arc::new(store)));
+        Self { open, last: Mutex::default(), id, limits, process: Process::this() }
+    }
+
+    /// The store's random name.
+    pub(crate) fn id(&self) -> StoreId {
+        self.id
+    }
+
+    /// The bounds that the store was opened with.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Fails in a forked child; takes no lock.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.process.is_this() { Ok(()) } else { Err(forked(self.process)) }
+    }
+
+    /// The open store, for one call.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`, or `Unavailable` in a forked child.
+    pub(crate) fn enter(&self) -> Result<Arc<OpenStore>> {
+        self.check_process()?;
+        let closed = || Error::new(ErrorKind::Closed, "the store is closed; open it again");
+        self.open.read().as_ref().map(Arc::clone).ok_or_else(closed)
+    }
+
+    /// Whether the store is closed, or this is a forked child.
+    pub(crate) fn is_closed(&self) -> bool {
+        !self.process.is_this() || self.open.read().is_none()
+    }
+
+    /// The counters; of a closed store, its last ones.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child.
+    pub(crate) fn stats(&self) -> Stats {
+        match self.enter() {
+            Ok(store) => store.stats(),
+            Err(error) => {
+                assert!(error.kind() == ErrorKind::Closed, "{error}");
+                self.last.lock().clone().expect("kept before the store closed")
+            }
+        }
+    }
+
+    /// Closes the store; `end_transfers` runs first, with the deadline of the whole.
+    pub(crate) fn close(&self, end_transfers: impl FnOnce(Deadline, &dyn Clock)) {
+        let Ok(store) = self.enter() else { return };
+        let clock = Arc::clone(&store.engine.clock);
+        let deadline = Deadline::At(clock.now().after(CLOSE_TIMEOUT));
+        end_transfers(deadline, clock.as_ref());
+        store.close_periodic_work(deadline);
+        *self.last.lock() = Some(store.stats());
+        self.open.write().take();
+        while Arc::strong_count(&store) > 1 {
+            if deadline.expired(clock.now()) {
+                tracing::warn!(
+                    "close timed out with a call under way; the directory stays locked until it and its writes end"
+                );
+                break;
+            }
+            std::thread::sleep(CLOSE_POLL);
+        }
+        store.close_lanes(deadline);
+        store.engine.index_care.close();
+        store.engine.log.close();
+        *self.last.lock() = Some(store.stats());
+    }
+}
+
+impl Drop for Door {
+    /// In a forked child nothing is dropped: a thread that does not exist there may have been changing any part of it.
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            std::mem::forget(self.open.get_mut().take());
+            std::mem::forget(self.last.get_mut().take());
+        } else if let Some(store) = self.open.get_mut() {
+            // While background work runs it holds the engine, and with it the directory.
+            let timeout = Deadline::At(store.engine.clock.now().after(CLOSE_TIMEOUT));
+            store.close_periodic_work(timeout);
+            let timeout = Deadline::At(store.engine.clock.now().after(CLOSE_TIMEOUT));
+            store.close_lanes(timeout);
+        }
+    }
+}

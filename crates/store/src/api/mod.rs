@@ -1,0 +1,9 @@
+//! What callers hold: the store, its transfers and writers.
+
+pub(crate) mod door;
+pub(crate) mod layer_writer;
+pub(crate) mod open_store;
+pub(crate) mod removal_watch;
+pub(crate) mod store;
+pub(crate) mod terms;
+pub(crate) mod transfer;

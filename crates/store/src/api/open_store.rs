@@ -1,0 +1,107 @@
+//! An open store: the engine, and the paths that callers use.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dalsegno_core::Deadline;
+use dalsegno_io::Device;
+
+use crate::background::helper::JobLane;
+use crate::background::merger::Merger;
+use crate::background::scrubber::Scrubber;
+use crate::background::space::SpaceLane;
+use crate::engine::Engine;
+use crate::stats::Stats;
+use crate::write::put::Writer;
+use crate::write::remove::Remover;
+
+/// How long closing waits for transfers, calls and background work under way.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The parts of an open store. Every call holds it until it ends.
+#[derive(Debug)]
+pub(crate) struct OpenStore {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) writer: Writer,
+    pub(crate) merger: Arc<Merger>,
+    pub(crate) scrubber: Scrubber,
+    /// Records removals and namespaces. Closed before the space lane, because a removal asks for space.
+    pub(crate) records: JobLane,
+    pub(crate) space: Arc<SpaceLane>,
+}
+
+impl OpenStore {
+    /// The path of removals.
+    pub(crate) fn remover(&self) -> Remover<'_> {
+        Remover { engine: &self.engine, space: &self.space, records: &self.records }
+    }
+
+    /// All counters and gauges.
+    pub(crate) fn stats(&self) -> Stats {
+        let engine = &self.engine;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &engine.counters;
+        let (extents, blocks) = engine.index.counts();
+        let dram = engine.front.dram.view();
+        let geometry = engine.device.geometry();
+        Stats {
+            put_calls: get(&counters.put_calls),
+            put_stored_blocks: get(&counters.put_stored_blocks),
+            put_present_blocks: get(&counters.put_present_blocks),
+            put_pending_blocks: get(&counters.put_pending_blocks),
+            put_declined_blocks: get(&counters.put_declined_blocks),
+            put_failed_blocks: get(&counters.put_failed_blocks),
+            put_bytes: get(&counters.put_bytes),
+            get_calls: get(&counters.get_calls),
+            get_dram_blocks: get(&counters.get_dram_blocks),
+            get_log_blocks: get(&counters.get_log_blocks),
+            get_missed_blocks: get(&counters.get_missed_blocks),
+            get_bytes: get(&counters.get_bytes),
+            probe_calls: get(&counters.probe_calls),
+            probe_asked_blocks: get(&counters.probe_asked_blocks),
+            probe_present_blocks: get(&counters.probe_present_blocks),
+            evicted_blocks: get(&counters.evicted_blocks),
+            relocated_bytes: get(&counters.relocated_bytes),
+            quarantined_blocks: get(&counters.quarantined_blocks),
+            removed_blocks: get(&counters.removed_blocks),
+            throttled_transfers: get(&counters.throttled_transfers),
+            open_faults: get(&counters.open_faults),
+            merging: counters.merging.view(self.merger.waiting()),
+            scrubbing: counters.scrubbing.view(),
+            extents,
+            blocks,
+            dram_blocks: dram.blocks,
+            dram_bytes: dram.bytes,
+            dram_admitted_blocks: dram.admitted,
+            dram_evicted_blocks: dram.evicted,
+            dram_throttled_blocks: dram.throttled,
+            disk_bytes: engine.log.segments().disk_bytes(),
+            capacity_bytes: engine.limits.capacity_bytes,
+            poisoned: engine.log.is_poisoned(),
+            device: engine.device.stats(),
+            io_engine: geometry.engine,
+            io_direct: geometry.direct,
+            index: engine.index_care.stats(),
+            log: engine.log.stats().view(),
+        }
+    }
+
+    /// Ends merging and scrubbing.
+    pub(crate) fn close_periodic_work(&self, deadline: Deadline) {
+        self.merger.close(self.left(deadline));
+        self.scrubber.close(self.left(deadline));
+    }
+
+    /// Ends the lanes, after they wrote the list of segments.
+    pub(crate) fn close_lanes(&self, deadline: Deadline) {
+        self.space.list_segments(deadline);
+        self.records.close();
+        self.records.join(self.left(deadline));
+        self.space.close(deadline);
+    }
+
+    fn left(&self, deadline: Deadline) -> Duration {
+        deadline.remaining(self.engine.clock.now()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,450 @@
+//! The store as callers hold it: what each call promises.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Config, Limits, Namespace, NamespaceId, Result, StoreId};
+use dalsegno_index::Scope;
+use dalsegno_io::Memory;
+use dalsegno_log::Cause;
+
+use crate::api::door::Door;
+use crate::api::layer_writer::{LayerSpan, LayerWriter};
+use crate::api::removal_watch::RemovalWatch;
+use crate::api::terms::Terms;
+use crate::api::transfer::{Direction, Start, Transfer, TransferLanes};
+use crate::open::assemble::{Parts, assemble, parts_of};
+use crate::read::get::{GetReport, GetRequest, Outcome, get};
+use crate::read::lookup;
+use crate::stats::Stats;
+use crate::write::put::{Put, PutOutcome, PutReport};
+use crate::write::register::{RegisterOptions, register};
+
+/// A store of KV-cache blocks. Clones share it. It is closed when [`Store::close`] is called or the last clone is
+/// dropped.
+#[derive(Clone, Debug)]
+pub struct Store {
+    door: Arc<Door>,
+    transfers: Arc<TransferLanes>,
+}
+
+impl Store {
+    /// Opens the store in `path`, creating both if they do not exist.
+    ///
+    /// ```
+    /// use dalsegno_store::{Config, Store};
+    ///
+    /// let dir = tempfile::tempdir()?;
+    /// let config = Config { capacity: Some(64 << 20), dram: Some(0), ..Config::default() };
+    /// let store = Store::open(dir.path(), &config)?;
+    /// assert_eq!(store.stats().blocks, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if another process owns it, it is read-only, the system refuses, or this process was forked while
+    /// a store was open. `Incompatible` if a newer Dalsegno wrote it. `Invalid` for settings that do not fit or a
+    /// directory that holds something else.
+    pub fn open(path: &Path, config: &Config) -> Result<Self> {
+        let store = Self::open_parts(parts_of(path, config)?)?;
+        let limits = store.limits();
+        tracing::info!(
+            id = %store.id(),
+            path = %path.display(),
+            capacity_bytes = limits.capacity_bytes,
+            is_default_capacity = limits.capacity_is_default,
+            "store opened"
+        );
+        Ok(store)
+    }
+
+    /// Opens a store from its parts, for tests and simulations.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::open`].
+    pub fn open_parts(parts: Parts) -> Result<Self> {
+        let (store, transfers) = assemble(parts)?;
+        Ok(Self { door: Arc::new(Door::new(store)), transfers: Arc::new(transfers) })
+    }
+
+    /// Fails in a forked child, as every call does. Never waits. A caller that locks something before a call can check
+    /// first: in a child a lock may stay taken.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`.
+    pub fn check_process(&self) -> Result<()> {
+        self.door.check_process()
+    }
+
+    /// The store's random name.
+    #[must_use]
+    pub fn id(&self) -> StoreId {
+        self.door.id()
+    }
+
+    /// The bounds that the store was opened with.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        self.door.limits()
+    }
+
+    /// All counters and gauges; of a closed store, its last ones.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child: see [`Store::check_process`].
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.door.stats()
+    }
+
+    /// Completes queued work, then releases the directory and everything else. Calling it again does nothing, nor does
+    /// calling it in a forked child.
+    ///
+    /// A call that does not end within ten seconds, because the device hangs, is left behind. The directory stays
+    /// locked until that call ends and the device has completed every write and sync.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, _id) = example::store();
+    /// store.close();
+    /// assert!(store.is_closed());
+    /// assert_eq!(store.stats().put_calls, 0, "the counters stay");
+    /// ```
+    pub fn close(&self) {
+        self.door.close(|deadline, clock| self.transfers.stop(deadline, clock));
+    }
+
+    /// Whether the store was closed. In a forked child it always is.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.door.is_closed()
+    }
+
+    /// Makes a namespace known, and writes its description to disk.
+    ///
+    /// ```
+    /// use dalsegno_store::{KvLayout, Namespace, RegisterOptions};
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, _id) = example::store();
+    ///
+    /// // Blocks of two layers with 4096 bytes each.
+    /// let layout = KvLayout::new(2, 4096)?;
+    /// let namespace = Namespace::builder(layout).field("model", "llama").build()?;
+    /// store.register(&namespace, RegisterOptions::default())?;
+    /// assert!(store.namespaces()?.contains(&namespace));
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if its blocks do not fit into a segment or there are too many namespaces; `Closed`. With compression,
+    /// `Unavailable` if the store could not be marked as one that may hold compressed extents.
+    pub fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<()> {
+        let store = self.door.enter()?;
+        register(&store.engine, &store.records, namespace, options)
+    }
+
+    /// The known namespaces, by id: those with blocks when the store was opened, and those registered since.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn namespaces(&self) -> Result<Vec<Namespace>> {
+        Ok(self.door.enter()?.engine.namespaces.list())
+    }
+
+    /// Puts consecutive blocks of a chain.
+    ///
+    /// ```
+    /// use dalsegno_store::{ChainHash, Put, PutOutcome, Terms, lend};
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, id) = example::store();
+    ///
+    /// let chain = [ChainHash([1; 32]), ChainHash([2; 32])];
+    /// let blocks = [vec![7; 8192], vec![8; 8192]];
+    /// let report = lend(|lender| {
+    ///     let blocks = blocks.iter().map(|block| vec![lender.shared(block)]).collect();
+    ///     store.put_batch(id, Put { chain: &chain, first: 0, blocks }, &Terms::default())
+    /// })?;
+    /// assert_eq!(report.count(PutOutcome::Stored), 2);
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if sizes disagree with the namespace (nothing is written); `Poisoned` after a failed sync; `Closed`. A
+    /// full disk, a deadline and a failing device are counted in the report.
+    pub fn put_batch(
+        &self,
+        namespace: NamespaceId,
+        put: Put<'_>,
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        self.door.enter()?.writer.put_batch(namespace, put, terms)
+    }
+
+    /// Fills `out[i]` with block `chain[i]`: with [`Scope::Prefix`] up to the first miss, with [`Scope::Each`] every
+    /// present block. The contents of memory whose block is no hit are undefined.
+    ///
+    /// ```
+    /// use dalsegno_store::{ChainHash, Scope, Terms, lend};
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, id) = example::store();
+    ///
+    /// let chain = [ChainHash([1; 32])];
+    /// let mut block = vec![0; 8192];
+    /// let report = lend(|lender| {
+    ///     let out = vec![vec![lender.exclusive(&mut block)]];
+    ///     store.get_batch(id, &chain, out, Scope::Prefix, &Terms::default())
+    /// })?;
+    /// assert_eq!(report.leading_blocks(), 0, "nothing was put");
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if a size disagrees with the namespace (nothing is read); `Closed`.
+    pub fn get_batch(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        out: Vec<Vec<Memory>>,
+        scope: Scope,
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        let request = GetRequest { chain, out, layer: None, scope };
+        get(&self.door.enter()?.engine, namespace, request, terms)
+    }
+
+    /// Fills `out[i]` with one layer of block `chain[i]`, up to the first miss.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the layer does not exist or a size is not the layout's slice size; `Closed`.
+    pub fn retrieve_layer(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        layer: u32,
+        out: Vec<Vec<Memory>>,
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        let request = GetRequest { chain, out, layer: Some(layer), scope: Scope::Prefix };
+        get(&self.door.enter()?.engine, namespace, request, terms)
+    }
+
+    /// How many leading blocks of `chain` are present; it may start at any block of a prompt. While the device does not
+    /// respond, only blocks in DRAM are. Present blocks count as used, with all that they depend on.
+    ///
+    /// ```
+    /// use dalsegno_store::ChainHash;
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, id) = example::store();
+    ///
+    /// let chain = [ChainHash([1; 32]), ChainHash([2; 32])];
+    /// assert_eq!(store.probe(id, &chain)?, 0);
+    /// assert_eq!(store.contains(id, &chain)?, [false, false]);
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
+        Ok(lookup::probe(&self.door.enter()?.engine, namespace, chain))
+    }
+
+    /// Which of these blocks are present, each for itself; as for [`Store::probe`].
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn contains(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
+        Ok(lookup::contains(&self.door.enter()?.engine, namespace, hashes))
+    }
+
+    /// As [`Store::contains`], but nothing counts as used: for monitoring.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn peek(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
+        Ok(lookup::peek(&self.door.enter()?.engine, namespace, hashes))
+    }
+
+    /// Notes that a prompt was used although none of its blocks is loaded: its leading blocks that are present count as
+    /// used. Returns how many. An engine calls this for blocks that it serves from its own memory. Otherwise they look
+    /// idle here, and blocks stored behind them would be evicted with them.
+    ///
+    /// Never waits for the device: with an on-disk index, blocks whose entries are not in memory are skipped.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
+        Ok(lookup::touch(&self.door.enter()?.engine, namespace, chain))
+    }
+
+    /// Removes blocks (all of the namespace if `hashes` is `None`) for good: they stay gone after the next open.
+    /// Returns how many were there.
+    ///
+    /// ```
+    /// use dalsegno_store::{ChainHash, Terms};
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, id) = example::store();
+    ///
+    /// assert_eq!(store.remove(id, Some(&[ChainHash([1; 32])]), &Terms::default())?, 0);
+    /// assert_eq!(store.remove(id, None, &Terms::default())?, 0, "the namespace is empty");
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable, or not in time. Work under way
+    /// then still completes. Even so the blocks are gone until the store is closed: immediately, or with an on-disk
+    /// index when the device has responded.
+    pub fn remove(
+        &self,
+        namespace: NamespaceId,
+        hashes: Option<&[ChainHash]>,
+        terms: &Terms,
+    ) -> Result<u64> {
+        self.door.enter()?.remover().remove(namespace, hashes, terms)
+    }
+
+    /// Starts to note the blocks that leave the store: evicted, quarantined or removed, in any namespace. At most
+    /// `capacity` blocks wait to be taken.
+    ///
+    /// ```
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, _id) = example::store();
+    /// let watch = store.watch_removals(1000)?;
+    /// let removals = watch.take(100);
+    /// assert!(removals.blocks.is_empty() && removals.is_complete);
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if `capacity` is 0 or above [`MAX_WATCHED_BLOCKS`](crate::MAX_WATCHED_BLOCKS); `Closed`.
+    pub fn watch_removals(&self, capacity: usize) -> Result<RemovalWatch> {
+        RemovalWatch::of(&self.door, capacity)
+    }
+
+    /// Starts a put of `chain[first..first + count]` whose layers follow. Leading blocks that are present are skipped.
+    /// Space is reserved within `terms`.
+    ///
+    /// ```
+    /// use dalsegno_store::{ChainHash, Memory, Terms};
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, id) = example::store();
+    ///
+    /// let terms = Terms::default();
+    /// let writer = store.layer_writer(id, &[ChainHash([1; 32])], 0, 1, &terms)?;
+    /// for layer in 0..2 {
+    ///     let slice = Memory::owned(vec![7; 4096], ());
+    ///     writer.store_layer(layer, vec![vec![slice]], &terms)?;
+    /// }
+    /// assert_eq!(writer.commit(&terms)?, 1);
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the blocks do not fit into one extent or into the chain; `Full`, `Poisoned`, `Unavailable`,
+    /// `Closed`.
+    pub fn layer_writer(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        first: usize,
+        count: usize,
+        terms: &Terms,
+    ) -> Result<LayerWriter> {
+        let span = LayerSpan { chain, first, count };
+        LayerWriter::open((&self.door, &self.transfers), namespace, span, terms)
+    }
+
+    /// Starts [`Store::put_batch`] in the background; never waits. A full queue gives a transfer that has ended.
+    ///
+    /// ```
+    /// use dalsegno_store::{ChainHash, Memory, PutOutcome};
+    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+    /// # let (_dir, store, id) = example::store();
+    ///
+    /// let block = Memory::owned(vec![7; 8192], ());
+    /// let transfer = store.submit_put(id, vec![ChainHash([1; 32])], 0, vec![vec![block]], None);
+    /// transfer.on_end(|| println!("the put has ended"))?;
+    /// assert!(transfer.wait(None));
+    /// let report = transfer.take().expect("it has ended")?;
+    /// assert_eq!(report.count(PutOutcome::Stored), 1);
+    /// # Ok::<(), dalsegno_store::Error>(())
+    /// ```
+    #[must_use]
+    pub fn submit_put(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        first: usize,
+        blocks: Vec<Vec<Memory>>,
+        timeout: Option<Duration>,
+    ) -> Transfer<PutReport> {
+        let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
+        let door = Arc::clone(&self.door);
+        self.start(Direction::Store, timeout).run(refused, move |terms| {
+            let put = Put { chain: &chain, first, blocks };
+            door.enter()?.writer.put_batch(namespace, put, terms)
+        })
+    }
+
+    /// Starts [`Store::get_batch`] in the background; never waits. A full queue gives a transfer that has ended.
+    #[must_use]
+    pub fn submit_get(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        out: Vec<Vec<Memory>>,
+        scope: Scope,
+        timeout: Option<Duration>,
+    ) -> Transfer<GetReport> {
+        self.submit_load(namespace, chain, out, (None, scope), timeout)
+    }
+
+    /// Starts [`Store::retrieve_layer`] in the background; never waits. A full queue gives a transfer that has ended.
+    #[must_use]
+    pub fn submit_retrieve_layer(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        layer: u32,
+        out: Vec<Vec<Memory>>,
+        timeout: Option<Duration>,
+    ) -> Transfer<GetReport> {
+        self.submit_load(namespace, chain, out, (Some(layer), Scope::Prefix), timeout)
+    }
+
+    fn submit_load(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        out: Vec<Vec<Memory>>,
+        (layer, scope): (Option<u32>, Scope),
+        timeout: Option<Duration>,
+    ) -> Transfer<GetReport> {
+        let outcomes = vec![Outcome::Lost(Cause::Throttled); out.len()];
+        let door = Arc::clone(&self.door);
+        self.start(Direction::Load, timeout).run(Ok(GetReport { outcomes }), move |terms| {
+            let request = GetRequest { chain: &chain, out, layer, scope };
+            get(&door.enter()?.engine, namespace, request, terms)
+        })
+    }
+
+    fn start(&self, direction: Direction, timeout: Option<Duration>) -> Start<'_> {
+        Start { door: &self.door, lanes: &self.transfers, direction, timeout }
+    }
+}

@@ -1,0 +1,34 @@
+//! How long a call may take, and how it is cancelled.
+
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline};
+use dalsegno_io::Class;
+use dalsegno_log::Call;
+
+pub use dalsegno_log::Cancel;
+
+/// The terms of a call. By default it waits as long as it takes.
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    /// After this time the rest of the work is a miss. With a timeout, bytes go through staging buffers, so that
+    /// nothing touches the caller's memory after the call has ended. Without one, aligned memory is used directly.
+    pub timeout: Option<Duration>,
+    /// Lets another thread cancel the work.
+    pub cancel: Option<Cancel>,
+}
+
+impl Terms {
+    /// Terms with a timeout.
+    #[must_use]
+    pub fn within(timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), cancel: None }
+    }
+
+    pub(crate) fn call(&self, clock: &dyn Clock) -> Call {
+        let deadline = self
+            .timeout
+            .map_or(Deadline::Never, |timeout| Deadline::At(clock.now().after(timeout)));
+        Call { class: Class::Foreground, deadline, cancel: self.cancel.clone() }
+    }
+}

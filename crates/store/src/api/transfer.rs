@@ -1,0 +1,283 @@
+//! Puts and gets in the background.
+//!
+//! 1. A transfer ends exactly once: done, throttled, cancelled, or failed.
+//! 2. When it has ended, nothing touches its memory any more.
+//! 3. Queues are bounded. A full queue throttles; it never blocks the caller.
+//! 4. Loads and stores have a lane each. So no load waits while stores hang, and no store while loads do.
+//! 5. In a forked child every transfer has ended: the thread that would end it does not exist there.
+//! 6. Each function given to [`Transfer::on_end`] is called exactly once: when the transfer ends, or immediately if it
+//!    has ended.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Result};
+use dalsegno_io::Process;
+use parking_lot::{Condvar, Mutex};
+
+use crate::api::door::Door;
+use crate::api::terms::{Cancel, Terms};
+use crate::background::helper::{Executor, Job, JobLane};
+use crate::background::task_queue::Refused;
+use crate::error::forked;
+use crate::stats::add;
+
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// Most functions that wait for the end of one transfer.
+pub const MAX_CALLBACKS: usize = 8;
+
+/// The direction of a transfer's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// Out of the store.
+    Load,
+    /// Into the store.
+    Store,
+}
+
+/// The threads that carry out transfers.
+#[derive(Debug)]
+pub(crate) struct TransferLanes {
+    loads: JobLane,
+    stores: JobLane,
+}
+
+impl TransferLanes {
+    /// Starts `threads` threads for each direction, with a queue of `queue` transfers each.
+    pub(crate) fn start(executor: Executor, threads: u32, queue: u32) -> std::io::Result<Self> {
+        let lane = |name| JobLane::start_lane(name, executor, threads, queue);
+        Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")? })
+    }
+
+    /// Queues a job, or gives it back.
+    fn submit(&self, direction: Direction, job: Job) -> std::result::Result<(), Job> {
+        let lane = match direction {
+            Direction::Load => &self.loads,
+            Direction::Store => &self.stores,
+        };
+        lane.submit(job, Some(Duration::ZERO)).map_err(Refused::into_task)
+    }
+
+    /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.
+    pub(crate) fn stop(&self, deadline: Deadline, clock: &dyn Clock) {
+        let lanes = [&self.loads, &self.stores];
+        for lane in lanes {
+            lane.close();
+        }
+        for lane in lanes {
+            lane.join(deadline.remaining(clock.now()).unwrap_or_default());
+        }
+    }
+}
+
+/// The state of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferState {
+    /// Queued or under way: its memory is in use.
+    Running,
+    /// Ended.
+    Done,
+}
+
+/// A put or get, or one layer of it, in the background. Dropping it does not stop it.
+#[derive(Debug)]
+pub struct Transfer<T> {
+    shared: Arc<TransferShared<T>>,
+    cancel: Cancel,
+    throttled: bool,
+    process: Process,
+}
+
+#[derive(Debug)]
+struct TransferShared<T> {
+    progress: Mutex<TransferProgress<T>>,
+    ended: Condvar,
+}
+
+enum TransferProgress<T> {
+    Running(Vec<Callback>),
+    /// With its result, until somebody takes it.
+    Ended(Option<Result<T>>),
+}
+
+impl<T> TransferProgress<T> {
+    fn has_ended(&self) -> bool {
+        matches!(self, Self::Ended(_))
+    }
+}
+
+impl<T> fmt::Debug for TransferProgress<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.has_ended() { "Ended" } else { "Running" })
+    }
+}
+
+impl<T> Transfer<T> {
+    fn new(throttled: bool) -> Self {
+        let progress = Mutex::new(TransferProgress::Running(Vec::new()));
+        let shared = TransferShared { progress, ended: Condvar::new() };
+        let process = Process::this();
+        Self { shared: Arc::new(shared), cancel: Cancel::default(), throttled, process }
+    }
+
+    /// Its state; never waits.
+    #[must_use]
+    pub fn state(&self) -> TransferState {
+        if self.is_orphaned() || self.shared.progress.lock().has_ended() {
+            TransferState::Done
+        } else {
+            TransferState::Running
+        }
+    }
+
+    /// Waits until it has ended; `false` if `timeout` passed first.
+    #[must_use]
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        if self.is_orphaned() {
+            return true;
+        }
+        let mut progress = self.shared.progress.lock();
+        let is_running = |progress: &mut TransferProgress<T>| !progress.has_ended();
+        match timeout {
+            None => self.shared.ended.wait_while(&mut progress, is_running),
+            Some(timeout) => {
+                self.shared.ended.wait_while_for(&mut progress, is_running, timeout);
+            }
+        }
+        progress.has_ended()
+    }
+
+    /// Calls `callback` exactly once when the transfer ends: done, throttled, cancelled or failed, also if the store is
+    /// closed. If the transfer has ended, this call calls it before it returns.
+    ///
+    /// Otherwise a thread of the store calls it, and starts no other transfer until it returns. So it must be short: it
+    /// wakes another thread, for example. It must not close the store or wait for another transfer. When it is called,
+    /// [`Transfer::state`] is [`TransferState::Done`] and the result can be taken. A panic in it is logged and ignored.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if [`MAX_CALLBACKS`] functions wait for this transfer. Then `callback` is dropped and not called.
+    pub fn on_end(&self, callback: impl FnOnce() + Send + 'static) -> Result<()> {
+        if !self.is_orphaned() {
+            let mut progress = self.shared.progress.lock();
+            if let TransferProgress::Running(callbacks) = &mut *progress {
+                if callbacks.len() == MAX_CALLBACKS {
+                    let message = format!("a transfer calls at most {MAX_CALLBACKS} functions");
+                    return Err(Error::invalid(message));
+                }
+                callbacks.push(Box::new(callback));
+                return Ok(());
+            }
+        }
+        call_back(Box::new(callback));
+        Ok(())
+    }
+
+    /// Cancels it; it still ends by itself.
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Whether it was refused because the queue was full (or the store closed).
+    #[must_use]
+    pub fn is_throttled(&self) -> bool {
+        self.throttled
+    }
+
+    /// Takes the result of a transfer that has ended; `None` before, or if it was taken. In a forked child the result
+    /// is always the error that the store does not work there.
+    #[must_use]
+    pub fn take(&self) -> Option<Result<T>> {
+        if self.is_orphaned() {
+            return Some(Err(forked(self.process)));
+        }
+        match &mut *self.shared.progress.lock() {
+            TransferProgress::Running(_) => None,
+            TransferProgress::Ended(result) => result.take(),
+        }
+    }
+
+    /// Whether it was left behind by a fork; then its locks may stay taken.
+    fn is_orphaned(&self) -> bool {
+        !self.process.is_this()
+    }
+}
+
+impl<T> TransferShared<T> {
+    fn finish(&self, result: Result<T>) {
+        let before =
+            std::mem::replace(&mut *self.progress.lock(), TransferProgress::Ended(Some(result)));
+        self.ended.notify_all();
+        if let TransferProgress::Running(callbacks) = before {
+            callbacks.into_iter().for_each(call_back);
+        }
+    }
+}
+
+/// A panic must end neither the thread of the store nor the calls of the other functions.
+fn call_back(callback: Callback) {
+    if catch_unwind(AssertUnwindSafe(callback)).is_err() {
+        tracing::error!("a function that was called at the end of a transfer panicked");
+    }
+}
+
+/// Ends the transfer even if its job panics, or is dropped before it runs.
+struct TransferEnd<T>(Arc<TransferShared<T>>, Option<Result<T>>);
+
+impl<T> Drop for TransferEnd<T> {
+    fn drop(&mut self) {
+        let lost = || Err(Error::new(ErrorKind::Unavailable, "the transfer broke off"));
+        self.0.finish(self.1.take().unwrap_or_else(lost));
+    }
+}
+
+/// A transfer that is about to start.
+pub(crate) struct Start<'a> {
+    pub(crate) door: &'a Door,
+    pub(crate) lanes: &'a TransferLanes,
+    pub(crate) direction: Direction,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl Start<'_> {
+    /// Queues work; `refused` is the result if the direction's queue is full.
+    pub(crate) fn run<T: Send + 'static>(
+        self,
+        refused: Result<T>,
+        work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
+    ) -> Transfer<T> {
+        let transfer = Transfer::new(false);
+        let shared = Arc::clone(&transfer.shared);
+        let store = match self.door.enter() {
+            Ok(store) => store,
+            Err(closed) => {
+                shared.finish(Err(closed));
+                return transfer;
+            }
+        };
+        let terms = Terms { timeout: self.timeout, cancel: Some(transfer.cancel.clone()) };
+        // The deadline counts from now, the time in the queue included.
+        let clock = Arc::clone(&store.engine.clock);
+        let submitted = clock.now();
+        let mut ending = TransferEnd(shared, None);
+        let job: Job = Box::new(move || {
+            let waited = clock.now().since(submitted);
+            let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
+            ending.1 = Some(work(&Terms { timeout, ..terms }));
+            drop(ending);
+        });
+        match self.lanes.submit(self.direction, job) {
+            Ok(()) => transfer,
+            Err(job) => {
+                drop(job);
+                add(&store.engine.counters.throttled_transfers, 1);
+                let throttled = Transfer::new(true);
+                throttled.shared.finish(refused);
+                throttled
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! One merge: neighbours of a lineage become one long, layer-major extent.
+//!
+//! 1. Every slice is verified before it is written again. A block with a bad slice is quarantined, and nothing is
+//!    merged.
+//! 2. The new extent is durable before the index refers to it. The index changes all references in one step; blocks
+//!    that were removed, evicted or moved meanwhile stay so.
+//! 3. After the space is reserved, the visible blocks are read once more. A removal is either seen then, or it comes
+//!    after the new extent was born and hides it at the next open too.
+//! 4. A merge uses free space, or a segment without live extents. Nothing is evicted for it.
+//! 5. Between two pieces of I/O it yields to reads, within bounds.
+
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_index::Unread;
+use dalsegno_io::{IoError, lend};
+use dalsegno_log::{Appended, Call, Cause, CompressedMerge, LogError, MergeAppend};
+use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
+
+use crate::background::evict::recycle_dead_segments;
+use crate::background::helper::NoTask;
+use crate::background::merge_board::Merged;
+use crate::background::rows::{Spot, follows, most_blocks, part_of};
+use crate::background::space::SpaceLane;
+use crate::background::task_queue::TaskQueue;
+use crate::engine::Engine;
+use crate::read::copy::{RowBuffer, blocks_at_once, compress_again, read_blocks, visible_blocks};
+use crate::read::quarantine::quarantine;
+use crate::stats::{MergeCounters, add};
+
+/// Most extents of a lineage that are looked at.
+const MOST_EXTENTS: usize = 1024;
+
+/// Why nothing was merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Skip {
+    /// No space without evicting something.
+    NoSpace,
+    /// Blocks were removed, evicted or moved meanwhile.
+    Changed,
+    /// Bad bytes were found.
+    Damaged,
+    /// The device failed, or writing has stopped.
+    Failed,
+}
+
+impl From<Unread> for Skip {
+    fn from(error: Unread) -> Self {
+        tracing::debug!(%error, "merge skipped");
+        Self::Failed
+    }
+}
+
+impl From<LogError> for Skip {
+    fn from(error: LogError) -> Self {
+        match error {
+            LogError::Full | LogError::TooLarge { .. } => Self::NoSpace,
+            error => {
+                tracing::debug!(%error, "merge skipped");
+                Self::Failed
+            }
+        }
+    }
+}
+
+impl Skip {
+    pub(crate) fn count(self, counters: &MergeCounters) {
+        let counter = match self {
+            Self::NoSpace => &counters.no_space,
+            Self::Changed => &counters.changed,
+            Self::Damaged => &counters.damaged,
+            Self::Failed => &counters.failed,
+        };
+        add(counter, 1);
+    }
+
+    /// Whether other lineages would fail too.
+    pub(crate) fn is_of_the_store(self) -> bool {
+        matches!(self, Self::NoSpace | Self::Failed)
+    }
+}
+
+/// One merge, and what it uses.
+pub(crate) struct Merge<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) space: &'a SpaceLane,
+    pub(crate) rules: &'a MergeRules,
+    /// Says whether the store is being closed.
+    pub(crate) queue: &'a TaskQueue<NoTask>,
+}
+
+impl Merge<'_> {
+    /// Merges the extents of a lineage that [`choose`] selects next; `None` if there is nothing to merge.
+    pub(crate) fn next_of(
+        &self,
+        due: &Due,
+        spare_bytes: u64,
+        buffer: &mut RowBuffer,
+    ) -> Result<Option<Merged>, Skip> {
+        let extents = self.lineage(due);
+        let Some(first) = extents.first() else { return Ok(None) };
+        self.engine.log.check_writable()?;
+        let pieces = self.pieces(&extents);
+        let bounds = (most_blocks(first.layout.layers()), spare_bytes);
+        let Some(run) = choose(&pieces, due.is_quiet, self.rules, bounds) else {
+            return Ok(None);
+        };
+        let (fresh_bytes, moved_bytes) = fresh_and_moved(&pieces[run.clone()]);
+        let row: Vec<&Extent> = extents[run].iter().map(Arc::as_ref).collect();
+        self.merge_row(&row, buffer)?;
+        let counters = &self.engine.counters.merging;
+        add(&counters.merges, 1);
+        add(&counters.extents, row.len() as u64);
+        add(&counters.bytes, fresh_bytes + moved_bytes);
+        Ok(Some(Merged { fresh_bytes, moved_bytes }))
+    }
+
+    /// The extents of a lineage in order: all of them, or those of the pile if the lineage still grows.
+    fn lineage(&self, due: &Due) -> Vec<Arc<Extent>> {
+        let (namespace, lineage) = due.lineage;
+        let mut from = if due.is_quiet { 0 } else { due.first };
+        let mut extents: Vec<Arc<Extent>> = Vec::new();
+        // Only a few more than there should be: behind them come other lineages.
+        let page = due.extents.clamp(8, MOST_EXTENTS) + 8;
+        while extents.len() < MOST_EXTENTS {
+            let found = self.engine.index.scan((namespace, lineage, from), page);
+            let is_last = found.len() < page;
+            let count = extents.len();
+            let is_ours = |extent: &Arc<Extent>| is_of(extent, due.lineage);
+            extents.extend(found.into_iter().take_while(is_ours));
+            let next = extents.last().and_then(|last| last.first_block_index.checked_add(1));
+            match next {
+                Some(next) if !is_last && extents.len() - count == page => from = next,
+                _ => break,
+            }
+        }
+        extents
+    }
+
+    fn pieces(&self, extents: &[Arc<Extent>]) -> Vec<Piece> {
+        let mut pieces = Vec::with_capacity(extents.len());
+        for (at, extent) in extents.iter().enumerate() {
+            let bytes = u64::from(extent.block_count()) * extent.layout.block_bytes();
+            // An extent that is too large is not merged, however many of its blocks are visible.
+            let is_whole = self.rules.is_small(bytes)
+                && self.engine.index.live_blocks(extent).is_ok_and(|live| !live.contains(&false));
+            pieces.push(Piece {
+                blocks: extent.block_count(),
+                bytes,
+                is_moved: extent.is_moved(),
+                is_whole,
+                follows: at.checked_sub(1).is_some_and(|at| follows(&extents[at], extent)),
+            });
+        }
+        pieces
+    }
+
+    fn merge_row(&self, row: &[&Extent], buffer: &mut RowBuffer) -> Result<(), Skip> {
+        let all = spots(row);
+        let new = part_of(row, &all, None);
+        self.find_space(new.total_bytes())?;
+        let block_bytes = usize::try_from(new.layout.block_bytes()).expect("64-bit addresses");
+        let bytes = buffer.of(all.len() * block_bytes);
+        self.read_row(row, &all, bytes)?;
+        let (layers, slice_bytes) = (new.layout.layers(), new.layout.slice_bytes() as usize);
+        let call = Call::background();
+        let compressed = lend(|lender| {
+            let blocks = bytes.chunks_exact(block_bytes).map(|block| vec![lender.shared(block)]);
+            compress_again(self.engine, &new, &blocks.collect::<Vec<_>>())
+        })?;
+        if let Some(compressed) = compressed {
+            let merge = CompressedMerge::begin(self.engine.log.writer(), new, compressed)?;
+            if visible_blocks(self.engine, row)? != all {
+                return Err(Skip::Changed);
+            }
+            self.yield_to_reads()?;
+            self.refer_to(row, merge.commit(&call)?, &call);
+            return Ok(());
+        }
+        let mut append = MergeAppend::begin(self.engine.log.writer(), new)?;
+        if visible_blocks(self.engine, row)? != all {
+            return Err(Skip::Changed);
+        }
+        for layer in 0..layers {
+            self.yield_to_reads()?;
+            let at = layer as usize * slice_bytes;
+            lend(|lender| {
+                let blocks = bytes.chunks_exact(block_bytes);
+                let slices = blocks.map(|block| vec![lender.shared(&block[at..][..slice_bytes])]);
+                append.store_layer(layer, slices.collect(), &call)
+            })?;
+        }
+        let appended = append.commit(&call)?;
+        self.refer_to(row, appended, &call);
+        Ok(())
+    }
+
+    /// Reads a row piece by piece; fails if any of it is bad.
+    fn read_row(&self, row: &[&Extent], all: &[Spot], bytes: &mut [u8]) -> Result<(), Skip> {
+        let block_bytes = bytes.len() / all.len();
+        let at_once = blocks_at_once(block_bytes);
+        let parts = all.chunks(at_once).zip(bytes.chunks_mut(at_once * block_bytes));
+        for (spots, bytes) in parts {
+            self.yield_to_reads()?;
+            let outcomes = read_blocks(&self.engine.log, row, spots, bytes);
+            for (spot, outcome) in spots.iter().zip(outcomes) {
+                match outcome {
+                    Ok(()) => {}
+                    Err(cause) if cause.is_damage() => {
+                        quarantine(self.engine, row[spot.0], &[(spot.1, cause)]);
+                        return Err(Skip::Damaged);
+                    }
+                    Err(Cause::Recycled) => return Err(Skip::Changed),
+                    Err(_) => return Err(Skip::Failed),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the index refer to the new extent where it still refers to the old ones.
+    fn refer_to(&self, row: &[&Extent], appended: Appended, call: &Call) {
+        let engine = self.engine;
+        let Appended { extent, pin } = appended;
+        engine.index_care.before_write(call, engine.clock.as_ref());
+        // The old references stay if the index cannot read them.
+        let moved = engine.index.replace(row, vec![extent.clone()]).unwrap_or_default();
+        if moved == 0 {
+            engine.log.forget(extent.id);
+        }
+        for old in row {
+            engine.log.forget(old.id);
+        }
+        drop(pin);
+        engine.index_care.after_write();
+    }
+
+    /// Yields to reads, within bounds; fails if the store is being closed.
+    fn yield_to_reads(&self) -> Result<(), Skip> {
+        if self.engine.reads.is_busy() {
+            add(&self.engine.counters.merging.deferrals, 1);
+        }
+        if self.engine.reads.yield_to_reads(|| self.queue.is_closed()) {
+            Ok(())
+        } else {
+            Err(LogError::Io(IoError::Closed).into())
+        }
+    }
+
+    /// Makes sure that there is space for `bytes`, without evicting anything.
+    fn find_space(&self, bytes: u64) -> Result<(), Skip> {
+        let log = &self.engine.log;
+        if log.segments().has_space_now(bytes) {
+            return Ok(());
+        }
+        self.space.run_blocking(&Call::background(), move |engine| {
+            if !engine.log.segments().prepare(bytes)? {
+                recycle_dead_segments(engine)?;
+                engine.log.segments().prepare(bytes)?;
+            }
+            Ok(())
+        })?;
+        if log.segments().has_space_now(bytes) { Ok(()) } else { Err(Skip::NoSpace) }
+    }
+}
+
+fn is_of(extent: &Extent, lineage: (NamespaceId, ChainHash)) -> bool {
+    (extent.namespace, extent.lineage) == lineage
+}
+
+/// All blocks of a row.
+fn spots(row: &[&Extent]) -> Vec<Spot> {
+    let of = |(at, extent): (usize, &&Extent)| {
+        (0..extent.block_count()).map(move |block| (at, block)).collect::<Vec<_>>()
+    };
+    row.iter().enumerate().flat_map(of).collect()
+}

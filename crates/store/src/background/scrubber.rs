@@ -1,0 +1,161 @@
+//! Reads stored blocks periodically, so that bad bytes are found before a get meets them.
+//!
+//! 1. A thread reads in the order of the index, at most as many bytes a second as the setting `scrub_rate` allows. It
+//!    yields to reads, and sends no requests to a suspended device.
+//! 2. Every slice and header is checked as a get checks it. A block with a bad one is quarantined and counted by cause.
+//! 3. The first round starts a minute after the store was opened, to stay out of the way while an engine starts. The
+//!    next round starts a day after the last one did, or when that one ends if it takes longer.
+//! 4. Scrubbing is no use: it changes neither what is evicted nor what DRAM holds.
+//! 5. Without a thread nothing is scrubbed: a get checks the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Extent, NamespaceId, Nanos, Result};
+use dalsegno_policy::merging::Bucket;
+
+use crate::background::helper::{Duty, Executor, Helper, NoTask};
+use crate::background::task_queue::{Next, TaskQueue};
+use crate::engine::Engine;
+use crate::error::no_thread;
+use crate::read::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
+use crate::read::quarantine::quarantine;
+use crate::stats::add;
+
+/// Extents that are requested from the index at a time.
+const STEP: usize = 64;
+/// How often the thread looks whether there is something to do.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// When scrubbing starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubRules {
+    /// From opening the store to the first round.
+    pub first: Duration,
+    /// From the start of one round to that of the next.
+    pub round: Duration,
+}
+
+impl Default for ScrubRules {
+    fn default() -> Self {
+        Self { first: Duration::from_secs(60), round: Duration::from_secs(24 * 3600) }
+    }
+}
+
+/// Scrubs what is stored.
+#[derive(Debug)]
+pub(crate) struct Scrubber {
+    /// None where nothing is scrubbed.
+    helper: Option<Helper<ScrubDuty>>,
+}
+
+/// Where the next extent is looked for.
+type Place = (NamespaceId, ChainHash, u32);
+
+/// The progress of a round.
+#[derive(Debug)]
+struct ScrubDuty {
+    engine: Arc<Engine>,
+    rules: ScrubRules,
+    from: Place,
+    began: Nanos,
+    bucket: Bucket,
+    buffer: RowBuffer,
+}
+
+impl Scrubber {
+    pub(crate) fn start(
+        rules: ScrubRules,
+        engine: Arc<Engine>,
+        executor: Executor,
+    ) -> Result<Self> {
+        let bytes_per_s = engine.limits.scrub_bytes_per_s;
+        if bytes_per_s == 0 {
+            return Ok(Self { helper: None });
+        }
+        let duty = ScrubDuty {
+            began: engine.clock.now().after(rules.first),
+            engine,
+            rules,
+            from: Place::default(),
+            bucket: Bucket::new(bytes_per_s),
+            buffer: RowBuffer::default(),
+        };
+        let first = Next::After(Duration::ZERO);
+        let helper = Helper::start("dalsegno-scrub", executor, duty, first).map_err(no_thread)?;
+        Ok(Self { helper: Some(helper) })
+    }
+
+    /// Ends it, and waits for the read under way. Calling it again does nothing more.
+    pub(crate) fn close(&self, timeout: Duration) {
+        if let Some(helper) = &self.helper {
+            helper.close();
+            helper.join(timeout);
+        }
+    }
+}
+
+impl Duty for ScrubDuty {
+    type Task = NoTask;
+
+    fn run(&mut self, task: NoTask) {
+        match task {}
+    }
+
+    /// Reads the next extents, as far as the rate allows.
+    fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
+        let engine = Arc::clone(&self.engine);
+        let now = engine.clock.now();
+        let start = Place::default();
+        if self.from == start && now < self.began {
+            return Next::After(PERIOD.min(self.began.since(now)));
+        }
+        if engine.device.is_suspended() {
+            return Next::After(PERIOD);
+        }
+        let extents = engine.index.scan(self.from, STEP);
+        for extent in &extents {
+            let wait = self.bucket.wait(engine.clock.now()).unwrap_or(PERIOD);
+            if !queue.sleep(wait) {
+                return Next::Never;
+            }
+            self.scrub_extent(&engine, extent, queue);
+            let next = extent.first_block_index.checked_add(1);
+            self.from = next.map_or(start, |next| (extent.namespace, extent.lineage, next));
+        }
+        if extents.len() < STEP {
+            add(&engine.counters.scrubbing.rounds, 1);
+            self.from = start;
+            self.began = self.began.after(self.rules.round).max(engine.clock.now());
+            self.buffer = RowBuffer::default();
+        }
+        Next::After(Duration::ZERO)
+    }
+}
+
+impl ScrubDuty {
+    /// Checks one extent piece by piece.
+    fn scrub_extent(&mut self, engine: &Engine, extent: &Extent, queue: &TaskQueue<NoTask>) {
+        // A header that was checked before may have gone bad too.
+        engine.log.forget(extent.id);
+        let block_bytes = usize::try_from(extent.layout.block_bytes()).expect("64-bit addresses");
+        // If the index cannot be read now, another round checks the extent.
+        let visible = visible_blocks(engine, &[extent]).unwrap_or_default();
+        for spots in visible.chunks(blocks_at_once(block_bytes)) {
+            if !engine.reads.yield_to_reads(|| queue.is_closed()) {
+                return;
+            }
+            let bytes = self.buffer.of(spots.len() * block_bytes);
+            let outcomes = read_blocks(&engine.log, &[extent], spots, bytes);
+            self.bucket.spend(bytes.len() as u64, engine.clock.now());
+            add(&engine.counters.scrubbing.bytes, bytes.len() as u64);
+            let damaged = damaged_of(spots, &outcomes);
+            add(&engine.counters.scrubbing.damaged, damaged.len() as u64);
+            quarantine(engine, extent, &damaged);
+            if damaged.iter().any(|(_, cause)| cause.is_of_header()) {
+                return;
+            }
+        }
+        add(&engine.counters.scrubbing.extents, 1);
+    }
+}

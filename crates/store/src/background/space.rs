@@ -1,0 +1,171 @@
+//! The lane in which space is freed: for puts, for the index, for merging; and in which segments are listed.
+//!
+//! 1. No call waits for a job longer than its terms say. A job must not stop half-way: it writes a segment's next
+//!    header and syncs it, or creates a file. So a thread does it and waits as long as the device takes. A call only
+//!    waits for the answer.
+//! 2. A job that a call leaves behind is still done: the next call finds the space.
+//! 3. Jobs run one after the other, each to its end. The queue is bounded: a call that finds it full waits for a place,
+//!    within its terms.
+//! 4. Removals and namespaces are recorded in another lane (`write/remove.rs`). So the put of one tenant does not wait
+//!    for the sync of another tenant's removal. A job of that lane may wait for one of this lane, never the reverse.
+//! 5. An on-disk index removes blocks in this lane. So no job here takes blocks for dead because a removal had to empty
+//!    the index.
+//! 6. A job holds the engine only while it is queued or runs, so a closed store lets go of its directory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
+use dalsegno_log::{Call, LogError, Reservation};
+
+use crate::background::evict::{RECLAIM_ATTEMPTS, give_back, make_space, recycle_dead_segments};
+use crate::background::helper::{Answer, Executor, JobLane};
+use crate::engine::Engine;
+use crate::error::no_thread;
+
+/// Jobs that wait in a lane. A caller has at most one, and the index one. Callers that a hanging device made leave stay
+/// in the queue.
+pub(crate) const LANE_JOBS: u32 = 64;
+
+/// Frees space on a thread of its own.
+#[derive(Debug)]
+pub(crate) struct SpaceLane {
+    engine: Arc<Engine>,
+    lane: JobLane,
+    /// Whether a job that gives a segment back is under way.
+    is_giving_back: Arc<AtomicBool>,
+}
+
+/// Allows one job of a kind at a time, until it is dropped.
+struct OneAtATime(Arc<AtomicBool>);
+
+impl OneAtATime {
+    fn take(is_taken: &Arc<AtomicBool>) -> Option<Self> {
+        (!is_taken.swap(true, Ordering::AcqRel)).then(|| Self(Arc::clone(is_taken)))
+    }
+}
+
+impl Drop for OneAtATime {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl SpaceLane {
+    pub(crate) fn start(engine: Arc<Engine>, executor: Executor) -> Result<Self> {
+        let lane = JobLane::start_lane("dalsegno-space", executor, 1, LANE_JOBS);
+        let lane = lane.map_err(no_thread)?;
+        Ok(Self { engine, lane, is_giving_back: Arc::default() })
+    }
+
+    /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.
+    pub(crate) fn close(&self, deadline: Deadline) {
+        self.lane.close();
+        self.lane.join(deadline.remaining(self.engine.clock.now()).unwrap_or_default());
+    }
+
+    /// Frees space, or does work that must be alone with the space; waits for its end within the call's terms.
+    ///
+    /// # Errors
+    ///
+    /// As [`JobLane::run_blocking`].
+    pub(crate) fn run_blocking(
+        &self,
+        call: &Call,
+        work: impl FnOnce(&Engine) -> Answer + Send + 'static,
+    ) -> Answer {
+        let engine = Arc::clone(&self.engine);
+        self.lane.run_blocking(call, self.engine.clock.as_ref(), move || work(&engine))
+    }
+
+    /// Reserves space for `bytes` within the call's terms; frees some if there is not enough.
+    ///
+    /// # Errors
+    ///
+    /// `Full` if no space could be freed, and as [`Self::run_blocking`].
+    pub(crate) fn reserve(
+        &self,
+        bytes: u64,
+        call: &Call,
+    ) -> std::result::Result<Reservation, LogError> {
+        self.relieve_index(call);
+        for _ in 0..RECLAIM_ATTEMPTS {
+            if !self.engine.log.segments().has_space_now(bytes) {
+                self.run_blocking(call, move |engine| make_space(engine, bytes))?;
+                self.list_new_segments();
+            }
+            // Another call may have taken the space.
+            match self.engine.log.writer().reserve_now(bytes) {
+                Err(LogError::Full) => {}
+                reserved => return reserved,
+            }
+        }
+        Err(LogError::Full)
+    }
+
+    /// Gives the index space on disk if it found none. A put waits for that only if the index accepts no more entries.
+    fn relieve_index(&self, call: &Call) {
+        let engine = &self.engine;
+        let is_small = || engine.log.segments().count() as u64 <= MIN_SEGMENTS;
+        if engine.index_care.shortage().is_none() || is_small() {
+            return;
+        }
+        let done = if engine.index_care.is_stalled() {
+            self.run_blocking(call, give_back)
+        } else if let Some(only) = OneAtATime::take(&self.is_giving_back) {
+            self.spawn(move |engine| {
+                let _until_it_ends = only;
+                give_back(engine)
+            })
+        } else {
+            Ok(())
+        };
+        if let Err(error) = done {
+            // The append reports what follows from it.
+            tracing::debug!(%error, "no space freed for the index");
+        }
+    }
+
+    /// Queues work whose end nobody waits for.
+    fn spawn(&self, work: impl FnOnce(&Engine) -> Answer + Send + 'static) -> Answer {
+        let engine = Arc::clone(&self.engine);
+        self.lane.spawn(move || {
+            if let Err(error) = work(&engine) {
+                tracing::debug!(%error, "a background job of the log failed");
+            }
+        })
+    }
+
+    /// Lists new segments on disk, should the process be killed. Nobody waits for that.
+    fn list_new_segments(&self) {
+        if !self.can_list() {
+            return;
+        }
+        if let Err(error) = self.spawn(|engine| engine.log.segment_list().add_new_segments()) {
+            tracing::debug!(%error, "new segments not listed");
+        }
+    }
+
+    /// Writes the list of segments and of what they hold, at the end of a session. Nobody waits for a device that
+    /// hangs: without a list `verify` finds less.
+    pub(crate) fn list_segments(&self, deadline: Deadline) {
+        if !self.can_list() {
+            return;
+        }
+        let call = Call::background().until(deadline);
+        if let Err(error) = self.run_blocking(&call, |engine| engine.log.segment_list().update()) {
+            tracing::debug!(%error, "segments not listed");
+        }
+    }
+
+    fn can_list(&self) -> bool {
+        !self.engine.device.is_suspended() && !self.engine.log.is_poisoned()
+    }
+
+    /// Recycles segments without live extents, so that the next open does not read what was merged.
+    pub(crate) fn recycle_dead(&self) {
+        if let Err(error) = self.run_blocking(&Call::background(), recycle_dead_segments) {
+            tracing::debug!(%error, "dead segments not recycled");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What names a block in a store.
+
+use dalsegno_core::{ChainHash, NamespaceId};
+
+/// A block: its namespace and its hash.
+pub(crate) type BlockKey = (NamespaceId, ChainHash);

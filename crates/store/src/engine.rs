@@ -1,0 +1,39 @@
+//! What every path of an open store uses: the device, the log, the index, and what is in front of them.
+
+use std::sync::Arc;
+
+use dalsegno_core::{Clock, Limits};
+use dalsegno_index::Index;
+use dalsegno_log::Log;
+
+use crate::background::index_care::IndexCare;
+use crate::device::Watched;
+use crate::read::dram::Dram;
+use crate::read::failed_reads::FailedReads;
+use crate::read::gauge::ReadGauge;
+use crate::read::removal_feed::RemovalFeed;
+use crate::stats::Counters;
+use crate::write::namespaces::NamespaceTable;
+
+/// The state that the paths share. Background jobs hold it while they are queued or run, and with it the directory.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) limits: Limits,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) device: Arc<Watched>,
+    pub(crate) log: Log,
+    pub(crate) index: Arc<dyn Index>,
+    pub(crate) index_care: IndexCare,
+    pub(crate) counters: Counters,
+    pub(crate) namespaces: NamespaceTable,
+    pub(crate) reads: ReadGauge,
+    pub(crate) front: Front,
+}
+
+/// What knows of single blocks in front of the log and the index.
+#[derive(Debug)]
+pub(crate) struct Front {
+    pub(crate) dram: Dram,
+    pub(crate) failed_reads: FailedReads,
+    pub(crate) removal_feed: RemovalFeed,
+}

@@ -1,0 +1,66 @@
+//! Errors of the log and of the system as the caller sees them: each says what the caller can do.
+
+use std::path::Path;
+
+use dalsegno_core::{Error, ErrorKind};
+use dalsegno_io::{IoError, Process};
+use dalsegno_log::LogError;
+use dalsegno_log::format::FormatError;
+
+/// Converts an error of the log.
+pub(crate) fn to_error(error: LogError) -> Error {
+    let (kind, message) = match &error {
+        LogError::Full => (
+            ErrorKind::Full,
+            "the log has no free space and nothing could be evicted; raise the capacity or free space on the disk",
+        ),
+        LogError::TooLarge { .. } => (ErrorKind::Invalid, "the extent does not fit into a segment"),
+        LogError::Poisoned => {
+            (ErrorKind::Poisoned, "writing has stopped; close the store and open it again")
+        }
+        LogError::Deadline | LogError::Cancelled | LogError::Io(IoError::Deadline) => {
+            (ErrorKind::Unavailable, "the call ended early")
+        }
+        LogError::Io(IoError::Suspended) => (
+            ErrorKind::Unavailable,
+            "the disk does not respond, so the store does not use it; go on without the store",
+        ),
+        LogError::Io(IoError::Busy) => (
+            ErrorKind::Unavailable,
+            "too many requests wait for the store's disk; go on without it, or raise \"staging\"",
+        ),
+        LogError::Io(error) if error.is_out_of_files() => (
+            ErrorKind::Unavailable,
+            "this process may not open more files, and a store has one open for each segment; raise its limit \
+             (ulimit -n), or create the store with a larger \"segment\"",
+        ),
+        LogError::Io(_) => (ErrorKind::Unavailable, "the device failed"),
+        LogError::Format { source: FormatError::Newer(_), .. } => (
+            ErrorKind::Incompatible,
+            "a newer Dalsegno wrote this store; upgrade, or use another directory",
+        ),
+        LogError::Format { .. } => (ErrorKind::Corrupt, "the store's files are damaged"),
+    };
+    Error::new(kind, message).with_source(error)
+}
+
+/// The error of a directory that cannot be used.
+pub(crate) fn unavailable(path: &Path, error: IoError) -> Error {
+    let message = format!("{} cannot be used", path.display());
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
+/// The error of every call in a forked child, for a store that its parent opened.
+pub(crate) fn forked(process: Process) -> Error {
+    let message = format!(
+        "this store was opened by process {} and does not work in a forked child: fork before you open it, or start \
+         the child as a new process (with multiprocessing, the start method \"spawn\")",
+        process.id()
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// The error of an open when the system refuses threads.
+pub(crate) fn no_thread(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, "the system refused to start a thread").with_source(error)
+}

@@ -1,0 +1,251 @@
+//! Opening a store: everything that an open store consists of.
+//!
+//! 1. One process owns a directory. The lock is taken before anything is read, and belongs to the device (`device.rs`).
+//! 2. The index is filled from the log's headers, in the order they were written.
+//! 3. Namespaces without blocks are forgotten, so that those of old models do not use up the bound on namespaces.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dalsegno_core::{
+    ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
+    Result, StoreId, format_bytes,
+};
+use dalsegno_index::{Index, LsmIndex};
+use dalsegno_io::{
+    BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, SystemClock,
+    allow_open_files,
+};
+use dalsegno_log::Log;
+use dalsegno_log::format::{STORE_FILE, namespace_file};
+use dalsegno_policy::merging::MergeRules;
+
+use crate::api::open_store::OpenStore;
+use crate::api::transfer::TransferLanes;
+use crate::background::helper::{Executor, JobLane};
+use crate::background::index_care::{IndexCare, IndexCareOptions};
+use crate::background::merger::Merger;
+use crate::background::scrubber::{ScrubRules, Scrubber};
+use crate::background::space::{LANE_JOBS, SpaceLane};
+use crate::background::tuner::Tuner;
+use crate::device::Watched;
+use crate::engine::{Engine, Front};
+use crate::error::{no_thread, to_error, unavailable};
+use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
+use crate::open::log_and_index::{LogAndIndex, LogSource};
+use crate::read::dram::Dram;
+use crate::read::failed_reads::FailedReads;
+use crate::read::gauge::ReadGauge;
+use crate::read::removal_feed::RemovalFeed;
+use crate::stats::Counters;
+use crate::write::namespaces::NamespaceTable;
+use crate::write::put::Writer;
+
+/// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
+const OTHER_FILES: u64 = 512;
+
+/// What a store is made of. [`Store::open`](crate::Store::open) makes the real parts; a test or a simulation brings its
+/// own.
+#[derive(Debug)]
+pub struct Parts {
+    /// The files.
+    pub device: Arc<dyn Device>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Staging memory.
+    pub pool: BufferPool,
+    /// The bounds.
+    pub limits: Limits,
+    /// The lock of the device's directory, held until the store is closed and the device has completed every write.
+    pub lock: Option<DirectoryLock>,
+    /// The id if the store is new.
+    pub new_store: StoreId,
+    /// What carries out background work. [`Executor::Inline`] also makes the open read headers one after the other.
+    pub executor: Executor,
+    /// What merging of small extents aims at.
+    pub merging: MergeRules,
+    /// When scrubbing starts.
+    pub scrubbing: ScrubRules,
+}
+
+/// The real parts of the store in a directory.
+///
+/// # Errors
+///
+/// See [`Store::open`](crate::Store::open).
+pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
+    if path.as_os_str().is_empty() {
+        return Err(Error::invalid("the path is empty; give the store a directory"));
+    }
+    refuse_forked()?;
+    LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+    // Before the lock file is created: nothing is left in a directory that is not ours.
+    let reader = DirectoryReader::open(path)?;
+    reader.facts(path)?;
+    let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let facts = reader.facts(path)?;
+    let limits = config.validate(facts.space)?;
+    let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)
+        .map_err(|error| unavailable(path, error))?;
+    let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
+    let device = LocalDirectory::open(path, options, &pool, Arc::clone(&clock))
+        .map_err(|error| not_served(path, error))?;
+    let needed = u64::from(limits.segment_count) + OTHER_FILES;
+    let allowed = allow_open_files(needed);
+    if allowed < needed {
+        tracing::warn!(
+            path = %path.display(),
+            allowed,
+            needed,
+            "too few open files allowed: raise the limit of the process (ulimit -n)"
+        );
+    }
+    let new_store =
+        dalsegno_io::random_bytes().map(StoreId).map_err(|error| unavailable(path, error))?;
+    Ok(Parts {
+        device: Arc::new(device),
+        clock,
+        pool,
+        limits,
+        lock: Some(lock),
+        new_store,
+        executor: Executor::Threads,
+        merging: MergeRules::default(),
+        scrubbing: ScrubRules::default(),
+    })
+}
+
+/// Opens a store from its parts.
+///
+/// # Errors
+///
+/// See [`Store::open`](crate::Store::open).
+pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
+    let Parts { device, clock, pool, limits, lock, new_store, executor, merging, scrubbing } =
+        parts;
+    let device = Arc::new(Watched::new(device, &clock, lock));
+    let dram = open_dram(&limits)?;
+    let source = LogSource {
+        device: Arc::<Watched>::clone(&device),
+        clock: Arc::clone(&clock),
+        pool: pool.clone(),
+        limits: &limits,
+        executor,
+        new_store,
+    };
+    let counters = Counters::default();
+    let LogAndIndex { log, index, lsm } = source.open(&counters)?;
+    device.try_with(STORE_FILE, pool);
+    let is_used =
+        |namespace| has_blocks(index.as_ref(), namespace) || !knows_all(lsm.as_deref(), &counters);
+    let namespaces = NamespaceTable::new(namespaces_in_use(&log, device.as_ref(), is_used)?);
+    let options = IndexCareOptions {
+        clock: Arc::clone(&clock),
+        bytes_per_s: limits.index_bytes_per_s,
+        index_bytes: limits.index_bytes,
+        executor,
+    };
+    let index_care = match lsm {
+        Some(lsm) => {
+            let files = Arc::<Watched>::clone(&device) as Arc<dyn Device>;
+            let tuner = Tuner::open(&files, &lsm, limits.index_tuning);
+            IndexCare::start(lsm, log.clone(), tuner, options)?
+        }
+        None => IndexCare::none(),
+    };
+    let (failed_reads, removal_feed) = (FailedReads::default(), RemovalFeed::default());
+    let engine = Arc::new(Engine {
+        limits,
+        clock,
+        device,
+        log,
+        index,
+        index_care,
+        counters,
+        namespaces,
+        reads: ReadGauge::default(),
+        front: Front { dram, failed_reads, removal_feed },
+    });
+    start_helpers(engine, executor, merging, scrubbing)
+}
+
+fn start_helpers(
+    engine: Arc<Engine>,
+    executor: Executor,
+    merging: MergeRules,
+    scrubbing: ScrubRules,
+) -> Result<(OpenStore, TransferLanes)> {
+    let limits = &engine.limits;
+    let records = JobLane::start_lane("dalsegno-record", executor, 1, LANE_JOBS);
+    let records = records.map_err(no_thread)?;
+    let space = Arc::new(SpaceLane::start(Arc::clone(&engine), executor)?);
+    let (threads, queue) = (limits.transfer_threads, limits.transfer_queue);
+    let transfers = TransferLanes::start(executor, threads, queue).map_err(no_thread)?;
+    let merger = Merger::start(merging, Arc::clone(&engine), Arc::clone(&space), executor)?;
+    let merger = Arc::new(merger);
+    let scrubber = Scrubber::start(scrubbing, Arc::clone(&engine), executor)?;
+    let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
+    Ok((OpenStore { engine, writer, merger, scrubber, records, space }, transfers))
+}
+
+fn open_dram(limits: &Limits) -> Result<Dram> {
+    Dram::new(limits.dram_bytes).map_err(|error| {
+        let wanted = format_bytes(limits.dram_bytes);
+        let message =
+            format!("the system cannot provide a DRAM tier of {wanted}; set `dram` to less");
+        Error::new(ErrorKind::Unavailable, message).with_source(error)
+    })
+}
+
+/// The namespaces of a store; those that are not in use are forgotten.
+fn namespaces_in_use(
+    log: &Log,
+    device: &dyn Device,
+    is_used: impl Fn(NamespaceId) -> bool,
+) -> Result<Vec<(Namespace, Compression)>> {
+    let namespaces = log.store_files().read_namespaces().map_err(to_error)?;
+    let (used, unused): (Vec<_>, Vec<_>) =
+        namespaces.into_iter().partition(|(namespace, _)| is_used(namespace.id()));
+    for (namespace, _) in &unused {
+        forget(device, namespace);
+    }
+    Ok(used)
+}
+
+/// Whether the index shows all blocks: segments or tables that could not be read may hold others.
+fn knows_all(lsm: Option<&LsmIndex>, counters: &Counters) -> bool {
+    let knows = |lsm: &LsmIndex| !(lsm.is_damaged() || lsm.has_missed() || lsm.has_failed());
+    counters.open_faults.load(Ordering::Relaxed) == 0 && lsm.is_none_or(knows)
+}
+
+fn has_blocks(index: &dyn Index, namespace: NamespaceId) -> bool {
+    let first = index.scan((namespace, ChainHash::default(), 0), 1);
+    first.iter().any(|extent| extent.namespace == namespace)
+}
+
+/// Removes the description of a namespace; registering it again writes it again. If that fails, or a crash undoes it,
+/// the next open tries again.
+fn forget(device: &dyn Device, namespace: &Namespace) {
+    let file = namespace_file(namespace.id());
+    match device.remove(&file) {
+        Ok(()) => tracing::debug!(file, "namespace without blocks forgotten"),
+        Err(error) => {
+            tracing::warn!(file, %error, "description of a namespace without blocks not removed");
+        }
+    }
+}
+
+/// The error if the requested I/O engine is not available.
+fn not_served(path: &Path, error: IoError) -> Error {
+    if !error.is_start() {
+        return unavailable(path, error);
+    }
+    let message = format!(
+        "{} cannot be served: this kernel, or the sandbox, does not let the process use the I/O engine; set \
+         \"io_engine\" to \"auto\" or \"psync\"",
+        path.display()
+    );
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}

@@ -1,0 +1,6 @@
+//! Opening a store: its directory, its log and index, and everything in front of them.
+
+pub(crate) mod assemble;
+pub(crate) mod directory;
+pub(crate) mod fill_index;
+pub(crate) mod log_and_index;

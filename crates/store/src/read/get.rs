@@ -1,0 +1,311 @@
+//! Getting blocks, whole or by layer.
+//!
+//! 1. DRAM is read first, then the log. A block counts as a hit only after every slice was verified.
+//! 2. A block with a bad slice is a miss. It is quarantined immediately, so no call reads it again. Its neighbours
+//!    stay.
+//! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
+//! 4. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
+//!    lookup and read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, DramAdmission, Error, Namespace, NamespaceId, Result};
+use dalsegno_index::{Run, Scope, note_use};
+use dalsegno_io::{Memory, Operation, patiently};
+use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
+
+use crate::api::terms::Terms;
+use crate::block_key::BlockKey;
+use crate::engine::Engine;
+use crate::read::quarantine::quarantine;
+use crate::sizes::check_blocks;
+use crate::stats::{Counters, add};
+
+/// How a wanted block ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Served from DRAM.
+    Dram,
+    /// Served from the log.
+    Log,
+    /// Not stored, or behind the first miss of a prefix.
+    Absent,
+    /// Stored, but it could not be read. The counter of the cause's name says how often.
+    Lost(Cause),
+}
+
+impl Outcome {
+    /// Whether the bytes are in the caller's memory.
+    #[must_use]
+    pub fn is_hit(self) -> bool {
+        matches!(self, Self::Dram | Self::Log)
+    }
+}
+
+/// How each block of a get ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GetReport {
+    /// One per block, in order.
+    pub outcomes: Vec<Outcome>,
+}
+
+impl GetReport {
+    /// How many leading blocks are hits.
+    #[must_use]
+    pub fn leading_blocks(&self) -> usize {
+        self.outcomes.iter().take_while(|outcome| outcome.is_hit()).count()
+    }
+
+    /// How many blocks are hits.
+    #[must_use]
+    pub fn hit_blocks(&self) -> usize {
+        self.outcomes.iter().filter(|outcome| outcome.is_hit()).count()
+    }
+}
+
+/// A get: which blocks, which of their layers, and the memory for them.
+pub(crate) struct GetRequest<'a> {
+    pub(crate) chain: &'a [ChainHash],
+    pub(crate) out: Vec<Vec<Memory>>,
+    /// None for all.
+    pub(crate) layer: Option<u32>,
+    pub(crate) scope: Scope,
+}
+
+/// See [`Store::get_batch`](crate::Store::get_batch) and [`Store::retrieve_layer`](crate::Store::retrieve_layer).
+pub(crate) fn get(
+    engine: &Engine,
+    namespace: NamespaceId,
+    request: GetRequest<'_>,
+    terms: &Terms,
+) -> Result<GetReport> {
+    let GetRequest { chain, out, layer, scope } = request;
+    let namespace = engine.namespaces.get(namespace)?;
+    let layer_count = namespace.layout().layers();
+    if let Some(layer) = layer.filter(|layer| *layer >= layer_count) {
+        return Err(Error::invalid(format!(
+            "layer {layer} does not exist; the namespace has layers 0 to {}",
+            layer_count - 1
+        )));
+    }
+    let layers = layer.map_or(0..layer_count, |layer| layer..layer + 1);
+    if chain.len() != out.len() {
+        return Err(Error::invalid(format!(
+            "{} hashes but {} buffers; give one buffer per block",
+            chain.len(),
+            out.len()
+        )));
+    }
+    let wanted = u64::from(layers.end - layers.start);
+    let bytes = wanted * u64::from(namespace.layout().slice_bytes());
+    check_blocks(&out, bytes)?;
+    let call = terms.call(engine.clock.as_ref());
+    let _in_progress = engine.reads.begin();
+    let mut get = Get::new(engine, &namespace, chain, layers, &call);
+    patiently(call.deadline, engine.clock.as_ref(), || get.run(out, scope));
+    let report = GetReport { outcomes: get.outcomes };
+    count(&engine.counters, &report, bytes);
+    Ok(report)
+}
+
+fn count(counters: &Counters, report: &GetReport, bytes: u64) {
+    let count = |wanted: &dyn Fn(&Outcome) -> bool| {
+        report.outcomes.iter().filter(|outcome| wanted(outcome)).count() as u64
+    };
+    let (dram, log) = (count(&|o| *o == Outcome::Dram), count(&|o| *o == Outcome::Log));
+    add(&counters.get_calls, 1);
+    add(&counters.get_dram_blocks, dram);
+    add(&counters.get_log_blocks, log);
+    add(&counters.get_missed_blocks, report.outcomes.len() as u64 - dram - log);
+    add(&counters.get_bytes, (dram + log) * bytes);
+}
+
+/// A get under way.
+struct Get<'a> {
+    engine: &'a Engine,
+    namespace: &'a Namespace,
+    chain: &'a [ChainHash],
+    layers: Range<u32>,
+    call: &'a Call,
+    outcomes: Vec<Outcome>,
+}
+
+impl<'a> Get<'a> {
+    fn new(
+        engine: &'a Engine,
+        namespace: &'a Namespace,
+        chain: &'a [ChainHash],
+        layers: Range<u32>,
+        call: &'a Call,
+    ) -> Self {
+        let outcomes = vec![Outcome::Absent; chain.len()];
+        Self { engine, namespace, chain, layers, call, outcomes }
+    }
+
+    fn run(&mut self, out: Vec<Vec<Memory>>, scope: Scope) {
+        let mut out: Vec<Option<Vec<Memory>>> = out.into_iter().map(Some).collect();
+        // DRAM holds only blocks that the index knows.
+        let runs = self.engine.index.resolve(self.namespace.id(), self.chain, scope);
+        note_use(self.engine.index.as_ref(), &runs, self.engine.log.segments().round());
+        self.take_dram(&runs, &mut out);
+        let rest = runs.iter().flat_map(|run| missing_parts(run, &out)).collect();
+        self.take_log(rest, &mut out);
+    }
+
+    /// Serves the found blocks that DRAM holds.
+    fn take_dram(&mut self, runs: &[Run], out: &mut [Option<Vec<Memory>>]) {
+        if self.engine.front.dram.is_off() {
+            return;
+        }
+        let slice = self.namespace.layout().slice_bytes() as usize;
+        let layers_start = self.layers.start as usize * slice;
+        for run in runs {
+            for at in positions_of(run) {
+                let key = (self.namespace.id(), self.chain[at]);
+                let pieces = out[at].as_mut().expect("each block is requested once");
+                if self.engine.front.dram.copy_to(&key, layers_start, pieces) {
+                    out[at] = None;
+                    self.outcomes[at] = Outcome::Dram;
+                }
+            }
+        }
+    }
+
+    /// Reads blocks from the log; looks up once more those that were moved meanwhile.
+    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Vec<Memory>>]) {
+        if self.engine.device.refuses(Operation::Read, self.call) {
+            let suspended: Vec<usize> = runs.iter().flat_map(positions_of).collect();
+            let cause = Cause::Suspended;
+            self.engine.log.stats().count_miss(cause, suspended.len() as u64);
+            return self.lose(suspended, cause);
+        }
+        let positions: Vec<usize> = (0..self.chain.len()).collect();
+        let moved = self.read_runs(runs, &positions, out);
+        if moved.is_empty() {
+            return;
+        }
+        let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
+        let runs = self.engine.index.resolve(self.namespace.id(), &hashes, Scope::Each);
+        let moved_again = self.read_runs(runs, &moved, out);
+        self.lose(moved_again, Cause::Recycled);
+    }
+
+    fn lose(&mut self, positions: Vec<usize>, cause: Cause) {
+        for at in positions {
+            self.outcomes[at] = Outcome::Lost(cause);
+        }
+    }
+
+    /// Reads runs in parallel. `positions` holds the position in the chain of each hash that was looked up. Returns the
+    /// positions of blocks whose segment was recycled meanwhile.
+    fn read_runs(
+        &mut self,
+        runs: Vec<Run>,
+        positions: &[usize],
+        out: &mut [Option<Vec<Memory>>],
+    ) -> Vec<usize> {
+        let mut moved = Vec::new();
+        let mut reads = Vec::new();
+        let mut read_runs = Vec::new();
+        // Memory is handed over only for a segment that stays until it is read.
+        let mut pins = Vec::new();
+        for run in runs {
+            if run.extent.layout != self.namespace.layout() {
+                // Its checksum is right, but no put made it: its blocks do not fit the caller's memory.
+                quarantine(self.engine, &run.extent, &[(run.first_block, Cause::WrongPlace)]);
+                self.lose(positions[positions_of(&run)].to_vec(), Cause::WrongPlace);
+                continue;
+            }
+            let Some(pin) = self.engine.log.pin(run.extent.location) else {
+                moved.extend_from_slice(&positions[positions_of(&run)]);
+                continue;
+            };
+            pins.push(pin);
+            reads.push(self.extent_read(&run, positions, out));
+            read_runs.push(run);
+        }
+        let results = self.engine.log.read(reads, self.call);
+        drop(pins);
+        for (run, blocks) in read_runs.iter().zip(results) {
+            self.settle(run, positions, blocks);
+        }
+        moved
+    }
+
+    fn extent_read(
+        &self,
+        run: &Run,
+        positions: &[usize],
+        out: &mut [Option<Vec<Memory>>],
+    ) -> ExtentRead {
+        let targets = (0..run.count).map(|offset| BlockTarget {
+            block: run.first_block + offset,
+            memory: out[positions[run.at + offset as usize]].take().expect("requested once"),
+        });
+        let targets = targets.collect();
+        ExtentRead { extent: Arc::clone(&run.extent), layers: self.layers.clone(), targets }
+    }
+
+    /// Applies the results of a run: outcomes, DRAM, quarantine.
+    fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<BlockRead>) {
+        let (mut damaged, mut failed, mut read) = (Vec::new(), Vec::new(), Vec::new());
+        let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
+        for (offset, block) in (0_u32..).zip(blocks) {
+            let at = positions[run.at + offset as usize];
+            match block.outcome {
+                Ok(()) => {
+                    self.outcomes[at] = Outcome::Log;
+                    read.push(self.chain[at]);
+                    if whole && self.engine.limits.dram_admission == DramAdmission::Get {
+                        let key = (self.namespace.id(), self.chain[at]);
+                        bring_to_dram(self.engine, key, &block.memory);
+                    }
+                }
+                Err(cause) => {
+                    self.outcomes[at] = Outcome::Lost(cause);
+                    if cause.is_damage() {
+                        damaged.push((run.first_block + offset, cause));
+                    } else if cause == Cause::Device {
+                        failed.push(self.chain[at]);
+                    }
+                }
+            }
+        }
+        quarantine(self.engine, &run.extent, &damaged);
+        self.engine.front.failed_reads.note(self.namespace.id(), &failed);
+        self.engine.front.failed_reads.forget(self.namespace.id(), &read);
+    }
+}
+
+/// The positions of a run's blocks in the hashes that were looked up.
+fn positions_of(run: &Run) -> Range<usize> {
+    run.at..run.at + run.count as usize
+}
+
+/// The parts of a run that have not been served.
+fn missing_parts(run: &Run, out: &[Option<Vec<Memory>>]) -> Vec<Run> {
+    let mut parts: Vec<Run> = Vec::new();
+    for (first_block, at) in (run.first_block..).zip(positions_of(run)) {
+        if out[at].is_none() {
+            continue;
+        }
+        match parts.last_mut() {
+            Some(part) if positions_of(part).end == at => part.count += 1,
+            _ => parts.push(Run { at, extent: Arc::clone(&run.extent), first_block, count: 1 }),
+        }
+    }
+    parts
+}
+
+/// Copies a block to DRAM, unless it was removed or evicted while it was read.
+fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory]) {
+    let dram = &engine.front.dram;
+    if dram.is_off() {
+        return;
+    }
+    dram.insert(key, memory);
+    if engine.index.probe(key.0, &[key.1]) == 0 {
+        dram.remove(key.0, &[key.1]);
+    }
+}

@@ -1,0 +1,10 @@
+//! Finding blocks and reading them.
+
+pub(crate) mod copy;
+pub(crate) mod dram;
+pub(crate) mod failed_reads;
+pub(crate) mod gauge;
+pub(crate) mod get;
+pub(crate) mod lookup;
+pub(crate) mod quarantine;
+pub(crate) mod removal_feed;

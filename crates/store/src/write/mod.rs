@@ -1,0 +1,10 @@
+//! Storing blocks, removing them, and making namespaces known.
+
+pub(crate) mod group;
+pub(crate) mod namespaces;
+pub(crate) mod pending;
+pub(crate) mod publish;
+pub(crate) mod put;
+pub(crate) mod register;
+pub(crate) mod remove;
+pub(crate) mod stretch;

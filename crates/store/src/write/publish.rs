@@ -1,0 +1,89 @@
+//! The two ends of a write in the index: the place of a new extent, and its publication.
+
+use dalsegno_core::{ChainHash, Extent, Namespace};
+use dalsegno_index::{Scope, raise_parent};
+use dalsegno_log::{Appended, Call, NewExtent};
+use dalsegno_policy::recency::Use;
+
+use crate::background::merger::Merger;
+use crate::engine::Engine;
+
+/// Gives an extent its place in the order of the index.
+pub(crate) fn new_extent(
+    engine: &Engine,
+    namespace: &Namespace,
+    chain: &[ChainHash],
+    first: usize,
+    hashes: Vec<ChainHash>,
+) -> NewExtent {
+    let parent = first.checked_sub(1).map(|before| chain[before]);
+    let number = u32::try_from(first).unwrap_or(u32::MAX);
+    let place = engine.index.place(namespace.id(), parent, chain[first], number);
+    NewExtent {
+        namespace: namespace.id(),
+        lineage: place.lineage,
+        first_block_index: place.first_block_index,
+        parent: parent.unwrap_or_default(),
+        layout: namespace.layout(),
+        hashes,
+        born: None,
+    }
+}
+
+/// Makes the blocks of a written extent visible. `false` if the index did not insert them; then the caller removes from
+/// DRAM what it copied there.
+pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call: &Call) -> bool {
+    let Appended { extent, pin } = appended;
+    let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
+    let front = &engine.front;
+    engine.index_care.before_write(call, engine.clock.as_ref());
+    let failed = front.failed_reads.among(namespace, &extent.hashes);
+    take_over(engine, &extent, &failed);
+    let round = engine.log.segments().round();
+    raise_parent(engine.index.as_ref(), &extent, round);
+    let mut visible = engine.index.insert(extent.clone(), Use::written(round), &|_| true);
+    // None may be new because all are present: a block that a get failed to read earlier can be read now.
+    let are_present = visible > 0
+        || failed.is_empty()
+            && engine.index.probe(namespace, &extent.hashes) == extent.hashes.len();
+    if visible > 0 {
+        front.failed_reads.forget(namespace, &failed);
+    }
+    merger.note(engine, &extent);
+    // A removal is announced before it reads the index. So either it found these blocks there, or it is seen here.
+    // Otherwise they would stay visible until the next open, and be gone then.
+    let removed = engine.log.removals().removed_since(namespace, born, &extent.hashes);
+    let gone: Vec<ChainHash> =
+        extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
+    if !gone.is_empty() {
+        engine.index.remove_extent(&extent);
+        let wanted = |hash: &ChainHash| !removed.contains(hash);
+        visible = engine.index.insert(extent, Use::written(round), &wanted);
+        front.dram.remove(namespace, &gone);
+        front.removal_feed.note(namespace, &gone);
+    }
+    if visible == 0 {
+        engine.log.forget(id);
+    }
+    drop(pin);
+    engine.index_care.after_write();
+    are_present || !gone.is_empty()
+}
+
+/// Removes blocks that a get failed to read from the extents that hold them, so that the new extent holds them.
+fn take_over(engine: &Engine, extent: &Extent, failed: &[ChainHash]) {
+    if failed.is_empty() || engine.index_care.is_stalled() {
+        return;
+    }
+    for run in engine.index.resolve(extent.namespace, failed, Scope::Each) {
+        let blocks: Vec<u32> = (run.first_block..run.first_block + run.count).collect();
+        let removed = engine.index.remove_from_extent(&run.extent, &blocks);
+        for id in &removed.extents {
+            engine.log.forget(*id);
+        }
+        if removed.blocks > 0 {
+            let end = run.at + run.count as usize;
+            engine.front.removal_feed.note(extent.namespace, &failed[run.at..end]);
+        }
+    }
+}

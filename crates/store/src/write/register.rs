@@ -1,0 +1,98 @@
+//! Making namespaces known.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Compression, Error, Namespace, Result, SECTOR_BYTES, format_bytes};
+use dalsegno_log::LogError;
+
+use crate::api::terms::Terms;
+use crate::background::helper::JobLane;
+use crate::engine::Engine;
+use crate::error::to_error;
+
+/// How long registering a namespace waits for the device.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How a namespace is registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegisterOptions {
+    /// How new extents of the namespace are stored from now on, also those that merging and eviction write. The store
+    /// remembers it as long as the namespace has blocks. With `None` nothing changes; a new namespace is stored plain.
+    pub compression: Option<Compression>,
+}
+
+/// See [`Store::register`](crate::Store::register).
+pub(crate) fn register(
+    engine: &Arc<Engine>,
+    records: &JobLane,
+    namespace: &Namespace,
+    options: RegisterOptions,
+) -> Result<()> {
+    let registration = engine.namespaces.begin_registration();
+    let (found, count) = registration.find(namespace.id());
+    let compression = options.compression.or(found).unwrap_or_default();
+    if found == Some(compression) {
+        return Ok(());
+    }
+    if found.is_none() && count >= engine.limits.namespace_count as usize {
+        return Err(Error::invalid(format!(
+            "the store has {count} namespaces, the most its setting \"namespaces\" allows; raise it, or open the \
+             store again, which forgets those without blocks",
+        )));
+    }
+    check_block_fits(engine, namespace)?;
+    let namespace = Arc::new(namespace.clone());
+    describe(engine, records, Arc::clone(&namespace), compression)?;
+    registration.insert(namespace, compression);
+    Ok(())
+}
+
+/// Writes the description of a namespace to disk. A device that hangs is not waited for: the description is written
+/// when it goes on.
+///
+/// # Errors
+///
+/// If the store could not be marked as one that may hold compressed extents, or not in time.
+fn describe(
+    engine: &Arc<Engine>,
+    records: &JobLane,
+    namespace: Arc<Namespace>,
+    compression: Compression,
+) -> Result<()> {
+    let call = Terms::within(REGISTER_TIMEOUT).call(engine.clock.as_ref());
+    let job_engine = Arc::clone(engine);
+    let described = records.run_blocking(&call, engine.clock.as_ref(), move || {
+        let log = &job_engine.log;
+        if !compression.is_plain() {
+            log.store_files().allow_compression()?;
+        }
+        if let Err(error) = log.store_files().write_namespace(&namespace, compression) {
+            tracing::warn!(namespace = %namespace.id(), %error, "namespace description not stored");
+        }
+        Ok(())
+    });
+    match described {
+        Err(LogError::Deadline) if compression.is_plain() => {
+            tracing::warn!("the device does not respond; a namespace is not described on it yet");
+            Ok(())
+        }
+        described => described.map_err(to_error),
+    }
+}
+
+fn check_block_fits(engine: &Engine, namespace: &Namespace) -> Result<()> {
+    let bytes = namespace.layout().payload_bytes(1);
+    let segment_bytes = engine.limits.segment_bytes;
+    let space = segment_bytes - 2 * SECTOR_BYTES;
+    // One block has at most MAX_LAYERS checksums, which fit into two sectors with the header's fields.
+    if bytes + SECTOR_BYTES > space {
+        return Err(Error::invalid(format!(
+            "a block of {} does not fit into a segment of {}; give a larger \"segment\" (or capacity) when the store \
+             is created",
+            format_bytes(bytes),
+            format_bytes(segment_bytes)
+        )));
+    }
+    Ok(())
+}
