@@ -66,7 +66,7 @@ wheel: env-dev need-cargo ## build the wheels of dalsegno and dalsegno-bench int
 	@$(UV) build --quiet --no-config --wheel --out-dir $(WHEELS) bench
 	@ls $(WHEELS)/*.whl
 
-demo: env-vllm ## ask a real vLLM about a long text, kill it, ask again (DOC=path for your own)
+demo: env-vllm ## answer from a long text with a real vLLM, kill it, answer again (DOC=path for your own)
 	@$(VLLM)/python -m dalsegno.cli demo vllm $(if $(DOC),--doc "$(DOC)")
 
 test: ## everything that CI runs, and what each part of it cost
@@ -107,7 +107,7 @@ sim: need-cargo ## crash 50 histories of a store at every step (SEED=17 one hist
 fuzz: need-cargo ## look for inputs that break a decoder, FOR=20 seconds each (TARGET=store for one)
 	@$(PYTHON) tools/fuzz.py --seconds $(FOR) $(TARGET)
 
-fuzz-seeds: need-cargo ## write the seeds of the fuzz targets anew
+fuzz-seeds: need-cargo ## write the seeds of the fuzz targets again
 	@cargo run --quiet --locked -p dalsegno-fuzz --bin seeds
 
 audit: env-dev need-cargo ## licences, sources and known weaknesses of everything that is depended on
@@ -119,7 +119,7 @@ mutations: need-cargo ## plant bugs in the store, one by one: sim must find each
 bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: make bench NAME=log ARGS="--help"
 	@.envs/$(BENCH_ENV)/bin/python -m dalsegno.cli bench $(NAME) $(ARGS)
 
-faultbench: dev ## do the same harm to every store whose environment is there (ARGS="--probe kill")
+faultbench: dev ## inject the same faults into every store that has an environment (ARGS="--probe kill")
 	@$(DEV)/python -m dalsegno.cli faultbench $(foreach one,$(wildcard .envs/*/bin/python), \
 		$(if $(filter-out .envs/dev/% .envs/uv/%,$(one)),--python $(one))) $(ARGS)
 
@@ -183,7 +183,7 @@ define test-engine
 	tests/integration tests/contract/test_routes*.py $(ARGS)
 endef
 
-# $(call quietly,COMMAND) shows what COMMAND says only when it fails.
+# $(call quietly,COMMAND) shows the output of COMMAND only if it fails.
 define quietly
 said=$$($(1) 2>&1) || { echo "$$said" >&2; exit 1; }
 endef

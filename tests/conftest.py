@@ -101,4 +101,4 @@ def disk(tmp_path: Path) -> Iterator[Faulty]:
         pytest.skip(what)
     with faulty.mounted(tmp_path, ROOT) as mounted:
         yield mounted
-        mounted.tell("clear")
+        mounted.send("clear")

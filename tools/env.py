@@ -8,14 +8,14 @@ environment of its own.
 1. What is installed is what the lock file says, byte for byte: every artefact is pinned by hash.
 2. An environment is complete if and only if its stamp is there and fits; anything else is rebuilt
    from nothing.
-3. Two runs at once do not meet: `.envs/.lock` is held while something is built.
+3. Only one run builds at a time: it holds `.envs/.lock`.
 4. Settings of pip and uv on this machine do not matter, except how to reach an index (mirror,
    proxy, certificates).
 
 Usage:
     python3 tools/env.py dev vllm         builds what is missing
     python3 tools/env.py --list           shows each environment and its state
-    python3 tools/env.py --lock vllm      resolves anew and rewrites the lock file
+    python3 tools/env.py --lock vllm      resolves again and rewrites the lock file
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Environment:
         purpose: What it is for, in a few words.
         check: Python code that must run in the finished environment.
         hooks: Called with the environment's folder after the packages are installed.
-        extras: Folder beside this file whose content is put among the packages, if any.
+        extras: Folder next to this file whose content is put among the packages, if any.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where the environment lies."""
+        """Where the environment is stored."""
         return ENVS / self.name
 
     @property
@@ -220,7 +220,7 @@ def fingerprint(*files: Path) -> str:
 
 
 def is_complete(folder: Path, expected: str) -> bool:
-    """Tells whether the folder holds an environment with exactly this fingerprint."""
+    """Returns whether the folder holds an environment with exactly this fingerprint."""
     stamp = folder / STAMP
     return stamp.is_file() and stamp.read_text() == expected
 
@@ -294,7 +294,7 @@ def build(row: Environment) -> None:
 
 
 def lock_requirements(row: Environment) -> None:
-    """Resolves `NAME.in` anew and writes `NAME.lock` for every Python from the minimum on."""
+    """Resolves `NAME.in` and writes `NAME.lock` for every Python from the minimum on."""
     uv = bootstrap_uv()
     options: list[str | Path] = []
     for option in ("overrides", "excludes"):
@@ -350,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=" or ".join(ENVIRONMENTS))
     parser.add_argument("--list", action="store_true", help="show each environment and its state")
     parser.add_argument(
-        "--lock", action="store_true", help="resolve anew and rewrite the lock file"
+        "--lock", action="store_true", help="resolve again and rewrite the lock file"
     )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in ENVIRONMENTS]

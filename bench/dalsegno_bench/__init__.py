@@ -1,1 +1,1 @@
-"""The commands `dalsegno bench` and `dalsegno faultbench`: measures and faults."""
+"""The commands `dalsegno bench` and `dalsegno faultbench`."""

@@ -1,12 +1,12 @@
-"""The codec on KV caches: how much it shrinks them, how fast it is, and what it costs a store.
+"""Compression of KV caches: its ratio, its speed, and what it costs a store.
 
-Blocks are put and got with the codec and without, round by round in turns, so that noise of the
-machine hits both alike; figures are medians over the rounds. Ratio and speed per core are what the
-store itself counts; speeds and CPU seconds of puts and gets are those of whole calls. The blocks
-hold 16 tokens; a slice holds the keys of its layer, token by token, then the values.
+Blocks are put and got with compression and without, round by round in turns, so that noise of the
+machine hits both alike. Figures are medians over the rounds. The store counts ratio and speed per
+core. Speeds and CPU seconds of puts and gets are those of whole calls. A block has 16 tokens. A
+slice has the keys of its layer, token by token, then the values.
 
-The cache is one that ``--capture`` took from a real model, or it is made up with the statistics of
-one: see :func:`made_up`.
+The cache is captured from a real model with ``--capture``, or synthetic with the statistics of one:
+see :func:`made_up`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def capture(model: str, text: Path, out: Path) -> None:
 
 
 class Subject:
-    """One store, coded or not.
+    """One store, with compression or without.
 
     Args:
         directory: Where it lives.
@@ -218,7 +218,10 @@ def report(
     ratio = stats["encoded_bytes"] / max(1, stats["encoded_stored_bytes"])
     encode = (stats["encoded_bytes"] + stats["not_shrunk_bytes"]) / max(1, stats["encode_ns"])
     decode = stats["decoded_bytes"] / max(1, stats["decode_ns"])
-    print(f"{origin}: ratio {ratio:.3f}, coded at {encode:.2f} GB/s per core, decoded at", end="")
+    print(
+        f"{origin}: ratio {ratio:.3f}, compressed at {encode:.2f} GB/s per core, decompressed at",
+        end="",
+    )
     print(f" {decode:.2f}")
     print(f"{'codec':8}{'put GB/s':>12}{'get GB/s':>12}{'put CPU s/GB':>14}{'get CPU s/GB':>14}")
     result: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""fio as the measure of what a device gives: one cell is one request size at one depth."""
+"""Measures a device with fio: one cell is one request size at one depth."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ def cells(patterns: tuple[str, ...], sizes: tuple[int, ...], depths: tuple[int, 
 
 
 def version() -> str:
-    """Tells the version of fio.
+    """Returns the version of fio.
 
     Raises:
         FioMissingError: It is not installed.

@@ -1,7 +1,7 @@
 """Latency of calls with one block, against one file per object.
 
-A put of ours is one ``put_batch`` of a block with a chain of its own, a get is one ``get_batch``;
-each is measured without and with ``timeout_s``. A put of a file is ``open(O_DIRECT | O_CREAT)``,
+Our put is one ``put_batch`` of a block with a chain of its own, and our get one ``get_batch``. Each
+is measured without and with ``timeout_s``. A put of a file is ``open(O_DIRECT | O_CREAT)``,
 ``pwrite`` and ``close`` of a new file, a get is ``open``, ``pread`` and ``close``. Both sides run
 from Python, one call at a time, with the same page-aligned memory, and neither waits for a sync.
 Ours computes and verifies a checksum of every byte.
@@ -11,9 +11,9 @@ noise of the machine hits all alike. A ratio is ours / file of one round, and a 
 over the rounds. The store is filled before the first round, so puts recycle segments as they do in
 service.
 
-With ``--use`` a block's memory is read between the calls of all contenders. Without it nobody but
-our checksum reads what a get brought, so only ours pays for taking it into the core's cache and for
-giving it up again when the next get writes there.
+With ``--use`` a block's memory is read between the calls of all contenders. Without it only our
+checksum reads the result of a get. Then only our side pays for loading it into the core's cache,
+and for evicting it when the next get writes there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LARGE = "8m"
 OURS = ("dalsegno", "dalsegno_timeout")
 FILE = "file"
 PERCENTILES = {"p50": 0.50, "p99": 0.99}
-# Far above what a call needs: what it costs is the way of the call, not the waiting.
+# Far above what a call needs: the cost is that of a call with a deadline, not of waiting.
 TIMEOUT_S = 30.0
 # What the store has besides two rounds; its segments must hold the largest block.
 SPARE_BYTES = 512 << 20
@@ -79,7 +79,7 @@ class Blocks:
         directory: Where files go.
         block_bytes: Size of a block.
         memory: What is written and read into.
-        name: Tells these blocks from all others.
+        name: Distinguishes these blocks from all others.
         calls: Puts, and gets, of each contender.
         reuse_files: Whether files are written over from round to round.
     """

@@ -1,10 +1,9 @@
 """Tensor log against raw fio and against one file per object: bandwidth and CPU, checksums on.
 
 Every round runs every contender once, in an order of its own, so that noise of the machine hits
-all alike; figures are medians over the rounds. The denominator of every ratio is the best fio cell
-of the same run, with registered buffers or without. Both sides use O_DIRECT and neither waits for
-a sync. The store is filled before
-the first round, so puts recycle segments as they do in service.
+all alike. Figures are medians over the rounds. The denominator of every ratio is the best fio cell
+of the same run, with registered buffers or without. Both sides use O_DIRECT, and neither waits for
+a sync. The store is filled before the first round, so puts recycle segments as they do in service.
 """
 
 import argparse
@@ -44,7 +43,7 @@ class Figures:
     samples: dict[tuple[str, str], list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, contender: str, measure: str, sample: Sample) -> None:
-        """Takes in one sample."""
+        """Adds one sample."""
         self.samples[contender, measure].append(sample)
 
     def speed(self, contender: str, measure: str) -> float:
@@ -119,7 +118,7 @@ def run_store(
     figures.add("dalsegno", f"write_{size}", timed(work.total_bytes, put))
     shuffled = random.sample(chains, len(chains))
     figures.add("dalsegno", f"read_{size}", timed(work.total_bytes, get))
-    # What was read would be moved when its segment is recycled: that cost is the policy's, not
+    # What was read would be relocated with its segment: that cost is the policy's, not
     # the log's.
     namespace.remove()
 

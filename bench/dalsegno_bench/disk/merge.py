@@ -1,10 +1,10 @@
-"""Merging of small extents: what it leaves, what it writes, and what gets notice of it.
+"""Merging of small extents: extents that remain, bytes written, and its effect on gets.
 
-Blocks are put one at a time, round robin over many lineages, as decode does; another thread gets
-runs of blocks that are there already. That is done with merging on and with merging off, part by
-part in turns, so that noise of the machine hits both alike; the ratio of the gets' 99th
-percentiles is the median over the parts. In the end the stores are left alone until nothing waits
-to be merged, are closed, and their extents counted.
+Blocks are put one at a time, round robin over many lineages, as decode does. Another thread gets
+runs of blocks that are present. Stores with merging and without take turns part by part, so that
+noise of the machine hits both alike. The ratio of the gets' 99th percentiles is the median over the
+parts. At the end the stores run without load until nothing waits to be merged. Then they are closed
+and their extents are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dalsegno_bench.machine.speed import cpu_s
 
 __all__ = ["SUMMARY", "main", "percentile", "report"]
 
-SUMMARY = "merging of small extents: extents per lineage, bytes rewritten, p99 of gets beside it"
+SUMMARY = "merging of small extents: extents per lineage, bytes rewritten, p99 of concurrent gets"
 
 # Blocks of one get at most: a part of a prefix.
 GET_BLOCKS = 32
@@ -96,7 +96,7 @@ class Subject:
                 assert report.stored == 1, report
 
     def part(self, count: int) -> None:
-        """One part: puts, and gets beside them."""
+        """Runs one part: puts, and gets at the same time."""
         done = threading.Event()
         samples: list[float] = []
         reader = threading.Thread(target=self._read, args=(done, samples))

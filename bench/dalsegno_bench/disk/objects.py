@@ -1,4 +1,4 @@
-"""One O_DIRECT file per object: what every file backend is built on, without their copies."""
+"""One O_DIRECT file per object: the core of every file backend, without their copies."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Ways to keep blocks, for benches that serve whole prompts: the store and what it is measured by.
 
-All take a prompt's blocks in and give its leading ones back, within a budget of disk and one of
-memory. None waits for a sync, all bypass the page cache, and blocks enter memory when they are put.
+All store a prompt's blocks and return its leading ones, within a budget of disk and one of memory.
+None waits for a sync, all bypass the page cache, and blocks enter memory when they are put.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Backend(Protocol):
         """Fills ``out`` with the leading blocks of ``chain`` that are there; returns how many."""
 
     def save(self, chain: Sequence[bytes], blocks: Sequence[memoryview], first: int) -> int:
-        """Takes in ``blocks``, those of ``chain`` from ``first`` on; returns how many failed."""
+        """Stores ``blocks``, those of ``chain`` from ``first`` on; returns how many failed."""
 
     def disk_bytes(self) -> int:
         """Bytes of disk in use."""
@@ -63,7 +63,7 @@ class MemoryPages:
         out[:] = self._slot(self._slots[name])
 
     def put(self, name: bytes, block: memoryview) -> None:
-        """Takes a block in, or renews one that is there."""
+        """Stores a block, or marks one as used that is present."""
         slot = self._slots.pop(name, None)
         if slot is None:
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
@@ -110,8 +110,8 @@ class FilePages:
         block_bytes: Size of a block, whole sectors.
         capacity_bytes: Most bytes of all files.
         memory_bytes: Most memory for blocks.
-        makes_room: Whether blocks are given up when the file system is full; else what cannot be
-            written is left out, as in the file backends of serving engines.
+        evicts_when_full: Whether blocks are evicted when the file system is full. Else new blocks
+            are not written, as in the file backends of serving engines.
 
     Raises:
         ValueError: A block is not whole sectors.
@@ -125,7 +125,7 @@ class FilePages:
         *,
         capacity_bytes: int,
         memory_bytes: int,
-        makes_room: bool = True,
+        evicts_when_full: bool = True,
     ) -> None:
         if block_bytes % mmap.PAGESIZE:
             raise ValueError(f"direct I/O needs blocks of whole sectors, not {block_bytes} bytes")
@@ -133,7 +133,7 @@ class FilePages:
         self._block_bytes = block_bytes
         self._most = capacity_bytes // block_bytes
         self._memory = MemoryPages(memory_bytes, block_bytes)
-        self._makes_room = makes_room
+        self._evicts_when_full = evicts_when_full
         # Oldest first.
         self._pages: OrderedDict[bytes, None] = OrderedDict()
         self._pool = ThreadPoolExecutor(THREADS)
@@ -170,7 +170,7 @@ class FilePages:
         fresh = [(name, block) for name, block in given if name not in self._pages]
         self._evict(len(self._pages) + len(fresh) - self._most)
         failed = self._store(fresh)
-        if failed and self._makes_room:
+        if failed and self._evicts_when_full:
             self._evict(max(len(failed), len(self._pages) // 100))
             failed = self._store(failed)
         for name in reversed(chain[:first]):
@@ -208,7 +208,7 @@ class FilePages:
         work: Callable[[bytes, memoryview], None],
         wanted: Sequence[tuple[bytes, memoryview]],
     ) -> list[bool]:
-        """Does ``work`` for all, in as many runs as there are threads; tells what succeeded."""
+        """Does ``work`` for all, in as many runs as there are threads; returns what succeeded."""
 
         def run(part: Iterable[tuple[bytes, memoryview]]) -> list[bool]:
             done = []
@@ -346,7 +346,7 @@ def make(
             block_bytes,
             capacity_bytes=disk_bytes,
             memory_bytes=inside,
-            makes_room=system == "files-evict",
+            evicts_when_full=system == "files-evict",
         )
     return StorePages(
         directory,

@@ -1,14 +1,14 @@
 """Ten stages of changing hit rates, served by the store, by one file per block and by memory alone.
 
 The workload is that of the SGLang-LSM paper, shrunk: fewer prompts, and fewer bytes per token than
-the model's KV cache has. Bytes are really written and read, through direct I/O and without syncs;
-only compute is modelled. The time to the first token is the measured load and the modelled prefill
-of the rest. Every backend has the same budget of disk and of memory and a process of its own; they
-take turns stage by stage. Saving comes after the first token, so it costs CPU but no waiting.
+the model's KV cache has. Bytes are really written and read, through direct I/O and without syncs.
+Only compute is modelled. The time to the first token is the measured load plus the modelled prefill
+of the rest. Every backend has the same budget of disk and of memory and a process of its own. They
+take turns stage by stage. Saving comes after the first token, so it costs CPU but delays nothing.
 
-Then the same on small file systems of their own, with the inodes that mkfs.ext4 gives by default
-and blocks of 4 KiB: one file per block runs out of inodes long before it runs out of bytes. That
-part needs root, to mount.
+Then the same runs on small file systems with the inodes that mkfs.ext4 makes by default, and with
+blocks of 4 KiB. One file per block runs out of inodes long before it runs out of bytes. That part
+needs root, to mount.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the bench; the last line on standard output is its result as JSON.
 
     Args:
-        argv: As ``--help`` tells.
+        argv: As ``--help`` shows.
 
     Returns:
         0; 1 if a backend returned wrong blocks; 2 if it cannot run here.
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     if lacking is not None:
         print(f"dalsegno: no picture: {lacking}", file=sys.stderr)
         return 2
-    # As Ctrl-C: what was mounted and written is taken away.
+    # As for Ctrl-C: unmount and remove what was made.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     directory = Path(tempfile.mkdtemp(prefix="dalsegno-bench-", dir=options.dir))
     result: dict[str, Any] = {"bench": "dynamic", "load": [round(os.getloadavg()[0], 2)]}
@@ -118,7 +118,7 @@ def _stages(options: argparse.Namespace, directory: Path, prompt_tokens: int) ->
         " memory each"
     )
     turns = _run(plan, setups, f"{prompt_tokens} tokens")
-    # Removed now: the next length needs the room.
+    # Removed now: the next length needs the space.
     shutil.rmtree(directory)
     tables(title, turns, scale)
     return result_of(turns, scale) | {"title": title}
@@ -163,8 +163,8 @@ def _collapse(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         turns = _run(plan, setups, "few inodes")
     tables(title, turns, scale)
     found = {system: broke(turns, scale, system) for system in COLLAPSE_SYSTEMS}
-    for told in found.values():
-        print(told["told"])
+    for one in found.values():
+        print(one["text"])
     return result_of(turns, scale) | {"title": title, "inodes": inodes, "broke": found}
 
 
@@ -188,11 +188,11 @@ def _run(plan: Dynamic, setups: list[Setup], what: str) -> list[Turn]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(what, total=prompts)
 
-        def tell(stage: int, system: str, count: int) -> None:
+        def report(stage: int, system: str, count: int) -> None:
             name = f"stage {stage}" if stage else "warm-up"
             progress.update(task, advance=count, description=f"{what}, {name}: {system}")
 
-        return take_turns(plan, setups, tell)
+        return take_turns(plan, setups, report)
 
 
 def _numbers(text: str) -> list[int]:
@@ -214,9 +214,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
-    def add(name: str, default: Any, told: str, **more: Any) -> None:
+    def add(name: str, default: Any, text: str, **more: Any) -> None:
         more.setdefault("type", type(default))
-        parser.add_argument(f"--{name}", default=default, help=f"{told} (%(default)s)", **more)
+        parser.add_argument(f"--{name}", default=default, help=f"{text} (%(default)s)", **more)
 
     add("dir", Path(tempfile.gettempdir()), "where to write", type=local_path)
     add("part", "both", "what to run", choices=("both", "stages", "collapse"))

@@ -19,7 +19,7 @@ def draw(parts: Sequence[dict[str, Any]], path: Path) -> None:
     """Draws one column of two pictures for each part of the result.
 
     Args:
-        parts: Results of ``dynamic_report.result_of``.
+        parts: Results of ``report.result_of``.
         path: Where to write; the ending chooses the format.
     """
     from matplotlib.figure import Figure
@@ -43,6 +43,6 @@ def draw(parts: Sequence[dict[str, Any]], path: Path) -> None:
         below.set_ylabel("mean TTFT, ms (prefill modelled)")
         below.set_ylim(bottom=0)
         below.set_xlabel("stage")
-        # Times stay far from zero: there is room below them.
+        # Times stay far from zero: there is space below them.
         below.legend(*above.get_legend_handles_labels(), loc="lower left")
     figure.savefig(path)

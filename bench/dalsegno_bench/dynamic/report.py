@@ -100,7 +100,7 @@ def broke(turns: Sequence[Turn], scale: Scale, system: str) -> dict[str, Any]:
 
     Returns:
         ``stage`` from 1, ``None`` if it never failed; the parts of the ideal hits that it had in
-        the stages ``before`` and ``after`` that one, ``None`` without such stages; ``told``: the
+        the stages ``before`` and ``after`` that one, ``None`` without such stages; ``text``: the
         same as a sentence.
     """
     own = [turn for turn in turns if turn.system == system]
@@ -109,17 +109,17 @@ def broke(turns: Sequence[Turn], scale: Scale, system: str) -> dict[str, Any]:
     after = _part([turn for turn in own if stage is not None and turn.stage > stage])
     last = own[-1]
     if stage is None:
-        told = f"{system}: wrote everything; {_percent(before)} of the ideal hits"
+        text = f"{system}: wrote everything; {_percent(before)} of the ideal hits"
     else:
-        told = (
+        text = (
             f"{system}: could not write all from stage {stage or 'warm-up'} on; {_percent(before)}"
             f" of the ideal hits before, {_percent(after)} after"
         )
-    told += (
+    text += (
         f"; at the end {last.files} files, {last.served.disk_bytes >> 20} MiB, hit rate"
         f" {figures([last], scale)['hit_rate']:.1%} where {last.expected:.1%} was expected"
     )
-    return {"stage": stage, "before": before, "after": after, "told": told}
+    return {"stage": stage, "before": before, "after": after, "text": text}
 
 
 def _part(turns: Sequence[Turn]) -> float | None:
@@ -136,7 +136,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _row(stage: str, system: str, found: dict[str, Any]) -> str:
-    return _line(stage, system, [(tell(found), width) for _, width, tell in _COLUMNS])
+    return _line(stage, system, [(text(found), width) for _, width, text in _COLUMNS])
 
 
 def _line(stage: str, system: str, cells: list[tuple[str, int]]) -> str:

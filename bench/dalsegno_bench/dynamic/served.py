@@ -17,8 +17,8 @@ from dalsegno_bench.dynamic import backends
 from dalsegno_bench.machine import kernel
 from dalsegno_bench.workload import Prompt
 
-# Prompts between two signs of life.
-TOLD_EVERY = 5
+# Prompts between two reports of progress.
+REPORT_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,19 @@ class Server:
         ]
         self._cpu_s = kernel.cpu_s()
 
-    def serve(self, prompts: list[Prompt], tell: Callable[[int], None]) -> Served:
+    def serve(self, prompts: list[Prompt], report: Callable[[int], None]) -> Served:
         """Serves prompts one after the other: load what is there, save the rest.
 
         Args:
             prompts: The prompts.
-            tell: Called with the number of prompts served since the last call.
+            report: Called with the number of prompts served since the last call.
         """
         served = Served()
         for number, prompt in enumerate(prompts, 1):
             self._serve_one(prompt.chain, served)
-            if number % TOLD_EVERY == 0:
-                tell(TOLD_EVERY)
-        tell(len(prompts) % TOLD_EVERY)
+            if number % REPORT_EVERY == 0:
+                report(REPORT_EVERY)
+        report(len(prompts) % REPORT_EVERY)
         before, self._cpu_s = self._cpu_s, kernel.cpu_s()
         served.user_s, served.system_s = (
             after - then for after, then in zip(self._cpu_s, before, strict=True)
@@ -145,11 +145,11 @@ class Process:
         theirs.close()
         self._receive()
 
-    def serve(self, prompts: list[Prompt], tell: Callable[[int], None]) -> Served:
+    def serve(self, prompts: list[Prompt], report: Callable[[int], None]) -> Served:
         """As :meth:`Server.serve`."""
         self._pipe.send(prompts)
         while not isinstance(got := self._receive(), Served):
-            tell(got)
+            report(got)
         return got
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Backends that take turns at a workload, stage by stage, and what each turn came to."""
+"""Backends that take turns at a workload, stage by stage, and the figures of each turn."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ class Scale:
 
 
 def take_turns(
-    plan: Dynamic, setups: Sequence[Setup], tell: Callable[[int, str, int], None]
+    plan: Dynamic, setups: Sequence[Setup], report: Callable[[int, str, int], None]
 ) -> list[Turn]:
     """Serves a workload from several backends, each in its own process.
 
-    Only one works at a time. Each stage begins with another one, so that what the machine does
-    beside hits all alike.
+    Only one works at a time. Each stage begins with another one, so that other load of the machine
+    hits all alike.
 
     Args:
         plan: The workload.
         setups: The backends.
-        tell: Called with stage, system and number of prompts that were served.
+        report: Called with stage, system and number of prompts that were served.
 
     Returns:
         All turns, the warm-up's first.
@@ -93,7 +93,7 @@ def take_turns(
             first = stage % len(processes)
             for process in processes[first:] + processes[:first]:
                 setup = process.setup
-                served = spent[setup.system].over(process, prompts, stage, tell)
+                served = spent[setup.system].over(process, prompts, stage, report)
                 turns.append(
                     Turn(
                         system=setup.system,
@@ -121,12 +121,12 @@ class Spent:
         process: Process,
         prompts: list[Prompt],
         stage: int,
-        tell: Callable[[int, str, int], None],
+        report: Callable[[int, str, int], None],
     ) -> Served:
         """Has prompts served and adds what the kernel spent meanwhile."""
         setup = process.setup
         before = kernel.look(setup.directory)
-        served = process.serve(prompts, lambda count: tell(stage, setup.system, count))
+        served = process.serve(prompts, lambda count: report(stage, setup.system, count))
         after = kernel.look(setup.directory)
         self.inodes += after.inodes - before.inodes
         self.slab_bytes += after.slab_bytes - before.slab_bytes

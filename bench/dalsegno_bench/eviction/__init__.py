@@ -1,1 +1,1 @@
-"""Benches of what a store that is too small keeps."""
+"""Benches of eviction: what a store keeps that is smaller than its load."""

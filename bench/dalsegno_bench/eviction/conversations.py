@@ -36,7 +36,7 @@ Way = Literal["get", "put"]
 
 @dataclass
 class Outcome:
-    """What became of the conversations; sets hold their numbers.
+    """The fate of the conversations; sets hold their numbers.
 
     Attributes:
         fitting: Those that fitted at some turn.

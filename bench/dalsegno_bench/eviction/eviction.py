@@ -1,4 +1,4 @@
-"""Eviction on recorded requests: hit rates of the real store beside those of an LRU of blocks.
+"""Eviction on recorded requests: hit rates of the real store against those of an LRU of blocks.
 
 Each request of a trace gets the leading blocks of its chain and puts the others, as an engine does.
 The store has space for a share of the trace's distinct blocks. Blocks are small, so that a whole

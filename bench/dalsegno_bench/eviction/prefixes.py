@@ -1,6 +1,6 @@
-"""A store that chains behind one system prompt are put into, and what each put costs it.
+"""A store of chains behind one system prompt, and the blocks that each put evicts.
 
-Shared by the two parts of the bench ``shared-prefix``. Merging, scrubbing and DRAM are off, so
+Both parts of the bench ``shared-prefix`` use it. Merging, scrubbing and DRAM are off, so
 every run gives the same figures.
 """
 

@@ -1,20 +1,19 @@
 """One system prompt, many prompts behind it: how much stays reachable when the store is too small.
 
-Every prompt is a root of 10 blocks that all share, and 6 blocks of its own. Four times the capacity
-is put, then the store is closed and opened, and once the capacity is put again. A *cell* is a way
-to use the root before each prompt (nothing, or one call with its chain), an index, and how prompts
-are put: ``whole`` puts root and prompt, ``first`` names the root but gives only the blocks behind
-it, as vLLM's tier does while the engine has the root in its own memory.
+Every prompt has a root of 10 blocks that all share, and 6 blocks of its own. Prompts of four times
+the capacity are put. Then the store is closed and opened, and prompts of one capacity are put.
 
-``fit_blocks`` are the blocks of the prompts that fit into all segments but two, as one is kept free
-and one is being filled. Reachable are the leading present blocks behind the root of as many newest
+A *cell* is a way to use the root before each prompt (no use, or one call with its chain), an index,
+and how prompts are put. ``whole`` puts root and prompt. ``first`` names the root but passes only
+the blocks behind it, as vLLM's tier does while the engine has the root in its own memory.
+
+``fit_blocks`` are the blocks of the prompts that fit into all segments except two: one is kept free
+and one is being filled. Reachable are the leading present blocks behind the root, of as many newest
 prompts. A cell's share is the least of 20 samples over the last two capacities, and of those after
-the store was opened again.
+the store was opened again. Samples are taken by ``peek``, which does not count as a use.
 
-Samples are taken by ``peek``, which is no use.
-
-Then 24 conversations of 6 turns behind the same root, with other prompts between the turns: those
-that fit must not lose a block.
+Then 24 conversations of 6 turns follow behind the same root, with other prompts between the turns.
+Conversations that fit must not lose a block.
 """
 
 from __future__ import annotations

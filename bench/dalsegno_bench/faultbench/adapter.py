@@ -1,4 +1,4 @@
-"""What a store has to offer to be probed."""
+"""The interface of a store under test."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Adapter(ABC):
     ``settings`` what it chose. It never makes the store better than it is: no checks, no retries.
 
     A call may raise; a put that raises has acknowledged nothing, a get that raises got nothing.
-    Calls come one at a time, but for those of :meth:`put_all` and :meth:`get_all`.
+    Calls come one at a time, except those of :meth:`put_all` and :meth:`get_all`.
 
     Attributes:
         settings: What was chosen, in a few words.
         bounded: Whether the store keeps within ``capacity_bytes``.
-        pieces: In how many pieces of equal size a block lies in the store's files.
+        pieces: In how many pieces of equal size the store's files hold a block.
         header_bytes: Bytes right before a block that belong to its record.
         temporary: Patterns of files that must not outlive the call that made them.
         rate: The part of the capacity that may be put before :meth:`settle` is called.
@@ -48,7 +48,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Asks which blocks are there, as an engine does before it gets any."""
+        """Returns which blocks are present, as an engine asks before a get."""
 
     @abstractmethod
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:

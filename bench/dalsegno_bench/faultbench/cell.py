@@ -1,4 +1,4 @@
-"""One probe on one store: what it may use, and what comes of it."""
+"""One probe on one store: what it may use, and its outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH_BLOCKS = 8
 CAPACITY_BYTES = 64 * disk.MIB
 # Most seconds of a call, and of a whole cell.
 CALL_S, CELL_S = 20.0, 300.0
-# How many open files and threads a process may have more than before: pools grow when used.
+# Open files and threads that a process may have more than before: pools grow with use.
 SPARE_HELD = 40
 
 
@@ -31,15 +31,15 @@ class EndedError(Exception):
 
 @dataclass
 class Outcome:
-    """What came of a probe on a store.
+    """The outcome of a probe on a store.
 
     Attributes:
-        wrong: Blocks that were handed out with bytes that are not theirs.
+        wrong: Blocks that were returned with bytes that are not theirs.
         lost: Blocks that the store acknowledged, the fault did not touch, and no get brings back;
             also blocks that cannot be stored again after a fault that is over.
         hung: Calls that did not end in time, calls in which the store's process died, and puts that
-            a store with room to make never accepted.
-        leaked: What stays behind: whole MiB of disk over the capacity, files that nothing leads to,
+            a store never accepted although it could evict.
+        leaked: What is left: whole MiB of disk over the capacity, files that nothing refers to,
             and open files and threads, if they grow with use.
         notes: What was seen, in words.
         figures: What was measured.
@@ -71,7 +71,7 @@ class Cell:
         directory: Where the store is; a probe may move it before the store is opened.
         chance: The only source of chance.
         facts: What the adapter says of itself.
-        outcome: What came of it so far.
+        outcome: Its outcome so far.
         capacity_bytes: Given to the store.
         block_bytes: Likewise.
     """
@@ -128,11 +128,11 @@ class Cell:
         return self.answer(call, limit_s)
 
     def send(self, call: str, *arguments: Any) -> None:
-        """Asks for a call without waiting for its answer."""
+        """Sends a call without waiting for its answer."""
         try:
             self.host.send(call, *arguments)
         except DiedError as error:
-            self._give_up(error)
+            self._end_early(error)
 
     def answer(self, call: str, limit_s: float | None = None) -> Any:
         """Waits for the answer to the earliest call that was sent.
@@ -143,17 +143,17 @@ class Cell:
         """
         left_s = self._end - time.monotonic()
         if left_s <= 0:
-            self._give_up(HungError(f"the probe did not end within {CELL_S:.0f} s"))
+            self._end_early(HungError(f"the probe did not end within {CELL_S:.0f} s"))
         try:
             return self.host.answer(call, min(limit_s or CALL_S, left_s))
         except (HungError, DiedError) as error:
-            self._give_up(error)
+            self._end_early(error)
         except FailedError:
             if call == "open":
                 self.kill()
             raise
 
-    def _give_up(self, error: HungError | DiedError) -> NoReturn:
+    def _end_early(self, error: HungError | DiedError) -> NoReturn:
         """Counts a call that did not end well, and ends the cell."""
         self.hang(str(error))
         host, self._host = self.host, None
@@ -170,22 +170,22 @@ class Cell:
     def put_timed(self, batch: Sequence[bytes]) -> tuple[list[bytes], float]:
         """Puts one batch; returns what was acknowledged, and after how many seconds."""
         try:
-            told, seconds = self._host_call("put", batch)
+            acknowledged, seconds = self._host_call("put", batch)
         except FailedError as error:
             self.note(f"put: {error}")
             return [], 0.0
-        return [key for key, done in zip(batch, told, strict=True) if done], seconds
+        return [key for key, done in zip(batch, acknowledged, strict=True) if done], seconds
 
     def put_all(self, parts: Sequence[Sequence[bytes]], limit_s: float) -> list[bytes]:
         """Puts batches, all at a time; returns the blocks that were acknowledged."""
         try:
-            told = self._host_call("put_all", parts, limit_s=limit_s)
+            acknowledged = self._host_call("put_all", parts, limit_s=limit_s)
         except FailedError as error:
             self.note(f"put: {error}")
             return []
         return [
             key
-            for batch, done in zip(parts, told, strict=True)
+            for batch, done in zip(parts, acknowledged, strict=True)
             for key, kept in zip(batch, done, strict=True)
             if kept
         ]
@@ -203,11 +203,11 @@ class Cell:
     def get_all(self, parts: Sequence[Sequence[bytes]], limit_s: float) -> list[bytes]:
         """Gets batches, all at a time; returns the blocks that came."""
         try:
-            told = self._host_call("get_all", parts, limit_s=limit_s)
+            verdicts = self._host_call("get_all", parts, limit_s=limit_s)
         except FailedError as error:
             self.note(f"get: {error}")
             return []
-        judged = [self._judged(batch, one) for batch, one in zip(parts, told, strict=True)]
+        judged = [self._judged(batch, one) for batch, one in zip(parts, verdicts, strict=True)]
         return [key for part in judged for key in part]
 
     def _judged(self, keys: Sequence[bytes], verdicts: Sequence[str]) -> list[bytes]:
@@ -218,13 +218,13 @@ class Cell:
         return [key for key, verdict in zip(keys, verdicts, strict=True) if verdict == HIT]
 
     def exists(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Asks which blocks are there; returns those."""
+        """Returns the blocks that are present."""
         try:
-            told = self._host_call("exists", keys)
+            present = self._host_call("exists", keys)
         except FailedError as error:
             self.note(f"exists: {error}")
             return []
-        return [key for key, there in zip(keys, told, strict=True) if there]
+        return [key for key, there in zip(keys, present, strict=True) if there]
 
     def settle(self) -> None:
         """Gives the store time for its housekeeping."""
@@ -235,7 +235,7 @@ class Cell:
         counted: dict[str, int] = self._host_call("held")
         return counted
 
-    # What comes of it.
+    # The outcome.
 
     def names(self, label: str, count: int) -> list[bytes]:
         """Makes keys that no other cell with another seed has."""
@@ -259,7 +259,7 @@ class Cell:
             self.note(f"blocks that {why}: {len(missing)}")
 
     def leak(self, count: int, what: str) -> None:
-        """Counts what stays behind."""
+        """Counts what is left."""
         if count > 0:
             self.outcome.leaked += count
             self.note(f"{what}: {count}")
@@ -280,7 +280,7 @@ class Cell:
         self.leak(len(left), "temporary files that were left")
 
     def sum_up(self) -> Outcome:
-        """Returns what came of it."""
+        """Returns the outcome."""
         self.outcome.wrong, self.outcome.lost = len(self._wrong), len(self._lost)
         return self.outcome
 
@@ -290,7 +290,7 @@ class Probe:
     """A kind of fault.
 
     Attributes:
-        name: As it stands in the table.
+        name: Its name in the table.
         summary: What it does, in a line.
         work: Does it.
     """

@@ -45,35 +45,35 @@ def faultbench(
     store: Names = None,
     probe: Probes = None,
     python: Pythons = None,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, other victims.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 1,
     listing: Annotated[
-        bool, typer.Option("--list", help="Say which stores and probes there are, and stop.")
+        bool, typer.Option("--list", help="List the stores and probes, and stop.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Do the same harm to every store, and count what fails.
+    """Inject the same faults into every store, and count what fails.
 
-    Each probe does something that happens in service: the process is killed while it writes, a bit
-    flips on the disk, files are cut, swapped or emptied, the disk fills up, far too much is asked
-    at once. Each store is then asked for what it acknowledged. A cell of the table counts
+    Each probe is a fault that happens in service: the process is killed while it writes, a bit
+    flips on the disk, files are truncated, swapped or emptied, the disk fills up, the load is far
+    too high. Then the probe gets what the store acknowledged. A cell of the table counts
 
-    wrong: blocks handed out with bytes that are not theirs;
+    wrong: blocks returned with bytes that are not theirs;
     lost: blocks acknowledged, not touched by the fault, and gone, or that can no longer be stored;
     hung: calls that did not end in time, or in which the store's process died;
-    leaked: MiB over the capacity, files, open files and threads that stay behind.
+    leaked: MiB over the capacity, and files, open files and threads that are left.
 
-    Stores of engines run where their package is installed: here, or in an environment that is
-    named with --python. The others are named as absent. Every store gets its own empty directory
-    under TMPDIR, and every cell that is not correct comes with the command that shows it again. A
-    full disk is a small file system, which needs root to mount; else that probe is skipped.
+    Stores of engines run where their package is installed: here, or in an environment that you
+    name with --python. The others are listed as absent. Every store gets an empty directory under
+    TMPDIR. Every cell that is not correct comes with the command that reproduces it. A full disk is
+    a small file system, which only root can mount; else that probe is skipped.
 
     Example:
       dalsegno faultbench --store dalsegno
       dalsegno faultbench --python .envs/vllm/bin/python --python .envs/lmcache/bin/python
       dalsegno faultbench --store vllm-fs --probe bit-flip --python .envs/vllm/bin/python
 
-    Exit codes: 0 our own stores are clean, 1 they are not, 2 no such store or probe. What other
-    stores do is told and does not change it.
+    Exit codes: 0 our own stores are clean, 1 they are not, 2 no such store or probe. Failures of
+    other stores are reported and do not change it.
     """
     try:
         probes = [suite.probe_named(name) for name in probe or ()] or list(suite.PROBES)
@@ -88,7 +88,7 @@ def faultbench(
     if as_json:
         show.as_json({column.name: column.as_json() for column in made})
     else:
-        _tell(made, probes, seed)
+        _print(made, probes, seed)
     if suite.failed(made):
         raise typer.Exit(NOT_CLEAN)
 
@@ -96,8 +96,8 @@ def faultbench(
 def _run(
     placed: Sequence[stores.Placed], probes: Sequence[Probe], *, seed: int
 ) -> list[suite.Column]:
-    """Runs everything, with a progress bar if somebody looks."""
-    # What is mounted and started is put away, also when the command is told to end.
+    """Runs all cells, with a progress bar in a terminal."""
+    # Mounts and processes are removed on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     target = show.console(stderr=True)
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -105,28 +105,28 @@ def _run(
     with Progress(*bars, console=target, transient=True, disable=not target.is_terminal) as bar:
         task = bar.add_task("", total=cells, completed=-1)
 
-        def tell(what: str) -> None:
+        def report(what: str) -> None:
             bar.update(task, description=what, advance=1)
 
-        return suite.columns(placed, probes, seed=seed, tell=tell)
+        return suite.columns(placed, probes, seed=seed, report=report)
 
 
 def _list(placed: Sequence[stores.Placed], probes: Sequence[Probe]) -> None:
-    rows = [(one.known.name, one.absent or one.version or "comes along") for one in placed]
+    rows = [(one.known.name, one.absent or one.version or "built in") for one in placed]
     show.table(("store", "version"), rows)
     print()
     show.table(("probe", "what happens"), [(probe.name, probe.summary) for probe in probes])
 
 
 def cell_text(outcome: Outcome) -> str:
-    """Says in a few words what came of a probe."""
+    """Returns the outcome of a probe in a few words."""
     if outcome.skipped:
         return "skipped"
     counts = [(getattr(outcome, name), name) for name in COUNTS]
     return ", ".join(f"{count} {name}" for count, name in counts if count) or "correct"
 
 
-def _tell(made: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:
+def _print(made: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:
     ran = [column for column in made if not column.absent]
     if ran:
         rows = [
@@ -146,7 +146,7 @@ def _tell(made: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> N
 
 
 def _costs(ran: Sequence[suite.Column]) -> None:
-    """Tells what a put costs in an empty and in a full store."""
+    """Prints what a put costs in an empty and in a full store."""
     rows = [
         (column.name, f"{figures['empty_ms']:.2f}", f"{figures['full_ms']:.2f}", figures["ratio"])
         for column in ran
@@ -159,7 +159,7 @@ def _costs(ran: Sequence[suite.Column]) -> None:
 
 
 def _details(ran: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:
-    """Tells what was seen, and how to see it again."""
+    """Prints what was seen, and the command that reproduces it."""
     for column in ran:
         for probe in probes:
             outcome = column.outcomes[probe.name]

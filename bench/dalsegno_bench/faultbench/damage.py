@@ -1,7 +1,7 @@
-"""Damage to the files of a store that nobody has open, and which blocks it touches.
+"""Damage to the files of a closed store, and which blocks it touches.
 
-Blocks are found by their content. What a fault touched is told by where blocks lie: a block counts
-as touched if any of its bytes changed or is gone, and a store may lose those, but no others.
+Blocks are found by their content. A block counts as touched if any of its bytes changed or is gone.
+A store may lose those, but no others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEEDLE_BYTES = 32
 
 @dataclass(frozen=True)
 class Place:
-    """Where a piece of a block lies.
+    """Where a piece of a block is stored.
 
     Attributes:
         file: The file.
@@ -38,10 +38,10 @@ class Place:
 
 
 class Files:
-    """The files of a store, and where its blocks lie in them.
+    """The files of a store, and where its blocks are in them.
 
     Attributes:
-        places: Key -> where the block's pieces lie; every copy of a piece is listed.
+        places: Key -> where the block's pieces are; every copy of a piece is listed.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Files:
         return {key}
 
     def cut(self, key: bytes) -> set[bytes]:
-        """Ends the file in which a block lies in the block's middle; returns as :meth:`flip`."""
+        """Truncates the file of a block in the block's middle; returns as :meth:`flip`."""
         place = self.places[key][-1]
         end = place.offset + place.size // 2
         os.truncate(place.file, end)
         return self._touching(place.file, end, sys.maxsize)
 
     def empty(self, key: bytes) -> set[bytes]:
-        """Empties the file in which a block lies; returns as :meth:`flip`."""
+        """Empties the file of a block; returns as :meth:`flip`."""
         file = self.places[key][0].file
         os.truncate(file, 0)
         return set(self.holding(file))

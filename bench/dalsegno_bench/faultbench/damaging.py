@@ -1,4 +1,4 @@
-"""Probes that damage files: whatever lies on a disk may come back different, or not at all."""
+"""Probes that damage files: bytes on a disk may come back different, or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _flip(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
 
 
 def _cut(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
-    """Cuts the files of some victims in the middle of the victim."""
+    """Truncates the files of some victims in the middle of the victim."""
     del cell
     return set().union(*(files.cut(key) for key in victims[:FILE_VICTIMS]))
 

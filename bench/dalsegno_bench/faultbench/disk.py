@@ -40,7 +40,7 @@ def used_bytes(directory: Path) -> int:
 
 
 def fill(directory: Path, leave_bytes: int = 0) -> Path:
-    """Takes all room of a file system but for ``leave_bytes``; returns the file that takes it."""
+    """Fills a file system except ``leave_bytes``; returns the file that fills it."""
     path = directory / BALLAST
     with path.open("wb", buffering=0) as file:
         for step_bytes in (MIB, SECTOR_BYTES):

@@ -1,4 +1,4 @@
-"""Probes of room: a disk that others fill, a cache that is full, and a bound that must hold."""
+"""Probes of space: a disk that others fill, a cache that is full, and a bound that must hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLD, PINNED_PUTS, ACCEPT_S = 64, 24, 4.0
 
 
 def _no_space(cell: Cell) -> None:
-    """Others fill the disk under an open store; later they give the room back."""
+    """Fills the disk under an open store; later frees the space."""
     with disk.small(cell.directory, DISK_BYTES) as mounted:
         cell.directory, cell.capacity_bytes = mounted / "store", DISK_CAPACITY
         cell.directory.mkdir()
@@ -44,7 +44,7 @@ def _fill_and_free(cell: Cell) -> None:
     refused: list[bytes] = []
     for batch in batches(cell.names("full", 32 * BATCH_BLOCKS), BATCH_BLOCKS):
         kept_now = cell.put_timed(batch)[0]
-        # A store may give up older blocks for newer ones, but not what it just took.
+        # A store may evict older blocks for newer ones, but not what it just acknowledged.
         cell.lose(
             set(kept_now) - set(cell.get(kept_now)),
             "were acknowledged on a full disk, and are lost",
@@ -63,12 +63,12 @@ def _fill_and_free(cell: Cell) -> None:
         if not left or time.monotonic() > end:
             break
         time.sleep(0.5)
-    cell.lose(left, "cannot be stored though there is room again")
+    cell.lose(left, "cannot be stored though there is space again")
     cell.compare_held(before)
 
 
 def _paced(cell: Cell, keys: list[bytes]) -> int:
-    """Puts blocks no faster than the store can make room; returns the most bytes on disk."""
+    """Puts blocks no faster than the store can evict; returns the most bytes on disk."""
     step = max(1, int(cell.facts["rate"] * cell.capacity_bytes / cell.block_bytes / BATCH_BLOCKS))
     most = 0
     for number, batch in enumerate(batches(keys, BATCH_BLOCKS), 1):
@@ -162,7 +162,7 @@ def _pinned(cell: Cell) -> None:
 
 
 PROBES = (
-    Probe("no-space", "the disk fills up, then has room again", _no_space),
+    Probe("no-space", "the disk fills up, then has space again", _no_space),
     Probe("full-cost", "puts into a full store of many small objects", _full_cost),
     Probe("overrun", "twice the capacity is put", _overrun),
     Probe("forgotten", "a nearly full store is started again, twice, and filled", _forgotten),

@@ -1,8 +1,8 @@
 """The process that a store lives in, and the one it is forked from.
 
 An engine takes seconds to import, and a probe opens a store several times. So one process imports
-the adapter and then only forks: each fork opens the store once, serves calls, and is killed or told
-to end. Nothing is opened before the fork.
+the adapter and then only forks: each fork opens the store once, serves calls, and is killed or
+asked to end. Nothing is opened before the fork.
 
 A connection carries ``(call, arguments)`` one way and ``(whether it worked, value or error)`` back.
 """
@@ -59,8 +59,8 @@ class Served:
     def put_all(self, batches: Sequence[Sequence[bytes]]) -> list[list[bool]]:
         """Puts many batches at a time."""
         blocks = [[content(key, self._block_bytes) for key in keys] for keys in batches]
-        told: list[list[bool]] = self._store.put_all(batches, blocks)
-        return told
+        acknowledged: list[list[bool]] = self._store.put_all(batches, blocks)
+        return acknowledged
 
     def get(self, keys: Sequence[bytes]) -> list[str]:
         """Gets blocks, and judges each."""
@@ -72,9 +72,9 @@ class Served:
         return [self._judged(keys, came) for keys, came in zip(batches, got, strict=True)]
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Asks which blocks are there."""
-        told: list[bool] = self._store.exists(keys)
-        return told
+        """Returns which blocks are present."""
+        present: list[bool] = self._store.exists(keys)
+        return present
 
     def settle(self) -> None:
         """Lets the store do its housekeeping."""

@@ -1,4 +1,4 @@
-"""Probes of life and load: a process is killed, and far too much is asked at once."""
+"""Probes of process and load: the process is killed, and far too many calls come together."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _kill(cell: Cell) -> None:
         answers = [cell.answer("put") for _ in range(FIRST_BATCHES)]
         time.sleep(cell.chance.uniform(0, KILL_AFTER_S))
         answers += cell.kill()
-        for batch, (told, _) in zip(parts, answers, strict=False):
-            kept += [key for key, done in zip(batch, told, strict=True) if done]
+        for batch, (acknowledged, _) in zip(parts, answers, strict=False):
+            kept += [key for key, done in zip(batch, acknowledged, strict=True) if done]
         asked += [key for batch in parts for key in batch]
     cell.open()
     came = set(cell.get(asked))
@@ -45,7 +45,7 @@ def _kill(cell: Cell) -> None:
 
 
 def _stage(cell: Cell) -> None:
-    """Puts, then gets, far more bytes at once than a store stages; then all is as before."""
+    """Puts, then gets, far more bytes at a time than a store stages; then all works as before."""
     cell.capacity_bytes = STAGED_CAPACITY
     cell.open()
     first = cell.names("first", BATCH_BLOCKS)

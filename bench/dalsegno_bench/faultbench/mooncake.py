@@ -1,7 +1,7 @@
 """Mooncake Store with its disk tier: a master and one client, over TCP on this machine.
 
-The client lends memory for objects; what is put goes there, and from there to files in the
-background. The master is started with the first client, lives on when a client is killed, as it
+The client provides memory for objects. A put writes there, and the client moves objects to files in
+the background. The master starts with the first client. It lives on when a client is killed, as it
 would on another node, and ends with the suite's processes.
 """
 
@@ -71,7 +71,7 @@ class Store(Adapter):
         )
         if code != 0:
             raise RuntimeError(f"setup answered {code}")
-        # It tells the master of the files that it found.
+        # It reports the files that it found to the master.
         self.settle()
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:

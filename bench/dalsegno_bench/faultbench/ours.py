@@ -15,7 +15,7 @@ Index = Literal["memory", "lsm"]
 
 
 class InMemory(Adapter):
-    """A store with the defaults but for memory in front of the disk, which would hide the disk."""
+    """A store with the defaults, except that it has no DRAM tier, which would hide the disk."""
 
     settings: ClassVar[str] = "defaults; dram=0"
     pieces: ClassVar[int] = 4
@@ -72,8 +72,8 @@ class InMemory(Adapter):
             for one, buffers in zip(transfers, out, strict=True)
         ]
         return [
-            [bytes(block) if there else None for block, there in zip(buffers, told, strict=True)]
-            for buffers, told in zip(out, came, strict=True)
+            [bytes(block) if there else None for block, there in zip(buffers, present, strict=True)]
+            for buffers, present in zip(out, came, strict=True)
         ]
 
     def close(self) -> None:

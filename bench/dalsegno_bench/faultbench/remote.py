@@ -63,7 +63,7 @@ class Host:
         try:
             self._connection.send((call, arguments))
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise DiedError(self._told(call)) from error
+            raise DiedError(self._ending(call)) from error
 
     def answer(self, call: str, limit_s: float) -> Any:
         """Waits for the answer to the earliest call that was sent.
@@ -78,7 +78,7 @@ class Host:
                 raise HungError(f"{call} did not end within {limit_s:.0f} s")
             worked, value = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise DiedError(self._told(call)) from error
+            raise DiedError(self._ending(call)) from error
         if not worked:
             raise FailedError(value)
         return value
@@ -116,7 +116,7 @@ class Host:
         finally:
             self.kill()
 
-    def _told(self, call: str) -> str:
+    def _ending(self, call: str) -> str:
         status = self._origin.reap(self.pid)
         why = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return f"the process died in {call}: {why}"

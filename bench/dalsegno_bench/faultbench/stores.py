@@ -40,7 +40,7 @@ class Known:
     """A store that can be asked for by name.
 
     Attributes:
-        name: As it stands in the table.
+        name: Its name in the table.
         adapter: Where its adapter is, ``module:class``.
         package: What must be importable; nothing for what comes along.
         install: How to get that.

@@ -1,4 +1,4 @@
-"""All probes on all stores that are wanted, one cell after the other."""
+"""All probes on the chosen stores, one cell after the other."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from dalsegno_bench.faultbench import damaging, filling, living, stores
 from dalsegno_bench.faultbench.cell import Outcome, Probe, run
 from dalsegno_bench.faultbench.remote import AbsentError, Origin
 
-__all__ = ["PROBES", "Column", "Tell", "columns", "command", "failed", "plan", "probe_named"]
+__all__ = ["PROBES", "Column", "Report", "columns", "command", "failed", "plan", "probe_named"]
 
 # In the order of the table.
 PROBES: tuple[Probe, ...] = (*living.PROBES, *damaging.PROBES, *filling.PROBES)
 
-# Called before each cell with what comes.
-Tell = Callable[[str], None]
+# Called before each cell with its name.
+Report = Callable[[str], None]
 
 
 @dataclass
 class Column:
-    """A store, and what came of its probes.
+    """A store, and the outcomes of its probes.
 
     Attributes:
         placed: The store.
         absent: Why it was not run; empty if it was.
         settings: What its adapter chose.
-        outcomes: Probe's name -> what came of it.
+        outcomes: Probe's name -> its outcome.
     """
 
     placed: stores.Placed
@@ -79,15 +79,15 @@ def columns(
     probes: Sequence[Probe],
     *,
     seed: int,
-    tell: Tell,
+    report: Report,
 ) -> list[Column]:
-    """Runs the probes; what one store does never keeps another from its turn.
+    """Runs the probes; a store that fails does not stop the others.
 
     Args:
         placed: The stores, see :func:`plan`.
         probes: The probes.
-        seed: Of what is left to chance.
-        tell: Called before each cell.
+        seed: Seed of all random choices.
+        report: Called before each cell.
     """
     made = [Column(one, absent=one.absent) for one in placed]
     for column in made:
@@ -96,14 +96,14 @@ def columns(
         with tempfile.TemporaryDirectory(
             prefix="dalsegno-faultbench-", ignore_cleanup_errors=True
         ) as inside:
-            _run_column(column, probes, seed, Path(inside), tell)
+            _run_column(column, probes, seed, Path(inside), report)
     return made
 
 
 def _run_column(
-    column: Column, probes: Sequence[Probe], seed: int, folder: Path, tell: Tell
+    column: Column, probes: Sequence[Probe], seed: int, folder: Path, report: Report
 ) -> None:
-    tell(f"{column.name}: import")
+    report(f"{column.name}: import")
     log = folder / "messages"
     try:
         origin = Origin(column.placed.python, column.placed.known.adapter, log)
@@ -113,7 +113,7 @@ def _run_column(
     column.settings = origin.facts["settings"]
     try:
         for probe in probes:
-            tell(f"{column.name}: {probe.name}")
+            report(f"{column.name}: {probe.name}")
             directory = folder / probe.name
             directory.mkdir()
             column.outcomes[probe.name] = run(probe, origin, directory, seed)

@@ -1,4 +1,4 @@
-"""An index whose shape follows what is asked beside shapes that stay; a program does the work."""
+"""The index's adaptive shape against fixed shapes; a program of `bench/programs` measures it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SUMMARY", "main"]
 
 SUMMARY = "the index's adaptive shape against a grid of fixed ones, over ten stages of hit rates"
 
-# I/O is counted, and syncs of a disk would drown the time of all else: memory where it can be.
+# I/O is counted, and syncs of a disk would dominate the time: memory where possible.
 MEMORY = Path("/dev/shm")  # noqa: S108 - the program makes a folder of its own in it
 
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     """Builds the program if needed and runs it.
 
     Args:
-        argv: As ``--help`` tells.
+        argv: As ``--help`` shows.
 
     Returns:
         Its exit code; 1 if it cannot be built.

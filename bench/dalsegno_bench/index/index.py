@@ -1,4 +1,4 @@
-"""The index in files beside RocksDB and LMDB; a program of its own does the work."""
+"""The on-disk index against RocksDB and LMDB; a program of `bench/programs` measures it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dalsegno_bench.index.program import build_and_run
 
 __all__ = ["SUMMARY", "main"]
 
-SUMMARY = "the index in files against RocksDB (leveled, universal) and LMDB: 5 million blocks"
+SUMMARY = "the on-disk index against RocksDB (leveled, universal) and LMDB: 5 million blocks"
 
-# Where Debian and its kin put the library that the crate would otherwise compile for half an hour.
+# Debian's path of the library. Without it the crate would compile RocksDB for half an hour.
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/librocksdb.so")
 
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Builds the program if needed and runs it.
 
     Args:
-        argv: As ``--help`` tells.
+        argv: As ``--help`` shows.
 
     Returns:
         Its exit code; 1 if it cannot be built.

@@ -1,4 +1,4 @@
-"""The index in files with a hundred million blocks; a program of its own does the work."""
+"""The on-disk index with 100 million blocks; a program of `bench/programs` measures it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dalsegno_bench.index.program import build_and_run
 
 __all__ = ["SUMMARY", "main"]
 
-SUMMARY = "the index in files with 100 million blocks: memory, files, opening, probes of 512"
+SUMMARY = "the on-disk index with 100 million blocks: memory, files, opening, probes of 512"
 
 
 def main(argv: Sequence[str]) -> int:
     """Builds the program if needed and runs it: about five minutes and 9 GB of disk.
 
     Args:
-        argv: As ``--help`` tells.
+        argv: As ``--help`` shows.
 
     Returns:
         Its exit code; 1 if it cannot be built.
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dalsegno bench index-scale",
-        description=f"Measures {SUMMARY} blocks beside those of an index with one million.",
+        description=f"Measures {SUMMARY} blocks, and the same with one million.",
     )
     parser.add_argument(
         "--blocks", type=int, default=100_000_000, help="blocks to put (default: %(default)s)"

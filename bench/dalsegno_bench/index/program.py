@@ -1,4 +1,4 @@
-"""Benches of the index are programs of their own: they time single calls of microseconds."""
+"""Builds and runs the Rust programs of `bench/programs`, which time calls of microseconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_and_run(
         environment: What the build needs besides the present environment.
 
     Returns:
-        Its exit code; 1 if it cannot be built here, which is told on standard error.
+        Its exit code; 1 if it cannot be built here, with the reason on standard error.
     """
     source = Path(__file__).resolve().parents[2] / "programs"
     missing = _missing(source)

@@ -1,1 +1,1 @@
-"""What is measured and broken through LMCache."""
+"""Benches and faultbench adapters that need LMCache."""

@@ -1,8 +1,8 @@
 """LMCache's own L2 adapters for `dalsegno faultbench`, with LMCache's own eviction.
 
-Each is made by LMCache's factory from what stands after `--l2-adapter`, and driven as its
-controllers do: a task is submitted, its event waited for; a look-up locks what it finds, and what
-it locked is unlocked when it was loaded or is not wanted.
+LMCache's factory makes each from the argument of `--l2-adapter`. It is driven as LMCache's
+controllers do: submit a task, then wait for its event. A lookup locks the objects that it finds.
+They are unlocked after the load, or if they are not wanted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ META_BYTES = 4 * MIB
 
 
 class _L2(Adapter):
-    """An L2 adapter, and the eviction that LMCache's server would run beside it."""
+    """An L2 adapter, and the eviction that LMCache's server would run for it."""
 
     # LMCache looks once a second whether it has to evict.
     settle_s: ClassVar[float] = 1.1
@@ -57,7 +57,7 @@ class _L2(Adapter):
 
     @abstractmethod
     def _line(self, directory: Path, capacity_bytes: int, block_bytes: int) -> dict[str, Any]:
-        """Returns what would stand after `--l2-adapter`."""
+        """Returns the argument of `--l2-adapter`."""
 
     def _wait(self, event_fd: int, ask: Callable[[], bool]) -> None:
         """Waits for an event until everything is there; the suite has the time limit."""
@@ -68,7 +68,7 @@ class _L2(Adapter):
                 consume_fd(event_fd)
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
-        """See :class:`Adapter`; LMCache tells of a task as a whole."""
+        """See :class:`Adapter`; LMCache reports a task as a whole."""
         return self.put_all([keys], [blocks])[0]
 
     def put_all(
@@ -94,7 +94,7 @@ class _L2(Adapter):
         return memory
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """See :class:`Adapter`; what is locked by it is unlocked at once."""
+        """See :class:`Adapter`; what it locks is unlocked immediately."""
         names = chunk_keys(keys)
         task = self._adapter.submit_lookup_and_lock_task(names, {})
         found = self._bits([task], "get_lookup_and_lock_event_fd", "query_lookup_and_lock_result")

@@ -1,11 +1,11 @@
 """LMCache's L2 adapters side by side: ours, `fs_native` and `raw_block`, each as LMCache drives it.
 
-Every round runs every contender once, in an order of its own, with fresh keys; figures are medians
-over the rounds. Puts are compared with equal durability: ours with durability `batch` beside
-`fs_native` with each of its files synced (LMCache syncs nothing), and ours with `none` beside
-`fs_native` as it is; each both through the page cache, which is its default, and around it.
-`raw_block` writes around it and syncs nothing. Loads come from the disk: the pages of `fs_native`'s
-files are dropped before. Ours and theirs get the same memory, aligned as LMCache's is.
+Every round runs every contender once, in an order of its own, with fresh keys. Figures are medians
+over the rounds. Puts are compared at equal durability. Ours with `batch` is compared with
+`fs_native` whose files are synced (LMCache syncs nothing), ours with `none` with `fs_native` as it
+is. `fs_native` runs both through the page cache, its default, and around it. `raw_block` writes
+around it and syncs nothing. Loads come from the disk: the pages of `fs_native`'s files are dropped
+before. Both sides get the same memory, aligned as LMCache's is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOKUP_KEYS, LOOKUP_BYTES, LOOKUP_CHUNKS = 100_000, 4096, 512
 
 
 def line(name: str, folder: Path, object_bytes: int, total_bytes: int) -> dict[str, Any]:
-    """Returns what would stand after LMCache's `--l2-adapter`."""
+    """Returns the argument of LMCache's `--l2-adapter`."""
     if name in FILES:
         direct = name != FILES[0]
         return {"type": "fs_native", "base_path": str(folder / name), "use_odirect": direct}
@@ -237,7 +237,7 @@ def show(found: dict[str, Any]) -> None:
     for name, value in found["gb_per_s"].items():
         print(f"{name:42} {value:8.2f} {found['cpu'][name]:9.3f}")
     for name, value in found["lookup_ms"].items():
-        print(f"{name + ': look-up of 512 among 100,000, ms':42} {value:8.3f}")
+        print(f"{name + ': lookup of 512 among 100,000, ms':42} {value:8.3f}")
     print("load of the machine at the end, 1, 5 and 15 minutes:", *found["load"])
 
 

@@ -1,7 +1,7 @@
-"""LMCache's adapters and ours behind one small face, for the bench.
+"""LMCache's adapters and ours behind one small interface, for the bench.
 
-Each is made by LMCache's own factory from what stands after `--l2-adapter`, and driven as
-`lmcache bench l2` drives it: a few tasks are submitted, then their events are waited for.
+LMCache's factory makes each from the argument of `--l2-adapter`. It is driven as `lmcache bench l2`
+does: submit a few tasks, then wait for their events.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class Measured:
     """One adapter of LMCache's.
 
     Attributes:
-        name: As it stands in the bench's tables.
+        name: Its name in the bench's tables.
     """
 
     def __init__(self, name: str, line: dict[str, Any], files: Path | None = None) -> None:
         """Makes the adapter.
 
         Args:
-            name: As it stands in the bench's tables.
-            line: What would stand after `--l2-adapter`.
+            name: Its name in the bench's tables.
+            line: The argument of `--l2-adapter`.
             files: Folder of the files of an adapter that syncs none of them.
         """
         self.name, self._files, self._synced = name, files, set[str]()

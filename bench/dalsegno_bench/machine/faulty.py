@@ -1,7 +1,7 @@
 """A folder behind a file system that hangs and fails on command.
 
-The program ``faulty-mount`` of ``crates/sim`` does it, through FUSE: also ``io_uring`` and direct
-I/O see what it shows. It is built where it is needed first, and needs root.
+The program ``faulty-mount`` of ``crates/sim`` serves it through FUSE, so ``io_uring`` and direct
+I/O meet the faults too. It is built on first use, and needs root.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Faulty:
 
     Attributes:
         path: Where the files are used.
-        below: Where they lie, for who wants to come at them without trouble.
+        below: The same files without faults.
     """
 
     def __init__(self, path: Path, below: Path, control: Path) -> None:
-        """Takes over what :func:`mounted` made."""
+        """Refers to what :func:`mounted` made."""
         self.path, self.below, self._control = path, below, control
 
-    def tell(self, command: str) -> str:
-        """Gives a command, such as ``add all hang``, ``add read error=EIO`` or ``clear``.
+    def send(self, command: str) -> str:
+        """Sends a command, such as ``add all hang``, ``add read error=EIO`` or ``clear``.
 
         Returns:
-            The answer.
+            The program's answer.
 
         Raises:
-            ValueError: It was not understood.
+            ValueError: The program does not understand it.
         """
         with socket.socket(socket.AF_UNIX) as talk:
             talk.connect(str(self._control))
@@ -72,7 +72,7 @@ class Faulty:
 
 @contextmanager
 def mounted(folder: Path, checkout: Path) -> Iterator[Faulty]:
-    """Mounts an empty folder; what hangs goes on when this ends.
+    """Mounts an empty folder; calls that hang end with the context.
 
     Args:
         folder: An existing folder; ``below``, ``path`` and ``control`` are made in it.
@@ -100,6 +100,6 @@ def mounted(folder: Path, checkout: Path) -> Iterator[Faulty]:
                 raise RuntimeError(program.stderr.read().strip())
             yield Faulty(path, below, control)
         finally:
-            # It ends with its input, and lets go on what hangs.
+            # It ends with its input, and then hanging calls end.
             program.stdin.close()
             program.wait(timeout=60)

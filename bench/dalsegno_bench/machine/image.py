@@ -1,4 +1,4 @@
-"""A small file system in a file, mounted for a while: what happens when inodes run out."""
+"""A small file system in a file, mounted for a while: it runs out of inodes or of space."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def mounted(path: Path, image_bytes: int, *options: str) -> Iterator[Path]:
     """Makes an ext4 with the default number of inodes, and unmounts and removes it afterwards.
 
     Args:
-        path: A name that is free; the image becomes ``path.img``, the mount ``path``.
-        image_bytes: Its size; room is taken as it is filled. From 512 MiB on mkfs.ext4 gives one
+        path: A name that does not exist; the image becomes ``path.img``, the mount ``path``.
+        image_bytes: Its size; it takes space as it is filled. From 512 MiB on mkfs.ext4 makes one
             inode per 16 KiB.
-        options: What else mkfs.ext4 is told.
+        options: More options of mkfs.ext4.
 
     Yields:
         ``path``, an empty directory in the new file system.
@@ -47,7 +47,7 @@ def mounted(path: Path, image_bytes: int, *options: str) -> Iterator[Path]:
         file.truncate(image_bytes)
     path.mkdir()
     try:
-        # Tables written at once: a thread of the kernel would write them during the measurement.
+        # Tables are written now: else a kernel thread would write them during the measurement.
         at_once = "lazy_itable_init=0,lazy_journal_init=0"
         _run("mkfs.ext4", "-q", "-E", at_once, *options, str(image))
         _run("mount", "-t", "ext4", "-o", "loop,noatime", str(image), str(path))
@@ -62,7 +62,7 @@ def mounted(path: Path, image_bytes: int, *options: str) -> Iterator[Path]:
 
 
 def unmount(path: Path) -> None:
-    """Unmounts; what is still in use vanishes from the tree now and is let go of later."""
+    """Unmounts; a mount that is still in use leaves the tree now and is released later."""
     try:
         _run("umount", str(path))
     except NoImageError:

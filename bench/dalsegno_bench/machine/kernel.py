@@ -27,7 +27,7 @@ class Kernel:
 
 
 def look(directory: Path) -> Kernel:
-    """Looks at the machine, and at the file system of ``directory``."""
+    """Returns the state of the machine, and of the file system of ``directory``."""
     facts = os.statvfs(directory)
     try:
         names_bytes: int | None = names_of_slabinfo(SLABINFO.read_text())
@@ -67,7 +67,7 @@ def rss_bytes() -> int:
 
 
 def count_files(directory: Path) -> int:
-    """Files under a directory, without asking for the inode of any."""
+    """Counts the files under a directory, without a `stat` of each."""
     count = 0
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -79,9 +79,9 @@ def count_files(directory: Path) -> int:
 
 
 def forget_pages(directory: Path) -> None:
-    """Writes the files under a directory to the device, and has the kernel forget their bytes.
+    """Syncs the files under a directory and drops them from the page cache.
 
-    What is read next comes from the device.
+    The next read comes from the device.
     """
     for path in directory.rglob("*"):
         if not path.is_file():

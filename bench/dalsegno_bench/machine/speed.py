@@ -1,4 +1,4 @@
-"""How fast something is, and what it costs the processor."""
+"""Bandwidth, and CPU time per byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Sample", "cpu_s", "timed"]
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
         gb_per_s: Gigabytes (1e9) a second.

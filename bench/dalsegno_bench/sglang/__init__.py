@@ -1,1 +1,1 @@
-"""What is measured and broken through SGLang."""
+"""Benches and faultbench adapters that need SGLang."""

@@ -1,4 +1,4 @@
-"""The baselines of the bench, beside SGLang's own file backend."""
+"""The baselines of the bench that SGLang does not have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FilePerPage(HiCacheStorage):  # type: ignore[misc]
 
     What SGLang's own file backend would be on the second interface: pages are written from and read
     into the host pool by `writev` and `readv`, through the kernel's page cache. Like SGLang's, it
-    syncs nothing, checks nothing and never makes room.
+    syncs nothing, checks nothing and never evicts.
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
@@ -68,11 +68,11 @@ class FilePerPage(HiCacheStorage):  # type: ignore[misc]
             file.unlink()
 
     def exists(self, key: str) -> bool:
-        """Tells whether a page has a file."""
+        """Returns whether a page has a file."""
         return (self._folder / key).exists()
 
     def _not_called(self, *_: Any, **__: Any) -> Any:
-        """Stands for the oldest interface: this backend is attached with a later one."""
+        """Belongs to the oldest interface; this backend is attached with a later one."""
         raise NotImplementedError
 
     get = batch_get = set = batch_set = _not_called

@@ -1,7 +1,7 @@
 """Backup to storage and prefetch from it through SGLang's own controller.
 
-A child of `dalsegno bench sglang`, which reads the one JSON object that this prints. Every round
-visits the backends in another order; each gets the same prompts, an empty directory, and the same
+It is a child of `dalsegno bench sglang`, which reads its output: one JSON object. Every round
+visits the backends in another order. Each gets the same prompts, an empty directory and the same
 host pool. Bytes are compared after every prefetch.
 """
 
@@ -107,7 +107,7 @@ class Bench:
     def _warm_up(self) -> None:
         """Moves as many other prompts, so that the backend's memory is there already.
 
-        Fresh memory costs a virtual machine up to some seconds per GiB, whoever asks for it.
+        Fresh memory costs a virtual machine up to some seconds per GiB, for every backend.
         """
         others = [[1_000_000 + one for one in prompt] for prompt in self.prompts]
         self._to_host(others)

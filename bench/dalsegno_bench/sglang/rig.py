@@ -1,9 +1,9 @@
 """SGLang's hierarchical cache without a model: its own tree, controller and host pool.
 
-What a server does between a prompt and the disk, on tensors of the CPU: prompts are inserted into
-the radix tree with their KV, copied to the host pool, backed up to storage by SGLang's threads, and
-prefetched again. The tests compare bytes with it, the bench times it; SGLang's own unit tests are
-built from the same pieces.
+It does what a server does between a prompt and the disk, on tensors of the CPU. Prompts are
+inserted into the radix tree with their KV, copied to the host pool, backed up to storage by
+SGLang's threads, and prefetched again. Tests compare bytes with it, and the bench times it.
+SGLang's own unit tests use the same parts.
 
 It needs SGLang and, on a machine without a GPU, the stand-ins of `tools/sglang_cpu`.
 """

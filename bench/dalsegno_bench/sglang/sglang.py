@@ -1,9 +1,9 @@
 """Backup to storage and prefetch from it through SGLang's own tree, controller and host pool.
 
-No model runs: prompts with random KV are copied to the host pool, backed up by SGLang's threads,
-and prefetched twice: with what the backup left in memory, and after that memory was dropped. The
-backends take turns in another order each round, each in an empty directory and after as many other
-prompts, untimed, went through it; the bytes of every prompt are compared:
+No model runs. Prompts with random KV are copied to the host pool and backed up by SGLang's threads.
+They are prefetched twice: with what the backup left in memory, and after that memory was dropped.
+The backends take turns in another order each round. Each starts with an empty directory and an
+untimed warm-up of as many other prompts. The bytes of every prompt are compared. The backends:
 
 * `dalsegno`: our backend, every page verified, with as much DRAM of its own (`--dram-mib`) as the
   files of the others may take of the page cache;
@@ -11,8 +11,8 @@ prompts, untimed, went through it; the bytes of every prompt are compared:
 * `v1file`: one file per page, moved without a copy through the page cache, on the same interface;
 * `sim`: no bytes at all, which shows what SGLang itself takes.
 
-None of them waits for the device to be safe from a power cut. The CPU seconds are those of the
-process and of the kernel on its behalf; what the kernel writes back later is not in them.
+None of them syncs, so none is safe from a power cut. The CPU seconds are those of the
+process and of the kernel on its behalf; what the kernel writes back later is not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a soak comes to, and what is wrong with it."""
+"""The figures of a soak, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Protocol
 __all__ = ["complaints", "figures_of"]
 
 DAY_REQUESTS = 288_744
-# From here on a run says something about what grows slowly, and meets all that may happen.
+# A run of this length shows slow growth, and meets every kind of event.
 WHOLE_MINUTES = 5.0
-# Resident memory of the last quarter to that of the second one: as it is, and without what malloc
-# keeps, which is nearly still.
+# Most growth of resident memory, last quarter / second quarter: with what malloc keeps, and
+# without. The latter hardly varies.
 RATIOS = {"rss_mib": 1.2, "held_mib": 1.1}
-# Blocks that were not kept, of those to be put: a full disk has others make room.
+# Blocks that were not kept, of those to be put: on a full disk the store first reclaims space.
 FAILED_SHARE = 0.01
 # What is added up over all lives.
 SUMMED = (
@@ -36,8 +36,8 @@ class Rows(Protocol):
     """What one process noted.
 
     Attributes:
-        rows: A row for each life of its store, and for what it told.
-        problems: How it ended when it should not have.
+        rows: A row for each life of its store, and for each problem that it reported.
+        problems: How it ended unexpectedly.
     """
 
     rows: list[dict[str, Any]]
@@ -65,8 +65,8 @@ def figures_of(steady: Rows, killed: Rows, kills: int, fills: int) -> dict[str, 
         return float(after - before)
 
     figures: dict[str, Any] = {name: sum(row[name] for row in every) for name in SUMMED}
-    told = sum("wrong" in row for row in steady.rows + killed.rows)
-    figures["wrong_blocks"] = max(told, figures["wrong_blocks"])
+    reported = sum("wrong" in row for row in steady.rows + killed.rows)
+    figures["wrong_blocks"] = max(reported, figures["wrong_blocks"])
     figures |= {"kills": kills, "fills": fills, "reopenings": len(every) + kills}
     figures["refused_openings"] = sum("refused" in row for row in steady.rows + killed.rows)
     for name in ("fds", "threads", "rss_mib", "held_mib", "heap_mib"):
@@ -90,24 +90,24 @@ def figures_of(steady: Rows, killed: Rows, kills: int, fills: int) -> dict[str, 
 
 
 def complaints(figures: Mapping[str, Any], minutes: float) -> list[str]:
-    """Tells what was wrong, what grew, and what was never tried."""
-    told = [
+    """Returns what was wrong, what grew, and what never happened."""
+    found = [
         f"{name}: {figures[name]}"
         for name in ("wrong_blocks", "poisoned_lives", "errors", "crashes")
         if figures[name]
     ]
     wanted = figures["put_blocks"] + figures["failed_blocks"]
     if figures["failed_blocks"] > FAILED_SHARE * wanted:
-        told.append(f"{figures['failed_blocks']} of {wanted} blocks were not kept")
-    told += [f"{name} grew" for name in ("fds", "threads") if figures[f"{name}_growth"] > 0]
+        found.append(f"{figures['failed_blocks']} of {wanted} blocks were not kept")
+    found += [f"{name} grew" for name in ("fds", "threads") if figures[f"{name}_growth"] > 0]
     if figures["heap_mib_growth"] > figures["heap_mib_first"] / 10:
-        told.append("the heap grew")
+        found.append("the heap grew")
     if minutes < WHOLE_MINUTES:
-        return told
-    # The first quarter fills the pools. What lies outside of the heap is seen only here.
+        return found
+    # The first quarter fills the pools. Memory outside of the heap is seen only here.
     for name, ratio in RATIOS.items():
         mib = figures[f"{name}_by_eighth"]
         if max(mib[-2:]) > ratio * max(mib[2:4]):
-            told.append(f"{name} grew: {mib}")
+            found.append(f"{name} grew: {mib}")
     events = ("kills", "fills", "refused_segments", "evicted_blocks", "merges", "hit_blocks")
-    return told + [f"no {name}: the run shows nothing" for name in events if not figures[name]]
+    return found + [f"no {name}: the run shows nothing" for name in events if not figures[name]]

@@ -1,9 +1,9 @@
-"""Gets from two disks of which one hangs: what callers wait, and what the other disk does.
+"""Gets from two disks of which one hangs: how long callers wait, and what the other disk does.
 
-Two stores in one process, each on a disk of its own behind a file system that hangs on command.
-Threads get blocks from both in turns, with a timeout, as an engine's loads do; one more thread does
-what an engine's scheduler does: look up, submit, poll. After a while one disk hangs, and later goes
-on. Every byte that is served is compared.
+One process has two stores, each on a disk of its own behind a file system that hangs on command.
+Threads get blocks from both in turns with a timeout, as an engine's loads do. One more thread does
+what an engine's scheduler does: look up, submit, poll. After a while one disk hangs, and later
+resumes. Every byte that is returned is compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK_BYTES = 64 << 10
 CHAIN_BLOCKS = 16
 CHAINS = 64
 PHASES = ("before", "hang", "after")
-# How much later than its timeout a get may end on a machine that has other work.
+# A get may end so much later than its timeout: the machine has other work.
 LATE_MS = 1000.0
 
 
@@ -138,10 +138,10 @@ class Load:
         for worker in workers:
             worker.start()
         time.sleep(before_s)
-        hung.mount.tell("add all hang")
+        hung.mount.send("add all hang")
         time.sleep(hang_s)
         during = hung.store.stats()["device"]
-        hung.mount.tell("clear")
+        hung.mount.send("clear")
         time.sleep(after_s)
         self._stopped.set()
         for worker in workers:
@@ -156,7 +156,7 @@ class Load:
 
 
 def _at(values: Sequence[float], share: float) -> float:
-    """A percentile, in milliseconds; zero of nothing."""
+    """Returns a percentile in milliseconds; 0 if there is no sample."""
     ordered = sorted(values)
     return 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -223,13 +223,13 @@ def _show(figures: dict[str, Any]) -> None:
             f"{row['p50_ms']:9.2f}{row['p99_ms']:9.2f}{row['max_ms']:9.2f}"
         )
     print(
-        f"look-ups and submissions: p99 {figures['scheduler_p99_ms']:.2f} ms, "
+        f"lookups and submissions: p99 {figures['scheduler_p99_ms']:.2f} ms, "
         f"at most {figures['scheduler_max_ms']:.2f} ms"
     )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the bench; returns 1 if a byte was wrong, a get too late, or the store stayed away."""
+    """Runs the bench; returns 1 if a byte was wrong, a get late, or a store did not recover."""
     parser = argparse.ArgumentParser(prog="dalsegno bench hang", description=__doc__)
     add = parser.add_argument
     add("--timeout", type=float, default=0.5, help="seconds a get may take (default %(default)s)")

@@ -1,13 +1,13 @@
 """A day of a serving node in twenty minutes: mixed load, full disks, killed processes, reopening.
 
-Two processes work on a store each, on one small file system. One lives to the end and opens its
-store again and again; of it descriptors, threads and memory are noted after every closing. The
-other is killed at random and started again on what it left. Now and then the file system is filled
-by somebody else. Every byte that is served is compared with what was put.
+Two processes use a store each on one small file system. One lives to the end and opens its store
+again and again. Its descriptors, threads and memory are counted after every close. The other is
+killed at random and restarted on the store that it left. Periodically another writer fills the file
+system. Every byte that is returned is compared with what was put.
 
-A request is what a prompt asks of a store: how much of it is there, get that, put the rest; some
-grow block by block, as answers do, and some are removed. An hour of the Mooncake conversation trace
-has 12,031 requests, so 288,744 are a day.
+A request is what a prompt needs of a store: probe, get what is present, put the rest. Some chains
+grow block by block, as in decode, and some are removed. An hour of the Mooncake conversation trace
+has 12,031 requests, so a day has 288,744.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Client:
         hits = space.get_batch(chain[:present], out, timeout_s=TIMEOUT_S)
         for name, block in zip(chain[:hits], out, strict=False):
             if block != _content(name, size):
-                # At once: who is killed next tells nothing.
+                # Immediately: a process that is killed next reports nothing.
                 print(json.dumps({"wrong": name.hex()}), flush=True)
                 self.tally.wrong_blocks += 1
         self.tally.hit_blocks += hits
@@ -174,7 +174,7 @@ def _work(store: dalsegno.Store, seconds: float, seed: int) -> Tally:
 
 
 class _MallInfo(ctypes.Structure):
-    """What ``mallinfo2(3)`` tells."""
+    """The result of ``mallinfo2(3)``."""
 
     # Ten sizes, of which two are of interest: bytes of mappings, and of the heaps what is in use.
     _fields_ = (
@@ -187,18 +187,18 @@ class _MallInfo(ctypes.Structure):
 
 
 def _heap_bytes() -> int:
-    """Bytes that the process has from ``malloc`` and has not given back.
+    """Returns the bytes that the process has from ``malloc`` and has not freed.
 
-    Resident memory has besides what ``malloc`` keeps for whoever asks next.
+    Resident memory also holds what ``malloc`` keeps for later calls.
     """
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = _MallInfo
-    told = libc.mallinfo2()
-    return int(told.uordblks) + int(told.hblkhd)
+    info = libc.mallinfo2()
+    return int(info.uordblks) + int(info.hblkhd)
 
 
 def _status() -> dict[str, str]:
-    """What the kernel tells of this process."""
+    """Returns what the kernel reports of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return dict(line.split(":", 1) for line in lines)
 
@@ -208,11 +208,11 @@ def _resident_mib() -> float:
 
 
 def _keep_little() -> None:
-    """Has ``malloc`` keep little of what was freed.
+    """Makes ``malloc`` keep little of what was freed, so that leaks are visible.
 
-    Else it learns from large pieces to keep more, in as many arenas as there ever were threads at
-    once, and what grows by that hides what is never given back. A ``malloc_trim(3)`` does not reach
-    the ends of those arenas, these limits (the defaults that it starts with) do.
+    By default ``malloc`` raises its limits when large pieces are freed. It then keeps more, in as
+    many arenas as threads ever ran together. ``malloc_trim(3)`` does not reach the ends of those
+    arenas; fixed limits, here the initial defaults, do.
     """
     libc = ctypes.CDLL(None)
     for limit in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
@@ -220,7 +220,7 @@ def _keep_little() -> None:
 
 
 def _resources() -> dict[str, float]:
-    """Descriptors, threads and memory of this process; gives back what ``malloc`` keeps."""
+    """Returns descriptors, threads and memory of this process, after ``malloc`` freed its rest."""
     gc.collect()
     before = _resident_mib()
     ctypes.CDLL(None).malloc_trim(0)
@@ -299,7 +299,7 @@ class Process:
 
 
 def _fill_up(folder: Path, seconds: float) -> None:
-    """Somebody else fills the disk for a while."""
+    """Fills the disk for a while, as another writer does."""
     ballast = folder / "ballast"
     with ballast.open("wb") as file:
         space = os.statvfs(folder)
@@ -366,8 +366,8 @@ def main(argv: Sequence[str]) -> int:
     for name, value in figures.items():
         shown = f"{value:,.2f}" if isinstance(value, float) else value
         print(f"{name:22}{shown}")
-    told = complaints(figures, options.minutes)
-    for complaint in told:
+    found = complaints(figures, options.minutes)
+    for complaint in found:
         print(f"dalsegno: {complaint}", file=sys.stderr)
     print(json.dumps(figures))
-    return int(bool(told))
+    return int(bool(found))

@@ -1,1 +1,1 @@
-"""What is measured and broken through vLLM."""
+"""Benches and faultbench adapters that need vLLM."""

@@ -1,8 +1,8 @@
 """vLLM's `fs` tier for `dalsegno faultbench`, driven as vLLM's scheduler drives it.
 
-Look-ups are answered at a later step; jobs are submitted and polled for. Blocks go out from, and
-come back into, rows of a primary tier. What is got goes in jobs of one block: a job of several ends
-at its first bad block, and would blame that on the blocks behind it.
+A lookup is answered at a later step; jobs are submitted and polled. Blocks are written from, and
+read into, rows of a primary tier. A get is a job for each block: a job of several blocks ends at
+its first bad block, so the blocks behind it would count as lost.
 """
 
 from __future__ import annotations
@@ -103,17 +103,17 @@ class FileTier(Adapter):
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """See :class:`Adapter`; asks again each step until there is an answer."""
-        request = ReqContext(f"look-up {next(self._numbers)}")
+        request = ReqContext(f"lookup {next(self._numbers)}")
         names = [make_offload_key(key, 0) for key in keys]
         self._tier.on_new_request(request)
         while True:
-            told = [self._tier.lookup(name, request) for name in names]
-            if LookupResult.RETRY not in told:
+            found = [self._tier.lookup(name, request) for name in names]
+            if LookupResult.RETRY not in found:
                 break
             self._tier.on_schedule_end(ScheduleEndContext((), ()))
             time.sleep(POLL_S)
         self._tier.on_request_finished(request)
-        return [one is LookupResult.HIT for one in told]
+        return [one is LookupResult.HIT for one in found]
 
     def close(self) -> None:
         """See :class:`Adapter`."""

@@ -16,7 +16,7 @@ __all__ = ["offloading_config", "parallel_config"]
 
 
 def parallel_config(**changes: Any) -> OffloadingParallelConfig:
-    """Returns vLLM's configuration of parallelism: one process alone, but for `changes`."""
+    """Returns vLLM's configuration of parallelism: one process, except for `changes`."""
     alone = {
         "rank": 0,
         "world_size": 1,

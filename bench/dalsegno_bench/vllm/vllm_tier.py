@@ -1,10 +1,10 @@
 """What the tier costs vLLM's scheduler: time of its calls, without and with KV events.
 
 vLLM calls a tier on the thread that schedules, so each microsecond delays every request. A tier is
-driven here as vLLM's scheduler drives it, without an engine: a request looks its blocks up, those
-that the store has are loaded, the rest is stored, and in each step jobs are polled, events are
-taken and metrics are read. The store is smaller than what is put, so blocks are evicted, and
-withdrawn from routers, all the time.
+driven here as vLLM's scheduler drives it, without an engine. A request looks its blocks up, loads
+those that are present and stores the rest. In each step jobs are polled, and events and metrics are
+read. The store is smaller than what is put, so blocks are evicted, and withdrawn from routers, all
+the time.
 
 Two tiers take turns request by request, each with a store of its own: `off` reports no KV events,
 `on` reports them. `step` is all calls of a step together. A ratio is `on` / `off` of one round, and

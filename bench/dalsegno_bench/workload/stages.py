@@ -126,20 +126,20 @@ class Dynamic:
         names = bytearray(parent.names[: shared * HASH_BYTES] if parent else b"")
         name = bytes(names[-HASH_BYTES:])
         for _ in range(shared, self.blocks):
-            # The prompt's number stands for the tokens that only it has.
+            # The prompt's number represents the tokens that only it has.
             name = hashlib.sha256(b"%b/%d/%d" % (name, self.seed, number)).digest()
             names += name
         return Prompt(bytes(names), shared)
 
 
 class Oracle:
-    """A cache that takes in every block and forgets none: nothing hits more."""
+    """A cache that stores every block and evicts none: an upper bound on hits."""
 
     def __init__(self) -> None:
         self._known: set[bytes] = set()
 
     def serve(self, chain: Sequence[bytes]) -> int:
-        """Takes in a prompt; returns how many of its leading blocks were there."""
+        """Stores a prompt; returns how many of its leading blocks were present."""
         hits = 0
         for name in chain:
             if name not in self._known:

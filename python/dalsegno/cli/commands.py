@@ -27,7 +27,7 @@ GROUP = "dalsegno.commands"
 # Commands of this repository's second distribution.
 OF_BENCH = {
     "bench": "Measure the store on this machine.",
-    "faultbench": "Do the same harm to every store, and count what fails.",
+    "faultbench": "Inject the same faults into every store, and count what fails.",
 }
 INSTALL = (
     "this command is in the package dalsegno-bench, which is not installed here: "

@@ -176,19 +176,19 @@ def test_answers_stay_equal_and_come_while_the_disk_hangs(
     environment = {**os.environ, "XDG_CACHE_HOME": str(stage.folder / "cache")}
     answers: list[dict[str, Any]] = []
     # Only if the engine waits for the disk, which is what must not be.
-    clear = threading.Timer(HANG_S, disk.tell, ["clear"])
+    clear = threading.Timer(HANG_S, disk.send, ["clear"])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as engine:
         assert engine.stdout is not None
         for line in engine.stdout:
             record = json.loads(line)
             if record.get("stage") == "reading and answering":
-                disk.tell("add read hang file=segment-")
+                disk.send("add read hang file=segment-")
                 clear.start()
             elif "token_ids" in record:
                 assert clear.is_alive(), "the answer waited for the disk"
                 answers.append(record)
                 clear.cancel()
-                disk.tell("clear")
+                disk.send("clear")
     assert engine.returncode == 0, stage.log("hang")[-3000:]
     assert [answer["token_ids"] for answer in answers] == [oracle[1]["token_ids"]]
     counters = answers[0]["counters"]

@@ -44,7 +44,7 @@ def test_no_call_of_the_scheduler_waits_for_a_disk_that_hangs(
         longest[0] = max(longest[0], time.monotonic() - began)
         return result
 
-    disk.tell("add all hang")
+    disk.send("add all hang")
     ends, job = time.monotonic() + HANG_S, 0
     seen: dict[str, float] = {}
     while time.monotonic() < ends:
@@ -63,7 +63,7 @@ def test_no_call_of_the_scheduler_waits_for_a_disk_that_hangs(
     assert longest[0] < CALL_S
     assert seen["suspended"] == 1
     assert Request(tier, "suspended", ours).lookup(ours[0]) is MISS
-    disk.tell("clear")
+    disk.send("clear")
     _check_recovered(tier, memory, ours)
     tier.shutdown()
     memory.free()

@@ -120,16 +120,16 @@ def test_a_wait_for_the_disk_ends_though_the_clock_jumps(shim: Path, disk: Fault
     with started(shim, "hang", disk.path / "store") as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.readline() or child.communicate()[1]) == "ready"
-        disk.tell("add all hang")
+        disk.send("add all hang")
         # A process with a read under way ends no sooner than the read, even if it is killed.
-        clearing = threading.Timer(LIMIT_S, disk.tell, ["clear"])
+        clearing = threading.Timer(LIMIT_S, disk.send, ["clear"])
         clearing.start()
         try:
             print("go", file=child.stdin, flush=True)
             told = json.loads(child.stdout.readline())
         finally:
             clearing.cancel()
-            disk.tell("clear")
+            disk.send("clear")
     assert told["hits"] == 0, "the disk hung"
     assert 1.0 <= told["waited_s"] < LIMIT_S, "neither a step forward ended the wait nor the disk"
 

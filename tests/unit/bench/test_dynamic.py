@@ -108,7 +108,7 @@ def test_where_a_backend_broke_is_told(
     turns += [turn(1, [0, 0], failed=1, system="another")]
     found = broke(turns, SCALE, "files")
     assert (found["stage"], (found["before"], found["after"])) == (stage, parts)
-    assert words in found["told"]
+    assert words in found["text"]
 
 
 def test_the_tables_have_a_row_for_every_turn_and_one_for_all(

@@ -61,14 +61,14 @@ def test_an_engine_starts_though_its_disk_hangs(
     disk: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    disk.tell("add all hang")
+    disk.send("add all hang")
     began = time.monotonic()
     ours = backend(disk.path / "store", open_s=0.5)
     assert time.monotonic() - began < SOON_S / 3
     assert ours.current is None
     assert "still being opened" in ours.problem
     assert "the engine runs on without it until it is open" in caplog.text
-    disk.tell("clear")
+    disk.send("clear")
     until(lambda: ours.current)
     assert ours.problem == ""
     until(lambda: "from now on" in caplog.text)
@@ -77,12 +77,12 @@ def test_an_engine_starts_though_its_disk_hangs(
 
 
 def test_an_engine_ends_though_its_disk_hangs_while_it_opens_the_store(disk: Faulty) -> None:
-    disk.tell("add all hang")
+    disk.send("add all hang")
     ours = backend(disk.path / "store", open_s=0.1)
     began = time.monotonic()
     ours.close()
     assert time.monotonic() - began < SOON_S
-    disk.tell("clear")
+    disk.send("clear")
     time.sleep(0.2)
     assert ours.current is None, "nobody opens it any more"
 
@@ -92,13 +92,13 @@ def test_an_engine_ends_though_its_disk_hangs(disk: Faulty, index: str) -> None:
     ours = backend(disk.path / "store", settings={"index": index})
     blocks = [bytes([number]) * BLOCK for number in range(4)]
     assert space(ours).put_batch(chain(4), blocks).stored == 4
-    disk.tell("add all hang")
+    disk.send("add all hang")
     # On a thread of its own: no signal ends who waits for such a disk.
     closing = threading.Thread(target=ours.close, daemon=True)
     closing.start()
     closing.join(2 * SOON_S)
     waits = closing.is_alive()
-    disk.tell("clear")
+    disk.send("clear")
     assert not waits, "not even for the file that says whose the directory is"
     again = backend(disk.path / "store", settings={"index": index})
     until(lambda: again.current)
@@ -114,14 +114,14 @@ def test_nobody_has_a_directory_while_its_last_owner_may_still_write(
     ours = backend(disk.path / "store", settings=settings)
     blocks = [bytes([number]) * BLOCK for number in range(4)]
     assert space(ours).put_batch(chain(2), blocks[:2]).stored == 2
-    disk.tell("add write hang file=segment-")
+    disk.send("add write hang file=segment-")
     assert space(ours).put_batch(chain(4), blocks, timeout_s=2).stored == 0
     assert ours.current is not None
     assert ours.current.store.stats()["device"]["owed_requests"] > 0
     ours.close()
     again = backend(disk.path / "store", settings=settings)
     refused = again.problem
-    disk.tell("clear")
+    disk.send("clear")
     assert "is in use by pid" in refused
     assert "its disk still owes it an answer" in refused
     until(lambda: again.current)
@@ -142,7 +142,7 @@ def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, in
     ours = backend(disk.path / "store", retry_s=3.0, settings={"index": index})
     blocks = [bytes([name]) * BLOCK for name in range(4)]
     assert space(ours).put_batch(chain(2), blocks[:2]).stored == 2
-    disk.tell("add sync error=EIO file=segment-")
+    disk.send("add sync error=EIO file=segment-")
     with pytest.raises(dalsegno.PoisonedError):
         space(ours).put_batch(chain(4), blocks)
     poisoned = ours.current
@@ -153,7 +153,7 @@ def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, in
     out = [bytearray(BLOCK) for _ in range(2)]
     assert poisoned.namespaces["kv"].get_batch(chain(2), out) == 2
     assert out == blocks[:2]
-    disk.tell("clear")
+    disk.send("clear")
     until(lambda: ours.current not in (None, poisoned))
     assert ours.current is not None
     assert not ours.current.poisoned
@@ -167,7 +167,7 @@ def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, in
 def test_a_store_whose_syncs_go_on_failing_is_opened_less_and_less_often(disk: Faulty) -> None:
     ours = backend(disk.path / "store")
     assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
-    disk.tell("add sync error=EIO file=segment-")
+    disk.send("add sync error=EIO file=segment-")
     pauses = []
     for turn in range(3):
         poisoned = ours.current
