@@ -2,7 +2,7 @@
 
 /// An index. Nothing is synced per put: the data is in a log that replays it.
 pub trait Engine {
-    /// Puts the blocks of one extent; whoever has to wait for room waits.
+    /// Puts the blocks of one extent; waits for space if necessary.
     fn put(&mut self, first: u64);
     /// Whether a block is there.
     fn has(&mut self, block: u64) -> bool;

@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::ours::Dalsegno;
 use crate::workload::{CHAIN_BLOCKS, EXTENT_BLOCKS, key, value};
 
-/// What RocksDB keeps of blocks unless it is told otherwise; so ours does too.
+/// What RocksDB keeps of blocks by default; so ours does too.
 const CACHE_BYTES: u64 = 8 << 20;
 
 /// Opens the engine of this name in a directory.
@@ -79,7 +79,7 @@ impl Engine for Rocks {
             let running = self.db.property_int_value("rocksdb.num-running-compactions");
             running.expect("a property").unwrap_or(0)
         };
-        // Universal compaction may call one pending for ever that it never begins, so: none has run for a while.
+        // Universal compaction may report one as pending that it never begins, so wait until none has run for a while.
         let mut quiet = 0;
         while quiet < 10 {
             quiet = if running() > 0 { 0 } else { quiet + 1 };

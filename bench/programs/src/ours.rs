@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use dalsegno_core::{EngineChoice, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Scope};
-use dalsegno_policy::recency::Use;
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_policy::recency::Use;
 
 use crate::engine::Engine;
 use crate::workload::{CHAIN_BLOCKS, EXTENT_BLOCKS, NAMESPACE, extent, hash, hashes};

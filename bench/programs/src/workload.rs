@@ -59,7 +59,7 @@ pub fn extent(first: u64) -> Extent {
             epoch: 1,
             offset: 4096 * number,
             header_bytes: 12_288,
-            coded_bytes: 0,
+            compressed_bytes: 0,
         },
         hashes: hashes(first..first + EXTENT_BLOCKS),
     }

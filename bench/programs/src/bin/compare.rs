@@ -35,7 +35,7 @@ struct Args {
     engine: Option<String>,
 }
 
-/// What is told of an engine.
+/// The figures of an engine.
 #[derive(Debug, Default, Serialize)]
 struct Figures {
     insert_kps: f64,
@@ -87,7 +87,7 @@ fn main() {
         }
         eprintln!("read {} of {} rounds", round + 1, args.rounds);
     }
-    let mut told = serde_json::Map::new();
+    let mut output = serde_json::Map::new();
     for child in children {
         let name = child.name.clone();
         let get = |what: &'static str| &samples[&(name.clone(), what)];
@@ -103,17 +103,17 @@ fn main() {
             write_amp: usage.written_bytes / (blocks as f64 * (KEY_BYTES + VALUE_BYTES) as f64),
             cpu_s: usage.cpu_s,
         };
-        told.insert(name.clone(), serde_json::to_value(figures).expect("plain numbers"));
+        output.insert(name.clone(), serde_json::to_value(figures).expect("plain numbers"));
     }
     let _ = std::fs::remove_dir_all(&dir);
-    print_table(&told);
-    told.insert("bench".into(), "index".into());
-    told.insert("blocks".into(), blocks.into());
-    told.insert("load".into(), serde_json::json!([load_start, load()]));
-    println!("{}", serde_json::Value::Object(told));
+    print_table(&output);
+    output.insert("bench".into(), "index".into());
+    output.insert("blocks".into(), blocks.into());
+    output.insert("load".into(), serde_json::json!([load_start, load()]));
+    println!("{}", serde_json::Value::Object(output));
 }
 
-fn print_table(told: &serde_json::Map<String, serde_json::Value>) {
+fn print_table(output: &serde_json::Map<String, serde_json::Value>) {
     let columns = [
         "insert_kps",
         "hit_us",
@@ -125,8 +125,8 @@ fn print_table(told: &serde_json::Map<String, serde_json::Value>) {
         "cpu_s",
     ];
     println!("{:<18}{}", "engine", columns.map(|column| format!("{column:>12}")).concat());
-    for engine in ENGINES.into_iter().filter(|engine| told.contains_key(*engine)) {
-        let cell = |column: &str| told[engine][column].as_f64().unwrap_or(f64::NAN);
+    for engine in ENGINES.into_iter().filter(|engine| output.contains_key(*engine)) {
+        let cell = |column: &str| output[engine][column].as_f64().unwrap_or(f64::NAN);
         let cells: String =
             columns.iter().map(|column| format!("{:>12.2}", cell(column))).collect();
         println!("{engine:<18}{cells}");

@@ -76,11 +76,11 @@ fn main() {
     let dir = args.dir.join(format!("dalsegno-bench-index-scale-{}", std::process::id()));
     let figures = run(&args, &dir);
     let _ = std::fs::remove_dir_all(&dir);
-    let told = serde_json::to_value(&figures).expect("plain numbers");
-    for (name, value) in told.as_object().into_iter().flatten() {
+    let output = serde_json::to_value(&figures).expect("plain numbers");
+    for (name, value) in output.as_object().into_iter().flatten() {
         println!("{name:<24}{value:>20}");
     }
-    println!("{told}");
+    println!("{output}");
 }
 
 fn run(args: &Args, dir: &Path) -> Figures {

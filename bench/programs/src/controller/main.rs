@@ -162,9 +162,9 @@ fn main() {
     for scenario in &scenarios {
         scenario.print();
     }
-    let mut told = report::summary(&scenarios);
-    told["hit_rates"] = HIT_RATES.to_vec().into();
-    told["runs_of_each"] = args.runs.into();
-    told["load"] = serde_json::json!([before, load()]);
-    println!("{told}");
+    let mut output = report::summary(&scenarios);
+    output["hit_rates"] = HIT_RATES.to_vec().into();
+    output["runs_of_each"] = args.runs.into();
+    output["load"] = serde_json::json!([before, load()]);
+    println!("{output}");
 }

@@ -117,7 +117,7 @@ impl Scenario {
     }
 
     /// Pages that adaptive runs wrote in merges beyond those that their shapes write when they stay, as a share of all
-    /// they wrote. The shape of the grid that is most alike tells how much is merged for each page the model expects.
+    /// they wrote. The shape of the grid that is most alike shows how much is merged for each page the model expects.
     fn transition_extra(&self) -> f64 {
         let per_debt = |shape: Shape| {
             let alike = |one: &&Contender, two: &&Contender| {
@@ -203,7 +203,7 @@ impl Scenario {
         );
     }
 
-    fn told(&self) -> Value {
+    fn output(&self) -> Value {
         let [run_noise, stage_noise] = self.noise();
         let first = &self.adaptive[0];
         json!({
@@ -228,7 +228,7 @@ impl Scenario {
 
 /// Everything in one object; of several page sizes the worst counts.
 pub fn summary(scenarios: &[Scenario]) -> Value {
-    let runs: Vec<Value> = scenarios.iter().map(Scenario::told).collect();
+    let runs: Vec<Value> = scenarios.iter().map(Scenario::output).collect();
     let stages: Vec<Value> = scenarios.iter().flat_map(Scenario::stages).collect();
     let worst = |rows: &[Value], name: &str| {
         rows.iter().filter_map(|row| row[name].as_f64()).fold(f64::NEG_INFINITY, f64::max)

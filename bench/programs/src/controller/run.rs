@@ -4,12 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dalsegno_core::{ChainHash, EngineChoice, Extent, ExtentId, IndexTuning, KvLayout, Location, Shape, StoreId};
+use dalsegno_core::{
+    ChainHash, EngineChoice, Extent, ExtentId, IndexTuning, KvLayout, Location, Shape, StoreId,
+};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, Scope};
-use dalsegno_policy::recency::Use;
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_policy::recency::Use;
 use dalsegno_policy::tuning::{Constants, Facts, Shares, cost};
-use dalsegno_store::Tuner;
+use dalsegno_store::testing::Tuner;
 
 use dalsegno_bench_index::workload::{NAMESPACE, hash};
 
@@ -204,7 +206,7 @@ impl Run {
                 epoch: 1,
                 offset: 4096 * self.extents,
                 header_bytes: 12_288,
-                coded_bytes: 0,
+                compressed_bytes: 0,
             },
             hashes: hashes[blocks.clone()].to_vec(),
         };
