@@ -50,7 +50,7 @@ def fill(directory: Path, leave_bytes: int = 0) -> Path:
                     pass
             except OSError:
                 continue
-        file.truncate(max(0, file.tell() - leave_bytes))
+        file.truncate(max(0, os.fstat(file.fileno()).st_size - leave_bytes))
         os.fsync(file.fileno())
     return path
 

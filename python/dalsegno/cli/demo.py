@@ -45,11 +45,11 @@ def demo_vllm(
         typer.Option(
             metavar="DIR",
             parser=local_path,
-            help="Where the model lies, or is to be put if missing.",
+            help="Where the model is, or will be.",
         ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave store and logs behind, and tell where.")
+        bool, typer.Option("--keep", help="Keep the store and the logs, and print where they are.")
     ] = False,
     json_only: Annotated[
         bool, typer.Option("--json", help="Print nothing but the result, as one JSON object.")
@@ -58,7 +58,7 @@ def demo_vllm(
     """Ask a real vLLM about a long text, kill it, ask again.
 
     A second engine then finds the work of the first in the store and answers without computing the
-    text again. A third one, without Dalsegno, tells whether that answer is right. They run on the
+    text again. A third one, without Dalsegno, checks that answer. They run on the
     CPU with a small model and need vLLM for the CPU and gguf in this Python environment: `make
     demo` in a checkout installs them.
 
@@ -67,7 +67,7 @@ def demo_vllm(
       dalsegno demo vllm --doc contract.txt --keep
 
     Exit codes: 0 at least 95% of the prompt came from the store and the answer is right, 1 not so,
-    2 it could not be tried, for want of vLLM for instance.
+    2 it could not be tried, for example without vLLM.
     """
     try:
         module = importlib.import_module("dalsegno.demo.vllm")
