@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a piece": (lambda: [torch.zeros(64, 32), torch.zeros(32, 64).T], "not contiguous"),
     "sparse": (lambda: torch.zeros(64, 64).to_sparse(), "not contiguous"),
     "elsewhere": (lambda: torch.zeros(64, 64, device="meta"), "on the device meta"),
-    "conjugated": (conjugated, "cannot be used where they lie: .*conjugate"),
+    "conjugated": (conjugated, "cannot be used in place: .*conjugate"),
     "too short": (lambda: torch.zeros(64, 63), f"{4 * 64 * 63} bytes"),
 }
 

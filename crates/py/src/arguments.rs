@@ -1,4 +1,4 @@
-//! Numbers and paths from Python; a wrong one is refused with the name of its argument.
+//! Numbers and paths from Python. A wrong one is refused with the name of its argument.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,9 +20,9 @@ pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     seconds.map(convert).transpose()
 }
 
-/// A kind of number that a position or a count may have.
+/// A type of number that a position or a count may have.
 pub(crate) trait Unsigned {
-    /// The largest one.
+    /// The largest value.
     const MOST: u64;
 }
 
@@ -38,17 +38,17 @@ impl Unsigned for usize {
     const MOST: u64 = usize::MAX as u64;
 }
 
-/// A position or a count from Python. What does not fit is a wrong call, not an overflow.
+/// A position or a count from Python. A value that does not fit is an invalid argument, not an overflow.
 #[derive(Clone)]
 pub(crate) struct Number<T>(Result<T, String>);
 
 impl<T> Number<T> {
-    /// A number of our own, such as a default.
+    /// A value from this crate, such as a default.
     pub(crate) const fn new(value: T) -> Self {
         Self(Ok(value))
     }
 
-    /// The value of the argument `name`; its type alone does not know the name.
+    /// The value of the argument `name`, which only the caller knows.
     pub(crate) fn named(self, name: &str) -> PyResult<T> {
         self.0.map_err(|problem| InvalidError::new_err(format!("{name} {problem}")))
     }
@@ -75,7 +75,7 @@ where
     }
 }
 
-/// A path from Python: text or what `os.fspath` knows, in which a leading `~` is the home directory.
+/// A path from Python: text or an object that `os.fspath` accepts. A leading `~` is the home directory.
 pub(crate) struct LocalPath(pub(crate) PathBuf);
 
 impl AsRef<Path> for LocalPath {

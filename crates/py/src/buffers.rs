@@ -1,4 +1,4 @@
-//! Python buffers as the store's memory, and hashes as its names.
+//! Python buffers as the store's memory, and 32-byte values as block hashes.
 
 use std::any::Any;
 use std::ptr::NonNull;
@@ -10,19 +10,11 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PySequence, PyTuple};
 
+use crate::access::Access;
 use crate::errors::InvalidError;
 use crate::tensors::buffer_of_tensor;
 
-/// Which way the bytes go.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// The store reads the buffers.
-    Read,
-    /// The store fills the buffers.
-    Write,
-}
-
-/// Reads a sequence of 32-byte hashes.
+/// Parses a sequence of 32-byte hashes.
 pub(crate) fn hashes(hashes: &Bound<'_, PyAny>) -> PyResult<Vec<ChainHash>> {
     let one = |item: Bound<'_, PyAny>| {
         let bytes = item
@@ -30,13 +22,13 @@ pub(crate) fn hashes(hashes: &Bound<'_, PyAny>) -> PyResult<Vec<ChainHash>> {
             .map_err(|_| PyTypeError::new_err("a block hash is a bytes object of 32 bytes"))?;
         <[u8; 32]>::try_from(bytes.as_bytes()).map(ChainHash).map_err(|_| {
             let got = bytes.as_bytes().len();
-            InvalidError::new_err(format!("a block hash has 32 bytes, not {got}"))
+            InvalidError::new_err(format!("a block hash must have 32 bytes, got {got}"))
         })
     };
     hashes.try_iter()?.map(|item| one(item?)).collect()
 }
 
-/// Reads a sequence of blocks, each one buffer or a sequence of buffers.
+/// Parses a sequence of blocks, each one buffer or a sequence of buffers.
 pub(crate) fn blocks(blocks: &Bound<'_, PyAny>, access: Access) -> PyResult<Vec<Vec<Memory>>> {
     let (mut buffers, mut parts) = (Vec::new(), Vec::new());
     for item in blocks.try_iter()? {
@@ -59,7 +51,7 @@ fn push_block(
     access: Access,
     buffers: &mut Vec<PyUntypedBuffer>,
 ) -> PyResult<()> {
-    // These are no buffers, and to find that out by asking for one costs more than all the rest.
+    // These types have no buffer. Requesting one to find that out would cost more than everything else.
     if !block.is_instance_of::<PyList>() && !block.is_instance_of::<PyTuple>() {
         match buffer_of(block, access) {
             Ok(buffer) => {
@@ -76,8 +68,8 @@ fn push_block(
     Ok(())
 }
 
-/// The buffer of an object. Some (`ctypes` arrays) leave out strides, which a memoryview over them fills in; torch
-/// tensors have none, but bytes that can be lent.
+/// The buffer of an object. Some objects (`ctypes` arrays) omit strides, which a memoryview over them adds. Torch
+/// tensors have no buffer, but their bytes can be lent.
 fn buffer_of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<PyUntypedBuffer> {
     PyUntypedBuffer::get(object).or_else(|error| {
         if error.is_instance_of::<PyBufferError>(object.py()) {
@@ -88,7 +80,7 @@ fn buffer_of(object: &Bound<'_, PyAny>, access: Access) -> PyResult<PyUntypedBuf
     })
 }
 
-/// Whether the bytes of a buffer can be used as they lie.
+/// Whether the bytes of a buffer can be used in place.
 fn check(buffer: &PyUntypedBuffer, access: Access) -> PyResult<()> {
     if !buffer.is_c_contiguous() {
         return Err(InvalidError::new_err(
@@ -106,13 +98,13 @@ fn check(buffer: &PyUntypedBuffer, access: Access) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether a format of the buffer protocol names a Python object, `O`, outside the names of fields, `:name:`.
+/// Whether a buffer protocol format contains a Python object, `O`, outside of field names, `:name:`.
 fn holds_objects(format: &[u8]) -> bool {
     format.contains(&b'O')
         && format.split(|byte| *byte == b':').step_by(2).any(|part| part.contains(&b'O'))
 }
 
-/// Two blocks cannot be read into the same bytes.
+/// Refuses to read two blocks into the same bytes.
 fn refuse_overlap(buffers: &[PyUntypedBuffer]) -> PyResult<()> {
     let range = |buffer: &PyUntypedBuffer| {
         let start = buffer.buf_ptr() as usize;
@@ -121,20 +113,18 @@ fn refuse_overlap(buffers: &[PyUntypedBuffer]) -> PyResult<()> {
     let mut ranges: Vec<(usize, usize)> = buffers.iter().map(range).collect();
     ranges.sort_unstable();
     if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
-        return Err(InvalidError::new_err(
-            "two buffers overlap; every block needs memory of its own",
-        ));
+        return Err(InvalidError::new_err("two buffers overlap; every block needs its own memory"));
     }
     Ok(())
 }
 
-/// The buffers of one call. They are given back together: to give one back takes Python's lock, for which the store's
-/// threads would otherwise wait at every block.
+/// The buffers of one call. They are released together: releasing one takes the GIL, and the store's threads would
+/// otherwise wait for it at every block.
 struct Lent(Vec<PyUntypedBuffer>);
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // If Python is ending, each buffer deals with that by itself.
+        // If Python is shutting down, each buffer handles that itself.
         let _ended = Python::try_attach(|_| self.0.clear());
     }
 }
@@ -153,9 +143,9 @@ fn lend(buffers: Vec<PyUntypedBuffer>, parts: &[usize], access: Access) -> Vec<V
     let mut next = || {
         let (start, len) = ranges.next().expect("as many buffers as parts");
         // SAFETY: the exported buffer keeps `start..start + len` allocated and in place until it is released, which
-        // happens when the last piece of memory of this call drops `owner`. That nobody else touches the bytes
-        // meanwhile is the caller's promise, as with `readinto`; overlapping buffers of one call, and read-only ones,
-        // were refused if they are to be filled.
+        // happens when the last piece of memory of this call drops `owner`. The caller guarantees that nobody else
+        // touches the bytes meanwhile, as with `readinto`. Overlapping buffers of one call and read-only ones were
+        // refused if they are to be filled.
         unsafe { Memory::from_raw(start, len, access == Access::Write, Arc::clone(&owner)) }
     };
     parts.iter().map(|count| (0..*count).map(|_| next()).collect()).collect()

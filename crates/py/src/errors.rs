@@ -44,7 +44,7 @@ create_exception!(
 );
 create_exception!(dalsegno, ClosedError, DalsegnoError, "The store was closed.");
 
-/// The exception that tells an error.
+/// The Python exception for an error.
 pub(crate) fn raise(error: &Error) -> PyErr {
     let text = error.to_string();
     match error.kind() {
@@ -58,7 +58,7 @@ pub(crate) fn raise(error: &Error) -> PyErr {
     }
 }
 
-/// Turns the store's results into Python's.
+/// Converts the store's results to Python's.
 pub(crate) trait OrRaise<T> {
     /// The value, or the exception.
     fn or_raise(self) -> PyResult<T>;

@@ -1,9 +1,10 @@
-//! The border between Python and the store: conversion only. `python/dalsegno/_native.pyi` is its contract.
+//! The boundary between Python and the store: conversion only. `python/dalsegno/_native.pyi` is its contract.
 //!
 //! 1. The GIL is released before anything waits or copies.
 //! 2. A Python buffer stays exported until nothing can touch its bytes any more.
 //! 3. Every error kind has one exception class.
 
+mod access;
 mod arguments;
 mod buffers;
 mod errors;
@@ -18,15 +19,15 @@ mod writer;
 use pyo3::prelude::*;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Shows the core's own events on standard error, if `DALSEGNO_LOG` asks for them.
+/// Prints log events of the core to standard error if `DALSEGNO_LOG` is set.
 ///
-/// A value that is no level is no reason to fail an engine's start: it is logged, and warnings are shown.
+/// An invalid level does not fail an engine's start: it is logged, and warnings are shown.
 fn listen() {
     let Some(wanted) = std::env::var_os("DALSEGNO_LOG") else { return };
     let wanted = wanted.to_string_lossy();
     let level = wanted.parse::<LevelFilter>();
     let shown = *level.as_ref().unwrap_or(&LevelFilter::WARN);
-    // A program that embeds this one may have a subscriber already.
+    // A program that embeds this module may have a subscriber already.
     drop(tracing_subscriber::fmt().with_max_level(shown).with_writer(std::io::stderr).try_init());
     if level.is_err() {
         tracing::warn!(

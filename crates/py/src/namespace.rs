@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use dalsegno_store::{GetReport, Namespace, Put, Scope, Store, Terms};
 use pyo3::prelude::*;
 
+use crate::access::Access;
 use crate::arguments::{Number, timeout};
-use crate::buffers::{Access, blocks, hashes};
+use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;

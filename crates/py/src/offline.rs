@@ -1,4 +1,4 @@
-//! Functions over a store that nobody has open.
+//! Functions on a store that is not open in any process.
 
 use dalsegno_store::{Config, VerifyReport, to_hex};
 use pyo3::prelude::*;
@@ -110,12 +110,12 @@ pub(crate) fn repair<'py>(
     )
 }
 
-/// What calls a progress display from any thread.
+/// Calls a progress display from any thread.
 fn teller(progress: Option<Bound<'_, PyAny>>) -> impl Fn(u64, u64) + Sync {
     let progress = progress.map(Bound::unbind);
     move |done, total| {
         if let Some(progress) = &progress {
-            // A display that fails must not spoil the check.
+            // A failing display must not fail the verification.
             Python::attach(|py| drop(progress.call1(py, (done, total))));
         }
     }

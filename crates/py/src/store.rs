@@ -18,7 +18,7 @@ pub(crate) struct PyStore {
     path: PathBuf,
 }
 
-/// Makes Python objects of a JSON value.
+/// Converts a JSON value to Python objects.
 pub(crate) fn to_python<'py>(
     py: Python<'py>,
     value: &serde_json::Value,

@@ -1,17 +1,17 @@
-//! Torch tensors, which have no buffer protocol: their bytes as a buffer, where they lie.
+//! Torch tensors, which have no buffer protocol: their bytes as a buffer, in place.
 //!
 //! 1. Nothing is imported: an object can only be a tensor if its program has imported torch already.
-//! 2. Nothing is copied. What would need a copy is refused with the call that makes it.
+//! 2. Nothing is copied. A tensor that needs a copy is refused, with the call that makes one.
 //! 3. A tensor may be longer than its storage, which can be freed or shrunk behind it. Such a tensor is refused: its
-//!    bytes are not there, and numpy would make others in their place.
-//! 4. Torch itself hands out the bytes, through numpy, and does not resize the tensor while they are lent.
+//!    bytes do not exist, and numpy would allocate others.
+//! 4. Torch exports the bytes through numpy, and does not resize the tensor while they are lent.
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::buffers::Access;
+use crate::access::Access;
 use crate::errors::InvalidError;
 
 /// The bytes of a tensor, or `None` for any other object.
@@ -28,17 +28,17 @@ pub(crate) fn buffer_of_tensor(
     let buffer = as_bytes(object, &torch).and_then(|bytes| PyUntypedBuffer::get(&bytes));
     buffer.map(Some).map_err(|error| {
         if !error.is_instance_of::<PyException>(object.py()) {
-            return error; // Somebody wants to stop the program.
+            return error; // KeyboardInterrupt or SystemExit.
         }
         let why = error.value(object.py());
-        InvalidError::new_err(format!("a tensor's bytes cannot be used where they lie: {why}"))
+        InvalidError::new_err(format!("the bytes of this tensor cannot be used in place: {why}"))
     })
 }
 
 /// The module torch, if the program has imported it.
 fn imported_torch(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?;
-    // `None` stands for a module that must not be imported.
+    // `None` marks a module that must not be imported.
     Ok(modules.get_item("torch")?.filter(|torch| !torch.is_none()))
 }
 
@@ -84,7 +84,7 @@ fn as_bytes<'py>(
     tensor: &Bound<'py, PyAny>,
     torch: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // `view` refuses where `reshape` would copy.
+    // `view` fails where `reshape` would copy.
     let flat = tensor.call_method0("detach")?.call_method1("view", (-1,))?;
     flat.call_method1("view", (torch.getattr("uint8")?,))?.call_method0("numpy")
 }

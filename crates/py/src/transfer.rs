@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use crate::arguments::timeout;
 use crate::errors::{InvalidError, raise};
 
-/// What became of the blocks of a put.
+/// The outcome of each block of a put.
 #[pyclass(name = "PutReport", module = "dalsegno._native", frozen)]
 #[derive(Clone)]
 pub(crate) struct PyPutReport {
@@ -75,7 +75,7 @@ enum Kind {
     Layer(Transfer<()>, PyOnceLock<Result<()>>),
 }
 
-/// Asks a transfer of whatever kind.
+/// Calls the same method of any kind of transfer.
 macro_rules! ask {
     ($kind:expr, $transfer:ident => $answer:expr) => {
         match $kind {
@@ -86,7 +86,7 @@ macro_rules! ask {
     };
 }
 
-/// A put or get under way, or one layer of it.
+/// A put or get in progress, or one layer of a put.
 #[pyclass(name = "Transfer", module = "dalsegno._native", frozen)]
 pub(crate) struct PyTransfer {
     kind: Kind,
@@ -111,11 +111,11 @@ impl PyTransfer {
             Kind::Get(..) => ("get", "get_report"),
             Kind::Layer(..) => ("layer of a put", "layer_report"),
         };
-        InvalidError::new_err(format!("this transfer is a {kind}; ask for {report}()"))
+        InvalidError::new_err(format!("this transfer is a {kind}; call {report}()"))
     }
 }
 
-/// The result of a transfer that has ended; asking again gives the same.
+/// The result of a finished transfer. Every call returns the same.
 fn result<'a, T: Send + Sync>(
     py: Python<'_>,
     transfer: &Transfer<T>,
@@ -125,13 +125,13 @@ fn result<'a, T: Send + Sync>(
         let Some(taken) = transfer.take() else {
             return Err(InvalidError::new_err("the transfer is not done; wait for it first"));
         };
-        // Only one thread can have taken it, so the cell is empty.
+        // The cell is empty, because only one thread can have taken the result.
         drop(cell.set(py, taken));
     }
     match cell.get(py) {
         Some(Ok(report)) => Ok(report),
         Some(Err(error)) => Err(raise(error)),
-        None => Err(InvalidError::new_err("another thread is taking the result; ask again")),
+        None => Err(InvalidError::new_err("another thread is taking the result; call again")),
     }
 }
 

@@ -8,7 +8,7 @@ use pyo3::types::PyBytes;
 
 use crate::arguments::Number;
 
-/// A subscription to the blocks that leave a store.
+/// A subscription to the blocks that are removed from a store.
 #[pyclass(name = "RemovalWatch", module = "dalsegno._native", frozen)]
 pub(crate) struct PyRemovalWatch {
     watch: RemovalWatch,

@@ -3,8 +3,9 @@
 use dalsegno_store::{LayerWriter, Terms};
 use pyo3::prelude::*;
 
+use crate::access::Access;
 use crate::arguments::{Number, timeout};
-use crate::buffers::{Access, blocks};
+use crate::buffers::blocks;
 use crate::errors::OrRaise;
 use crate::transfer::PyTransfer;
 

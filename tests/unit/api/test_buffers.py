@@ -302,7 +302,7 @@ def test_a_hash_has_32_bytes(length: int, namespace: dalsegno.Namespace) -> None
         lambda: namespace.submit_get(hashes, out),
         lambda: namespace.remove(hashes),
     ):
-        with pytest.raises(dalsegno.InvalidError, match=f"32 bytes, not {length}"):
+        with pytest.raises(dalsegno.InvalidError, match=f"32 bytes, got {length}"):
             call()
     assert namespace.probe(chain(1)) == 0
 

@@ -1,6 +1,6 @@
 //! Explores histories of a store with an outage at every operation of the device: `make sim`.
 //!
-//! 1. Nothing of what it finds depends on the clock: that tells how long it took, no more.
+//! 1. No result depends on the clock, which only measures the duration.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program, not a library")]
 
@@ -22,9 +22,9 @@ usage: explore [--seed SEED [--at OPERATION]] [--first]
 
 The last line is a JSON object. Exits with 1 if there was a violation, with 2 if it was not asked properly.";
 
-/// Violations that are shown; all of them are counted.
+/// Number of violations that are shown. All are counted.
 const SHOWN: usize = 20;
-/// Lines of progress.
+/// Number of progress lines.
 const LINES: u64 = 20;
 
 /// What to do.
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // A violation is a panic that is caught and told below.
+    // A violation is a panic, which is caught and reported below.
     std::panic::set_hook(Box::new(|_| {}));
     let clock = SystemClock::new();
     let start = clock.now();

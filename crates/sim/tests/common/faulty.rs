@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::support::skip::skip;
 
-/// A mount; gone when dropped.
+/// A mount, removed when dropped.
 pub(crate) struct FaultyMount {
     program: Child,
     place: PathBuf,
@@ -16,7 +16,7 @@ pub(crate) struct FaultyMount {
 }
 
 impl FaultyMount {
-    /// Mounts a fresh folder; says so if that cannot be done here.
+    /// Mounts a new folder. Reports it if that is not possible here.
     pub(crate) fn new() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -49,7 +49,7 @@ impl FaultyMount {
         &self.place
     }
 
-    /// Has the file system told something, and returns its answer.
+    /// Sends a command to the file system, and returns its response.
     pub(crate) fn tell(&self, command: &str) -> String {
         let mut stream = UnixStream::connect(&self.control).unwrap();
         stream.write_all(format!("{command}\n").as_bytes()).unwrap();
@@ -62,7 +62,7 @@ impl FaultyMount {
 
 impl Drop for FaultyMount {
     fn drop(&mut self) {
-        // Its input ends, so it ends; what hangs goes on first.
+        // The program ends with its input, and releases held operations first.
         drop(self.program.stdin.take());
         let _ = self.program.wait();
     }

@@ -1,4 +1,4 @@
-//! Worlds to begin with.
+//! Worlds that tests start with.
 
 use dalsegno_io::BufferPool;
 use dalsegno_sim::{Blocks, DeviceOptions, Part, Style, World, chain_hashes};

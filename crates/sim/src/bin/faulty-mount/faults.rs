@@ -1,7 +1,7 @@
-//! Which operations go wrong, and how.
+//! Which operations fail, and how.
 //!
-//! 1. Rules are asked in the order in which they were added; the first that matches decides alone.
-//! 2. An operation that is held goes on when its time is up or its rule is gone, whichever is first.
+//! 1. Rules are checked in the order in which they were added. The first that matches decides alone.
+//! 2. A held operation continues when its time is up or its rule is removed, whichever is first.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What callers may ask of a file system, by the names that rules use.
+/// Operations of a file system, by the names that rules use.
 pub(crate) const OPERATIONS: [&str; 13] = [
     "read",
     "write",
@@ -41,32 +41,32 @@ const ERRORS: [(&str, i32); 12] = [
     ("EDQUOT", 122),
 ];
 
-/// One rule, as it was told.
+/// One rule, as given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     operations: Vec<&'static str>,
-    /// What the file's name begins with.
+    /// Prefix of the file's name.
     file: String,
-    /// The bytes of the file of which a read or write must touch some.
+    /// Bytes of the file. A read or write matches if it touches one of them.
     at: Option<Range<u64>>,
     effect: Effect,
-    /// So many matching operations are still left alone.
+    /// Number of matching operations that still pass.
     after: u64,
-    /// So many are still to be met; `None` for all.
+    /// Number of operations that still fail; `None` for all.
     times: Option<u64>,
-    /// One in so many is met.
+    /// One in so many matching operations fails.
     every: u64,
     matched: u64,
     met: u64,
 }
 
-/// What happens to an operation that a rule meets: first it is held, then it fails or is cut short or goes on.
+/// The effect of a rule: the operation is held first, then it fails, is shortened, or continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effect {
     pub(crate) rule: u64,
-    /// The number of a system error.
+    /// A system error number.
     pub(crate) error: Option<i32>,
-    /// The most bytes that a read or write moves.
+    /// Most bytes that a read or write moves.
     pub(crate) short: Option<u32>,
     pub(crate) delay: Option<Duration>,
     pub(crate) hang: bool,
@@ -87,7 +87,7 @@ struct State {
     seen: BTreeMap<&'static str, u64>,
 }
 
-/// The rules that hold now.
+/// The active rules.
 #[derive(Default)]
 pub(crate) struct Faults {
     state: Mutex<State>,
@@ -99,7 +99,7 @@ impl Faults {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an operation, and says what is to happen to it; `span` are the bytes of the file that it touches.
+    /// Counts an operation, and returns the effect on it. `span` is the range of bytes that it touches.
     pub(crate) fn meet(&self, operation: &'static str, file: &str, span: &Range<u64>) -> Effect {
         let mut state = self.state();
         *state.seen.entry(operation).or_default() += 1;
@@ -112,7 +112,7 @@ impl Faults {
     }
 
     /// Holds an operation as long as its rule says.
-    #[expect(clippy::disallowed_methods, reason = "the time of the world outside of the store")]
+    #[expect(clippy::disallowed_methods, reason = "the time of the system outside of the store")]
     pub(crate) fn hold(&self, effect: &Effect) {
         let end = effect.delay.filter(|_| !effect.hang).map(|delay| Instant::now() + delay);
         let mut state = self.state();
@@ -131,7 +131,7 @@ impl Faults {
         state.held -= 1;
     }
 
-    /// Does what a line says, and answers it in one line.
+    /// Executes a command line, and returns a line.
     pub(crate) fn tell(&self, line: &str) -> Result<String, String> {
         let (command, rest) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
         let mut state = self.state();
@@ -227,7 +227,7 @@ impl Rule {
         Ok(())
     }
 
-    /// Whether this operation is met; counts it.
+    /// Whether this operation matches. Counts it.
     fn matches(&mut self, operation: &str, file: &str, span: &Range<u64>) -> bool {
         let touches = |at: &Range<u64>| span.start < at.end && at.start < span.end;
         let is_here = file.starts_with(&self.file) && self.at.as_ref().is_none_or(touches);

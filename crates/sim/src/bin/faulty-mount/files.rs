@@ -1,9 +1,9 @@
-//! The file system: every operation is asked of the rules, then carried out on the folder below.
+//! The file system: it checks every operation against the rules, then executes it on the folder below.
 //!
-//! 1. Nothing is kept in a cache: what the store asks for arrives here, and in its own size.
-//! 2. An operation that is held waits on a thread of its own, so that the others go on. The kernel bounds how many.
+//! 1. Nothing is cached: every request of the store arrives here, in its own size.
+//! 2. A held operation waits on its own thread, so that the others continue. The kernel bounds their number.
 
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(clippy::disallowed_methods, reason = "simulates the system outside of the store")]
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
@@ -26,13 +26,13 @@ use crate::faults::{Effect, Faults};
 use crate::folder::{Folder, read};
 use crate::nodes::{Handle, name_of};
 
-/// How long the kernel may believe what it was told.
+/// How long the kernel may cache an answer.
 const NO_TIME: Duration = Duration::ZERO;
-/// The most bytes of one request, and requests that the kernel may send ahead.
+/// Most bytes of one request, and of requests that the kernel may send ahead.
 const REQUEST_BYTES: u32 = 1 << 20;
 const AHEAD: u16 = 128;
 
-/// Every read and write arrives here, also those without `O_DIRECT`; writes of one file do not wait for each other.
+/// Every read and write arrives here, even without `O_DIRECT`. Writes of one file do not wait for each other.
 const UNCACHED: FopenFlags =
     FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
@@ -45,7 +45,7 @@ impl Faulty {
         Self(Arc::new(Folder::new(root, faults)))
     }
 
-    /// Carries an operation out, once its rule lets it: `act` gets the most bytes that it may move, or its error.
+    /// Executes an operation once its rule permits it. `act` gets the most bytes that it may move, or its error.
     fn when(
         &self,
         operation: &'static str,
@@ -64,7 +64,7 @@ impl Faulty {
         });
     }
 
-    /// As [`Faulty::when`], for what is done to the path of a name.
+    /// Like [`Faulty::when`], for an operation on the path of a name.
     fn when_named(
         &self,
         operation: &'static str,
@@ -78,7 +78,7 @@ impl Faulty {
         });
     }
 
-    /// As [`Faulty::when`], for what is done to a known node.
+    /// Like [`Faulty::when`], for an operation on a known node.
     fn when_node(
         &self,
         operation: &'static str,
@@ -90,7 +90,7 @@ impl Faulty {
         self.when(operation, &name, &(0..0), move |shared, verdict| act(shared, verdict.and(path)));
     }
 
-    /// As [`Faulty::when`], for what is done to an open file, or to a span of its bytes.
+    /// Like [`Faulty::when`], for an operation on an open file or a span of its bytes.
     fn when_open(
         &self,
         operation: &'static str,
@@ -120,7 +120,7 @@ fn answer(reply: ReplyEmpty, done: Result<(), Errno>) {
 
 impl Filesystem for Faulty {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What this kernel does not know it goes without.
+        // A feature that this kernel does not support stays off.
         let wanted = [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_PARALLEL_DIROPS];
         let _ = wanted.map(|flag| config.add_capabilities(flag));
         let _ = config.set_max_write(REQUEST_BYTES);

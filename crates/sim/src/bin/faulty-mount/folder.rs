@@ -1,6 +1,6 @@
-//! The folder below the mount, and what is done to it.
+//! The folder below the mount, and operations on it.
 
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(clippy::disallowed_methods, reason = "simulates the system outside of the store")]
 
 use std::fs::OpenOptions;
 use std::io;
@@ -35,7 +35,7 @@ impl Folder {
         Ok(attributes(self.nodes().number(path), &told))
     }
 
-    /// The attributes of what is open, or lies at a path, or is open although its name is gone.
+    /// The attributes of an open file, of a path, or of a file that is open although its name is gone.
     pub(crate) fn attributes(&self, node: u64, handle: Option<u64>) -> Result<FileAttr, Errno> {
         let nodes = self.nodes();
         let open = handle.and_then(|handle| nodes.handle(handle).ok());
@@ -92,7 +92,7 @@ impl Folder {
     }
 }
 
-/// Reads until the end of the file or of the room.
+/// Reads until the file ends or the buffer is full.
 pub(crate) fn read(handle: &Handle, offset: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
     let mut out = vec![0; bytes];
     let mut done = 0;

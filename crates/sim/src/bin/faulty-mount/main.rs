@@ -1,12 +1,12 @@
 //! A folder, mounted elsewhere through a file system that fails on command: `faulty-mount --help`.
 //!
-//! 1. It ends, and the mount with it, when it is told to, or with `--until-eof` when its standard input ends, so that a
-//!    test that dies leaves no mount behind. A caller that the kernel holds for it gets an error then.
-//! 2. The control socket answers even while everything hangs.
+//! 1. It ends, and its mount with it, on a command, or with `--until-eof` when its standard input ends. So a test that
+//!    dies leaves no mount behind. Held operations then fail with an error.
+//! 2. The control socket responds even while every operation hangs.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program, not a library")]
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
+#![expect(clippy::disallowed_methods, reason = "simulates the system outside of the store")]
 
 mod faults;
 mod files;
@@ -55,7 +55,7 @@ When it is mounted it says 'ready' on standard output. Commands:
 
 example: faulty-mount --tell /tmp/control add read hang file=segment-";
 
-/// Threads that take requests from the kernel.
+/// Number of threads for requests of the kernel.
 const THREADS: usize = 4;
 
 struct Wanted {
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Asks a running one.
+/// Sends a command to a running one.
 fn tell(arguments: &[String]) -> Result<(), String> {
     let (socket, words) = arguments.split_first().ok_or("--tell wants SOCKET and a command")?;
     let answer = || -> io::Result<String> {
@@ -152,13 +152,13 @@ fn serve(wanted: &Wanted) -> io::Result<()> {
             std::thread::spawn(move || converse(stream, &faults, end));
         }
     });
-    // Ends when somebody unmounts it.
+    // Ends when the folder is unmounted.
     let ended = session.join();
     let _ = std::fs::remove_file(&wanted.control);
     ended
 }
 
-/// Answers the lines of one caller.
+/// Executes the command lines of one connection.
 fn converse(stream: UnixStream, faults: &Faults, end: impl Fn(&Faults)) {
     let Ok(mut out) = stream.try_clone() else { return };
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
@@ -176,7 +176,7 @@ fn converse(stream: UnixStream, faults: &Faults, end: impl Fn(&Faults)) {
     }
 }
 
-/// Lets everything go on, and takes the mount away from under whoever still uses it.
+/// Releases all held operations, and removes the mount even if it is in use.
 fn end(faults: &Faults, mountpoint: &Path, control: &Path) {
     let _ = faults.tell("clear");
     let mut umount = Command::new("umount");

@@ -1,4 +1,4 @@
-//! Numbers for what the kernel knows of: names, open files, and listings of open directories.
+//! Numbers of everything that the kernel refers to: names, open files, and listings of open directories.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,7 @@ pub(crate) struct Handle {
 /// An entry of a directory.
 pub(crate) type Entry = (u64, FileType, OsString);
 
-/// All numbers that were given out.
+/// All assigned numbers.
 pub(crate) struct Nodes {
     paths: HashMap<u64, PathBuf>,
     numbers: HashMap<PathBuf, u64>,
@@ -46,7 +46,7 @@ impl Nodes {
         self.last
     }
 
-    /// The number of a path; a new one if it has none.
+    /// The number of a path. A new one if it has none.
     pub(crate) fn number(&mut self, path: &Path) -> u64 {
         if let Some(number) = self.numbers.get(path) {
             return *number;
@@ -65,7 +65,7 @@ impl Nodes {
         Ok(self.path(parent)?.join(name))
     }
 
-    /// A name is gone; whoever has its file open keeps that.
+    /// Removes a name. Open files of it stay.
     pub(crate) fn forget(&mut self, path: &Path) {
         if let Some(number) = self.numbers.remove(path) {
             self.paths.remove(&number);
@@ -120,7 +120,7 @@ impl Nodes {
     }
 }
 
-/// What rules compare: the last part of a path.
+/// The part of a path that rules compare: the last one.
 pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
