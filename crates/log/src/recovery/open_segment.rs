@@ -161,37 +161,49 @@ impl SegmentOpener<'_> {
         scan_tombstones(self.io, opened.file, self.store, number, range)
     }
 
-    /// Reads the headers of a segment's records, except those that the checkpoint knows. Returns each fault with its
-    /// offset.
+    /// Reads the headers of a segment's records, except those that the checkpoint knows.
     ///
     /// # Errors
     ///
     /// If the device fails. Damage in places is no error.
+    fn read_records(
+        &self,
+        opened: &Opened,
+        header: &SegmentHeader,
+        known: Option<&SegmentCheckpoint>,
+    ) -> Result<SegmentScan, LogError> {
+        if known.is_some_and(SegmentCheckpoint::is_whole) {
+            let (end, cursor) = (ScanEnd::Sealed, self.segment_bytes);
+            return Ok(SegmentScan { end, cursor, ..SegmentScan::default() });
+        }
+        let start = known.map_or(SECTOR_BYTES, |known| known.replay_from);
+        let bytes = opened.bytes.min(self.segment_bytes);
+        let mut scan = scan_records(self.io, opened.file, header, start..bytes);
+        if let Some(failure) = scan.failure.take() {
+            return Err(failure);
+        }
+        if let Some(from) = scan.unread_from {
+            scan.records.extend(self.tombstones(header.segment, opened, from..bytes)?);
+        }
+        Ok(scan)
+    }
+
+    /// Opens a segment with a valid header. Returns each fault with its offset.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::read_records`].
     fn scan(
         &self,
         opened: &Opened,
         header: &SegmentHeader,
         known: Option<&SegmentCheckpoint>,
     ) -> Result<(SegmentContents, Vec<(u64, String)>), LogError> {
-        let start = known.map_or(SECTOR_BYTES, |known| known.replay_from);
-        let bytes = opened.bytes.min(self.segment_bytes);
-        let is_truncated = opened.bytes != self.segment_bytes;
-        let scan = if known.is_some_and(SegmentCheckpoint::is_whole) {
-            let cursor = self.segment_bytes;
-            SegmentScan { end: ScanEnd::Sealed, cursor, ..SegmentScan::default() }
-        } else {
-            scan_records(self.io, opened.file, header, start..bytes)
-        };
-        let SegmentScan { mut records, damage, end, cursor, first_gap, unread_from, failure } =
-            scan;
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        if let Some(from) = unread_from {
-            records.extend(self.tombstones(header.segment, opened, from..bytes)?);
-        }
+        let scan = self.read_records(opened, header, known)?;
+        let SegmentScan { records, damage, end, cursor, first_gap, .. } = scan;
         let damage = damage.into_iter().map(|(offset, error)| (offset, error.to_string()));
         let mut faults: Vec<(u64, String)> = damage.collect();
+        let is_truncated = opened.bytes != self.segment_bytes;
         if is_truncated {
             faults.push((opened.bytes, format!("the file has {} bytes", opened.bytes)));
         }
