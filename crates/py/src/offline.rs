@@ -85,8 +85,8 @@ pub(crate) fn verify<'py>(
     path: LocalPath,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let tell = teller(progress);
-    let report = py.detach(move || dalsegno_store::verify(path.as_ref(), &tell)).or_raise()?;
+    let progress = teller(progress);
+    let report = py.detach(move || dalsegno_store::verify(path.as_ref(), &progress)).or_raise()?;
     to_python(py, &plain(&report))
 }
 
@@ -97,8 +97,8 @@ pub(crate) fn repair<'py>(
     path: LocalPath,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let tell = teller(progress);
-    let report = py.detach(move || dalsegno_store::repair(path.as_ref(), &tell)).or_raise()?;
+    let progress = teller(progress);
+    let report = py.detach(move || dalsegno_store::repair(path.as_ref(), &progress)).or_raise()?;
     to_python(
         py,
         &json!({

@@ -1,4 +1,4 @@
-//! What a running store lists and what an open of its files finds are the same blocks, whatever was evicted.
+//! A running store and an open of its files list the same blocks, after any eviction.
 
 use dalsegno_core::Durability;
 use dalsegno_sim::{
@@ -9,7 +9,7 @@ use dalsegno_sim::{
 const ROOT_BLOCKS: usize = 3;
 const PROMPT_BLOCKS: usize = 4;
 
-/// A life that is compared with its files after every recycled segment; returns the segments recycled.
+/// Runs a history that is compared with its files after every reclaimed segment. Returns the number of segments.
 fn life(seed: u64, style: &Style, actions: &[Action]) -> u64 {
     let _label = Label(format!("seed {seed}"));
     let mut world = Common::new(Blocks::default()).world(style, seed, 0);

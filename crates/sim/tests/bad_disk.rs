@@ -111,37 +111,37 @@ fn each(durability: Durability, body: impl Fn(Rig)) {
 }
 
 #[test]
-fn reads_that_fail_or_come_short_are_misses_by_the_device_until_it_is_well() {
+fn failed_and_short_reads_are_device_misses_until_it_recovers() {
     each(Durability::None, |rig| {
         for fault in ["error=EIO", "error=ETIMEDOUT", "error=ENODEV"] {
-            rig.mount.tell(&format!("add read {fault} file=segment-"));
+            rig.mount.command(&format!("add read {fault} file=segment-"));
             let outcomes = rig.outcomes(&chain(1, BLOCKS), &Terms::default());
             assert_eq!(outcomes, [Outcome::Lost(Cause::Device); BLOCKS], "{fault}");
-            rig.mount.tell("clear");
+            rig.mount.command("clear");
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {fault}");
         }
         assert!(rig.store.stats().log.misses["device"] >= 3 * BLOCKS as u64);
         assert_eq!(rig.store.stats().quarantined_blocks, 0);
         // Nothing at all is what a file gives that was cut.
-        rig.mount.tell("add read short=0 file=segment-");
+        rig.mount.command("add read short=0 file=segment-");
         assert_eq!(
             rig.outcomes(&chain(1, 1), &Terms::default()),
             [Outcome::Lost(Cause::Truncated)]
         );
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         rig.finish();
     });
 }
 
 #[test]
-fn a_bad_sector_costs_the_block_it_lies_in_and_no_other() {
+fn a_bad_sector_costs_only_its_own_block() {
     each(Durability::None, |rig| {
         assert_eq!(rig.put(2), BLOCKS as u64);
         for (name, terms) in [(1, Terms::default()), (2, Terms::within(AT_MOST))] {
             // Headers of a sector each; then layer 0 of all blocks, one behind the other.
             let extent = 4096 + (name - 1) * (4096 + (BLOCKS * BLOCK) as u64);
             let at = extent + 4096 + 3 * (BLOCK as u64 / 2) + 9000;
-            rig.mount.tell(&format!("add read error=EIO file=segment- at={at}..{}", at + 1));
+            rig.mount.command(&format!("add read error=EIO file=segment- at={at}..{}", at + 1));
             let chain = chain(name, BLOCKS);
             let mut expected = [Outcome::Log; BLOCKS];
             expected[3] = Outcome::Lost(Cause::BadSector);
@@ -151,37 +151,38 @@ fn a_bad_sector_costs_the_block_it_lies_in_and_no_other() {
             assert_eq!(rig.put(name), 1, "only what is bad is stored again");
             assert_eq!(rig.outcomes(&chain, &terms), [Outcome::Log; BLOCKS]);
             assert_eq!(rig.store.stats().quarantined_blocks, name);
-            rig.mount.tell("clear");
+            rig.mount.command("clear");
         }
         rig.finish();
     });
 }
 
 #[test]
-fn a_bad_sector_is_told_from_a_bad_disk_where_the_segment_s_own_header_is_bad_too() {
+fn a_bad_sector_is_distinguished_from_a_bad_disk_even_with_a_bad_segment_header() {
     each(Durability::None, |rig| {
         // The next segment is what shows that the disk reads.
         assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
         for at in ["0..1", "9000..9001"] {
-            rig.mount.tell(&format!("add read error=EIO file={FIRST_SEGMENT} at={at}"));
+            rig.mount.command(&format!("add read error=EIO file={FIRST_SEGMENT} at={at}"));
         }
         let mut expected = [Outcome::Log; BLOCKS];
         expected[0] = Outcome::Lost(Cause::BadSector);
         assert_eq!(rig.outcomes(&chain(1, BLOCKS), &Terms::default()), expected);
         assert_eq!(rig.put(1), 1);
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         rig.finish();
     });
 }
 
 #[test]
-fn a_header_that_cannot_be_read_at_open_costs_its_extent_and_none_before_or_behind_it() {
+fn an_unreadable_header_at_open_costs_only_its_extent() {
     for setup in setups() {
         let Some(mut rig) = Rig::with_segments(setup, Durability::None, 4 << 20) else { return };
         assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
         for name in 1..=3 {
             let at = 4096 + (name - 1) * (4096 + (BLOCKS * BLOCK) as u64);
-            rig.mount.tell(&format!("add read error=EIO file={FIRST_SEGMENT} at={at}..{}", at + 1));
+            rig.mount
+                .command(&format!("add read error=EIO file={FIRST_SEGMENT} at={at}..{}", at + 1));
             rig = rig.reopen();
             for other in (1..=3).filter(|other| *other != name) {
                 assert_eq!(rig.get(other, &Terms::default()), BLOCKS, "{other} of {name}");
@@ -189,7 +190,7 @@ fn a_header_that_cannot_be_read_at_open_costs_its_extent_and_none_before_or_behi
             assert_eq!(rig.get(name, &Terms::default()), 0);
             assert_eq!(rig.put(name), BLOCKS as u64);
             assert_eq!(rig.get(name, &Terms::default()), BLOCKS);
-            rig.mount.tell("clear");
+            rig.mount.command("clear");
             rig = rig.reopen();
             assert_eq!(rig.get(name, &Terms::default()), BLOCKS);
         }
@@ -198,31 +199,31 @@ fn a_header_that_cannot_be_read_at_open_costs_its_extent_and_none_before_or_behi
 }
 
 #[test]
-fn a_segment_that_is_all_but_unreadable_is_opened_soon_and_made_room_with() {
+fn a_nearly_unreadable_segment_opens_fast_and_is_reclaimed() {
     for setup in setups() {
         let Some(rig) = Rig::with_segments(setup, Durability::None, 4 << 20) else { return };
         assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
         let started = Instant::now();
-        rig.mount.tell(&format!("add read error=EIO file={FIRST_SEGMENT} at=8192..4194304"));
+        rig.mount.command(&format!("add read error=EIO file={FIRST_SEGMENT} at=8192..4194304"));
         let rig = rig.reopen();
         for name in 1..40 {
             assert_eq!(rig.get(name, &Terms::default()), 0, "{name}");
             assert_eq!(rig.put(name), BLOCKS as u64, "{name}");
         }
         assert!(started.elapsed() < 3 * AT_MOST, "{:?}", started.elapsed());
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         drop(rig);
     }
 }
 
 #[test]
-fn a_read_that_fails_once_or_comes_short_once_costs_nothing() {
+fn a_single_failed_or_short_read_costs_nothing() {
     each(Durability::None, |rig| {
         for fault in ["error=EIO", "short=4096", "short=0", "error=EAGAIN"] {
             for terms in [Terms::default(), Terms::within(AT_MOST)] {
-                rig.mount.tell(&format!("add read {fault} file=segment- times=1"));
+                rig.mount.command(&format!("add read {fault} file=segment- times=1"));
                 assert_eq!(rig.get(1, &terms), BLOCKS, "{fault}");
-                rig.mount.tell("clear");
+                rig.mount.command("clear");
             }
         }
         assert_eq!(rig.store.stats().log.misses.values().sum::<u64>(), 0);
@@ -232,22 +233,23 @@ fn a_read_that_fails_once_or_comes_short_once_costs_nothing() {
 }
 
 #[test]
-fn reads_that_fail_for_a_while_cost_misses_and_nothing_that_is_stored() {
+fn reads_that_fail_temporarily_cost_misses_but_no_stored_block() {
     each(Durability::None, |rig| {
         // One sector: whatever is asked of it fails so often, then no more.
         for times in 1..6 {
-            rig.mount
-                .tell(&format!("add read error=EIO file=segment- at=20000..20001 times={times}"));
+            rig.mount.command(&format!(
+                "add read error=EIO file=segment- at=20000..20001 times={times}"
+            ));
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {times}");
-            rig.mount.tell("clear");
+            rig.mount.command("clear");
         }
         // The whole device.
         for times in 2..20 {
-            rig.mount.tell(&format!("add read error=EIO file=segment- times={times}"));
+            rig.mount.command(&format!("add read error=EIO file=segment- times={times}"));
             let outcomes = rig.outcomes(&chain(1, BLOCKS), &Terms::default());
             let is_right = |outcome| [Outcome::Log, Outcome::Lost(Cause::Device)].contains(outcome);
             assert!(outcomes.iter().all(is_right), "{times}: {outcomes:?}");
-            rig.mount.tell("clear");
+            rig.mount.command("clear");
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {times}");
         }
         assert_eq!(rig.store.stats().quarantined_blocks, 0);
@@ -256,7 +258,7 @@ fn reads_that_fail_for_a_while_cost_misses_and_nothing_that_is_stored() {
 }
 
 #[test]
-fn a_region_that_is_dead_is_given_up_and_its_blocks_can_be_stored_again() {
+fn a_dead_region_is_abandoned_and_its_blocks_can_be_stored_again() {
     for setup in setups() {
         let Some(rig) = Rig::with_segments(setup, Durability::None, 4 << 20) else { return };
         let store = &rig.store;
@@ -269,7 +271,7 @@ fn a_region_that_is_dead_is_given_up_and_its_blocks_can_be_stored_again() {
         // Its extent lies behind that of the first chain; all but the header is dead.
         let dead = 4096 + (4096 + BLOCKS * BLOCK) + 4096;
         let end = dead + BLOCKS * SMALL;
-        rig.mount.tell(&format!("add read error=EIO file=segment- at={dead}..{end}"));
+        rig.mount.command(&format!("add read error=EIO file=segment- at={dead}..{end}"));
         let started = Instant::now();
         while store.stats().quarantined_blocks < BLOCKS as u64 {
             // Each for itself: a prefix that begins with a miss is not read on.
@@ -288,20 +290,20 @@ fn a_region_that_is_dead_is_given_up_and_its_blocks_can_be_stored_again() {
         assert_eq!(rig.get(1, &Terms::within(AT_MOST)), BLOCKS);
         assert_eq!(support::put(store, blocks, &hashes, 0, SMALL).count(PutOutcome::Stored), 8);
         assert_eq!(whole(), BLOCKS);
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         rig.finish();
     }
 }
 
 #[test]
-fn writes_that_fail_or_come_short_are_failed_puts_and_nothing_else() {
+fn failed_and_short_writes_only_fail_their_puts() {
     each(Durability::None, |rig| {
         for (name, fault) in (10..).zip(["error=EIO", "short=0", "error=ENOSPC"]) {
-            rig.mount.tell(&format!("add write {fault} file=segment-"));
+            rig.mount.command(&format!("add write {fault} file=segment-"));
             assert_eq!(rig.put(name), 0, "{fault}");
             assert_eq!(rig.get(name, &Terms::default()), 0, "{fault}");
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "reads go on during {fault}");
-            rig.mount.tell("clear");
+            rig.mount.command("clear");
             assert_eq!(rig.put(name), BLOCKS as u64, "after {fault}");
             assert_eq!(rig.get(name, &Terms::default()), BLOCKS, "after {fault}");
         }
@@ -314,9 +316,9 @@ fn writes_that_fail_or_come_short_are_failed_puts_and_nothing_else() {
 }
 
 #[test]
-fn a_sync_that_fails_ends_writing_but_not_reading_until_the_store_is_opened_again() {
+fn a_failed_sync_stops_writes_but_not_reads_until_reopen() {
     each(Durability::Batch, |rig| {
-        rig.mount.tell("add sync error=EIO times=1 file=segment-");
+        rig.mount.command("add sync error=EIO times=1 file=segment-");
         assert_eq!(rig.try_put(2).unwrap_err().kind(), ErrorKind::Poisoned);
         assert!(rig.store.stats().poisoned);
         // The disk is well again, but a sync is never tried again.
@@ -331,9 +333,9 @@ fn a_sync_that_fails_ends_writing_but_not_reading_until_the_store_is_opened_agai
 }
 
 #[test]
-fn a_disk_that_hangs_costs_a_call_its_timeout_and_no_more() {
+fn a_disk_that_hangs_costs_a_call_at_most_its_timeout() {
     each(Durability::Batch, |rig| {
-        rig.mount.tell("add all hang");
+        rig.mount.command("add all hang");
         let terms = Terms::within(TIMEOUT);
         let started = Instant::now();
         assert_eq!(
@@ -343,7 +345,7 @@ fn a_disk_that_hangs_costs_a_call_its_timeout_and_no_more() {
         let report = rig.put_within(4, &terms).unwrap();
         assert_eq!(report.outcomes, [PutOutcome::Failed; BLOCKS]);
         assert!(started.elapsed() < AT_MOST, "{:?}", started.elapsed());
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         assert_eq!(rig.get(1, &Terms::default()), BLOCKS);
         assert_eq!(rig.put(5), BLOCKS as u64);
         rig.finish();
@@ -351,25 +353,25 @@ fn a_disk_that_hangs_costs_a_call_its_timeout_and_no_more() {
 }
 
 #[test]
-fn a_disk_that_stalls_for_a_while_delays_calls_without_a_timeout_and_harms_none() {
+fn a_stalled_disk_only_delays_calls_without_a_timeout() {
     each(Durability::Batch, |rig| {
-        rig.mount.tell("add all delay=300 every=3");
+        rig.mount.command("add all delay=300 every=3");
         assert_eq!(rig.put(2), BLOCKS as u64);
         assert_eq!(rig.get(2, &Terms::default()), BLOCKS);
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         rig.finish();
     });
 }
 
 #[test]
-fn without_room_for_new_segments_puts_fail_or_replace_and_work_again_with_room() {
+fn without_space_for_segments_puts_fail_or_evict_and_work_again_with_space() {
     each(Durability::None, |rig| {
-        rig.mount.tell("add create,allocate error=ENOSPC file=segment-");
+        rig.mount.command("add create,allocate error=ENOSPC file=segment-");
         for name in 20..28 {
             rig.put(name);
             assert!([0, BLOCKS].contains(&rig.get(name, &Terms::default())));
         }
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         for name in 40..44 {
             assert_eq!(rig.put(name), BLOCKS as u64);
             assert_eq!(rig.get(name, &Terms::default()), BLOCKS);
@@ -379,21 +381,21 @@ fn without_room_for_new_segments_puts_fail_or_replace_and_work_again_with_room()
 }
 
 #[test]
-fn a_store_on_a_disk_that_fails_is_refused_and_opens_when_the_disk_is_well() {
+fn a_store_on_a_failing_disk_is_refused_and_opens_after_recovery() {
     each(Durability::None, |rig| {
         refused_then_whole(rig, &["all error=EIO", "list error=EIO", "stat error=EIO"]);
     });
 }
 
 #[test]
-fn regression_a_store_of_which_nothing_can_be_read_is_not_begun_anew() {
+fn regression_an_unreadable_store_is_not_replaced_by_a_new_one() {
     each(Durability::None, |rig| {
         refused_then_whole(rig, &["read error=EIO", "open error=EMFILE"]);
     });
 }
 
 #[test]
-fn a_disk_that_begins_to_fail_while_a_store_is_opened_costs_nothing_that_is_stored() {
+fn a_disk_that_fails_during_an_open_costs_no_stored_block() {
     each(Durability::None, |rig| {
         assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
         let Rig { store, config, mount, .. } = rig;
@@ -401,10 +403,10 @@ fn a_disk_that_begins_to_fail_while_a_store_is_opened_costs_nothing_that_is_stor
         let dir = mount.place().join("store");
         let mut refused = 0;
         for after in 0..16 {
-            mount.tell(&format!("add read error=EIO after={after}"));
+            mount.command(&format!("add read error=EIO after={after}"));
             let opened = Store::open(&dir, &config);
             refused += u32::from(opened.is_err_and(|e| e.kind() == ErrorKind::Unavailable));
-            mount.tell("clear");
+            mount.command("clear");
         }
         assert!(refused > 1);
         let store = open(&dir, &config);
@@ -417,12 +419,12 @@ fn a_disk_that_begins_to_fail_while_a_store_is_opened_costs_nothing_that_is_stor
 }
 
 #[test]
-fn what_was_removed_does_not_come_back_with_a_file_that_could_not_be_opened() {
+fn removed_blocks_do_not_return_with_a_file_that_could_not_be_opened() {
     each(Durability::Batch, |rig| {
         // Two chains in each segment; what removes the first one lies in the second segment.
         assert_eq!(rig.put(2) + rig.put(3), 2 * BLOCKS as u64);
         rig.store.remove(rig.blocks, Some(&chain(1, BLOCKS)), &Terms::default()).unwrap();
-        rig.mount.tell(&format!("add open error=EACCES file={FIRST_SEGMENT}"));
+        rig.mount.command(&format!("add open error=EACCES file={FIRST_SEGMENT}"));
         let rig = rig.reopen();
         assert!(rig.store.stats().open_faults > 0);
         for name in 20.. {
@@ -431,7 +433,7 @@ fn what_was_removed_does_not_come_back_with_a_file_that_could_not_be_opened() {
                 break;
             }
         }
-        rig.mount.tell("clear");
+        rig.mount.command("clear");
         let rig = rig.reopen();
         assert_eq!(rig.get(1, &Terms::default()), 0);
         rig.finish();
@@ -444,10 +446,10 @@ fn refused_then_whole(rig: Rig, rules: &[&str]) {
     drop(store);
     let dir = mount.place().join("store");
     for rule in rules {
-        mount.tell(&format!("add {rule}"));
+        mount.command(&format!("add {rule}"));
         let error = Store::open(&dir, &config).map(drop).expect_err(rule);
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{rule}: {error}");
-        mount.tell("clear");
+        mount.command("clear");
     }
     let store = open(&dir, &config);
     let blocks = namespace(&store, 2, 30 << 10, "bad disk");

@@ -49,17 +49,17 @@ fn a_crash_after_any_operation_without_durability_serves_no_wrong_byte() {
 }
 
 #[test]
-fn a_crash_while_old_blocks_make_room_serves_no_wrong_byte() {
+fn a_crash_during_eviction_serves_no_wrong_byte() {
     crash_all(200..204, &Style::crowded(Durability::Batch));
 }
 
 #[test]
-fn a_crash_while_old_blocks_make_room_without_durability_serves_no_wrong_byte() {
+fn a_crash_during_eviction_without_durability_serves_no_wrong_byte() {
     crash_all(300..306, &Style::crowded(Durability::None));
 }
 
-/// Many lives: each ends with an outage at a random operation, and the next goes on with what is left. Returns how many
-/// blocks a store had no room for right after it was opened.
+/// Many lives: each ends with an outage at a random operation, and the next continues with what is left. Returns how
+/// many blocks a store had no space for right after an open.
 fn many_lives(seeds: Range<u64>, style: &Style) -> u64 {
     let mut refused = 0;
     for seed in dosed(seeds) {
@@ -84,13 +84,13 @@ fn many_lives(seeds: Range<u64>, style: &Style) -> u64 {
 }
 
 #[test]
-fn a_store_lives_through_many_crashes() {
+fn a_store_survives_many_crashes() {
     assert_eq!(many_lives(400..430, &Style::roomy(Durability::Batch)), 0);
     assert_eq!(many_lives(500..510, &Style::roomy(Durability::None)), 0);
 }
 
 #[test]
-fn a_store_that_makes_room_lives_through_many_crashes() {
+fn a_store_that_evicts_survives_many_crashes() {
     assert_eq!(many_lives(600..610, &Style::crowded(Durability::Batch)), 0);
     assert_eq!(many_lives(700..720, &Style::crowded(Durability::None)), 0);
     // A power cut takes the free segment back while all others carry tombstones.
@@ -98,7 +98,7 @@ fn a_store_that_makes_room_lives_through_many_crashes() {
 }
 
 #[test]
-fn regression_what_is_put_after_a_kill_survives_a_power_cut() {
+fn regression_a_put_after_a_kill_survives_a_power_cut() {
     let style = Style::roomy(Durability::Batch);
     for change in 1..32 {
         let _label = Label(format!("operation {change}"));
@@ -122,7 +122,7 @@ fn regression_what_is_put_after_a_kill_survives_a_power_cut() {
 }
 
 #[test]
-fn regression_what_a_put_finds_present_after_a_kill_survives_a_power_cut() {
+fn regression_a_block_found_present_after_a_kill_survives_a_power_cut() {
     let mut found = 0;
     for change in 1..32 {
         let _label = Label(format!("operation {change}"));
@@ -145,7 +145,7 @@ fn regression_what_a_put_finds_present_after_a_kill_survives_a_power_cut() {
 }
 
 #[test]
-fn a_store_with_an_index_in_files_survives_a_crash_after_any_operation() {
+fn a_store_with_an_on_disk_index_survives_a_crash_after_any_operation() {
     let batch = Style::roomy(Durability::Batch).indexed_in_files();
     crash_all(800..806, &batch);
     crash_all(810..814, &Style::roomy(Durability::None).indexed_in_files());
@@ -154,7 +154,7 @@ fn a_store_with_an_index_in_files_survives_a_crash_after_any_operation() {
 }
 
 #[test]
-fn a_store_with_an_index_in_files_lives_through_many_crashes() {
+fn a_store_with_an_on_disk_index_survives_many_crashes() {
     for durability in [Durability::Batch, Durability::None] {
         assert_eq!(many_lives(900..915, &Style::roomy(durability).indexed_in_files()), 0);
         assert_eq!(many_lives(950..960, &Style::crowded(durability).indexed_in_files()), 0);
@@ -172,7 +172,7 @@ fn a_store_that_merges_survives_a_crash_after_any_operation() {
 }
 
 #[test]
-fn a_store_that_merges_while_it_makes_room_survives_a_crash_after_any_operation() {
+fn a_store_that_merges_and_evicts_survives_a_crash_after_any_operation() {
     for durability in [Durability::Batch, Durability::None] {
         let style = Style::crowded(durability).merging_at_once();
         crash_all(1040..1042, &style);
@@ -181,7 +181,7 @@ fn a_store_that_merges_while_it_makes_room_survives_a_crash_after_any_operation(
 }
 
 #[test]
-fn a_store_that_merges_lives_through_many_crashes() {
+fn a_store_that_merges_survives_many_crashes() {
     for durability in [Durability::Batch, Durability::None] {
         let (roomy, crowded) = (Style::roomy(durability), Style::crowded(durability));
         assert_eq!(many_lives(1100..1115, &roomy.clone().merging_at_once()), 0);
@@ -212,7 +212,7 @@ fn a_store_with_compressed_extents_survives_a_crash_after_any_operation() {
 }
 
 #[test]
-fn a_store_with_compressed_extents_lives_through_many_crashes() {
+fn a_store_with_compressed_extents_survives_many_crashes() {
     for durability in [Durability::Batch, Durability::None] {
         let (roomy, crowded) =
             (Style::roomy(durability).compressed(), Style::crowded(durability).compressed());
@@ -223,7 +223,7 @@ fn a_store_with_compressed_extents_lives_through_many_crashes() {
     }
 }
 
-/// Chains that grow block by block in turn, with removals between them: merging has something to do all the time.
+/// Chains that grow block by block in turn, with removals between them, so that there is always something to merge.
 fn growth_by_single_blocks() -> Vec<Action> {
     let part = |name: u64, blocks: usize, first: usize| Part {
         namespace: 0,
@@ -306,7 +306,7 @@ fn carryings(trace: &[String]) -> Vec<RangeInclusive<u64>> {
 }
 
 #[test]
-fn regression_nothing_is_present_that_the_next_life_of_its_segment_overwrote() {
+fn regression_overwritten_extents_of_an_earlier_epoch_are_not_present() {
     let style = Style::crowded(Durability::Batch).flushing_often();
     let common = common();
     let mut whole = common.world(&style, 1, 0);
@@ -340,7 +340,7 @@ fn live_through_removal(world: &mut World) -> u64 {
 }
 
 #[test]
-fn a_removal_survives_a_crash_at_any_moment_of_making_room() {
+fn a_removal_survives_a_crash_at_any_moment_of_a_reclaim() {
     for (chance, durability) in (0..).zip([Durability::Batch, Durability::None].repeat(2)) {
         let style = Style::crowded(durability);
         let common = common();
@@ -365,7 +365,7 @@ fn a_removal_survives_a_crash_at_any_moment_of_making_room() {
 }
 
 #[test]
-fn a_removal_that_the_index_took_in_holds_for_blocks_that_it_did_not() {
+fn a_removal_that_the_index_applied_holds_for_blocks_that_it_did_not_have() {
     let style = Style::roomy(Durability::Batch).flushing_often();
     let mut world = common().world(&style, 1, 0);
     world.open().unwrap();

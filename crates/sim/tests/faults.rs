@@ -1,4 +1,4 @@
-//! A device that fails in every way it can: never a panic, never wrong bytes, and every miss has its cause.
+//! A device that fails in every possible way: never a panic, never wrong bytes, and every miss has its cause.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../io/tests/common/dose.rs"]
@@ -15,7 +15,7 @@ use dalsegno_sim::{
 use dose::dose;
 use worlds::{filled, part, world};
 
-/// Every operation goes wrong in every way that makes sense for it.
+/// Every operation with every fault that makes sense for it.
 const FAULTS: [(Kind, Fault); 13] = [
     (Kind::Open, Fault::Error),
     (Kind::Create, Fault::Error),
@@ -32,7 +32,7 @@ const FAULTS: [(Kind, Fault); 13] = [
     (Kind::Remove, Fault::Error),
 ];
 
-/// Whether bytes that are acknowledged may be gone after it.
+/// Whether it may lose acknowledged bytes.
 fn destroys(fault: Fault) -> bool {
     matches!(fault, Fault::Flip | Fault::Lost)
 }
@@ -48,7 +48,7 @@ struct Trial<'a> {
     outage_at: Option<u64>,
 }
 
-/// What a trial saw.
+/// Results of a trial.
 struct Seen {
     /// Operations that failed.
     fired: u64,
@@ -67,10 +67,9 @@ impl Trial<'_> {
         ))
     }
 
-    /// Lives through it; afterwards the device is well again and the store is opened anew, after a power cut or not.
-    /// Everything that is served is compared with what was put. A fault that destroys nothing costs nothing:
-    /// afterwards all that was acknowledged is there, what was removed is not, and every block that was refused can be
-    /// put.
+    /// Runs the trial. Afterwards the device recovers and the store is reopened, after a power cut or not. Every answer
+    /// is compared with what was put. A fault that destroys nothing costs nothing: all acknowledged blocks are there,
+    /// removed ones are not, and every refused block can be put.
     fn run(&self) -> Seen {
         let Self { seed, style, kind, fault, outage_at } = *self;
         let _label = self.label();
@@ -84,11 +83,11 @@ impl Trial<'_> {
         for action in history(seed, style) {
             if random.percent(30) {
                 if kind == Kind::Remove {
-                    // Otherwise there is nothing to remove: a bad description is written anew.
+                    // Otherwise there is nothing to remove: a bad descriptor is rewritten.
                     world.device.rot("namespace");
                     world.forgive();
                 }
-                // One at a time: where everything else fails as well, a segment is given up.
+                // One at a time: where everything else fails as well, a segment is abandoned.
                 world.device.heal();
                 world.device.inject(Rule::once(kind, fault, random.below(3) as u64));
                 if destroys(fault) {
@@ -132,7 +131,7 @@ impl Trial<'_> {
 }
 
 /// A trial without an outage before its end; returns how many operations failed.
-fn fail_now_and_then(seed: u64, style: &Style, kind: Kind, fault: Fault) -> u64 {
+fn fail_periodically(seed: u64, style: &Style, kind: Kind, fault: Fault) -> u64 {
     Trial { seed, style, kind, fault, outage_at: None }.run().fired
 }
 
@@ -142,8 +141,8 @@ fn no_fault_of_the_device_makes_the_store_panic_or_serve_a_wrong_byte() {
         let mut fired = 0;
         for seed in 0..dose(2, 4) {
             for durability in [Durability::Batch, Durability::None] {
-                fired += fail_now_and_then(seed, &Style::roomy(durability), kind, fault);
-                fired += fail_now_and_then(seed, &Style::crowded(durability), kind, fault);
+                fired += fail_periodically(seed, &Style::roomy(durability), kind, fault);
+                fired += fail_periodically(seed, &Style::crowded(durability), kind, fault);
             }
         }
         assert!(fired > 0, "{kind:?} {fault:?} never happened");
@@ -151,14 +150,14 @@ fn no_fault_of_the_device_makes_the_store_panic_or_serve_a_wrong_byte() {
 }
 
 #[test]
-fn no_fault_of_the_device_costs_a_store_with_an_index_in_files_more() {
+fn no_fault_of_the_device_costs_a_store_with_an_on_disk_index_more() {
     for (kind, fault) in FAULTS {
         let mut fired = 0;
         for seed in 40..dose(42, 46) {
             for durability in [Durability::Batch, Durability::None] {
                 let (roomy, crowded) = (Style::roomy(durability), Style::crowded(durability));
-                fired += fail_now_and_then(seed, &roomy.flushing_often(), kind, fault);
-                fired += fail_now_and_then(seed, &crowded.flushing_often(), kind, fault);
+                fired += fail_periodically(seed, &roomy.flushing_often(), kind, fault);
+                fired += fail_periodically(seed, &crowded.flushing_often(), kind, fault);
             }
         }
         assert!(fired > 0, "{kind:?} {fault:?} never happened");
@@ -174,7 +173,7 @@ fn no_fault_of_the_device_while_it_merges_makes_the_store_panic_or_serve_a_wrong
                 let roomy = Style::roomy(durability).merging_at_once();
                 let crowded = Style::crowded(durability).merging_at_once();
                 for style in [&roomy, &roomy.clone().indexed_in_files(), &crowded] {
-                    fired += fail_now_and_then(seed, style, kind, fault);
+                    fired += fail_periodically(seed, style, kind, fault);
                 }
             }
         }
@@ -183,7 +182,7 @@ fn no_fault_of_the_device_while_it_merges_makes_the_store_panic_or_serve_a_wrong
 }
 
 #[test]
-fn an_outage_while_operations_fail_costs_nothing_that_either_alone_does_not() {
+fn an_outage_during_faults_costs_no_more_than_either_alone() {
     // Changes of the device from one outage to the next.
     let stride = dose(33, 11);
     let harmless = |(kind, fault): &(Kind, Fault)| !destroys(*fault) && *kind != Kind::Remove;
@@ -203,7 +202,7 @@ fn an_outage_while_operations_fail_costs_nothing_that_either_alone_does_not() {
 }
 
 #[test]
-fn a_device_that_fails_for_good_ends_in_misses_and_errors_only() {
+fn a_permanently_failing_device_causes_only_misses_and_errors() {
     for (kind, fault) in FAULTS {
         let _label = Label(format!("{kind:?} {fault:?}"));
         let style = Style::roomy(Durability::Batch);
@@ -227,7 +226,7 @@ fn a_device_that_fails_for_good_ends_in_misses_and_errors_only() {
 }
 
 #[test]
-fn reads_that_fail_are_misses_with_their_cause() {
+fn failed_reads_are_misses_with_their_cause() {
     let causes =
         [(Fault::Error, "device"), (Fault::Short, "truncated"), (Fault::Flip, "slice_checksum")];
     for (fault, cause) in causes {
@@ -242,7 +241,7 @@ fn reads_that_fail_are_misses_with_their_cause() {
     }
 }
 
-/// Where the writes to a file that a trace tells of begin, in order.
+/// Offsets of the writes to a file in a trace, in order.
 fn writes_to(trace: &[String], file: &str) -> Vec<u64> {
     let words = trace.iter().map(|line| line.split([' ', ',']).filter(|word| !word.is_empty()));
     let words = words.map(Iterator::collect::<Vec<_>>);
@@ -251,7 +250,7 @@ fn writes_to(trace: &[String], file: &str) -> Vec<u64> {
 }
 
 #[test]
-fn the_header_of_an_extent_of_several_requests_is_written_behind_all_of_it() {
+fn the_header_of_an_extent_of_several_requests_is_written_last() {
     let pool = BufferPool::new(1 << 20, 256 << 10).unwrap();
     let mut style = Style::crowded(Durability::Batch);
     style.config.io_request = Some(256 << 10);
@@ -268,7 +267,7 @@ fn the_header_of_an_extent_of_several_requests_is_written_behind_all_of_it() {
 }
 
 #[test]
-fn what_was_merged_is_synced_though_puts_are_not() {
+fn merged_extents_are_synced_even_if_puts_are_not() {
     // At the next open it takes the place of its parts without being read.
     let style = Style::roomy(Durability::None).merging_at_once();
     let mut world = world(&style, 21);
@@ -286,7 +285,7 @@ fn what_was_merged_is_synced_though_puts_are_not() {
 }
 
 #[test]
-fn a_write_that_was_cut_short_is_never_success() {
+fn a_short_write_is_never_a_success() {
     for fault in [Fault::Short, Fault::Error, Fault::NoSpace] {
         let style = Style::roomy(Durability::Batch);
         let mut world = filled(&style, 11);
@@ -302,7 +301,7 @@ fn a_write_that_was_cut_short_is_never_success() {
 }
 
 #[test]
-fn a_write_that_was_lost_on_its_way_is_a_miss() {
+fn a_lost_write_is_a_miss() {
     let style = Style::roomy(Durability::Batch);
     for seed in 0..10 {
         let mut world = filled(&style, seed);
@@ -320,7 +319,7 @@ fn a_write_that_was_lost_on_its_way_is_a_miss() {
 }
 
 #[test]
-fn a_file_system_without_room_refuses_puts_and_keeps_what_it_has() {
+fn a_full_file_system_refuses_puts_and_keeps_its_blocks() {
     let style = Style::roomy(Durability::Batch);
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     let options = DeviceOptions { total_bytes: 3 << 20, ..DeviceOptions::default() };
@@ -337,7 +336,7 @@ fn a_file_system_without_room_refuses_puts_and_keeps_what_it_has() {
 }
 
 #[test]
-fn a_stored_bit_that_turns_over_is_a_miss_wherever_it_is() {
+fn a_flipped_stored_bit_is_a_miss_at_any_position() {
     let style = Style::roomy(Durability::Batch);
     for seed in 0..150 {
         let mut world = filled(&style, seed);
@@ -363,7 +362,7 @@ fn a_stored_bit_that_turns_over_is_a_miss_wherever_it_is() {
 }
 
 #[test]
-fn regression_a_segment_that_is_unreadable_at_one_open_is_whole_again_at_the_next() {
+fn regression_a_segment_unreadable_at_one_open_is_complete_at_the_next() {
     for kind in [Kind::Open, Kind::Read] {
         for skip in 0..4 {
             let _label = Label(format!("{kind:?}, skip {skip}"));

@@ -1,4 +1,4 @@
-//! An index in files on a file system that others fill.
+//! An on-disk index on a file system that other programs fill.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../io/tests/common/dose.rs"]
@@ -43,7 +43,7 @@ fn refused(world: &mut World, names: std::ops::Range<u64>) -> usize {
 }
 
 #[test]
-fn an_index_that_finds_no_room_is_given_that_of_a_segment() {
+fn an_index_without_space_gets_that_of_a_segment() {
     for durability in [Durability::Batch, Durability::None] {
         let mut world = worlds::world(&style(durability), 1);
         world.open().unwrap();
@@ -62,7 +62,7 @@ fn an_index_that_finds_no_room_is_given_that_of_a_segment() {
         world.act(&Action::Reopen);
         world.check_all();
         assert_eq!(refused(&mut world, 300..320), 0);
-        // There is room again: the store grows as before.
+        // There is space again: the store grows as before.
         world.device.leave_free(1 << 30);
         assert_eq!(refused(&mut world, 400..600), 0);
         assert_eq!(segments(&world), before);
@@ -71,7 +71,7 @@ fn an_index_that_finds_no_room_is_given_that_of_a_segment() {
 }
 
 #[test]
-fn who_takes_whatever_is_given_back_leaves_the_segments_that_a_store_needs() {
+fn a_process_that_takes_all_freed_space_leaves_the_store_its_minimum_of_segments() {
     let mut world = worlds::world(&style(Durability::Batch), 2);
     world.open().unwrap();
     refused(&mut world, 0..60);
@@ -117,7 +117,7 @@ fn regression_a_put_that_the_index_does_not_insert_leaves_nothing_in_dram() {
 }
 
 #[test]
-fn nothing_is_given_back_where_room_is_there_by_then() {
+fn no_segment_is_released_if_space_is_available_by_then() {
     let mut world = worlds::world(&style(Durability::Batch), 4);
     world.open().unwrap();
     refused(&mut world, 0..60);
@@ -134,7 +134,7 @@ fn nothing_is_given_back_where_room_is_there_by_then() {
 }
 
 #[test]
-fn a_segment_is_not_created_in_the_room_that_the_index_is_to_have() {
+fn a_segment_is_not_created_in_space_reserved_for_the_index() {
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     // Eight segments are wanted, and would fit beside the little that the index has at first.
     let options = DeviceOptions { total_bytes: (8 << 20) + (512 << 10), ..Default::default() };
@@ -173,7 +173,7 @@ fn live_through_it(world: &mut World) -> u64 {
 }
 
 #[test]
-fn a_crash_while_a_segment_is_given_back_loses_nothing_else() {
+fn a_crash_while_a_segment_is_released_loses_nothing_else() {
     for (seed, durability) in (0..).zip([Durability::Batch, Durability::None]) {
         let style = style(durability);
         let mut whole = worlds::world(&style, seed);

@@ -1,5 +1,5 @@
-//! A device that hangs, and answers when nobody waits any more: what was under way fails, and nothing else is lost,
-//! comes back or is overwritten.
+//! A device that hangs and completes requests after their callers left: operations in progress fail, and no other block
+//! is lost, returns or is overwritten.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/worlds.rs"]
@@ -12,9 +12,9 @@ use worlds::{filled, part, world};
 /// More requests than this would have all staging memory.
 const MOST_HELD: usize = 8;
 
-/// A history during which requests of a kind hang now and then, and are carried out later, in any order; afterwards the
-/// store is opened anew, and all that was acknowledged is there, what was removed is not. Returns how many hung.
-fn hang_now_and_then(seed: u64, style: &Style, kind: Kind) -> u64 {
+/// A history during which some requests of a kind hang, and are executed later, in any order. Afterwards the store is
+/// reopened: all acknowledged blocks are there, removed ones are not. Returns how many requests hung.
+fn hang_periodically(seed: u64, style: &Style, kind: Kind) -> u64 {
     let files = style.memtable_bytes.is_some();
     let _label = Label(format!("seed {seed}, {kind:?}, index in files {files}"));
     let mut random = Random::new(seed);
@@ -55,7 +55,7 @@ fn hang_now_and_then(seed: u64, style: &Style, kind: Kind) -> u64 {
 }
 
 #[test]
-fn a_device_that_hangs_costs_what_was_under_way_and_nothing_else() {
+fn a_device_that_hangs_costs_only_operations_in_progress() {
     for kind in [Kind::Read, Kind::Write, Kind::Sync] {
         let mut fired = 0;
         for seed in 0..4 {
@@ -64,7 +64,7 @@ fn a_device_that_hangs_costs_what_was_under_way_and_nothing_else() {
                 let merging = [roomy.clone().merging_at_once(), crowded.clone().merging_at_once()];
                 let in_files = [roomy.clone().flushing_often(), crowded.clone().flushing_often()];
                 for style in [[roomy, crowded], merging, in_files].iter().flatten() {
-                    fired += hang_now_and_then(seed, style, kind);
+                    fired += hang_periodically(seed, style, kind);
                 }
             }
         }
@@ -73,7 +73,7 @@ fn a_device_that_hangs_costs_what_was_under_way_and_nothing_else() {
 }
 
 #[test]
-fn a_write_that_arrives_late_is_no_block_and_takes_nobodys_place() {
+fn a_late_write_is_not_a_block_and_overwrites_no_other() {
     let style = Style::roomy(Durability::Batch);
     for seed in 0..20 {
         let _label = Label(format!("seed {seed}"));
@@ -84,13 +84,13 @@ fn a_write_that_arrives_late_is_no_block_and_takes_nobodys_place() {
         let report = world.put(&late, true).unwrap();
         assert_eq!(report.kept(), [false; 4]);
         assert!(world.device.held() > 0);
-        // Its room is given up: others go behind it, and it arrives among them.
+        // Its space is abandoned: others are written after it, and it arrives among them.
         for chain in 51..55 {
             world.put(&part(0, chain), false).unwrap();
         }
         world.device.heal();
         assert_eq!(world.device.held(), 0);
-        assert_eq!(world.get(&late, false), 0, "nobody was told that it is there");
+        assert_eq!(world.get(&late, false), 0, "it was never acknowledged");
         assert!(world.put(&late, false).unwrap().kept().iter().all(|kept| *kept));
         world.reboot(Outage::Power);
         world.expect_no_faults();

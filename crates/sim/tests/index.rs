@@ -112,7 +112,7 @@ impl World {
         self.index.as_ref().unwrap()
     }
 
-    /// Opens the index, and takes in again what it does not cover; `false` if the outage came meanwhile.
+    /// Opens the index, and applies again what its checkpoint lacks. Returns `false` if the outage came meanwhile.
     fn open(&mut self) -> bool {
         self.index = None;
         let device = Arc::<SimDevice>::clone(&self.device);
@@ -350,7 +350,7 @@ impl World {
     }
 }
 
-/// Lives through a history; returns how many outages there were.
+/// Runs a history. Returns the number of outages.
 fn history(seed: u64) -> u64 {
     let _label = Label(format!("seed {seed}"));
     let mut world = World::new(seed);
@@ -381,7 +381,7 @@ fn history(seed: u64) -> u64 {
 }
 
 #[test]
-fn an_index_that_outgrows_its_room_forgets_and_tells_nothing_wrong() {
+fn an_index_that_exceeds_its_space_forgets_but_returns_nothing_wrong() {
     const DISK_BYTES: u64 = 256 << 10;
     let mut world = World::new(1);
     world.disk_bytes = DISK_BYTES;

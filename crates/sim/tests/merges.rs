@@ -1,4 +1,4 @@
-//! Merges that an outage or a failed operation met, and the lives after them.
+//! Merges that an outage or a failed operation interrupts, and later opens.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/worlds.rs"]
@@ -32,12 +32,12 @@ fn merge_until(world: &mut World, at: u64) {
     }
 }
 
-/// Takes room without a put, so nothing is merged.
+/// Uses space without a put, so nothing is merged.
 fn take_room(world: &World, chain: u64) {
     drop(world.begin_layers(&part(1, chain)));
 }
 
-/// Takes room in another segment, whose header tells what is durable.
+/// Uses space in another segment, whose header says what is durable.
 fn begin_segment(world: &World) {
     let (before, mut chains) = (segments(world), 100..300);
     while segments(world) == before {
@@ -71,7 +71,7 @@ fn each(seeds: u64, changes: Range<u64>, happens: impl Fn(&mut World, u64)) {
 }
 
 #[test]
-fn a_merge_that_a_power_cut_met_is_believed_at_no_later_open() {
+fn a_merge_torn_by_a_power_cut_is_never_trusted() {
     each(4, 0..60, |world, at| {
         merge_until(world, at);
         begin_life(world, Outage::Power);
@@ -80,7 +80,7 @@ fn a_merge_that_a_power_cut_met_is_believed_at_no_later_open() {
 }
 
 #[test]
-fn what_a_header_told_of_numbers_that_a_power_cut_took_back_holds_of_no_later_merge() {
+fn sequence_numbers_lost_in_a_power_cut_do_not_vouch_for_later_merges() {
     each(16, 12..18, |world, at| {
         // The header is synced. The voids before it, whose numbers it counts, are not.
         begin_segment(world);
@@ -91,7 +91,7 @@ fn what_a_header_told_of_numbers_that_a_power_cut_took_back_holds_of_no_later_me
 }
 
 #[test]
-fn a_merge_that_could_not_be_made_void_is_believed_by_no_index_that_is_made_anew() {
+fn a_merge_that_could_not_be_voided_is_not_trusted_by_a_rebuilt_index() {
     each(4, 0..60, |world, at| {
         merge_until(world, at);
         world.reboot(Outage::Power);
@@ -100,7 +100,7 @@ fn a_merge_that_could_not_be_made_void_is_believed_by_no_index_that_is_made_anew
             world.device.inject(Rule::always(Kind::Write, Fault::Error).on("segment-"));
             world.open().unwrap();
             world.expect_no_faults();
-            // An index in files takes that life in, and is asked for it by the next.
+            // An on-disk index applies the records of that run, and the next run looks them up.
             world.act(&Action::Put(part(2, chain), false));
             begin_segment(world);
         }
@@ -110,7 +110,7 @@ fn a_merge_that_could_not_be_made_void_is_believed_by_no_index_that_is_made_anew
 }
 
 #[test]
-fn a_merge_in_a_segment_that_could_not_be_read_is_believed_by_no_later_open() {
+fn a_merge_in_an_unreadable_segment_is_not_trusted_by_a_later_open() {
     each(4, 0..12, |world, at| {
         world.act(&beginning(20, 0));
         begin_segment(world);
@@ -127,7 +127,7 @@ fn a_merge_in_a_segment_that_could_not_be_read_is_believed_by_no_later_open() {
 }
 
 #[test]
-fn what_made_a_merge_void_is_durable_before_a_later_life_says_that_merges_are() {
+fn a_void_is_durable_before_a_later_header_marks_merges_as_durable() {
     each(24, 8..12, |world, at| {
         world.act(&beginning(20, 0));
         // A new segment, but for what is given up.
@@ -145,7 +145,7 @@ fn what_made_a_merge_void_is_durable_before_a_later_life_says_that_merges_are() 
 }
 
 #[test]
-fn a_merge_hides_nothing_that_its_index_could_not_find_for_a_moment() {
+fn a_merge_hides_no_block_that_its_index_missed_temporarily() {
     for skip in 3..7 {
         each(4, 4..9, |world, at| {
             let _label = Label(format!("{skip} reads pass"));

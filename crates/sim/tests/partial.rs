@@ -1,4 +1,4 @@
-//! An index that outgrew its share of the disk forgot where blocks lie, but their extents still name them.
+//! An index that exceeded its share of the disk has forgotten the places of blocks, but their extents still name them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/worlds.rs"]
@@ -41,7 +41,7 @@ fn forgotten(world: &World, chain: u64) -> Option<usize> {
 }
 
 #[test]
-fn what_it_forgot_is_removed_all_the_same() {
+fn forgotten_blocks_are_removed_as_well() {
     for (opens, puts_again) in [(false, false), (true, false), (false, true), (true, true)] {
         let (mut world, chains) = partial();
         let mut removed = Vec::new();

@@ -1,4 +1,4 @@
-//! Making room where the device fails, is slow or hangs on to what is to go.
+//! Reclaim on a device that fails, is slow or does not remove files.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/worlds.rs"]
@@ -12,7 +12,7 @@ use dalsegno_sim::{Action, Blocks, DeviceOptions, Fault, Kind, Label, Outage, Ru
 use worlds::{filled, part};
 
 #[test]
-fn a_damaged_segment_whose_removal_fails_half_way_makes_room_at_the_next_put() {
+fn a_damaged_segment_with_a_failed_removal_is_reclaimed_at_the_next_put() {
     for kind in [Kind::Remove, Kind::SyncNames] {
         let _label = Label(format!("{kind:?}"));
         let style = Style::crowded(Durability::Batch);
@@ -44,7 +44,7 @@ fn a_damaged_segment_whose_removal_fails_half_way_makes_room_at_the_next_put() {
 }
 
 #[test]
-fn regression_what_cannot_be_read_does_not_stop_making_room() {
+fn regression_unreadable_extents_do_not_stop_reclaim() {
     for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).compressed()]
     {
         let mut world = filled(&style, 31);
@@ -66,7 +66,7 @@ fn regression_what_cannot_be_read_does_not_stop_making_room() {
 }
 
 #[test]
-fn what_the_device_cannot_read_for_a_while_is_not_dropped_for_room() {
+fn temporarily_unreadable_extents_are_not_dropped_for_space() {
     for style in [Style::crowded(Durability::Batch), Style::crowded(Durability::Batch).compressed()]
     {
         let mut world = filled(&style, 33);
@@ -94,7 +94,7 @@ fn what_the_device_cannot_read_for_a_while_is_not_dropped_for_room() {
 }
 
 #[test]
-fn a_put_stops_making_room_at_its_deadline_and_a_later_one_goes_on() {
+fn a_put_stops_reclaiming_at_its_deadline_and_a_later_one_continues() {
     let style = Style::crowded(Durability::Batch);
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     let latency = Duration::from_millis(100);
@@ -111,7 +111,7 @@ fn a_put_stops_making_room_at_its_deadline_and_a_later_one_goes_on() {
             failed += u64::from(report.kept().contains(&false));
             stored += u64::from(!report.kept().contains(&false));
         }
-        // What is hit moves on when room is made.
+        // Hit extents are relocated by a reclaim.
         world.get(&part(usize::from(chain % 3 == 0), chain), false);
     }
     assert!(failed > 0 && stored > 0, "{failed} failed, {stored} stored");
@@ -125,7 +125,7 @@ fn a_put_stops_making_room_at_its_deadline_and_a_later_one_goes_on() {
 }
 
 #[test]
-fn a_store_whose_damaged_index_has_no_room_stops_writing_instead_of_dropping_blocks_in_vain() {
+fn a_damaged_index_without_space_stops_writes_instead_of_dropping_blocks_for_nothing() {
     let style = Style::crowded(Durability::Batch).flushing_often();
     let mut world = filled(&style, 9);
     world.open().unwrap();
@@ -144,7 +144,7 @@ fn a_store_whose_damaged_index_has_no_room_stops_writing_instead_of_dropping_blo
     world.expect_no_faults();
     world.open().unwrap();
     world.check_all();
-    assert_eq!(world.check_usable(0), 0, "the index was built anew");
+    assert_eq!(world.check_usable(0), 0, "the index was rebuilt");
 }
 
 #[test]
@@ -165,7 +165,10 @@ fn a_bad_index_on_a_full_disk_stops_a_store_once() {
         let puts = chains.map(|part| world.put(&part, false).is_ok());
         lives.push(puts.take_while(|is_well| *is_well).count());
     }
-    assert!(lives[0] < 60, "it stops where it would have to drop what it cannot tell: {lives:?}");
+    assert!(
+        lives[0] < 60,
+        "it stops instead of dropping extents that it cannot look up: {lives:?}"
+    );
     let stops = lives.iter().filter(|puts| **puts == 0).count();
-    assert!(stops < 2, "opened anew it is well: {lives:?}");
+    assert!(stops < 2, "after a reopen it is healthy: {lives:?}");
 }

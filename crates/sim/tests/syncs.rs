@@ -1,4 +1,4 @@
-//! A sync that fails: nothing is believed to be durable afterwards, and nothing more is written.
+//! A sync that fails: afterwards nothing unsynced counts as durable, and nothing more is written.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/worlds.rs"]
@@ -23,7 +23,7 @@ fn stops_until_opened_again(world: &mut World, tries: impl FnOnce(&mut World)) {
 }
 
 #[test]
-fn the_first_failed_sync_stops_all_writing_until_the_store_is_opened_again() {
+fn the_first_failed_sync_stops_all_writes_until_reopen() {
     let style = Style::roomy(Durability::Batch);
     let mut world = filled(&style, 7);
     world.device.inject(Rule::once(Kind::Sync, Fault::Error, 0).on("segment"));
@@ -70,7 +70,7 @@ fn put_until_it_fails(world: &mut World) -> bool {
 }
 
 #[test]
-fn a_sync_that_fails_while_a_segment_begins_a_life_stops_all_writing() {
+fn a_failed_sync_while_a_segment_is_prepared_stops_all_writes() {
     // No put is synced here: it is a segment that is created, or one that is used again.
     for (style, kind) in [
         (Style::roomy(Durability::None), Kind::Sync),

@@ -1,5 +1,5 @@
-//! A device that fails for a moment while a store is opened: nothing that was removed comes back, and what was
-//! acknowledged is there again when the device is well.
+//! A device that fails temporarily while a store is opened: no removed block returns, and acknowledged blocks are there
+//! again when the device has recovered.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/worlds.rs"]
@@ -29,8 +29,8 @@ fn remove_some(world: &mut World) {
     world.act(&Action::RemoveAll(2));
 }
 
-/// The device is well again: opened anew, the store has what was acknowledged and nothing that was removed, and takes
-/// whatever it lacks.
+/// The device has recovered: after a reopen the store has all acknowledged blocks and no removed one, and accepts those
+/// that it lacks.
 fn check_well(world: &mut World) {
     world.expect_no_faults();
     for outage in [None, Some(Outage::Process), Some(Outage::Power)] {
@@ -50,7 +50,7 @@ fn check_well(world: &mut World) {
 }
 
 #[test]
-fn what_was_removed_before_a_kill_stays_removed_though_the_next_open_meets_an_error() {
+fn a_removal_before_a_kill_holds_even_if_the_next_open_fails() {
     for (index, style) in styles() {
         for (kind, fault) in
             [(Kind::Read, Fault::Error), (Kind::Open, Fault::Error), (Kind::Read, Fault::Short)]
@@ -78,7 +78,7 @@ fn what_was_removed_before_a_kill_stays_removed_though_the_next_open_meets_an_er
 }
 
 #[test]
-fn a_segment_that_is_missing_for_a_while_brings_back_what_it_had_and_nothing_that_was_removed() {
+fn a_temporarily_missing_segment_restores_its_blocks_but_no_removed_one() {
     for (index, style) in styles() {
         for (kind, times) in [(Kind::Open, 2), (Kind::Read, 5)] {
             for skip in 0..24 {
@@ -111,7 +111,7 @@ fn reopen_without(world: &mut World, away: &[&'static str]) {
     assert!(world.is_open(), "a file that cannot be opened is no reason");
 }
 
-/// A store whose segments were recycled now and then, so that what is written next goes to one before others.
+/// A store whose segments were reclaimed several times, so that the next write goes to one with a lower number.
 fn turned_over(style: &Style, seed: u64) -> World {
     let mut world = filled(style, seed);
     for chain in 20.. {
@@ -124,7 +124,7 @@ fn turned_over(style: &Style, seed: u64) -> World {
 }
 
 #[test]
-fn segments_that_come_back_one_after_the_other_bring_back_nothing_that_was_removed() {
+fn segments_that_return_one_by_one_restore_no_removed_block() {
     const SEGMENTS: [&str; 8] = [
         "segment-0000000000000001",
         "segment-0000000000000002",
@@ -165,7 +165,7 @@ fn segments_that_come_back_one_after_the_other_bring_back_nothing_that_was_remov
 }
 
 #[test]
-fn what_could_not_be_read_behind_a_checkpoint_is_read_by_the_next_open() {
+fn unreadable_records_after_a_checkpoint_are_read_by_the_next_open() {
     let roomy = Style::roomy(Durability::Batch);
     for (index, style) in [("in memory", roomy.clone()), ("in files", roomy.indexed_in_files())] {
         for seed in 0..8 {
@@ -188,7 +188,7 @@ fn what_could_not_be_read_behind_a_checkpoint_is_read_by_the_next_open() {
 }
 
 #[test]
-fn a_store_none_of_whose_segments_can_be_read_is_not_taken_for_a_new_one() {
+fn a_store_without_readable_segments_is_not_treated_as_new() {
     for (index, style) in styles() {
         for fault in [Fault::Error, Fault::Short] {
             for is_damaged in [false, true] {
@@ -209,7 +209,7 @@ fn a_store_none_of_whose_segments_can_be_read_is_not_taken_for_a_new_one() {
 }
 
 #[test]
-fn an_error_that_passes_while_a_store_is_opened_costs_neither_its_index_nor_its_header() {
+fn a_transient_error_during_an_open_costs_neither_index_nor_header() {
     let style = Style::roomy(Durability::Batch).flushing_often();
     for (file, kind) in [("index-", Kind::Open), ("index-", Kind::Read), ("store.meta", Kind::Read)]
     {

@@ -1,4 +1,4 @@
-//! What could not be read for a moment is neither taken for dead nor for absent.
+//! Temporarily unreadable extents count neither as dead nor as absent.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "common/worlds.rs"]
@@ -50,11 +50,11 @@ fn check_kept(world: &World, kept: Vec<ChainHash>) {
 }
 
 #[test]
-fn what_is_put_again_while_its_index_cannot_be_read_is_removed_with_all_its_copies() {
+fn a_block_put_again_while_its_index_is_unreadable_is_removed_with_all_copies() {
     let style = Style::roomy(Durability::Batch).flushing_often();
     for times in 1..12 {
         for opens in [false, true] {
-            let _label = Label(format!("{times} reads fail, then opened anew: {opens}"));
+            let _label = Label(format!("{times} reads fail, then a reopen: {opens}"));
             let mut world = filled(&style, 1);
             world.put(&one(30, 0), false).unwrap();
             world.put(&one(30, 1), false).unwrap();
@@ -83,7 +83,7 @@ fn what_is_put_again_while_its_index_cannot_be_read_is_removed_with_all_its_copi
 }
 
 #[test]
-fn a_segment_that_could_not_be_read_does_not_count_as_dead() {
+fn an_unreadable_segment_does_not_count_as_dead() {
     let base = Style::roomy(Durability::Batch).merging_at_once();
     for (index, style) in [("in memory", base.clone()), ("in files", base.indexed_in_files())] {
         let _label = Label(index.to_owned());
@@ -105,7 +105,7 @@ fn a_segment_that_could_not_be_read_does_not_count_as_dead() {
 }
 
 #[test]
-fn a_store_whose_index_cannot_be_built_anew_recycles_nothing() {
+fn a_store_whose_index_cannot_be_rebuilt_reclaims_nothing() {
     let style = Style::roomy(Durability::Batch).merging_at_once().flushing_often();
     for (first, ahead) in [2, 14].into_iter().flat_map(|first| (8..36).map(move |at| (first, at))) {
         let _label = Label(format!("skip {first}, table {ahead} behind the newest"));
@@ -135,7 +135,7 @@ fn a_store_whose_index_cannot_be_built_anew_recycles_nothing() {
 }
 
 #[test]
-fn an_index_that_could_not_be_written_while_it_was_filled_covers_nothing() {
+fn an_index_that_could_not_be_written_while_rebuilt_has_no_checkpoint() {
     let style = Style::roomy(Durability::Batch).flushing_often();
     let mut world = large(&style, 100);
     world.close();
@@ -173,7 +173,7 @@ fn use_all(world: &World) -> usize {
     (100..130).map(|chain| world.get(&part(2, chain), false)).sum()
 }
 
-/// Puts more than there is room for, while a device fails as `fault` says in the put of one chain.
+/// Puts more than there is space for, while a device fails as `fault` says in the put of one chain.
 fn put_more(world: &mut World, mut fault: Option<(u64, Rule)>) {
     for chain in 10..34 {
         if let Some((_, rule)) = fault.take_if(|(at, _)| *at == chain) {
@@ -188,13 +188,13 @@ fn put_more(world: &mut World, mut fault: Option<(u64, Rule)>) {
 }
 
 #[test]
-fn what_is_in_use_moves_on_though_the_index_cannot_be_read_when_room_is_made() {
+fn used_extents_are_relocated_even_if_the_index_is_unreadable_during_reclaim() {
     let style = Style::crowded(Durability::Batch).flushing_often();
     let (mut world, all) = in_use(&style);
     put_more(&mut world, None);
     assert!(world.stats().log.segments_recycled > 1, "room was made");
     assert_eq!(use_all(&world), all);
-    // Once; for as long as a put takes; and from the second read on, which does not tell at once.
+    // Once; for as long as a put takes; and from the second read on, which is not detected immediately.
     for (times, skips) in [(1, &[2, 5, 8, 12, 16, 20, 25, 30, 40][..]), (u64::MAX, &[0, 1, 3, 7])] {
         for (at, skip) in (14..32).flat_map(|at| skips.iter().map(move |skip| (at, *skip))) {
             let _label = Label(format!("read {skip} of chain {at} fails, {times} times"));
@@ -210,7 +210,7 @@ fn what_is_in_use_moves_on_though_the_index_cannot_be_read_when_room_is_made() {
 }
 
 #[test]
-fn a_removal_for_which_the_index_cannot_be_read_costs_nothing_else() {
+fn a_removal_with_an_unreadable_index_costs_nothing_else() {
     let style = Style::crowded(Durability::Batch).flushing_often();
     let one = part(1, 0);
     for (times, removal) in [1, 2, u64::MAX]
@@ -236,7 +236,7 @@ fn a_removal_for_which_the_index_cannot_be_read_costs_nothing_else() {
 }
 
 #[test]
-fn what_is_removed_from_an_index_that_it_empties_is_not_served_behind_its_prefix() {
+fn blocks_removed_by_resetting_the_index_are_not_served_behind_their_prefix() {
     let style = Style::roomy(Durability::Batch).indexed_in_files();
     let from = |first: usize, last: usize| Part { first, ..beginning(30, last) };
     let mut world = large(&style, 60);
@@ -270,7 +270,7 @@ fn indexes() -> [(&'static str, Style); 2] {
 
 /// All reads of the log fail, so nothing shows that these bytes are bad: they stay in the index.
 #[test]
-fn regression_a_put_does_not_answer_present_for_a_block_that_a_get_failed_to_read() {
+fn regression_a_put_does_not_report_present_for_a_block_that_a_get_failed_to_read() {
     for (index, style) in indexes() {
         let _label = Label(index.to_owned());
         let mut world = filled(&style, 1);
@@ -300,7 +300,7 @@ fn regression_a_put_does_not_answer_present_for_a_block_that_a_get_failed_to_rea
 
 /// What is written while nothing can be read takes the room of others for nothing.
 #[test]
-fn a_put_of_what_a_get_failed_to_read_waits_until_reads_work_and_drops_nothing() {
+fn a_put_of_an_unreadable_block_waits_until_reads_work_and_drops_nothing() {
     for (index, style) in indexes() {
         let _label = Label(index.to_owned());
         let mut world = filled(&style, 1);

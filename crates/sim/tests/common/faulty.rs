@@ -50,13 +50,13 @@ impl FaultyMount {
     }
 
     /// Sends a command to the file system, and returns its response.
-    pub(crate) fn tell(&self, command: &str) -> String {
+    pub(crate) fn command(&self, command: &str) -> String {
         let mut stream = UnixStream::connect(&self.control).unwrap();
         stream.write_all(format!("{command}\n").as_bytes()).unwrap();
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).unwrap();
-        let told = answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{command}: {answer}"));
-        told.trim_end().to_owned()
+        let response = answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{command}: {answer}"));
+        response.trim_end().to_owned()
     }
 }
 

@@ -132,7 +132,7 @@ impl Faults {
     }
 
     /// Executes a command line, and returns a line.
-    pub(crate) fn tell(&self, line: &str) -> Result<String, String> {
+    pub(crate) fn execute(&self, line: &str) -> Result<String, String> {
         let (command, rest) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
         let mut state = self.state();
         match command {
@@ -270,23 +270,26 @@ mod tests {
     #[test]
     fn the_first_rule_that_matches_decides_alone() {
         let faults = Faults::default();
-        assert_eq!(faults.tell("add read error=EIO file=seg after=1 times=2"), Ok("1".to_owned()));
-        assert_eq!(faults.tell("add read,write short=7"), Ok("2".to_owned()));
+        assert_eq!(
+            faults.execute("add read error=EIO file=seg after=1 times=2"),
+            Ok("1".to_owned())
+        );
+        assert_eq!(faults.execute("add read,write short=7"), Ok("2".to_owned()));
         let met: Vec<u64> =
             (0..5).map(|_| faults.meet("read", "segment-1", &(0..0)).rule).collect();
         assert_eq!(met, [2, 1, 1, 2, 2]);
         assert_eq!(faults.meet("write", "segment-1", &(0..0)).short, Some(7));
         assert_eq!(faults.meet("sync", "segment-1", &(0..0)), Effect::default());
-        faults.tell("clear").unwrap();
+        faults.execute("clear").unwrap();
         assert_eq!(faults.meet("read", "segment-1", &(0..0)), Effect::default());
-        let status = faults.tell("status").unwrap();
+        let status = faults.execute("status").unwrap();
         assert_eq!(status, r#"{"held": 0, "met": {}, "seen": {"read": 6, "sync": 1, "write": 1}}"#);
     }
 
     #[test]
     fn a_rule_for_some_bytes_meets_what_touches_them() {
         let faults = Faults::default();
-        faults.tell("add read error=EIO at=4096..8192").unwrap();
+        faults.execute("add read error=EIO at=4096..8192").unwrap();
         let met = |span: Range<u64>| faults.meet("read", "x", &span).error.is_some();
         assert_eq!(
             [met(0..4096), met(0..4097), met(8191..9000), met(8192..9000)],
@@ -298,7 +301,7 @@ mod tests {
     #[test]
     fn one_in_every_so_many_is_met() {
         let faults = Faults::default();
-        faults.tell("add all error=5 every=3").unwrap();
+        faults.execute("add all error=5 every=3").unwrap();
         let met = (0..9).filter(|_| faults.meet("write", "x", &(0..0)).error == Some(5)).count();
         assert_eq!(met, 3);
     }
@@ -306,10 +309,10 @@ mod tests {
     #[test]
     fn what_is_held_goes_on_when_its_time_is_up_or_its_rule_is_gone() {
         let faults = Faults::default();
-        faults.tell("add read delay=1").unwrap();
+        faults.execute("add read delay=1").unwrap();
         faults.hold(&faults.meet("read", "x", &(0..0)));
-        faults.tell("clear").unwrap();
-        faults.tell("add read hang").unwrap();
+        faults.execute("clear").unwrap();
+        faults.execute("add read hang").unwrap();
         let effect = faults.meet("read", "x", &(0..0));
         assert!(effect.holds());
         std::thread::scope(|scope| {
@@ -317,7 +320,7 @@ mod tests {
             while faults.state().held == 0 {
                 std::thread::yield_now();
             }
-            faults.tell("clear 2").unwrap();
+            faults.execute("clear 2").unwrap();
             held.join().unwrap();
         });
         assert_eq!(faults.state().held, 0);
@@ -335,8 +338,8 @@ mod tests {
             "add read hang at=5",
             "go",
         ] {
-            assert!(faults.tell(line).is_err(), "{line}");
+            assert!(faults.execute(line).is_err(), "{line}");
         }
-        assert!(faults.tell("clear 9").is_err());
+        assert!(faults.execute("clear 9").is_err());
     }
 }

@@ -131,7 +131,7 @@ impl Filesystem for Faulty {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.when_named("stat", parent, name, move |shared, path| {
             match path.and_then(|path| Ok(shared.entry(&path)?)) {
-                Ok(told) => reply.entry(&NO_TIME, &told, Generation(0)),
+                Ok(outcome) => reply.entry(&NO_TIME, &outcome, Generation(0)),
                 Err(error) => reply.error(error),
             }
         });
@@ -144,7 +144,7 @@ impl Filesystem for Faulty {
             let known =
                 path.map(drop).or_else(|e| if e == Errno::ENOENT { Ok(()) } else { Err(e) });
             match known.and_then(|()| shared.attributes(node.0, open)) {
-                Ok(told) => reply.attr(&NO_TIME, &told),
+                Ok(outcome) => reply.attr(&NO_TIME, &outcome),
                 Err(error) => reply.error(error),
             }
         });
@@ -175,7 +175,7 @@ impl Filesystem for Faulty {
                 .and_then(|()| size.map_or(Ok(()), |size| shared.truncate(node.0, open, size)))
                 .and_then(|()| shared.attributes(node.0, open));
             match done {
-                Ok(told) => reply.attr(&NO_TIME, &told),
+                Ok(outcome) => reply.attr(&NO_TIME, &outcome),
                 Err(error) => reply.error(error),
             }
         });
@@ -196,7 +196,7 @@ impl Filesystem for Faulty {
                 Ok(shared.entry(&path)?)
             });
             match done {
-                Ok(told) => reply.entry(&NO_TIME, &told, Generation(0)),
+                Ok(outcome) => reply.entry(&NO_TIME, &outcome, Generation(0)),
                 Err(error) => reply.error(error),
             }
         });
@@ -272,8 +272,8 @@ impl Filesystem for Faulty {
         let is_new = flags & rustix::fs::OFlags::EXCL.bits().cast_signed() != 0;
         self.when_named("create", parent, name, move |shared, path| {
             match path.and_then(|path| shared.create(&path, mode & !umask, is_new)) {
-                Ok((told, handle)) => {
-                    reply.created(&NO_TIME, &told, Generation(0), FileHandle(handle), UNCACHED);
+                Ok((outcome, handle)) => {
+                    reply.created(&NO_TIME, &outcome, Generation(0), FileHandle(handle), UNCACHED);
                 }
                 Err(error) => reply.error(error),
             }
@@ -419,18 +419,18 @@ impl Filesystem for Faulty {
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         self.when("stat", "", &(0..0), move |shared, verdict| {
-            let told = verdict
+            let outcome = verdict
                 .and_then(|_| Ok(rustix::fs::statvfs(&shared.root).map_err(io::Error::from)?));
-            match told {
-                Ok(told) => reply.statfs(
-                    told.f_blocks,
-                    told.f_bfree,
-                    told.f_bavail,
-                    told.f_files,
-                    told.f_ffree,
-                    u32::try_from(told.f_bsize).unwrap_or(4096),
+            match outcome {
+                Ok(outcome) => reply.statfs(
+                    outcome.f_blocks,
+                    outcome.f_bfree,
+                    outcome.f_bavail,
+                    outcome.f_files,
+                    outcome.f_ffree,
+                    u32::try_from(outcome.f_bsize).unwrap_or(4096),
                     255,
-                    u32::try_from(told.f_frsize).unwrap_or(4096),
+                    u32::try_from(outcome.f_frsize).unwrap_or(4096),
                 ),
                 Err(error) => reply.error(error),
             }

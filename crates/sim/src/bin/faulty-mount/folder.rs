@@ -31,8 +31,8 @@ impl Folder {
     }
 
     pub(crate) fn entry(&self, path: &Path) -> io::Result<FileAttr> {
-        let told = path.symlink_metadata()?;
-        Ok(attributes(self.nodes().number(path), &told))
+        let outcome = path.symlink_metadata()?;
+        Ok(attributes(self.nodes().number(path), &outcome))
     }
 
     /// The attributes of an open file, of a path, or of a file that is open although its name is gone.
@@ -74,10 +74,10 @@ impl Folder {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).create_new(is_new).mode(mode);
         let file = options.open(path)?;
-        let told = file.metadata()?;
+        let outcome = file.metadata()?;
         let mut nodes = self.nodes();
         let handle = nodes.open(file, path);
-        Ok((attributes(nodes.number(path), &told), handle))
+        Ok((attributes(nodes.number(path), &outcome), handle))
     }
 
     pub(crate) fn truncate(&self, node: u64, handle: Option<u64>, size: u64) -> Result<(), Errno> {

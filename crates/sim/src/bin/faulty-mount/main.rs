@@ -24,36 +24,36 @@ use files::Faulty;
 use fuser::{Config, MountOption, SessionACL};
 
 const USAGE: &str = "\
-Mounts a folder elsewhere, through a FUSE file system whose operations fail, come short, take long or hang on command.
-What uses it, also by io_uring and with O_DIRECT, sees what a bad device shows. Needs root and /dev/fuse.
+Mount a folder elsewhere, through a FUSE file system whose operations fail, are short, are slow or hang on command.
+A program that uses it, even with io_uring and O_DIRECT, sees what a bad device shows. Needs root and /dev/fuse.
 
 usage: faulty-mount SOURCE MOUNTPOINT --control SOCKET [--until-eof]
-       faulty-mount --tell SOCKET COMMAND...
+       faulty-mount --send SOCKET COMMAND...
 
-  SOURCE       an existing folder, which holds the files
-  MOUNTPOINT   an existing folder; nothing is seen of it while this runs
-  SOCKET       a Unix socket that is made for commands: a line each, answered by a line 'ok …' or 'error …'
-  --until-eof  end when the standard input ends, too
-  --tell       tell a running one, and print its answer
+  SOURCE       an existing folder, which has the files
+  MOUNTPOINT   an existing folder; its content is hidden while this runs
+  SOCKET       a Unix socket to create for commands: one per line, each with a response 'ok …' or 'error …'
+  --until-eof  also end when the standard input ends
+  --send       send a command to a running one, and print the response
 
-When it is mounted it says 'ready' on standard output. Commands:
+When it is mounted it prints 'ready'. Commands:
 
   add OPERATIONS EFFECT… [file=PREFIX] [at=FIRST..END] [after=N] [times=N] [every=N]
-               a new rule, answered by its number; the first rule that matches an operation decides
+               add a rule and return its number; the first rule that matches an operation decides
                OPERATIONS: all, or some of read,write,sync,open,create,allocate,truncate,remove,rename,sync-names,
-                           list,stat,mkdir (stat: also look-ups of names, and free space)
-               EFFECT: error=EIO (any name of an error that disks know, or its number)
-                       short=BYTES (at most so many are read or written, and told)
-                       delay=MS (then it goes on, or fails if error= is there, too)
+                           list,stat,mkdir (stat: also lookups of names, and free space)
+               EFFECT: error=EIO (any name of a disk error, or its number)
+                       short=BYTES (read or write at most this many, and report the number)
+                       delay=MS (then continue, or fail if error= is given, too)
                        hang (as delay, until the rule is cleared)
-               file=PREFIX: only files whose name begins so; at=FIRST..END: only reads and writes that touch one of
-               these bytes; after=N: not the first N; times=N: only N; every=N: one in N
-  clear        no rule is left; what hangs goes on
-  clear N      rule N is gone
-  status       JSON: operations that are held now, that were met by each rule, that were seen by kind
-  quit         what hangs goes on, the mount is gone, and the program ends
+               file=PREFIX: only files whose name starts with this; at=FIRST..END: only reads and writes that touch one
+               of these bytes; after=N: not the first N; times=N: only N; every=N: one in N
+  clear        remove all rules and release held operations
+  clear N      remove rule N
+  status       print JSON: operations that are held now, that matched each rule, that were seen by kind
+  quit         release held operations, unmount, and end
 
-example: faulty-mount --tell /tmp/control add read hang file=segment-";
+example: faulty-mount --send /tmp/control add read hang file=segment-";
 
 /// Number of threads for requests of the kernel.
 const THREADS: usize = 4;
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
             println!("{USAGE}");
             Ok(())
         }
-        Some((first, rest)) if first == "--tell" => tell(rest),
+        Some((first, rest)) if first == "--send" => send(rest),
         _ => match parse(arguments) {
             Ok(wanted) => serve(&wanted).map_err(|error| error.to_string()),
             Err(what) => {
@@ -108,8 +108,8 @@ fn main() -> ExitCode {
 }
 
 /// Sends a command to a running one.
-fn tell(arguments: &[String]) -> Result<(), String> {
-    let (socket, words) = arguments.split_first().ok_or("--tell wants SOCKET and a command")?;
+fn send(arguments: &[String]) -> Result<(), String> {
+    let (socket, words) = arguments.split_first().ok_or("--send needs SOCKET and a command")?;
     let answer = || -> io::Result<String> {
         let mut stream = UnixStream::connect(socket)?;
         stream.write_all(format!("{}\n", words.join(" ")).as_bytes())?;
@@ -166,8 +166,8 @@ fn converse(stream: UnixStream, faults: &Faults, end: impl Fn(&Faults)) {
             let _ = out.write_all(b"ok bye\n");
             return end(faults);
         }
-        let answer = match faults.tell(&line) {
-            Ok(told) => format!("ok {told}\n"),
+        let answer = match faults.execute(&line) {
+            Ok(outcome) => format!("ok {outcome}\n"),
             Err(what) => format!("error {what}\n"),
         };
         if out.write_all(answer.as_bytes()).is_err() {
@@ -178,7 +178,7 @@ fn converse(stream: UnixStream, faults: &Faults, end: impl Fn(&Faults)) {
 
 /// Releases all held operations, and removes the mount even if it is in use.
 fn end(faults: &Faults, mountpoint: &Path, control: &Path) {
-    let _ = faults.tell("clear");
+    let _ = faults.execute("clear");
     let mut umount = Command::new("umount");
     let done = umount.arg("--lazy").arg(mountpoint).stdin(Stdio::null()).status();
     let _ = std::fs::remove_file(control);

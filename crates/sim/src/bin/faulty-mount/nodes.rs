@@ -129,20 +129,20 @@ pub(crate) fn kind(kind: std::fs::FileType) -> FileType {
     FileType::from_std(kind).unwrap_or(FileType::RegularFile)
 }
 
-pub(crate) fn attributes(node: u64, told: &Metadata) -> FileAttr {
+pub(crate) fn attributes(node: u64, outcome: &Metadata) -> FileAttr {
     FileAttr {
         ino: INodeNo(node),
-        size: told.len(),
-        blocks: told.blocks(),
-        atime: told.accessed().unwrap_or(UNIX_EPOCH),
-        mtime: told.modified().unwrap_or(UNIX_EPOCH),
-        ctime: told.modified().unwrap_or(UNIX_EPOCH),
+        size: outcome.len(),
+        blocks: outcome.blocks(),
+        atime: outcome.accessed().unwrap_or(UNIX_EPOCH),
+        mtime: outcome.modified().unwrap_or(UNIX_EPOCH),
+        ctime: outcome.modified().unwrap_or(UNIX_EPOCH),
         crtime: UNIX_EPOCH,
-        kind: kind(told.file_type()),
-        perm: u16::try_from(told.permissions().mode() & 0o7777).unwrap_or(0o600),
-        nlink: u32::try_from(told.nlink()).unwrap_or(1),
-        uid: told.uid(),
-        gid: told.gid(),
+        kind: kind(outcome.file_type()),
+        perm: u16::try_from(outcome.permissions().mode() & 0o7777).unwrap_or(0o600),
+        nlink: u32::try_from(outcome.nlink()).unwrap_or(1),
+        uid: outcome.uid(),
+        gid: outcome.gid(),
         rdev: 0,
         blksize: 4096,
         flags: 0,
