@@ -1,20 +1,23 @@
-"""The border between Python and the Rust core: conversion only, no logic.
+"""The boundary between Python and the Rust core: type conversion only.
 
-Every call releases the GIL while it works. Buffers are anything with the buffer protocol (numpy
-arrays, memoryviews, bytearrays) and ``torch.Tensor`` of any type in the CPU's memory: C-contiguous,
-never copied, and writable where the call fills them, which a tensor that requires grad is not. A
-block may be given as one buffer or as a sequence of buffers whose lengths sum to its size.
+Every call that waits or copies releases the GIL. A buffer is a C-contiguous object with the buffer
+protocol (a numpy array, memoryview or bytearray) or a ``torch.Tensor`` of any dtype in CPU memory.
+Buffers are used in place, never copied in Python. A buffer that a call fills must be writable; a
+tensor that requires grad is not. A block is one buffer, or a sequence of buffers whose lengths sum
+to the block's size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, final
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer
 
+from dalsegno.stats import Stats
+
 class _Tensor(Protocol):
-    """As much of a ``torch.Tensor`` as tells it from everything else."""
+    """The attributes of a ``torch.Tensor`` that identify one."""
 
     @property
     def device(self) -> Any: ...
@@ -26,6 +29,7 @@ class _Tensor(Protocol):
 
 _Memory: TypeAlias = Buffer | _Tensor
 _Block: TypeAlias = _Memory | Sequence[_Memory]
+_Result_co = TypeVar("_Result_co", covariant=True)
 
 __all__ = [
     "ClosedError",
@@ -54,47 +58,47 @@ __all__ = [
 __version__: str
 
 class DalsegnoError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
 class InvalidError(DalsegnoError):
-    """The call is wrong: fix it. Nothing was changed."""
+    """The call or a setting is wrong: fix it. Nothing was changed."""
 
 class IncompatibleError(DalsegnoError):
-    """The store's format or layout is not one that this version reads."""
+    """The store has a format or layout that this version cannot read."""
 
 class UnavailableError(DalsegnoError):
-    """The store cannot be used now: skip it or try again.
+    """The store cannot be used now: skip it or retry.
 
-    It is locked, read-only or of a parent process, or its device is in trouble.
+    It is locked, read-only or owned by the parent process, or its device fails.
     """
 
 class FullError(DalsegnoError):
-    """There is no room: raise the capacity or free the disk."""
+    """There is no space left: raise the capacity or free disk space."""
 
 class CorruptError(DalsegnoError):
     """The store's files are damaged beyond use."""
 
 class PoisonedError(DalsegnoError):
-    """A sync failed, so nothing more is written until the store is opened again."""
+    """A sync failed; nothing more is written until the store is reopened."""
 
 class ClosedError(DalsegnoError):
-    """The store was closed."""
+    """The store is closed."""
 
 @final
 class PutReport:
-    """What became of the blocks of a put, one entry per block in order."""
+    """The outcome of each block of a put, in order."""
 
     @property
     def kept(self) -> list[bool]:
-        """Whether each block is in the store now: written by this put, or there already."""
+        """For each block whether the store has it now: stored by this put, or already present."""
 
     @property
     def stored(self) -> int:
-        """Blocks written by this put; with durability ``batch`` they are durable."""
+        """Blocks that this put wrote; with durability ``batch`` they are durable."""
 
     @property
     def present(self) -> int:
-        """Blocks that were there already."""
+        """Blocks that the store already had."""
 
     @property
     def pending(self) -> int:
@@ -106,72 +110,90 @@ class PutReport:
 
     @property
     def failed(self) -> int:
-        """Blocks that could not be written: no room, timeout, cancelled, device trouble."""
+        """Blocks that could not be written: no space, timeout, cancelled, device failure."""
 
     def __repr__(self) -> str: ...
 
 @final
-class Transfer:
-    """A put or get under way, or one layer of it.
+class Transfer(Generic[_Result_co]):
+    """A put, a get or the write of one layer, in the background.
 
-    Its buffers must not be touched before :meth:`done` says true.
+    Do not touch its buffers before :meth:`done` returns true. Dropping the object does not stop it.
     """
 
+    def __class_getitem__(cls, key: Any) -> Any: ...
     def done(self) -> bool:
-        """Whether it has ended, in whatever way. Never waits."""
+        """Returns whether the transfer has ended, in whatever way. Never waits."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until it has ended, at most ``timeout_s`` seconds; returns whether it has."""
+        """Waits until the transfer has ended.
+
+        Args:
+            timeout_s: Most seconds to wait; ``None`` waits indefinitely.
+
+        Returns:
+            Whether it has ended.
+
+        Raises:
+            InvalidError: ``timeout_s`` is negative or not finite.
+        """
 
     def cancel(self) -> None:
-        """Calls it off.
+        """Cancels the transfer.
 
-        It still ends by itself, soon: wait for :meth:`done` before reusing the buffers.
+        It still ends by itself, soon: wait for :meth:`done` before you reuse the buffers.
         """
 
     @property
     def throttled(self) -> bool:
-        """Whether it was refused because too many transfers were waiting.
+        """Whether it was refused because too many transfers were queued.
 
-        Then it is done and moved nothing.
+        A throttled transfer is done and moved nothing.
         """
 
-    def put_report(self) -> PutReport:
-        """The result of a put.
+    def result(self) -> _Result_co:
+        """Returns what the blocking call would have returned; may be called repeatedly.
+
+        Returns:
+            For :meth:`Namespace.submit_put` a :class:`PutReport`; for the transfers of a get one
+            ``bool`` per buffer, whether it holds its block; for
+            :meth:`LayerWriter.submit_store_layer` ``None``.
 
         Raises:
-            InvalidError: It is not done, or not a put.
-            DalsegnoError: What the put raised.
+            InvalidError: The transfer has not ended.
+            UnavailableError: The write of a layer was throttled; you may submit the layer again.
+            DalsegnoError: The error that the blocking call would have raised.
         """
 
-    def get_report(self) -> list[bool]:
-        """The result of a get: for each buffer whether it holds its block.
+    def on_end(self, callback: Callable[[], object], /) -> None:
+        """Calls ``callback`` exactly once when the transfer ends, however it ends.
+
+        If it has ended, the call happens before this method returns. Otherwise a thread of the
+        store makes it, with the GIL and no lock of the store held. That thread starts no other
+        transfer until the callback returns, so keep it short: set an event, for example. The
+        callback must not close the store or wait for another transfer. It finds :meth:`done` true.
+
+        An exception of the callback is logged to the logger ``dalsegno`` and ignored. Callbacks are
+        not called in a forked child, nor while the interpreter exits.
+
+        Args:
+            callback: Function without arguments.
 
         Raises:
-            InvalidError: It is not done, or not a get.
-            DalsegnoError: What the get raised.
-        """
-
-    def layer_report(self) -> None:
-        """Returns if a layer was stored.
-
-        Raises:
-            InvalidError: It is not done, or not a layer of a put.
-            UnavailableError: It was throttled: the layer may be stored again.
-            DalsegnoError: What :meth:`LayerWriter.store_layer` raised.
+            InvalidError: Eight callbacks wait for this transfer already.
         """
 
 @final
 class LayerWriter:
-    """Blocks that are put layer by layer; invisible until :meth:`commit`."""
+    """A put of blocks that come layer by layer; they are invisible until :meth:`commit`."""
 
     @property
     def first(self) -> int:
-        """Position in the chain of the first block wanted; earlier ones are there already."""
+        """Position in the chain of the first block to write; the blocks before it are present."""
 
     @property
     def count(self) -> int:
-        """How many blocks each call of :meth:`store_layer` takes.
+        """Number of blocks that each call of :meth:`store_layer` takes.
 
         Zero if nothing needs to be written.
         """
@@ -182,32 +204,38 @@ class LayerWriter:
         """Writes one layer of all blocks. Layers may come in any order, each once.
 
         Args:
-            layer: Which layer, from 0.
+            layer: Index of the layer, from 0.
             blocks: One slice per block, ``slice_bytes`` bytes each.
-            timeout_s: Seconds after which the layer, and so the put, fails; ``None`` waits.
+            timeout_s: Seconds after which the layer, and with it the put, fails; ``None`` waits.
 
         Raises:
-            InvalidError: Wrong layer, count or size.
-            UnavailableError: The slice could not be written; nothing will become visible.
+            InvalidError: The layer, the number of slices or a size is wrong.
+            UnavailableError: A slice could not be written; no block of this put becomes visible.
         """
 
     def submit_store_layer(
         self, layer: int, blocks: Sequence[_Block], *, timeout_s: float | None = None
-    ) -> Transfer:
+    ) -> Transfer[None]:
         """Starts :meth:`store_layer` in the background; never waits.
 
-        The buffers stay in use until it is done. One that is called off gives the put up. Layers of
-        one put are written one at a time.
+        The buffers stay in use until the transfer is done. The layers of one put are written one at
+        a time. Cancelling one of them abandons the put.
         """
 
     def commit(self, *, timeout_s: float | None = None) -> int:
-        """Makes the blocks visible; returns how many.
+        """Makes the blocks visible.
 
         Wait for the transfers of all layers first.
 
+        Args:
+            timeout_s: Seconds after which the commit fails; ``None`` waits.
+
+        Returns:
+            How many blocks became visible.
+
         Raises:
             InvalidError: A layer is missing.
-            UnavailableError: The header could not be written, or not within ``timeout_s``; nothing
+            UnavailableError: The header could not be written, or not within ``timeout_s``; no block
                 is visible.
         """
 
@@ -217,7 +245,7 @@ class Namespace:
 
     @property
     def id(self) -> str:
-        """32 hexadecimal digits: the hash of all fields and of the shape."""
+        """Hash of all fields and of the shape, 32 hexadecimal digits."""
 
     @property
     def layers(self) -> int:
@@ -233,7 +261,7 @@ class Namespace:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What the namespace stands for."""
+        """The fields that identify the namespace."""
 
     def put_batch(
         self,
@@ -243,57 +271,73 @@ class Namespace:
         first: int = 0,
         timeout_s: float | None = None,
     ) -> PutReport:
-        """Puts blocks ``chain[first:first + len(blocks)]``.
+        """Puts the blocks ``chain[first:first + len(blocks)]``.
 
-        What comes before ``first`` only helps to place the blocks next to their prefix.
+        The hashes before ``first`` only help to place the blocks next to their prefix.
 
         Args:
             chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
-            blocks: One block per hash, ``block_bytes`` bytes each, layers one after the other.
-                Memory aligned as the device asks (512 or 4096 bytes) is written from where it lies
-                if there is no timeout; other memory goes through a staging buffer.
+            blocks: One block per hash, ``block_bytes`` bytes each, one layer after the other.
+                Without a timeout, memory aligned to the device's sectors (512 or 4096 bytes) is
+                written in place; other memory goes through a staging buffer.
             first: Position in ``chain`` of the first block given.
-            timeout_s: Seconds from now after which the rest is given up; ``None`` waits.
+            timeout_s: Seconds from now after which the remaining blocks fail; ``None`` waits.
 
         Returns:
-            What became of each block. A full disk, a timeout or a failing device are no errors.
+            The outcome of each block. A full disk, a timeout and a failing device are outcomes, not
+            errors.
 
         Raises:
             InvalidError: A length disagrees with the shape; nothing was written.
-            PoisonedError: A sync failed, now or before.
-            ClosedError: The store was closed.
+            PoisonedError: A sync failed, now or earlier.
+            ClosedError: The store is closed.
 
         Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
         """
 
     def probe(self, chain: Sequence[bytes]) -> int:
-        """How many leading blocks of ``chain`` are present.
+        """Returns how many leading blocks of ``chain`` are present, without reading payload.
 
-        Reads no payload; ``chain`` may start at any block. What is present counts as used, with all
-        that it depends on: a load follows where the answer is yes.
+        These blocks count as used, with all blocks that they depend on: a load usually follows.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+
+        Raises:
+            ClosedError: The store is closed.
         """
 
     def contains(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks are present, each for itself. They count as used."""
+        """Returns for each block whether it is present, wherever it comes in its prompt.
+
+        Present blocks count as used.
+
+        Args:
+            hashes: Block hashes, 32 bytes each, in any order.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
 
     def peek(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks are present, as ``contains``; nothing counts as used."""
+        """Returns the same as :meth:`contains`, but no block counts as used."""
 
     def touch(self, chain: Sequence[bytes]) -> int:
-        """Notes that a prompt was used, though none of its blocks is asked for.
+        """Marks the blocks of a prompt as used without loading them.
 
-        For blocks that an engine serves from its own memory. Without this they look idle to
-        eviction, and a system prompt could be evicted under everything that was stored behind it.
-        Reads no payload and never waits for the disk.
+        Call it for blocks that an engine serves from its own memory. Without it they look idle to
+        eviction, and a system prompt could be evicted before the blocks that depend on it. Reads no
+        payload and never waits for the disk.
 
         Args:
             chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
 
         Returns:
-            How many leading blocks are present; these count as used, with all they depend on.
+            How many leading blocks are present; these count as used, with all blocks that they
+            depend on.
 
         Raises:
-            ClosedError: The store was closed.
+            ClosedError: The store is closed.
         """
 
     def get_batch(
@@ -309,17 +353,18 @@ class Namespace:
 
         Args:
             chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
-            out: One writable block per hash, ``block_bytes`` bytes each. Memory aligned as the
-                device asks is read into directly if there is no timeout; other memory is copied
-                into.
-            timeout_s: Seconds from now after which the rest counts as a miss; ``None`` waits.
+            out: One writable block per hash, ``block_bytes`` bytes each. Without a timeout, memory
+                aligned to the device's sectors is read into directly; other memory is filled by a
+                copy.
+            timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+                waits.
 
         Returns:
             How many leading buffers hold their block. The contents of the others are undefined.
 
         Raises:
             InvalidError: A length disagrees with the shape; nothing was read.
-            ClosedError: The store was closed.
+            ClosedError: The store is closed.
 
         Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
         """
@@ -333,8 +378,10 @@ class Namespace:
     ) -> list[bool]:
         """Fills every buffer of ``out`` whose block is present, wherever it comes in its prompt.
 
-        Arguments and errors as :meth:`get_batch`; returns for each buffer whether it holds its
-        block.
+        The arguments and errors are those of :meth:`get_batch`.
+
+        Returns:
+            For each buffer whether it holds its block. The contents of the others are undefined.
         """
 
     def retrieve_layer(
@@ -347,8 +394,14 @@ class Namespace:
     ) -> int:
         """Fills ``out`` with one layer of the longest present run of ``chain``.
 
-        Each buffer has ``slice_bytes`` bytes. Only that layer is read and verified. Returns and
-        raises as :meth:`get_batch`.
+        Only that layer is read and verified. The other arguments, the result and the errors are
+        those of :meth:`get_batch`.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each.
+            layer: Index of the layer, from 0.
+            out: One writable buffer per hash, ``slice_bytes`` bytes each.
+            timeout_s: Seconds from now after which the remaining blocks count as misses.
         """
 
     def layer_writer(
@@ -359,15 +412,20 @@ class Namespace:
         count: int | None = None,
         timeout_s: float | None = None,
     ) -> LayerWriter:
-        """Starts a put of blocks whose layers are given one at a time.
+        """Starts a put of blocks whose layers come one at a time.
 
-        It takes ``count`` blocks of ``chain`` from position ``first`` on; by default all.
-        Leading blocks that are present already are left out: see :attr:`LayerWriter.first`.
+        Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+            first: Position in ``chain`` of the first block of the put.
+            count: Number of blocks of the put; ``None`` takes all blocks from ``first`` on.
+            timeout_s: Seconds after which the reservation of space fails; ``None`` waits.
 
         Raises:
-            InvalidError: The blocks do not fit into one extent; put them in several parts.
-            FullError: There is no room and none could be made.
-            UnavailableError: No room was made within ``timeout_s``.
+            InvalidError: The blocks do not fit into one extent; split the put.
+            FullError: There is no space, and none could be reclaimed.
+            UnavailableError: No space was reclaimed within ``timeout_s``.
         """
 
     def submit_put(
@@ -377,10 +435,11 @@ class Namespace:
         *,
         first: int = 0,
         timeout_s: float | None = None,
-    ) -> Transfer:
+    ) -> Transfer[PutReport]:
         """Starts :meth:`put_batch` in the background; never waits.
 
-        The buffers stay in use until it is done.
+        The buffers stay in use until the transfer is done. The time in the queue counts towards
+        ``timeout_s``.
         """
 
     def submit_get(
@@ -390,8 +449,12 @@ class Namespace:
         *,
         each: bool = False,
         timeout_s: float | None = None,
-    ) -> Transfer:
-        """Starts :meth:`get_batch`, or :meth:`get_each` if ``each``; never waits."""
+    ) -> Transfer[list[bool]]:
+        """Starts :meth:`get_batch`, or :meth:`get_each` if ``each``; never waits.
+
+        The buffers stay in use until the transfer is done. The time in the queue counts towards
+        ``timeout_s``.
+        """
 
     def submit_retrieve_layer(
         self,
@@ -400,21 +463,33 @@ class Namespace:
         out: Sequence[_Block],
         *,
         timeout_s: float | None = None,
-    ) -> Transfer:
-        """Starts :meth:`retrieve_layer` in the background; never waits."""
+    ) -> Transfer[list[bool]]:
+        """Starts :meth:`retrieve_layer` in the background; never waits.
+
+        The buffers stay in use until the transfer is done. The time in the queue counts towards
+        ``timeout_s``.
+        """
 
     def remove(
         self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None
     ) -> int:
-        """Removes blocks for good; returns how many were present.
+        """Removes blocks permanently.
 
-        ``None`` removes all blocks of the namespace. The blocks are gone at once (with an index in
-        files: as soon as the disk answers); the call returns when that is durable.
+        The blocks disappear immediately; with an on-disk index, as soon as the disk responds. The
+        call returns when the removal is durable.
+
+        Args:
+            hashes: Hashes of the blocks, 32 bytes each; ``None`` removes all blocks of the
+                namespace.
+            timeout_s: Seconds to wait for durability; ``None`` waits.
+
+        Returns:
+            How many of the blocks were present.
 
         Raises:
-            UnavailableError: It was not durable within ``timeout_s``, or the device failed. The
-                blocks are gone until the store is closed, and perhaps for good.
-            FullError: There is no room to note it.
+            UnavailableError: The removal was not durable within ``timeout_s``, or the device
+                failed. The blocks stay away until the store is closed, and may reappear after that.
+            FullError: There is no space to record the removal.
         """
 
 @final
@@ -426,70 +501,51 @@ class RemovalWatch:
 
     @property
     def waiting(self) -> int:
-        """How many blocks wait to be taken; a gap counts as one."""
+        """Number of blocks that wait to be taken; a gap counts as one."""
 
     def take(self, limit: int) -> tuple[dict[str, list[bytes]], bool]:
-        """Takes the blocks that left first, at most ``limit``.
+        """Takes the blocks that left first.
+
+        Args:
+            limit: Most blocks to take.
 
         Returns:
-            The hashes by the id of their namespace, and whether they are complete. None of these
-            blocks is in the store at that moment: one that was stored again is left out. If they
-            are not complete, other blocks left too and nothing says which, since the queue was
-            full, a whole namespace was removed, the index lost blocks or the store was closed:
-            compare what you know with :meth:`Namespace.peek`.
+            The hashes by namespace id, and whether the list is complete. None of these blocks is in
+            the store at that moment: a block that was stored again is left out. The list is
+            incomplete if the queue was full, a whole namespace was removed, the index lost blocks
+            or the store was closed. Other blocks left too then: compare what you know with
+            :meth:`Namespace.peek`.
         """
 
 @final
 class Store:
     """A store, open in this process and in no other. Threads may share it.
 
-    In a forked child it is closed, and every call but :meth:`close` and :meth:`limits` raises
-    :class:`UnavailableError`, those of its namespaces, writers and transfers too.
+    In a forked child it is closed: every call of it and of its namespaces, writers and transfers
+    raises :class:`UnavailableError`, except :meth:`close` and :meth:`limits`.
     """
 
     def __new__(cls, path: str | PathLike[str], config_json: str) -> Self: ...
     @property
     def id(self) -> str:
-        """The store's random name."""
+        """The store's random id."""
 
     @property
     def path(self) -> str:
-        """Its directory."""
+        """The store's directory."""
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed. In a forked child it always is."""
+        """Whether the store is closed. In a forked child it always is."""
 
     def limits(self) -> dict[str, Any]:
-        """The bounds derived from the configuration; byte counts end in ``_bytes``."""
+        """Returns the bounds derived from the configuration; byte counts end in ``_bytes``."""
 
-    def stats(self) -> dict[str, Any]:
-        """All counters and gauges.
+    def stats(self) -> Stats:
+        """Returns all counters and gauges; :class:`dalsegno.stats.Stats` describes each of them.
 
-        ``stats()["log"]["misses"]`` counts the blocks lost on the way from the log, by cause.
-        ``stats()["index"]`` is ``None`` for an index in memory; of one in files it tells the
-        ``shape``, what was ``asked`` of the tables, and in ``decisions`` the last changes of shape,
-        each with its ``reason``.
-        ``stats()["merging"]`` tells what merging of small extents did (``merges``,
-        ``merged_extents``, ``merged_bytes``), how often it stood back because somebody read
-        (``deferrals``), what it left for later or gave up, by cause (``skipped_no_room``,
-        ``skipped_changed``, ``skipped_damaged``, ``skipped_failed``), and how many lineages have
-        small extents that wait (``waiting_lineages``).
-
-        ``stats()["scrubbing"]`` tells what was read and checked in the background: ``rounds`` over
-        everything stored, ``extents``, ``bytes``, and how many blocks were bad
-        (``damaged_blocks``).
-
-        ``stats()["device"]`` tells whether the disk answers: ``reads`` and ``writes`` are
-        ``"working"``, ``"suspended"`` while it hangs or fails, so that calls with a timeout end at
-        once instead of waiting for it, or ``"trying"`` when it is asked whether it is back;
-        ``read_suspensions`` and ``write_suspensions`` count, ``refused_requests`` and
-        ``owed_requests`` tell what was refused meanwhile and what it has not answered yet.
-
-        ``stats()["log"]["codec"]`` tells what the codec did since the store was opened: bytes it
-        shrank (``encoded_bytes``) and what they became (``encoded_stored_bytes``), bytes stored
-        plain because they would not shrink (``not_shrunk_bytes``), bytes decoded
-        (``decoded_bytes``), and the time of both (``encode_ns``, ``decode_ns``).
+        Raises:
+            UnavailableError: This is a forked child.
         """
 
     def namespace(
@@ -501,53 +557,53 @@ class Store:
         codec: str | None = None,
         element_bytes: int = 2,
     ) -> Namespace:
-        """Opens a namespace: who may share these blocks, and what shape they have.
+        """Opens the namespace of an identity and a shape.
 
         Args:
             fields: Everything that must agree before two programs may share bytes: model, weights
-                fingerprint, dtype, layout, ranks, LoRA, tenant salt … Any difference makes another
+                fingerprint, dtype, layout, ranks, LoRA, tenant salt. Any difference makes another
                 namespace.
             layers: Layers per block; 1 if blocks are opaque rows.
             slice_bytes: Bytes of one layer of one block.
-            codec: How blocks are stored from now on: ``"none"`` as they came, ``"zstd"`` shrunk
-                without loss. ``None`` leaves it as it was, which is ``"none"`` for a new
-                namespace. It is no part of the identity, and what is stored stays readable
-                whatever is said here. It is remembered as long as the namespace has blocks.
-            element_bytes: With ``"zstd"``, the width of a number: 2 for bf16 and fp16, 4 for fp32,
+            codec: Codec of blocks stored from now on: ``"none"`` or ``"zstd"``, which is lossless.
+                ``None`` keeps the namespace's codec, ``"none"`` for a new namespace. The codec is
+                not part of the identity, and stored blocks stay readable whatever it is. It is
+                remembered as long as the namespace has blocks.
+            element_bytes: With ``"zstd"``, the bytes of a number: 2 for bf16 and fp16, 4 for fp32,
                 1 for fp8.
 
         Raises:
-            UnavailableError: The store could not be marked as one with coded blocks.
-            InvalidError: The codec or the width does not exist, a field is given twice or too
-                long, a block does not fit into a segment, or there are too many namespaces; those
-                without a block are forgotten when the store is opened.
+            UnavailableError: The store could not be marked as one with compressed blocks.
+            InvalidError: The codec or ``element_bytes`` is unknown, a field is duplicated or too
+                long, a block does not fit into a segment, or there are too many namespaces;
+                namespaces without blocks are forgotten when the store is opened.
         """
 
     def namespaces(self) -> list[Namespace]:
-        """Returns the namespaces that are known: those that had blocks when the store was opened.
+        """Returns the namespaces that had blocks when the store was opened, and those opened since.
 
-        Those opened since are there too. They come in the order of their ids.
+        They come in the order of their ids.
         """
 
     def watch_removals(self, capacity: int = 65536) -> RemovalWatch:
-        """Starts to note the blocks that leave the store: evicted, quarantined or removed.
+        """Subscribes to the blocks of all namespaces that leave the store.
 
-        Those of every namespace are noted. A program that publishes what the store holds, such as
-        KV events for a router, takes them from time to time.
+        Blocks leave when they are evicted, quarantined or removed. A program that publishes the
+        contents of the store, such as KV events for a router, takes them periodically.
 
         Args:
-            capacity: Blocks that may wait to be taken, 48 bytes each; what is more leaves a gap.
+            capacity: Most blocks that may wait to be taken, 48 bytes each; more blocks leave a gap.
 
         Raises:
             InvalidError: ``capacity`` is 0 or above 16777216.
-            ClosedError: The store was closed.
+            ClosedError: The store is closed.
         """
 
     def close(self) -> None:
-        """Waits for transfers under way and lets go of the directory.
+        """Waits for transfers in flight and releases the directory.
 
-        Waits ten seconds at most, with an index in files twenty. If the disk hangs the directory
-        stays locked until it has answered every write. Calling it again does nothing.
+        It waits at most 10 s, with an on-disk index 20 s. If the disk hangs, the directory stays
+        locked until the disk has completed every write. Closing a closed store does nothing.
         """
 
     def __enter__(self) -> Self: ...
@@ -559,70 +615,93 @@ class Store:
     ) -> None: ...
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
-    """Facts about a store that nobody has open, without reading payload.
+    """Returns facts about a store that no process has open, without reading payload.
 
-    ``index`` is ``None`` unless the index lives in files; then it tells the ``shape``, the ``runs``
-    of each level, and in ``decisions`` the last changes of shape, each with its ``reason``.
+    ``index`` is ``None`` unless the index is on disk. Then it has the ``shape``, the ``runs`` of
+    each level, and in ``decisions`` the last changes of shape, each with its ``reason``.
+
+    Args:
+        path: The store's directory; a leading ``~`` is the home directory.
+
+    Raises:
+        InvalidError: There is no store in the directory.
+        UnavailableError: A process has the store open, or it cannot be read.
     """
 
 def list_extents(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    """The namespaces of a store that nobody has open, each with its extents in index order."""
+    """Lists the namespaces of a store that no process has open, with their extents.
+
+    Args:
+        path: The store's directory; a leading ``~`` is the home directory.
+
+    Returns:
+        One entry per namespace; its ``extent_rows`` are in index order.
+
+    Raises:
+        InvalidError: There is no store in the directory.
+        UnavailableError: A process has the store open, or it cannot be read.
+    """
 
 def inspect(path: str | PathLike[str], file: str, offset: int | None = None) -> dict[str, Any]:
-    """Shows a file of a store that nobody has open, with the names of its format.
+    """Decodes a file of a store that no process has open, with the names of its format.
 
     Args:
         path: The store's directory; a leading ``~`` is the home directory.
         file: Name of a segment, of ``store.meta`` or of a namespace's descriptor.
-        offset: Of a segment: any byte of the record to show. Without it the segment's header is
-            shown, and its records are listed.
+        offset: In a segment, any byte of the record to decode. Without it the segment's header is
+            decoded, and its records are listed.
 
     Returns:
         ``title``; ``problem``: what is wrong with the header, or an empty text; ``fields``: a list
-        of ``{"offset", "name", "hex", "says"}``; ``records``: of a segment, a list of ``{"offset",
-        "bytes", "kind", "blocks", "sequence", "problem"}``; ``parts``: of an extent, its slices, or
-        units if it is coded: ``{"offset", "bytes", "name", "crc", "right", "problem", "first"}``.
+        of ``{"offset", "name", "hex", "says"}``; ``records`` of a segment: a list of ``{"offset",
+        "bytes", "kind", "blocks", "sequence", "problem"}``; ``parts`` of an extent, its slices or
+        its compressed units: ``{"offset", "bytes", "name", "crc", "right", "problem", "first"}``.
 
     Raises:
         InvalidError: There is no such file or record.
     """
 
-def verify(path: str | PathLike[str], progress: object | None = None) -> dict[str, Any]:
-    """Reads and checks every byte of a store that nobody has open.
+def verify(
+    path: str | PathLike[str], progress: Callable[[int, int], object] | None = None
+) -> dict[str, Any]:
+    """Reads and checks every byte of a store that no process has open.
 
     Args:
         path: The store's directory; a leading ``~`` is the home directory.
-        progress: Called as ``progress(done_bytes, total_bytes)``, at the latest after each file.
+        progress: Called as ``progress(done_bytes, total_bytes)``, at least after each file, on any
+            thread. Its exceptions are ignored.
 
     Returns:
-        Counts, among them the ``tables`` of an index in files, and ``findings``: a list of
+        Counts, among them the ``tables`` of an on-disk index, and ``findings``: a list of
         ``{"file", "offset", "what"}``, empty for a healthy store.
     """
 
-def repair(path: str | PathLike[str], progress: object | None = None) -> dict[str, Any]:
-    """Checks a store that nobody has open, drops what is bad, keeps the rest, and checks it again.
+def repair(
+    path: str | PathLike[str], progress: Callable[[int, int], object] | None = None
+) -> dict[str, Any]:
+    """Verifies a store that no process has open, drops damaged blocks, and verifies it again.
 
-    A segment with a fault is written anew: its good blocks are copied to another one first. If
-    there is no room for that it stays as it is. A damaged index is made again by the next open.
+    A segment with a finding is rewritten: its good blocks are first copied to another segment. If
+    there is no space for that, the segment stays as it is. The next open rebuilds a damaged index.
 
     Args:
         path: The store's directory; a leading ``~`` is the home directory.
-        progress: Called as by `verify`, during both checks.
+        progress: Called during both checks, as in `verify`.
 
     Returns:
-        ``before`` and ``after``: what `verify` returned; ``segments``: how many were written anew
-        or removed; ``dropped_blocks``: blocks that could be found before, and cannot now.
+        ``before`` and ``after``: the results of `verify`; ``segments``: how many were rewritten or
+        removed; ``dropped_blocks``: blocks that the index found before the repair and not after.
 
     Raises:
-        UnavailableError: The store cannot be written, or somebody has it open.
+        UnavailableError: The store cannot be written, or a process has it open.
     """
 
 def config_keys() -> list[str]:
-    """Names of all settings."""
+    """Returns the names of all settings."""
 
 def parse_bytes(text: str) -> int:
-    """Reads a byte count such as ``"200GiB"``, ``"1.5 TB"``, ``"32Gi"`` or ``"4096"``.
+    """Parses a byte count such as ``"200GiB"``, ``"1.5 TB"``, ``"32Gi"`` or ``"4096"``.
 
     Raises:
-        InvalidError: It is none.
+        InvalidError: The text is not a byte count.
     """

@@ -92,9 +92,10 @@ class PutReport:
 class Transfer:
     """A put or get under way."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         """Makes a transfer that has not ended."""
-        self._kind = kind
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], object]] = []
         self._ended = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
@@ -105,14 +106,14 @@ class Transfer:
         """Carries it out; called on a thread of the store."""
         try:
             self._result = work()
-        except BaseException as error:  # noqa: BLE001 - raised by the report
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
             self._error = error
-        self._ended.set()
+        self._finish()
 
     def end(self, result: Any, *, throttled: bool = False) -> None:
         """Ends it without work."""
         self.throttled, self._result = throttled, result
-        self._ended.set()
+        self._finish()
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -126,26 +127,27 @@ class Transfer:
         """Calls it off."""
         self.cancelled = True
 
-    def _take(self, kind: str) -> Any:
-        if self._kind != kind or not self.done():
-            raise InvalidError(f"this transfer is no {kind} that has ended")
+    def result(self) -> Any:
+        """Returns what the call returned, or raises what it raised."""
+        if not self.done():
+            raise InvalidError("the transfer has not ended")
         if self._error is not None:
             raise self._error
         return self._result
 
-    def put_report(self) -> PutReport:
-        """The result of a put."""
-        report: PutReport = self._take("put")
-        return report
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Calls a function when it ends, or now if it has ended."""
+        with self._lock:
+            if not self.done():
+                self._callbacks.append(callback)
+                return
+        callback()
 
-    def get_report(self) -> list[bool]:
-        """The result of a get."""
-        found: list[bool] = self._take("get")
-        return found
-
-    def layer_report(self) -> None:
-        """The result of a layer of a put."""
-        self._take("layer")
+    def _finish(self) -> None:
+        with self._lock:
+            self._ended.set()
+        for callback in self._callbacks:
+            callback()
 
 
 @dataclass

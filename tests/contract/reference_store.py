@@ -136,7 +136,8 @@ class Store:
     def submit(self, kind: str, work: Callable[[], Any], refused: Any) -> Transfer:
         """Runs work on a thread, or refuses it if too much is waiting."""
         self.check_open()
-        transfer = Transfer(kind)
+        del kind  # for subclasses
+        transfer = Transfer()
         with self.guard:
             if self._waiting >= self._queue:
                 transfer.end(refused, throttled=True)

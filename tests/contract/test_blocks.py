@@ -239,7 +239,7 @@ def by_writer(namespace: dalsegno.Namespace, hashes: list[bytes]) -> int:
 def by_transfer(namespace: dalsegno.Namespace, hashes: list[bytes]) -> int:
     transfer = namespace.submit_put(hashes, contents(hashes, namespace.block_bytes))
     assert transfer.wait(60)
-    return transfer.put_report().stored
+    return transfer.result().stored
 
 
 def by_layer_transfers(namespace: dalsegno.Namespace, hashes: list[bytes]) -> int:
@@ -249,11 +249,11 @@ def by_layer_transfers(namespace: dalsegno.Namespace, hashes: list[bytes]) -> in
         part = slice(layer * size, (layer + 1) * size)
         transfer = writer.submit_store_layer(layer, [row[part] for row in rows])
         assert transfer.wait(60)
-        transfer.layer_report()
+        transfer.result()
         out = [bytearray(size) for _ in hashes]
         back = namespace.submit_retrieve_layer(hashes, layer, out)
         assert back.wait(60)
-        assert back.get_report() == [index < writer.first for index in range(len(hashes))]
+        assert back.result() == [index < writer.first for index in range(len(hashes))]
         assert out[: writer.first] == [
             content(one, namespace.block_bytes)[part] for one in hashes[: writer.first]
         ]
@@ -275,7 +275,7 @@ def test_other_ways_of_putting_store_the_same(
         out = buffers(namespace, 6)
         transfer = namespace.submit_get(hashes, out)
         assert transfer.wait(60)
-        assert transfer.get_report() == [True] * 6
+        assert transfer.result() == [True] * 6
         assert out == contents(hashes, namespace.block_bytes)
     with box.namespace(layers=3, slice_bytes=777) as namespace:
         expect(namespace, hashes, hashes)

@@ -80,7 +80,7 @@ class Player:
         blocks = contents(hashes[first : first + count], BLOCK_BYTES)
         transfer = self.namespace.submit_put(hashes, blocks, first=min(first, len(hashes)))
         assert transfer.wait(60)
-        report = transfer.put_report()
+        report = transfer.result()
         return report.stored, report.present, report.failed, report.kept
 
     def write_layers(self, prompt: str, first: int, count: int) -> Any:
@@ -113,7 +113,7 @@ class Player:
         out = buffers(self.namespace, len(hashes))
         transfer = self.namespace.submit_get(hashes, out, each=True)
         assert transfer.wait(60)
-        return self._filled(hashes, out, transfer.get_report())
+        return self._filled(hashes, out, transfer.result())
 
     def get_each(self, several: list[str]) -> Any:
         hashes = [hashes_of(prompt)[-1] for prompt in several]

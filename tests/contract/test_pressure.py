@@ -170,11 +170,11 @@ def test_transfers_of_many_threads_all_end(box: Box) -> None:
                 hashes = chain(6, f"{number}.")
                 put = namespace.submit_put(hashes, contents(hashes, 4000))
                 assert put.wait(60)
-                assert put.put_report().stored == 6
+                assert put.result().stored == 6
                 out = buffers(namespace, 6)
                 get = namespace.submit_get(hashes, out, each=True)
                 assert get.wait(60)
-                assert get.get_report() == [True] * 6
+                assert get.result() == [True] * 6
                 assert out == [content(one, 4000) for one in hashes]
 
             return go

@@ -17,12 +17,15 @@ class ManualTransfer:
         self._done = self.throttled = self.cancelled = False
         self.waits = 0
         self._outcome: Any = None
+        self._callbacks: list[Callable[[], object]] = []
 
     def end(self, outcome: Any = None, *, throttled: bool = False) -> None:
         """Ends it: as it would, with another outcome, or with an error."""
         self.throttled = throttled
         self._outcome = self._work() if outcome is None and not throttled else outcome
         self._done, self._work = True, lambda: None
+        for callback in self._callbacks:
+            callback()
 
     def done(self) -> bool:
         return self._done
@@ -35,13 +38,17 @@ class ManualTransfer:
     def cancel(self) -> None:
         self.cancelled = True
 
-    def _report(self) -> Any:
+    def on_end(self, callback: Callable[[], object]) -> None:
+        if self._done:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def result(self) -> Any:
         assert self._done
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome
-
-    put_report = get_report = _report
 
 
 class ManualStore(reference_store.Store):

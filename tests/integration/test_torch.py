@@ -85,7 +85,7 @@ def test_layers_and_transfers_take_tensors(namespace: dalsegno.Namespace) -> Non
     out = tensor(bytes(BLOCK_BYTES), torch.float32)
     transfer = namespace.submit_get(chain(1), [out])
     assert transfer.wait(60)
-    assert transfer.get_report() == [True]
+    assert transfer.result() == [True]
     assert content(out) == b"".join(data)
 
 

@@ -24,10 +24,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dalsegno
 from dalsegno.paths import local_path
+from dalsegno.stats import CodecStats
 from dalsegno_bench.machine.speed import Sample, timed
 
 __all__ = ["SUMMARY", "Cache", "main", "report"]
@@ -200,7 +200,7 @@ def run(directory: Path, cache: Cache, rounds: int, total_bytes: int) -> dict[st
         for codec in ("none", "zstd") if number % 2 else ("zstd", "none"):
             subjects[codec].round(number, source, target)
         print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
-    stats: dict[str, Any] = subjects["zstd"].store.stats()["log"]["codec"]
+    stats = subjects["zstd"].store.stats()["log"]["codec"]
     for subject in subjects.values():
         subject.store.close()
     load.append(round(os.getloadavg()[0], 2))
@@ -211,7 +211,7 @@ def run(directory: Path, cache: Cache, rounds: int, total_bytes: int) -> dict[st
 def report(
     origin: str,
     samples: dict[str, tuple[list[Sample], list[Sample]]],
-    stats: dict[str, int],
+    stats: CodecStats,
     load: list[float],
 ) -> dict[str, object]:
     """Prints the table and makes the result."""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import dalsegno
 from dalsegno.paths import local_path
@@ -137,8 +138,7 @@ class Subject:
         while self.store.stats()["merging"]["waiting_lineages"] and time.monotonic() < end:
             time.sleep(0.2)
         self.figures.cpu_s += cpu_s() - cpu
-        merging: dict[str, int] = self.store.stats()["merging"]
-        return merging
+        return cast("dict[str, int]", self.store.stats()["merging"])
 
     def count_extents(self) -> dict[str, int]:
         """Counts extents, as the next open would; the store is closed for it."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import dalsegno
+from dalsegno.stats import Stats
 from dalsegno_bench.disk.log import aligned
 from dalsegno_bench.workload import Lru, Trace, parse
 
@@ -84,7 +85,7 @@ class Replay:
 
     hits: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: Stats | None = None
     reachable: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -203,6 +204,7 @@ def run_cell(
     ours = hit_rate(trace, done.hits)
     theirs = hit_rate(trace, [lru.use(blocks) for blocks in trace.requests])
     stats = done.stats
+    assert stats is not None, "the replay has ended"
     return {
         "hit_rate": round(ours, 4),
         "lru_hit_rate": round(theirs, 4),

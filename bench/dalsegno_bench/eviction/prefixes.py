@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import dalsegno
+from dalsegno.stats import Stats
 from dalsegno_bench.disk.log import aligned
 
 __all__ = ["PROMPT_BLOCKS", "ROOT", "Geometry", "Setup", "Subject", "calibrate", "chain_of"]
@@ -98,7 +99,7 @@ class Subject:
         self.max_loss_blocks = 0
         self.put_bytes = 0
         self.relocated_bytes = 0
-        self.stats: dict[str, Any] = {}
+        self.stats: Stats
         self._folder = tempfile.mkdtemp(dir=setup.directory)
         memory = aligned(CHAIN_BLOCKS * setup.block_bytes)
         self._buffers = [

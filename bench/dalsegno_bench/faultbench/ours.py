@@ -54,7 +54,7 @@ class InMemory(Adapter):
         for one in transfers:
             one.wait()
         return [
-            [False] * len(names) if one.throttled else one.put_report().kept
+            [False] * len(names) if one.throttled else one.result().kept
             for names, one in zip(keys, transfers, strict=True)
         ]
 
@@ -68,7 +68,7 @@ class InMemory(Adapter):
         for one in transfers:
             one.wait()
         came = [
-            [False] * len(buffers) if one.throttled else one.get_report()
+            [False] * len(buffers) if one.throttled else one.result()
             for one, buffers in zip(transfers, out, strict=True)
         ]
         return [

@@ -129,7 +129,7 @@ impl Drop for Lent {
     }
 }
 
-/// Turns buffers into memory, `parts` of them for each block.
+/// Makes memory of buffers, `parts` of them for each block.
 fn lend(buffers: Vec<PyUntypedBuffer>, parts: &[usize], access: Access) -> Vec<Vec<Memory>> {
     let ranges: Vec<(NonNull<u8>, usize)> = buffers
         .iter()

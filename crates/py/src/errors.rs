@@ -5,30 +5,35 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-create_exception!(dalsegno, DalsegnoError, PyException, "Base of all errors of this package.");
+create_exception!(
+    dalsegno,
+    DalsegnoError,
+    PyException,
+    "Base class of all errors of this package."
+);
 create_exception!(
     dalsegno,
     InvalidError,
     DalsegnoError,
-    "The call is wrong: fix it. Nothing was changed."
+    "The call or a setting is wrong: fix it. Nothing was changed."
 );
 create_exception!(
     dalsegno,
     IncompatibleError,
     DalsegnoError,
-    "The store's format or layout is not one that this version reads."
+    "The store has a format or layout that this version cannot read."
 );
 create_exception!(
     dalsegno,
     UnavailableError,
     DalsegnoError,
-    "The store cannot be used now: skip it or try again."
+    "The store cannot be used now: skip it or retry.\n\nIt is locked, read-only or owned by the parent process, or its device fails."
 );
 create_exception!(
     dalsegno,
     FullError,
     DalsegnoError,
-    "There is no room: raise the capacity or free the disk."
+    "There is no space left: raise the capacity or free disk space."
 );
 create_exception!(
     dalsegno,
@@ -40,9 +45,9 @@ create_exception!(
     dalsegno,
     PoisonedError,
     DalsegnoError,
-    "A sync failed, so nothing more is written until the store is opened again."
+    "A sync failed; nothing more is written until the store is reopened."
 );
-create_exception!(dalsegno, ClosedError, DalsegnoError, "The store was closed.");
+create_exception!(dalsegno, ClosedError, DalsegnoError, "The store is closed.");
 
 /// The Python exception for an error.
 pub(crate) fn raise(error: &Error) -> PyErr {

@@ -1,8 +1,13 @@
-//! The boundary between Python and the store: conversion only. `python/dalsegno/_native.pyi` is its contract.
+//! The boundary between Python and the store: type conversion only.
+//!
+//! The doc comments of what Python sees are Python's docstrings. `python/dalsegno/_native.pyi` has the same ones for
+//! editors; `tests/unit/api/test_docstrings.py` compares them.
 //!
 //! 1. The GIL is released before anything waits or copies.
-//! 2. A Python buffer stays exported until nothing can touch its bytes any more.
+//! 2. A Python buffer stays exported until nothing can touch its bytes.
 //! 3. Every error kind has one exception class.
+
+#![expect(clippy::doc_markdown, reason = "what Python sees is documented in Python's markup")]
 
 mod access;
 mod arguments;
@@ -19,29 +24,35 @@ mod writer;
 use pyo3::prelude::*;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Prints log events of the core to standard error if `DALSEGNO_LOG` is set.
+/// Writes the core's events to standard error if `DALSEGNO_LOG` names a level.
 ///
-/// An invalid level does not fail an engine's start: it is logged, and warnings are shown.
-fn listen() {
-    let Some(wanted) = std::env::var_os("DALSEGNO_LOG") else { return };
-    let wanted = wanted.to_string_lossy();
-    let level = wanted.parse::<LevelFilter>();
+/// An invalid level must not fail an engine's start: it is logged, and warnings are shown.
+fn log_events() {
+    let Some(setting) = std::env::var_os("DALSEGNO_LOG") else { return };
+    let setting = setting.to_string_lossy();
+    let level = setting.parse::<LevelFilter>();
     let shown = *level.as_ref().unwrap_or(&LevelFilter::WARN);
     // A program that embeds this module may have a subscriber already.
     drop(tracing_subscriber::fmt().with_max_level(shown).with_writer(std::io::stderr).try_init());
     if level.is_err() {
         tracing::warn!(
-            "DALSEGNO_LOG is {wanted:?}; it must be error, warn, info, debug, trace or off; showing warnings"
+            "DALSEGNO_LOG is {setting:?}; expected error, warn, info, debug, trace or off; showing warnings"
         );
     }
 }
 
-/// Native part of the `dalsegno` package.
+/// The boundary between Python and the Rust core: type conversion only.
+///
+/// Every call that waits or copies releases the GIL. A buffer is a C-contiguous object with the buffer
+/// protocol (a numpy array, memoryview or bytearray) or a ``torch.Tensor`` of any dtype in CPU memory.
+/// Buffers are used in place, never copied in Python. A buffer that a call fills must be writable; a
+/// tensor that requires grad is not. A block is one buffer, or a sequence of buffers whose lengths sum
+/// to the block's size.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
-    listen();
+    log_events();
     module.add_class::<store::PyStore>()?;
     module.add_class::<namespace::PyNamespace>()?;
     module.add_class::<transfer::PyTransfer>()?;

@@ -12,7 +12,7 @@ use crate::errors::OrRaise;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;
 
-/// Blocks of one identity and shape in a store.
+/// Blocks of one identity and shape in a store. Threads may share it.
 #[pyclass(name = "Namespace", module = "dalsegno._native", frozen)]
 pub(crate) struct PyNamespace {
     store: Store,
@@ -41,31 +41,58 @@ impl PyNamespace {
 
 #[pymethods]
 impl PyNamespace {
+    /// Hash of all fields and of the shape, 32 hexadecimal digits.
     #[getter]
     fn id(&self) -> String {
         self.namespace.id().to_hex()
     }
 
+    /// Layers per block.
     #[getter]
     fn layers(&self) -> u32 {
         self.namespace.layout().layers()
     }
 
+    /// Bytes of one layer of one block.
     #[getter]
     fn slice_bytes(&self) -> u32 {
         self.namespace.layout().slice_bytes()
     }
 
+    /// Bytes of a block: ``layers * slice_bytes``.
     #[getter]
     fn block_bytes(&self) -> u64 {
         self.namespace.layout().block_bytes()
     }
 
+    /// The fields that identify the namespace.
     #[getter]
     fn fields(&self) -> BTreeMap<String, String> {
         self.namespace.fields().clone()
     }
 
+    /// Puts the blocks ``chain[first:first + len(blocks)]``.
+    ///
+    /// The hashes before ``first`` only help to place the blocks next to their prefix.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+    ///     blocks: One block per hash, ``block_bytes`` bytes each, one layer after the other.
+    ///         Without a timeout, memory aligned to the device's sectors (512 or 4096 bytes) is
+    ///         written in place; other memory goes through a staging buffer.
+    ///     first: Position in ``chain`` of the first block given.
+    ///     timeout_s: Seconds from now after which the remaining blocks fail; ``None`` waits.
+    ///
+    /// Returns:
+    ///     The outcome of each block. A full disk, a timeout and a failing device are outcomes, not
+    ///     errors.
+    ///
+    /// Raises:
+    ///     InvalidError: A length disagrees with the shape; nothing was written.
+    ///     PoisonedError: A sync failed, now or earlier.
+    ///     ClosedError: The store is closed.
+    ///
+    /// Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
     #[pyo3(
         signature = (chain, blocks, *, first=Number::new(0), timeout_s=None),
         text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
@@ -87,26 +114,80 @@ impl PyNamespace {
         Ok(PyPutReport::new(report))
     }
 
+    /// Returns how many leading blocks of ``chain`` are present, without reading payload.
+    ///
+    /// These blocks count as used, with all blocks that they depend on: a load usually follows.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+    ///
+    /// Raises:
+    ///     ClosedError: The store is closed.
     fn probe(&self, py: Python<'_>, chain: &Bound<'_, PyAny>) -> PyResult<usize> {
         let chain = hashes(chain)?;
         py.detach(|| self.store.probe(self.namespace.id(), &chain)).or_raise()
     }
 
+    /// Returns for each block whether it is present, wherever it comes in its prompt.
+    ///
+    /// Present blocks count as used.
+    ///
+    /// Args:
+    ///     hashes: Block hashes, 32 bytes each, in any order.
+    ///
+    /// Raises:
+    ///     ClosedError: The store is closed.
     fn contains(&self, py: Python<'_>, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let hashes = self::hashes(hashes)?;
         py.detach(|| self.store.contains(self.namespace.id(), &hashes)).or_raise()
     }
 
+    /// Returns the same as :meth:`contains`, but no block counts as used.
     fn peek(&self, py: Python<'_>, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let hashes = self::hashes(hashes)?;
         py.detach(|| self.store.peek(self.namespace.id(), &hashes)).or_raise()
     }
 
+    /// Marks the blocks of a prompt as used without loading them.
+    ///
+    /// Call it for blocks that an engine serves from its own memory. Without it they look idle to
+    /// eviction, and a system prompt could be evicted before the blocks that depend on it. Reads no
+    /// payload and never waits for the disk.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+    ///
+    /// Returns:
+    ///     How many leading blocks are present; these count as used, with all blocks that they
+    ///     depend on.
+    ///
+    /// Raises:
+    ///     ClosedError: The store is closed.
     fn touch(&self, py: Python<'_>, chain: &Bound<'_, PyAny>) -> PyResult<usize> {
         let chain = hashes(chain)?;
         py.detach(|| self.store.touch(self.namespace.id(), &chain)).or_raise()
     }
 
+    /// Fills ``out`` with the longest present run of ``chain``.
+    ///
+    /// The call returns when every filled buffer is verified.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+    ///     out: One writable block per hash, ``block_bytes`` bytes each. Without a timeout, memory
+    ///         aligned to the device's sectors is read into directly; other memory is filled by a
+    ///         copy.
+    ///     timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+    ///         waits.
+    ///
+    /// Returns:
+    ///     How many leading buffers hold their block. The contents of the others are undefined.
+    ///
+    /// Raises:
+    ///     InvalidError: A length disagrees with the shape; nothing was read.
+    ///     ClosedError: The store is closed.
+    ///
+    /// Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
     #[pyo3(signature = (chain, out, *, timeout_s=None))]
     fn get_batch(
         &self,
@@ -118,6 +199,12 @@ impl PyNamespace {
         Ok(self.get(py, chain, out, Scope::Prefix, timeout_s)?.leading_blocks())
     }
 
+    /// Fills every buffer of ``out`` whose block is present, wherever it comes in its prompt.
+    ///
+    /// The arguments and errors are those of :meth:`get_batch`.
+    ///
+    /// Returns:
+    ///     For each buffer whether it holds its block. The contents of the others are undefined.
     #[pyo3(signature = (hashes, out, *, timeout_s=None))]
     fn get_each(
         &self,
@@ -129,6 +216,16 @@ impl PyNamespace {
         Ok(hits(&self.get(py, hashes, out, Scope::Each, timeout_s)?))
     }
 
+    /// Fills ``out`` with one layer of the longest present run of ``chain``.
+    ///
+    /// Only that layer is read and verified. The other arguments, the result and the errors are
+    /// those of :meth:`get_batch`.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each.
+    ///     layer: Index of the layer, from 0.
+    ///     out: One writable buffer per hash, ``slice_bytes`` bytes each.
+    ///     timeout_s: Seconds from now after which the remaining blocks count as misses.
     #[pyo3(signature = (chain, layer, out, *, timeout_s=None))]
     fn retrieve_layer(
         &self,
@@ -146,6 +243,20 @@ impl PyNamespace {
         Ok(report.or_raise()?.leading_blocks())
     }
 
+    /// Starts a put of blocks whose layers come one at a time.
+    ///
+    /// Leading blocks that are already present are left out: see :attr:`LayerWriter.first`.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+    ///     first: Position in ``chain`` of the first block of the put.
+    ///     count: Number of blocks of the put; ``None`` takes all blocks from ``first`` on.
+    ///     timeout_s: Seconds after which the reservation of space fails; ``None`` waits.
+    ///
+    /// Raises:
+    ///     InvalidError: The blocks do not fit into one extent; split the put.
+    ///     FullError: There is no space, and none could be reclaimed.
+    ///     UnavailableError: No space was reclaimed within ``timeout_s``.
     #[pyo3(
         signature = (chain, *, first=Number::new(0), count=None, timeout_s=None),
         text_signature = "($self, chain, *, first=0, count=None, timeout_s=None)"
@@ -168,6 +279,10 @@ impl PyNamespace {
         Ok(PyLayerWriter::new(writer.or_raise()?))
     }
 
+    /// Starts :meth:`put_batch` in the background; never waits.
+    ///
+    /// The buffers stay in use until the transfer is done. The time in the queue counts towards
+    /// ``timeout_s``.
     #[pyo3(
         signature = (chain, blocks, *, first=Number::new(0), timeout_s=None),
         text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
@@ -191,6 +306,10 @@ impl PyNamespace {
         )))
     }
 
+    /// Starts :meth:`get_batch`, or :meth:`get_each` if ``each``; never waits.
+    ///
+    /// The buffers stay in use until the transfer is done. The time in the queue counts towards
+    /// ``timeout_s``.
     #[pyo3(signature = (hashes, out, *, each=false, timeout_s=None))]
     fn submit_get(
         &self,
@@ -205,6 +324,10 @@ impl PyNamespace {
         Ok(PyTransfer::get(self.store.submit_get(self.namespace.id(), chain, out, scope, timeout)))
     }
 
+    /// Starts :meth:`retrieve_layer` in the background; never waits.
+    ///
+    /// The buffers stay in use until the transfer is done. The time in the queue counts towards
+    /// ``timeout_s``.
     #[pyo3(signature = (chain, layer, out, *, timeout_s=None))]
     fn submit_retrieve_layer(
         &self,
@@ -220,6 +343,23 @@ impl PyNamespace {
         Ok(PyTransfer::get(transfer))
     }
 
+    /// Removes blocks permanently.
+    ///
+    /// The blocks disappear immediately; with an on-disk index, as soon as the disk responds. The
+    /// call returns when the removal is durable.
+    ///
+    /// Args:
+    ///     hashes: Hashes of the blocks, 32 bytes each; ``None`` removes all blocks of the
+    ///         namespace.
+    ///     timeout_s: Seconds to wait for durability; ``None`` waits.
+    ///
+    /// Returns:
+    ///     How many of the blocks were present.
+    ///
+    /// Raises:
+    ///     UnavailableError: The removal was not durable within ``timeout_s``, or the device
+    ///         failed. The blocks stay away until the store is closed, and may reappear after that.
+    ///     FullError: There is no space to record the removal.
     #[pyo3(signature = (hashes=None, *, timeout_s=None))]
     fn remove(
         &self,

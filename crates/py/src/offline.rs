@@ -1,4 +1,4 @@
-//! Functions on a store that is not open in any process.
+//! Functions on a store that no process has open.
 
 use dalsegno_store::{Config, VerifyReport, to_hex};
 use pyo3::prelude::*;
@@ -8,12 +8,34 @@ use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
 use crate::store::to_python;
 
+/// Returns facts about a store that no process has open, without reading payload.
+///
+/// ``index`` is ``None`` unless the index is on disk. Then it has the ``shape``, the ``runs`` of
+/// each level, and in ``decisions`` the last changes of shape, each with its ``reason``.
+///
+/// Args:
+///     path: The store's directory; a leading ``~`` is the home directory.
+///
+/// Raises:
+///     InvalidError: There is no store in the directory.
+///     UnavailableError: A process has the store open, or it cannot be read.
 #[pyfunction]
 pub(crate) fn info(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_, PyAny>> {
     let info = py.detach(move || dalsegno_store::info(path.as_ref())).or_raise()?;
     to_python(py, &serde_json::to_value(info).expect("plain fields"))
 }
 
+/// Lists the namespaces of a store that no process has open, with their extents.
+///
+/// Args:
+///     path: The store's directory; a leading ``~`` is the home directory.
+///
+/// Returns:
+///     One entry per namespace; its ``extent_rows`` are in index order.
+///
+/// Raises:
+///     InvalidError: There is no store in the directory.
+///     UnavailableError: A process has the store open, or it cannot be read.
 #[pyfunction]
 pub(crate) fn list_extents(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_, PyAny>> {
     let (namespaces, extents) =
@@ -32,6 +54,22 @@ pub(crate) fn list_extents(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_
     to_python(py, &json!(rows))
 }
 
+/// Decodes a file of a store that no process has open, with the names of its format.
+///
+/// Args:
+///     path: The store's directory; a leading ``~`` is the home directory.
+///     file: Name of a segment, of ``store.meta`` or of a namespace's descriptor.
+///     offset: In a segment, any byte of the record to decode. Without it the segment's header is
+///         decoded, and its records are listed.
+///
+/// Returns:
+///     ``title``; ``problem``: what is wrong with the header, or an empty text; ``fields``: a list
+///     of ``{"offset", "name", "hex", "says"}``; ``records`` of a segment: a list of ``{"offset",
+///     "bytes", "kind", "blocks", "sequence", "problem"}``; ``parts`` of an extent, its slices or
+///     its compressed units: ``{"offset", "bytes", "name", "crc", "right", "problem", "first"}``.
+///
+/// Raises:
+///     InvalidError: There is no such file or record.
 #[pyfunction]
 #[pyo3(signature = (path, file, offset=None))]
 pub(crate) fn inspect<'py>(
@@ -78,6 +116,16 @@ pub(crate) fn inspect<'py>(
     )
 }
 
+/// Reads and checks every byte of a store that no process has open.
+///
+/// Args:
+///     path: The store's directory; a leading ``~`` is the home directory.
+///     progress: Called as ``progress(done_bytes, total_bytes)``, at least after each file, on any
+///         thread. Its exceptions are ignored.
+///
+/// Returns:
+///     Counts, among them the ``tables`` of an on-disk index, and ``findings``: a list of
+///     ``{"file", "offset", "what"}``, empty for a healthy store.
 #[pyfunction]
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn verify<'py>(
@@ -85,11 +133,27 @@ pub(crate) fn verify<'py>(
     path: LocalPath,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let progress = teller(progress);
-    let report = py.detach(move || dalsegno_store::verify(path.as_ref(), &progress)).or_raise()?;
+    let report_progress = progress_callback(progress);
+    let report =
+        py.detach(move || dalsegno_store::verify(path.as_ref(), &report_progress)).or_raise()?;
     to_python(py, &plain(&report))
 }
 
+/// Verifies a store that no process has open, drops damaged blocks, and verifies it again.
+///
+/// A segment with a finding is rewritten: its good blocks are first copied to another segment. If
+/// there is no space for that, the segment stays as it is. The next open rebuilds a damaged index.
+///
+/// Args:
+///     path: The store's directory; a leading ``~`` is the home directory.
+///     progress: Called during both checks, as in `verify`.
+///
+/// Returns:
+///     ``before`` and ``after``: the results of `verify`; ``segments``: how many were rewritten or
+///     removed; ``dropped_blocks``: blocks that the index found before the repair and not after.
+///
+/// Raises:
+///     UnavailableError: The store cannot be written, or a process has it open.
 #[pyfunction]
 #[pyo3(signature = (path, progress=None))]
 pub(crate) fn repair<'py>(
@@ -97,8 +161,9 @@ pub(crate) fn repair<'py>(
     path: LocalPath,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let progress = teller(progress);
-    let report = py.detach(move || dalsegno_store::repair(path.as_ref(), &progress)).or_raise()?;
+    let report_progress = progress_callback(progress);
+    let report =
+        py.detach(move || dalsegno_store::repair(path.as_ref(), &report_progress)).or_raise()?;
     to_python(
         py,
         &json!({
@@ -110,12 +175,12 @@ pub(crate) fn repair<'py>(
     )
 }
 
-/// Calls a progress display from any thread.
-fn teller(progress: Option<Bound<'_, PyAny>>) -> impl Fn(u64, u64) + Sync {
+/// A function that calls Python's `progress` on any thread.
+fn progress_callback(progress: Option<Bound<'_, PyAny>>) -> impl Fn(u64, u64) + Sync {
     let progress = progress.map(Bound::unbind);
     move |done, total| {
         if let Some(progress) = &progress {
-            // A failing display must not fail the verification.
+            // A failing progress display must not fail the check.
             Python::attach(|py| drop(progress.call1(py, (done, total))));
         }
     }
@@ -136,11 +201,16 @@ fn plain(report: &VerifyReport) -> serde_json::Value {
     })
 }
 
+/// Returns the names of all settings.
 #[pyfunction]
 pub(crate) fn config_keys() -> Vec<String> {
     Config::keys()
 }
 
+/// Parses a byte count such as ``"200GiB"``, ``"1.5 TB"``, ``"32Gi"`` or ``"4096"``.
+///
+/// Raises:
+///     InvalidError: The text is not a byte count.
 #[pyfunction]
 pub(crate) fn parse_bytes(text: &str) -> PyResult<u64> {
     dalsegno_store::parse_bytes(text).or_raise()

@@ -11,7 +11,10 @@ use crate::errors::OrRaise;
 use crate::namespace::PyNamespace;
 use crate::watch::PyRemovalWatch;
 
-/// A store, open in this process and in no other.
+/// A store, open in this process and in no other. Threads may share it.
+///
+/// In a forked child it is closed: every call of it and of its namespaces, writers and transfers
+/// raises :class:`UnavailableError`, except :meth:`close` and :meth:`limits`.
 #[pyclass(name = "Store", module = "dalsegno._native", frozen)]
 pub(crate) struct PyStore {
     store: Store,
@@ -35,31 +38,59 @@ impl PyStore {
         Ok(Self { store: opened.or_raise()?, path })
     }
 
+    /// The store's random id.
     #[getter]
     fn id(&self) -> String {
         self.store.id().to_hex()
     }
 
+    /// The store's directory.
     #[getter]
     fn path(&self) -> String {
         self.path.display().to_string()
     }
 
+    /// Whether the store is closed. In a forked child it always is.
     #[getter]
     fn closed(&self) -> bool {
         self.store.is_closed()
     }
 
+    /// Returns the bounds derived from the configuration; byte counts end in ``_bytes``.
     fn limits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &serde_json::to_value(self.store.limits()).expect("plain fields"))
     }
 
+    /// Returns all counters and gauges; :class:`dalsegno.stats.Stats` describes each of them.
+    ///
+    /// Raises:
+    ///     UnavailableError: This is a forked child.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.store.check_process().or_raise()?;
         let stats = py.detach(|| serde_json::to_value(self.store.stats()).expect("plain fields"));
         to_python(py, &stats)
     }
 
+    /// Opens the namespace of an identity and a shape.
+    ///
+    /// Args:
+    ///     fields: Everything that must agree before two programs may share bytes: model, weights
+    ///         fingerprint, dtype, layout, ranks, LoRA, tenant salt. Any difference makes another
+    ///         namespace.
+    ///     layers: Layers per block; 1 if blocks are opaque rows.
+    ///     slice_bytes: Bytes of one layer of one block.
+    ///     codec: Codec of blocks stored from now on: ``"none"`` or ``"zstd"``, which is lossless.
+    ///         ``None`` keeps the namespace's codec, ``"none"`` for a new namespace. The codec is
+    ///         not part of the identity, and stored blocks stay readable whatever it is. It is
+    ///         remembered as long as the namespace has blocks.
+    ///     element_bytes: With ``"zstd"``, the bytes of a number: 2 for bf16 and fp16, 4 for fp32,
+    ///         1 for fp8.
+    ///
+    /// Raises:
+    ///     UnavailableError: The store could not be marked as one with compressed blocks.
+    ///     InvalidError: The codec or ``element_bytes`` is unknown, a field is duplicated or too
+    ///         long, a block does not fit into a segment, or there are too many namespaces;
+    ///         namespaces without blocks are forgotten when the store is opened.
     #[pyo3(
         signature = (fields, *, layers, slice_bytes, codec=None, element_bytes=Number::new(2)),
         text_signature = "($self, fields, *, layers, slice_bytes, codec=None, element_bytes=2)"
@@ -87,11 +118,25 @@ impl PyStore {
         Ok(PyNamespace::new(self.store.clone(), namespace))
     }
 
+    /// Returns the namespaces that had blocks when the store was opened, and those opened since.
+    ///
+    /// They come in the order of their ids.
     fn namespaces(&self) -> PyResult<Vec<PyNamespace>> {
         let known = self.store.namespaces().or_raise()?;
         Ok(known.into_iter().map(|one| PyNamespace::new(self.store.clone(), one)).collect())
     }
 
+    /// Subscribes to the blocks of all namespaces that leave the store.
+    ///
+    /// Blocks leave when they are evicted, quarantined or removed. A program that publishes the
+    /// contents of the store, such as KV events for a router, takes them periodically.
+    ///
+    /// Args:
+    ///     capacity: Most blocks that may wait to be taken, 48 bytes each; more blocks leave a gap.
+    ///
+    /// Raises:
+    ///     InvalidError: ``capacity`` is 0 or above 16777216.
+    ///     ClosedError: The store is closed.
     #[pyo3(
         signature = (capacity=Number::new(65_536)),
         text_signature = "($self, capacity=65536)"
@@ -101,6 +146,10 @@ impl PyStore {
         Ok(PyRemovalWatch::new(watch))
     }
 
+    /// Waits for transfers in flight and releases the directory.
+    ///
+    /// It waits at most 10 s, with an on-disk index 20 s. If the disk hangs, the directory stays
+    /// locked until the disk has completed every write. Closing a closed store does nothing.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.store.close());
     }

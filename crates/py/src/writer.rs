@@ -9,7 +9,7 @@ use crate::buffers::blocks;
 use crate::errors::OrRaise;
 use crate::transfer::PyTransfer;
 
-/// Blocks that are put layer by layer.
+/// A put of blocks that come layer by layer; they are invisible until :meth:`commit`.
 #[pyclass(name = "LayerWriter", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLayerWriter {
     writer: LayerWriter,
@@ -23,16 +23,30 @@ impl PyLayerWriter {
 
 #[pymethods]
 impl PyLayerWriter {
+    /// Position in the chain of the first block to write; the blocks before it are present.
     #[getter]
     fn first(&self) -> usize {
         self.writer.first()
     }
 
+    /// Number of blocks that each call of :meth:`store_layer` takes.
+    ///
+    /// Zero if nothing needs to be written.
     #[getter]
     fn count(&self) -> usize {
         self.writer.count()
     }
 
+    /// Writes one layer of all blocks. Layers may come in any order, each once.
+    ///
+    /// Args:
+    ///     layer: Index of the layer, from 0.
+    ///     blocks: One slice per block, ``slice_bytes`` bytes each.
+    ///     timeout_s: Seconds after which the layer, and with it the put, fails; ``None`` waits.
+    ///
+    /// Raises:
+    ///     InvalidError: The layer, the number of slices or a size is wrong.
+    ///     UnavailableError: A slice could not be written; no block of this put becomes visible.
     #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
     fn store_layer(
         &self,
@@ -47,6 +61,10 @@ impl PyLayerWriter {
         py.detach(|| self.writer.store_layer(layer, memory, &terms)).or_raise()
     }
 
+    /// Starts :meth:`store_layer` in the background; never waits.
+    ///
+    /// The buffers stay in use until the transfer is done. The layers of one put are written one at
+    /// a time. Cancelling one of them abandons the put.
     #[pyo3(signature = (layer, blocks, *, timeout_s=None))]
     fn submit_store_layer(
         &self,
@@ -60,6 +78,20 @@ impl PyLayerWriter {
         Ok(PyTransfer::layer(self.writer.submit_store_layer(layer, memory, timeout)))
     }
 
+    /// Makes the blocks visible.
+    ///
+    /// Wait for the transfers of all layers first.
+    ///
+    /// Args:
+    ///     timeout_s: Seconds after which the commit fails; ``None`` waits.
+    ///
+    /// Returns:
+    ///     How many blocks became visible.
+    ///
+    /// Raises:
+    ///     InvalidError: A layer is missing.
+    ///     UnavailableError: The header could not be written, or not within ``timeout_s``; no block
+    ///         is visible.
     #[pyo3(signature = (*, timeout_s=None))]
     fn commit(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
         let terms = Terms { timeout: timeout(timeout_s)?, cancel: None };

@@ -44,7 +44,7 @@ class _Straight(Session):
         if interrupted:
             transfer.cancel()
         assert transfer.wait(60)
-        report = transfer.get_report()
+        report = transfer.result()
         return [bytes(one) if there else None for one, there in zip(out, report, strict=True)]
 
     def scribble(self) -> Callable[[], bool] | None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -152,6 +152,7 @@ def test_aligned_memory_is_used_in_place_and_other_memory_is_not(tmp_path: Path)
             pytest.skip("this file system has no direct I/O, so nothing needs alignment")
         namespace = store.namespace({}, layers=1, slice_bytes=BLOCK_BYTES)
         aligned = [in_mapped_memory(os.urandom(BLOCK_BYTES))]
+        counter: Literal["staged_write_bytes", "staged_read_bytes"]
         for call, counter in (
             (namespace.put_batch, "staged_write_bytes"),
             (namespace.get_batch, "staged_read_bytes"),
@@ -355,7 +356,7 @@ def test_memory_is_free_when_the_call_has_returned(namespace: dalsegno.Namespace
 
 
 def test_memory_is_free_when_a_transfer_is_done(namespace: dalsegno.Namespace) -> None:
-    transfers = []
+    transfers: list[dalsegno.Transfer[Any]] = []
     with lent() as memory:
         for timeout_s in (None, 0, 60):
             transfers.append(namespace.submit_put(chain(2), memory, timeout_s=timeout_s))

@@ -36,8 +36,8 @@ class Parts:
     store: dalsegno.Store
     namespace: dalsegno.Namespace
     writer: dalsegno.LayerWriter
-    put: dalsegno.Transfer
-    get: dalsegno.Transfer
+    put: dalsegno.Transfer[dalsegno.PutReport]
+    get: dalsegno.Transfer[list[bool]]
     watch: dalsegno.RemovalWatch
 
 
@@ -97,16 +97,16 @@ def calls(parts: Parts) -> dict[str, Callable[[], Any]]:
         "get_each": lambda: space.get_each(one, out),
         "retrieve_layer": lambda: space.retrieve_layer(one, 0, half),
         "layer_writer": lambda: space.layer_writer(chain(1, "new")),
-        "submit_put": lambda: space.submit_put(one, BLOCKS[:1]).put_report(),
-        "submit_get": lambda: space.submit_get(one, out).get_report(),
-        "submit_retrieve_layer": lambda: space.submit_retrieve_layer(one, 0, half).get_report(),
-        "submit_store_layer": lambda: parts.writer.submit_store_layer(1, half).layer_report(),
+        "submit_put": lambda: space.submit_put(one, BLOCKS[:1]).result(),
+        "submit_get": lambda: space.submit_get(one, out).result(),
+        "submit_retrieve_layer": lambda: space.submit_retrieve_layer(one, 0, half).result(),
+        "submit_store_layer": lambda: parts.writer.submit_store_layer(1, half).result(),
         "remove": lambda: space.remove(one),
         "remove all": space.remove,
         "store_layer": lambda: parts.writer.store_layer(1, half),
         "commit": parts.writer.commit,
-        "put_report": parts.put.put_report,
-        "get_report": parts.get.get_report,
+        "result of a put": parts.put.result,
+        "result of a get": parts.get.result,
     }
 
 
@@ -131,8 +131,8 @@ def expect_blocks(parts: Parts) -> None:
     out = [bytearray(BLOCK) for _ in range(4)]
     assert parts.namespace.get_batch(chain(4), out) == 4
     assert out == BLOCKS
-    assert parts.put.put_report().stored == 4
-    assert parts.get.get_report() == [True] * 4
+    assert parts.put.result().stored == 4
+    assert parts.get.result() == [True] * 4
     parts.writer.store_layer(1, [BLOCKS[0][BLOCK // 2 :]])
     assert parts.writer.commit() == 1
     assert parts.namespace.get_batch(chain(1, "by layer"), out[:1]) == 1
@@ -204,13 +204,13 @@ def test_a_transfer_under_way_at_a_fork_ends_in_the_parent_alone(path: Path) -> 
             assert transfer.done()
             assert transfer.wait()
             with pytest.raises(dalsegno.UnavailableError, match="forked child"):
-                transfer.put_report()
+                transfer.result()
             del transfer
             gc.collect()
 
         in_child(use_and_drop)
         assert transfer.wait(60)
-        assert transfer.put_report().stored == 64
+        assert transfer.result().stored == 64
     assert dalsegno.verify(str(path))["findings"] == []
 
 
@@ -270,7 +270,7 @@ child = os.fork()
 if child == 0:
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert put.put_report().stored == 1
+assert put.result().stored == 1
 for layer in range(2):
     writer.store_layer(layer, [block[:4096]])
 assert writer.commit() == 1

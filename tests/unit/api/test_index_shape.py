@@ -18,7 +18,9 @@ def test_info_tells_the_shape_and_why(tmp_path: Path, run: Run) -> None:
         for prompt in range(400):
             hashes = [hashlib.sha256(f"{prompt} {at}".encode()).digest() for at in range(256)]
             space.put_batch(hashes, [bytes(64)] * 256)
-        asked = store.stats()["index"]["asked"]
+        index = store.stats()["index"]
+    assert index is not None
+    asked = index["asked"]
     # Some windows, so that it has decided however far its thread is behind.
     assert asked["written_entries"] > 102_400
     told = run("info", path, "--json").json()["index"]
@@ -38,7 +40,9 @@ def test_a_pinned_shape_holds(tmp_path: Path) -> None:
     pinned = {"index": "lsm", "index_tuning": "T=6,K=2,Z=1"}
     with dalsegno.open(tmp_path / "store", capacity="64MiB", **pinned) as store:
         assert store.limits()["index_tuning"] == "T=6,K=2,Z=1"
-        assert store.stats()["index"]["shape"] == {"size_ratio": 6, "runs": 2, "last_runs": 1}
+        index = store.stats()["index"]
+        assert index is not None
+        assert index["shape"] == {"size_ratio": 6, "runs": 2, "last_runs": 1}
 
 
 @pytest.mark.parametrize(

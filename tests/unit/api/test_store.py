@@ -275,7 +275,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     late = namespace.submit_get(chain(1), [bytearray(8)])
     assert late.done()
     with pytest.raises(dalsegno.ClosedError):
-        late.get_report()
+        late.result()
     # What it counted stays readable.
     assert store.stats()["put_stored_blocks"] == 1
     assert store.limits()["capacity_bytes"] == 16 << 20
@@ -368,5 +368,5 @@ def test_the_log_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:
     text = shown["loud"][1]
     assert text.count("DALSEGNO_LOG is") == 1
     assert "WARN" in text
-    assert "it must be error, warn" in text
+    assert "expected error, warn" in text
     assert "uses at most" not in text

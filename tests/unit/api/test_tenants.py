@@ -47,9 +47,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dalsegno.S
         yield opened
 
 
-def transferred(transfer: dalsegno.Transfer) -> list[bool]:
+def transferred(transfer: dalsegno.Transfer[list[bool]]) -> list[bool]:
     assert transfer.wait(30)
-    return transfer.get_report()
+    return transfer.result()
 
 
 # Whatever tells anything of stored blocks; the rest is what writes, and is tried below.
@@ -96,7 +96,7 @@ def test_tenants_neither_overwrite_nor_remove_each_others_blocks(store: dalsegno
     assert other.remove(HASHES) == 0
     put = other.submit_put(HASHES, bytes_of(2))
     assert put.wait(30)
-    assert put.put_report().stored == BLOCKS
+    assert put.result().stored == BLOCKS
     assert other.put_batch(HASHES, bytes_of(2)).present == BLOCKS
     for space, tenant in ((one, 1), (other, 2)):
         out = buffers()

@@ -48,12 +48,11 @@ def test_a_put_in_the_background_ends_and_reports(namespace: dalsegno.Namespace)
     assert transfer.wait()
     assert transfer.done()
     assert not transfer.throttled
-    report = transfer.put_report()
+    report = transfer.result()
     assert (report.kept, report.stored, report.failed) == ([True] * 3, 3, 0)
-    assert transfer.put_report().stored == 3
+    assert transfer.result().stored == 3
+    assert isinstance(report, dalsegno.PutReport)
     assert namespace.contains(chain(4)) == [False, True, True, True]
-    with pytest.raises(dalsegno.InvalidError, match="put"):
-        transfer.get_report()
 
 
 def test_a_get_in_the_background_ends_and_reports(namespace: dalsegno.Namespace) -> None:
@@ -63,34 +62,33 @@ def test_a_get_in_the_background_ends_and_reports(namespace: dalsegno.Namespace)
         out = room(4)
         transfer = namespace.submit_get(wanted, out, each=each)
         assert transfer.wait(60)
-        report = transfer.get_report()
+        report = transfer.result()
         assert report[: len(expected)] == expected
-        assert transfer.get_report() == report
+        assert transfer.result() == report
         assert out[:2] == blocks[:2]
         assert not report[3] or out[3] == blocks[2]
-    with pytest.raises(dalsegno.InvalidError, match="get"):
-        transfer.put_report()
+        assert all(type(one) is bool for one in report)
 
 
-def test_what_a_transfer_raises_comes_with_its_report(namespace: dalsegno.Namespace) -> None:
+def test_result_raises_what_the_blocking_call_raises(namespace: dalsegno.Namespace) -> None:
     transfer = namespace.submit_put(chain(1), [bytes(7)])
     assert transfer.wait(60)
     with pytest.raises(dalsegno.InvalidError, match="7 bytes"):
-        transfer.put_report()
+        transfer.result()
 
 
-def test_a_report_before_the_end_is_invalid_and_waiting_is_bounded(
+def test_result_before_the_end_is_invalid_and_waiting_is_bounded(
     namespace: dalsegno.Namespace,
 ) -> None:
     transfer = namespace.submit_put(chain(200), [bytes(MIB)] * 200)
     if not transfer.wait(0):
-        with pytest.raises(dalsegno.InvalidError, match="not done"):
-            transfer.put_report()
+        with pytest.raises(dalsegno.InvalidError, match="not ended"):
+            transfer.result()
     started = time.monotonic()
     transfer.wait(0.001)
     assert time.monotonic() - started < 1
     assert transfer.wait()
-    assert transfer.put_report().stored == 200
+    assert transfer.result().stored == 200
 
 
 def test_a_full_queue_throttles_and_moves_nothing(
@@ -105,7 +103,7 @@ def test_a_full_queue_throttles_and_moves_nothing(
     for number, transfer in enumerate(transfers):
         assert not refused[number] or transfer.done()
         assert transfer.wait(60)
-        report = transfer.put_report()
+        report = transfer.result()
         assert report.kept == [not refused[number]] * 16
         assert namespace.probe(chain(16, f"{number}.")) == (0 if refused[number] else 16)
     assert store.stats()["throttled_transfers"] == sum(refused)
@@ -119,7 +117,7 @@ def test_a_throttled_get_reports_misses(namespace: dalsegno.Namespace) -> None:
     gets = [namespace.submit_get(chain(32), one) for one in out]
     throttled = [get for get in gets if get.throttled]
     assert throttled
-    assert all(get.get_report() == [False] * 32 for get in throttled)
+    assert all(get.result() == [False] * 32 for get in throttled)
     for get in gets:
         assert get.wait(60)
 
@@ -133,7 +131,7 @@ def test_regression_a_full_queue_of_puts_throttles_no_get(namespace: dalsegno.Na
     assert not get.throttled
     for transfer in (*puts, get):
         assert transfer.wait(60)
-    assert get.get_report() == [True]
+    assert get.result() == [True]
     assert out == blocks
 
 
@@ -146,7 +144,7 @@ def test_a_cancelled_get_ends_soon_and_claims_only_what_it_holds(
     time.sleep(delay_s)
     transfer.cancel()
     assert transfer.wait(60)
-    report = transfer.get_report()
+    report = transfer.result()
     after = [bytes(one) for one in out]
     assert [after[i] == blocks[i] for i in range(64) if report[i]] == [True] * sum(report)
     time.sleep(0.02)
@@ -161,7 +159,7 @@ def test_a_cancelled_put_ends_soon_and_claims_only_what_is_there(
     time.sleep(delay_s)
     transfer.cancel()
     assert transfer.wait(60)
-    assert namespace.contains(chain(64)) == transfer.put_report().kept
+    assert namespace.contains(chain(64)) == transfer.result().kept
 
 
 # Time limits.
@@ -288,23 +286,19 @@ def test_layers_move_in_the_background(namespace: dalsegno.Namespace) -> None:
         transfer = writer.submit_store_layer(layer, halves[layer], timeout_s=60 if layer else None)
         assert transfer.wait(60)
         assert transfer.done()
-        transfer.layer_report()
-        transfer.layer_report()
-        with pytest.raises(dalsegno.InvalidError, match="layer_report"):
-            transfer.put_report()
+        results: list[object] = [transfer.result(), transfer.result()]
+        assert results == [None, None]
     assert writer.commit(timeout_s=60) == 3
     for layer in range(2):
         out = [bytearray(MIB // 2) for _ in range(4)]
         got = namespace.submit_retrieve_layer([*chain(3), *chain(1, "no")], layer, out)
         assert got.wait(60)
-        assert got.get_report() == [True, True, True, False]
+        assert got.result() == [True, True, True, False]
         assert out[:3] == halves[layer]
-        with pytest.raises(dalsegno.InvalidError, match="get_report"):
-            got.layer_report()
     wrong = namespace.submit_retrieve_layer(chain(1), 2, [bytearray(MIB // 2)])
     assert wrong.wait(60)
     with pytest.raises(dalsegno.InvalidError, match="layer 2"):
-        wrong.get_report()
+        wrong.result()
 
 
 def test_a_layer_in_the_background_that_fails_says_so(namespace: dalsegno.Namespace) -> None:
@@ -314,7 +308,7 @@ def test_a_layer_in_the_background_that_fails_says_so(namespace: dalsegno.Namesp
         transfer = writer.submit_store_layer(layer, [half], timeout_s=0)
         assert transfer.wait(60)
         with pytest.raises(error):
-            transfer.layer_report()
+            transfer.result()
     with pytest.raises(dalsegno.UnavailableError, match="start the put again"):
         writer.commit()
 
@@ -329,7 +323,7 @@ def test_a_layer_that_is_throttled_may_be_stored_again(namespace: dalsegno.Names
     assert transfer.wait(60)
     if transfer.throttled:
         with pytest.raises(dalsegno.UnavailableError, match="again"):
-            transfer.layer_report()
+            transfer.result()
         writer.store_layer(0, [half])
     writer.store_layer(1, [half])
     assert writer.commit() == 1
@@ -393,3 +387,73 @@ def test_threads_share_a_store(namespace: dalsegno.Namespace) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+# Callbacks.
+
+
+def test_on_end_calls_back_once_on_another_thread_when_the_result_is_there(
+    namespace: dalsegno.Namespace,
+) -> None:
+    calls: list[tuple[int, bool, int]] = []
+    called = threading.Event()
+    transfer = namespace.submit_put(chain(100), [bytes(MIB)] * 100)
+
+    def callback() -> None:
+        calls.append((threading.get_ident(), transfer.done(), transfer.result().stored))
+        called.set()
+
+    transfer.on_end(callback)
+    assert called.wait(60)
+    assert [call[1:] for call in calls] == [(True, 100)]
+    # The put may have ended before `on_end`, which then calls from here.
+    assert transfer.wait(0)
+    transfer.on_end(callback)
+    assert calls[1] == (threading.get_ident(), True, 100)
+    assert len(calls) == 2
+
+
+def test_on_end_calls_back_for_transfers_that_fail_or_are_throttled_or_cancelled(
+    namespace: dalsegno.Namespace,
+) -> None:
+    transfers = [namespace.submit_put(chain(1), [bytes(7)])]
+    transfers += [namespace.submit_put(chain(20, f"{n}."), [bytes(MIB)] * 20) for n in range(12)]
+    ended = threading.Semaphore(0)
+    for transfer in transfers:
+        transfer.on_end(ended.release)
+        transfer.cancel()
+    for _ in transfers:
+        assert ended.acquire(timeout=60)
+    assert not ended.acquire(blocking=False)
+    assert any(transfer.throttled for transfer in transfers)
+
+
+def test_an_exception_of_a_callback_is_logged_and_ignored(
+    namespace: dalsegno.Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    transfer = namespace.submit_put(chain(1), [bytes(MIB)])
+    assert transfer.wait(60)
+
+    def callback() -> None:
+        raise KeyError("mine")
+
+    transfer.on_end(callback)
+    assert transfer.result().stored == 1
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("dalsegno", "ERROR")
+    assert "on_end" in record.getMessage()
+    assert record.exc_info
+    assert isinstance(record.exc_info[1], KeyError)
+
+
+def test_on_end_wants_a_function(namespace: dalsegno.Namespace) -> None:
+    transfer = namespace.submit_put(chain(1), [bytes(MIB)])
+    with pytest.raises(TypeError, match="function"):
+        transfer.on_end(7)  # type: ignore[arg-type]
+    assert transfer.wait(60)
+
+
+def test_a_dropped_transfer_still_calls_back(namespace: dalsegno.Namespace) -> None:
+    called = threading.Event()
+    namespace.submit_put(chain(50), [bytes(MIB)] * 50).on_end(called.set)
+    assert called.wait(60)

@@ -199,7 +199,7 @@ class Mover:
         if part.transfer.throttled:
             self._meter.count(throttled_objects=len(part.places))
             return [False] * len(part.places), 0
-        report = part.transfer.put_report()
+        report = part.transfer.result()
         there = list(report.kept)
         if report.pending:
             # Another task wrote them meanwhile, and mostly has by now.
@@ -220,7 +220,7 @@ class Mover:
                 if part.transfer.throttled:
                     self._meter.count(throttled_objects=len(part.places))
                     continue
-                there = part.transfer.get_report()
+                there = part.transfer.result()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
                 self._meter.trouble("load", error)
                 continue

@@ -198,7 +198,7 @@ def _stored(transfer: Any, count: int) -> Moved:
     Pages that admission declines, or that another put is writing, count as done: the store has
     dealt with them, and SGLang gives up the rest of a backup at the first page that is not.
     """
-    report = transfer.put_report()
+    report = transfer.result()
     done = [True] * count if report.failed == 0 else list(report.kept)
     known = report.present + report.pending
     return Moved(done, report.stored, known, report.failed + report.declined)
@@ -206,5 +206,5 @@ def _stored(transfer: Any, count: int) -> Moved:
 
 def _loaded(transfer: Any, count: int) -> Moved:
     """Tells what became of a get."""
-    done = list(transfer.get_report())
+    done = list(transfer.result())
     return Moved(done, sum(done), 0, count - sum(done))

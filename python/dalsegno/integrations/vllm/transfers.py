@@ -262,7 +262,7 @@ class Mover:
 
     def _loaded(self, part: Part) -> list[bytes]:
         """Returns the keys whose row holds its block."""
-        report = part.transfer.get_report()
+        report = part.transfer.result()
         done = [key for key, there in zip(part.keys, report, strict=True) if there]
         if len(done) < len(part.keys):
             loaded = set(done)
@@ -274,7 +274,7 @@ class Mover:
 
     def _stored(self, part: Part, job: Job) -> list[bytes]:
         """Returns the keys that the store has now."""
-        report = part.transfer.put_report()
+        report = part.transfer.result()
         kept = [key for key, there in zip(part.keys, report.kept, strict=True) if there]
         if report.stored == len(part.keys):
             self.gate.note_written(part.keys)
