@@ -24,7 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.contract.reference_parts import Bank, LayerWriter, Namespace, PutReport, Transfer
+from tests.contract.reference_parts import Bank, LayerWriter, Namespace, PutReport
+from tests.contract.reference_transfer import Transfer
 from tests.contract.reference_watch import RemovalWatch
 
 from dalsegno._native import (

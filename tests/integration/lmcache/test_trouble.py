@@ -302,7 +302,7 @@ def test_a_listener_that_raises_does_not_lose_the_task(make_adapter: Make) -> No
 def test_a_transfer_that_outlives_its_time_is_called_off(
     manual: ManualStore, make_adapter: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dalsegno.integrations.lmcache.tasks.GRACE_S", 0.05)
+    monkeypatch.setattr("dalsegno.integrations.common.batch.GRACE_S", 0.05)
     driver, ours = Driver(make_adapter(load_timeout_s=0.1)), keys(1)
     number = driver.adapter.submit_store_task(ours, filled(ours))
     manual.end_all()

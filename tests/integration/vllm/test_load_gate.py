@@ -47,7 +47,7 @@ class Stage:
             def done(self) -> bool:
                 return self.ended
 
-        job = Job(1, True, (), None, self.now, 10.0)
+        job = Job(job_id=1, is_load=True, keys=(), request=None, started=self.now, timeout_s=10.0)
         job.parts = [type("Part", (), {"transfer": Transfer()})()]
         job.moving_bytes = blocks * ROW_BYTES
         self.jobs.add(job)

@@ -113,7 +113,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Returns a task with a number of its own."""
         with self._lock:
             self._numbers += 1
-            return Task(self._numbers, list(keys), timeout_s)
+            return Task(number=self._numbers, keys=list(keys), timeout_s=timeout_s)
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Starts to write objects; what is there already counts as stored."""

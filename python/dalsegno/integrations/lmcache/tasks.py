@@ -1,12 +1,11 @@
-"""Tasks under way: what LMCache asked for, and what became of it.
+"""LMCache's tasks that are in flight.
 
-1. A task is reported once, when every transfer of it has ended; until then its objects are kept
-   alive, and nobody but the store touches their memory.
-2. A transfer that outlives its time is called off, and the task still waits for it to end: with a
-   timeout the store ends it by itself.
-3. Every wait has a bound, also for a transfer that does not end against all promises.
-4. A task that is larger than the bound on bytes under way is started in parts: the next one when
-   there is room under the bound. What has not been started when its time is over is dropped.
+1. A task is reported once, when every transfer of it has ended (`common/batch.py`); until then its
+   objects are kept alive.
+2. Every wait of a caller has a bound, even for a transfer that never ends.
+3. A task larger than the bound on bytes in flight is started in parts: the next one when it fits
+   under the bound. Parts that have not been started when the timeout has passed are dropped.
+4. The store wakes the thread that reports tasks (`Transfer.on_end`); the thread never polls.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-# How long after its own timeout a transfer is called off from here.
-GRACE_S = 2.0
-# A transfer that ends before an older one is noticed after this time.
-SWEEP_S = 0.002
+from dalsegno.integrations.common import batch
+from dalsegno.integrations.common.batch import Batch
+
 # Results that nobody fetched: LMCache fetches each, but for requests that it gave up.
 MOST_RESULTS = 4096
 
@@ -101,46 +99,46 @@ class Planned:
     start: Callable[[float], Part]
 
 
-@dataclass(slots=True)
-class Task:
-    """One task of LMCache's.
+@dataclass(slots=True, kw_only=True)
+class Task(Batch[Part]):
+    """A task of LMCache.
 
     Attributes:
-        number: LMCache's name for it.
-        keys: What it is about.
-        timeout_s: How long its transfers may take.
-        parts: What was started.
-        planned: What was not started, in order.
-        most_bytes: How much may be under way, unless one part is larger.
-        moving_bytes: How much it moves in all.
-        present: Places of keys that were there already.
+        number: LMCache's number of it.
+        keys: Its keys.
+        planned: The parts that were not started, in order.
+        max_bytes: Most bytes in flight, unless one part is larger.
+        moving_bytes: Bytes of all parts.
+        present: Places of keys that the store already had.
         dropped: Places of keys of parts that were never started.
         failed: Whether something could not be started.
-        started: When it came.
-        cancelled: Whether its transfers were called off.
+        watched: Number of parts whose end wakes the watch.
     """
 
     number: int
     keys: list[Any]
-    timeout_s: float
-    parts: list[Part] = field(default_factory=list)
     planned: deque[Planned] = field(default_factory=deque)
-    most_bytes: int = 0
+    max_bytes: int = 0
     moving_bytes: int = 0
     present: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     failed: bool = False
-    started: float = field(default_factory=time.monotonic)
-    cancelled: bool = False
-    # Held while parts are started or called off, so that none is started after that.
+    watched: int = 0
+    # Held while parts are started or cancelled, so that none is started after that.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ended(self) -> bool:
-        """Whether nothing of it is under way or to be started."""
-        return not self.planned and all(part.transfer.done() for part in self.parts)
+        """Returns whether every part was started or dropped, and every transfer has ended."""
+        return not self.planned and Batch.ended(self)
+
+    def deadline(self) -> float | None:
+        """Returns when the watch must act on it, in seconds of the monotonic clock."""
+        if self.cancelled:
+            return None
+        return self.started + self.timeout_s + (0.0 if self.planned else batch.GRACE_S)
 
     def advance(self) -> None:
-        """Starts what there is room for.
+        """Starts the parts that fit under the bound.
 
         Raises:
             Exception: A part cannot be started; it and those after it are dropped.
@@ -152,7 +150,7 @@ class Task:
             moving = sum(part.size_bytes for part in self.parts if not part.transfer.done())
             while self.planned:
                 following = self.planned[0]
-                if moving and moving + following.size_bytes > self.most_bytes:
+                if moving and moving + following.size_bytes > self.max_bytes:
                     return
                 try:
                     self.parts.append(following.start(left_s))
@@ -163,31 +161,21 @@ class Task:
                 moving += following.size_bytes
 
     def _drop(self) -> None:
-        """Drops what was not started; the lock is held."""
+        """Drops the parts that were not started; the lock is held."""
         for one in self.planned:
             self.dropped += one.places
             self.failed = True
         self.planned.clear()
 
-    def wait(self, timeout_s: float) -> None:
-        """Waits a while for a transfer that is under way."""
-        for part in self.parts:
-            if not part.transfer.done():
-                part.transfer.wait(timeout_s)
-                return
-
     def cancel(self) -> None:
-        """Calls off what is under way, and drops what was not started."""
+        """Cancels its transfers, and drops the parts that were not started."""
         with self._lock:
-            if not self.cancelled:
-                self.cancelled = True
-                self._drop()
-                for part in self.parts:
-                    part.transfer.cancel()
+            self._drop()
+            Batch.cancel(self)
 
 
 class Watch:
-    """Waits for the tasks of one direction on a thread of its own."""
+    """Reports the tasks of one direction, on a thread of its own."""
 
     def __init__(
         self, name: str, report: Callable[[Task], None], advance: Callable[[Task], None]
@@ -197,12 +185,12 @@ class Watch:
         Args:
             name: Name of the thread.
             report: Called with each task that has ended, on that thread; must not raise.
-            advance: Starts parts that wait, on that thread; must not raise.
+            advance: Starts planned parts, on that thread; must not raise.
         """
         self._report, self._advance = report, advance
         self._changed = threading.Condition()
         self._tasks: list[Task] = []
-        self._closing = False
+        self._closing = self._woken = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -212,17 +200,23 @@ class Watch:
         return self._thread.is_alive()
 
     def add(self, task: Task) -> None:
-        """Takes a task that was started."""
+        """Adds a task that was started."""
         with self._changed:
             self._tasks.append(task)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wakes the thread; the store calls it when a transfer has ended."""
+        with self._changed:
+            self._woken = True
             self._changed.notify_all()
 
     def under_way(self) -> int:
-        """Returns how many tasks are under way."""
+        """Returns how many tasks are in flight."""
         return len(self._tasks)
 
     def moving_bytes(self) -> int:
-        """Returns how many bytes are under way."""
+        """Returns how many bytes are in flight."""
         with self._changed:
             return sum(task.moving_bytes for task in self._tasks)
 
@@ -230,31 +224,41 @@ class Watch:
         """Reports tasks as they end, until the watch is closed and none is left."""
         while True:
             with self._changed:
-                while not self._tasks and not self._closing:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._woken, self._wait_s())
+                self._woken = False
                 tasks = list(self._tasks)
-            if not tasks:
-                return
-            tasks[0].wait(SWEEP_S)
-            for task in tasks:
-                if task.planned:
-                    self._advance(task)
-            now = time.monotonic()
-            ended = [task for task in tasks if task.ended()]
-            for task in tasks:
-                if now - task.started > task.timeout_s + GRACE_S:
-                    task.cancel()
-            if ended:
-                # Before they are reported: LMCache's next task must find the room that they leave.
-                with self._changed:
-                    self._tasks = [task for task in self._tasks if task not in ended]
-                    self._changed.notify_all()
-            for task in ended:
-                self._report(task)
-                task.parts.clear()
+                if not tasks and self._closing:
+                    return
+            self._serve(tasks)
+
+    def _wait_s(self) -> float | None:
+        """Returns the seconds until a task needs attention without a transfer that ends."""
+        deadlines = [at for task in self._tasks if (at := task.deadline()) is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _serve(self, tasks: list[Task]) -> None:
+        """Starts planned parts, cancels late tasks and reports those that have ended."""
+        for task in tasks:
+            if task.planned:
+                self._advance(task)
+            for part in task.parts[task.watched :]:
+                task.watched += 1
+                part.transfer.on_end(self._wake)
+        now = time.monotonic()
+        ended = [task for task in tasks if task.ended()]
+        for task in tasks:
+            task.cancel_if_late(now)
+        if ended:
+            # Before they are reported: LMCache's next task must find the space under the bound.
+            with self._changed:
+                self._tasks = [task for task in self._tasks if task not in ended]
+                self._changed.notify_all()
+        for task in ended:
+            self._report(task)
+            task.parts.clear()
 
     def cancel(self) -> None:
-        """Calls off what is under way; the tasks still end by themselves, soon."""
+        """Cancels all tasks; they still end by themselves, soon."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -262,15 +266,14 @@ class Watch:
         """Waits until all tasks have ended, and ends the thread.
 
         Args:
-            timeout_s: Seconds after which everything is called off and waited for once more as
-                long.
+            timeout_s: Seconds after which all tasks are cancelled, and then again the longest wait.
 
         Returns:
             Whether all have ended.
         """
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
+            self._wake()
             if not self._changed.wait_for(lambda: not self._tasks, timeout_s):
                 self.cancel()
                 if not self._changed.wait_for(lambda: not self._tasks, timeout_s):

@@ -15,8 +15,8 @@ from functools import partial
 from itertools import compress
 from typing import Any
 
-from dalsegno import InvalidError, PoisonedError
-from dalsegno.integrations.common.parts import blocks_of_part
+from dalsegno import InvalidError, PoisonedError, PutReport
+from dalsegno.integrations.common.batch import cut
 from dalsegno.integrations.lmcache.keys import Hasher, by_model
 from dalsegno.integrations.lmcache.meter import Meter
 from dalsegno.integrations.lmcache.spaces import Layout, Space
@@ -69,10 +69,10 @@ def by_space(spaces: Any, keys: Sequence[Any], objects: Sequence[Any]) -> dict[S
 
 def _shares(places: list[int], object_bytes: int, most_bytes: int | None = None) -> list[list[int]]:
     """Cuts the places of a large task into parts, of at most `most_bytes` each if given."""
-    most = blocks_of_part(len(places), object_bytes, PART_BYTES, MOST_PARTS)
-    if most_bytes is not None:
-        most = max(1, min(most, most_bytes // object_bytes))
-    return [places[at : at + most] for at in range(0, len(places), most)]
+    parts = cut(len(places), object_bytes, PART_BYTES, MOST_PARTS)
+    if most_bytes is not None and parts and len(parts[0]) * object_bytes > most_bytes:
+        parts = cut(len(places), object_bytes, most_bytes, len(places))
+    return [places[part.start : part.stop] for part in parts]
 
 
 def _put(
@@ -119,7 +119,7 @@ class Mover:
             left = [place for place, found in zip(places, there, strict=True) if not found]
             if left:
                 fresh.append((space, left))
-        task.most_bytes = most_bytes
+        task.max_bytes = most_bytes
         task.moving_bytes = sum(space.object_bytes * len(places) for space, places in fresh)
         largest = max((space.object_bytes for space, _ in fresh), default=0)
         over = task.moving_bytes > most_bytes - under_way
@@ -135,7 +135,7 @@ class Mover:
     ) -> None:
         """Plans the puts of one namespace, next to the object before them in the task."""
         before = hashes[: places[0]][-1:]
-        for part in _shares(places, space.object_bytes, task.most_bytes):
+        for part in _shares(places, space.object_bytes, task.max_bytes):
             chain = before + [hashes[place] for place in part]
             start = partial(_put, space, part, chain, [objects[place] for place in part])
             task.planned.append(Planned(part, space.object_bytes * len(part), start))
@@ -179,27 +179,31 @@ class Mover:
         """
         kept, written_bytes = dict.fromkeys(task.present, 0), 0
         self._meter.count(present_objects=len(task.present), store_failed_objects=len(task.dropped))
-        for part in task.parts:
-            try:
-                there, added = self._put_result(part)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the part is not there
-                self._meter.trouble("store", error)
-                if isinstance(error, PoisonedError):
-                    self._tell_poisoned()
-                there, added = [False] * len(part.places), 0
+
+        def stored(part: Part, report: PutReport) -> None:
+            nonlocal written_bytes
+            there, added = self._put_result(part, report)
             written_bytes += added
             for place, found in zip(part.places, there, strict=True):
                 if found:
                     kept[place] = part.space.object_bytes if added else 0
             self._meter.count(store_failed_objects=len(there) - sum(there))
+
+        def throttled(part: Part) -> None:
+            count = len(part.places)
+            self._meter.count(throttled_objects=count, store_failed_objects=count)
+
+        def failed(part: Part, error: Exception) -> None:
+            self._meter.trouble("store", error)
+            if isinstance(error, PoisonedError):
+                self._tell_poisoned()
+            self._meter.count(store_failed_objects=len(part.places))
+
+        task.report(stored, throttled, failed)
         return kept, written_bytes
 
-    def _put_result(self, part: Part) -> tuple[list[bool], int]:
+    def _put_result(self, part: Part, report: PutReport) -> tuple[list[bool], int]:
         """Returns which objects of a put are there, and how many bytes it wrote."""
-        if part.transfer.throttled:
-            self._meter.count(throttled_objects=len(part.places))
-            return [False] * len(part.places), 0
-        report = part.transfer.result()
         there = list(report.kept)
         if report.pending:
             # Another task wrote them meanwhile, and mostly has by now.
@@ -215,19 +219,18 @@ class Mover:
     def loaded(self, task: Task) -> list[int]:
         """Returns the places of the keys whose objects hold what was stored under them."""
         done: list[int] = []
-        for part in task.parts:
-            try:
-                if part.transfer.throttled:
-                    self._meter.count(throttled_objects=len(part.places))
-                    continue
-                there = part.transfer.result()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
-                self._meter.trouble("load", error)
-                continue
+
+        def loaded(part: Part, there: list[bool]) -> None:
             came = [place for place, found in zip(part.places, there, strict=True) if found]
             self._meter.count(
                 loaded_objects=len(came), loaded_bytes=len(came) * part.space.object_bytes
             )
-            done += came
+            done.extend(came)
+
+        task.report(
+            loaded,
+            lambda part: self._meter.count(throttled_objects=len(part.places)),
+            lambda _, error: self._meter.trouble("load", error),
+        )
         self._meter.count(load_failed_objects=len(task.keys) - len(done))
         return done

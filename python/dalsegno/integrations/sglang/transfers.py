@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from dalsegno import InvalidError
-from dalsegno.integrations.common.parts import blocks_of_part
+from dalsegno import InvalidError, PutReport
+from dalsegno.integrations.common.batch import Batch, cut
 from dalsegno.integrations.sglang.pools import Blocks, PoolPages
 
 # Large enough for long requests to the device, small enough to keep all threads busy.
@@ -63,9 +63,11 @@ def _cuts(count: int, each: int) -> list[range]:
     return [range(at, min(at + each, count)) for at in range(0, count, each)]
 
 
-def _parts(count: int, block_bytes: int, part_bytes: int) -> list[range]:
-    """Cuts pages into parts for the store's threads."""
-    return _cuts(count, blocks_of_part(count, block_bytes, part_bytes, MOST_PARTS))
+class _Part(NamedTuple):
+    """A transfer of some pages of a call."""
+
+    pages: range
+    transfer: Any
 
 
 class Mover:
@@ -93,10 +95,10 @@ class Mover:
             before: The page that comes right before, if SGLang tells; only a hint.
         """
         moved = Moved()
-        for cut, chosen in _pieces(pages, hashes, indices):
+        for piece, chosen in _pieces(pages, hashes, indices):
             blocks = pages.sources(chosen)
-            moved.add(self.put_blocks(space, hashes[cut.start : cut.stop], blocks, before))
-            before = hashes[cut.stop - 1]
+            moved.add(self.put_blocks(space, hashes[piece.start : piece.stop], blocks, before))
+            before = hashes[piece.stop - 1]
         return moved
 
     def put_blocks(
@@ -116,17 +118,17 @@ class Mover:
             )
 
         # A part is stored in one piece, and what is stored in large pieces is read in large pieces.
-        parts = _parts(len(hashes), space.block_bytes, PART_BYTES)
-        return _carry_out(parts, start, _stored)
+        parts = cut(len(hashes), space.block_bytes, PART_BYTES, MOST_PARTS)
+        return _carry_out(parts, start, _stored, self._store_timeout_s)
 
     def get(
         self, space: Any, hashes: Sequence[bytes], pages: PoolPages, indices: torch.Tensor
     ) -> Moved:
         """Fills pages of a pool; a page that is not there leaves its memory undefined."""
         moved = Moved()
-        for cut, chosen in _pieces(pages, hashes, indices):
+        for piece, chosen in _pieces(pages, hashes, indices):
             blocks, fill = pages.targets(chosen)
-            came = self.get_blocks(space, hashes[cut.start : cut.stop], blocks)
+            came = self.get_blocks(space, hashes[piece.start : piece.stop], blocks)
             for place, there in enumerate(came.done):
                 if there:
                     fill(place)
@@ -147,7 +149,8 @@ class Mover:
         # SGLang waits for it, so even a small load keeps two threads busy.
         half = len(hashes) * space.block_bytes // 2
         part_bytes = min(PART_BYTES, max(LEAST_PART_BYTES, half))
-        return _carry_out(_parts(len(hashes), space.block_bytes, part_bytes), start, _loaded)
+        parts = cut(len(hashes), space.block_bytes, part_bytes, MOST_PARTS)
+        return _carry_out(parts, start, _loaded, self._load_timeout_s)
 
 
 def _pieces(
@@ -162,49 +165,51 @@ def _pieces(
     if count != len(hashes):
         raise InvalidError(f"SGLang gives {len(hashes)} keys for {count} pages")
     flat = pages.shape.form == "flat"
-    for cut in _cuts(count, SCRATCH_BYTES // pages.shape.block_bytes if flat else count):
-        yield cut, indices[cut.start * pages.page_tokens : cut.stop * pages.page_tokens]
+    for piece in _cuts(count, SCRATCH_BYTES // pages.shape.block_bytes if flat else count):
+        yield piece, indices[piece.start * pages.page_tokens : piece.stop * pages.page_tokens]
 
 
 def _carry_out(
-    parts: Sequence[range], start: Callable[[range], Any], report: Callable[[Any, int], Moved]
+    parts: Sequence[range],
+    start: Callable[[range], Any],
+    outcome: Callable[[Any], Moved],
+    timeout_s: float,
 ) -> Moved:
-    """Starts all parts, waits for each, and puts their results together."""
-    under_way, moved = [], Moved()
-    for part in parts:
+    """Starts all parts, waits for all of them, and adds up their results."""
+    batch, moved = Batch[_Part](timeout_s=timeout_s), Moved()
+    for pages in parts:
         try:
-            under_way.append(start(part))
+            batch.parts.append(_Part(pages, start(pages)))
         except Exception as error:  # noqa: BLE001 - what was started must end first
             moved.errors.append(error)
             break
-    for part, transfer in zip(parts, under_way, strict=False):
-        transfer.wait()
-        count = len(part)
-        try:
-            if transfer.throttled:
-                moved.add(Moved([False] * count, refused=count, throttled=count))
-            else:
-                moved.add(report(transfer, count))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
-            moved.add(Moved([False] * count, refused=count, errors=[error]))
+    batch.finish()
+
+    def lost(part: _Part, throttled: int = 0, *errors: Exception) -> None:
+        count = len(part.pages)
+        moved.add(Moved([False] * count, 0, 0, count, throttled, list(errors)))
+
+    batch.report(
+        lambda _, result: moved.add(outcome(result)),
+        lambda part: lost(part, len(part.pages)),
+        lambda part, error: lost(part, 0, error),
+    )
     left = sum(map(len, parts)) - len(moved.done)
     moved.add(Moved([False] * left, refused=left))
     return moved
 
 
-def _stored(transfer: Any, count: int) -> Moved:
-    """Tells what became of a put.
+def _stored(report: PutReport) -> Moved:
+    """Returns the outcome of a put.
 
     Pages that admission declines, or that another put is writing, count as done: the store has
     dealt with them, and SGLang gives up the rest of a backup at the first page that is not.
     """
-    report = transfer.result()
-    done = [True] * count if report.failed == 0 else list(report.kept)
+    done = [True] * len(report.kept) if report.failed == 0 else list(report.kept)
     known = report.present + report.pending
     return Moved(done, report.stored, known, report.failed + report.declined)
 
 
-def _loaded(transfer: Any, count: int) -> Moved:
-    """Tells what became of a get."""
-    done = list(transfer.result())
-    return Moved(done, sum(done), 0, count - sum(done))
+def _loaded(done: list[bool]) -> Moved:
+    """Returns the outcome of a get."""
+    return Moved(done, sum(done), 0, len(done) - sum(done))

@@ -1,11 +1,7 @@
-"""Transfer jobs under way: what vLLM asked for, and what became of it.
+"""vLLM's transfer jobs that are in flight.
 
-1. A job is reported once, when every transfer of it has ended; until then nobody but the store
-   touches its rows.
-2. A transfer that outlives its time is cancelled, and the job still waits for it to end: with a
-   timeout the store ends it by itself.
-3. Every wait has a bound, also for a transfer that does not end against all promises.
-4. A part that failed is its blocks missing, never an exception.
+1. A job is reported once, when every transfer of it has ended (`common/batch.py`).
+2. Every wait has a bound, even for a transfer that never ends.
 """
 
 from __future__ import annotations
@@ -15,10 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dalsegno.integrations.common.batch import GRACE_S, Batch
 from dalsegno.integrations.vllm.request_state import RequestState
-
-# How long after its own timeout a transfer is cancelled from here.
-GRACE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -34,50 +28,31 @@ class Part:
     transfer: Any
 
 
-@dataclass(slots=True)
-class Job:
-    """One transfer job of vLLM's.
+@dataclass(slots=True, kw_only=True)
+class Job(Batch[Part]):
+    """A transfer job of vLLM.
 
     Attributes:
         job_id: vLLM's number.
         is_load: Whether blocks come from the store; else they go to it.
         keys: All keys that vLLM named.
-        request: Of whom; None if the request is gone or unknown.
-        started: When vLLM asked.
-        timeout_s: How long its transfers may take.
-        parts: What is under way.
-        moving_bytes: Bytes under way.
-        kept: Blocks that are where vLLM wanted them: in the store, or in their rows.
-        failed: Whether something failed already when it was started.
-        cancelled: Whether its transfers were called off.
+        request: State of its request; None if the request is gone or unknown.
+        moving_bytes: Bytes in flight.
+        kept: Keys of blocks that are in the store, or of a load in their rows.
+        failed: Whether something failed when it was started.
     """
 
     job_id: int
     is_load: bool
     keys: tuple[bytes, ...]
     request: RequestState | None
-    started: float
-    timeout_s: float
-    parts: list[Part] = field(default_factory=list)
     moving_bytes: int = 0
     kept: list[bytes] = field(default_factory=list)
     failed: bool = False
-    cancelled: bool = False
-
-    def ended(self) -> bool:
-        """Whether no transfer of it is under way."""
-        return all(part.transfer.done() for part in self.parts)
-
-    def cancel(self) -> None:
-        """Calls off what is under way."""
-        if not self.cancelled:
-            self.cancelled = True
-            for part in self.parts:
-                part.transfer.cancel()
 
 
 class JobBook:
-    """The jobs under way, in the order in which they came."""
+    """The jobs in flight, in the order of their start."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts empty."""
@@ -87,13 +62,13 @@ class JobBook:
         self._loading_bytes = 0
 
     def add(self, job: Job) -> None:
-        """Takes a job that was started, or that failed to start."""
+        """Adds a job that was started, or that failed to start."""
         self._jobs.append(job)
         if job.is_load:
             self._loading_bytes += job.moving_bytes
 
     def under_way(self, *, is_load: bool) -> int:
-        """Returns how many jobs of a direction are under way."""
+        """Returns how many jobs of a direction are in flight."""
         return sum(job.is_load == is_load and bool(job.parts) for job in self._jobs)
 
     def storing_bytes(self) -> int:
@@ -111,7 +86,7 @@ class JobBook:
         }
 
     def take_ended(self) -> list[Job]:
-        """Hands out the jobs that have ended; cancels those that take too long."""
+        """Removes and returns the jobs that have ended; cancels those that are late."""
         now, ended, left = self._clock(), [], []
         for job in self._jobs:
             if job.ended():
@@ -119,8 +94,7 @@ class JobBook:
                 if job.is_load:
                     self._loading_bytes -= job.moving_bytes
                 continue
-            if now - job.started > job.timeout_s + GRACE_S:
-                job.cancel()
+            job.cancel_if_late(now)
             left.append(job)
         self._jobs = left
         return ended
@@ -129,8 +103,7 @@ class JobBook:
         """Waits until all jobs have ended.
 
         Args:
-            timeout_s: Seconds after which everything is called off and waited for once more as
-                long.
+            timeout_s: Seconds after which all jobs are cancelled, and then again the longest wait.
 
         Returns:
             Whether all have ended.
@@ -138,11 +111,10 @@ class JobBook:
         return self._wait(timeout_s, timeout_s)
 
     def drain(self, timeout_s: float) -> bool:
-        """Lets each job have its own time, and waits until all have ended.
+        """Waits until all jobs have ended, each for its own timeout.
 
         Args:
-            timeout_s: How long those that outlive their time are waited for, once they are called
-                off.
+            timeout_s: Longest wait for late jobs after they are cancelled.
 
         Returns:
             Whether all have ended.
@@ -151,20 +123,16 @@ class JobBook:
         left = [job.started + job.timeout_s - now for job in self._jobs if job.parts]
         return self._wait(max(left, default=0.0) + GRACE_S, timeout_s)
 
-    def _wait(self, patience_s: float, timeout_s: float) -> bool:
-        """Waits, calls off what is left, and waits once more."""
+    def _wait(self, first_s: float, timeout_s: float) -> bool:
+        """Waits, cancels the rest, and waits again."""
         transfers = [part.transfer for job in self._jobs for part in job.parts]
-        if self._wait_for(transfers, patience_s):
+        if self._wait_for(transfers, first_s):
             return True
-        self._cancel()
+        for job in self._jobs:
+            job.cancel()
         return self._wait_for(transfers, timeout_s)
 
     def _wait_for(self, transfers: Iterable[Any], timeout_s: float) -> bool:
         """Waits for transfers together; returns whether all have ended."""
         end = self._clock() + timeout_s
         return all(transfer.wait(max(0.0, end - self._clock())) for transfer in transfers)
-
-    def _cancel(self) -> None:
-        """Calls everything off."""
-        for job in self._jobs:
-            job.cancel()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dalsegno import InvalidError
+from dalsegno import InvalidError, PutReport
+from dalsegno.integrations.common.batch import cut
 from dalsegno.integrations.common.opening import Opened
-from dalsegno.integrations.common.parts import blocks_of_part
 from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.identity import HASH_ALGORITHMS
 from dalsegno.integrations.vllm.jobs import Job, JobBook, Part
@@ -220,10 +220,9 @@ class Mover:
             return
         if job.request is not None:
             job.request.count_loads(job.keys)
-        most = blocks_of_part(len(blocks), self._rows.row_bytes, PART_BYTES, MOST_PARTS)
         for group in by_group(blocks):
-            for at in range(0, len(group), most):
-                part = group[at : at + most]
+            for places in cut(len(group), self._rows.row_bytes, PART_BYTES, MOST_PARTS):
+                part = group[places.start : places.stop]
                 keys = [block.key for block in part]
                 namespace, hashes = address(opened, keys)
                 out = [self._rows[block.row] for block in part]
@@ -234,15 +233,18 @@ class Mover:
     def result(self, job: Job) -> Any:
         """Turns a job that has ended into vLLM's result; never raises."""
         call, done = "load" if job.is_load else "store", list[bytes]()
-        for part in job.parts:
-            try:
-                if part.transfer.throttled:
-                    self._throttle(job, len(part.keys))
-                else:
-                    done += self._loaded(part) if job.is_load else self._stored(part, job)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a miss
-                job.failed = True
-                self._trouble(call, error)
+
+        def failed(_: Part, error: Exception) -> None:
+            job.failed = True
+            self._trouble(call, error)
+
+        job.report(
+            lambda part, result: done.extend(
+                self._loaded(part, result) if job.is_load else self._stored(part, result, job)
+            ),
+            lambda part: self._throttle(job, len(part.keys)),
+            failed,
+        )
         seconds = time.monotonic() - job.started
         self._meter.observe(f"{call}_seconds", seconds)
         job.kept += done
@@ -260,9 +262,8 @@ class Mover:
             transfer_bytes=len(done) * self._rows.row_bytes,
         )
 
-    def _loaded(self, part: Part) -> list[bytes]:
+    def _loaded(self, part: Part, report: list[bool]) -> list[bytes]:
         """Returns the keys whose row holds its block."""
-        report = part.transfer.result()
         done = [key for key, there in zip(part.keys, report, strict=True) if there]
         if len(done) < len(part.keys):
             loaded = set(done)
@@ -272,9 +273,8 @@ class Mover:
         self._meter.count("load_failed_blocks", len(part.keys) - len(done))
         return done
 
-    def _stored(self, part: Part, job: Job) -> list[bytes]:
+    def _stored(self, part: Part, report: PutReport, job: Job) -> list[bytes]:
         """Returns the keys that the store has now."""
-        report = part.transfer.result()
         kept = [key for key, there in zip(part.keys, report.kept, strict=True) if there]
         if report.stored == len(part.keys):
             self.gate.note_written(part.keys)
