@@ -6,21 +6,6 @@ in bytes, sectors have 4 KiB.
 
 from typing import Literal, TypedDict
 
-__all__ = [
-    "CodecStats",
-    "DeviceState",
-    "DeviceStats",
-    "IndexDecision",
-    "IndexLookupStats",
-    "IndexShape",
-    "IndexStats",
-    "LogStats",
-    "MergingStats",
-    "MissCause",
-    "ScrubbingStats",
-    "Stats",
-]
-
 DeviceState = Literal["working", "suspended", "trying"]
 
 
@@ -71,32 +56,20 @@ class CodecStats(TypedDict):
     decode_ns: int  # nanoseconds spent decompressing
 
 
-# Why a block that the index found was a miss:
-#   slice_checksum  the checksum of a slice did not match
-#   codec           a compressed unit was damaged
-#   header          the extent's header was damaged
-#   wrong_place     the bytes belonged to another extent or place
-#   truncated       the file ended before the bytes
-#   bad_sector      the device could not read these bytes, though it read others
-#   device          the device failed
-#   suspended       the device was suspended, so nothing was requested
-#   deadline        the call's timeout passed
-#   cancelled       the call was cancelled
-#   throttled       the queue or the staging memory was exhausted
-#   recycled        the segment was recycled meanwhile
+# Why a block that the index found was a miss.
 MissCause = Literal[
-    "slice_checksum",
-    "codec",
-    "header",
-    "wrong_place",
-    "truncated",
-    "bad_sector",
-    "device",
-    "suspended",
-    "deadline",
-    "cancelled",
-    "throttled",
-    "recycled",
+    "slice_checksum",  # the checksum of a slice did not match
+    "codec",  # a compressed unit was damaged
+    "header",  # the extent's header was damaged
+    "wrong_place",  # the bytes belonged to another extent or place
+    "truncated",  # the file ended before the bytes
+    "bad_sector",  # the device could not read these bytes, though it read others
+    "device",  # the device failed
+    "suspended",  # the device was suspended, so nothing was requested
+    "deadline",  # the call's timeout passed
+    "cancelled",  # the call was cancelled
+    "throttled",  # the queue or the staging memory was exhausted
+    "recycled",  # the segment was recycled meanwhile
 ]
 
 
@@ -121,7 +94,7 @@ class LogStats(TypedDict):
 
 
 class IndexShape(TypedDict):
-    """Shape of the on-disk index; a setting of all three is written ``size_ratio,runs,last_runs``."""
+    """Shape of the on-disk index."""
 
     size_ratio: int  # size of a level relative to the one above it
     runs: int  # most runs of a level

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dalsegno
-from dalsegno.integrations.common.settings import StoreSettings, element_bytes, parse_bytes
+from dalsegno.integrations.common.settings import StoreSettings, byte_count, element_bytes
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_width_of_a_number_comes_from_the_caches_dtype(dtype: str, width: in
 
 
 def test_byte_counts_are_read() -> None:
-    assert [parse_bytes("x", one) for one in (7, "7", "1.5KiB", "2 TB")] == [7, 7, 1536, 2 * 10**12]
+    assert [byte_count("x", one) for one in (7, "7", "1.5KiB", "2 TB")] == [7, 7, 1536, 2 * 10**12]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_byte_counts_are_read() -> None:
 def test_regression_quantities_of_kubernetes_are_byte_counts(
     text: str, count: int, tmp_path: Path
 ) -> None:
-    assert parse_bytes("x", text) == dalsegno.parse_bytes(text) == count
+    assert byte_count("x", text) == dalsegno.byte_count(text) == count
     settings = StoreSettings.read({"path": "/x", "capacity": text}, "here", "it")
     assert settings.capacity == count
     given = {"capacity": "16Mi", "segment": "1Mi", "index_rate": text}
@@ -65,7 +65,7 @@ def test_regression_quantities_of_kubernetes_are_byte_counts(
 def test_what_is_no_byte_count_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
     """`500m` is half a byte in Kubernetes, `32g` is 32 GiB in other programs."""
     with pytest.raises(dalsegno.InvalidError, match=re.escape(f"x is {text!r}")):
-        parse_bytes("x", text)
+        byte_count("x", text)
     with pytest.raises(dalsegno.InvalidError, match='"capacity" cannot be'):
         dalsegno.open(tmp_path / "store", capacity=text)
 

@@ -1,7 +1,8 @@
 """Checks of settings, one for each kind of value.
 
-1. An unknown key is an error that names the nearest known one; a wrong value says what is allowed.
-2. A setting whose value is None is one that was not given.
+1. A check returns the value, or raises `InvalidError` with what is allowed.
+2. The error of an unknown key names the nearest known one.
+3. A setting whose value is None counts as not given.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Check = Callable[[str, object], Any]
 CODECS = ("none", "zstd")
 # Bytes of a number in a KV cache, by the name of the cache's dtype.
 _WIDTHS = {"bfloat16": 2, "float": 4, "float16": 2, "float32": 4, "half": 2}
-# Names that begin so are of one byte each, whatever follows: `fp8_e4m3`, `fp8_ds_mla` ...
+# Dtypes with these prefixes have one byte: `fp8_e4m3`, `fp8_ds_mla` ...
 _BYTE_WIDE = ("float8", "fp8", "int8")
 
 
-def parse_bytes(name: str, value: object) -> int:
+def byte_count(name: str, value: object) -> int:
     """Reads a byte count such as `4096`, `"2GiB"` or `"2Gi"`, as the store's own settings do.
 
     Raises:
@@ -40,24 +41,20 @@ def parse_bytes(name: str, value: object) -> int:
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Returns the width of a number in a KV cache.
+    """Returns the bytes of a number in a KV cache.
 
     Args:
         dtype: The name of the cache's dtype, such as `bfloat16` or `fp8_e4m3`.
 
     Returns:
-        Its bytes; None if there are none: numbers packed into parts of bytes, or an unknown name.
+        None for numbers of less than a byte, and for unknown names.
     """
     name = dtype.removeprefix("torch.")
     return 1 if name.startswith(_BYTE_WIDE) else _WIDTHS.get(name)
 
 
 def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Checks that every key is known.
-
-    Raises:
-        InvalidError: One is not; the message names the nearest known key.
-    """
+    """Checks that every key is known."""
     names = sorted(known)
     for key in given:
         if key not in names:
@@ -66,66 +63,42 @@ def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
 
 
 def seconds(name: str, value: object, most: float = 3600.0) -> float:
-    """Checks a number of seconds.
-
-    Raises:
-        InvalidError: It is none, or not above 0, or more than `most`.
-    """
+    """Checks a number of seconds."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most:
         return float(value)
     raise InvalidError(f"{name} is {value!r}; it must be seconds above 0 and at most {most:g}")
 
 
 def count(name: str, value: object, most: int = 100_000) -> int:
-    """Checks a number of things.
-
-    Raises:
-        InvalidError: It is no whole number from 1 to `most`.
-    """
+    """Checks a number of things."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
         return value
     raise InvalidError(f"{name} is {value!r}; it must be a whole number from 1 to {most}")
 
 
 def switch(name: str, value: object) -> bool:
-    """Reads true or false.
-
-    Raises:
-        InvalidError: It is something else.
-    """
+    """Reads true or false."""
     if isinstance(value, bool):
         return value
     raise InvalidError(f"{name} is {value!r}; it must be true or false")
 
 
 def text(name: str, value: object, most: int = 1024) -> str:
-    """Checks a short text.
-
-    Raises:
-        InvalidError: It is no text, or one of more than `most` bytes.
-    """
+    """Checks a short text."""
     if isinstance(value, str) and len(value.encode()) <= most:
         return value
     raise InvalidError(f"{name} is {value!r}; it must be text of at most {most} bytes")
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
-    """Checks a dictionary with text as keys.
-
-    Raises:
-        InvalidError: It is none.
-    """
+    """Checks a dictionary with text as keys."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return dict(value)
     raise InvalidError(f"{name} is {value!r}; it must be an object")
 
 
 def codec(name: str, value: object) -> str:
-    """Checks the name of a codec.
-
-    Raises:
-        InvalidError: There is none of that name.
-    """
+    """Checks the name of a codec."""
     if value in CODECS:
         return str(value)
     raise InvalidError(f'{name} is {value!r}; it must be "none" or "zstd"')
@@ -145,7 +118,7 @@ def checked(given: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, 
 
 
 _CHECKS: dict[str, Check] = {
-    "capacity": parse_bytes,
+    "capacity": byte_count,
     "codec": codec,
     "store": mapping,
     "load_timeout_s": seconds,
@@ -157,22 +130,22 @@ _CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """What every integration is told of its store; each adds what its engine needs.
+    """The settings that all integrations have; each adds those of its engine.
 
-    A block is whatever the engine moves: vLLM's block, SGLang's page, LMCache's object.
+    A block is the engine's unit: vLLM's block, SGLang's page, LMCache's object.
 
     Attributes:
-        path: Directory of the store; made if missing. One process has it open at a time, so
-            replicas and ranks that are processes of their own have a folder each in it.
+        path: Directory of the store; created if missing. One process owns a store, so replicas and
+            ranks in processes of their own have a folder each in it.
         capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
-        codec: `zstd` stores blocks shrunk without loss, `none` as they are. It is no part of the
-            identity: blocks that were stored either way are found either way.
+        codec: `zstd` compresses blocks without loss, `none` does not. It is not part of the
+            identity: blocks stored with one codec are found with the other.
         store: Further settings of the store, as `dalsegno.open` takes them.
-        load_timeout_s: Seconds after which blocks that are still being read count as a miss.
-        store_timeout_s: Seconds after which blocks that are still being written are given up.
+        load_timeout_s: Seconds after which blocks that are still being read are misses.
+        store_timeout_s: Seconds after which blocks that are still being written fail.
         salt: Separates tenants: stores with different salts never share a block.
-        weights_fingerprint: Stands for the model's weights where their files cannot be read; who
-            sets it vouches that equal fingerprints mean equal weights.
+        weights_fingerprint: Identifies the model's weights where their files cannot be read. If you
+            set it, make sure that equal fingerprints mean equal weights.
     """
 
     path: Path
@@ -198,7 +171,7 @@ class StoreSettings:
         Args:
             given: Setting -> value.
             where: Where it is given, for messages.
-            who: Who needs a directory, for messages.
+            who: What needs a directory, for messages.
 
         Raises:
             InvalidError: A key is unknown or missing, or a value is not allowed.

@@ -1,8 +1,4 @@
-"""What an adapter counts, and what it says in the log.
-
-1. Counting never fails and never waits for anything but other counting.
-2. Of one kind of trouble at most one line is logged in half a minute; the counter has them all.
-"""
+"""The counters of an adapter. Counting never fails, and waits for nothing but other counting."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ COUNTERS = (
 
 
 class Meter:
-    """Counters since the adapter was made, all of objects of LMCache's unless named otherwise."""
+    """Counters of LMCache's objects since the adapter was made."""
 
     def __init__(self, logger: logging.Logger) -> None:
         """Starts at zero."""
@@ -48,6 +44,6 @@ class Meter:
             return dict(self._counts)
 
     def trouble(self, call: str, error: BaseException) -> None:
-        """Counts an exception that became a miss, and logs the first of its kind in a while."""
+        """Counts an exception that became a miss; logs it unless one was logged recently."""
         self.count(errors=1)
-        self._trouble.tell(call, error)
+        self._trouble.log(call, error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dalsegno import InvalidError
-from dalsegno.integrations.common.settings import Check, StoreSettings, count, parse_bytes, text
+from dalsegno.integrations.common.settings import Check, StoreSettings, byte_count, count, text
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AdapterSettings(StoreSettings):
         **StoreSettings.CHECKS,
         "max_load_tasks": count,
         "max_store_tasks": count,
-        "max_store_bytes": parse_bytes,
+        "max_store_bytes": byte_count,
         "model": text,
     }
 

@@ -224,11 +224,11 @@ class Watch:
         """Reports tasks as they end, until the watch is closed and none is left."""
         while True:
             with self._changed:
+                if not self._tasks and self._closing:
+                    return
                 self._changed.wait_for(lambda: self._woken, self._wait_s())
                 self._woken = False
                 tasks = list(self._tasks)
-                if not tasks and self._closing:
-                    return
             self._serve(tasks)
 
     def _wait_s(self) -> float | None:

@@ -1,9 +1,9 @@
 """The metrics of a backend: SGLang's own, and Prometheus counters named `dalsegno_hicache_*`.
 
-The counters stand among SGLang's at its `/metrics` when the server runs with `--enable-metrics`.
+The counters are served with SGLang's at `/metrics` when the server runs with `--enable-metrics`.
 
-1. Counting is cheap and never fails. The store is asked for its gauges at most once a second.
-2. A process has the Prometheus counters once, however often a backend is attached.
+1. Counting is cheap and never fails. The store's gauges are read at most once a second.
+2. A process registers the Prometheus counters once, however many backends it attaches.
 """
 
 from __future__ import annotations
@@ -17,48 +17,44 @@ from typing import Any
 
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
-from dalsegno.integrations.common.trouble import Trouble, is_suspended
+from dalsegno.integrations.common.trouble import GAUGES, Trouble, gauges
 
 _PREFIX = "dalsegno_hicache_"
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lookup_pages": ("Pages looked up, by result: hit or miss.", ("result",)),
     "loaded_pages": ("Pages loaded from the store.", ()),
     "loaded_bytes": ("Bytes loaded from the store.", ()),
-    "load_failed_pages": ("Pages that were asked for but could not be loaded.", ()),
+    "load_failed_pages": ("Pages that were requested and could not be loaded.", ()),
     "stored_pages": ("Pages written to the store.", ()),
     "stored_bytes": ("Bytes written to the store.", ()),
     "present_pages": ("Pages that were not written because the store has them.", ()),
-    "store_failed_pages": ("Pages that the store could not or would not keep.", ()),
-    "throttled_pages": ("Pages refused because too much was under way.", ("direction",)),
-    "errors": ("Exceptions that were turned into a miss, by the call they came from.", ("call",)),
-}
-_GAUGES = {
-    "disk_bytes": "Bytes of disk that the store takes.",
-    "capacity_bytes": "Most bytes of disk that the store may take.",
-    "available": "1 if the store is open, 0 if every answer is a miss.",
-    "suspended": "1 while the disk does not answer, so that loads or stores fail at once.",
-    "poisoned": "1 if a failed sync has stopped all writing until the store is opened anew.",
+    "store_failed_pages": ("Pages that the store could not write or declined.", ()),
+    "throttled_pages": (
+        "Pages refused because too many transfers were queued.",
+        ("direction",),
+    ),
+    "errors": ("Exceptions that became misses, by call.", ("call",)),
 }
 _STORE_EVERY_S = 1.0
-# More batches than this between two calls of `take` are not told one by one.
+# More batches than this between two calls of `take` are not reported one by one.
 _MOST_SAMPLES = 1024
 
 
 @functools.cache
 def _prometheus() -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the counters and gauges of this process."""
-    # Late: SGLang tells the library by an environment variable where processes share their values.
+    # Late: SGLang sets an environment variable for the library: where processes share values.
     from prometheus_client import Counter, Gauge
 
     counters = {
         name: Counter(f"{_PREFIX}{name}", text, labels)
         for name, (text, labels) in _COUNTERS.items()
     }
-    gauges = {
+    own_gauges = {
         name: Gauge(f"{_PREFIX}{name}", text, multiprocess_mode="livesum")
-        for name, text in _GAUGES.items()
+        for name, text in GAUGES.items()
     }
-    return counters, gauges
+    return counters, own_gauges
 
 
 class Meter:
@@ -66,7 +62,7 @@ class Meter:
 
     def __init__(self, logger: logging.Logger) -> None:
         """Starts at zero."""
-        # Now, as importing the library takes a while and SGLang's threads wait for what is counted.
+        # Now: the import takes a while, and SGLang's threads wait for calls that count.
         _prometheus()
         self._trouble = Trouble(logger)
         self._lock = threading.Lock()
@@ -91,7 +87,7 @@ class Meter:
             return dict(self._counts)
 
     def observe(self, direction: str, pages: int, moved_bytes: int, seconds: float) -> None:
-        """Notes the pages and the speed of a call that moved something."""
+        """Records the pages and the speed of a call that moved something."""
         if not pages:
             return
         with self._lock:
@@ -100,12 +96,12 @@ class Meter:
                 self._speeds[direction].append(moved_bytes / max(seconds, 1e-9) / 1e9)
 
     def trouble(self, call: str, error: BaseException) -> None:
-        """Counts an exception, and logs the first of its kind in a while."""
+        """Counts an exception, and logs it unless one was logged recently."""
         self.count("errors", 1, call)
-        self._trouble.tell(call, error)
+        self._trouble.log(call, error)
 
     def due(self) -> bool:
-        """Tells whether the store should be asked for its gauges now."""
+        """Returns whether the store's gauges should be read now."""
         now = time.monotonic()
         with self._lock:
             if now - self._asked_at < _STORE_EVERY_S:
@@ -115,11 +111,9 @@ class Meter:
 
     def gauge(self, counters: Mapping[str, Any] | None) -> None:
         """Sets the gauges from the store's counters, None without a store."""
-        gauges = _prometheus()[1]
-        gauges["available"].set(int(counters is not None))
-        for name in ("disk_bytes", "capacity_bytes", "poisoned"):
-            gauges[name].set(int(counters[name]) if counters else 0)
-        gauges["suspended"].set(int(counters is not None and is_suspended(counters)))
+        values = dict.fromkeys(GAUGES, 0) | gauges(counters)
+        for name, gauge in _prometheus()[1].items():
+            gauge.set(values[name])
 
     def take(self) -> StorageMetrics:
         """Returns SGLang's record of the calls since the last one."""

@@ -1,7 +1,7 @@
 """The metrics of a tier, in vLLM's own types and named like those of its own tiers.
 
-1. Whatever is emitted is declared here, with as many labels: vLLM's logger dies of anything else.
-2. Counting is cheap and never fails; the store is asked for its counters at most once a second.
+1. Every emitted metric is declared here with its labels: vLLM's logger fails on any other.
+2. Counting is cheap and never fails; the store's counters are read at most once a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
-from dalsegno.integrations.common.trouble import is_suspended
+from dalsegno.integrations.common.trouble import GAUGES, gauges
 
 PREFIX = "vllm:kv_offload_dalsegno_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -31,41 +31,34 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "loaded_blocks": ("Blocks loaded from the store.", ()),
     "loaded_bytes": ("Bytes loaded from the store.", ()),
-    "load_failed_blocks": ("Blocks that were found but could not be loaded.", ()),
+    "load_failed_blocks": ("Blocks that were found and could not be loaded.", ()),
     "stored_blocks": ("Blocks written to the store.", ()),
     "stored_bytes": ("Bytes written to the store.", ()),
     "present_blocks": ("Blocks that were not written because the store has them.", ()),
-    "store_failed_blocks": ("Blocks that the store could not or would not keep.", ()),
+    "store_failed_blocks": ("Blocks that the store could not write or declined.", ()),
     "throttled_blocks": (
-        "Blocks refused because too much was under way, by direction: load or store.",
+        "Blocks refused because too many bytes were in flight, by direction: load or store.",
         ("direction",),
     ),
     "throttled_bytes": (
-        "Bytes refused because too much was under way, by direction: load or store.",
+        "Bytes refused because too many bytes were in flight, by direction: load or store.",
         ("direction",),
     ),
     "missed_blocks": (
         "Blocks that the store lost between finding and serving them, by cause.",
         ("cause",),
     ),
-    "deferred_lookups": ("Lookups answered later since too much was being loaded.", ()),
-    "deferral_timeouts": ("Requests computed since their loads had to wait for too long.", ()),
+    "deferred_lookups": ("Lookups answered later because too many bytes were being loaded.", ()),
+    "deferral_timeouts": ("Requests computed because their loads waited too long.", ()),
     "events_stored_blocks": ("Blocks announced in KV events.", ()),
     "events_removed_blocks": ("Blocks withdrawn in KV events.", ()),
     "events_dropped_blocks": (
         "Blocks not announced: kv_events_keys is reached, or their request never ran.",
         (),
     ),
-    "events_resyncs": ("How often all announced blocks were compared with the store.", ()),
+    "events_resyncs": ("Comparisons of all announced blocks with the store.", ()),
     "bypassed_requests": ("Requests that the store must not serve, such as those of LoRA.", ()),
-    "errors": ("Exceptions that were turned into a miss, by the call they came from.", ("call",)),
-}
-_GAUGES = {
-    "disk_bytes": "Bytes of disk that the store takes.",
-    "capacity_bytes": "Most bytes of disk that the store may take.",
-    "available": "1 if the store is open, 0 if every answer is a miss.",
-    "suspended": "1 while the disk does not answer, so that loads or stores fail at once.",
-    "poisoned": "1 if a failed sync has stopped all writing until the store is opened anew.",
+    "errors": ("Exceptions that became misses, by call.", ("call",)),
 }
 _HISTOGRAMS = {
     "load_seconds": "Seconds from the start of a load job to its result.",
@@ -82,12 +75,16 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
         name: OffloadingCounterMetadata(documentation=text, labelnames=labels)
         for name, (text, labels) in _COUNTERS.items()
     }
-    gauges = {name: OffloadingGaugeMetadata(documentation=text) for name, text in _GAUGES.items()}
+    own_gauges = {
+        name: OffloadingGaugeMetadata(documentation=text) for name, text in GAUGES.items()
+    }
     histograms = {
         name: OffloadingHistogramMetadata(documentation=text, buckets=_SECONDS)
         for name, text in _HISTOGRAMS.items()
     }
-    return {f"{PREFIX}{name}": item for name, item in {**counters, **gauges, **histograms}.items()}
+    return {
+        f"{PREFIX}{name}": item for name, item in {**counters, **own_gauges, **histograms}.items()
+    }
 
 
 class Meter:
@@ -116,7 +113,7 @@ class Meter:
         """Returns vLLM's record of everything since the last call, or None if there is nothing.
 
         Args:
-            read_store: Returns the store's counters, None without a store; called now and then.
+            read_store: Returns the store's counters, None without a store; called periodically.
         """
         stats = OffloadingConnectorStats()
         if self._clock() - self._asked_at >= _STORE_EVERY_S:
@@ -130,14 +127,11 @@ class Meter:
         return None if stats.is_empty() else stats
 
     def _take_store(self, stats: Any, counters: Mapping[str, Any] | None) -> None:
-        """Adds the store's gauges, and the blocks that it lost since it was asked last."""
-        stats.set_gauge(f"{PREFIX}available", int(counters is not None))
+        """Adds the store's gauges, and the blocks that it lost since the last call."""
+        for name, value in gauges(counters).items():
+            stats.set_gauge(f"{PREFIX}{name}", value)
         if counters is None:
             return
-        stats.set_gauge(f"{PREFIX}disk_bytes", int(counters["disk_bytes"]))
-        stats.set_gauge(f"{PREFIX}capacity_bytes", int(counters["capacity_bytes"]))
-        stats.set_gauge(f"{PREFIX}suspended", int(is_suspended(counters)))
-        stats.set_gauge(f"{PREFIX}poisoned", int(counters["poisoned"]))
         for cause, total in counters["log"]["misses"].items():
             if grown := int(total) - self._misses.get(cause, 0):
                 self._misses[cause] = int(total)

@@ -14,10 +14,10 @@ from dalsegno import InvalidError
 from dalsegno.integrations.common.settings import (
     Check,
     StoreSettings,
+    byte_count,
     check_keys,
     count,
     mapping,
-    parse_bytes,
     seconds,
     switch,
     text,
@@ -85,8 +85,8 @@ class TierSettings(StoreSettings):
         **StoreSettings.CHECKS,
         "max_load_jobs": count,
         "max_store_jobs": count,
-        "max_store_bytes": parse_bytes,
-        "max_load_bytes": parse_bytes,
+        "max_store_bytes": byte_count,
+        "max_load_bytes": byte_count,
         "failed_load_pause_s": seconds,
         "enable_kv_events": switch,
         "kv_events_keys": lambda name, value: count(name, value, 100_000_000),
@@ -136,7 +136,7 @@ def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
     if tier.get("enable_kv_events"):
         # Without their tokens, routers drop the events.
         engine.setdefault("self_describing_kv_events", True)
-    engine["cpu_bytes_to_use"] = parse_bytes("cpu_bytes_to_use", extra["cpu_bytes_to_use"])
+    engine["cpu_bytes_to_use"] = byte_count("cpu_bytes_to_use", extra["cpu_bytes_to_use"])
     if on_cpu:
         engine |= {"spec_name": CPU_SPEC, "spec_module_path": MODULE}
     else:

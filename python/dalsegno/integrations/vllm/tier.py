@@ -89,7 +89,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         # Requests that loaded after they had been scheduled, in this step and in the one before.
         self._resumed: list[RequestState] = []
         self._due: list[RequestState] = []
-        self._told = Trouble(logger)
+        self._log = Trouble(logger)
         self._closed = False
         self._rows = Rows(primary_kv_view)
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
@@ -393,6 +393,6 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def _trouble(self, call: str, error: BaseException) -> None:
         """Counts an exception, and logs the first of its kind in a while."""
         self._meter.count("errors", 1, call)
-        self._told.tell(call, error)
+        self._log.log(call, error)
         if isinstance(error, PoisonedError):
             self._backend.tell_poisoned()
