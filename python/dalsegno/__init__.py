@@ -1,7 +1,7 @@
 """Dalsegno: a crash-safe, tiered store for the KV cache of language models.
 
-A prefix once computed is loaded, not recomputed. A cache may fail to help, but it never fails a
-request and never returns wrong bytes.
+A prefix that was computed once is loaded, not recomputed. Failures of the store are cache misses: a
+request never fails because of it, and never gets wrong bytes.
 
     import dalsegno
 
@@ -19,76 +19,32 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from dalsegno._native import (
-    ClosedError,
-    CorruptError,
-    DalsegnoError,
-    FullError,
-    IncompatibleError,
-    InvalidError,
-    LayerWriter,
-    Namespace,
-    PoisonedError,
-    PutReport,
-    RemovalWatch,
-    Store,
-    Transfer,
-    UnavailableError,
-    __version__,
-    config_keys,
-    info,
-    inspect,
-    list_extents,
-    parse_bytes,
-    repair,
-    verify,
-)
+from dalsegno import _native
+from dalsegno._native import *  # noqa: F403 - its `__all__` is the public API
+from dalsegno._native import InvalidError, Store
 from dalsegno.paths import local_path
 
-__all__ = [
-    "ClosedError",
-    "CorruptError",
-    "DalsegnoError",
-    "FullError",
-    "IncompatibleError",
-    "InvalidError",
-    "LayerWriter",
-    "Namespace",
-    "PoisonedError",
-    "PutReport",
-    "RemovalWatch",
-    "Store",
-    "Transfer",
-    "UnavailableError",
-    "__version__",
-    "config_keys",
-    "info",
-    "inspect",
-    "list_extents",
-    "open",
-    "parse_bytes",
-    "repair",
-    "verify",
-]
+__all__ = ["open"]
+__all__ += _native.__all__
 
 
 def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A001 - reads as dalsegno.open
-    """Opens the store in a directory, creating both if they do not exist.
+    """Opens the store in a directory; creates both if they do not exist.
 
-    One process owns a store; its threads may share it, its forked children may not: fork before a
-    store is opened. Close it, or use it as a context manager.
+    One process owns a store. Its threads may share it, its forked children may not: fork before you
+    open a store. Close it, or use it as a context manager.
 
     Args:
         path: The store's directory, on a local file system; a leading ``~`` is the home directory.
-        **settings: What differs from the defaults; docs/guides/configuration.md lists all. Byte
-            counts may be numbers or text such as ``"200GiB"`` or ``"200Gi"``. Settings given here
-            go before those of the file that the environment variable ``DALSEGNO_CONFIG`` names.
+        **settings: Settings that differ from the defaults; docs/guides/configuration.md lists all.
+            Byte counts may be numbers or text such as ``"200GiB"`` or ``"200Gi"``. Settings given
+            here override those of the file that the environment variable ``DALSEGNO_CONFIG`` names.
 
     Returns:
         The open store.
 
     Raises:
-        InvalidError: A setting is unknown or does not fit, or the directory holds something else.
+        InvalidError: A setting is unknown or invalid, or the directory holds something else.
         UnavailableError: Another process owns the store, the directory cannot be written, or this
             process was forked while a store was open.
         IncompatibleError: A newer version wrote the store.
@@ -98,12 +54,12 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
         _check_setting(name, value)
     store = Store(path, json.dumps(merged))
     if "capacity" not in merged:
-        _tell_capacity(store)
+        _print_capacity(store)
     return store
 
 
 def _check_setting(name: str, value: object) -> None:
-    """Refuses what JSON, in which the store reads its settings, cannot express."""
+    """Refuses values that JSON cannot express: the store reads its settings as JSON."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -122,10 +78,10 @@ def _settings_of_file() -> Mapping[str, Any]:
         ) from error
 
 
-def _tell_capacity(store: Store) -> None:
-    """Says on standard error how much disk was chosen, since nobody else did."""
+def _print_capacity(store: Store) -> None:
+    """Prints the default capacity on standard error: it takes most of the disk."""
     gib = store.limits()["capacity_bytes"] / (1 << 30)
-    print(  # noqa: T201 - a choice made for the caller is told, logging configured or not
+    print(  # noqa: T201 - shown whether or not logging is configured
         f"dalsegno: {store.path} may use {gib:.1f} GiB, 80% of what the disk can give;"
         ' set capacity="…GiB" to choose',
         file=sys.stderr,

@@ -101,8 +101,7 @@ class IndexShape(TypedDict):
     last_runs: int  # most runs of the last level
 
 
-# A change of the index's shape: the shape before and after it, the operations of the index until
-# then, and one sentence for people. In this syntax because `from` is a keyword.
+# A change of the index's shape after so many operations; in this syntax as `from` is a keyword.
 IndexDecision = TypedDict(
     "IndexDecision", {"operations": int, "from": str, "to": str, "reason": str}
 )

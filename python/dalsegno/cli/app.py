@@ -28,7 +28,7 @@ app = typer.Typer(
 _demo = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
-def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
     if wanted:
         print(f"dalsegno {__version__}")
         raise typer.Exit
@@ -38,7 +38,7 @@ def dalsegno(
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Look into, check and try out a Dalsegno store: the KV cache that survives.

@@ -10,7 +10,7 @@ from dalsegno.cli.options import AsJson, Directory
 
 
 def info(directory: Directory, *, as_json: AsJson = False) -> None:
-    """Tell the size of a store, its segments, and what it holds.
+    """Show the size of a store, its segments and its contents.
 
     Only headers are read, so it is quick on a large store too. Damage that an open would meet is
     listed; `dalsegno verify` checks every byte.
@@ -19,7 +19,7 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
       dalsegno info /var/cache/kv
       dalsegno info /var/cache/kv --json | jq .blocks
 
-    Exit codes: 0 told, 2 no store, locked, or of a newer version.
+    Exit codes: 0 shown, 2 no store, locked, or of a newer version.
     """
     found = dalsegno.info(str(directory))
     if as_json:
@@ -27,7 +27,7 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
         return
     states = ("open", "sealed", "free", "damaged")
     counts = {state: found[f"segments_{state}"] for state in states}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    by_state = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     show.facts(
         [
             ("store", found["id"]),
@@ -36,7 +36,7 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
             (
                 "segments",
                 f"{sum(counts.values())} of {show.byte_count(found['segment_bytes'])}"
-                + (f": {told}" if told else ""),
+                + (f": {by_state}" if by_state else ""),
             ),
             ("namespaces", len(found["namespaces"])),
             ("extents", _extent_counts(found)),
@@ -84,8 +84,8 @@ def _extent_counts(found: dict[str, Any]) -> str:
     if not lineages:
         return f"{found['extents']:,}"
     most = max(row["most_extents"] for row in found["namespaces"])
-    mean, told = found["extents"] / lineages, show.plural(lineages, "lineage")
-    return f"{found['extents']:,} in {told}: {mean:.1f} each, {most:,} at most"
+    mean, counted = found["extents"] / lineages, show.plural(lineages, "lineage")
+    return f"{found['extents']:,} in {counted}: {mean:.1f} each, {most:,} at most"
 
 
 def _damage(faults: list[dict[str, Any]]) -> str:

@@ -21,7 +21,7 @@ MOST_ROWS = 64
 def inspect(
     directory: Directory,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Name of a file in it, as `verify` tells it.")
+        str, typer.Argument(metavar="FILE", help="Name of a file in it, as `verify` prints it.")
     ],
     offset: Annotated[
         int | None,
@@ -52,7 +52,7 @@ def inspect(
     if as_json:
         show.as_json({"path": str(directory), "file": file, **found})
     else:
-        _tell(found, everything=everything)
+        _print(found, everything=everything)
     records, parts = found["records"], found["parts"]
     if (
         found["problem"]
@@ -62,7 +62,7 @@ def inspect(
         raise typer.Exit(DAMAGED)
 
 
-def _tell(found: dict[str, Any], *, everything: bool) -> None:
+def _print(found: dict[str, Any], *, everything: bool) -> None:
     print(f"{found['title']}: {found['problem'] or 'valid'}\n")
     show.table(
         ("offset>", "bytes", "field", "says"),
@@ -85,8 +85,8 @@ def _tell(found: dict[str, Any], *, everything: bool) -> None:
         show.table(columns, list(_shortened(iter(rows), everything=everything)))
     if found["parts"]:
         wrong = sum(not one["right"] for one in found["parts"])
-        told = f"{wrong:,} of them damaged" if wrong else "all as their checksums say"
-        print(f"\npayload: {show.plural(len(found['parts']), 'part')}, {told}\n")
+        state = f"{wrong:,} of them damaged" if wrong else "all checksums match"
+        print(f"\npayload: {show.plural(len(found['parts']), 'part')}, {state}\n")
         rows = [
             (
                 one["offset"],

@@ -1,4 +1,4 @@
-"""``dalsegno verify``: every byte of a store checked, and what is bad dropped if asked to."""
+"""``dalsegno verify``: check every byte of a store, and drop damaged blocks on request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import dalsegno
 from dalsegno.cli import show
 from dalsegno.cli.options import AsJson, Directory
 
-Tell = Callable[[int, int], None]
-Work = Callable[[str, Tell], dict[str, Any]]
+Progressed = Callable[[int, int], None]
+Work = Callable[[str, Progressed], dict[str, Any]]
 
 DAMAGED = 1
 INTERRUPTED = 130
@@ -27,19 +27,20 @@ def verify(
     *,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Drop what is bad, keep the rest, and check once more."),
+        typer.Option("--repair", help="Drop damaged blocks, keep the rest, and check again."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a store and check it.
 
-    That is headers, blocks, padding, and an index in files. Nothing is written without --repair,
-    and no damage needs it: the store itself never hands out damaged blocks, they are misses, and
-    their space is used again; a damaged index is rebuilt and costs no block. Findings tell that the
-    disk, or whoever wrote to these files, is not to be trusted.
+    It checks headers, blocks, padding and an on-disk index. Nothing is written without --repair.
+    No damage needs a repair: the store never returns damaged blocks, they are misses, and their
+    space is reclaimed; a damaged index is rebuilt and costs no block. Findings mean that the disk,
+    or a program that wrote to these files, cannot be trusted.
 
-    With --repair a segment with a finding is written anew: its good blocks move to another one, the
-    bad ones are dropped. That needs room for a segment; without it the segment stays as it is.
+    With --repair, a segment with a finding is rewritten: its good blocks move to another segment,
+    the damaged ones are dropped. That needs free space for one segment; without it the segment
+    stays as it is.
 
     Example:
       dalsegno verify /var/cache/kv && echo clean
@@ -60,25 +61,25 @@ def verify(
     if as_json:
         show.as_json({"path": str(directory), "clean": clean, **report})
     elif repair:
-        _tell_repair(report)
+        _print_repair(report)
     else:
-        _tell(report)
+        _print_report(report)
     if not clean:
         raise typer.Exit(DAMAGED)
 
 
 def _answered(work: Work, directory: Path) -> dict[str, Any]:
-    """Does the work on a thread of its own, so that Ctrl-C is heard while it goes on."""
+    """Does the work on a thread of its own, so that Ctrl-C works meanwhile."""
     answers: list[dict[str, Any] | BaseException] = []
     target = show.console(stderr=True)
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=target, transient=True, disable=not target.is_terminal) as bar:
         task = bar.add_task("", total=None)
 
-        def tell(done_bytes: int, total_bytes: int) -> None:
+        def progress(done_bytes: int, total_bytes: int) -> None:
             bar.update(task, completed=done_bytes, total=total_bytes)
 
-        given = (work, directory, tell, answers)
+        given = (work, directory, progress, answers)
         thread = threading.Thread(target=_answer, args=given, daemon=True)
         thread.start()
         while thread.is_alive():
@@ -92,16 +93,16 @@ def _answered(work: Work, directory: Path) -> dict[str, Any]:
 def _answer(
     work: Work,
     directory: Path,
-    tell: Tell,
+    progress: Progressed,
     answers: list[dict[str, Any] | BaseException],
 ) -> None:
     try:
-        answers.append(work(str(directory), tell))
+        answers.append(work(str(directory), progress))
     except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
         answers.append(error)
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any]) -> None:
     counts = [
         (report["segments"], "segment"),
         (report["extents"], "extent"),
@@ -110,8 +111,8 @@ def _tell(report: dict[str, Any]) -> None:
     ]
     if report["tables"]:
         counts.append((report["tables"], "index table"))
-    told = ", ".join(show.plural(count, word) for count, word in counts)
-    print(f"checked {told}: {show.byte_count(report['bytes'])}")
+    counted = ", ".join(show.plural(count, word) for count, word in counts)
+    print(f"checked {counted}: {show.byte_count(report['bytes'])}")
     findings = report["findings"]
     if not findings:
         print("clean")
@@ -123,11 +124,11 @@ def _tell(report: dict[str, Any]) -> None:
     )
 
 
-def _tell_repair(report: dict[str, Any]) -> None:
-    _tell(report["before"])
+def _print_repair(report: dict[str, Any]) -> None:
+    _print_report(report["before"])
     if not report["before"]["findings"]:
         return
     segments = show.plural(report["segments"], "segment")
     dropped = show.plural(report["dropped_blocks"], "block")
-    print(f"\nrepaired: {segments} written anew, {dropped} dropped\n")
-    _tell(report["after"])
+    print(f"\nrepaired: {segments} rewritten, {dropped} dropped\n")
+    _print_report(report["after"])

@@ -362,7 +362,7 @@ def test_the_log_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:
         shown[level] = (done.returncode, done.stderr)
     assert shown["off"] == (0, "")
     assert shown["info"][0] == 0
-    assert "uses at most 16 MiB" in shown["info"][1]
+    assert "capacity_bytes=16777216" in shown["info"][1]
     # regression: a typo was an error of the import, which ended an engine's start.
     assert shown["loud"][0] == 0
     text = shown["loud"][1]

@@ -173,7 +173,7 @@ def test_repair_tells_people_what_it_did(path: Path, run: Run) -> None:
     plant_in_payload(path)
     answer = run("verify", path, "--repair")
     assert answer.code == 0
-    assert "repaired: 1 segment written anew, 1 block dropped" in answer.out
+    assert "repaired: 1 segment rewritten, 1 block dropped" in answer.out
     assert answer.out.endswith("clean\n")
 
 

@@ -123,7 +123,7 @@ def test_nobody_has_a_directory_while_its_last_owner_may_still_write(
     refused = again.problem
     disk.send("clear")
     assert "is in use by pid" in refused
-    assert "its disk still owes it an answer" in refused
+    assert "its I/O is still in flight" in refused
     until(lambda: again.current)
     assert all(space(again).put_batch(chain(4), blocks).kept)
     out = [bytearray(BLOCK) for _ in blocks]
@@ -147,8 +147,8 @@ def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, in
         space(ours).put_batch(chain(4), blocks)
     poisoned = ours.current
     assert poisoned is not None
-    ours.tell_poisoned()
-    ours.tell_poisoned()
+    ours.report_poisoned()
+    ours.report_poisoned()
     assert poisoned.poisoned
     out = [bytearray(BLOCK) for _ in range(2)]
     assert poisoned.namespaces["kv"].get_batch(chain(2), out) == 2
@@ -175,7 +175,7 @@ def test_a_store_whose_syncs_go_on_failing_is_opened_less_and_less_often(disk: F
         with pytest.raises(dalsegno.PoisonedError):
             space(ours).put_batch(chain(1, f"turn {turn}"), [bytes(BLOCK)])
         began = time.monotonic()
-        ours.tell_poisoned()
+        ours.report_poisoned()
         until(lambda: ours.current is not poisoned)  # noqa: B023 - called at once
         pauses.append(time.monotonic() - began)
         until(lambda: ours.current)

@@ -54,7 +54,7 @@ def test_byte_counts_are_read() -> None:
 def test_regression_quantities_of_kubernetes_are_byte_counts(
     text: str, count: int, tmp_path: Path
 ) -> None:
-    assert byte_count("x", text) == dalsegno.byte_count(text) == count
+    assert byte_count("x", text) == dalsegno.parse_bytes(text) == count
     settings = StoreSettings.read({"path": "/x", "capacity": text}, "here", "it")
     assert settings.capacity == count
     given = {"capacity": "16Mi", "segment": "1Mi", "index_rate": text}

@@ -23,7 +23,7 @@ def nonce() -> str:
 
 
 def rope_depends_on_length(config: Mapping[str, Any]) -> bool:
-    """Tells whether a model's rotary embedding depends on the longest context that is served."""
+    """Returns whether a model's rotary embedding depends on the longest context that is served."""
     for name in ("rope_scaling", "rope_parameters"):
         scaling = config.get(name)
         if isinstance(scaling, Mapping):

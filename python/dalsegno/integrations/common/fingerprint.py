@@ -56,7 +56,7 @@ def weight_files(model: Path) -> list[Path]:
     found = sorted(path for path in model.glob("*") if path.suffix in SUFFIXES and path.is_file())
     if not found:
         raise IncompatibleError(
-            f"{model} holds no weight file ({', '.join(SUFFIXES)}), so nothing tells whether two "
+            f"{model} holds no weight file ({', '.join(SUFFIXES)}), so it is unknown whether two "
             f"engines have the same weights; set weights_fingerprint to say so yourself"
         )
     return found
@@ -176,6 +176,6 @@ def local_model(name: str, revision: str | None, download_dir: str | None) -> Pa
         return Path(found)
     except Exception as error:
         raise IncompatibleError(
-            f"the weights of {name!r} are not on this machine, so nothing tells whether another "
+            f"the weights of {name!r} are not on this machine, so it is unknown whether another "
             f"engine has the same; set weights_fingerprint to say so yourself"
         ) from error

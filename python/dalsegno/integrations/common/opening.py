@@ -1,18 +1,16 @@
 """The store behind an integration, or its absence.
 
-1. A wrong configuration and a store of another format fail at start-up. Anything else (locked by
-   another process, read-only, a full disk) leaves no store: every answer is a miss, and a
-   thread tries again until the store opens or the engine ends.
-2. The engine waits for its store, but not for long: a disk that hangs may not keep it from
-   starting.
-3. `current` is one reference, replaced as a whole: whoever reads it sees a store with all of its
+1. A wrong configuration and a store of another format fail at start-up. With any other error (a
+   locked store, a read-only or full disk) there is no store: every lookup is a miss, and a thread
+   retries until the store opens or the engine ends.
+2. The engine waits for its store for a bounded time: a disk that hangs must not block its start.
+3. `current` is one reference, replaced as a whole: a reader sees a store with all of its
    namespaces, or None.
-4. After `renew` no block put before it is seen again by this process, whether its namespace was
-   opened in this life of the store, in an earlier one or not at all.
-5. A store that writes nothing more, since a sync failed, is opened anew after a while: each time
-   after twice as long, unless it was well for longer than the longest pause. Until then it is read.
-6. While there is no store and this is open, a thread tries to open one, unless it is told that it
-   never will.
+4. After `renew` this process sees no block that was put before it, in whichever namespace.
+5. A poisoned store (a sync failed) is reopened after a pause, and is read until then. The pause
+   doubles each time, unless the store worked for longer than the longest pause.
+6. While there is no store and this is open, a thread tries to open one, unless the store refused
+   the configuration.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from typing import Any, NamedTuple, TypeAlias
 from dalsegno import IncompatibleError, InvalidError
 from dalsegno.integrations.common.fields import nonce
 
-# A store whose syncs fail again and again is opened anew at most this often.
+# Longest pause before a poisoned store is reopened.
 REOPEN_MOST_S = 600.0
-# How long an engine waits, when its caches are reset, until it is durable that a namespace is
-# empty. Its blocks are gone at once; past this the process moves on to other namespaces.
+# Longest wait of an engine that resets its caches until an emptied namespace is durable. Its blocks
+# are gone immediately; after this time the process uses other namespaces.
 EMPTY_S = 2.0
 
-# Opens the namespaces of a store. The second argument belongs into the fields of each: it is empty
-# until `Backend.renew` makes the process move to namespaces that no other has.
+# Opens the namespaces of a store. The second argument is added to the fields of each: it is empty
+# until `Backend.renew` moves the process to namespaces that no other process has.
 OpenNamespaces: TypeAlias = Callable[[Any, Mapping[str, str]], Mapping[Any, Any]]
 
 
@@ -52,8 +50,8 @@ class Opened:
 
     Attributes:
         store: The store.
-        namespaces: Its namespaces, by whatever the integration tells them apart.
-        poisoned: Whether a sync failed: it takes nothing more.
+        namespaces: Its namespaces, by the integration's own keys.
+        poisoned: Whether a sync failed, so that it writes nothing.
         since: When it was opened, in seconds of the monotonic clock.
     """
 
@@ -64,12 +62,7 @@ class Opened:
 
 
 class Waits(NamedTuple):
-    """How long to wait.
-
-    Attributes:
-        retry_s: Seconds between two attempts to open the store; also before it is opened anew.
-        open_s: Seconds that an engine waits for the first attempt.
-    """
+    """Seconds between two attempts to open the store, and of the wait for the first one."""
 
     retry_s: float = 10.0
     open_s: float = 60.0
@@ -92,16 +85,16 @@ class Backend:
         logger: logging.Logger,
         waits: Waits = Waits(),  # noqa: B008 - it cannot change
     ) -> None:
-        """Opens the store, or leaves that to a thread that keeps trying.
+        """Opens the store, or leaves that to a thread that retries.
 
         Args:
             path: Directory of the store.
-            settings: How to open it.
-            prepare: Returns what opens the namespaces of a store. It is called before the store is
-                opened, until it has returned once, and may read the model's files.
-            engine: Its name as it stands in messages.
-            logger: Where messages go.
-            waits: How long to wait.
+            settings: Settings of the store.
+            prepare: Returns the function that opens the namespaces of a store. It is called before
+                the store is opened, until it has returned once, and may read the model's files.
+            engine: Name of the engine in messages.
+            logger: Logger of the messages.
+            waits: Times to wait.
 
         Raises:
             InvalidError: The configuration is wrong.
@@ -112,7 +105,7 @@ class Backend:
         self._retry_s = self._reopen_s = waits.retry_s
         self._open_namespaces: OpenNamespaces | None = None
         self._epoch: dict[str, str] = {}
-        # Whether the epoch may hold namespaces that the present store has not opened.
+        # Whether the epoch may have namespaces that the current store has not opened.
         self._strays = False
         self._lock = threading.Lock()
         self._closing, self._tried = threading.Event(), threading.Event()
@@ -122,7 +115,7 @@ class Backend:
         self.problem = ""
         pause_s = 0.0
         try:
-            # On this thread: the model's files may take their time.
+            # On this thread: reading the model's files may take long.
             self._open_namespaces = prepare()
         except (InvalidError, IncompatibleError):
             raise
@@ -133,7 +126,7 @@ class Backend:
         if not self._tried.wait(waits.open_s) and self._stop_waiting():
             logger.warning(
                 "Dalsegno is still opening the store at %s after %.0f s, so %s runs on without it "
-                "until it is open. Does its disk answer?",
+                "until it is open. Check whether its disk responds.",
                 path,
                 waits.open_s,
                 engine,
@@ -144,7 +137,7 @@ class Backend:
             raise refusal
 
     def _stop_waiting(self) -> bool:
-        """Takes note that the first attempt takes too long, unless it has just ended."""
+        """Records that the first attempt takes too long, unless it has just ended."""
         with self._lock:
             self._late = not self._tried.is_set()
             if self._late:
@@ -157,13 +150,13 @@ class Backend:
         return thread
 
     def _attach(self) -> bool:
-        """Opens the store and its namespaces and makes them current; not if closed meanwhile."""
+        """Opens the store and its namespaces, and makes them current unless this was closed."""
         opening = self._open_namespaces = self._open_namespaces or self._prepare()
         store = open_store(self._path, self._settings)
         try:
             while not self._closing.is_set():
                 epoch = self._epoch
-                # Without the lock: on a disk that hangs this takes its time.
+                # Without the lock: on a disk that hangs this takes long.
                 namespaces = opening(store, epoch)
                 with self._lock:
                     if epoch is self._epoch and not self._closing.is_set():
@@ -176,7 +169,7 @@ class Backend:
         return False
 
     def _keep_trying(self, pause_s: float) -> None:
-        """Tries until the store is open; runs on a thread of its own."""
+        """Retries until the store is open; runs on a thread of its own."""
         while not self._closing.wait(pause_s):
             pause_s = self._retry_s
             try:
@@ -190,23 +183,23 @@ class Backend:
             return
 
     def _succeed(self) -> None:
-        """Takes note that the store is open."""
+        """Records that the store is open."""
         with self._lock:
             since = " from now on" if self._late or self._tried.is_set() else ""
             self._tried.set()
         self._logger.info("Dalsegno uses the store at %s%s.", self._path, since)
 
     def _give_up(self, error: InvalidError | IncompatibleError) -> None:
-        """Takes note that there will be no store; whoever still waits for it is told."""
+        """Records that there is no store; the constructor raises the error if it still waits."""
         with self._lock:
-            told = not (self._late or self._tried.is_set())
+            raised = not (self._late or self._tried.is_set())
             self.problem, self._refusal = str(error), error
             self._tried.set()
-        if not told:
+        if not raised:
             self._logger.warning("Dalsegno gives up on the store at %s: %s", self._path, error)
 
     def _fail(self, error: BaseException) -> None:
-        """Takes note of an attempt that failed; the later ones say what the first one said."""
+        """Records an attempt that failed; only the first one is a warning."""
         with self._lock:
             self.problem = str(error)
         if self._tried.is_set():
@@ -220,26 +213,23 @@ class Backend:
             self._engine,
             self._retry_s,
         )
-        # Whoever waits for it finds it logged.
+        # The constructor waits for this until it is logged.
         self._tried.set()
 
-    def tell_poisoned(self) -> None:
-        """A put was refused as a sync had failed: the store is to be opened anew, by a thread.
-
-        Never raises.
-        """
+    def report_poisoned(self) -> None:
+        """Reopens the store on a thread, as a put failed with `PoisonedError`. Never raises."""
         if self.current is None:
             return
         try:
             with self._lock:
                 self._reopen_later()
-        except Exception as error:  # noqa: BLE001 - it will be told again
-            self._logger.debug("Dalsegno cannot open the store anew: %s", error)
+        except Exception as error:  # noqa: BLE001 - it will be reported again
+            self._logger.debug("Dalsegno cannot reopen the store: %s", error)
 
     def _reopen_later(self) -> None:
-        """Starts the thread that opens the store anew; the lock is held."""
+        """Starts the thread that reopens the store; the lock is held."""
         opened = self.current
-        # What an earlier store refused may be told late.
+        # The report may be late, and be about an earlier store.
         if opened is None or opened.poisoned or not opened.store.stats()["poisoned"]:
             return
         if time.monotonic() - opened.since > REOPEN_MOST_S:
@@ -248,8 +238,8 @@ class Backend:
         opened.poisoned = True
         pause_s, self._reopen_s = self._reopen_s, min(2 * self._reopen_s, REOPEN_MOST_S)
         self._logger.warning(
-            "Dalsegno: nothing more is written to the store at %s, since a sync failed or its "
-            "index is damaged; it is still read, and opened anew in %.0f s. Look at its disk.",
+            "Dalsegno: nothing more is written to the store at %s, because a sync failed or its "
+            "index is damaged; it is still read, and reopened in %.0f s. Check its disk.",
             self._path,
             pause_s,
         )
@@ -261,20 +251,20 @@ class Backend:
         with self._lock:
             opened, self.current = self.current, None
             self._strays = bool(self._epoch)
-            self.problem = "it is opened anew, since nothing more was written to it"
+            self.problem = "it is being reopened, because nothing more was written to it"
         if opened is not None:
             with contextlib.suppress(Exception):
                 opened.store.close()
         self._keep_trying(0.0)
 
     def renew(self) -> None:
-        """Forgets every block, for this process: the weights may be others from now on.
+        """Forgets every block for this process, whose weights may have changed.
 
-        The first time the process moves to namespaces that no other has; after that it empties
-        those, so that any number of resets makes no more of them unless the store refuses.
+        The first call moves the process to namespaces that no other process has. Later calls empty
+        those, so that resets make no more namespaces unless the store refuses.
         """
         with self._lock:
-            # A store that is being opened anew cannot be emptied, nor what it does not know.
+            # Neither a store that is being reopened nor a namespace not yet opened can be emptied.
             fresh = not self._epoch or self.current is None or self._strays
             if self.current is not None and not fresh:
                 fresh = not self._emptied(self.current.namespaces)
@@ -285,7 +275,7 @@ class Backend:
                 self._move(self.current, self._open_namespaces)
 
     def _move(self, opened: Opened, opening: OpenNamespaces) -> None:
-        """Moves to the namespaces of a new epoch, or does without the store; the lock is held."""
+        """Moves to the namespaces of a new epoch, or drops the store; the lock is held."""
         self.current = None
         try:
             namespaces = opening(opened.store, self._epoch)
@@ -298,7 +288,7 @@ class Backend:
                 error,
                 self._engine,
             )
-            # What waits to open a poisoned store anew does that as well.
+            # The thread that reopens a poisoned store does that too.
             if not opened.poisoned:
                 self._thread = self._start(self._keep_trying, self._retry_s)
             with contextlib.suppress(Exception):
@@ -307,7 +297,7 @@ class Backend:
         self.current = Opened(opened.store, namespaces, opened.poisoned, opened.since)
 
     def _emptied(self, namespaces: Mapping[Any, Any]) -> bool:
-        """Removes every block of namespaces that no other process knows; tells if all went."""
+        """Removes every block of this process's own namespaces; returns whether that worked."""
         try:
             for space in namespaces.values():
                 space.remove(timeout_s=EMPTY_S)
@@ -317,7 +307,7 @@ class Backend:
         return True
 
     def close(self) -> None:
-        """Closes the store and ends the thread; nothing of the store may be under way."""
+        """Closes the store and ends the thread; no transfer may be in flight."""
         self._closing.set()
         with self._lock:
             opened, self.current = self.current, None

@@ -1,18 +1,18 @@
 """The adapter: LMCache's `L2AdapterInterface` over a store.
 
-LMCache calls it from the threads of its controllers, so no call waits for the disk: look-ups are
+LMCache calls it from the threads of its controllers, so no call waits for the disk: lookups are
 answered from the store's index in memory, transfers run on the store's threads from and into
 LMCache's own memory. Two methods wait because that is their purpose, and both have a bound:
 `delete`, which returns when the removal is durable, and `close`.
 
 1. No exception leaves a method that LMCache's controllers call: it becomes a miss or a failed task,
-   a counter and, now and then, a line in the log. But memory that is still in use is never given
-   back: if a transfer does not end, `close` raises.
+   a counter and at most one log line per 30 s. But memory that is still in use is never returned:
+   if a transfer does not end, `close` raises.
 2. Every task is reported exactly once, after its last transfer has ended, and then signalled.
 3. What is over a bound is refused at once; nothing queues without end.
-4. A look-up locks nothing: the store may let go of an object before it is loaded, and the load is
+4. A lookup locks nothing: the store may let go of an object before it is loaded, and the load is
    a miss then. So there is nothing to unlock, and a key that is never unlocked costs nothing.
-5. Without a store every look-up is a miss and every task fails, until the store can be opened.
+5. Without a store every lookup is a miss and every task fails, until the store can be opened.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._backend = Backend(
             str(settings.path), settings.store_settings(), self._prepare, "LMCache", logger
         )
-        self._mover = Mover(self._hasher, self._meter, self._backend.tell_poisoned)
+        self._mover = Mover(self._hasher, self._meter, self._backend.report_poisoned)
         self._know_capacity(self._backend.current)
         self._stored, self._found, self._loaded = (
             Results(create_event_notifier()) for _ in range(3)
@@ -102,7 +102,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return int(self._stored.event.fileno())
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Returns what is signalled when a look-up was answered."""
+        """Returns what is signalled when a lookup was answered."""
         return int(self._found.event.fileno())
 
     def get_load_event_fd(self) -> int:
@@ -197,7 +197,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._loaded.take(task_id)
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Any) -> int:
-        """Answers at once which keys the store has; see the invariants about locks."""
+        """Answers immediately which keys the store has; see the invariants about locks."""
         task, opened = self._task((), 0.0), self._backend.current
         bitmap = Bitmap(len(keys))
         try:
@@ -213,7 +213,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return task.number
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """Hands out which keys of a look-up were there, once."""
+        """Hands out which keys of a lookup were there, once."""
         return self._found.take(task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
@@ -297,7 +297,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def report_status(self) -> dict[str, Any]:
         """Returns what the adapter counted, and whether it has its store.
 
-        An adapter without a store is healthy: LMCache runs on, and `store_open` tells.
+        An adapter without a store is healthy: LMCache runs on; see `store_open`.
         """
         opened = self._backend.current
         status: dict[str, Any] = {

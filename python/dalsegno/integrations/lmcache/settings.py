@@ -51,6 +51,6 @@ class AdapterSettings(StoreSettings):
             raise InvalidError(
                 'adapter_params needs either "model", the folder of the only model that is served, '
                 'or "weights_fingerprint", a text of yours that changes whenever weights do: '
-                "LMCache's keys do not tell the weights behind a model's name"
+                "LMCache's keys do not contain the weights behind a model's name"
             )
         return settings

@@ -156,18 +156,18 @@ class Spaces(Mapping[tuple[str, str, int], Any]):
 
         Args:
             model: Its name.
-            layouts: What the objects are made of, if LMCache tells. Then these, and those of
-                serialized objects, whose layout LMCache does not tell; else all of the model.
+            layouts: What the objects are made of, if LMCache says. Then these, and those of
+                serialized objects, whose layout LMCache does not say; else all of the model.
         """
         if not layouts:
             return self._models.get(_short(model), [])
-        told = []
+        known = []
         for layout in layouts:
             # Objects that the store cannot keep are not there; serialized, they may be smaller.
             with contextlib.suppress(InvalidError):
-                told.append(self.open(model, layout))
+                known.append(self.open(model, layout))
         others = [space for space in self._models.get(_short(model), ()) if space.serialized]
-        return list(dict.fromkeys([*told, *others]))
+        return list(dict.fromkeys([*known, *others]))
 
     def __getitem__(self, address: tuple[str, str, int]) -> Any:
         return self._known[address].namespace

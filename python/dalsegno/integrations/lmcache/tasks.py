@@ -21,40 +21,36 @@ from typing import Any
 from dalsegno.integrations.common import batch
 from dalsegno.integrations.common.batch import Batch
 
-# Results that nobody fetched: LMCache fetches each, but for requests that it gave up.
+# Most results kept: LMCache fetches each, except for requests that it abandoned.
 MOST_RESULTS = 4096
 
 
 class Results:
-    """What became of the tasks of one kind, until LMCache fetches it."""
+    """Results of the tasks of one kind, until LMCache fetches them."""
 
     def __init__(self, event: Any) -> None:
-        """Starts empty.
-
-        Args:
-            event: Notified of each result; an `EventNotifier` of LMCache's.
-        """
+        """Starts empty; notifies `event`, an `EventNotifier` of LMCache, of each result."""
         self._lock = threading.Lock()
         self._done: dict[int, Any] = {}
         self.event = event
 
     def add(self, number: int, result: Any) -> None:
-        """Takes a result and signals it."""
+        """Adds a result and signals it."""
         with self._lock:
             while len(self._done) >= MOST_RESULTS:
                 del self._done[next(iter(self._done))]
             self._done[number] = result
-        # Nobody listens any more once the adapter is closed.
+        # The descriptor is closed once the adapter is.
         with contextlib.suppress(OSError):
             self.event.notify()
 
     def take(self, number: int) -> Any:
-        """Hands out one result, once; None if there is none."""
+        """Removes and returns one result; None if there is none."""
         with self._lock:
             return self._done.pop(number, None)
 
     def take_all(self) -> dict[int, Any]:
-        """Hands out all results."""
+        """Removes and returns all results."""
         with self._lock:
             done, self._done = self._done, {}
         return done
@@ -65,10 +61,10 @@ class Part:
     """One transfer of a task.
 
     Attributes:
-        places: Which of the task's keys it moves, in the order of its buffers.
-        space: Where from or to.
-        hashes: Their names there.
-        objects: Whose memory it uses: LMCache's views of it do not keep it alive.
+        places: Which of the task's keys it transfers, in the order of its buffers.
+        space: Its namespace.
+        hashes: Hashes of the objects.
+        objects: Owners of the memory: LMCache's views do not keep it alive.
         transfer: The store's handle.
     """
 
@@ -80,18 +76,18 @@ class Part:
 
     @property
     def size_bytes(self) -> int:
-        """How much it moves."""
+        """Bytes that it transfers."""
         return int(self.space.object_bytes) * len(self.places)
 
 
 @dataclass(slots=True)
 class Planned:
-    """A part of a task that has not been started.
+    """A part that has not been started.
 
     Attributes:
-        places: Which of the task's keys it is about.
-        size_bytes: How much it moves.
-        start: Starts it, with the seconds that it may take; must not wait.
+        places: Which of the task's keys it has.
+        size_bytes: Bytes that it transfers.
+        start: Starts it with a timeout in seconds; must not wait.
     """
 
     places: list[int]
@@ -180,12 +176,10 @@ class Watch:
     def __init__(
         self, name: str, report: Callable[[Task], None], advance: Callable[[Task], None]
     ) -> None:
-        """Starts the thread.
+        """Starts the thread, which calls both functions; they must not raise.
 
-        Args:
-            name: Name of the thread.
-            report: Called with each task that has ended, on that thread; must not raise.
-            advance: Starts planned parts, on that thread; must not raise.
+        It calls `report` with each task that has ended, and `advance` with those that have planned
+        parts.
         """
         self._report, self._advance = report, advance
         self._changed = threading.Condition()

@@ -1,11 +1,11 @@
-"""Moves objects between LMCache's memory and the store.
+"""Transfers objects between LMCache's memory and the store.
 
 1. Objects of one kind (`spaces.py`) go into one namespace, as one put or one get.
-2. What the store has is not written again, and counts as stored.
-3. A bound is kept by refusing what is over it immediately: the whole task, for LMCache knows of a
-   store only whether all of it is there. A task that alone is over the bound on bytes being written
-   could never be stored so; it is written in parts, each within the bound, while nothing else is.
-4. Objects are read and written where they lie; Python never copies one.
+2. Objects that the store has are not written again, and count as stored.
+3. A task over a bound is refused as a whole: LMCache only learns whether all of it was stored. A
+   task that alone exceeds the bound on bytes being written is written in parts, each within the
+   bound, while nothing else is written.
+4. Objects are read and written in place; Python never copies one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MOST_PARTS = 8
 
 
 def looked_up(spaces: Any, hasher: Hasher, keys: Sequence[Any], described: Any) -> list[int]:
-    """Returns the places of the keys that the store has; asks its index in memory, nothing else.
+    """Returns the places of the keys that the store has; reads only the in-memory index.
 
     Args:
         spaces: The namespaces of the open store.
         hasher: Makes block hashes.
         keys: LMCache's keys.
-        described: The layout of each object group, as far as LMCache tells.
+        described: The layout of each object group, as far as LMCache provides it.
     """
     layouts = [Layout.of_description(one) for one in described.values() if one.shapes]
     hits: list[int] = []
@@ -87,17 +87,11 @@ def _put(
 
 
 class Mover:
-    """Starts the transfers of tasks, and says what became of them."""
+    """Starts the transfers of tasks, and reports their outcomes."""
 
-    def __init__(self, hasher: Hasher, meter: Meter, tell_poisoned: Callable[[], None]) -> None:
-        """Starts nothing yet.
-
-        Args:
-            hasher: Names the objects.
-            meter: Where everything is counted.
-            tell_poisoned: Told when the store takes nothing more, since a sync failed.
-        """
-        self._hasher, self._meter, self._tell_poisoned = hasher, meter, tell_poisoned
+    def __init__(self, hasher: Hasher, meter: Meter, report_poisoned: Callable[[], None]) -> None:
+        """Takes the hasher of objects; calls `report_poisoned` when a sync has failed."""
+        self._hasher, self._meter, self._report_poisoned = hasher, meter, report_poisoned
 
     def start_store(
         self, task: Task, spaces: Any, objects: Sequence[Any], most_bytes: int, under_way: int
@@ -105,11 +99,11 @@ class Mover:
         """Starts to write the objects that the store lacks.
 
         Args:
-            task: The task; takes note of what is under way and of what is to be started.
+            task: The task; records its parts.
             spaces: The namespaces of the open store.
             objects: One for each key of the task.
-            most_bytes: How much may be written at a time.
-            under_way: How much is being written for other tasks.
+            most_bytes: Most bytes written at a time.
+            under_way: Bytes being written for other tasks.
         """
         hashes = self._hasher.hashes(task.keys)
         fresh: list[tuple[Space, list[int]]] = []
@@ -142,13 +136,7 @@ class Mover:
             before = chain[-1:]
 
     def start_load(self, task: Task, spaces: Any, objects: Sequence[Any]) -> None:
-        """Starts to fill objects with what the store has of them.
-
-        Args:
-            task: The task; takes note of what is under way.
-            spaces: The namespaces of the open store.
-            objects: One for each key of the task, to be filled.
-        """
+        """Starts to fill the objects that the store has, one for each key of the task."""
         hashes = self._hasher.hashes(task.keys)
         for space, places in by_space(spaces, task.keys, objects).items():
             for part in _shares(places, space.object_bytes):
@@ -159,7 +147,7 @@ class Mover:
                 task.parts.append(Part(part, space, named, moved, handle))
 
     def advance(self, task: Task) -> None:
-        """Starts parts of a task for which there is room now; never raises."""
+        """Starts the parts of a task that fit under the bound now; never raises."""
         try:
             task.advance()
         except Exception as error:  # noqa: BLE001 - the other parts were dropped, and are counted
@@ -171,7 +159,7 @@ class Mover:
         self._meter.count(throttled_objects=len(task.keys))
 
     def stored(self, task: Task) -> tuple[dict[int, int], int]:
-        """Says what became of a store task.
+        """Reports a store task that has ended.
 
         Returns:
             The places of the keys that the store has now, each with the bytes that this task added
@@ -196,7 +184,7 @@ class Mover:
         def failed(part: Part, error: Exception) -> None:
             self._meter.trouble("store", error)
             if isinstance(error, PoisonedError):
-                self._tell_poisoned()
+                self._report_poisoned()
             self._meter.count(store_failed_objects=len(part.places))
 
         task.report(stored, throttled, failed)
@@ -206,7 +194,7 @@ class Mover:
         """Returns which objects of a put are there, and how many bytes it wrote."""
         there = list(report.kept)
         if report.pending:
-            # Another task wrote them meanwhile, and mostly has by now.
+            # Another task was writing them, and usually has finished.
             there = list(part.space.namespace.contains(part.hashes))
         written_bytes = report.stored * part.space.object_bytes
         self._meter.count(

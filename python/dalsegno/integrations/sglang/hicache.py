@@ -5,9 +5,9 @@ Look-ups are answered from the store's index; loads and stores go straight from 
 pools, where these have addresses, and wait for the disk up to a deadline.
 
 1. No exception leaves a method that SGLang calls while it serves: it becomes a miss or a page that
-   is not kept, a counter and, now and then, a line in the log. A wrong configuration fails when the
+   is not kept, a counter and at most one log line per 30 s. A wrong configuration fails when the
    backend is attached.
-2. A call returns when nothing of it is under way any more.
+2. A call returns when every transfer of it has ended.
 3. A page is found by its hash alone. `prefix_keys` only says where to put pages and which prefix is
    in use (`prefix.py`).
 4. `get_stats` and `exists` touch no disk and take no lock that a transfer holds.
@@ -62,7 +62,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         extra = storage_config.extra_config
         settings = HiCacheSettings.parse(extra or {})
         if extra is not None:
-            # SGLang looks for it once we are made; only whoever says 0 gets the copying interface.
+            # SGLang looks for it once we are made; only the value 0 selects the copying interface.
             extra.setdefault("interface_v1", 1)
         ranks = identity.Ranks.of(storage_config)
         if ranks.replicated:
@@ -95,10 +95,10 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
             self._meter.trouble(call, error)
             return otherwise
 
-    # Look-ups.
+    # Lookups.
 
     def exists(self, key: str) -> bool:
-        """Tells whether a page of the KV is there, in whatever form."""
+        """Returns whether the store has a page of the KV, in whatever form."""
 
         def work() -> bool:
             one = [block_hash(key)]
@@ -150,9 +150,9 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
             if self._spaces.pools[KV].shape.block_bytes:
                 kv_pages = self._probe(hashes)
             else:
-                # A KV pool without bytes has what the other pools have: one at least must tell.
-                told = any(one.hit_policy != hits.BLOCK_GROUPS for one in transfers)
-                kv_pages = len(keys) if told else 0
+                # A KV pool without bytes has what the other pools have: at least one must know.
+                known = any(one.hit_policy != hits.BLOCK_GROUPS for one in transfers)
+                kv_pages = len(keys) if known else 0
             wanted = [self._wanted(one, hashes[:kv_pages]) for one in transfers]
             lengths, longest = hits.restorable(kv_pages, wanted)
             if kv_pages:
@@ -162,7 +162,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         return self._safe("batch_exists_v2", work, PoolTransferResult(0, {}, []))
 
     def _wanted(self, transfer: PoolTransfer, hashes: Sequence[bytes]) -> hits.Wanted:
-        """Asks what one pool has of a chain."""
+        """Looks up the pages of a chain in one pool."""
         groups = transfer.hit_policy == hits.BLOCK_GROUPS
         asked = list(map(block_hash, transfer.keys or ())) if groups else hashes
         space = self._spaces.of(str(transfer.name))
@@ -184,7 +184,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Fills pages of the KV pool; tells for each whether it holds its bytes."""
+        """Fills pages of the KV pool; returns for each whether it was filled."""
         del extra_info
         return self._load("batch_get_v1", KV, keys, host_indices)
 
@@ -194,7 +194,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Stores pages of the KV pool; tells for each whether the store has dealt with it."""
+        """Stores pages of the KV pool; returns for each whether the store has handled it."""
         return self._store("batch_set_v1", KV, keys, host_indices, extra_info)
 
     def batch_get_v2(
@@ -306,7 +306,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         target_location: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Stores a tensor as a page; tells whether the store has dealt with it."""
+        """Stores a tensor as a page; returns whether the store has handled it."""
         del target_location, target_sizes
         return self.batch_set([key], [value])
 
@@ -317,7 +317,7 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Stores tensors as pages; tells whether the store has dealt with all of them."""
+        """Stores tensors as pages; returns whether the store has handled all of them."""
         del target_locations, target_sizes
 
         def work() -> bool:
@@ -351,17 +351,17 @@ class DalsegnoHiCache(HiCacheStorage):  # type: ignore[misc]
         for error in moved.errors:
             self._meter.trouble(call, error)
             if isinstance(error, PoisonedError):
-                self._spaces.tell_poisoned()
+                self._spaces.report_poisoned()
         return moved.done
 
-    # What SGLang asks now and then.
+    # Calls that SGLang makes periodically.
 
     def clear(self) -> bool:
-        """Forgets every page of this model, for good; tells whether that succeeded."""
+        """Removes every page of this model; returns whether that succeeded."""
         return self._safe("clear", self._spaces.clear, otherwise=False)
 
     def renew(self) -> None:
-        """Forgets every page, for this process: the weights may be others from now on."""
+        """Forgets every page, for this process: whose weights may have changed."""
         self._safe("renew", self._spaces.renew, None)
 
     def get_stats(self) -> Any:

@@ -1,7 +1,7 @@
 """Which prefixes of a chain can be restored when several pools must have their part of it.
 
 1. A prefix is restorable when the KV has all of its pages and every pool what its policy asks.
-2. What is told of a pool alone is the longest prefix for which that pool has what is asked.
+2. The result for a single pool is the longest prefix for which it has the requested pages.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class Ranks:
             ("dcp", config.dcp_rank, config.dcp_size),
         ]
         # Replicas hold the same KV, so they are no part of the identity; neither is a folder of
-        # ranks that others tell already.
+        # ranks that other fields contain.
         parts = {kind: f"{rank}/{size}" for kind, rank, size in kinds[2:]}
         named = [(kind, rank) for kind, rank, size in kinds[:5] if size > 1 or rank]
         folder = "-".join(f"{kind}{rank}" for kind, rank in named)

@@ -1,4 +1,4 @@
-"""What SGLang is told when it starts, by the entry point `sglang.srt.plugins`.
+"""What SGLang loads when it starts, by the entry point `sglang.srt.plugins`.
 
 * The backend is found by its name: `{"backend_name": "dalsegno", "path": "..."}` is a whole extra
   configuration for `--hicache-storage-backend dynamic`.
@@ -97,7 +97,7 @@ def watch(backend: Renewable) -> None:
 
 
 def name_backend(*args: Any, **kwargs: Any) -> None:
-    """Tells SGLang's factory where the backend called `dalsegno` is; changes its configuration."""
+    """Registers the backend `dalsegno` with SGLang's factory; changes its configuration."""
     config = next((one for one in (*args, *kwargs.values()) if hasattr(one, "extra_config")), None)
     extra = getattr(config, "extra_config", None)
     if isinstance(extra, dict) and extra.get("backend_name") == NAME:

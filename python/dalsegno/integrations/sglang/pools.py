@@ -1,12 +1,12 @@
 """SGLang's host pools as blocks: where the bytes of a page lie.
 
-A host pool tells the addresses of a page's parts (`get_page_buffer_meta`). They are turned into
+A host pool returns the addresses of a page's parts (`get_page_buffer_meta`). They are turned into
 views of the pool's own tensors, so that nothing is copied, no address outside of the pool is ever
 touched, and the memory lives as long as a transfer refers to it. Some pools have no such addresses
 (Mamba states with side states, sliding windows in `layer_first`): their pages are copied through
 SGLang's own `get_data_page` and `set_from_flat_data_page`.
 
-1. A block is a page of one pool: its parts in the order in which the pool tells them, or its flat
+1. A block is a page of one pool: its parts in the order in which the pool returns them, or its flat
    page. Which of the two, and how long each part is, belongs to the namespace.
 2. A page is written into the pool by `set_from_flat_data_page` only after it was verified.
 """
@@ -93,7 +93,7 @@ class Memory:
             if offset + size <= len(view):
                 return view[offset : offset + size]
         raise InvalidError(
-            f"SGLang's host pool tells of {size} bytes at {address:#x}, outside of its tensors"
+            f"SGLang's host pool returned {size} bytes at {address:#x}, outside of its tensors"
         )
 
 
@@ -128,7 +128,7 @@ class PoolPages:
         """Asks the pool what a page is.
 
         Raises:
-            InvalidError: The pool cannot tell.
+            InvalidError: The pool does not provide them.
         """
         self.pool = pool
         self.page_tokens = int(getattr(pool, "logical_page_size", pool.page_size)) or 1
@@ -194,7 +194,7 @@ class PoolPages:
             host_indices
         ):
             raise InvalidError(
-                f"SGLang's host pool tells of {len(sizes)} parts for {self.count(host_indices)} "
+                f"SGLang's host pool returned {len(sizes)} parts for {self.count(host_indices)} "
                 f"pages, where each has {each}"
             )
         try:

@@ -1,7 +1,7 @@
 """SGLang's pools and the namespaces in which their pages are.
 
 SGLang registers its pools one by one, also after the backend has begun to serve, and its oldest
-interface tells the size of a page only with each call. So namespaces are opened as they are needed.
+interface passes the size of a page only with each call. So namespaces are opened when needed.
 
 Pages of one pool, one form and one size go into one namespace: what the oldest interface stores
 (flat pages) and what the later ones do (parts by address) are never mixed.
@@ -64,7 +64,7 @@ class Spaces(Mapping[str, Any]):
         """Returns a namespace; the first call with a name opens it.
 
         Args:
-            name: By which this process tells it from its others.
+            name: Its name within this process.
             block_bytes: Size of a block.
             describe: Returns its own fields, and how its blocks are stored from now on; called
                 when it is opened.
@@ -193,9 +193,9 @@ class PoolSpaces:
         opened = self._backend.current
         return None if opened is None else dict(opened.store.stats())
 
-    def tell_poisoned(self) -> None:
-        """Has the store opened anew: it takes nothing more, since a sync failed."""
-        self._backend.tell_poisoned()
+    def report_poisoned(self) -> None:
+        """Reopens the store after a failed sync."""
+        self._backend.report_poisoned()
 
     def clear(self) -> bool:
         """Forgets every page of this model for good; returns whether there was a store to do so.

@@ -1,11 +1,11 @@
 """Moves pages between SGLang's host pools and the store.
 
-SGLang calls from one thread per direction and waits, so the parallelism is here: a call is cut into
-parts that the store's threads carry out together.
+SGLang calls from one thread per direction and waits. So a call is cut into parts, which the store's
+threads transfer in parallel.
 
-1. A call returns when nothing of it is under way any more: SGLang may then use the memory again.
-2. Every part has a deadline, kept by the store; what is late is a miss, or is not kept.
-3. What is copied through scratch memory goes in pieces of at most `SCRATCH_BYTES`, or one page.
+1. A call returns when every transfer of it has ended: SGLang may then reuse the memory.
+2. Every part has a deadline. Late pages of a load are misses; late pages of a store are lost.
+3. Copies through scratch memory are cut into pieces of at most `SCRATCH_BYTES`, or one page.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ SCRATCH_BYTES = 64 << 20
 
 @dataclass
 class Moved:
-    """What became of the pages of a call.
+    """The outcome of the pages of a call.
 
     Attributes:
         done: For each page whether it is in the store, or in memory, now.
-        pages: Pages that were really moved.
-        known: Pages that the store had already, or was being given.
-        refused: Pages that the store could not or would not take, or that were not there.
-        throttled: Pages that were refused because too much was under way.
-        errors: What went wrong on the way.
+        pages: Pages that were transferred.
+        known: Pages that the store already had, or was writing.
+        refused: Pages that failed, were declined or were missing.
+        throttled: Pages refused because too many transfers were queued.
+        errors: Exceptions on the way.
     """
 
     done: list[bool] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Moved:
     errors: list[Exception] = field(default_factory=list)
 
     def add(self, other: Moved) -> None:
-        """Appends what became of the next pages."""
+        """Appends the outcome of the next pages."""
         self.done += other.done
         self.pages += other.pages
         self.known += other.known
@@ -85,14 +85,9 @@ class Mover:
         indices: torch.Tensor,
         before: bytes | None,
     ) -> Moved:
-        """Stores pages.
+        """Stores pages of a pool: one hash and `page_tokens` indices per page, in prompt order.
 
-        Args:
-            space: Their namespace.
-            hashes: One per page, in the order of the prompt.
-            pages: The pool in which they lie.
-            indices: Where in the pool, `page_tokens` indices per page.
-            before: The page that comes right before, if SGLang tells; only a hint.
+        `before`, the hash of the page right before the first one, is only a hint.
         """
         moved = Moved()
         for piece, chosen in _pieces(pages, hashes, indices):
@@ -203,7 +198,7 @@ def _stored(report: PutReport) -> Moved:
     """Returns the outcome of a put.
 
     Pages that admission declines, or that another put is writing, count as done: the store has
-    dealt with them, and SGLang gives up the rest of a backup at the first page that is not.
+    handled them, and SGLang abandons the rest of a backup at the first page that is not.
     """
     done = [True] * len(report.kept) if report.failed == 0 else list(report.kept)
     known = report.present + report.pending

@@ -11,7 +11,7 @@ and the identity of the model, which only a connector sees.
 1. The flat configuration becomes vLLM's own before vLLM reads it, in every process.
 2. Only the scheduler's side establishes the identity; it reads the weights the first time.
 3. Requests of LoRA adapters keep away from the store: vLLM's hashes know an adapter by its name
-   and path, so an adapter trained anew under the same path would meet its old blocks.
+   and path, so an adapter retrained under the same path would find its old blocks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
 
     def on_new_request(self, request: Any) -> None:
-        """Tells the tier of requests that it must not serve."""
+        """Names requests that the tier must not serve."""
         if getattr(request, "lora_request", None) is not None:
             manager = self.connector_scheduler.manager
             for tier in getattr(manager, "secondary_tiers", ()):

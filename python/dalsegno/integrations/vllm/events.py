@@ -49,7 +49,7 @@ def open_events(
     Args:
         settings: The tier's settings.
         config: vLLM's `OffloadingConfig`.
-        locality: Where the tier is, as vLLM is told.
+        locality: Where the tier is, in vLLM's terms.
         meter: Counts events.
     """
     if not settings.enable_kv_events:

@@ -5,7 +5,7 @@ model. These fields cover the rest. Two ways lead here:
 
 * `engine_identity`: from vLLM's whole configuration, which `DalsegnoConnector` has;
 * `folder_identity`: from the model's folder, for `DalsegnoTier` under vLLM's own connector. That
-  connector hides options that change the KV (`HIDDEN_OPTIONS`): whoever configures the tier vouches
+  connector hides options that change the KV (`HIDDEN_OPTIONS`): the operator vouches
   for them with `options_fingerprint`, or is refused.
 
 1. What cannot be established is refused (`IncompatibleError`), never guessed.
@@ -181,7 +181,7 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
     settings = folder / "config.json"
     if not settings.is_file():
         raise IncompatibleError(
-            f"DalsegnoTier cannot tell what model {config.model.name!r} is: under vLLM's own "
+            f"DalsegnoTier does not know what model {config.model.name!r} is: under vLLM's own "
             f"OffloadingConnector it needs the path of a model folder with a config.json; use "
             f"DalsegnoConnector, which knows more"
         )

@@ -2,10 +2,10 @@
 
 1. A key is looked up in the store once per request; vLLM asks for all keys again on every step that
    a request waits, and those answers come from a dictionary.
-2. Keys are looked up in batches, in the order of the prompt where vLLM tells it, in the direction
-   in which vLLM walks: forwards, and backwards for sliding windows.
+2. Keys are looked up in batches, in prompt order if vLLM knows it, and in vLLM's direction:
+   forwards, and backwards for sliding windows.
 3. A key whose load failed is a miss for as long as the request lives: asking again would defer the
-   request for ever.
+   request forever.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RequestState:
         """Makes the state of a new request.
 
         Args:
-            positions: End token of each key of the request, as far as vLLM tells; it grows.
+            positions: End token of each key of the request, as far as vLLM knows; it grows.
             bypass: Whether the store must not serve or keep anything of this request.
         """
         self.bypass = bypass
@@ -99,7 +99,7 @@ class RequestState:
         return None if at is None else (self._order[key[-compat.GROUP_BYTES :]], at)
 
     def _sort(self) -> None:
-        """Sorts the keys into their groups, if vLLM told of more since."""
+        """Sorts the keys into their groups, if vLLM added some since."""
         if len(self._positions) != self._seen:
             self._seen, self._order = len(self._positions), {}
             for one in sorted(self._positions, key=self._positions.__getitem__):
@@ -109,7 +109,7 @@ class RequestState:
             }
 
     def chains(self) -> list[list[bytes]]:
-        """Returns the keys of each group in the order of the prompt, as far as vLLM tells it."""
+        """Returns the keys of each group in the order of the prompt, as far as vLLM knows it."""
         self._sort()
         return list(self._order.values())
 
@@ -125,7 +125,7 @@ class RequestState:
         return [one for one in around if one == key or one not in self.known]
 
     def before(self, key: bytes) -> bytes | None:
-        """Returns the key that comes right before another in its group, if vLLM tells."""
+        """Returns the key that comes right before another in its group, if vLLM knows it."""
         place = self._place(key)
         if place is None or place[1] == 0:
             return None

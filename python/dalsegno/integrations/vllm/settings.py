@@ -1,6 +1,6 @@
 """The settings of the vLLM integration: read, checked once, and turned into vLLM's own terms.
 
-1. What vLLM itself understands is handed on under vLLM's names and with vLLM's defaults.
+1. vLLM's own settings are passed on under vLLM's names and with vLLM's defaults.
 2. Expanding an expanded configuration changes nothing: vLLM builds connectors more than once.
 """
 
@@ -52,17 +52,17 @@ class TierSettings(StoreSettings):
     """The settings of one tier.
 
     Attributes:
-        max_load_jobs: Load jobs under way; what is beyond it waits, as with `max_load_bytes`.
-        max_load_bytes: Bytes being read into the primary tier; half of that tier if not given. What
-            is beyond it waits, each request `load_timeout_s` at most, and is computed then.
+        max_load_jobs: Most load jobs in flight; more wait, as with `max_load_bytes`.
+        max_load_bytes: Most bytes being read into the primary tier; half of that tier if not given.
+            More wait, each request at most `load_timeout_s`, and are then computed.
         failed_load_pause_s: Seconds for which a block is a miss after its load failed.
-        max_store_jobs: Store jobs under way; one more is refused at once and its blocks not kept.
-        max_store_bytes: Bytes being written, which vLLM cannot evict meanwhile; 3/4 of the primary
-            tier if not given.
+        max_store_jobs: Most store jobs in flight; more are refused, and their blocks not kept.
+        max_store_bytes: Most bytes being written, which vLLM cannot evict meanwhile; 3/4 of the
+            primary tier if not given.
         options_fingerprint: Stands for the options of vLLM that its own `OffloadingConnector`
-            hides: `--quantization`, `--hf-overrides`, `--attention-backend`, LoRA adapters. Who
-            sets it vouches that equal fingerprints mean equal options and adapters. Needed without
-            `identity`.
+            hides: `--quantization`, `--hf-overrides`, `--attention-backend`, LoRA adapters. If you
+            set it, make sure that equal fingerprints mean equal options and adapters. Needed
+            without `identity`.
         identity: Everything that must agree before blocks are shared. `DalsegnoConnector` sets it.
         locality: `LOCAL` or `REMOTE`, read by vLLM.
         enable_kv_events: Whether the tier reports which blocks it has, so that routers know.

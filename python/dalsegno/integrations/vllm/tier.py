@@ -6,8 +6,8 @@ straight from and into the rows of vLLM's primary tier. Two methods wait because
 purpose, and both have a bound: `drain_jobs`, with which vLLM's caches are reset, and `shutdown`.
 
 1. No exception leaves a method that vLLM calls while it serves: it becomes a miss or a failed job,
-   a counter and, now and then, a line in the log. But memory that is still in use is never given
-   back: if a transfer does not end, `drain_jobs` and `shutdown` raise.
+   a counter and at most one log line per 30 s. But memory that is still in use is never returned:
+   if a transfer does not end, `drain_jobs` and `shutdown` raise.
 2. Every job is reported exactly once, after its last transfer has ended.
 3. What is over a bound is refused at once; nothing queues without end.
 4. A block that could not be loaded stays a miss for its request: vLLM then computes it.
@@ -117,7 +117,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def _codec(self) -> dict[str, Any]:
         """Returns how blocks are stored from now on.
 
-        `none` is said as well: a namespace remembers `zstd`. vLLM tells its tiers one dtype for
+        `none` is said as well: a namespace remembers `zstd`. vLLM gives its tiers one dtype for
         all KV-cache groups; where a group has another, the codec gains less and loses nothing.
         """
         if self._settings.codec == "none":
@@ -211,7 +211,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
                 self._announce_loaded(state)
 
     def lookup(self, key: Any, req_context: Any, **_: Any) -> LookupResult:
-        """Tells whether the store has a block; never waits for the disk."""
+        """Returns whether the store has a block; never waits for the disk."""
         try:
             state = self._request(req_context)
             found = state.known.get(key)
@@ -233,7 +233,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         return state
 
     def _look_up(self, key: bytes, state: RequestState) -> bool:
-        """Asks the store about a key, and about those that vLLM will ask for next."""
+        """Looks up a key, and those that vLLM will look up next."""
         # Whatever goes wrong below, the same question is not asked again.
         state.known[key] = False
         opened = self._backend.current
@@ -346,7 +346,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             self._trouble("drain_jobs", error)
 
     def shutdown(self) -> None:
-        """Ends what is under way, closes the store and lets go of vLLM's memory.
+        """Waits for transfers in flight, closes the store and releases vLLM's memory.
 
         Raises:
             RuntimeError: A transfer does not end, so vLLM must not free the memory.
@@ -379,7 +379,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             return None
         counters = opened.store.stats()
         if counters["poisoned"]:
-            self._backend.tell_poisoned()
+            self._backend.report_poisoned()
         return counters
 
     def _safely(self, call: str, work: Callable[[], _T], otherwise: _T) -> _T:
@@ -391,8 +391,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             return otherwise
 
     def _trouble(self, call: str, error: BaseException) -> None:
-        """Counts an exception, and logs the first of its kind in a while."""
+        """Counts an exception, and logs it unless one was logged recently."""
         self._meter.count("errors", 1, call)
         self._log.log(call, error)
         if isinstance(error, PoisonedError):
-            self._backend.tell_poisoned()
+            self._backend.report_poisoned()

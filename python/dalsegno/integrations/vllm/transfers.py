@@ -1,9 +1,9 @@
-"""Moves blocks between the rows of vLLM's primary tier and the store.
+"""Transfers blocks between the rows of vLLM's primary tier and the store.
 
 1. Blocks of one KV-cache group go into one namespace; blocks that follow each other in the prompt
    go there as one put, next to their predecessor.
-2. What the store has, or is being given, is not written again.
-3. A bound is kept by refusing, at once, what is over it: the last blocks of the job.
+2. Blocks that the store has or is writing are not written again.
+3. A job over a bound is cut: its last blocks are refused immediately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Block:
     Attributes:
         key: vLLM's key.
         row: Its row of the primary tier.
-        position: Its last token in the prompt, if vLLM tells.
+        position: Its last token in the prompt, if vLLM knows it.
     """
 
     key: bytes
@@ -83,7 +83,7 @@ def address(opened: Opened, keys: Sequence[bytes]) -> tuple[Any, list[bytes]]:
 
 
 def contains(opened: Opened, keys: Sequence[bytes]) -> list[bool]:
-    """Tells which of some keys of one group the store has."""
+    """Returns which keys of one group the store has."""
     if not keys:
         return []
     namespace, hashes = address(opened, keys)
@@ -91,7 +91,7 @@ def contains(opened: Opened, keys: Sequence[bytes]) -> list[bool]:
 
 
 def peek(opened: Opened, keys: Sequence[bytes]) -> list[tuple[bytes, bool]]:
-    """Tells which of some keys of any groups the store has, without a use; group by group."""
+    """Returns which keys of any groups the store has, group by group; no block counts as used."""
     groups: dict[bytes, list[bytes]] = {}
     for key in keys:
         groups.setdefault(key[-compat.GROUP_BYTES :], []).append(key)
@@ -103,7 +103,7 @@ def peek(opened: Opened, keys: Sequence[bytes]) -> list[tuple[bytes, bool]]:
 
 
 def touch(opened: Opened, chains: Iterable[Sequence[bytes]]) -> None:
-    """Notes that prompts were used; each chain has the keys of one group in their order."""
+    """Marks prompts as used; each chain has the keys of one group in their order."""
     for keys in filter(None, chains):
         namespace, hashes = address(opened, keys)
         namespace.touch(hashes)
@@ -128,15 +128,7 @@ class Mover:
         meter: Meter,
         trouble: Callable[[str, BaseException], None],
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            rows: The primary tier.
-            settings: The bounds.
-            config: vLLM's `OffloadingConfig`.
-            meter: Where everything is counted.
-            trouble: Told of exceptions that became a miss.
-        """
+        """Takes vLLM's `OffloadingConfig`; calls `trouble` with exceptions that became misses."""
         self.jobs = JobBook()
         self.gate = LoadGate(settings, rows.row_bytes, rows.total_bytes, self.jobs, meter)
         self._rows, self._settings, self._meter, self._trouble = rows, settings, meter, trouble
@@ -191,7 +183,7 @@ class Mover:
         return fresh
 
     def _runs(self, blocks: Sequence[Block]) -> list[list[Block]]:
-        """Cuts blocks into runs that follow each other in the prompt, as far as vLLM tells."""
+        """Cuts blocks into runs that follow each other in the prompt, as far as vLLM knows."""
         runs: list[list[Block]] = []
         for block in blocks:
             last = runs[-1][-1] if runs else None
@@ -202,7 +194,7 @@ class Mover:
         return runs
 
     def _follows(self, last: Block, block: Block) -> bool:
-        """Tells whether one block may come right after another."""
+        """Returns whether one block may directly follow another."""
         if last.group != block.group:
             return False
         if last.position is None or block.position is None:
