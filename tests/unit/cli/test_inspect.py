@@ -138,9 +138,9 @@ def test_small_files_and_units_of_compressed_extents(tmp_path: Path, run: Run) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("LOCK",), "is no file of the log"),
-        (("../../etc/passwd",), "is no file of the log"),
-        (("segment-00000000000000ff.log",), "is no file of the log"),
+        (("LOCK",), "is not a file of the log"),
+        (("../../etc/passwd",), "is not a file of the log"),
+        (("segment-00000000000000ff.log",), "is not a file of the log"),
         ((FIRST, 900_000), "has no record at offset 900000"),
         ((FIRST, 1 << 63), "has no record at offset"),
         (("store.meta", 5000), "has no record"),
