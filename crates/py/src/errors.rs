@@ -27,7 +27,8 @@ create_exception!(
     dalsegno,
     UnavailableError,
     DalsegnoError,
-    "The store cannot be used now: skip it or retry.\n\nIt is locked, read-only or owned by the parent process, or its device fails."
+    "The store cannot be used now: skip it or retry.\n\n\
+     It is locked, read-only or owned by the parent process, or its device fails."
 );
 create_exception!(
     dalsegno,
