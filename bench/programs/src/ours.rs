@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dalsegno_core::{EngineChoice, StoreId};
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Scope};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
 use dalsegno_policy::recency::Use;
 
 use crate::engine::Engine;
@@ -66,7 +66,10 @@ impl Engine for Dalsegno {
             std::thread::sleep(Duration::from_micros(200));
         }
         let used = Use::written(first);
-        assert_eq!(u64::from(self.index.insert(extent(first), used, &|_| true)), EXTENT_BLOCKS);
+        assert_eq!(
+            u64::from(self.index.insert(extent(first), used, &|_| true, WaitLimit::Unlimited)),
+            EXTENT_BLOCKS
+        );
         self.put_blocks = first + EXTENT_BLOCKS;
         if self.index.is_full() {
             // As a store's cover says how far the log was taken in.
@@ -76,13 +79,17 @@ impl Engine for Dalsegno {
     }
 
     fn has(&mut self, block: u64) -> bool {
-        self.index.probe(NAMESPACE, &[hash(block)]) == 1
+        self.index.probe(NAMESPACE, &[hash(block)], WaitLimit::Unlimited) == 1
     }
 
     fn scan(&mut self, chain: u64) -> u64 {
         let first = chain * CHAIN_BLOCKS;
-        let runs =
-            self.index.resolve(NAMESPACE, &hashes(first..first + CHAIN_BLOCKS), Scope::Prefix);
+        let runs = self.index.resolve(
+            NAMESPACE,
+            &hashes(first..first + CHAIN_BLOCKS),
+            Scope::Prefix,
+            WaitLimit::Unlimited,
+        );
         runs.iter().map(|run| u64::from(run.count)).sum()
     }
 

@@ -26,6 +26,7 @@ pub use uses::{lift_ancestors, note_use, raise_parent};
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::LiveExtent;
 
@@ -37,16 +38,28 @@ use dalsegno_policy::reclaim::LiveExtent;
 pub trait Index: Send + Sync + std::fmt::Debug {
     /// Makes an extent's blocks visible, as far as `wanted` says so and no other extent holds them already. Returns how
     /// many became visible; with none, the extent is not kept.
-    fn insert(&self, extent: Extent, used: Use, wanted: &dyn Fn(&ChainHash) -> bool) -> u32;
+    fn insert(
+        &self,
+        extent: Extent,
+        used: Use,
+        wanted: &dyn Fn(&ChainHash) -> bool,
+        wait: WaitLimit,
+    ) -> u32;
 
     /// How many leading hashes of `chain` are present. `chain` may start at any block of a prompt.
-    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
-        let runs = self.resolve(namespace, chain, Scope::Prefix);
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash], wait: WaitLimit) -> usize {
+        let runs = self.resolve(namespace, chain, Scope::Prefix, wait);
         runs.iter().map(|run| run.count as usize).sum()
     }
 
     /// Finds blocks, as runs of neighbours in one extent, in the order of `hashes`.
-    fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run>;
+    fn resolve(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        scope: Scope,
+        wait: WaitLimit,
+    ) -> Vec<Run>;
 
     /// Where a put that starts with `first` belongs: behind its parent in the parent's lineage if that place is free,
     /// else in a lineage of its own, named by `first` and numbered from `first_index`.
@@ -56,6 +69,7 @@ pub trait Index: Send + Sync + std::fmt::Debug {
         parent: Option<ChainHash>,
         first: ChainHash,
         first_index: u32,
+        wait: WaitLimit,
     ) -> Placement;
 
     /// Swings the blocks that still lead to one of `old` over to `new`, all at once: several extents become one, or
@@ -74,11 +88,11 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     fn remove_namespace(&self, namespace: NamespaceId) -> Removed;
 
     /// Removes an extent with all its blocks.
-    fn remove_extent(&self, extent: &Extent) -> Removed;
+    fn remove_extent(&self, extent: &Extent, wait: WaitLimit) -> Removed;
 
     /// Removes these blocks of an extent, as far as they lead to it; `blocks` are positions in it. Does nothing if that
-    /// would take longer than the thread has patience: whoever finds them bad again removes them then.
-    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed;
+    /// would take longer than `wait`: the next reader that finds them bad removes them then.
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], wait: WaitLimit) -> Removed;
 
     /// Removes everything that lies in a segment's life `epoch` or an earlier one: it is recycled. Returns how many
     /// blocks were visible.

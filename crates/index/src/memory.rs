@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::LiveExtent;
 use parking_lot::RwLock;
@@ -17,11 +18,23 @@ pub struct MemoryIndex {
 }
 
 impl Index for MemoryIndex {
-    fn insert(&self, extent: Extent, used: Use, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
+    fn insert(
+        &self,
+        extent: Extent,
+        used: Use,
+        wanted: &dyn Fn(&ChainHash) -> bool,
+        _wait: WaitLimit,
+    ) -> u32 {
         self.table.write().insert(extent, used, wanted)
     }
 
-    fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
+    fn resolve(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        scope: Scope,
+        _wait: WaitLimit,
+    ) -> Vec<Run> {
         self.table.read().resolve(namespace, hashes, scope)
     }
 
@@ -31,6 +44,7 @@ impl Index for MemoryIndex {
         parent: Option<ChainHash>,
         first: ChainHash,
         first_index: u32,
+        _wait: WaitLimit,
     ) -> Placement {
         self.table.read().place(namespace, parent, first, first_index)
     }
@@ -47,11 +61,11 @@ impl Index for MemoryIndex {
         self.table.write().remove_namespace(namespace)
     }
 
-    fn remove_extent(&self, extent: &Extent) -> Removed {
+    fn remove_extent(&self, extent: &Extent, _wait: WaitLimit) -> Removed {
         self.table.write().remove_extent(extent.id)
     }
 
-    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed {
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], _wait: WaitLimit) -> Removed {
         self.table.write().remove_from_extent(extent.id, blocks)
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent};
+use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::{Ancestry, MOST_ANCESTORS, raise_chain};
 
 use crate::{Index, Run, Scope};
@@ -11,6 +12,7 @@ use crate::{Index, Run, Scope};
 struct InRound<'a> {
     index: &'a dyn Index,
     round: u64,
+    wait: WaitLimit,
 }
 
 impl Ancestry for InRound<'_> {
@@ -21,22 +23,22 @@ impl Ancestry for InRound<'_> {
     }
 
     fn parent(&self, extent: &Arc<Extent>) -> Option<Arc<Extent>> {
-        parent_of(self.index, extent)
+        parent_of(self.index, extent, self.wait)
     }
 }
 
 /// The extent that holds the block before an extent's first one.
-fn parent_of(index: &dyn Index, extent: &Extent) -> Option<Arc<Extent>> {
+fn parent_of(index: &dyn Index, extent: &Extent, wait: WaitLimit) -> Option<Arc<Extent>> {
     if extent.parent == ChainHash::default() {
         return None;
     }
-    let runs = index.resolve(extent.namespace, &[extent.parent], Scope::Each);
+    let runs = index.resolve(extent.namespace, &[extent.parent], Scope::Each, wait);
     runs.into_iter().next().map(|run| run.extent)
 }
 
 /// Notes that somebody used what these runs hold: raises their extents and all ancestors of those.
-pub fn note_use(index: &dyn Index, runs: &[Run], round: u64) {
-    let in_round = InRound { index, round };
+pub fn note_use(index: &dyn Index, runs: &[Run], round: u64, wait: WaitLimit) {
+    let in_round = InRound { index, round, wait };
     let mut before: Option<&Run> = None;
     // From the front, so that an ancestor is never less recent than what depends on it.
     for run in runs {
@@ -51,9 +53,9 @@ pub fn note_use(index: &dyn Index, runs: &[Run], round: u64) {
 }
 
 /// Notes that an extent comes which continues others: raises those.
-pub fn raise_parent(index: &dyn Index, extent: &Extent, round: u64) {
-    if let Some(parent) = parent_of(index, extent) {
-        raise_chain(&InRound { index, round }, &parent);
+pub fn raise_parent(index: &dyn Index, extent: &Extent, round: u64, wait: WaitLimit) {
+    if let Some(parent) = parent_of(index, extent, wait) {
+        raise_chain(&InRound { index, round, wait }, &parent);
     }
 }
 
@@ -80,10 +82,12 @@ pub fn lift_ancestors(index: &dyn Index, extents: &[Arc<Extent>]) {
 
 /// Lifts the ancestors of an extent, up to one that is as recent already.
 fn lift_chain(index: &dyn Index, extent: &Arc<Extent>, last: u64) {
-    let mut next = parent_of(index, extent);
+    let mut next = parent_of(index, extent, WaitLimit::Unlimited);
     for _ in 0..MOST_ANCESTORS {
         match next {
-            Some(parent) if index.lift(&parent, last) => next = parent_of(index, &parent),
+            Some(parent) if index.lift(&parent, last) => {
+                next = parent_of(index, &parent, WaitLimit::Unlimited);
+            }
             _ => return,
         }
     }

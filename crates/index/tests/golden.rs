@@ -16,7 +16,7 @@ use dalsegno_core::{
     ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Placement, Scope};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
 use dalsegno_policy::recency::Use;
 
 const STORE: StoreId = StoreId(*b"dalsegno golden1");
@@ -105,11 +105,11 @@ fn write_index(dir: &Path) {
     for extent in extents() {
         let parent = (extent.parent != ChainHash::default()).then_some(extent.parent);
         let (lineage, first_block_index) = (extent.lineage, extent.first_block_index);
-        let placement = index.place(NAMESPACE, parent, extent.hashes[0], 0);
+        let placement = index.place(NAMESPACE, parent, extent.hashes[0], 0, WaitLimit::Unlimited);
         assert_eq!(placement, Placement { lineage, first_block_index });
         let blocks = extent.block_count();
         let used = Use::written(extent.id.0);
-        assert_eq!(index.insert(extent, used, &|_| true), blocks);
+        assert_eq!(index.insert(extent, used, &|_| true, WaitLimit::Unlimited), blocks);
     }
     assert_eq!(index.remove_blocks(NAMESPACE, &[REMOVED]).blocks, 1);
     index.freeze(checkpoint());
@@ -133,7 +133,7 @@ fn holds_the_history(index: &LsmIndex) {
     assert!(index.lsm_stats().tables == 1 && !index.is_damaged());
     let chain = [0x11, 0x22, 0x33, 0x44].map(hash);
     let found = |hashes: &[ChainHash], scope| {
-        let runs = index.resolve(NAMESPACE, hashes, scope);
+        let runs = index.resolve(NAMESPACE, hashes, scope, WaitLimit::Unlimited);
         let run = |run: &dalsegno_index::Run| {
             (run.at, Extent::clone(&run.extent), run.first_block, run.count)
         };
@@ -141,11 +141,19 @@ fn holds_the_history(index: &LsmIndex) {
     };
     let whole = [(0, first.clone(), 0, 2), (2, second.clone(), 0, 1)];
     assert_eq!(found(&chain, Scope::Prefix), whole);
-    assert_eq!(index.probe(NAMESPACE, &chain), 3, "the removed block is the fourth");
+    assert_eq!(
+        index.probe(NAMESPACE, &chain, WaitLimit::Unlimited),
+        3,
+        "the removed block is the fourth"
+    );
     assert_eq!(found(&[hash(0x55)], Scope::Each), [(0, fork.clone(), 0, 1)]);
     assert_eq!(found(&[REMOVED, hash(0x66)], Scope::Each), []);
     assert_eq!(found(&[hash(0x11)], Scope::Each), [(0, first.clone(), 0, 1)]);
-    assert_eq!(index.probe(NamespaceId::default(), &chain), 0, "another namespace");
+    assert_eq!(
+        index.probe(NamespaceId::default(), &chain, WaitLimit::Unlimited),
+        0,
+        "another namespace"
+    );
     assert_eq!(index.live_blocks(&second).unwrap(), [true, false]);
     assert_eq!(index.orphan_descendants(&first, 9), 2, "the second and the fork");
     let ids = |extents: Vec<Arc<Extent>>| extents.iter().map(|e| e.id.0).collect::<Vec<_>>();
@@ -164,7 +172,7 @@ fn the_golden_index_opens_and_finds_exactly_its_blocks() {
         let (index, found) = open(dir.path(), read_only);
         assert_eq!(found, Some(checkpoint()), "read only: {read_only}");
         holds_the_history(&index);
-        let next = index.place(NAMESPACE, Some(hash(0x33)), hash(0x77), 0);
+        let next = index.place(NAMESPACE, Some(hash(0x33)), hash(0x77), 0, WaitLimit::Unlimited);
         assert_eq!(next, Placement { lineage: hash(0x77), first_block_index: 3 }, "a fork");
     }
 }

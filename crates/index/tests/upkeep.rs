@@ -8,7 +8,7 @@ use dalsegno_core::{
     ChainHash, EngineChoice, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, Pace};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
 use dalsegno_policy::recency::Use;
 
 const NAMESPACE: NamespaceId = NamespaceId([4; 16]);
@@ -69,7 +69,12 @@ fn fill(index: &LsmIndex, next: &AtomicU64) {
     while !index.is_stalled() && !index.is_full() {
         let number = next.fetch_add(1, Ordering::Relaxed);
         assert_eq!(
-            u64::from(index.insert(extent(number), Use::written(number), &|_| true)),
+            u64::from(index.insert(
+                extent(number),
+                Use::written(number),
+                &|_| true,
+                WaitLimit::Unlimited
+            )),
             BLOCKS
         );
     }
@@ -125,8 +130,12 @@ fn memtables_are_flushed_while_a_merge_goes_on_and_nothing_is_lost() {
     let put = next.load(Ordering::Relaxed);
     for number in 0..put {
         let hashes = extent(number).hashes;
-        assert_eq!(index.probe(NAMESPACE, &hashes), hashes.len(), "extent {number} of {put}");
-        assert_eq!(index.probe(NAMESPACE, &hashes[5..6]), 1);
+        assert_eq!(
+            index.probe(NAMESPACE, &hashes, WaitLimit::Unlimited),
+            hashes.len(),
+            "extent {number} of {put}"
+        );
+        assert_eq!(index.probe(NAMESPACE, &hashes[5..6], WaitLimit::Unlimited), 1);
     }
     assert_eq!(index.counts(), (put, put * BLOCKS));
 }

@@ -11,7 +11,7 @@ use dalsegno_core::{
 use dalsegno_index::{
     Index, LsmIndex, LsmOptions, MemoryIndex, Scope, lift_ancestors, note_use, raise_parent,
 };
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
 use dalsegno_policy::recency::Use;
 use proptest::prelude::*;
 
@@ -83,7 +83,10 @@ impl World {
         self.next += 1;
         let parent = first.checked_sub(1).map(|before| hashes[before]);
         let number = u32::try_from(first).unwrap();
-        let places = self.indexes.iter().map(|i| i.place(NAMESPACE, parent, hashes[first], number));
+        let places = self
+            .indexes
+            .iter()
+            .map(|i| i.place(NAMESPACE, parent, hashes[first], number, WaitLimit::Unlimited));
         let places: Vec<_> = places.collect();
         assert_eq!(places[0], places[1]);
         Extent {
@@ -116,25 +119,37 @@ impl World {
             Step::Flush => {}
             Step::Put(path, first) => {
                 let hashes = chain(path);
-                let present = self.indexes[0].resolve(NAMESPACE, &hashes[*first..], Scope::Each);
+                let present = self.indexes[0].resolve(
+                    NAMESPACE,
+                    &hashes[*first..],
+                    Scope::Each,
+                    WaitLimit::Unlimited,
+                );
                 let before = first.checked_sub(1).map(|before| hashes[before]);
-                let has_parent =
-                    before.is_none_or(|hash| self.indexes[0].probe(NAMESPACE, &[hash]) == 1);
+                let has_parent = before.is_none_or(|hash| {
+                    self.indexes[0].probe(NAMESPACE, &[hash], WaitLimit::Unlimited) == 1
+                });
                 // An on-disk index does not know of what was there before its parent that it depends on it.
                 if !present.is_empty() || !has_parent {
                     return;
                 }
                 let extent = self.new_extent(&hashes, *first, hashes.len() - first);
                 for index in &self.indexes {
-                    raise_parent(index.as_ref(), &extent, self.round);
-                    index.insert(extent.clone(), Use::written(self.round), &|_| true);
+                    raise_parent(index.as_ref(), &extent, self.round, WaitLimit::Unlimited);
+                    index.insert(
+                        extent.clone(),
+                        Use::written(self.round),
+                        &|_| true,
+                        WaitLimit::Unlimited,
+                    );
                 }
             }
             Step::Use(path, first) => {
                 let hashes = &chain(path)[*first..];
                 for index in &self.indexes {
-                    let runs = index.resolve(NAMESPACE, hashes, Scope::Prefix);
-                    note_use(index.as_ref(), &runs, self.round);
+                    let runs =
+                        index.resolve(NAMESPACE, hashes, Scope::Prefix, WaitLimit::Unlimited);
+                    note_use(index.as_ref(), &runs, self.round, WaitLimit::Unlimited);
                     let raised = |run: &dalsegno_index::Run| index.use_of(&run.extent);
                     assert!(runs.iter().map(raised).all(|used| used.is_raised(self.round)));
                 }
@@ -154,7 +169,7 @@ impl World {
                 for index in &self.indexes {
                     let again = index.orphan_descendants(&extent, usize::MAX);
                     assert_eq!(again, 0, "each is marked once");
-                    index.remove_extent(&extent);
+                    index.remove_extent(&extent, WaitLimit::Unlimited);
                 }
             }
             Step::Move(number) => {
@@ -234,7 +249,7 @@ proptest! {
         }
         // As an index that is filled from a log: it knows when extents were written.
         for extent in all(world.indexes[0].as_ref()) {
-            index.insert(Extent::clone(&extent), Use::written(extent.id.0), &|_| true);
+            index.insert(Extent::clone(&extent), Use::written(extent.id.0), &|_| true, WaitLimit::Unlimited);
         }
         let extents = all(&index);
         for page in extents.chunks(page) {
@@ -243,7 +258,7 @@ proptest! {
         for extent in &extents {
             let used = index.use_of(extent);
             prop_assert!(used.last() >= extent.id.0);
-            for run in index.resolve(NAMESPACE, &[extent.parent], Scope::Each) {
+            for run in index.resolve(NAMESPACE, &[extent.parent], Scope::Each, WaitLimit::Unlimited) {
                 prop_assert!(index.use_of(&run.extent).last() >= used.last());
                 prop_assert!(!index.use_of(&run.extent).is_repeated(), "it was no use");
             }

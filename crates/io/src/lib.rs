@@ -12,11 +12,11 @@ mod engine;
 mod error;
 mod file_limit;
 mod memory;
-mod patience;
 mod process;
 mod random;
 mod request;
 mod threads;
+mod wait_limit;
 
 pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Space};
@@ -28,8 +28,8 @@ pub use memory::{
     BlockFrames, BufferPool, FilledFrames, Lender, Memory, PageAllocator, PageBuffer, PageVec,
     ReservedFrames, lend,
 };
-pub use patience::{Patience, patiently};
 pub use process::{Process, forked_amid_threads};
 pub use random::random_bytes;
 pub use request::{Class, Completion, FileId, Operation, Request, Watch};
 pub use threads::{Workers, share_work, spawn};
+pub use wait_limit::WaitLimit;

@@ -13,6 +13,7 @@ use dalsegno_core::{
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, MemoryIndex, Scope};
 use dalsegno_io::Device as _;
+use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 use dalsegno_sim::{DeviceOptions, Label, Outage, Random, SECTOR, SimDevice};
 use dose::dose;
@@ -56,18 +57,21 @@ impl Change {
     /// Returns what the index says of it.
     fn apply(&self, index: &dyn Index) -> u64 {
         match self {
-            Self::Insert(extent) => {
-                u64::from(index.insert(extent.clone(), Use::written(extent.id.0), &|_| true))
-            }
+            Self::Insert(extent) => u64::from(index.insert(
+                extent.clone(),
+                Use::written(extent.id.0),
+                &|_| true,
+                WaitLimit::Unlimited,
+            )),
             Self::Replace(old, new) => {
                 let old: Vec<&Extent> = old.iter().collect();
                 u64::from(index.replace(&old, new.clone()).unwrap())
             }
             Self::RemoveBlocks(namespace, hashes) => index.remove_blocks(*namespace, hashes).blocks,
             Self::RemoveNamespace(namespace) => index.remove_namespace(*namespace).blocks,
-            Self::RemoveExtent(extent) => index.remove_extent(extent).blocks,
+            Self::RemoveExtent(extent) => index.remove_extent(extent, WaitLimit::Unlimited).blocks,
             Self::RemoveFromExtent(extent, blocks) => {
-                index.remove_from_extent(extent, blocks).blocks
+                index.remove_from_extent(extent, blocks, WaitLimit::Unlimited).blocks
             }
             Self::DropSegment(segment, epoch) => index.drop_segment(*segment, *epoch),
         }
@@ -163,8 +167,12 @@ impl World {
         let first = self.random.below(hashes.len());
         let parent = first.checked_sub(1).map(|before| hashes[before]);
         let number = u32::try_from(first).unwrap();
-        let place = self.model.place(namespace, parent, hashes[first], number);
-        assert_eq!(self.lsm().place(namespace, parent, hashes[first], number), place);
+        let place =
+            self.model.place(namespace, parent, hashes[first], number, WaitLimit::Unlimited);
+        assert_eq!(
+            self.lsm().place(namespace, parent, hashes[first], number, WaitLimit::Unlimited),
+            place
+        );
         Extent {
             id: ExtentId(id),
             born: id,
@@ -318,10 +326,14 @@ impl World {
     fn check_chain(&mut self) {
         let (path, namespace) = (self.path(), self.namespace());
         let hashes = &chain(&path)[self.random.below(path.len())..];
-        assert_eq!(self.lsm().probe(namespace, hashes), self.model.probe(namespace, hashes));
+        assert_eq!(
+            self.lsm().probe(namespace, hashes, WaitLimit::Unlimited),
+            self.model.probe(namespace, hashes, WaitLimit::Unlimited)
+        );
         for scope in [Scope::Prefix, Scope::Each] {
             let runs = |index: &dyn Index| -> Vec<_> {
-                let runs = index.resolve(namespace, hashes, scope).into_iter();
+                let runs =
+                    index.resolve(namespace, hashes, scope, WaitLimit::Unlimited).into_iter();
                 runs.map(|run| (run.at, run.extent, run.first_block, run.count)).collect()
             };
             assert_eq!(runs(self.lsm()), runs(&self.model));
@@ -389,8 +401,8 @@ fn an_index_that_exceeds_its_space_forgets_but_returns_nothing_wrong() {
     for _ in 0..3000 {
         let extent = world.new_extent_anywhere();
         let used = Use::written(extent.id.0);
-        world.model.insert(extent.clone(), used, &|_| true);
-        world.lsm().insert(extent, used, &|_| true);
+        world.model.insert(extent.clone(), used, &|_| true, WaitLimit::Unlimited);
+        world.lsm().insert(extent, used, &|_| true, WaitLimit::Unlimited);
         world.maintain();
         while world.lsm().step() {}
         let files: u64 = world.device.list().unwrap().iter().map(|file| file.bytes).sum();
@@ -402,7 +414,12 @@ fn an_index_that_exceeds_its_space_forgets_but_returns_nothing_wrong() {
     let mut extents = world.model.scan(all, usize::MAX);
     extents.sort_by_key(|extent| extent.id);
     let found = |extent: &Extent| {
-        let runs = world.lsm().resolve(extent.namespace, &extent.hashes, Scope::Each);
+        let runs = world.lsm().resolve(
+            extent.namespace,
+            &extent.hashes,
+            Scope::Each,
+            WaitLimit::Unlimited,
+        );
         for run in &runs {
             let (at, count) = (run.first_block as usize, run.count as usize);
             assert_eq!(run.extent.hashes[at..at + count], extent.hashes[run.at..run.at + count]);

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use dalsegno_core::{Clock, Limits};
 use dalsegno_index::Index;
-use dalsegno_log::Log;
+use dalsegno_io::WaitLimit;
+use dalsegno_log::{Call, Log};
 
 use crate::background::index_care::IndexCare;
 use crate::device::Watched;
@@ -28,6 +29,13 @@ pub(crate) struct Engine {
     pub(crate) namespaces: NamespaceTable,
     pub(crate) reads: ReadGauge,
     pub(crate) front: Front,
+}
+
+impl Engine {
+    /// How long the index may wait on behalf of a call.
+    pub(crate) fn wait_limit(&self, call: &Call) -> WaitLimit {
+        WaitLimit::until(call.deadline, self.clock.as_ref())
+    }
 }
 
 /// What knows of single blocks in front of the log and the index.

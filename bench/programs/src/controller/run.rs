@@ -8,7 +8,7 @@ use dalsegno_core::{
     ChainHash, EngineChoice, Extent, ExtentId, IndexTuning, KvLayout, Location, Shape, StoreId,
 };
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, Scope};
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock};
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::tuning::{Constants, Facts, Shares, cost};
 use dalsegno_store::testing::Tuner;
@@ -173,12 +173,14 @@ impl Run {
     /// As an engine does with a store: what of the prompt is there is looked for, then got, and the rest is put.
     fn serve(&mut self, prompt: &Prompt) {
         let hashes: Vec<ChainHash> = prompt.blocks.iter().map(|block| hash(*block)).collect();
-        let runs = self.index.resolve(NAMESPACE, &hashes, Scope::Prefix);
+        let runs = self.index.resolve(NAMESPACE, &hashes, Scope::Prefix, WaitLimit::Unlimited);
         let found: usize = runs.iter().map(|run| run.count as usize).sum();
         assert_eq!(found, prompt.shared, "the index finds what was put");
-        let got = self.index.resolve(NAMESPACE, &hashes[..found], Scope::Prefix);
+        let got =
+            self.index.resolve(NAMESPACE, &hashes[..found], Scope::Prefix, WaitLimit::Unlimited);
         assert_eq!(got.len(), runs.len(), "it finds it again");
-        let absent = self.index.resolve(NAMESPACE, &hashes[found..], Scope::Each);
+        let absent =
+            self.index.resolve(NAMESPACE, &hashes[found..], Scope::Each, WaitLimit::Unlimited);
         assert!(absent.is_empty(), "the index finds nothing else");
         let mut at = found;
         while at < hashes.len() {
@@ -191,7 +193,8 @@ impl Run {
     fn put(&mut self, hashes: &[ChainHash], blocks: std::ops::Range<usize>) {
         let parent = blocks.start.checked_sub(1).map(|parent| hashes[parent]);
         let number = u32::try_from(blocks.start).expect("a prompt is short");
-        let place = self.index.place(NAMESPACE, parent, hashes[blocks.start], number);
+        let place =
+            self.index.place(NAMESPACE, parent, hashes[blocks.start], number, WaitLimit::Unlimited);
         self.extents += 1;
         let extent = Extent {
             id: ExtentId(self.extents),
@@ -211,7 +214,7 @@ impl Run {
             hashes: hashes[blocks.clone()].to_vec(),
         };
         let used = Use::written(extent.id.0);
-        let put = self.index.insert(extent, used, &|_| true);
+        let put = self.index.insert(extent, used, &|_| true, WaitLimit::Unlimited);
         assert_eq!(put as usize, blocks.len(), "the index takes everything in");
         if self.index.is_full() {
             self.index.freeze(Vec::new());

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 
 use super::index::{Hit, LsmIndex};
@@ -50,12 +51,13 @@ impl LsmIndex {
         writer: &Writer<'_>,
         extent: &Extent,
         blocks: impl Iterator<Item = u32>,
+        wait: WaitLimit,
     ) -> Result<Removed, TableError> {
-        let Some(record) = self.record(&OrderKey::of(extent))? else {
+        let Some(record) = self.record(&OrderKey::of(extent), wait)? else {
             return Ok(Removed::default());
         };
         let shown: Vec<u32> = blocks.filter(|block| record.live.get(*block)).collect();
-        let leading = self.leading(extent, shown.clone())?;
+        let leading = self.leading(extent, shown.clone(), wait)?;
         let mut batch = Batch::default();
         let removed = self.without(&record, &shown, leading, &mut batch);
         writer.apply(batch);
@@ -71,7 +73,9 @@ impl LsmIndex {
         let extents = self.scan_from((namespace, ChainHash::default(), 0), REMOVAL_BATCH)?;
         let mine = extents.iter().take_while(|extent| extent.namespace == namespace);
         for extent in mine.clone() {
-            removed.join(self.remove_of(&self.tree.writer(), extent, 0..extent.block_count())?);
+            let blocks = 0..extent.block_count();
+            let writer = self.tree.writer();
+            removed.join(self.remove_of(&writer, extent, blocks, WaitLimit::Unlimited)?);
         }
         Ok(mine.count() == REMOVAL_BATCH)
     }
@@ -84,7 +88,9 @@ impl LsmIndex {
     ) -> Result<Vec<Holder>, TableError> {
         let mut holders: BTreeMap<OrderKey, Holder> = BTreeMap::new();
         for hash in hashes {
-            if let Some((Hit { record, block }, _)) = self.try_find(namespace, hash)? {
+            if let Some((Hit { record, block }, _)) =
+                self.try_find(namespace, hash, WaitLimit::Unlimited)?
+            {
                 let key = OrderKey::of(&record.extent);
                 holders.entry(key).or_insert_with(|| (record, Vec::new())).1.push(block);
             }
@@ -93,7 +99,14 @@ impl LsmIndex {
     }
 
     /// Adds an extent to a batch, with these of its blocks visible; and what leads to it.
-    pub(super) fn adopt(&self, extent: Extent, used: Use, taken: &[u32], batch: &mut Batch) -> u32 {
+    pub(super) fn adopt(
+        &self,
+        extent: Extent,
+        used: Use,
+        taken: &[u32],
+        batch: &mut Batch,
+        wait: WaitLimit,
+    ) -> u32 {
         // A hash that comes twice in one extent leads to its last place.
         let place_of = |block: &u32| (&extent.hashes[*block as usize].0, *block);
         let last_places: HashMap<_, _> = taken.iter().map(place_of).collect();
@@ -107,7 +120,7 @@ impl LsmIndex {
         }
         let extent = Arc::new(extent);
         if extent.hashes[0] == extent.lineage && extent.parent != ChainHash::default() {
-            batch.forks.extend(self.fork_of(&extent));
+            batch.forks.extend(self.fork_of(&extent, wait));
         }
         self.usage.write().add(&extent, count, used);
         let blocks = (0..extent.block_count()).filter(|block| live.get(*block)).collect();
@@ -116,8 +129,8 @@ impl LsmIndex {
     }
 
     /// Where the lineage that begins with this extent leaves another one.
-    fn fork_of(&self, extent: &Extent) -> Option<ForkKey> {
-        let (Hit { record, block }, _) = self.find(extent.namespace, &extent.parent)?;
+    fn fork_of(&self, extent: &Extent, wait: WaitLimit) -> Option<ForkKey> {
+        let (Hit { record, block }, _) = self.find(extent.namespace, &extent.parent, wait)?;
         let parent = &record.extent;
         let block = parent.first_block_index.checked_add(block)?;
         let (lineage, child) = (short(&parent.lineage), short(&extent.lineage));

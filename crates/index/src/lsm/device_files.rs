@@ -1,7 +1,6 @@
 //! The index's files on a device.
 //!
-//! 1. Whoever works with patience ([`dalsegno_io::patiently`]) reads what the page cache has, and waits for the device
-//!    no longer than that.
+//! 1. A read within a [`WaitLimit`] takes what the page cache has, and waits for the device no longer than that.
 
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use crossbeam_channel::bounded;
 use dalsegno_core::Deadline;
 use dalsegno_io::{
     Class, Device, DirEntry, FileId, IoError, Memory, OpenMode, Opened, Operation, PageBuffer,
-    Patience, Request, lend,
+    Request, WaitLimit, lend,
 };
 
 use super::block::SECTOR;
@@ -27,19 +26,21 @@ impl DeviceFiles {
         Self { device, read_only }
     }
 
-    /// Hands a request over and waits for its answer, as long as `patience` says. Without, a device that hangs holds up
-    /// whoever works on the index in the background.
+    /// Submits a request and waits for its completion, as long as `wait` says. Without a limit, a device that hangs
+    /// holds up the index's background work.
     fn wait(
         &self,
         operation: Operation,
         file: FileId,
         offset: u64,
         memory: Vec<Memory>,
-        patience: Option<Patience>,
+        wait: WaitLimit,
     ) -> Result<Vec<Memory>, IoError> {
         let (reply, answer) = bounded(1);
-        let class = if patience.is_some() { Class::Foreground } else { Class::Background };
-        let deadline = patience.map_or(Deadline::Never, |patience| patience.deadline);
+        let (class, deadline) = match wait {
+            WaitLimit::Unlimited => (Class::Background, Deadline::Never),
+            WaitLimit::Until { deadline, .. } => (Class::Foreground, deadline),
+        };
         self.device.submit(vec![Request {
             operation,
             class,
@@ -52,10 +53,10 @@ impl DeviceFiles {
             watch: None,
             reply,
         }]);
-        let answered = match patience {
-            None => answer.recv().map_err(|_| IoError::Closed)?,
-            Some(patience) => {
-                answer.recv_deadline(patience.until).map_err(|_| IoError::Deadline)?
+        let answered = match wait {
+            WaitLimit::Unlimited => answer.recv().map_err(|_| IoError::Closed)?,
+            WaitLimit::Until { instant, .. } => {
+                answer.recv_deadline(instant).map_err(|_| IoError::Deadline)?
             }
         };
         answered.result.map(|()| answered.memory)
@@ -72,16 +73,22 @@ impl TableFiles for DeviceFiles {
         Ok(self.device.open_cached(name, OpenMode::Create { bytes })?.file)
     }
 
-    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
-        let Some(patience) = Patience::of_this_thread() else {
+    fn read_at(
+        &self,
+        file: FileId,
+        offset: u64,
+        buffer: &mut [u8],
+        wait: WaitLimit,
+    ) -> Result<(), IoError> {
+        if wait == WaitLimit::Unlimited {
             return self.device.read_at(file, offset, buffer);
-        };
+        }
         if buffer.is_empty() || self.device.try_read_at(file, offset, buffer)? {
             return Ok(());
         }
         // The device may write into it when the wait is over.
         let memory = vec![Memory::zeroed(buffer.len())];
-        let read = self.wait(Operation::Read, file, offset, memory, Some(patience))?;
+        let read = self.wait(Operation::Read, file, offset, memory, wait)?;
         buffer.copy_from_slice(read[0].as_slice());
         Ok(())
     }
@@ -92,7 +99,7 @@ impl TableFiles for DeviceFiles {
         sector.resize(SECTOR);
         let read = lend(|lender| {
             let memory = vec![lender.exclusive(&mut sector)];
-            self.wait(Operation::Read, opened.file, 0, memory, None).map(drop)
+            self.wait(Operation::Read, opened.file, 0, memory, WaitLimit::Unlimited).map(drop)
         });
         self.device.close(opened.file);
         read
@@ -102,12 +109,12 @@ impl TableFiles for DeviceFiles {
         lend(|lender| {
             let memory = vec![lender.shared(bytes)];
             // What was lent has to be gone when this ends.
-            self.wait(Operation::Write, file, offset, memory, None).map(drop)
+            self.wait(Operation::Write, file, offset, memory, WaitLimit::Unlimited).map(drop)
         })
     }
 
     fn sync(&self, file: FileId) -> Result<(), IoError> {
-        self.wait(Operation::Sync, file, 0, Vec::new(), None).map(drop)
+        self.wait(Operation::Sync, file, 0, Vec::new(), WaitLimit::Unlimited).map(drop)
     }
 
     fn close(&self, file: FileId) {

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use dalsegno_io::{DirEntry, FileId, IoError, Opened};
+use dalsegno_io::{DirEntry, FileId, IoError, Opened, WaitLimit};
 
 /// A directory of files that are written once, from beginning to end, and then read at any offset.
 ///
@@ -14,8 +14,15 @@ pub(crate) trait TableFiles: Send + Sync + Debug {
     /// Creates a file that must not exist, with room for `bytes`, whole sectors; its name is not durable yet.
     fn create(&self, name: &str, bytes: u64) -> Result<FileId, IoError>;
 
-    /// Fills `buffer`; any offset and length within the file will do.
-    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError>;
+    /// Fills `buffer`; any offset and length within the file will do. Within a limit it reads what the page cache has,
+    /// and waits for the device no longer than that.
+    fn read_at(
+        &self,
+        file: FileId,
+        offset: u64,
+        buffer: &mut [u8],
+        wait: WaitLimit,
+    ) -> Result<(), IoError>;
 
     /// Reads the first sector of a file of at least one, whosever it is: from the device, and not from the page cache.
     fn try_sector(&self, name: &str) -> Result<(), IoError>;

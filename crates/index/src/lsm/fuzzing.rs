@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::StoreId;
-use dalsegno_io::Device;
+use dalsegno_io::{Device, WaitLimit};
 
 use super::block::{Block, Cursor, Place};
 use super::cache::BlockCache;
@@ -108,10 +108,15 @@ pub fn walk_table(device: Arc<dyn Device>, store: StoreId, number: u64) -> Optio
     let table = Arc::new(Table::open(&files, store, number).ok()?);
     let cache = BlockCache::new(1 << 16);
     let mut count = 0;
-    for reading in [Reading::Ahead(8192), Reading::Cached(cache.clone(), Purpose::Scan)] {
+    for reading in
+        [Reading::Ahead(8192), Reading::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited)]
+    {
         let mut iter = table.iter(&[], reading).ok()?;
         while let Some(key) = iter.key().map(<[u8]>::to_vec) {
-            let _ = (iter.value(), table.get(&key, KeyHash::of(&key), &cache, <[u8]>::len));
+            let _ = (
+                iter.value(),
+                table.get(&key, KeyHash::of(&key), &cache, WaitLimit::Unlimited, <[u8]>::len),
+            );
             count += 1;
             iter.advance().ok()?;
         }

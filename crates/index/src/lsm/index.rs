@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
-use dalsegno_io::IoError;
+use dalsegno_io::{IoError, WaitLimit};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::LiveExtent;
 use parking_lot::RwLock;
@@ -55,8 +55,12 @@ impl LsmIndex {
     }
 
     /// The record under a key, unless it is gone.
-    pub(super) fn record(&self, key: &OrderKey) -> Result<Option<Arc<Record>>, TableError> {
-        self.record_in(&mut self.tree.places(), key)
+    pub(super) fn record(
+        &self,
+        key: &OrderKey,
+        wait: WaitLimit,
+    ) -> Result<Option<Arc<Record>>, TableError> {
+        self.record_in(&mut self.tree.places(wait), key)
     }
 
     /// As [`Self::record`], for who goes on from there.
@@ -73,17 +77,17 @@ impl LsmIndex {
     }
 
     /// Whether a block is here.
-    fn has(&self, namespace: NamespaceId, hash: &ChainHash) -> bool {
-        let point = self.or_missing(self.tree.point(&PointKey::of(namespace, hash)));
+    fn has(&self, namespace: NamespaceId, hash: &ChainHash, wait: WaitLimit) -> bool {
+        let point = self.or_missing(self.tree.point(&PointKey::of(namespace, hash), wait));
         point.is_some_and(|point| self.is_present(point.segment, point.epoch))
     }
 
     /// Which blocks of an extent are here; `None` if it is here itself.
-    fn are_here(&self, extent: &Extent) -> Result<Option<Vec<bool>>, TableError> {
-        if self.record(&OrderKey::of(extent))?.is_some() {
+    fn are_here(&self, extent: &Extent, wait: WaitLimit) -> Result<Option<Vec<bool>>, TableError> {
+        if self.record(&OrderKey::of(extent), wait)?.is_some() {
             return Ok(None);
         }
-        let points = self.tree.points(extent.namespace, &extent.hashes);
+        let points = self.tree.points(extent.namespace, &extent.hashes, wait);
         let usage = self.usage.read();
         let is_here = |point: Point| usage.epoch(point.segment) == Some(point.epoch);
         let here = points.into_iter().map(|point| Ok(point?.is_some_and(is_here)));
@@ -106,10 +110,15 @@ impl LsmIndex {
 
     /// Finds a block, and where its order entry stands, for what goes on behind it. A block that moves while it is
     /// looked for is looked for again: `replacements` is odd as long as one is under way.
-    pub(super) fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<(Hit, Places)> {
+    pub(super) fn find(
+        &self,
+        namespace: NamespaceId,
+        hash: &ChainHash,
+        wait: WaitLimit,
+    ) -> Option<(Hit, Places)> {
         for _ in 0..RETRIES {
             let before = self.replacements.load(Ordering::Acquire);
-            let found = self.try_find(namespace, hash);
+            let found = self.try_find(namespace, hash, wait);
             let settled =
                 before.is_multiple_of(2) && self.replacements.load(Ordering::Acquire) == before;
             match found {
@@ -134,10 +143,12 @@ impl LsmIndex {
             return Err(Unread(IoError::Closed.into()));
         }
         let find = || {
-            let Some(record) = self.record(&OrderKey::of(extent))? else { return Ok(None) };
+            let Some(record) = self.record(&OrderKey::of(extent), WaitLimit::Unlimited)? else {
+                return Ok(None);
+            };
             let blocks = 0..extent.block_count();
             let shown = blocks.filter(|block| record.live.get(*block)).collect();
-            Ok(Some((record, self.leading(extent, shown)?)))
+            Ok(Some((record, self.leading(extent, shown, WaitLimit::Unlimited)?)))
         };
         find().map_err(|error| {
             self.tree.note(&error);
@@ -149,12 +160,15 @@ impl LsmIndex {
         &self,
         namespace: NamespaceId,
         hash: &ChainHash,
+        wait: WaitLimit,
     ) -> Result<Option<(Hit, Places)>, TableError> {
-        let Some(point) = self.tree.point(&PointKey::of(namespace, hash))? else { return Ok(None) };
+        let Some(point) = self.tree.point(&PointKey::of(namespace, hash), wait)? else {
+            return Ok(None);
+        };
         if !self.is_present(point.segment, point.epoch) {
             return Ok(None);
         }
-        let mut places = self.tree.places();
+        let mut places = self.tree.places(wait);
         let record = self.record_in(&mut places, &point.order_key(namespace))?;
         let shows = |record: &Arc<Record>| {
             record.extent.hashes.get(point.block as usize) == Some(hash)
@@ -165,13 +179,18 @@ impl LsmIndex {
     }
 
     /// Of these blocks of an extent, which its record shows, those that lead to it: in a partial index not all do.
-    pub(super) fn leading(&self, extent: &Extent, shown: Vec<u32>) -> Result<Vec<u32>, TableError> {
+    pub(super) fn leading(
+        &self,
+        extent: &Extent,
+        shown: Vec<u32>,
+        wait: WaitLimit,
+    ) -> Result<Vec<u32>, TableError> {
         if !self.tree.is_partial() {
             return Ok(shown);
         }
         let key = OrderKey::of(extent);
         let hashes: Vec<_> = shown.iter().map(|block| extent.hashes[*block as usize]).collect();
-        let points = self.tree.points(extent.namespace, &hashes);
+        let points = self.tree.points(extent.namespace, &hashes, wait);
         let mut leading = Vec::new();
         for (block, point) in shown.into_iter().zip(points) {
             let leads =
@@ -203,8 +222,14 @@ impl LsmIndex {
 }
 
 impl Index for LsmIndex {
-    fn insert(&self, extent: Extent, used: Use, wanted: &dyn Fn(&ChainHash) -> bool) -> u32 {
-        let Some(writer) = self.tree.writer_in_time() else { return 0 };
+    fn insert(
+        &self,
+        extent: Extent,
+        used: Use,
+        wanted: &dyn Fn(&ChainHash) -> bool,
+        wait: WaitLimit,
+    ) -> u32 {
+        let Some(writer) = self.tree.writer_within(wait) else { return 0 };
         let location = extent.location;
         let is_past = self.usage.read().epoch(location.segment) > Some(location.epoch);
         if is_past || self.tree.is_stalled() {
@@ -212,26 +237,32 @@ impl Index for LsmIndex {
         }
         // An extent may be put again when the index is opened. What it lost meanwhile stays lost. And what cannot be
         // read may be here: a block that two extents hold would outlive its removal in one of them.
-        let Some(here) = self.or_missing(self.are_here(&extent)) else { return 0 };
+        let Some(here) = self.or_missing(self.are_here(&extent, wait)) else { return 0 };
         let blocks = (0..).zip(extent.hashes.iter().zip(here));
         let taken: Vec<u32> = blocks
             .filter_map(|(block, (hash, is_here))| (!is_here && wanted(hash)).then_some(block))
             .collect();
         let mut batch = Batch::default();
-        let count = self.adopt(extent, used, &taken, &mut batch);
+        let count = self.adopt(extent, used, &taken, &mut batch, wait);
         writer.apply(batch);
         count
     }
 
-    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
+    fn probe(&self, namespace: NamespaceId, chain: &[ChainHash], wait: WaitLimit) -> usize {
         if let [hash] = chain {
-            return usize::from(self.has(namespace, hash));
+            return usize::from(self.has(namespace, hash, wait));
         }
-        let runs = self.resolve(namespace, chain, Scope::Prefix);
+        let runs = self.resolve(namespace, chain, Scope::Prefix, wait);
         runs.iter().map(|run| run.count as usize).sum()
     }
 
-    fn resolve(&self, namespace: NamespaceId, hashes: &[ChainHash], scope: Scope) -> Vec<Run> {
+    fn resolve(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        scope: Scope,
+        wait: WaitLimit,
+    ) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let mut before: Option<(Places, Arc<Record>)> = None;
         let is_partial = self.tree.is_partial();
@@ -241,7 +272,7 @@ impl Index for LsmIndex {
                 let next = self.next_of(&mut places, &record, &hashes[at]);
                 Some((self.or_missing(next)?, places))
             });
-            let found = next.or_else(|| self.find(namespace, &hashes[at]));
+            let found = next.or_else(|| self.find(namespace, &hashes[at], wait));
             let Some((Hit { record, block }, places)) = found else {
                 match scope {
                     Scope::Prefix => break,
@@ -255,7 +286,7 @@ impl Index for LsmIndex {
                 .take_while(|(block, (wanted, found))| wanted == found && record.live.get(*block));
             let mut count = u32::try_from(same.count()).expect("bounded by the extent").max(1);
             if is_partial {
-                let led = self.leading(&record.extent, (block..block + count).collect());
+                let led = self.leading(&record.extent, (block..block + count).collect(), wait);
                 let led = self.or_missing(led.map(Some)).unwrap_or_default();
                 let led = (block..).zip(&led).take_while(|(block, led)| block == *led);
                 count = u32::try_from(led.count()).expect("as before").max(1);
@@ -276,9 +307,10 @@ impl Index for LsmIndex {
         parent: Option<ChainHash>,
         first: ChainHash,
         first_index: u32,
+        wait: WaitLimit,
     ) -> Placement {
         let own = Placement { lineage: first, first_block_index: first_index };
-        let found = parent.and_then(|hash| self.find(namespace, &hash));
+        let found = parent.and_then(|hash| self.find(namespace, &hash, wait));
         let Some((Hit { record, block }, mut places)) = found else { return own };
         let extent = &record.extent;
         let Some(index) = extent.first_block_index.checked_add(block + 1) else { return own };
@@ -321,7 +353,7 @@ impl Index for LsmIndex {
                     taken.push(block);
                 }
             }
-            moved += self.adopt(extent, used, &taken, &mut batch);
+            moved += self.adopt(extent, used, &taken, &mut batch, WaitLimit::Unlimited);
         }
         for (record, blocks) in losing.into_values().filter(|(_, blocks)| !blocks.is_empty()) {
             self.without(&record, &blocks, Vec::new(), &mut batch);
@@ -351,14 +383,14 @@ impl Index for LsmIndex {
         removed
     }
 
-    fn remove_extent(&self, extent: &Extent) -> Removed {
-        let remove = || self.remove_of(&self.tree.writer(), extent, 0..extent.block_count());
+    fn remove_extent(&self, extent: &Extent, wait: WaitLimit) -> Removed {
+        let remove = || self.remove_of(&self.tree.writer(), extent, 0..extent.block_count(), wait);
         self.twice(remove).map_err(|error| self.tree.note(&error)).unwrap_or_default()
     }
 
-    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32]) -> Removed {
-        let Some(writer) = self.tree.writer_in_time() else { return Removed::default() };
-        let removed = self.remove_of(&writer, extent, blocks.iter().copied());
+    fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], wait: WaitLimit) -> Removed {
+        let Some(writer) = self.tree.writer_within(wait) else { return Removed::default() };
+        let removed = self.remove_of(&writer, extent, blocks.iter().copied(), wait);
         self.or_missing(removed.map(Some)).unwrap_or_default()
     }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::{Device, IoError};
+use dalsegno_io::{Device, IoError, WaitLimit};
 
 use super::block::SECTOR;
 use super::device_files::DeviceFiles;
@@ -36,7 +36,7 @@ pub fn read_notes(device: Arc<dyn Device>) -> Option<String> {
     entries.iter().find(|entry| entry.name == NOTES_FILE)?;
     let opened = files.open(NOTES_FILE).ok()?;
     let mut bytes = vec![0; usize::try_from(opened.bytes.min(MOST_BYTES)).ok()?];
-    let read = files.read_at(opened.file, 0, &mut bytes);
+    let read = files.read_at(opened.file, 0, &mut bytes, WaitLimit::Unlimited);
     files.close(opened.file);
     read.ok()?;
     let text = String::from_utf8(bytes).ok()?;

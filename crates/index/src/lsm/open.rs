@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dalsegno_core::{COUNT_LIMIT, Shape, StoreId};
-use dalsegno_io::{Device, DirEntry, IoError};
+use dalsegno_io::{Device, DirEntry, IoError, WaitLimit};
 
 use super::block::SECTOR;
 use super::device_files::DeviceFiles;
@@ -214,7 +214,7 @@ fn read_manifest(
 pub(super) fn read_file(files: &dyn TableFiles, name: &str) -> Result<Vec<u8>, IoError> {
     let opened = files.open(name)?;
     let mut bytes = vec![0; usize::try_from(opened.bytes).expect("64-bit addresses")];
-    let read = files.read_at(opened.file, 0, &mut bytes);
+    let read = files.read_at(opened.file, 0, &mut bytes, WaitLimit::Unlimited);
     files.close(opened.file);
     read.map(|()| bytes)
 }

@@ -11,6 +11,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use dalsegno_io::WaitLimit;
+
 use super::cache::BlockCache;
 use super::counts::Purpose;
 use super::filter::KeyHash;
@@ -34,16 +36,17 @@ struct Standing {
 pub(crate) struct Places {
     state: Arc<State>,
     cache: BlockCache,
+    wait: WaitLimit,
     /// Of each run, the newest first.
     runs: Vec<Standing>,
 }
 
 impl Tree {
     /// For places of one lineage from now on, as the tree is now.
-    pub(crate) fn places(&self) -> Places {
+    pub(crate) fn places(&self, wait: WaitLimit) -> Places {
         let state = self.state();
         let runs = state.version.runs().map(|_| Standing::default()).collect();
-        Places { state, cache: self.cache.clone(), runs }
+        Places { state, cache: self.cache.clone(), wait, runs }
     }
 }
 
@@ -118,7 +121,7 @@ impl Places {
                 }
                 source
             } else {
-                let reading = Reading::Cached(self.cache.clone(), Purpose::Order);
+                let reading = Reading::Cached(self.cache.clone(), Purpose::Order, self.wait);
                 source.insert(RunSource::new(Arc::clone(run), &from, reading)?)
             };
             if source.key().is_none_or(|key| !key.starts_with(&from[..PLACE_BYTES])) {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_io::PageBuffer;
+use dalsegno_io::{PageBuffer, WaitLimit};
 
 use super::block::{Block, Cursor, SECTOR};
 use super::cache::{BlockCache, Held};
@@ -17,7 +17,7 @@ use super::table::{Table, TableError};
 #[derive(Clone, Debug)]
 pub(crate) enum Reading {
     /// For a few entries that somebody waits for: a block at a time, kept for others.
-    Cached(BlockCache, Purpose),
+    Cached(BlockCache, Purpose, WaitLimit),
     /// For whole tables: so many bytes at a time, and no block at least. The cache neither helps nor is disturbed.
     Ahead(usize),
 }
@@ -73,8 +73,8 @@ impl TableIter {
         self.block = None;
         if self.next_block < self.table.index.len() {
             let block = match &self.reading {
-                Reading::Cached(cache, purpose) => {
-                    self.table.block(self.next_block, cache, *purpose)?
+                Reading::Cached(cache, purpose, wait) => {
+                    self.table.block(self.next_block, cache, *purpose, *wait)?
                 }
                 Reading::Ahead(bytes) => Held::Kept(Arc::new(self.read_ahead(*bytes)?)),
             };
@@ -99,7 +99,8 @@ impl TableIter {
             self.ahead.clear();
             self.ahead.resize(in_memory(end - sectors.start));
             self.ahead_from = sectors.start;
-            let read = self.table.read_sectors(sectors.start, &mut self.ahead);
+            let read =
+                self.table.read_sectors(sectors.start, &mut self.ahead, WaitLimit::Unlimited);
             if read.is_err() {
                 self.ahead.clear();
             }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
-use dalsegno_io::{FileId, PageBuffer};
+use dalsegno_io::{FileId, PageBuffer, WaitLimit};
 
 use super::block::{Place, SECTOR};
 use super::cache::{BlockCache, Held};
@@ -31,15 +31,15 @@ impl Drop for OpenFile {
 }
 
 impl OpenFile {
-    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), TableError> {
-        Ok(self.files.read_at(self.file, offset, buffer)?)
+    fn read(&self, offset: u64, buffer: &mut [u8], wait: WaitLimit) -> Result<(), TableError> {
+        Ok(self.files.read_at(self.file, offset, buffer, wait)?)
     }
 
     /// Reads `from..to`; both are inside the file, so no damaged length asks for more memory than the file has bytes.
     fn read_range(&self, from: u64, to: u64) -> Result<PageBuffer, TableError> {
         let mut bytes = PageBuffer::default();
         bytes.resize(usize::try_from(to - from).expect("64-bit addresses"));
-        self.read(from, &mut bytes)?;
+        self.read(from, &mut bytes, WaitLimit::Unlimited)?;
         Ok(bytes)
     }
 }
@@ -76,7 +76,7 @@ impl Table {
             opened.bytes.checked_sub(SECTOR_BYTES).ok_or(TableError::Malformed("a table"))?;
         *at = footer_offset;
         let mut sector = [0; SECTOR];
-        file.read(footer_offset, &mut sector)?;
+        file.read(footer_offset, &mut sector, WaitLimit::Unlimited)?;
         let footer = Footer::decode(&sector, store, number, opened.bytes)?;
         let place = |offset: u64| Place { table: number, sector: offset / SECTOR_BYTES };
         *at = footer.filter_offset;
@@ -132,6 +132,7 @@ impl Table {
         key: &[u8],
         hash: KeyHash,
         cache: &BlockCache,
+        wait: WaitLimit,
         use_value: impl FnOnce(&[u8]) -> R,
     ) -> Result<Option<R>, TableError> {
         if key.first() != Some(&KIND_FORK) && !self.may_contain(hash) {
@@ -143,7 +144,7 @@ impl Table {
         }
         let purpose = Purpose::look_up(key);
         let before = cache.asked().sectors(purpose);
-        let block = self.block(block, cache, purpose)?;
+        let block = self.block(block, cache, purpose, wait)?;
         let block = block.view();
         let found = block.find(key)?.map(|range| use_value(block.slice(range)));
         if found.is_none() {
@@ -162,19 +163,25 @@ impl Table {
         block: usize,
         cache: &BlockCache,
         purpose: Purpose,
+        wait: WaitLimit,
     ) -> Result<Held, TableError> {
         let sectors = self.index.sectors(block);
         let bytes = (sectors.end - sectors.start) * SECTOR_BYTES;
         let read = |buffer: &mut [u8]| {
             cache.asked().read(purpose, bytes);
-            self.read_sectors(sectors.start, buffer)
+            self.read_sectors(sectors.start, buffer, wait)
         };
         let bytes = usize::try_from(bytes).expect("64-bit addresses");
         cache.get_or(self.place(sectors.start), bytes, read)
     }
 
     /// Fills `buffer` from a sector on.
-    pub(super) fn read_sectors(&self, sector: u64, buffer: &mut [u8]) -> Result<(), TableError> {
-        self.file.read(sector * SECTOR_BYTES, buffer)
+    pub(super) fn read_sectors(
+        &self,
+        sector: u64,
+        buffer: &mut [u8],
+        wait: WaitLimit,
+    ) -> Result<(), TableError> {
+        self.file.read(sector * SECTOR_BYTES, buffer, wait)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dalsegno_core::{ChainHash, NamespaceId, Shape, StoreId};
-use dalsegno_io::Patience;
+use dalsegno_io::WaitLimit;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::cache::BlockCache;
@@ -177,20 +177,24 @@ impl Tree {
         Writer { tree: self, _one: self.writing.lock() }
     }
 
-    /// As [`Self::writer`], but no longer than this thread has patience: who has the right may wait for the device.
-    pub(crate) fn writer_in_time(&self) -> Option<Writer<'_>> {
-        let Some(patience) = Patience::of_this_thread() else { return Some(self.writer()) };
-        let one = self.writing.try_lock_until(patience.until)?;
+    /// As [`Self::writer`], but no longer than `wait`: the present writer may wait for the device.
+    pub(crate) fn writer_within(&self, wait: WaitLimit) -> Option<Writer<'_>> {
+        let WaitLimit::Until { instant, .. } = wait else { return Some(self.writer()) };
+        let one = self.writing.try_lock_until(instant)?;
         Some(Writer { tree: self, _one: one })
     }
 
     /// Where the block is, if it was not removed.
-    pub(crate) fn point(&self, key: &PointKey) -> Result<Option<Point>, TableError> {
+    pub(crate) fn point(
+        &self,
+        key: &PointKey,
+        wait: WaitLimit,
+    ) -> Result<Option<Point>, TableError> {
         let state = self.state();
         let newest = state.memtables().find_map(|memtable| memtable.look().point(key));
         match newest {
             Some(newest) => Ok(newest.there()),
-            None => self.point_in_tables(&state.version, key),
+            None => self.point_in_tables(&state.version, key, wait),
         }
     }
 
@@ -199,6 +203,7 @@ impl Tree {
         &self,
         namespace: NamespaceId,
         hashes: &[ChainHash],
+        wait: WaitLimit,
     ) -> Vec<Result<Option<Point>, TableError>> {
         let state = self.state();
         let keys: Vec<_> = hashes.iter().map(|hash| PointKey::of(namespace, hash)).collect();
@@ -211,7 +216,7 @@ impl Tree {
         }
         let point = |(newest, key): (Option<Newest<Point>>, &PointKey)| match newest {
             Some(newest) => Ok(newest.there()),
-            None => self.point_in_tables(&state.version, key),
+            None => self.point_in_tables(&state.version, key, wait),
         };
         newest.into_iter().zip(&keys).map(point).collect()
     }
@@ -220,12 +225,13 @@ impl Tree {
         &self,
         version: &Version,
         key: &PointKey,
+        wait: WaitLimit,
     ) -> Result<Option<Point>, TableError> {
         let decode = |value: &[u8]| match Point::decode(value) {
             None if !value.is_empty() => Err(TableError::Malformed("a point")),
             point => Ok(point),
         };
-        let found = version.get(&key.encode(), &self.cache, decode)?;
+        let found = version.get(&key.encode(), &self.cache, wait, decode)?;
         self.cache.asked().looked_up(found.is_some());
         found.unwrap_or(Ok(None))
     }
@@ -282,7 +288,7 @@ impl Tree {
             sources.push(Box::new(of_memtable(Arc::clone(memtable))));
         }
         for run in state.version.runs_from(from) {
-            let reading = Reading::Cached(cache.clone(), Purpose::Scan);
+            let reading = Reading::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
             sources.push(Box::new(RunSource::new(run, from, reading)?));
         }
         Ok(Merge::new(sources))

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
-use dalsegno_io::{Device, IoError};
+use dalsegno_io::{Device, IoError, WaitLimit};
 
 use super::block::{Block, Cursor, SECTOR};
 use super::device_files::DeviceFiles;
@@ -179,7 +179,7 @@ impl Check<'_> {
             }
             let bytes = (index.sectors(end - 1).end - from) * SECTOR_BYTES;
             let mut ahead = vec![0; usize::try_from(bytes).expect("64-bit addresses")];
-            if let Err(error) = table.read_sectors(from, &mut ahead) {
+            if let Err(error) = table.read_sectors(from, &mut ahead, WaitLimit::Unlimited) {
                 self.note_error(name(), from * SECTOR_BYTES, &error, AT_READ);
                 sound = false;
             } else {

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use dalsegno_io::WaitLimit;
+
 use super::cache::BlockCache;
 use super::filter::KeyHash;
 use super::manifest::Manifest;
@@ -122,11 +124,12 @@ impl Version {
         &self,
         key: &[u8],
         cache: &BlockCache,
+        wait: WaitLimit,
         mut use_value: impl FnMut(&[u8]) -> R,
     ) -> Result<Option<R>, TableError> {
         let (hash, head) = (KeyHash::of(key), Head::of(key));
         for table in self.runs().filter_map(|run| run.table_of(key, head)) {
-            let used = table.get(key, hash, cache, &mut use_value)?;
+            let used = table.get(key, hash, cache, wait, &mut use_value)?;
             if used.is_some() {
                 return Ok(used);
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_io::WaitLimit;
 
 use super::index::LsmIndex;
 use super::keys::{ForkKey, OrderKey, Record, short};
@@ -47,7 +48,8 @@ impl LsmIndex {
     /// of places.
     pub(super) fn orphan_behind(&self, extent: &Extent, limit: usize) -> Result<usize, TableError> {
         let mut marked = 0;
-        let mut open: Vec<Arc<Record>> = self.record(&OrderKey::of(extent))?.into_iter().collect();
+        let mut open: Vec<Arc<Record>> =
+            self.record(&OrderKey::of(extent), WaitLimit::Unlimited)?.into_iter().collect();
         while let Some(record) = open.pop() {
             let mut children = Vec::new();
             let run = self.orphan_run(record, limit, &mut marked, &mut children)?;
@@ -108,7 +110,7 @@ impl LsmIndex {
             let Some(parent) = block_of(run, fork.block) else { continue };
             let first = fork.block.saturating_add(1);
             let wanted = OrderKey { namespace, lineage: fork.child, first, sequence: 0 };
-            let child = self.tree.places().find(&wanted, |key, value| {
+            let child = self.tree.places(WaitLimit::Unlimited).find(&wanted, |key, value| {
                 Ok(self.decode(key, value)?.filter(|child| child.extent.parent == parent))
             })?;
             children.extend(child.map(Arc::new));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
-use dalsegno_io::{IoError, Memory, Operation, patiently};
+use dalsegno_io::{IoError, Memory, Operation};
 use dalsegno_log::{Call, LayerAppend};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -81,8 +81,8 @@ impl LayerWriter {
         if engine.device.refuses(Operation::Write, &call) {
             return Err(to_error(IoError::Suspended.into()));
         }
-        let present = || engine.index.probe(namespace.id(), &chain[first..end]);
-        let present = patiently(call.deadline, engine.clock.as_ref(), present);
+        let wait = engine.wait_limit(&call);
+        let present = engine.index.probe(namespace.id(), &chain[first..end], wait);
         let present = &chain[first..first + present];
         let failed = engine.front.failed_reads.among(namespace.id(), present);
         let first = first + present.iter().take_while(|hash| failed.first() != Some(hash)).count();
@@ -97,7 +97,8 @@ impl LayerWriter {
         let progress = if parts.is_empty() {
             LayerProgress::Needless
         } else {
-            let extent = new_extent(engine, &namespace, chain, first, chain[first..end].to_vec());
+            let hashes = chain[first..end].to_vec();
+            let extent = new_extent(engine, &namespace, chain, first, hashes, wait);
             let place = store.space.reserve(extent.total_bytes(), &call).map_err(to_error)?;
             LayerProgress::Writing(Box::new(LayerAppend::begin(engine.log.writer(), extent, place)))
         };
@@ -220,8 +221,7 @@ impl LayerWriter {
         let progress = std::mem::replace(&mut work.progress, LayerProgress::Committed);
         let LayerProgress::Writing(append) = progress else { return Err(abandoned()) };
         let appended = append.commit(&call).map_err(to_error)?;
-        let publish = || publish(engine, &store.merger, appended, &call);
-        if !patiently(call.deadline, engine.clock.as_ref(), publish) {
+        if !publish(engine, &store.merger, appended, &call) {
             let message = "the index accepts no more entries, so the blocks are not kept";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }

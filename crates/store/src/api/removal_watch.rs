@@ -9,12 +9,13 @@ use std::sync::{Arc, Weak};
 
 use dalsegno_core::{Error, Result};
 use dalsegno_index::{Index, Scope};
+use dalsegno_io::WaitLimit;
 use parking_lot::Mutex;
 
 use crate::api::door::Door;
 use crate::api::open_store::OpenStore;
 use crate::block_key::BlockKey;
-use crate::read::lookup::{LOOKUP_TIMEOUT, are_found, look_up};
+use crate::read::lookup::{LOOKUP_TIMEOUT, are_found, lookup_limit};
 use crate::read::removal_feed::RemovalQueue;
 
 /// The largest queue that a watch may ask for: 48 bytes for each block.
@@ -80,7 +81,7 @@ impl RemovalWatch {
         let lost_before = std::mem::replace(&mut *self.losses.lock(), lost);
         let is_complete = !has_gap && lost == lost_before;
         let began = engine.clock.now();
-        let blocks = look_up(engine, |index| absent(index, &taken));
+        let blocks = absent(engine.index.as_ref(), &taken, lookup_limit(engine));
         if engine.clock.now() >= began.after(LOOKUP_TIMEOUT) {
             // Blocks that were not found in time may be present.
             self.queue.put_back(taken);
@@ -96,13 +97,13 @@ impl RemovalWatch {
 }
 
 /// Those of some blocks that the index does not have, each once.
-fn absent(index: &dyn Index, taken: &[BlockKey]) -> Vec<BlockKey> {
+fn absent(index: &dyn Index, taken: &[BlockKey], wait: WaitLimit) -> Vec<BlockKey> {
     let mut seen = std::collections::HashSet::with_capacity(taken.len());
     let mut gone = Vec::with_capacity(taken.len());
     // Blocks of an extent leave together, so neighbours mostly share a namespace.
     for group in taken.chunk_by(|a, b| a.0 == b.0) {
         let (namespace, hashes) = (group[0].0, group.iter().map(|key| key.1).collect::<Vec<_>>());
-        let found = are_found(hashes.len(), &index.resolve(namespace, &hashes, Scope::Each));
+        let found = are_found(hashes.len(), &index.resolve(namespace, &hashes, Scope::Each, wait));
         let left = group.iter().zip(found).filter(|(_, is_found)| !is_found);
         gone.extend(left.map(|(key, _)| *key).filter(|key| seen.insert(*key)));
     }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use dalsegno_core::{Clock, Deadline};
-use dalsegno_io::{IoError, Process, Workers, patiently};
+use dalsegno_core::Clock;
+use dalsegno_io::{IoError, Process, Workers};
 use dalsegno_log::{Call, LogError};
 use parking_lot::Mutex;
 
@@ -263,9 +263,7 @@ impl JobLane {
         // work holds. The caller may also have left.
         let mut job: Job = Box::new(move || drop(reply.send(work())));
         loop {
-            // The caller's terms do not limit work that must not stop half-way.
-            let timeout = call.timeout(clock)?;
-            match patiently(Deadline::Never, clock, || self.submit(job, timeout)) {
+            match self.submit(job, call.timeout(clock)?) {
                 Ok(()) => return call.receive(&answer, clock).flatten(),
                 Err(Refused::Full(back)) => job = back,
                 Err(Refused::Closed(_)) => return Err(IoError::Closed.into()),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_index::Unread;
-use dalsegno_io::{IoError, lend};
+use dalsegno_io::{IoError, WaitLimit, lend};
 use dalsegno_log::{Appended, Call, Cause, CompressedMerge, LogError, MergeAppend};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
@@ -207,7 +207,12 @@ impl Merge<'_> {
                 match outcome {
                     Ok(()) => {}
                     Err(cause) if cause.is_damage() => {
-                        quarantine(self.engine, row[spot.0], &[(spot.1, cause)]);
+                        quarantine(
+                            self.engine,
+                            row[spot.0],
+                            &[(spot.1, cause)],
+                            WaitLimit::Unlimited,
+                        );
                         return Err(Skip::Damaged);
                     }
                     Err(Cause::Recycled) => return Err(Skip::Changed),

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId, Nanos, Result};
+use dalsegno_io::WaitLimit;
 use dalsegno_policy::merging::Bucket;
 
 use crate::background::helper::{Duty, Executor, Helper, NoTask};
@@ -151,7 +152,7 @@ impl ScrubDuty {
             add(&engine.counters.scrubbing.bytes, bytes.len() as u64);
             let damaged = damaged_of(spots, &outcomes);
             add(&engine.counters.scrubbing.damaged, damaged.len() as u64);
-            quarantine(engine, extent, &damaged);
+            quarantine(engine, extent, &damaged, WaitLimit::Unlimited);
             if damaged.iter().any(|(_, cause)| cause.is_of_header()) {
                 return;
             }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, DramAdmission, Error, Namespace, NamespaceId, Result};
 use dalsegno_index::{Run, Scope, note_use};
-use dalsegno_io::{Memory, Operation, patiently};
+use dalsegno_io::{Memory, Operation, WaitLimit};
 use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 
 use crate::api::terms::Terms;
@@ -103,7 +103,7 @@ pub(crate) fn get(
     let call = terms.call(engine.clock.as_ref());
     let _in_progress = engine.reads.begin();
     let mut get = Get::new(engine, &namespace, chain, layers, &call);
-    patiently(call.deadline, engine.clock.as_ref(), || get.run(out, scope));
+    get.run(out, scope);
     let report = GetReport { outcomes: get.outcomes };
     count(&engine.counters, &report, bytes);
     Ok(report)
@@ -128,6 +128,8 @@ struct Get<'a> {
     chain: &'a [ChainHash],
     layers: Range<u32>,
     call: &'a Call,
+    /// How long the index may wait.
+    wait: WaitLimit,
     outcomes: Vec<Outcome>,
 }
 
@@ -140,14 +142,15 @@ impl<'a> Get<'a> {
         call: &'a Call,
     ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
-        Self { engine, namespace, chain, layers, call, outcomes }
+        let wait = engine.wait_limit(call);
+        Self { engine, namespace, chain, layers, call, wait, outcomes }
     }
 
     fn run(&mut self, out: Vec<Vec<Memory>>, scope: Scope) {
         let mut out: Vec<Option<Vec<Memory>>> = out.into_iter().map(Some).collect();
         // DRAM holds only blocks that the index knows.
-        let runs = self.engine.index.resolve(self.namespace.id(), self.chain, scope);
-        note_use(self.engine.index.as_ref(), &runs, self.engine.log.segments().round());
+        let runs = self.engine.index.resolve(self.namespace.id(), self.chain, scope, self.wait);
+        note_use(self.engine.index.as_ref(), &runs, self.engine.log.segments().round(), self.wait);
         self.take_dram(&runs, &mut out);
         let rest = runs.iter().flat_map(|run| missing_parts(run, &out)).collect();
         self.take_log(rest, &mut out);
@@ -186,7 +189,7 @@ impl<'a> Get<'a> {
             return;
         }
         let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
-        let runs = self.engine.index.resolve(self.namespace.id(), &hashes, Scope::Each);
+        let runs = self.engine.index.resolve(self.namespace.id(), &hashes, Scope::Each, self.wait);
         let moved_again = self.read_runs(runs, &moved, out);
         self.lose(moved_again, Cause::Recycled);
     }
@@ -213,7 +216,12 @@ impl<'a> Get<'a> {
         for run in runs {
             if run.extent.layout != self.namespace.layout() {
                 // Its checksum is right, but no put made it: its blocks do not fit the caller's memory.
-                quarantine(self.engine, &run.extent, &[(run.first_block, Cause::WrongPlace)]);
+                quarantine(
+                    self.engine,
+                    &run.extent,
+                    &[(run.first_block, Cause::WrongPlace)],
+                    self.wait,
+                );
                 self.lose(positions[positions_of(&run)].to_vec(), Cause::WrongPlace);
                 continue;
             }
@@ -259,7 +267,7 @@ impl<'a> Get<'a> {
                     read.push(self.chain[at]);
                     if whole && self.engine.limits.dram_admission == DramAdmission::Get {
                         let key = (self.namespace.id(), self.chain[at]);
-                        bring_to_dram(self.engine, key, &block.memory);
+                        bring_to_dram(self.engine, key, &block.memory, self.wait);
                     }
                 }
                 Err(cause) => {
@@ -272,7 +280,7 @@ impl<'a> Get<'a> {
                 }
             }
         }
-        quarantine(self.engine, &run.extent, &damaged);
+        quarantine(self.engine, &run.extent, &damaged, self.wait);
         self.engine.front.failed_reads.note(self.namespace.id(), &failed);
         self.engine.front.failed_reads.forget(self.namespace.id(), &read);
     }
@@ -299,13 +307,13 @@ fn missing_parts(run: &Run, out: &[Option<Vec<Memory>>]) -> Vec<Run> {
 }
 
 /// Copies a block to DRAM, unless it was removed or evicted while it was read.
-fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory]) {
+fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLimit) {
     let dram = &engine.front.dram;
     if dram.is_off() {
         return;
     }
     dram.insert(key, memory);
-    if engine.index.probe(key.0, &[key.1]) == 0 {
+    if engine.index.probe(key.0, &[key.1], wait) == 0 {
         dram.remove(key.0, &[key.1]);
     }
 }

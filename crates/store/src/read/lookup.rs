@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Deadline, NamespaceId};
-use dalsegno_index::{Index, Run, Scope, note_use};
-use dalsegno_io::patiently;
+use dalsegno_index::{Run, Scope, note_use};
+use dalsegno_io::WaitLimit;
 
 use crate::engine::Engine;
 use crate::stats::add;
@@ -19,7 +19,7 @@ pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// See [`Store::probe`](crate::Store::probe).
 pub(crate) fn probe(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
-    let runs = look_up(engine, |index| find_used(engine, index, namespace, chain, Scope::Prefix));
+    let runs = find_used(engine, namespace, chain, Scope::Prefix, lookup_limit(engine));
     let mut present = blocks_of(&runs);
     if engine.device.is_suspended() {
         let is_in_dram = |hash: &&ChainHash| engine.front.dram.holds(&(namespace, **hash));
@@ -34,29 +34,27 @@ pub(crate) fn probe(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]
 
 /// See [`Store::contains`](crate::Store::contains).
 pub(crate) fn contains(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
-    let runs = look_up(engine, |index| find_used(engine, index, namespace, hashes, Scope::Each));
+    let runs = find_used(engine, namespace, hashes, Scope::Each, lookup_limit(engine));
     present(engine, namespace, hashes, &runs)
 }
 
 /// See [`Store::peek`](crate::Store::peek).
 pub(crate) fn peek(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
-    let runs = look_up(engine, |index| index.resolve(namespace, hashes, Scope::Each));
+    let runs = engine.index.resolve(namespace, hashes, Scope::Each, lookup_limit(engine));
     present(engine, namespace, hashes, &runs)
 }
 
 /// See [`Store::touch`](crate::Store::touch).
 pub(crate) fn touch(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
     let now = Deadline::At(engine.clock.now());
-    let runs = patiently(now, engine.clock.as_ref(), || {
-        find_used(engine, engine.index.as_ref(), namespace, chain, Scope::Prefix)
-    });
-    blocks_of(&runs)
+    let wait = WaitLimit::until(now, engine.clock.as_ref());
+    blocks_of(&find_used(engine, namespace, chain, Scope::Prefix, wait))
 }
 
-/// Queries the index for a caller that gave no timeout.
-pub(crate) fn look_up<R>(engine: &Engine, query: impl FnOnce(&dyn Index) -> R) -> R {
+/// How long the index may wait for a caller that gave no timeout.
+pub(crate) fn lookup_limit(engine: &Engine) -> WaitLimit {
     let until = engine.clock.now().after(LOOKUP_TIMEOUT);
-    patiently(Deadline::At(until), engine.clock.as_ref(), || query(engine.index.as_ref()))
+    WaitLimit::until(Deadline::At(until), engine.clock.as_ref())
 }
 
 /// Which of `count` blocks the index found.
@@ -71,13 +69,14 @@ pub(crate) fn are_found(count: usize, runs: &[Run]) -> Vec<bool> {
 /// Finds blocks, and notes their use.
 fn find_used(
     engine: &Engine,
-    index: &dyn Index,
     namespace: NamespaceId,
     hashes: &[ChainHash],
     scope: Scope,
+    wait: WaitLimit,
 ) -> Vec<Run> {
-    let runs = index.resolve(namespace, hashes, scope);
-    note_use(index, &runs, engine.log.segments().round());
+    let index = engine.index.as_ref();
+    let runs = index.resolve(namespace, hashes, scope, wait);
+    note_use(index, &runs, engine.log.segments().round(), wait);
     runs
 }
 

@@ -1,6 +1,7 @@
 //! Taking damaged blocks out of the index, so that they can be put again.
 
 use dalsegno_core::{ChainHash, Extent};
+use dalsegno_io::WaitLimit;
 use dalsegno_log::Cause;
 
 use crate::engine::Engine;
@@ -8,7 +9,12 @@ use crate::stats::add;
 
 /// Quarantines the damaged blocks of an extent, or all of its blocks if its header is bad. `damaged` holds positions in
 /// the extent, and why.
-pub(crate) fn quarantine(engine: &Engine, extent: &Extent, damaged: &[(u32, Cause)]) {
+pub(crate) fn quarantine(
+    engine: &Engine,
+    extent: &Extent,
+    damaged: &[(u32, Cause)],
+    wait: WaitLimit,
+) {
     let of_header = damaged.iter().find(|(_, cause)| cause.is_of_header());
     let Some((_, cause)) = of_header.or(damaged.first()) else { return };
     let blocks: Vec<u32> = if cause.is_of_header() {
@@ -16,7 +22,7 @@ pub(crate) fn quarantine(engine: &Engine, extent: &Extent, damaged: &[(u32, Caus
     } else {
         damaged.iter().map(|(block, _)| *block).collect()
     };
-    let removed = engine.index.remove_from_extent(extent, &blocks);
+    let removed = engine.index.remove_from_extent(extent, &blocks, wait);
     engine.log.forget(extent.id);
     let hashes: Vec<ChainHash> =
         blocks.iter().map(|block| extent.hashes[*block as usize]).collect();

@@ -66,8 +66,11 @@ impl<'a> Group<'a> {
         blocks: Vec<Vec<Memory>>,
     ) -> Result<()> {
         let count = blocks.len();
-        let mut extent =
-            new_extent(self.engine, namespace, chain, first, chain[first..first + count].to_vec());
+        let mut extent = {
+            let (hashes, wait) =
+                (chain[first..first + count].to_vec(), self.engine.wait_limit(self.call));
+            new_extent(self.engine, namespace, chain, first, hashes, wait)
+        };
         if let Some((_, place)) = self.next.filter(|(next, _)| *next == first) {
             (extent.lineage, extent.first_block_index) = (place.lineage, place.first_block_index);
         }

@@ -2,6 +2,7 @@
 
 use dalsegno_core::{ChainHash, Extent, Namespace};
 use dalsegno_index::{Scope, raise_parent};
+use dalsegno_io::WaitLimit;
 use dalsegno_log::{Appended, Call, NewExtent};
 use dalsegno_policy::recency::Use;
 
@@ -15,10 +16,11 @@ pub(crate) fn new_extent(
     chain: &[ChainHash],
     first: usize,
     hashes: Vec<ChainHash>,
+    wait: WaitLimit,
 ) -> NewExtent {
     let parent = first.checked_sub(1).map(|before| chain[before]);
     let number = u32::try_from(first).unwrap_or(u32::MAX);
-    let place = engine.index.place(namespace.id(), parent, chain[first], number);
+    let place = engine.index.place(namespace.id(), parent, chain[first], number, wait);
     NewExtent {
         namespace: namespace.id(),
         lineage: place.lineage,
@@ -38,14 +40,15 @@ pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call
     let front = &engine.front;
     engine.index_care.before_write(call, engine.clock.as_ref());
     let failed = front.failed_reads.among(namespace, &extent.hashes);
-    take_over(engine, &extent, &failed);
+    let wait = engine.wait_limit(call);
+    take_over(engine, &extent, &failed, wait);
     let round = engine.log.segments().round();
-    raise_parent(engine.index.as_ref(), &extent, round);
-    let mut visible = engine.index.insert(extent.clone(), Use::written(round), &|_| true);
+    raise_parent(engine.index.as_ref(), &extent, round, wait);
+    let mut visible = engine.index.insert(extent.clone(), Use::written(round), &|_| true, wait);
     // None may be new because all are present: a block that a get failed to read earlier can be read now.
     let are_present = visible > 0
         || failed.is_empty()
-            && engine.index.probe(namespace, &extent.hashes) == extent.hashes.len();
+            && engine.index.probe(namespace, &extent.hashes, wait) == extent.hashes.len();
     if visible > 0 {
         front.failed_reads.forget(namespace, &failed);
     }
@@ -56,9 +59,9 @@ pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call
     let gone: Vec<ChainHash> =
         extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
     if !gone.is_empty() {
-        engine.index.remove_extent(&extent);
+        engine.index.remove_extent(&extent, wait);
         let wanted = |hash: &ChainHash| !removed.contains(hash);
-        visible = engine.index.insert(extent, Use::written(round), &wanted);
+        visible = engine.index.insert(extent, Use::written(round), &wanted, wait);
         front.dram.remove(namespace, &gone);
         front.removal_feed.note(namespace, &gone);
     }
@@ -71,13 +74,13 @@ pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call
 }
 
 /// Removes blocks that a get failed to read from the extents that hold them, so that the new extent holds them.
-fn take_over(engine: &Engine, extent: &Extent, failed: &[ChainHash]) {
+fn take_over(engine: &Engine, extent: &Extent, failed: &[ChainHash], wait: WaitLimit) {
     if failed.is_empty() || engine.index_care.is_stalled() {
         return;
     }
-    for run in engine.index.resolve(extent.namespace, failed, Scope::Each) {
+    for run in engine.index.resolve(extent.namespace, failed, Scope::Each, wait) {
         let blocks: Vec<u32> = (run.first_block..run.first_block + run.count).collect();
-        let removed = engine.index.remove_from_extent(&run.extent, &blocks);
+        let removed = engine.index.remove_from_extent(&run.extent, &blocks, wait);
         for id in &removed.extents {
             engine.log.forget(*id);
         }

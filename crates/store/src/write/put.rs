@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Error, Namespace, NamespaceId, Result};
 use dalsegno_index::{Scope, note_use};
-use dalsegno_io::{Memory, Operation, patiently};
+use dalsegno_io::{Memory, Operation, WaitLimit};
 use dalsegno_log::Call;
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
@@ -113,8 +113,7 @@ impl Writer {
         let namespace = engine.namespaces.get(namespace)?;
         check_sizes(&namespace, &put)?;
         let call = terms.call(engine.clock.as_ref());
-        let put = || self.put(&namespace, put, &call);
-        let report = patiently(call.deadline, engine.clock.as_ref(), put)?;
+        let report = self.put(&namespace, put, &call)?;
         self.merger.after_put();
         let counters = &engine.counters;
         let stored = report.count(PutOutcome::Stored);
@@ -135,7 +134,8 @@ impl Writer {
         if engine.device.refuses(Operation::Write, call) {
             return Ok(PutReport { outcomes: vec![PutOutcome::Failed; hashes.len()] });
         }
-        let Plan { wanted, mut outcomes, _claim } = self.plan(namespace.id(), hashes);
+        let Plan { wanted, mut outcomes, _claim } =
+            self.plan(namespace.id(), hashes, engine.wait_limit(call));
         let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
         let mut group = Group::new(engine, &self.space, &self.merger, call);
         for Stretch { first, count } in stretches(&wanted, namespace, &engine.limits) {
@@ -151,12 +151,12 @@ impl Writer {
     }
 
     /// Decides which blocks are written.
-    fn plan(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Plan<'_> {
+    fn plan(&self, namespace: NamespaceId, hashes: &[ChainHash], wait: WaitLimit) -> Plan<'_> {
         let engine = self.engine.as_ref();
         let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
         let mut claim = self.pending.claim();
-        let present = engine.index.resolve(namespace, hashes, Scope::Each);
-        note_use(engine.index.as_ref(), &present, engine.log.segments().round());
+        let present = engine.index.resolve(namespace, hashes, Scope::Each, wait);
+        note_use(engine.index.as_ref(), &present, engine.log.segments().round(), wait);
         for run in present {
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId, Shape};
+use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 
 use super::STORE;
@@ -78,5 +79,5 @@ fn insert(
         },
         hashes,
     };
-    assert_eq!(index.insert(extent, Use::written(number), &|_| true), put);
+    assert_eq!(index.insert(extent, Use::written(number), &|_| true, WaitLimit::Unlimited), put);
 }

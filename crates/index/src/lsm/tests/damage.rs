@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dalsegno_io::WaitLimit;
 use proptest::prelude::*;
 
 use super::files::MemoryFiles;
@@ -55,7 +56,9 @@ impl Damaged {
                 Err(_) => noticed = true,
             }
         }
-        for reading in [Reading::Cached(cache, Purpose::Scan), Reading::Ahead(65_536)] {
+        for reading in
+            [Reading::Cached(cache, Purpose::Scan, WaitLimit::Unlimited), Reading::Ahead(65_536)]
+        {
             match table.iter(&[], reading).and_then(|mut iter| rest(&mut iter)) {
                 Ok(entries) => assert!(entries.into_iter().eq(model.clone())),
                 Err(_) => noticed = true,
@@ -166,9 +169,10 @@ fn regression_a_block_whose_keys_begin_before_those_of_the_last_one_ends_a_walk(
     block[4092..].copy_from_slice(&crc.to_le_bytes());
     damaged.set(&bytes);
     let table = damaged.open().unwrap();
-    for reading in
-        [Reading::Cached(BlockCache::new(1 << 20), Purpose::Scan), Reading::Ahead(65_536)]
-    {
+    for reading in [
+        Reading::Cached(BlockCache::new(1 << 20), Purpose::Scan, WaitLimit::Unlimited),
+        Reading::Ahead(65_536),
+    ] {
         let walked = table.iter(&[], reading).and_then(|mut iter| rest(&mut iter));
         assert!(matches!(walked, Err(TableError::Malformed(_))), "{walked:?}");
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_io::{DirEntry, FileId, IoError, Opened};
+use dalsegno_io::{DirEntry, FileId, IoError, Opened, WaitLimit};
 use parking_lot::{Mutex, RwLock};
 
 use crate::lsm::file::TableFiles;
@@ -113,7 +113,13 @@ impl TableFiles for MemoryFiles {
         Ok(self.handle(name, &zeros))
     }
 
-    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
+    fn read_at(
+        &self,
+        file: FileId,
+        offset: u64,
+        buffer: &mut [u8],
+        _wait: WaitLimit,
+    ) -> Result<(), IoError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let open = self.open.read();
         let (name, bytes) = open.get(&file).ok_or(IoError::Closed)?;
@@ -130,7 +136,7 @@ impl TableFiles for MemoryFiles {
 
     fn try_sector(&self, name: &str) -> Result<(), IoError> {
         let opened = self.open(name)?;
-        let read = self.read_at(opened.file, 0, &mut [0; 4096]);
+        let read = self.read_at(opened.file, 0, &mut [0; 4096], WaitLimit::Unlimited);
         self.close(opened.file);
         read
     }

@@ -1,5 +1,6 @@
 //! What a flush in the middle of a merge does to the merge.
 
+use dalsegno_io::WaitLimit;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -67,8 +68,10 @@ fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
     assert!(all.iter().all(|name| names(&files).contains(name)), "a table was removed");
     *files.refused.lock() = None;
     assert!(!index.step(), "nothing is written after a failed manifest");
-    assert!((0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)]) == 1));
-    assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)]), 1);
+    assert!(
+        (0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)], WaitLimit::Unlimited) == 1)
+    );
+    assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)], WaitLimit::Unlimited), 1);
 }
 
 /// Before a merge writes, has another thread remove a block that lies in a damaged table; then freezes a memtable.
@@ -118,6 +121,13 @@ fn a_removal_that_meets_a_damaged_table_in_the_middle_of_a_merge_comes_to_its_en
     assert_eq!(told, Ok(0), "the removal waits for the merge, and the merge for the removal");
     merge.join().unwrap();
     assert!(index.is_damaged());
-    assert!((0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)]) == 0), "no tables");
-    assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)]), 1, "what is in memory stays");
+    assert!(
+        (0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)], WaitLimit::Unlimited) == 0),
+        "no tables"
+    );
+    assert_eq!(
+        index.probe(NAMESPACE, &[hash(1 << 20)], WaitLimit::Unlimited),
+        1,
+        "what is in memory stays"
+    );
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dalsegno_io::WaitLimit;
 use proptest::prelude::*;
 
 use super::files::MemoryFiles;
@@ -60,8 +61,9 @@ proptest! {
         for from in [Vec::new(), from] {
             let mut sources: Vec<Box<dyn Source + '_>> = Vec::new();
             for ((at, model), slice) in (1_u64..).zip(&models).zip(&entries_of) {
-                let reading =
-                    if is_cached { Reading::Cached(cache.clone(), Purpose::Scan) } else { Reading::Ahead(8_192) };
+                let cached =
+                    || Reading::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
+                let reading = if is_cached { cached() } else { Reading::Ahead(8_192) };
                 if at % 3 == 0 {
                     let begin = slice.partition_point(|(key, _)| *key < from);
                     sources.push(Box::new(SliceSource(&slice[begin..])));

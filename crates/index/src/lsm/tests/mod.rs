@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::StoreId;
+use dalsegno_io::WaitLimit;
 use proptest::prelude::*;
 
 use super::cache::BlockCache;
@@ -63,7 +64,7 @@ impl Tables for Vec<Arc<Table>> {
 
 /// A copy of a key's value.
 fn get(table: &Table, key: &[u8], cache: &BlockCache) -> Result<Option<Vec<u8>>, TableError> {
-    table.get(key, KeyHash::of(key), cache, <[u8]>::to_vec)
+    table.get(key, KeyHash::of(key), cache, WaitLimit::Unlimited, <[u8]>::to_vec)
 }
 
 /// What is left of a source.

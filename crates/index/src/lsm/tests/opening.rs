@@ -1,5 +1,6 @@
 //! Opening an index whose files cannot be read, for a while or for ever.
 
+use dalsegno_io::WaitLimit;
 use std::sync::Arc;
 
 use super::STORE;
@@ -55,7 +56,7 @@ fn names(files: &MemoryFiles, end: &str) -> Vec<String> {
 }
 
 fn held(index: &LsmIndex) -> usize {
-    (0..BLOCKS).map(|number| index.probe(NAMESPACE, &[hash(number)])).sum()
+    (0..BLOCKS).map(|number| index.probe(NAMESPACE, &[hash(number)], WaitLimit::Unlimited)).sum()
 }
 
 fn expect_whole(files: &Arc<MemoryFiles>) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, ExtentId};
+use dalsegno_io::WaitLimit;
 
 use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
@@ -32,7 +33,11 @@ fn partial() -> (Arc<LsmIndex>, Vec<Arc<Extent>>) {
 }
 
 fn forgotten(index: &LsmIndex, extent: &Extent) -> Option<ChainHash> {
-    extent.hashes.iter().find(|hash| index.probe(NAMESPACE, &[**hash]) == 0).copied()
+    extent
+        .hashes
+        .iter()
+        .find(|hash| index.probe(NAMESPACE, &[**hash], WaitLimit::Unlimited) == 0)
+        .copied()
 }
 
 #[test]
@@ -43,16 +48,16 @@ fn what_is_put_again_outlives_the_extents_that_showed_it() {
         put(&index, number, &[block], 0, 1);
         let blocks: Vec<u32> = (0..old.block_count()).collect();
         match number % 3 {
-            0 => drop(index.remove_extent(old)),
-            1 => drop(index.remove_from_extent(old, &blocks)),
+            0 => drop(index.remove_extent(old, WaitLimit::Unlimited)),
+            1 => drop(index.remove_from_extent(old, &blocks, WaitLimit::Unlimited)),
             _ => {
                 let new = Extent { id: ExtentId(2 * number), ..Extent::clone(old) };
                 index.replace(&[old], vec![new.clone()]).unwrap();
-                index.remove_extent(&new);
+                index.remove_extent(&new, WaitLimit::Unlimited);
             }
         }
-        assert_eq!(index.probe(NAMESPACE, &[block]), 1);
-        let runs = index.resolve(NAMESPACE, &[block], Scope::Each);
+        assert_eq!(index.probe(NAMESPACE, &[block], WaitLimit::Unlimited), 1);
+        let runs = index.resolve(NAMESPACE, &[block], Scope::Each, WaitLimit::Unlimited);
         assert_eq!(runs[0].extent.id, ExtentId(number));
     }
 }
@@ -61,11 +66,11 @@ fn what_is_put_again_outlives_the_extents_that_showed_it() {
 fn what_it_forgot_does_not_lead_anywhere() {
     let (index, extents) = partial();
     for extent in &extents {
-        let alone = |hash: &ChainHash| index.probe(NAMESPACE, &[*hash]) == 1;
+        let alone = |hash: &ChainHash| index.probe(NAMESPACE, &[*hash], WaitLimit::Unlimited) == 1;
         let found: Vec<bool> = extent.hashes.iter().map(alone).collect();
         assert_eq!(index.live_blocks(extent).unwrap(), found);
         let mut in_runs = vec![false; found.len()];
-        for run in index.resolve(NAMESPACE, &extent.hashes, Scope::Each) {
+        for run in index.resolve(NAMESPACE, &extent.hashes, Scope::Each, WaitLimit::Unlimited) {
             in_runs[run.at..run.at + run.count as usize].fill(true);
         }
         assert_eq!(in_runs, found);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::{ChainHash, Shape};
+use dalsegno_io::WaitLimit;
 
 use super::STORE;
 use super::chains::{NAMESPACE, hash, index_in, put, put_fork};
@@ -54,7 +55,7 @@ fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
     let before = index.lsm_stats();
     assert_eq!(before.runs, [RUNS]);
     for number in 0..RUNS * CHAINS {
-        let runs = index.resolve(NAMESPACE, &chain(number), Scope::Prefix);
+        let runs = index.resolve(NAMESPACE, &chain(number), Scope::Prefix, WaitLimit::Unlimited);
         assert_eq!(runs.iter().map(|run| u64::from(run.count)).sum::<u64>(), EXTENTS * BLOCKS);
     }
     let asked = index.lsm_stats().asked;

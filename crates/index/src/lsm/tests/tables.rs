@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dalsegno_io::WaitLimit;
 use proptest::prelude::*;
 
 use super::files::MemoryFiles;
@@ -32,7 +33,8 @@ proptest! {
             prop_assert_eq!(value.as_deref(), model.get(key).map(|value| &value[..]));
         }
         let entries: Vec<_> = model.clone().into_iter().collect();
-        for reading in [Reading::Cached(cache.clone(), Purpose::Scan), Reading::Ahead(ahead)] {
+        let cached = Reading::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
+        for reading in [cached, Reading::Ahead(ahead)] {
             let mut iter = table.iter(&[], reading.clone()).unwrap();
             prop_assert_eq!(&rest(&mut iter).unwrap(), &entries);
             iter.advance().unwrap();
