@@ -59,7 +59,7 @@ pub(crate) fn filter(input: &[u8]) {
     bytes.extend_from_slice(input);
     let mut bytes = sectors(&bytes);
     seal_filter(&mut bytes, TABLE, PLACE);
-    let _ = fuzzing::ask_filter(&bytes, TABLE, PLACE, input);
+    let _ = fuzzing::query_filter(&bytes, TABLE, PLACE, input);
 }
 
 /// A manifest.

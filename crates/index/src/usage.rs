@@ -1,9 +1,9 @@
-//! How the extents of each segment are used: what eviction asks an index for.
+//! How the extents of each segment are used. Eviction decides by that.
 //!
-//! 1. Sums of a segment are those of its extents that are in the index.
-//! 2. A segment that is not known has nothing in the index, whatever tables say of it; dropping it changes nothing.
-//! 3. Memory is bounded. An extent that is not known one by one counts as used when it was written; what a segment has
-//!    of such extents is one entry of their mean.
+//! 1. The sums of a segment are those of its extents in the index.
+//! 2. A segment without an entry here has nothing in the index, whatever tables hold of it. Dropping it changes nothing.
+//! 3. Memory is bounded. An extent without an entry of its own counts as used when it was written. All such extents of a
+//!    segment appear as one of their mean age.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use dalsegno_core::{Extent, ExtentId};
 use dalsegno_policy::recency::{Recency, Use};
 use dalsegno_policy::reclaim::LiveExtent;
 
-/// Most extents that are known one by one; each takes about 50 bytes.
+/// Most extents that have an entry of their own; each takes about 50 bytes.
 const MOST_KNOWN: usize = 1 << 21;
 
-/// What is alive in a segment, as sums that survive a restart.
+/// The live extents of a segment, as sums that survive a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentSum {
     pub(crate) segment: u64,
@@ -27,7 +27,7 @@ pub(crate) struct SegmentSum {
 }
 
 #[derive(Debug, Default)]
-struct Segment {
+struct SegmentUsage {
     sum: SegmentSum,
     known: HashMap<ExtentId, LiveExtent>,
 }
@@ -35,8 +35,8 @@ struct Segment {
 /// Sums per segment and uses per extent.
 #[derive(Debug)]
 pub(crate) struct Usage {
-    segments: HashMap<u64, Segment>,
-    /// How many extents are known one by one.
+    segments: HashMap<u64, SegmentUsage>,
+    /// How many extents have an entry of their own.
     known: usize,
     most_known: usize,
 }
@@ -49,8 +49,9 @@ impl Default for Usage {
 
 impl Usage {
     pub(crate) fn restore(sums: Vec<SegmentSum>) -> Self {
-        let segments =
-            sums.into_iter().map(|sum| (sum.segment, Segment { sum, ..Segment::default() }));
+        let segments = sums
+            .into_iter()
+            .map(|sum| (sum.segment, SegmentUsage { sum, ..SegmentUsage::default() }));
         Self { segments: segments.collect(), ..Self::default() }
     }
 
@@ -60,12 +61,12 @@ impl Usage {
         sums
     }
 
-    /// The epoch of a segment's extents, as far as is known.
+    /// The epoch of the extents of a segment, if it has any.
     pub(crate) fn epoch(&self, segment: u64) -> Option<u64> {
         self.segments.get(&segment).map(|segment| segment.sum.epoch)
     }
 
-    /// An extent came with so many visible blocks.
+    /// Adds an extent with so many visible blocks.
     pub(crate) fn add(&mut self, extent: &Extent, blocks: u32, used: Use) {
         let location = extent.location;
         let state = self.segments.entry(location.segment).or_default();
@@ -84,13 +85,13 @@ impl Usage {
         }
     }
 
-    /// Blocks of an extent went; with the last one the extent.
+    /// Removes blocks of an extent, and with the last one the extent.
     pub(crate) fn remove(&mut self, extent: &Extent, blocks: u32, last: bool) {
         let Some(segment) = self.segments.get_mut(&extent.location.segment) else { return };
         if segment.sum.epoch != extent.location.epoch {
             return;
         }
-        // Sums come from a manifest and extents from tables: damage may let them disagree.
+        // Sums come from a manifest and extents from tables. After damage they may disagree.
         let sum = &mut segment.sum;
         sum.blocks = sum.blocks.saturating_sub(u64::from(blocks));
         if last {
@@ -101,7 +102,7 @@ impl Usage {
         }
     }
 
-    /// All of a segment up to `epoch` went. Returns what that was.
+    /// Removes all of a segment up to `epoch`. Returns its sums.
     pub(crate) fn drop_segment(&mut self, number: u64, epoch: u64) -> SegmentSum {
         let Some(segment) = self.segments.get_mut(&number) else { return SegmentSum::default() };
         if segment.sum.epoch > epoch {
@@ -112,14 +113,14 @@ impl Usage {
         std::mem::replace(&mut segment.sum, sum)
     }
 
-    /// The newest segment that is or was known.
+    /// The newest segment that has or had an entry.
     pub(crate) fn newest(&self) -> Option<u64> {
         self.segments.keys().copied().max()
     }
 
-    /// Drops segments that are not among these, or are in an earlier epoch than these. The newest stays known, though
-    /// nothing is in it: nobody must take its number again, for tables may still lead there. `false` if a segment is in
-    /// an earlier epoch than is known: it was taken for gone.
+    /// Drops segments that are not among these, or that have an earlier epoch. The newest one keeps an empty entry: its
+    /// number must not be used again, because tables may still reference it. `false` if one of `segments` has an earlier
+    /// epoch than the entry: the index took it for gone.
     pub(crate) fn align(&mut self, segments: &[(u64, u64)]) -> bool {
         let newest = self.newest();
         let present: HashMap<u64, u64> = segments.iter().copied().collect();
@@ -151,26 +152,27 @@ impl Usage {
         known.map_or_else(|| written(extent), |known| known.used)
     }
 
-    /// A use of an extent; `false` if it was used in this round before, or is not there any more.
+    /// Counts a use of an extent; `false` if it was used in this round before, or is gone.
     pub(crate) fn raise(&mut self, extent: &Extent, round: u64) -> bool {
         self.known_mut(extent).is_some_and(|used| used.raise(round))
     }
 
-    /// Makes an extent as recent as what depends on it; `false` if it is already, or is not there any more.
+    /// Makes an extent as recent as its dependents; `false` if it is already, or is gone.
     pub(crate) fn lift(&mut self, extent: &Extent, last: u64) -> bool {
         self.known_mut(extent).is_some_and(|used| used.lift(last))
     }
 
-    /// An ancestor of an extent was evicted; `false` if that was noted before, or the extent is not there any more.
+    /// Marks an extent as an orphan because an ancestor was evicted; `false` if it is marked already, or is gone.
     pub(crate) fn orphan(&mut self, extent: &Extent) -> bool {
         self.known_mut(extent).is_some_and(Use::orphan)
     }
 
-    /// The use of an extent, to be changed; nothing if its segment is in another life.
+    /// The use of an extent, to be changed; `None` if its segment has another epoch.
     fn known_mut(&mut self, extent: &Extent) -> Option<&mut Use> {
         let location = extent.location;
-        let is_there =
-            |segment: &Segment| segment.sum.epoch == location.epoch && segment.sum.live_bytes > 0;
+        let is_there = |segment: &SegmentUsage| {
+            segment.sum.epoch == location.epoch && segment.sum.live_bytes > 0
+        };
         self.segments.get(&location.segment).filter(|segment| is_there(segment))?;
         if self.known >= self.most_known {
             self.forget_some();
@@ -183,7 +185,7 @@ impl Usage {
         Some(&mut known.used)
     }
 
-    /// Forgets half of what is known one by one: of all extents the ones that were not used for longest.
+    /// Drops half of the entries of single extents, the least recently used ones.
     fn forget_some(&mut self) {
         let known = self.segments.values().flat_map(|segment| segment.known.values());
         let mut uses: Vec<Recency> = known.map(|known| known.used.recency()).collect();
@@ -206,7 +208,8 @@ impl Usage {
         self.segments.get(&number).map_or(0, |segment| segment.sum.live_bytes)
     }
 
-    /// The extents in a segment that have visible blocks. Those not known one by one are one of their mean age.
+    /// The extents in a segment that have visible blocks. Those without an entry of their own appear as one of their mean
+    /// age.
     pub(crate) fn live_extents(&self, number: u64) -> Vec<LiveExtent> {
         let Some(segment) = self.segments.get(&number).filter(|s| s.sum.live_bytes > 0) else {
             return Vec::new();
@@ -216,8 +219,8 @@ impl Usage {
         let weight =
             |(id, known): (&ExtentId, &LiveExtent)| u128::from(known.bytes) * u128::from(id.0);
         let known_weight: u128 = segment.known.iter().map(weight).fold(0, u128::saturating_add);
-        // A get may note a use of an extent that was removed or merged while it was read: then less than nothing is
-        // left.
+        // A get may count a use of an extent that was removed or merged while it was read. Then the entries exceed the
+        // sum.
         let bytes = segment.sum.live_bytes.saturating_sub(known_bytes);
         if bytes > 0 {
             let mean = segment.sum.weight.saturating_sub(known_weight) / u128::from(bytes);
@@ -227,7 +230,7 @@ impl Usage {
         live
     }
 
-    /// Extents and blocks in all.
+    /// Number of extents and of blocks.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let sums = self.segments.values().map(|segment| (segment.sum.extents, segment.sum.blocks));
         sums.fold((0_u64, 0_u64), |(extents, blocks), (e, b)| {
@@ -236,7 +239,7 @@ impl Usage {
     }
 }
 
-/// The use of an extent of which nothing else is known.
+/// The use of an extent that has no entry.
 fn written(extent: &Extent) -> Use {
     Use::written(extent.id.0).at_depth(extent.first_block_index)
 }
@@ -272,15 +275,15 @@ mod tests {
     }
 
     #[test]
-    fn regression_dropping_an_unknown_segment_does_not_make_its_first_life_count() {
+    fn regression_dropping_an_unknown_segment_adds_no_entry() {
         let mut usage = Usage::default();
-        // As a segment that was given up when the store was opened, and has no epoch.
+        // Like a segment that was dropped when the store was opened, and has no epoch.
         usage.drop_segment(3, 0);
         assert_eq!(usage.epoch(3), None);
     }
 
     #[test]
-    fn what_is_not_known_one_by_one_counts_as_used_when_it_was_written() {
+    fn extents_without_an_entry_count_as_used_when_written() {
         let sum = SegmentSum {
             segment: 1,
             epoch: 1,
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_use_of_an_earlier_life_changes_nothing() {
+    fn a_use_in_a_past_epoch_changes_nothing() {
         let mut usage = Usage::default();
         usage.add(&extent(10, 1), 1, Use::written(10));
         assert_eq!(usage.drop_segment(1, 1).extents, 1);
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_what_was_used_lately_is_kept() {
+    fn memory_is_bounded_and_recent_uses_are_kept() {
         let mut usage = Usage { most_known: 64, ..Usage::default() };
         for sequence in 1..=1000 {
             usage.add(&extent(sequence, sequence % 7), 1, Use::written(sequence));

@@ -1,23 +1,24 @@
-//! Ways in for fuzzing to decoders that the crate keeps to itself; only with the feature `fuzzing`, never in a release.
+//! Entry points for fuzzing to private decoders. Only with the feature `fuzzing`, never in a release.
 
 use std::sync::Arc;
 
 use dalsegno_core::StoreId;
 use dalsegno_io::{Device, WaitLimit};
 
-use super::block::{Block, Cursor, Place};
-use super::cache::BlockCache;
-use super::counts::Purpose;
-use super::device_files::DeviceFiles;
-use super::file::TableFiles;
-use super::filter::{Filter, KeyHash};
-use super::keys::{ForkKey, OrderKey, Point, Record};
-use super::manifest::Manifest;
-use super::merge::Source;
-use super::table::{Reading, Table};
-use super::varint;
+use crate::lsm::files::device_files::DeviceFiles;
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::format::keys::{ForkKey, OrderKey, Point, Record};
+use crate::lsm::format::manifest::Manifest;
+use crate::lsm::format::varint;
+use crate::lsm::table::block::{Block, BlockPlace, Cursor};
+use crate::lsm::table::block_cache::BlockCache;
+use crate::lsm::table::filter::{Filter, KeyHash};
+use crate::lsm::table::iter::{ReadMode, TableIter};
+use crate::lsm::table::read_counts::Purpose;
+use crate::lsm::table::reader::Table;
+use crate::lsm::table::source::Source;
 
-/// Decodes a number and encodes it again, with what is behind it.
+/// Decodes a number and encodes it again, followed by the rest of the bytes.
 #[must_use]
 pub fn recode_varint(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut rest = bytes;
@@ -68,21 +69,21 @@ pub fn recode_manifest(file: &[u8]) -> Option<Vec<u8>> {
     Manifest::decode(file).ok().map(|manifest| manifest.encode())
 }
 
-/// Asks a filter, if it is one.
+/// Queries a filter, if it is one.
 #[must_use]
-pub fn ask_filter(bytes: &[u8], table: u64, sector: u64, key: &[u8]) -> Option<bool> {
-    let filter = Filter::decode(bytes, Place { table, sector }).ok()?;
+pub fn query_filter(bytes: &[u8], table: u64, sector: u64, key: &[u8]) -> Option<bool> {
+    let filter = Filter::decode(bytes, BlockPlace { table, sector }).ok()?;
     Some(filter.may_contain(KeyHash::of(key)))
 }
 
-/// Walks through a block, if it is one, and looks for a key in it. Returns how many entries it has, if all are sound.
+/// Iterates over a block, if it is one, and looks up a key in it. Returns the number of its entries, if all are sound.
 ///
 /// # Panics
 ///
-/// If the walk and the look-up disagree.
+/// If the iteration and the lookup disagree.
 #[must_use]
 pub fn walk_block(bytes: &[u8], table: u64, sector: u64, wanted: &[u8]) -> Option<usize> {
-    let block = Block::parse(bytes, Place { table, sector }).ok()?;
+    let block = Block::parse(bytes, BlockPlace { table, sector }).ok()?;
     let found = block.find(wanted);
     let mut cursor = Cursor::default();
     let mut count = 0;
@@ -102,16 +103,17 @@ pub fn walk_block(bytes: &[u8], table: u64, sector: u64, wanted: &[u8]) -> Optio
     Some(count)
 }
 
-/// Opens a table of a device, if it is one, walks through it, and looks every key up.
+/// Opens a table of a device, if it is one, iterates over it, and looks up every key.
 pub fn walk_table(device: Arc<dyn Device>, store: StoreId, number: u64) -> Option<usize> {
     let files: Arc<dyn TableFiles> = Arc::new(DeviceFiles::new(device, true));
     let table = Arc::new(Table::open(&files, store, number).ok()?);
     let cache = BlockCache::new(1 << 16);
     let mut count = 0;
-    for reading in
-        [Reading::Ahead(8192), Reading::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited)]
-    {
-        let mut iter = table.iter(&[], reading).ok()?;
+    for reading in [
+        ReadMode::Ahead(8192),
+        ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited),
+    ] {
+        let mut iter = TableIter::new(&table, &[], reading).ok()?;
         while let Some(key) = iter.key().map(<[u8]>::to_vec) {
             let _ = (
                 iter.value(),

@@ -1,47 +1,33 @@
-//! The index as a log-structured merge tree of our own: `docs/formats/index.md`, docs/decisions/0008.
+//! The on-disk index, a log-structured merge tree of our own: `docs/formats/index.md`, `docs/decisions/0008`.
+//!
+//! Folders, from the bottom: `format` (bytes), `files` (the device), `table` (sorted files), `memtable`, `version`
+//! (which tables are in use), `read` (lookups and scans), `maintenance` (flush, compaction, manifests), `index`
+//! (extents and blocks).
 
-mod block;
-mod cache;
-mod changes;
-mod counts;
-mod device_files;
-mod file;
-mod filter;
+mod files;
+mod format;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod health;
 mod index;
-mod install;
-mod keys;
-mod maintain;
-mod manifest;
+mod maintenance;
 mod memtable;
-mod merge;
-mod notes;
-mod open;
-mod places;
-mod scratch;
+mod read;
 mod table;
-mod table_index;
-mod table_iter;
-mod table_reader;
-mod table_writer;
-mod tree;
-mod upkeep;
-mod varint;
 mod verify;
 mod version;
-mod walk;
+mod writer;
 
 #[cfg(test)]
 mod tests;
 
-pub use counts::LsmCounts;
-pub use index::LsmIndex;
-pub use notes::{NOTES_FILE, read_notes};
-pub use open::{LsmOptions, index_number};
-pub use table::Shortage;
-pub(crate) use table::TableError;
-pub use tree::Pace;
-pub use upkeep::LsmStats;
+pub use files::notes::{NOTES_FILE, read_notes};
+pub use index::on_disk::LsmIndex;
+pub use index::open::LsmOptions;
+pub use index::stats::LsmStats;
+pub use maintenance::manifests::index_number;
+pub use maintenance::pace::Pace;
+pub use table::error::Shortage;
+pub(crate) use table::error::TableError;
+pub use table::read_counts::LsmCounts;
 pub use verify::{IndexCheck, IndexFault, verify_index};

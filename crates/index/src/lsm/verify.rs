@@ -11,16 +11,19 @@ use std::sync::Arc;
 use dalsegno_core::{SECTOR_BYTES, StoreId};
 use dalsegno_io::{Device, IoError, WaitLimit};
 
-use super::block::{Block, Cursor, SECTOR};
-use super::device_files::DeviceFiles;
-use super::file::TableFiles;
-use super::filter::KeyHash;
-use super::keys::{
+use crate::lsm::files::device_files::DeviceFiles;
+use crate::lsm::files::table_files::{SECTOR, TableFiles};
+use crate::lsm::format::keys::{
     ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, OrderKey, Point, Record, lineage_of,
 };
-use super::manifest::{Manifest, manifest_file};
-use super::open::{manifest_number, read_file};
-use super::table::{Table, TableError, table_file};
+use crate::lsm::format::manifest::{Manifest, manifest_file};
+use crate::lsm::index::open::read_file;
+use crate::lsm::maintenance::manifests::manifest_number;
+use crate::lsm::table::block::{Block, Cursor};
+use crate::lsm::table::error::TableError;
+use crate::lsm::table::filter::KeyHash;
+use crate::lsm::table::footer::table_file;
+use crate::lsm::table::reader::Table;
 
 /// Bytes of a table that are read at a time.
 const AHEAD_BYTES: u64 = 256 << 10;
@@ -147,7 +150,7 @@ impl Check<'_> {
                 continue;
             }
             let store = self.store.expect("the manifest names it");
-            let table = match Table::open_telling(&self.files, store, *number, &mut at) {
+            let table = match Table::open_located(&self.files, store, *number, &mut at) {
                 Ok(table) => table,
                 Err(error) => {
                     self.note_error(name, at, &error, AT_OPEN);

@@ -153,7 +153,7 @@ impl IndexCare {
     /// To be called when space on disk was freed.
     pub(crate) fn has_space_again(&self) {
         let Some(Maintenance { index, helper }) = &self.0 else { return };
-        index.lsm.has_room_again();
+        index.lsm.has_space_again();
         index.progress.lock().is_stuck = false;
         index.changed.notify_all();
         helper.wake();
@@ -250,7 +250,7 @@ impl Pace for CompactionPace {
         // A writer that waits for a flush waits for this compaction's next table.
         while !progress.is_stopped
             && !index.lsm.is_stalled()
-            && !index.lsm.is_hurried()
+            && !index.lsm.is_urgent()
             && let Some(wait) = bucket.wait(self.clock.now()).filter(|wait| !wait.is_zero())
         {
             index.changed.wait_for(&mut progress, wait.min(PAUSE));
@@ -326,7 +326,7 @@ impl MaintainedIndex {
         };
         // Without the tuner's lock: closing reads its counters, and must not wait for a device that hangs.
         if let Some(notes) = notes {
-            self.lsm.note(&notes);
+            self.lsm.write_notes(&notes);
         }
     }
 

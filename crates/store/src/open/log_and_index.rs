@@ -113,7 +113,7 @@ impl LogSource<'_> {
     /// Closes a log and removes the tables of its index.
     fn discard(&self, outdated: LogAndIndex) {
         let LogAndIndex { log, index, lsm } = outdated;
-        let is_reset = lsm.as_ref().is_some_and(|lsm| lsm.begin_anew());
+        let is_reset = lsm.as_ref().is_some_and(|lsm| lsm.reset());
         drop((index, lsm));
         log.release();
         if !is_reset {

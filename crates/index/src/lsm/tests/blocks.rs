@@ -4,11 +4,11 @@ use dalsegno_io::PageBuffer;
 use proptest::prelude::*;
 
 use super::{Model, key, model};
-use crate::lsm::block::{Block, BlockBuilder, Cursor, Place};
-use crate::lsm::table::TableError;
-use crate::lsm::varint;
+use crate::lsm::format::varint;
+use crate::lsm::table::block::{Block, BlockBuilder, BlockPlace, Cursor};
+use crate::lsm::table::error::TableError;
 
-const PLACE: Place = Place { table: 2, sector: 9 };
+const PLACE: BlockPlace = BlockPlace { table: 2, sector: 9 };
 
 fn built(model: &Model) -> Vec<u8> {
     let (mut builder, mut out) = (BlockBuilder::default(), PageBuffer::default());
@@ -112,7 +112,7 @@ fn regression_an_entry_longer_than_any_memory_is_malformed() {
 #[test]
 fn a_block_of_another_place_is_damaged() {
     let bytes = built(&Model::from([(b"key".to_vec(), b"value".to_vec())]));
-    for place in [Place { table: 3, ..PLACE }, Place { sector: 8, ..PLACE }] {
+    for place in [BlockPlace { table: 3, ..PLACE }, BlockPlace { sector: 8, ..PLACE }] {
         let parsed = Block::parse(Box::from(&bytes[..]), place);
         assert!(matches!(parsed, Err(TableError::Checksum)));
     }

@@ -9,11 +9,10 @@ use dalsegno_policy::recency::Use;
 use super::STORE;
 use super::files::MemoryFiles;
 use crate::Index;
-use crate::lsm::file::TableFiles;
-use crate::lsm::index::LsmIndex;
-use crate::lsm::tree::{Options, Tree};
-use crate::lsm::version::Version;
-use crate::usage::Usage;
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::index::on_disk::{IndexParts, LsmIndex};
+use crate::lsm::maintenance::steps::TreeBounds;
+use crate::lsm::version::levels::Version;
 
 pub(super) const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 
@@ -24,31 +23,33 @@ pub(super) fn hash(block: u64) -> ChainHash {
     ChainHash(bytes)
 }
 
-/// An index with so many bytes of disk, whose tables are small.
+/// An index with so many bytes of disk and small tables.
 pub(super) fn index_in(files: &Arc<MemoryFiles>, disk_bytes: u64) -> Arc<LsmIndex> {
-    let options = Options {
+    let bounds = TreeBounds {
         memtable_bytes: 1 << 20,
         table_bytes: 16 << 10,
-        request_bytes: 1 << 20,
-        cache_bytes: 0,
         filter_bits: 10.0,
         disk_bytes,
-        without_tables: <[u8]>::to_vec,
     };
-    let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
-    let shape = Shape::nearest(4, 1, 1);
-    let tree = Tree::new(files, STORE, options, shape, Version::default(), 1);
-    Arc::new(LsmIndex::over(tree, Usage::default()))
+    Arc::new(empty_index(files, Shape::nearest(4, 1, 1), bounds))
 }
 
-/// Puts an extent of a chain, from a block on: so many blocks, or all that are left.
+/// An index without entries and without a cache.
+pub(super) fn empty_index(files: &Arc<MemoryFiles>, shape: Shape, bounds: TreeBounds) -> LsmIndex {
+    let files: Arc<dyn TableFiles> = Arc::<MemoryFiles>::clone(files);
+    let version = Version::default();
+    let parts = IndexParts { files, store: STORE, shape, version, next_number: 1 };
+    LsmIndex::new(parts, bounds, 0, <[u8]>::to_vec)
+}
+
+/// Puts an extent of a chain: at most `count` blocks from `first` on.
 pub(super) fn put(index: &LsmIndex, number: u64, chain: &[ChainHash], first: usize, count: usize) {
     let hashes: Vec<_> = chain[first..].iter().copied().take(count).collect();
     let parent = first.checked_sub(1).map_or(ChainHash::default(), |parent| chain[parent]);
     insert(index, number, (chain[0], u32::try_from(first).unwrap()), parent, hashes);
 }
 
-/// Puts an extent that begins a lineage behind a block of another one.
+/// Puts an extent that forks off the end of a chain.
 pub(super) fn put_fork(index: &LsmIndex, number: u64, chain: &[ChainHash], child: ChainHash) {
     let first = u32::try_from(chain.len()).unwrap();
     insert(index, number, (child, first), chain[chain.len() - 1], vec![child]);

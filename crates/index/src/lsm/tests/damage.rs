@@ -7,11 +7,14 @@ use proptest::prelude::*;
 
 use super::files::MemoryFiles;
 use super::{Model, STORE, get, rest, write};
-use crate::lsm::block::Place;
-use crate::lsm::cache::BlockCache;
-use crate::lsm::counts::Purpose;
-use crate::lsm::file::TableFiles;
-use crate::lsm::table::{Reading, Table, TableError, table_file};
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::table::block::BlockPlace;
+use crate::lsm::table::block_cache::BlockCache;
+use crate::lsm::table::error::TableError;
+use crate::lsm::table::footer::table_file;
+use crate::lsm::table::iter::{ReadMode, TableIter};
+use crate::lsm::table::read_counts::Purpose;
+use crate::lsm::table::reader::Table;
 
 /// A few blocks of each kind.
 fn small() -> Model {
@@ -57,9 +60,9 @@ impl Damaged {
             }
         }
         for reading in
-            [Reading::Cached(cache, Purpose::Scan, WaitLimit::Unlimited), Reading::Ahead(65_536)]
+            [ReadMode::Cached(cache, Purpose::Scan, WaitLimit::Unlimited), ReadMode::Ahead(65_536)]
         {
-            match table.iter(&[], reading).and_then(|mut iter| rest(&mut iter)) {
+            match TableIter::new(&table, &[], reading).and_then(|mut iter| rest(&mut iter)) {
                 Ok(entries) => assert!(entries.into_iter().eq(model.clone())),
                 Err(_) => noticed = true,
             }
@@ -115,7 +118,7 @@ fn a_file_that_shrinks_while_it_is_open_gives_errors() {
     let key = model.keys().next().unwrap();
     let got = get(&table, key, &BlockCache::new(0));
     assert!(matches!(got, Err(error) if error.is_io()));
-    assert!(table.iter(&[], Reading::Ahead(1 << 20)).is_err());
+    assert!(TableIter::new(&table, &[], ReadMode::Ahead(1 << 20)).is_err());
 }
 
 #[test]
@@ -165,15 +168,15 @@ fn regression_a_block_whose_keys_begin_before_those_of_the_last_one_ends_a_walk(
     let block = &mut bytes[4096..8192];
     assert_eq!(block[3], b'p');
     block[3] = b'a';
-    let crc = Place { table: 1, sector: 1 }.crc(&[&block[..4092]]);
+    let crc = BlockPlace { table: 1, sector: 1 }.crc(&[&block[..4092]]);
     block[4092..].copy_from_slice(&crc.to_le_bytes());
     damaged.set(&bytes);
     let table = damaged.open().unwrap();
     for reading in [
-        Reading::Cached(BlockCache::new(1 << 20), Purpose::Scan, WaitLimit::Unlimited),
-        Reading::Ahead(65_536),
+        ReadMode::Cached(BlockCache::new(1 << 20), Purpose::Scan, WaitLimit::Unlimited),
+        ReadMode::Ahead(65_536),
     ] {
-        let walked = table.iter(&[], reading).and_then(|mut iter| rest(&mut iter));
+        let walked = TableIter::new(&table, &[], reading).and_then(|mut iter| rest(&mut iter));
         assert!(matches!(walked, Err(TableError::Malformed(_))), "{walked:?}");
     }
 }

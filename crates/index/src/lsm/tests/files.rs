@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_io::{DirEntry, FileId, IoError, Opened, WaitLimit};
 use parking_lot::{Mutex, RwLock};
 
-use crate::lsm::file::TableFiles;
+use crate::lsm::files::table_files::TableFiles;
 
 type Bytes = Arc<RwLock<Vec<u8>>>;
 

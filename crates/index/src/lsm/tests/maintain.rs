@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
-use crate::lsm::file::TableFiles;
-use crate::lsm::index::LsmIndex;
-use crate::lsm::tree::Pace;
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::index::on_disk::LsmIndex;
+use crate::lsm::maintenance::pace::Pace;
 use crate::{Index, LsmStats};
 
 fn put_one(index: &LsmIndex, number: u64) {
@@ -96,7 +96,7 @@ impl Pace for Removing {
         dalsegno_io::spawn("remover", remove).unwrap();
         let is_told = (0..6000).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
-            index.is_hurried()
+            index.is_urgent()
         });
         assert!(is_told, "a merge goes on slowly though somebody waits for it");
         index.freeze(Vec::new());

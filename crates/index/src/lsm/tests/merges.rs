@@ -7,10 +7,14 @@ use proptest::prelude::*;
 
 use super::files::MemoryFiles;
 use super::{Model, key, rest, table_in};
-use crate::lsm::cache::BlockCache;
-use crate::lsm::counts::Purpose;
-use crate::lsm::merge::{Merge, RunSource, Source};
-use crate::lsm::table::{Reading, Table, TableError};
+use crate::lsm::read::merge::MergedSources;
+use crate::lsm::table::block_cache::BlockCache;
+use crate::lsm::table::error::TableError;
+use crate::lsm::table::iter::ReadMode;
+use crate::lsm::table::read_counts::Purpose;
+use crate::lsm::table::reader::Table;
+use crate::lsm::table::source::Source;
+use crate::lsm::version::run_source::RunSource;
 
 /// Sorted entries in memory.
 struct SliceSource<'a, K, V>(&'a [(K, V)]);
@@ -62,8 +66,8 @@ proptest! {
             let mut sources: Vec<Box<dyn Source + '_>> = Vec::new();
             for ((at, model), slice) in (1_u64..).zip(&models).zip(&entries_of) {
                 let cached =
-                    || Reading::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
-                let reading = if is_cached { cached() } else { Reading::Ahead(8_192) };
+                    || ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
+                let reading = if is_cached { cached() } else { ReadMode::Ahead(8_192) };
                 if at % 3 == 0 {
                     let begin = slice.partition_point(|(key, _)| *key < from);
                     sources.push(Box::new(SliceSource(&slice[begin..])));
@@ -73,7 +77,7 @@ proptest! {
                     sources.push(Box::new(RunSource::new(run, &from, reading).unwrap()));
                 }
             }
-            let merged = rest(&mut Merge::new(sources)).unwrap();
+            let merged = rest(&mut MergedSources::new(sources)).unwrap();
             let wanted = overlay(&models);
             prop_assert!(merged.into_iter().eq(wanted.range(from..).map(|(k, v)| (k.clone(), v.clone()))));
         }
@@ -101,7 +105,8 @@ impl Source for Failing<'_> {
 #[test]
 fn after_an_error_there_is_no_entry_any_more() {
     let (one, two) = ([("a", "1"), ("c", "1"), ("e", "1")], [("b", "2"), ("d", "2"), ("f", "2")]);
-    let mut merge = Merge::new(vec![Failing(SliceSource(&one), 9), Failing(SliceSource(&two), 2)]);
+    let mut merge =
+        MergedSources::new(vec![Failing(SliceSource(&one), 9), Failing(SliceSource(&two), 2)]);
     let mut seen = Vec::new();
     let error = loop {
         let Some(key) = merge.key() else { break None };
@@ -122,7 +127,7 @@ fn a_run_reads_no_table_before_it_is_reached() {
     let run = run(&files, 1, &model, 10);
     let reads = || files.reads.load(std::sync::atomic::Ordering::Relaxed);
     let before = reads();
-    let mut source = RunSource::new(Arc::new(run), b"p\x37", Reading::Ahead(4096)).unwrap();
+    let mut source = RunSource::new(Arc::new(run), b"p\x37", ReadMode::Ahead(4096)).unwrap();
     assert_eq!((source.key(), reads() - before), (Some(&[b'p', 0x37][..]), 1));
     for _ in 0x37..60 {
         source.advance().unwrap();

@@ -19,11 +19,15 @@ use dalsegno_core::StoreId;
 use dalsegno_io::WaitLimit;
 use proptest::prelude::*;
 
-use super::cache::BlockCache;
-use super::file::TableFiles;
-use super::filter::KeyHash;
-use super::merge::{Source, Tables};
-use super::table::{Table, TableError, TableFacts, TableOptions, TableWriter};
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::table::block_cache::BlockCache;
+use crate::lsm::table::error::TableError;
+use crate::lsm::table::filter::KeyHash;
+use crate::lsm::table::footer::TableFacts;
+use crate::lsm::table::reader::Table;
+use crate::lsm::table::source::Source;
+use crate::lsm::table::writer::{TableOptions, TableWriter};
+use crate::lsm::version::run_source::Tables;
 use files::MemoryFiles;
 
 const STORE: StoreId = StoreId([6; 16]);

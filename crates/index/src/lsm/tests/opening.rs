@@ -7,9 +7,9 @@ use super::STORE;
 use super::chains::{NAMESPACE, hash, put};
 use super::files::{MemoryFiles, Unreadable};
 use crate::Index;
-use crate::lsm::file::TableFiles;
-use crate::lsm::index::LsmIndex;
-use crate::lsm::open::LsmOptions;
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::index::on_disk::LsmIndex;
+use crate::lsm::index::open::LsmOptions;
 
 const BLOCKS: u64 = 40;
 const CHECKPOINT: &[u8] = b"what it took in, and what was removed";
@@ -126,10 +126,10 @@ fn tables_that_are_given_up_leave_what_is_known_of_removals() {
         if is_served {
             index.condemn();
         } else {
-            index.give_up();
+            index.empty();
         }
         assert_eq!(held(&index), if is_served { 40 } else { 0 });
-        assert!(index.begin_anew(), "its manifest holds nothing else already");
+        assert!(index.reset(), "its manifest holds nothing else already");
         index.freeze(CHECKPOINT.to_vec());
         assert!(!index.step(), "nothing is written any more");
         drop(index);
@@ -142,9 +142,9 @@ fn tables_stay_where_what_is_known_of_removals_cannot_be_written() {
     let files = closed();
     let (index, _) = open(&files).unwrap();
     *files.refused.lock() = Some(".manifest");
-    index.give_up();
+    index.empty();
     assert_eq!(held(&index), 0);
-    assert!(!index.begin_anew(), "its manifest names them still");
+    assert!(!index.reset(), "its manifest names them still");
     drop(index);
     *files.refused.lock() = None;
     expect_whole(&files);

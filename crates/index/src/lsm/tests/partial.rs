@@ -7,7 +7,7 @@ use dalsegno_io::WaitLimit;
 
 use super::chains::{NAMESPACE, hash, index_in, put};
 use super::files::MemoryFiles;
-use crate::lsm::index::LsmIndex;
+use crate::lsm::index::on_disk::LsmIndex;
 use crate::{Index, Scope};
 
 const BLOCKS: u64 = 10;

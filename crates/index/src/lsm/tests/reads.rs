@@ -6,13 +6,10 @@ use std::sync::atomic::Ordering;
 use dalsegno_core::{ChainHash, Shape};
 use dalsegno_io::WaitLimit;
 
-use super::STORE;
-use super::chains::{NAMESPACE, hash, index_in, put, put_fork};
+use super::chains::{NAMESPACE, empty_index, hash, index_in, put, put_fork};
 use super::files::MemoryFiles;
-use crate::lsm::index::LsmIndex;
-use crate::lsm::tree::{Options, Tree};
-use crate::lsm::version::Version;
-use crate::usage::Usage;
+use crate::lsm::index::on_disk::LsmIndex;
+use crate::lsm::maintenance::steps::TreeBounds;
 use crate::{Index, Scope};
 
 const BLOCKS: u64 = 64;
@@ -35,18 +32,14 @@ fn put_chain(index: &LsmIndex, number: u64) {
 
 #[test]
 fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
-    let options = Options {
+    let bounds = TreeBounds {
         memtable_bytes: 16 << 20,
         table_bytes: 16 << 20,
-        request_bytes: 1 << 20,
-        cache_bytes: 0,
         filter_bits: 10.0,
         disk_bytes: u64::MAX,
-        without_tables: <[u8]>::to_vec,
     };
     let files = Arc::new(MemoryFiles::default());
-    let tree = Tree::new(files, STORE, options, Shape::nearest(8, 4, 4), Version::default(), 1);
-    let index = LsmIndex::over(tree, Usage::default());
+    let index = empty_index(&files, Shape::nearest(8, 4, 4), bounds);
     for run in 0..RUNS {
         (run * CHAINS..(run + 1) * CHAINS).for_each(|number| put_chain(&index, number));
         index.freeze(Vec::new());

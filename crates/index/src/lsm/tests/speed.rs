@@ -9,11 +9,15 @@ use dalsegno_io::SystemClock;
 
 use super::files::MemoryFiles;
 use super::{STORE, get, options};
-use crate::lsm::cache::BlockCache;
-use crate::lsm::file::TableFiles;
-use crate::lsm::filter::KeyHash;
-use crate::lsm::merge::{Merge, RunSource, Source};
-use crate::lsm::table::{Reading, Table, TableWriter};
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::read::merge::MergedSources;
+use crate::lsm::table::block_cache::BlockCache;
+use crate::lsm::table::filter::KeyHash;
+use crate::lsm::table::iter::{ReadMode, TableIter};
+use crate::lsm::table::reader::Table;
+use crate::lsm::table::source::Source;
+use crate::lsm::table::writer::TableWriter;
+use crate::lsm::version::run_source::RunSource;
 
 const KEYS: u64 = 1_000_000;
 
@@ -83,7 +87,7 @@ fn a_look_up_takes_less_than_a_microsecond() {
     println!("{} of {KEYS} false", timed("filter, hash included", KEYS, || may(&missing)));
     let other = KeyHash::of(b"");
     timed("hash", KEYS, || missing.iter().filter(|key| KeyHash::of(&key[..]) == other).count());
-    let mut iter = table.iter(&[], Reading::Ahead(256 << 10)).unwrap();
+    let mut iter = TableIter::new(&table, &[], ReadMode::Ahead(256 << 10)).unwrap();
     timed("walk, an entry", KEYS, || {
         while iter.key().is_some() {
             iter.advance().unwrap();
@@ -99,9 +103,9 @@ fn a_merge_is_faster_than_the_device() {
         let run = |source: u64| {
             let keys = sorted((0..KEYS).filter(|n| n % sources == source));
             let table = written(&files, 100 * sources + source, &keys);
-            RunSource::new(vec![table], &[], Reading::Ahead(256 << 10)).unwrap()
+            RunSource::new(vec![table], &[], ReadMode::Ahead(256 << 10)).unwrap()
         };
-        let mut merge = Merge::new((0..sources).map(run).collect());
+        let mut merge = MergedSources::new((0..sources).map(run).collect());
         let mut count = 0;
         timed(&format!("merge of {sources}, an entry"), KEYS, || {
             while merge.key().is_some() {

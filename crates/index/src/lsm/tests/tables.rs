@@ -8,11 +8,14 @@ use proptest::prelude::*;
 
 use super::files::MemoryFiles;
 use super::{Model, STORE, get, key, model, options, rest, table, table_in, write};
-use crate::lsm::cache::BlockCache;
-use crate::lsm::counts::Purpose;
-use crate::lsm::file::TableFiles;
-use crate::lsm::merge::Source;
-use crate::lsm::table::{Reading, TableError, TableOptions, TableWriter, table_file};
+use crate::lsm::files::table_files::TableFiles;
+use crate::lsm::table::block_cache::BlockCache;
+use crate::lsm::table::error::TableError;
+use crate::lsm::table::footer::table_file;
+use crate::lsm::table::iter::{ReadMode, TableIter};
+use crate::lsm::table::read_counts::Purpose;
+use crate::lsm::table::source::Source;
+use crate::lsm::table::writer::{TableOptions, TableWriter};
 
 fn points(count: u32) -> Model {
     (0..count).map(|n| ([&b"p"[..], &n.to_be_bytes()].concat(), vec![1; 30])).collect()
@@ -33,21 +36,21 @@ proptest! {
             prop_assert_eq!(value.as_deref(), model.get(key).map(|value| &value[..]));
         }
         let entries: Vec<_> = model.clone().into_iter().collect();
-        let cached = Reading::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
-        for reading in [cached, Reading::Ahead(ahead)] {
-            let mut iter = table.iter(&[], reading.clone()).unwrap();
+        let cached = ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
+        for reading in [cached, ReadMode::Ahead(ahead)] {
+            let mut iter = TableIter::new(&table, &[], reading.clone()).unwrap();
             prop_assert_eq!(&rest(&mut iter).unwrap(), &entries);
             iter.advance().unwrap();
             prop_assert_eq!(iter.key(), None);
             for key in others.iter().chain(model.keys().take(5)) {
-                let mut iter = table.iter(key, reading.clone()).unwrap();
+                let mut iter = TableIter::new(&table, key, reading.clone()).unwrap();
                 let wanted = model.range(key.clone()..).next();
                 prop_assert_eq!(iter.key(), wanted.map(|(key, _)| &key[..]));
                 prop_assert_eq!(iter.value(), wanted.map_or(&[][..], |(_, value)| value));
                 prop_assert_eq!(rest(&mut iter).unwrap().len(), model.range(key.clone()..).count());
             }
         }
-        prop_assert!(cache.counts().bytes <= cache_sectors * 4096);
+        prop_assert!(cache.usage().bytes <= cache_sectors * 4096);
     }
 
     #[test]
@@ -102,7 +105,7 @@ fn a_block_is_kept_when_it_is_read_again_and_a_denied_key_costs_no_read() {
         assert!(get(&table, key, &cache).unwrap().is_some());
         assert_eq!(reads() - before, expected);
     }
-    let counts = cache.counts();
+    let counts = cache.usage();
     assert_eq!((counts.hits, counts.misses), (2, 2));
     for n in 10_000..11_000_u32 {
         let key = [&b"p"[..], &n.to_be_bytes()].concat();
@@ -118,7 +121,7 @@ fn a_block_is_kept_when_it_is_read_again_and_a_denied_key_costs_no_read() {
 fn reading_ahead_costs_few_reads() {
     let (files, table) = table(&points(20_000));
     let before = files.reads.load(Ordering::Relaxed);
-    let mut iter = table.iter(&[], Reading::Ahead(256 << 10)).unwrap();
+    let mut iter = TableIter::new(&table, &[], ReadMode::Ahead(256 << 10)).unwrap();
     assert_eq!(rest(&mut iter).unwrap().len(), 20_000);
     let reads = files.reads.load(Ordering::Relaxed) - before;
     assert_eq!(reads, (table.file_bytes() - 16_384).div_ceil(256 << 10));
@@ -147,7 +150,8 @@ fn a_table_of_another_store_or_number_is_refused() {
     files.write_at(copy, 0, &bytes).unwrap();
     files.close(copy);
     let files: Arc<dyn TableFiles> = files;
-    let open = |store, number| crate::lsm::table::Table::open(&files, store, number).map(drop);
+    let open =
+        |store, number| crate::lsm::table::reader::Table::open(&files, store, number).map(drop);
     assert!(open(STORE, 1).is_ok());
     assert!(matches!(open(STORE, 2), Err(TableError::Malformed(_))));
     assert!(matches!(open(dalsegno_core::StoreId([7; 16]), 1), Err(TableError::Malformed(_))));
