@@ -14,8 +14,8 @@ use crate::answers::{Placement, Removed, Run, Scope, Unread};
 /// 1. A block points to at most one extent, and the hash list of that extent contains the full hash of the block.
 /// 2. An extent is in the index as long as at least one block points to it.
 /// 3. All calls are atomic: a reader sees all of an insertion, removal or replacement, or nothing.
-/// 4. Calls with a [`WaitLimit`] wait for files no longer than that. What they do not find in time counts as absent. The
-///    other calls are for background work, and wait as long as the device takes.
+/// 4. Calls with a [`WaitLimit`] wait for files no longer than that. What they do not find in time counts as absent.
+///    The other calls are for background work, and wait as long as the device takes.
 pub trait Index: Send + Sync + std::fmt::Debug {
     /// Makes the blocks of an extent visible that `wanted` selects and that no other extent holds. Returns how many
     /// became visible. If none did, the extent is not kept.
@@ -54,8 +54,8 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     ) -> Placement;
 
     /// Moves the blocks that still point to one of `old` to `new`, in one step: several extents become one or a few.
-    /// Other blocks of `new` stay invisible. The new extents inherit the recency and the number of uses of the old ones.
-    /// Returns how many blocks moved.
+    /// Other blocks of `new` stay invisible. The new extents inherit the recency and the number of uses of the old
+    /// ones. Returns how many blocks moved.
     ///
     /// # Errors
     ///
@@ -71,8 +71,8 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// Removes an extent with all its blocks.
     fn remove_extent(&self, extent: &Extent, wait: WaitLimit) -> Removed;
 
-    /// Removes these blocks of an extent, as far as they point to it; `blocks` are positions in it. Does nothing if that
-    /// would take longer than `wait`: the next reader that finds them damaged removes them then.
+    /// Removes these blocks of an extent, as far as they point to it; `blocks` are positions in it. Does nothing if
+    /// that would take longer than `wait`: the next reader that finds them damaged removes them then.
     fn remove_from_extent(&self, extent: &Extent, blocks: &[u32], wait: WaitLimit) -> Removed;
 
     /// Removes everything in a segment up to `epoch`, because the segment is recycled. Returns how many blocks were
@@ -89,15 +89,15 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// Counts a use of an extent in a round; `false` if it was used in this round before, or is not there.
     fn raise(&self, extent: &Extent, round: u64) -> bool;
 
-    /// Makes an extent at least as recent as its dependents, without counting a use; `false` if it is already, or is not
-    /// there.
+    /// Makes an extent at least as recent as its dependents, without counting a use; `false` if it is already, or is
+    /// not there.
     fn lift(&self, extent: &Extent, last: u64) -> bool;
 
     /// How an extent was used.
     fn use_of(&self, extent: &Extent) -> Use;
 
-    /// Marks the extents that depend on this one, directly or through others, as orphans; at most `limit`. Skips extents
-    /// that are marked already, because their dependents are marked too. Returns how many were marked.
+    /// Marks the extents that depend on this one, directly or through others, as orphans; at most `limit`. Skips
+    /// extents that are marked already, because their dependents are marked too. Returns how many were marked.
     fn orphan_descendants(&self, extent: &Extent, limit: usize) -> usize;
 
     /// Bytes of extents in a segment that have visible blocks, headers included.
@@ -110,8 +110,8 @@ pub trait Index: Send + Sync + std::fmt::Debug {
     /// Extents in the order (namespace, lineage, first block), from the given place on; at most `limit`.
     fn scan(&self, from: (NamespaceId, ChainHash, u32), limit: usize) -> Vec<Arc<Extent>>;
 
-    /// How often blocks vanished that no call removed; it only grows. An on-disk index drops tables when it outgrows its
-    /// disk space, and all of them when a removal cannot be read.
+    /// How often blocks vanished that no call removed; it only grows. An on-disk index drops tables when it outgrows
+    /// its disk space, and all of them when a removal cannot be read.
     fn losses(&self) -> u64 {
         0
     }

@@ -1,7 +1,7 @@
 //! The index: from chain hashes to extents.
 //!
-//! [`Index`] is what the store needs of any index. [`LsmIndex`] is on disk and keeps little in memory. [`MemoryIndex`] is
-//! rebuilt from the log's headers at every open, and is the model that the on-disk index is tested against.
+//! [`Index`] is what the store needs of any index. [`LsmIndex`] is on disk and keeps little in memory. [`MemoryIndex`]
+//! is rebuilt from the log's headers at every open, and is the model that the on-disk index is tested against.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,10 @@
 //! How the extents of each segment are used. Eviction decides by that.
 //!
 //! 1. The sums of a segment are those of its extents in the index.
-//! 2. A segment without an entry here has nothing in the index, whatever tables hold of it. Dropping it changes nothing.
-//! 3. Memory is bounded. An extent without an entry of its own counts as used when it was written. All such extents of a
-//!    segment appear as one of their mean age.
+//! 2. A segment without an entry here has nothing in the index, whatever tables hold of it. Dropping it changes
+//!    nothing.
+//! 3. Memory is bounded. An extent without an entry of its own counts as used when it was written. All such extents of
+//!    a segment appear as one of their mean age.
 
 use std::collections::HashMap;
 
@@ -119,8 +120,8 @@ impl Usage {
     }
 
     /// Drops segments that are not among these, or that have an earlier epoch. The newest one keeps an empty entry: its
-    /// number must not be used again, because tables may still reference it. `false` if one of `segments` has an earlier
-    /// epoch than the entry: the index took it for gone.
+    /// number must not be used again, because tables may still reference it. `false` if one of `segments` has an
+    /// earlier epoch than the entry: the index took it for gone.
     pub(crate) fn align(&mut self, segments: &[(u64, u64)]) -> bool {
         let newest = self.newest();
         let present: HashMap<u64, u64> = segments.iter().copied().collect();
@@ -208,8 +209,8 @@ impl Usage {
         self.segments.get(&number).map_or(0, |segment| segment.sum.live_bytes)
     }
 
-    /// The extents in a segment that have visible blocks. Those without an entry of their own appear as one of their mean
-    /// age.
+    /// The extents in a segment that have visible blocks. Those without an entry of their own appear as one of their
+    /// mean age.
     pub(crate) fn live_extents(&self, number: u64) -> Vec<LiveExtent> {
         let Some(segment) = self.segments.get(&number).filter(|s| s.sum.live_bytes > 0) else {
             return Vec::new();

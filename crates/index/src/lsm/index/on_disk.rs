@@ -54,8 +54,8 @@ impl LsmIndex {
     ///
     /// # Errors
     ///
-    /// If the device fails or there are no file descriptors. Then nothing has changed. Damage is no error: then the index
-    /// is empty and keeps the part of its checkpoint that is true without tables.
+    /// If the device fails or there are no file descriptors. Then nothing has changed. Damage is no error: then the
+    /// index is empty and keeps the part of its checkpoint that is true without tables.
     pub fn open(
         device: Arc<dyn Device>,
         store: StoreId,
@@ -134,8 +134,8 @@ impl LsmIndex {
         self.writer.is_stalled()
     }
 
-    /// Starts a new memtable; the old one waits for a flush. `checkpoint` is the part of the log that the index holds. It
-    /// was made before this call, so all entries that it covers are in the index.
+    /// Starts a new memtable; the old one waits for a flush. `checkpoint` is the part of the log that the index holds.
+    /// It was made before this call, so all entries that it covers are in the index.
     pub fn freeze(&self, checkpoint: Vec<u8>) {
         let writer = self.writer.lock();
         let sums = self.lookup.usage.read().sums();
@@ -159,8 +159,8 @@ impl LsmIndex {
         self.snapshots.has_frozen()
     }
 
-    /// Drops the tables for the next open, which then rebuilds the index. Until then they still serve reads, and nothing
-    /// is written.
+    /// Drops the tables for the next open, which then rebuilds the index. Until then they still serve reads, and
+    /// nothing is written.
     pub fn condemn(&self) {
         self.maintenance.condemn();
     }

@@ -1,8 +1,8 @@
 //! What an open finds: the newest complete manifest and its tables.
 //!
 //! 1. Files that no complete manifest names are leftovers of a crash. They are removed, unless the index is read-only.
-//! 2. An index that cannot be opened completely is empty. Then the log is indexed again. The part of its checkpoint that
-//!    is true without tables remains.
+//! 2. An index that cannot be opened completely is empty. Then the log is indexed again. The part of its checkpoint
+//!    that is true without tables remains.
 //! 3. Files that the device cannot read now but may read later are not lost: then the open fails.
 
 use std::collections::BTreeSet;
@@ -157,8 +157,8 @@ impl Opener<'_> {
         }
     }
 
-    /// Opens a file of this name. A file that the device does not read is lost if the device reads another file and then
-    /// fails again on this one; see `docs/decisions/0015-bad-or-failing.md`.
+    /// Opens a file of this name. A file that the device does not read is lost if the device reads another file and
+    /// then fails again on this one; see `docs/decisions/0015-bad-or-failing.md`.
     fn try_twice<T>(
         &self,
         name: &str,

@@ -35,8 +35,8 @@ pub(crate) fn orphan_descendants(
     Ok(marked)
 }
 
-/// Marks the extents that continue one in its lineage, up to a gap or to one that is marked already. Returns all of them,
-/// the first one included. Other extents of the lineage that start after one of their blocks go to `children`.
+/// Marks the extents that continue one in its lineage, up to a gap or to one that is marked already. Returns all of
+/// them, the first one included. Other extents of the lineage that start after one of their blocks go to `children`.
 fn orphan_run(
     lookup: &Lookup,
     first: Arc<Record>,

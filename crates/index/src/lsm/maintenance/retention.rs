@@ -3,8 +3,8 @@
 //! 1. A removal is dropped when nothing older can be under it, that is in a compaction of the oldest run.
 //! 2. A point in a past epoch of its segment counts as removed: an older place of the block may be under it.
 //! 3. An extent in a past epoch is dropped in any compaction, because older entries of its key are in the same segment.
-//! 4. An epoch is past if the sums of the manifest say so. So tables hold what their checkpoint covers, and entries that
-//!    are indexed again find the same state.
+//! 4. An epoch is past if the sums of the manifest say so. So tables hold what their checkpoint covers, and entries
+//!    that are indexed again find the same state.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ use crate::lsm::format::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point
 use crate::lsm::table::error::TableError;
 use crate::lsm::version::levels::Version;
 
-/// A fork whose lineage is gone is harmless, and looking for the lineage takes a scan. So each compaction checks only one
-/// of so many forks.
+/// A fork whose lineage is gone is harmless, and looking for the lineage takes a scan. So each compaction checks only
+/// one of so many forks.
 const FORK_TURNS: u64 = 16;
 
 /// Tells compactions which lineages exist.

@@ -175,8 +175,8 @@ impl Maintenance {
         filter_bits(self.shape(), memtables, level, self.bounds.filter_bits)
     }
 
-    /// Writes the current manifest again. The last one of a killed process may not be durable, so no file may be removed
-    /// because of it. Without tables there is nothing to write.
+    /// Writes the current manifest again. The last one of a killed process may not be durable, so no file may be
+    /// removed because of it. Without tables there is nothing to write.
     pub(crate) fn renew(&self) -> Result<(), TableError> {
         let _one_at_a_time = self.one_at_a_time.lock();
         let before = self.snapshots.current().version.clone();
@@ -212,9 +212,9 @@ impl Maintenance {
         self.snapshots.install(version, false);
     }
 
-    /// A version that fits the space on disk, if this one does not, and how many tables it lacks. It drops tables of the
-    /// oldest run, those with the largest keys, which are points. A block without its point is a miss. Entries of newer
-    /// runs stay. Records may still show such blocks, so from then on no record counts without the point.
+    /// A version that fits the space on disk, if this one does not, and how many tables it lacks. It drops tables of
+    /// the oldest run, those with the largest keys, which are points. A block without its point is a miss. Entries of
+    /// newer runs stay. Records may still show such blocks, so from then on no record counts without the point.
     fn without_oldest(&self, version: &Version) -> Option<(Version, u64)> {
         let mut bytes = version.bytes();
         let most = self.bounds.disk_bytes / 2;

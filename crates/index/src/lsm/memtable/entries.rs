@@ -80,8 +80,8 @@ impl Default for Memtable {
     }
 }
 
-/// Eight bytes of a cryptographic hash spread as well as all of it. The namespace separates namespaces that use the same
-/// hashes.
+/// Eight bytes of a cryptographic hash spread as well as all of it. The namespace separates namespaces that use the
+/// same hashes.
 fn hash_of(key: &PointKey) -> u64 {
     let word = |bytes: &[u8; 16]| u64::from_le_bytes(*bytes.first_chunk().expect("16 bytes"));
     word(&key.hash) ^ word(&key.namespace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)

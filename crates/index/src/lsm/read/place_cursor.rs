@@ -51,8 +51,8 @@ impl PlaceCursor {
         Self { snapshot, cache, wait, runs }
     }
 
-    /// Calls `choose` with the entries at the place of `wanted`, whose sequence is zero. Returns the first result that is
-    /// not `None`.
+    /// Calls `choose` with the entries at the place of `wanted`, whose sequence is zero. Returns the first result that
+    /// is not `None`.
     pub(crate) fn find<R>(
         &mut self,
         wanted: &OrderKey,

@@ -36,7 +36,8 @@ impl OpenFile {
         Ok(self.files.read_at(self.file, offset, buffer, wait)?)
     }
 
-    /// Reads `from..to`. Both are inside the file, so a damaged length cannot make it allocate more bytes than that has.
+    /// Reads `from..to`. Both are inside the file, so a damaged length cannot make it allocate more bytes than that
+    /// has.
     fn read_range(&self, from: u64, to: u64) -> Result<PageBuffer, TableError> {
         let mut bytes = PageBuffer::default();
         bytes.resize(usize::try_from(to - from).expect("64-bit addresses"));

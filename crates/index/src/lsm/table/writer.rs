@@ -16,8 +16,8 @@ use crate::lsm::table::error::TableError;
 use crate::lsm::table::filter::FilterBuilder;
 use crate::lsm::table::footer::{Footer, TableFacts, table_file};
 
-/// Points are looked up one by one, so their blocks have one sector. Order entries are large, and they and forks are read
-/// in their order, so their blocks are larger.
+/// Points are looked up one by one, so their blocks have one sector. Order entries are large, and they and forks are
+/// read in their order, so their blocks are larger.
 const POINT_AIM_BYTES: usize = 4096;
 const OTHER_AIM_BYTES: usize = 16384;
 

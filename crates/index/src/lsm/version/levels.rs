@@ -37,8 +37,8 @@ impl Version {
         Self { number: 0, levels, sums, checkpoint, is_partial: self.is_partial }
     }
 
-    /// A version without tables. `keep` is [`LsmOptions::without_tables`](crate::LsmOptions::without_tables), and selects
-    /// what remains of the checkpoint.
+    /// A version without tables. `keep` is [`LsmOptions::without_tables`](crate::LsmOptions::without_tables), and
+    /// selects what remains of the checkpoint.
     pub(crate) fn without_tables(
         number: u64,
         checkpoint: &[u8],
