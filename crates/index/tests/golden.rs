@@ -1,8 +1,8 @@
-//! The index in `tests/golden/index-v1` must open for ever, and the worked example of `docs/formats/index.md` is its
+//! Every version must open the index in `tests/golden/index-v1`. The worked example of `docs/formats/index.md` is its
 //! dump.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-index --test golden` writes the worked example anew, and those golden files
-//! that do not exist yet. One that exists is never changed: a new format gets a new folder.
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-index --test golden` rewrites the worked example and creates missing golden
+//! files. Existing ones never change: a new format gets a new folder.
 #![expect(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

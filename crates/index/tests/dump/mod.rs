@@ -71,17 +71,17 @@ const CHECKPOINT: [Field; 17] = [
     ("  hash", 32, Say::Bytes("the block that was removed")),
 ];
 
-/// The text behind the document's marker.
+/// The text after the document's marker.
 pub(crate) fn worked_example(table_file: &[u8], manifest: &[u8]) -> String {
     let mut text = String::from("\nThe block of forks:\n\n");
     let mut dump = Dump { text: &mut text, bytes: table_file, at: 0 };
     let forks = dump.block(0, Entries::Of(&["fork: 0x55 leaves 0x11 behind block 1"]));
     dump.title("The block of order entries");
-    let told = ["the first extent", "the second, of the same lineage", "the fork"];
-    let orders = dump.block(forks, Entries::Of(&told));
+    let notes = ["the first extent", "the second, of the same lineage", "the fork"];
+    let orders = dump.block(forks, Entries::Of(&notes));
     dump.title("The block of points");
-    let told = ["block 0x11", "block 0x22", "block 0x33", "block 0x44: removed", "block 0x55"];
-    let filter = dump.block(orders, Entries::Of(&told));
+    let notes = ["block 0x11", "block 0x22", "block 0x33", "block 0x44: removed", "block 0x55"];
+    let filter = dump.block(orders, Entries::Of(&notes));
     dump.title("The filter");
     let index = dump.filter(filter);
     dump.title("The index");
@@ -93,23 +93,23 @@ pub(crate) fn worked_example(table_file: &[u8], manifest: &[u8]) -> String {
     text
 }
 
-/// What the entries of a block are.
+/// The kind of a block's entries.
 #[derive(Clone, Copy)]
 enum Entries<'a> {
-    /// Keys and values, and what to say about each.
+    /// Keys and values, with a note on each.
     Of(&'a [&'a str]),
-    /// One for each block.
+    /// One per block.
     Index,
 }
 
-/// The checksum of what lies at a sector of the table.
+/// The checksum of bytes at a sector of the table.
 fn place_crc(sector: usize, parts: &[&[u8]]) -> [u8; 4] {
     let own = crc32c::crc32c(&(TABLE_NUMBER as u64).to_le_bytes());
     let own = crc32c::crc32c_append(own, &(sector as u64).to_le_bytes());
     parts.iter().fold(own, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes()
 }
 
-/// Walks over the bytes of a file and tells them.
+/// Describes the bytes of a file.
 struct Dump<'a> {
     text: &'a mut String,
     bytes: &'a [u8],
@@ -146,7 +146,7 @@ impl Dump<'_> {
     }
 
     /// One line for varints that follow each other; returns them.
-    fn varints<const N: usize>(&mut self, name: &str, told: [&str; N]) -> [usize; N] {
+    fn varints<const N: usize>(&mut self, name: &str, notes: [&str; N]) -> [usize; N] {
         let (mut at, mut values) = (self.at, [0; N]);
         for value in &mut values {
             let len = 1 + self.bytes[at..].iter().position(|byte| byte & 0x80 == 0).unwrap();
@@ -154,9 +154,9 @@ impl Dump<'_> {
             *value = digits.fold(0, |sum, byte| sum << 7 | usize::from(byte & 0x7f));
             at += len;
         }
-        let told = told.iter().zip(values);
+        let notes = notes.iter().zip(values);
         let note: Vec<_> =
-            told.map(|(name, value)| format!("{name} {value}").trim_start().to_owned()).collect();
+            notes.map(|(name, value)| format!("{name} {value}").trim_start().to_owned()).collect();
         self.field(at - self.at, name, &note.join(", "));
         values
     }
@@ -165,7 +165,7 @@ impl Dump<'_> {
         self.varints(name, [""])
     }
 
-    /// A block of one sector; returns where it ends.
+    /// A block of one sector; returns its end.
     fn block(&mut self, from: usize, entries: Entries<'_>) -> usize {
         let end = from + SECTOR;
         let number = |at: usize| u32::from_le_bytes(*self.bytes[at..].first_chunk().unwrap());
@@ -182,8 +182,8 @@ impl Dump<'_> {
             key.truncate(shared);
             key.extend_from_slice(&self.bytes[self.at..self.at + unshared]);
             match entries {
-                Entries::Of(told) => {
-                    self.key(&key, shared, told[count]);
+                Entries::Of(notes) => {
+                    self.key(&key, shared, notes[count]);
                     self.value(key[0], value_bytes);
                 }
                 Entries::Index => {

@@ -1,4 +1,4 @@
-//! What a level is on average between two flushes, reckoned with the planner's own rule.
+//! The mean state of a level between two flushes, computed with the planner's rule.
 
 use super::filters::{Level, divide_filter_bits};
 use super::plan::joined;
@@ -7,29 +7,29 @@ use dalsegno_core::Shape;
 /// Bytes of an arrival, for the rule.
 const ARRIVAL: u64 = 1 << 16;
 
-/// A level on average over a cycle of arrivals.
+/// The mean of a level over a cycle of arrivals.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Filling {
     /// Its runs.
     pub runs: f64,
-    /// How often an entry that arrives is written in it.
+    /// How often an arriving entry is written in the level.
     pub writes: f64,
-    /// Of these, how often together with a run that is there already.
+    /// How many of these writes merge it with an existing run.
     pub rewrites: f64,
 }
 
-/// Arrivals that a new last level holds before one has come: one fewer than it holds when the next does, on average.
+/// Mean number of arrivals that a new last level holds before the first one arrives.
 const BEGINNING: f64 = 1.5;
 
 impl Filling {
-    /// A level that `size_ratio - 1` arrivals fill, in at most `most` runs, and the next one empties.
+    /// A level that `size_ratio - 1` arrivals fill, in at most `most` runs, and that the next one empties.
     #[must_use]
     pub fn of_cycle(size_ratio: u32, most: u32) -> Self {
-        let room = u64::from(size_ratio - 1) * ARRIVAL;
+        let capacity = u64::from(size_ratio - 1) * ARRIVAL;
         let mut runs: Vec<u64> = Vec::new();
         let (mut present, mut written, mut rewritten) = (0, 0, 0);
         for _ in 1..size_ratio {
-            let count = joined(&runs, ARRIVAL, most as usize, room);
+            let count = joined(&runs, ARRIVAL, most as usize, capacity);
             let merged = ARRIVAL + runs.drain(..count).sum::<u64>();
             runs.insert(0, merged);
             written += merged / ARRIVAL;
@@ -41,7 +41,7 @@ impl Filling {
         Self { runs, writes, rewrites }
     }
 
-    /// The last level when it holds so many arrivals, in at most `most` runs. It is not emptied, so there is no cycle.
+    /// The last level with so many arrivals, in at most `most` runs. It is not emptied, so there is no cycle.
     #[must_use]
     pub fn of_last(size_ratio: u32, most: u32, arrivals: f64) -> Self {
         let share = f64::from(size_ratio - 1) / f64::from(most);
@@ -49,7 +49,7 @@ impl Filling {
             (1.0, arrivals)
         } else {
             let runs = (arrivals / share + 0.5).clamp(1.0, f64::from(most));
-            // It begins with the runs of the level that it was before, until something arrives.
+            // Until something arrives, it has the runs of the level that it was before.
             let runs = if arrivals < BEGINNING { f64::from(most) } else { runs };
             (runs, arrivals.min((share - 1.0) / 2.0))
         };
@@ -58,15 +58,15 @@ impl Filling {
     }
 }
 
-/// Levels of a tree of so many full memtables as they are on average, the newest first, their entries counted in
-/// memtables: as few as everything fits in, those above the last half full.
+/// The mean levels of a tree of so many full memtables, the newest first. Their entries are counted in memtables. There
+/// are as few levels as can hold everything, and those above the last are half full.
 #[must_use]
 pub fn mean_levels(shape: Shape, memtables: f64) -> Vec<Level> {
     let ratio = f64::from(shape.size_ratio());
     let above = Filling::of_cycle(shape.size_ratio(), shape.runs());
     let (mut unit, mut rest) = (1.0, memtables);
     let mut levels = Vec::new();
-    // What lies above is half of what fits there, on average.
+    // The levels above are half full on average.
     while rest > unit * (ratio - 0.5) {
         let entries = unit * (ratio - 1.0) / 2.0;
         levels.push(Level { entries, runs: above.runs });
@@ -81,14 +81,14 @@ pub fn mean_levels(shape: Shape, memtables: f64) -> Vec<Level> {
 /// Bits of filter per entry for a run of a level, the newest 0, of a tree of so many memtables, so that all together
 /// have `mean` bits per entry: see [`divide_filter_bits`].
 ///
-/// By the levels as they are on average: when a run is written those above it may be empty, and will not stay so.
+/// Computed from the mean levels: when a run is written, the levels above may be empty, but will not stay so.
 #[must_use]
 pub fn filter_bits(shape: Shape, memtables: f64, level: usize, mean: f64) -> f64 {
     let bits = divide_filter_bits(&mean_levels(shape, memtables), mean);
     bits[level.min(bits.len() - 1)].min(MOST_FILTER_BITS)
 }
 
-/// With so many bits per key one look-up in 100,000 is in vain.
+/// With so many bits per key, one lookup of an absent key in 100,000 reads a block.
 const MOST_FILTER_BITS: f64 = 24.0;
 
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
@@ -103,7 +103,7 @@ mod tests {
     /// T = 4: 0 to 3 arrivals. K = 1 writes 1 + 2 + 3 of 4, and has one run in three of four moments; K = 3 writes
     /// each but the last once, and has 0 + 1 + 2 + 3 runs.
     #[test]
-    fn a_cycle_reckoned_by_hand() {
+    fn a_cycle_matches_a_calculation_by_hand() {
         let one = Filling { runs: 0.75, writes: 1.5, rewrites: 1.25 };
         let three = Filling { runs: 1.5, writes: 0.75, rewrites: 0.0 };
         assert_eq!([1, 3].map(|most| Filling::of_cycle(4, most)), [one, three]);

@@ -1,7 +1,7 @@
-//! What a fluid LSM tree is: its shape, the steps that keep it, how its filters share their memory.
+//! The planner of a fluid LSM tree: the steps that keep its shape, and how filters share their memory.
 //!
-//! Pure: sizes in, decisions out. The index obeys it, the controller reckons with it, simulations replay it; so what is
-//! reckoned is what is done.
+//! It is pure: sizes in, decisions out. The index, the controller's model and simulations all use it, so the model
+//! describes what the index does.
 
 mod filling;
 mod filters;

@@ -1,55 +1,55 @@
-//! Which step keeps the tree in its shape.
+//! Plans the step that keeps the tree in its shape.
 //!
-//! Level `i` rests with up to `T - 1` arrivals of `buffer x T^i` bytes in at most `K` runs, the last level in at most
-//! `Z`: K = Z = 1 is leveling, K = T - 1 with Z = 1 lazy leveling, K = Z = T - 1 tiering (Dostoevsky, SIGMOD 2018). It
-//! counts like an odometer: the arrival that a level has no room for takes everything above along into the first level
-//! that has, and each entry is written once on its way, however many levels it passes.
+//! Level `i` holds up to `T - 1` arrivals of `buffer x T^i` bytes in at most `K` runs, the last level in at most `Z`
+//! runs. K = Z = 1 is leveling, K = T - 1 with Z = 1 lazy leveling, K = Z = T - 1 tiering (Dostoevsky, SIGMOD 2018).
+//! The levels count like an odometer. An arrival that does not fit into a level moves with everything above into the
+//! first level with enough space. So each entry is written once on its way, however many levels it passes.
 //!
-//! 1. Nothing is rewritten because the shape changed, and nothing at all before a memtable was flushed. A level is
-//!    merged when something arrives in it; a larger K lets its runs stay, a smaller one has them joined by the next
-//!    arrival.
-//! 2. There are as few levels as hold everything. What the shape leaves in the wrong level moves as it is: the oldest
-//!    level down when an arrival finds no room in it and up when one fewer would do, others down to a level that is
-//!    empty.
+//! 1. A change of shape rewrites nothing, and nothing is rewritten before a flush. A level is compacted when something
+//!    arrives in it. A larger K keeps its runs; under a smaller K the next arrival joins them.
+//! 2. There are as few levels as can hold everything. Runs that a change of shape leaves in the wrong level move
+//!    without being rewritten. The oldest level moves down when an arrival does not fit into it, and up when one level
+//!    fewer is enough. Others move down to an empty level.
 //! 3. Steps never change the order of runs by age.
-//! 4. An arrival leaves at most K runs, Z in the last level. It joins the newest run until that has its share of the
-//!    room that older runs leave, to the nearest whole arrival; so runs of a level are about equally large.
-//! 5. As long as no data comes in, repeating steps comes to an end.
+//! 4. After an arrival a level has at most K runs, the last one at most Z. An arrival joins the newest run until that
+//!    has its share of the space that older runs leave, to the nearest whole arrival. So the runs of a level are about
+//!    equally large.
+//! 5. Without new data, repeated steps come to an end.
 //!
-//! Why shares: joining the cheapest neighbours instead lets the newest of two runs swallow every arrival until it is as
-//! large as the older one, which costs as much as one run.
+//! Why shares: if arrivals join the cheapest neighbours instead, the newest of two runs absorbs every arrival until it
+//! is as large as the older one. That costs as much as one run.
 
 use std::ops::Range;
 
 use dalsegno_core::Shape;
 
-/// Something to do. Levels and runs are counted from the newest.
+/// A step of maintenance. Levels and runs are counted from the newest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Merge so many of the newest runs of level 0 into one.
+    /// Merge some of the newest runs of level 0 into one.
     Join {
-        /// How many.
+        /// How many runs.
         runs: usize,
     },
-    /// Merge all runs above a level, and the newest `joined` of its own, into its newest run.
+    /// Merge all runs above a level, and the newest `joined` runs of the level, into its newest run.
     Down {
         /// The level.
         level: usize,
-        /// How many of its runs.
+        /// How many of its runs are merged.
         joined: usize,
     },
-    /// Move runs to another level as they are. All between the two is empty.
+    /// Move runs to another level without rewriting them. The levels between the two are empty.
     Move {
-        /// Where they are.
+        /// Their level.
         from: usize,
-        /// Which of them.
+        /// The runs.
         runs: Range<usize>,
-        /// Where they go.
+        /// Their new level.
         to: usize,
     },
 }
 
-/// A tree as its planner sees it.
+/// A tree for the planner.
 struct Plan<'a> {
     shape: Shape,
     buffer: u64,
@@ -57,13 +57,13 @@ struct Plan<'a> {
     deepest: usize,
 }
 
-/// The next step, if any is due after a flush. `levels` are the bytes of the runs of each level, newest first, the run
-/// that was flushed among them; `buffer` are those of a run that a full memtable becomes.
+/// The next step, if any is due after a flush. `levels` are the bytes of the runs of each level, newest first, with the
+/// flushed run. `buffer` is the size of the run that a full memtable becomes.
 #[must_use]
 pub fn next_step(shape: Shape, buffer: u64, levels: &[Vec<u64>]) -> Option<Step> {
     let deepest = levels.iter().rposition(|runs| !runs.is_empty())?;
     let plan = Plan { shape, buffer, levels, deepest };
-    plan.misplaced().or_else(|| plan.make_room())
+    plan.misplaced().or_else(|| plan.fit_arrival())
 }
 
 impl Plan<'_> {
@@ -73,14 +73,14 @@ impl Plan<'_> {
         self.buffer.saturating_mul(u64::from(self.shape.size_ratio()).saturating_pow(power))
     }
 
-    /// Bytes that a level rests with.
-    fn room(&self, level: usize) -> u64 {
+    /// Bytes that a level can hold.
+    fn capacity(&self, level: usize) -> u64 {
         self.unit(level).saturating_mul(u64::from(self.shape.size_ratio() - 1))
     }
 
-    /// Arrivals are not all of a size, so half of one more is let in.
+    /// Arrivals differ in size, so half of one more is accepted.
     fn fits(&self, level: usize, bytes: u64) -> bool {
-        bytes <= self.room(level).saturating_add(self.unit(level) / 2)
+        bytes <= self.capacity(level).saturating_add(self.unit(level) / 2)
     }
 
     fn bytes(&self, level: usize) -> u64 {
@@ -91,7 +91,7 @@ impl Plan<'_> {
         Step::Move { from, runs: 0..self.levels[from].len(), to }
     }
 
-    /// What another shape left where it does not belong.
+    /// The step that moves runs which another shape left in the wrong level.
     fn misplaced(&self) -> Option<Step> {
         let deepest = self.deepest;
         let total = (0..=deepest).map(|level| self.bytes(level)).sum();
@@ -104,13 +104,13 @@ impl Plan<'_> {
         (1..deepest).rev().find(outgrown).map(|level| self.move_all(level, level + 1))
     }
 
-    /// What the flushed run makes necessary.
-    fn make_room(&self) -> Option<Step> {
+    /// The step that the flushed run makes necessary.
+    fn fit_arrival(&self) -> Option<Step> {
         let (mut level, mut bytes) = (0, self.bytes(0));
         let mut above = 0;
         while !self.fits(level, bytes) {
             if level == self.deepest {
-                // A new last level: it has room for more, and nothing has to be rewritten for that.
+                // A new last level can hold more, and nothing has to be rewritten for that.
                 let runs = self.levels[level].len();
                 let flushed = usize::from(level == 0 && runs > 1);
                 return Some(Step::Move { from: level, runs: flushed..runs, to: level + 1 });
@@ -134,21 +134,21 @@ impl Plan<'_> {
         }
     }
 
-    /// How many of a level's newest runs something that arrives is to be merged with.
+    /// How many of the newest runs of a level an arrival is merged with.
     fn joined(&self, level: usize, runs: &[u64], arriving: u64) -> usize {
         let last = level >= self.deepest;
         let most = if last { self.shape.last_runs() } else { self.shape.runs() } as usize;
-        joined(runs, arriving, most, self.room(level))
+        joined(runs, arriving, most, self.capacity(level))
     }
 }
 
-/// How many of these runs, newest first, something that arrives is to be merged with, so that at most so many stay and
-/// share the room about equally. Runs too small for their share, which another level left there, are taken along.
-pub(super) fn joined(runs: &[u64], arriving: u64, most: usize, room: u64) -> usize {
+/// How many of these runs, newest first, an arrival is merged with, so that at most `most` runs remain and share the
+/// capacity about equally. Runs that are too small for their share, because another level left them, are merged too.
+pub(super) fn joined(runs: &[u64], arriving: u64, most: usize, capacity: u64) -> usize {
     let mut rest = runs;
     while let Some((active, older)) = rest.split_first() {
         if rest.len() < most {
-            let left = room.saturating_sub(older.iter().sum());
+            let left = capacity.saturating_sub(older.iter().sum());
             let share = left / (most - older.len()) as u64;
             if active.saturating_add(arriving / 2) > share {
                 break;
@@ -159,11 +159,11 @@ pub(super) fn joined(runs: &[u64], arriving: u64, most: usize, room: u64) -> usi
     runs.len() - rest.len()
 }
 
-/// Carries a step out on sizes, as if no key came twice; returns the bytes rewritten. For simulations.
+/// Applies a step to sizes, as if no key occurred twice. Returns the rewritten bytes. For simulations.
 ///
 /// # Panics
 ///
-/// If the step is not one of this tree.
+/// If the step does not fit the tree.
 pub fn carry_out(step: &Step, levels: &mut Vec<Vec<u64>>) -> u64 {
     match step.clone() {
         Step::Join { runs } => {
@@ -219,7 +219,7 @@ mod tests {
         levels
     }
 
-    /// Bytes written per byte that came in, and runs on average, while a tree grows to so many memtables.
+    /// Bytes written per byte of input, and the mean number of runs, while a tree grows to so many memtables.
     #[expect(clippy::cast_precision_loss, reason = "ratios of small numbers")]
     fn amplification(shape: Shape, flushes: u64) -> (f64, f64) {
         let (mut levels, mut written, mut runs) = (vec![Vec::new()], 0, 0);
@@ -254,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn a_level_counts_its_arrivals_and_the_last_of_a_cycle_takes_them_along() {
+    fn the_last_arrival_of_a_cycle_moves_the_level_down() {
         let tiered = shape(3, 2, 2);
         assert_eq!(filled(tiered, 2), [[BUFFER, BUFFER]]);
         assert_eq!(filled(tiered, 3), [vec![BUFFER], vec![BUFFER, BUFFER]]);
         assert_eq!(filled(tiered, 9 + 3 + 1).len(), 3);
-        // Everything above goes into the first level that has room, at once.
+        // Everything above moves into the first level with enough space, in one step.
         let levels = [vec![1000; 3], vec![3000, 3000], vec![9000]];
         assert_eq!(next_step(tiered, BUFFER, &levels), Some(Step::Down { level: 2, joined: 0 }));
     }
@@ -272,10 +272,10 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_k_rewrites_nothing_and_a_smaller_one_joins_what_is_touched_next() {
+    fn a_larger_k_rewrites_nothing_and_a_smaller_one_joins_at_the_next_arrival() {
         let (wide, narrow) = (shape(4, 3, 3), shape(4, 1, 1));
         let mut levels = vec![vec![1000; 2], vec![4000; 2], vec![16_000; 2]];
-        // Only what the flush arrives in is merged.
+        // Only the level that the flush arrives in is compacted.
         assert_eq!(flush(narrow, &mut levels, BUFFER), 1000 + 3000);
         assert_eq!(levels, [vec![3000], vec![4000; 2], vec![16_000; 2]]);
         assert_eq!(flush(narrow, &mut levels, BUFFER), 1000 + 4000 + 8000);
@@ -288,7 +288,7 @@ mod tests {
     fn a_smaller_size_ratio_moves_levels_apart_and_a_larger_one_together() {
         let (small, large) = (shape(4, 1, 1), shape(8, 1, 1));
         let mut levels = vec![vec![7000], vec![48_000], vec![384_000]];
-        // The flush empties level 0; what is below it finds its place without being written.
+        // The flush empties level 0. The levels below move without being rewritten.
         assert_eq!(flush(small, &mut levels, BUFFER), 1000 + 8000);
         assert_eq!(levels, [vec![], vec![8000], vec![48_000], vec![384_000]]);
 
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_as_large_as_a_level_finds_its_place() {
+    fn a_flush_as_large_as_a_level_fits() {
         let mut levels = vec![Vec::new()];
         for bytes in [3000, 1, 40_000, 1, 90_000, 2000] {
             flush(shape(2, 1, 1), &mut levels, bytes);
@@ -308,7 +308,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn steps_come_to_an_end_and_an_arrival_leaves_no_more_runs_than_allowed(
+        fn steps_end_and_an_arrival_leaves_at_most_the_allowed_runs(
             flushes in prop::collection::vec((1_u64..3000, 2_u32..9, 1_u32..9, 1_u32..9), 1..120),
         ) {
             let mut levels: Vec<Vec<u64>> = vec![Vec::new()];
@@ -346,7 +346,7 @@ mod tests {
                 let plan = Plan { shape, buffer: BUFFER, levels: &levels, deepest: levels.len() - 1 };
                 for (level, runs) in levels.iter().enumerate() {
                     let last = level + 1 == levels.len();
-                    // The last level of a moment ago may have been another one.
+                    // Before the step, another level may have been the last.
                     let most = if last { shape.last_runs() } else { shape.runs().max(shape.last_runs()) };
                     prop_assert!(runs.len() <= most as usize, "{shape} {levels:?}");
                     prop_assert!(plan.fits(level, plan.bytes(level)), "{shape} {levels:?}");

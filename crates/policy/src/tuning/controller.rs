@@ -1,8 +1,8 @@
-//! When to look for another shape, and whether it is worth a change.
+//! When to search for another shape, and whether a change pays.
 //!
-//! It looks when the first window is full, when the workload has shifted, when the tree has grown
-//! or shrunk, and each time the same workload has lasted twice as long: first because the window
-//! may have held two workloads, then because a dear change pays in the end where nothing changes.
+//! The controller searches when the first window is full, when the workload has shifted, and when the tree has grown or
+//! shrunk. It also searches each time the same workload has lasted twice as long: at first because the window may have
+//! held two workloads, later because an expensive change pays in the end if nothing changes.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use super::reason::{Cause, explain};
 use super::search::{Bounds, best_shape};
 use super::{Counts, Shares, Window};
 
-/// Decisions kept to be shown.
+/// Decisions that are kept for display.
 const DECISIONS_KEPT: usize = 16;
 /// A tree that grew or shrank by this factor may have another number of levels.
 const GROWTH: f64 = 1.5;
@@ -22,39 +22,38 @@ const GROWTH: f64 = 1.5;
 /// Whether the shape follows the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It does.
+    /// It follows them.
     Adaptive,
-    /// It stays as it is told.
+    /// It keeps this shape.
     Pinned(Shape),
 }
 
-/// How the controller decides. The defaults serve; tests and benches use others.
+/// How the controller decides. Tests and benches use other values than the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ControllerOptions {
     /// Whether it decides at all.
     pub mode: Mode,
-    /// The shape to begin with, unless pinned.
+    /// The shape to start with, unless pinned.
     pub start: Shape,
     /// Operations of a full window.
     pub window_operations: u64,
-    /// How far the workload must move before another shape is looked for at once:
-    /// [`Shares::distance_by_cost`].
+    /// How far the workload must move for an immediate search, as [`Shares::distance_by_cost`].
     pub shift: f64,
-    /// Which part of the cost a change must save.
+    /// The part of the cost that a change must save.
     pub margin: f64,
-    /// Operations that must pass between one look for another shape and the next.
+    /// Operations between two searches, at least.
     pub pause_operations: u64,
-    /// Operations a workload is expected to last, if it has not lasted longer already; within these
-    /// a change must earn what it rewrites.
+    /// Operations that a workload is expected to last, unless it has lasted longer already. Within these a change must
+    /// pay for what it rewrites.
     pub horizon_operations: u64,
     /// Largest size ratio to choose.
     pub size_ratio_max: u32,
 }
 
 impl Default for ControllerOptions {
-    /// A window is some hundred prompts of a hundred blocks: with fewer, prompts that happen to hit
-    /// look like a shift. The horizon is a compromise: on simulated trees a longer one was better
-    /// for long stages and worse for short ones, by some percent either way.
+    /// A window is some hundred prompts of a hundred blocks. With fewer, a few hits look like a shift. The horizon is a
+    /// compromise: on simulated trees a longer one was better for long stages and worse for short ones, by some percent
+    /// either way.
     fn default() -> Self {
         Self {
             mode: Mode::Adaptive,
@@ -72,50 +71,50 @@ impl Default for ControllerOptions {
 /// A change of shape, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// The shape until now.
+    /// The shape before.
     pub from: Shape,
-    /// The shape from now on; the tree takes it as flushes and compactions come.
+    /// The new shape. The tree adopts it with its next flushes and compactions.
     pub to: Shape,
-    /// Operations seen so far.
+    /// Operations observed so far.
     pub operations: u64,
-    /// The window that it was decided on.
+    /// The shares in the window that the decision is based on.
     pub shares: Shares,
-    /// What one of its operations costs from here if the shape stays, by the model.
+    /// The modelled cost of one of its operations if the shape stays.
     pub cost_before: f64,
-    /// What it costs with the new one.
+    /// The modelled cost with the new shape.
     pub cost_after: f64,
-    /// In what these are counted.
+    /// The unit of the costs.
     pub unit: Unit,
     /// One sentence for people.
     pub reason: String,
 }
 
-/// What was seen when another shape was last looked for.
+/// The workload and the tree at the last search.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct LastSearch {
     operations: u64,
     shares: Shares,
     entries: u64,
     memtables: f64,
-    /// When to look again even if nothing moves.
+    /// When to search again even if nothing moves.
     again_at: u64,
 }
 
-/// Watches operations and says when another shape is better.
+/// Observes operations and decides when another shape is better.
 #[derive(Debug)]
 pub struct Controller {
     options: ControllerOptions,
     shape: Shape,
     window: Window,
     operations: u64,
-    /// Operations seen when the workload last became another one.
+    /// Operations observed when the workload last shifted.
     shifted_at: u64,
-    look: Option<Look>,
+    last_search: Option<LastSearch>,
     decisions: VecDeque<Decision>,
 }
 
 impl Controller {
-    /// A controller that has seen nothing yet.
+    /// A controller that has observed nothing yet.
     #[must_use]
     pub fn new(options: ControllerOptions) -> Self {
         let shape = match options.mode {
@@ -124,17 +123,17 @@ impl Controller {
         };
         let window = Window::new(options.window_operations);
         let decisions = VecDeque::new();
-        Self { options, shape, window, operations: 0, shifted_at: 0, look: None, decisions }
+        Self { options, shape, window, operations: 0, shifted_at: 0, last_search: None, decisions }
     }
 
-    /// Takes operations in: any number at once, in a few additions.
+    /// Adds any number of operations, at the cost of a few additions.
     pub fn observe(&mut self, delta: Counts) {
         self.operations = self.operations.saturating_add(delta.operations());
         self.window.observe(delta);
     }
 
-    /// Looks for another shape if it is time to, and changes to it if that pays. Mostly answers
-    /// `None` after a few comparisons; a look computes the cost of some hundred shapes.
+    /// Searches for another shape if it is time to, and changes to it if that pays. Mostly returns `None` after a few
+    /// comparisons. A search computes the cost of some hundred shapes.
     pub fn decide(&mut self, facts: &Facts) -> Option<Decision> {
         let adaptive = self.options.mode == Mode::Adaptive;
         if !adaptive || !self.window.is_full() || !facts.usable() {
@@ -149,14 +148,14 @@ impl Controller {
         let (operations, entries) = (self.operations, facts.entries);
         let memtables = facts.memtables();
         let again_at = operations.saturating_add(lasted.max(self.options.window_operations));
-        self.look = Some(Look { operations, shares, entries, memtables, again_at });
+        self.last_search = Some(LastSearch { operations, shares, entries, memtables, again_at });
 
         let bounds = Bounds {
             size_ratio_max: self.options.size_ratio_max,
             horizon_operations: number(self.options.horizon_operations.max(lasted).max(1)),
         };
         let found = best_shape(self.shape, facts, &shares, bounds);
-        // Written so that a cost that is not a number never leads to a change.
+        // Written so that a cost that is not a number never causes a change.
         let (stay, best) = (found.stay, found.best);
         let pays = best.total_from_here < stay.total_from_here * (1.0 - self.options.margin);
         if !pays || best.shape == self.shape {
@@ -181,35 +180,35 @@ impl Controller {
         Some(decision)
     }
 
-    /// Why it is time to look for another shape, if it is.
+    /// Why it is time to search, if it is.
     fn cause(&self, facts: &Facts, shares: &Shares) -> Option<Cause> {
-        let Some(look) = &self.look else { return Some(Cause::First) };
-        if self.operations.saturating_sub(look.operations) < self.options.pause_operations {
+        let Some(last) = &self.last_search else { return Some(Cause::First) };
+        if self.operations.saturating_sub(last.operations) < self.options.pause_operations {
             return None;
         }
         let cost = cost(self.shape, facts, shares);
-        if shares.distance_by_cost(&look.shares, &cost) > self.options.shift {
-            return Some(Cause::Shift { before: look.shares });
+        if shares.distance_by_cost(&last.shares, &cost) > self.options.shift {
+            return Some(Cause::Shift { before: last.shares });
         }
-        let growth = facts.memtables() / look.memtables;
+        let growth = facts.memtables() / last.memtables;
         if !(1.0 / GROWTH..=GROWTH).contains(&growth) {
-            return Some(Cause::Growth { before: look.entries, now: facts.entries });
+            return Some(Cause::Growth { before: last.entries, now: facts.entries });
         }
-        let again = self.operations >= look.again_at;
-        again.then_some(Cause::Stayed { before: look.shares })
+        let again = self.operations >= last.again_at;
+        again.then_some(Cause::Stayed { before: last.shares })
     }
 
-    /// Changes the mode. Pinning takes the given shape at once; an adaptive controller goes on from
-    /// the shape it has.
+    /// Changes the mode. Pinning adopts the given shape immediately. An adaptive controller continues with the present
+    /// shape.
     pub fn set_mode(&mut self, mode: Mode) {
         self.options.mode = mode;
         if let Mode::Pinned(shape) = mode {
             self.shape = shape;
         }
-        self.look = None;
+        self.last_search = None;
     }
 
-    /// Whether it decides.
+    /// The mode.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.options.mode
@@ -221,13 +220,13 @@ impl Controller {
         self.shape
     }
 
-    /// The shares of the newest operations, `None` before the first.
+    /// The shares of the newest operations; `None` before the first one.
     #[must_use]
     pub fn shares(&self) -> Option<Shares> {
         self.window.shares()
     }
 
-    /// The last changes, the oldest first; at most sixteen.
+    /// The last changes, at most sixteen, the oldest first.
     pub fn decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
         self.decisions.iter()
     }

@@ -1,6 +1,6 @@
-//! What an operation costs on average in a tree of a given shape.
+//! The mean cost of an operation in a tree of a given shape.
 //!
-//! 1. More runs never cost writes more, nor misses and ranges less.
+//! 1. More runs never make writes more expensive, nor misses and ranges cheaper.
 //! 2. The entries of all levels together are those of the tree.
 //! 3. A hit is equally likely for every entry.
 
@@ -13,28 +13,28 @@ use super::{Facts, Shares};
 /// Costs of one operation, in the unit of the constants.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Putting one entry: its part of all merges until it rests in the last level.
+    /// Putting one entry: its part of all compactions until it is in the last level.
     pub write: f64,
     /// Finding one entry.
     pub hit: f64,
-    /// Finding that there is no such entry.
+    /// Finding that an entry is absent.
     pub miss: f64,
     /// Reading a range of the mean length.
     pub range: f64,
-    /// The mean, weighted by how often each is done.
+    /// The mean, weighted by the shares.
     pub total: f64,
 }
 
-/// A tree of a given shape as it is on average between two flushes.
-struct Tree {
+/// The mean tree of a given shape between two flushes.
+struct MeanTree {
     /// The levels, the newest first.
     levels: Vec<Level>,
-    /// How often an entry is written until it rests in the last level, its flush included.
+    /// How often an entry is written until it is in the last level, its flush included.
     writes: f64,
 }
 
-impl Tree {
-    /// The head of `tuning` says where the terms come from.
+impl MeanTree {
+    /// The documentation of `tuning` derives the terms.
     fn new(shape: Shape, facts: &Facts) -> Self {
         let memtables = facts.memtables();
         let mut levels = mean_levels(shape, memtables);
@@ -58,12 +58,12 @@ impl Tree {
     }
 }
 
-/// The levels of a tree of this shape on average, the newest first.
+/// The mean levels of a tree of this shape, the newest first.
 pub(super) fn mean_tree(shape: Shape, facts: &Facts) -> Vec<Level> {
-    Tree::new(shape, facts).levels
+    MeanTree::new(shape, facts).levels
 }
 
-/// What operations of these shares cost in a tree of this shape.
+/// The cost of operations with these shares in a tree of this shape.
 ///
 /// # Panics
 ///
@@ -71,18 +71,19 @@ pub(super) fn mean_tree(shape: Shape, facts: &Facts) -> Vec<Level> {
 #[must_use]
 pub fn cost(shape: Shape, facts: &Facts, shares: &Shares) -> Cost {
     assert!(facts.usable(), "the model needs entries and sizes: {facts:?}");
-    let tree = Tree::new(shape, facts);
+    let tree = MeanTree::new(shape, facts);
     let rates = false_positive_rates(&tree.levels, facts.filter_bits_per_entry);
     let constants = &facts.constants;
-    let [found, vain] = [constants.read, constants.vain].map(|read| constants.seek + read);
+    let [found, useless] =
+        [constants.read, constants.false_positive].map(|read| constants.seek + read);
     let (mut runs, mut miss, mut hit) = (0.0, 0.0, 0.0);
     for (level, rate) in tree.levels.iter().zip(&rates) {
-        let vain = constants.filter + rate * vain;
+        let useless = constants.filter + rate * useless;
         let part = level.entries / number(facts.entries);
-        // Of the level's other runs half are newer than the one that holds the entry.
-        let newer = miss + vain * (level.runs - 1.0).max(0.0) / 2.0;
+        // Half of the other runs of the level are newer than the one that holds the entry.
+        let newer = miss + useless * (level.runs - 1.0).max(0.0) / 2.0;
         hit += part * (newer + constants.filter + found);
-        miss += vain * level.runs;
+        miss += useless * level.runs;
         runs += level.runs;
     }
     let write = (constants.flush + (tree.writes - 1.0) * constants.merge) / facts.page_entries();
@@ -108,11 +109,11 @@ mod tests {
     /// runs of a memtable, 1.5 on average. The last one has the other 8.5 in one run, 8.5 / 4 = 2.125 arrivals.
     ///
     /// Writes: the flush, nothing in the level above, 1 + 2.125 in the last level: 4.125, for a hundredth of a page
-    /// each. Misses and ranges visit 2.5 runs; a range of 50 entries reads half a page more. Hits: 15% lie above and
-    /// meet (1.5 - 1) / 2 = 0.25 runs before theirs, 85% in the last level behind 1.5 runs: 0.15 x 1.25 + 0.85 x 2.5 =
-    /// 2.3125 reads.
+    /// each. Misses and ranges visit 2.5 runs; a range of 50 entries reads half a page more. Hits: 15% are above and
+    /// read (1.5 - 1) / 2 = 0.25 runs before theirs, 85% are in the last level after 1.5 runs: 0.15 x 1.25 + 0.85 x 2.5
+    /// = 2.3125 reads.
     #[test]
-    fn an_example_reckoned_by_hand() {
+    fn the_cost_matches_a_calculation_by_hand() {
         let shape = Shape::lazy_leveled(4).unwrap();
         let facts = Facts {
             levels: Vec::new(),
@@ -126,7 +127,7 @@ mod tests {
         let shares =
             Shares { writes: 0.5, hits: 0.2, misses: 0.2, ranges: 0.1, range_entries: 50.0 };
         let cost = cost(shape, &facts, &shares);
-        assert_eq!(Tree::new(shape, &facts).levels.len(), 2);
+        assert_eq!(MeanTree::new(shape, &facts).levels.len(), 2);
         assert!(close(cost.write, 0.041_25), "{cost:?}");
         assert!(close(cost.miss, 2.5), "{cost:?}");
         assert!(close(cost.range, 3.0), "{cost:?}");
@@ -155,7 +156,7 @@ mod tests {
             filter_bits_per_entry,
             constants,
         };
-        assert_eq!(Tree::new(Shape::default(), &facts).levels.len(), 1);
+        assert_eq!(MeanTree::new(Shape::default(), &facts).levels.len(), 1);
         assert!(cost(Shape::default(), &facts, &Shares::default()).hit.is_finite());
     }
 }

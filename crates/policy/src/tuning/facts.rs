@@ -1,28 +1,28 @@
-//! What the model knows of the tree and of the machine under it.
+//! What the model knows about the tree and the machine.
 //!
-//! 1. Constants are means as they were measured, so whatever the caches catch is in them already.
-//! 2. A constant is a cost of one thing the tree does, all in one unit; the model never mixes two.
+//! 1. Constants are measured means, so they include the effect of caches.
+//! 2. A constant is the cost of one action of the tree. All are in one unit.
 
-/// The tree as it is now.
+/// The present tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    /// Bytes of the runs of each level, newest first. Without any, the tree is taken for what it is on average.
+    /// Bytes of the runs of each level, newest first. If empty, the mean tree is assumed.
     pub levels: Vec<Vec<u64>>,
-    /// Entries in all runs; the newest version of each is meant, but old ones may be counted.
+    /// Entries in all runs. Superseded ones may be counted.
     pub entries: u64,
     /// Bytes of an entry on disk, on average.
     pub entry_bytes: u64,
-    /// Bytes of a page, the unit a look-up reads.
+    /// Bytes of a page, the unit that a lookup reads.
     pub page_bytes: u64,
     /// Bytes after which the memtable is flushed.
     pub memtable_bytes: u64,
     /// Memory for filters, in bits per entry of the whole tree.
     pub filter_bits_per_entry: f64,
-    /// What the machine's work costs.
+    /// Costs of the machine.
     pub constants: Constants,
 }
 
-/// What costs are counted in.
+/// The unit of costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Pages read and written.
@@ -32,7 +32,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The name that log lines carry.
+    /// The name in log lines.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -42,42 +42,41 @@ impl Unit {
     }
 }
 
-/// What the machine's work costs.
+/// The costs of the tree's actions on a machine.
 ///
-/// Only ratios decide. On a bare device `read` dwarfs everything, and the model is the paper's. In
-/// the page cache a read is a copy, no dearer than asking a few tens of filters: then the number of runs
-/// costs a miss more than its false positives do, and what merging costs is mostly the processor's
-/// time.
+/// Only ratios matter. On a device without a cache `read` dominates, as in the paper. With the page cache a read is a
+/// copy, as cheap as a few tens of filter queries. Then the number of runs costs a miss more than its false positives
+/// do, and compaction costs mostly processor time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
-    /// In what the rest is counted.
+    /// The unit of the others.
     pub unit: Unit,
-    /// Reading in one run what is looked for.
+    /// Reading the wanted entry in one run.
     pub read: f64,
-    /// Reading in one run that it is not there although the filter did not deny it.
-    pub vain: f64,
-    /// Reading where a range begins, in one run.
+    /// Reading one run after a false positive of its filter.
+    pub false_positive: f64,
+    /// Reading the start of a range in one run.
     pub begin: f64,
     /// Reading the next page, as a range does.
     pub scan: f64,
     /// Writing one page of a memtable.
     pub flush: f64,
-    /// Merging one page of entries: reading it, comparing, writing it.
+    /// Compacting one page of entries: reading, comparing and writing it.
     pub merge: f64,
-    /// Asking the filter of one run.
+    /// Querying the filter of one run.
     pub filter: f64,
-    /// Finding in one run the page that may hold a key.
+    /// Finding the page of one run that may hold a key.
     pub seek: f64,
 }
 
 impl Constants {
-    /// The paper's: every page counts one, merged ones too, and memory is free.
+    /// The constants of the paper: every page counts one, compacted ones too, and memory is free.
     #[must_use]
     pub fn io() -> Self {
         Self {
             unit: Unit::Io,
             read: 1.0,
-            vain: 1.0,
+            false_positive: 1.0,
             begin: 1.0,
             scan: 1.0,
             flush: 1.0,
@@ -87,22 +86,38 @@ impl Constants {
         }
     }
 
-    /// Time on a device without a cache: 4 KiB random reads at 172 MB/s, sequential reads at
-    /// 2.4 GB/s and writes at 2.8 GB/s (fio with direct I/O on a virtio disk). What the processor
-    /// does is an estimate: 50 entries a page at 100 ns when merged. Measure where it matters.
+    /// Time on a device without a cache: 4 KiB random reads at 172 MB/s, sequential reads at 2.4 GB/s and writes at 2.8
+    /// GB/s (fio with direct I/O on a virtio disk). Processor time is an estimate: a compaction takes 100 ns for each
+    /// of 50 entries in a page. Measure where it matters.
     #[must_use]
     pub fn device_ns() -> Self {
         let unit = Unit::Nanoseconds;
         let (read, merge) = (24_000.0, 8_000.0);
-        let (vain, begin, flush) = (read, read, merge);
-        Self { unit, read, vain, begin, scan: 1_700.0, flush, merge, filter: 60.0, seek: 300.0 }
+        let (false_positive, begin, flush) = (read, read, merge);
+        Self {
+            unit,
+            read,
+            false_positive,
+            begin,
+            scan: 1_700.0,
+            flush,
+            merge,
+            filter: 60.0,
+            seek: 300.0,
+        }
     }
 
-    /// Time where the page cache holds the tables: a read is a system call and a copy. Estimates
-    /// all of them; measure where it matters.
+    /// Time if the page cache holds the tables: a read is a system call and a copy. All are estimates. Measure where it
+    /// matters.
     #[must_use]
     pub fn cached_ns() -> Self {
-        Self { read: 1_500.0, vain: 1_500.0, begin: 1_500.0, scan: 1_000.0, ..Self::device_ns() }
+        Self {
+            read: 1_500.0,
+            false_positive: 1_500.0,
+            begin: 1_500.0,
+            scan: 1_000.0,
+            ..Self::device_ns()
+        }
     }
 }
 
@@ -122,14 +137,14 @@ impl Facts {
         number(self.entries) / self.memtables()
     }
 
-    /// Whether the sizes can be reckoned with.
+    /// Whether the model can use the sizes.
     pub(super) fn usable(&self) -> bool {
         let sizes = [self.entry_bytes, self.page_bytes, self.memtable_bytes];
         self.entries > 0 && sizes.iter().all(|bytes| *bytes > 0)
     }
 }
 
-/// A count to reckon with.
+/// A count as a number of the model.
 #[expect(clippy::cast_precision_loss, reason = "a model needs no more than 53 bits of a count")]
 pub(super) fn number(count: u64) -> f64 {
     count as f64

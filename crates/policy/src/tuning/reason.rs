@@ -1,21 +1,21 @@
-//! A decision in one sentence.
+//! Explains a decision in one sentence.
 
 use super::{Decision, Shares};
 
-/// Why another shape was looked for.
+/// Why the controller searched.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Cause {
     /// The first window is full.
     First,
-    /// The shares are not what they were.
+    /// The shares have shifted.
     Shift { before: Shares },
-    /// They have stayed long enough to pay for a dearer change.
+    /// The shares have stayed long enough to pay for a more expensive change.
     Stayed { before: Shares },
-    /// The tree holds many more entries, or many fewer.
+    /// The tree has grown or shrunk.
     Growth { before: u64, now: u64 },
 }
 
-/// Says why, what changes and what it is to save.
+/// The cause, the change, and the modelled costs.
 pub(super) fn explain(cause: &Cause, decision: &Decision) -> String {
     let why = match cause {
         Cause::First => most(&decision.shares),
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_is_told_in_one_sentence() {
+    fn a_shift_is_explained_in_one_sentence() {
         let before = Shares { writes: 0.31, hits: 0.5, misses: 0.19, ..Shares::default() };
         let decision = decision(Shape::leveled(4).unwrap(), Shape::lazy_leveled(8).unwrap());
         assert_eq!(
@@ -95,13 +95,15 @@ mod tests {
     }
 
     #[test]
-    fn other_causes_have_their_own_words() {
+    fn each_cause_has_its_own_words() {
         let decision = decision(Shape::leveled(4).unwrap(), Shape::tiered(4).unwrap());
-        let told = |cause| explain(&cause, &decision);
-        assert!(told(Cause::First).starts_with("writes are 78% of operations: runs per level 1"));
+        let explained = |cause| explain(&cause, &decision);
+        assert!(
+            explained(Cause::First).starts_with("writes are 78% of operations: runs per level 1")
+        );
         let stayed = Cause::Stayed { before: decision.shares };
-        assert!(told(stayed).contains("stayed at"), "{}", told(stayed));
-        let grown = told(Cause::Growth { before: 1000, now: 2000 });
+        assert!(explained(stayed).contains("stayed at"), "{}", explained(stayed));
+        let grown = explained(Cause::Growth { before: 1000, now: 2000 });
         assert!(grown.starts_with("the tree grew from 1000 to 2000 entries: "), "{grown}");
         assert!(grown.contains("runs of the last level 1 -> 3 (modelled"), "{grown}");
     }

@@ -1,8 +1,8 @@
-//! What the operations of late were.
+//! The recent operations.
 //!
-//! 1. A window covers the newest operations only: at least `operations` once it is full, and not
-//!    more than that and the eighth and the one delta that came last.
-//! 2. It grows old by eighths, so what is stale leaves smoothly and memory is bounded.
+//! 1. A window covers only the newest operations. Once full it covers at least `operations`, and at most an eighth and
+//!    one delta more.
+//! 2. Old operations leave by eighths, so the shares change smoothly and memory is bounded.
 
 use std::collections::VecDeque;
 
@@ -12,23 +12,23 @@ use super::facts::number;
 /// Parts of a window.
 const BUCKETS: u64 = 8;
 
-/// Operations of the tree. Counting is adding, so threads may count apart and hand in deltas.
+/// Operations of the tree. Counts add up, so threads may count separately and pass deltas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Entries written, each for itself.
+    /// Entries written.
     pub writes: u64,
-    /// Look-ups of one key that found it.
+    /// Lookups of one key that found it.
     pub hits: u64,
-    /// Look-ups of one key that found nothing.
+    /// Lookups of one key that found nothing.
     pub misses: u64,
     /// Ranges read.
     pub ranges: u64,
-    /// Entries that those ranges held together.
+    /// Entries in all these ranges.
     pub range_entries: u64,
 }
 
 impl Counts {
-    /// Everything but the entries of ranges.
+    /// The sum of writes, hits, misses and ranges.
     #[must_use]
     pub fn operations(&self) -> u64 {
         let Self { writes, hits, misses, ranges, .. } = *self;
@@ -48,12 +48,12 @@ impl Counts {
     }
 }
 
-/// Which part of the operations was what. The four parts sum to one.
+/// The parts of the operations by kind. The four parts sum to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
     /// Part of the operations that wrote an entry.
     pub writes: f64,
-    /// Part that found the one entry they looked for.
+    /// Part that found the wanted entry.
     pub hits: f64,
     /// Part that found nothing.
     pub misses: f64,
@@ -64,7 +64,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// The shares of some operations, `None` if there are none.
+    /// The shares of operations; `None` if there are none.
     #[must_use]
     pub fn of(counts: &Counts) -> Option<Self> {
         let operations = counts.operations();
@@ -89,17 +89,17 @@ impl Shares {
         ]
     }
 
-    /// How far two mixtures lie apart in what they cost: 0 for the same, 2 for nothing in common.
+    /// The distance of two workloads by cost: 0 for the same, 2 for nothing in common.
     ///
-    /// A range may cost a hundred writes, so one operation in fifty can decide what a tree should
-    /// look like; counting operations would not see it double.
+    /// A range may cost a hundred writes, so one operation in fifty can decide which shape is best. A distance by
+    /// operations would not show when it doubles.
     #[must_use]
     pub fn distance_by_cost(&self, other: &Self, cost: &Cost) -> f64 {
         let (one, two) = (self.cost_parts(cost), other.cost_parts(cost));
         one.iter().zip(two).map(|(one, two)| (one - two).abs()).sum()
     }
 
-    /// Which part of the cost goes where.
+    /// The parts of the cost by kind.
     fn cost_parts(&self, cost: &Cost) -> [f64; 4] {
         let parts = [
             self.writes * cost.write,
@@ -112,7 +112,7 @@ impl Shares {
     }
 }
 
-/// The newest operations, in parts that leave one by one.
+/// The newest operations, in parts that leave one after the other.
 #[derive(Clone, Debug)]
 pub struct Window {
     operations: u64,
@@ -129,7 +129,7 @@ impl Window {
         Self { operations, closed: VecDeque::new(), open: Counts::default() }
     }
 
-    /// Takes operations in.
+    /// Adds operations.
     pub fn observe(&mut self, delta: Counts) {
         self.open = self.open.plus(delta);
         if self.open.operations() >= self.operations.div_ceil(BUCKETS) {
@@ -148,18 +148,18 @@ impl Window {
         self.counts().operations() >= self.operations
     }
 
-    /// Everything in it.
+    /// All its operations.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.sum_from(0)
     }
 
-    /// Everything in it but its oldest parts.
+    /// All its operations except the oldest parts.
     fn sum_from(&self, part: usize) -> Counts {
         self.closed.iter().skip(part).fold(self.open, |sum, part| sum.plus(*part))
     }
 
-    /// The shares of what is in it, `None` while it is empty.
+    /// The shares of its operations; `None` while it is empty.
     #[must_use]
     pub fn shares(&self) -> Option<Shares> {
         Shares::of(&self.counts())
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stale_leaves_by_eighths() {
+    fn old_operations_leave_by_eighths() {
         let mut window = Window::new(80);
         window.observe(writes(40));
         (0..40).for_each(|_| window.observe(writes(1)));

@@ -10,7 +10,7 @@ use dalsegno_core::{IndexTuning, SECTOR_BYTES, Shape};
 use dalsegno_index::{LsmCounts, LsmIndex, LsmStats, read_notes};
 use dalsegno_io::Device;
 use dalsegno_policy::tuning::{
-    Constants, Controller, ControllerOptions, Counts, Decision, Facts, Mode, reads_in_vain,
+    Constants, Controller, ControllerOptions, Counts, Decision, Facts, Mode, useless_reads,
 };
 use serde::{Deserialize, Serialize};
 
@@ -127,19 +127,19 @@ impl Tuner {
             approach(&mut self.constants.begin, measured, number(scans) / LEARNT_SCANS);
         }
         let hits = now.point_hits - before.point_hits;
-        let vain = now.vain_sectors - before.vain_sectors;
+        let useless = now.vain_sectors - before.vain_sectors;
         let all =
             now.point_sectors + now.order_sectors - before.point_sectors - before.order_sectors;
         if hits > 0 {
-            let measured = number(all - vain.min(all)) / number(hits);
+            let measured = number(all - useless.min(all)) / number(hits);
             approach(&mut self.constants.read, measured, number(hits) / LEARNT_READS);
         }
-        let (per_miss, per_hit) = reads_in_vain(&stats.run_bytes, index.filter_bits());
+        let (per_miss, per_hit) = useless_reads(&stats.run_bytes, index.filter_bits());
         let misses = now.point_misses - before.point_misses;
         let expected = per_hit * number(hits) + per_miss * number(misses);
         if expected > 1.0 {
-            let measured = (number(vain) / expected).clamp(1.0 / MOST_LEARNT, MOST_LEARNT);
-            approach(&mut self.constants.vain, measured, expected / LEARNT_READS);
+            let measured = (number(useless) / expected).clamp(1.0 / MOST_LEARNT, MOST_LEARNT);
+            approach(&mut self.constants.false_positive, measured, expected / LEARNT_READS);
         }
     }
 
