@@ -76,7 +76,7 @@ def test_a_prompt_may_come_in_parts(box: Box) -> None:
             expect(namespace, hashes, hashes[: first + count])
 
 
-def test_blocks_behind_a_gap_are_found_for_themselves(box: Box) -> None:
+def test_blocks_after_a_gap_are_found_individually(box: Box) -> None:
     hashes = chain(8)
     stored = {*hashes[:3], *hashes[4:6]}
     with box.namespace() as namespace:
@@ -134,7 +134,7 @@ def test_a_block_given_twice_in_one_put_is_stored_once(box: Box) -> None:
     ],
     ids=str,
 )
-def test_a_foreign_namespace_finds_nothing(
+def test_another_namespace_finds_nothing(
     foreign: tuple[dict[str, str], int, int], box: Box
 ) -> None:
     hashes = chain(3)
@@ -159,7 +159,7 @@ def test_one_namespace_opened_twice_is_one(box: Box) -> None:
         expect(same, hashes, hashes)
 
 
-def test_everything_is_there_after_reopening(box: Box) -> None:
+def test_every_block_is_present_after_reopening(box: Box) -> None:
     trunk, more = chain(5), chain(4, "b")
     with box.namespace() as namespace:
         namespace.put_batch(trunk, contents(trunk, 2000))
@@ -188,7 +188,7 @@ os._exit(9)
 """
 
 
-def test_a_process_that_dies_loses_no_finished_put(filed: Box) -> None:
+def test_a_process_that_dies_loses_no_completed_put(filed: Box) -> None:
     command = [sys.executable, "-c", CHILD, filed.subject.name, str(filed.path)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 9
     with filed.namespace() as namespace:
@@ -281,7 +281,7 @@ def test_other_ways_of_putting_store_the_same(
         expect(namespace, hashes, hashes)
 
 
-def test_a_writer_that_is_given_up_leaves_nothing(box: Box) -> None:
+def test_a_dropped_writer_leaves_nothing(box: Box) -> None:
     hashes = chain(3)
     with box.namespace() as namespace:
         writer = namespace.layer_writer(hashes)

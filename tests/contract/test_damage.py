@@ -54,7 +54,7 @@ def test_a_damaged_block_is_a_miss_with_a_cause_and_can_be_put_again(
         assert expect_right_or_absent(namespace, alone)[0]
 
 
-def test_a_damaged_layer_spoils_only_what_needs_it(alone: list[bytes], box: Box) -> None:
+def test_a_damaged_layer_affects_only_reads_that_need_it(alone: list[bytes], box: Box) -> None:
     box.damage(alone[0])
     with box.namespace(slice_bytes=SLICE_BYTES) as namespace:
         rows = [bytearray(SLICE_BYTES)]
@@ -64,7 +64,7 @@ def test_a_damaged_layer_spoils_only_what_needs_it(alone: list[bytes], box: Box)
         assert namespace.retrieve_layer(alone[:1], 0, rows) == 0
 
 
-def test_lost_data_are_misses_and_the_store_goes_on(alone: list[bytes], box: Box) -> None:
+def test_lost_data_is_a_miss_and_the_store_keeps_working(alone: list[bytes], box: Box) -> None:
     box.lose()
     with box.namespace(slice_bytes=SLICE_BYTES) as namespace:
         expect(namespace, alone, ())
@@ -72,7 +72,7 @@ def test_lost_data_are_misses_and_the_store_goes_on(alone: list[bytes], box: Box
         expect(namespace, alone, alone)
 
 
-def test_a_cut_file_is_a_miss_from_the_cut_on(alone: list[bytes], filed: Box) -> None:
+def test_blocks_past_the_end_of_a_truncated_file_are_misses(alone: list[bytes], filed: Box) -> None:
     file, start, _ = filed.subject.place(filed.path, alone[2])
     os.truncate(file, start + 4096 + 100)
     with filed.namespace(slice_bytes=SLICE_BYTES) as namespace:
@@ -96,7 +96,7 @@ def test_damage_under_an_open_store_is_a_miss(alone: list[bytes], filed: Box) ->
         assert store.stats()["quarantined_blocks"] == 1
 
 
-def test_a_file_cut_under_an_open_store_is_a_miss(alone: list[bytes], filed: Box) -> None:
+def test_a_file_truncated_under_an_open_store_is_a_miss(alone: list[bytes], filed: Box) -> None:
     file, start, _ = filed.subject.place(filed.path, alone[1])
     with filed.namespace(slice_bytes=SLICE_BYTES) as namespace:
         os.truncate(file, start + 4096)
@@ -112,7 +112,7 @@ def overwrite(filed: Box, victim: bytes, other: bytes, *, skip_bytes: int = 0) -
     file.write_bytes(raw)
 
 
-def test_bytes_of_another_place_are_never_taken(alone: list[bytes], filed: Box) -> None:
+def test_bytes_from_another_offset_are_never_returned(alone: list[bytes], filed: Box) -> None:
     overwrite(filed, alone[1], alone[3])
     with filed.namespace(slice_bytes=SLICE_BYTES) as namespace:
         found = expect_right_or_absent(namespace, alone)
@@ -120,13 +120,13 @@ def test_bytes_of_another_place_are_never_taken(alone: list[bytes], filed: Box) 
         assert found[3]
 
 
-def test_payload_of_another_block_is_never_taken(alone: list[bytes], filed: Box) -> None:
+def test_payload_of_another_block_is_never_returned(alone: list[bytes], filed: Box) -> None:
     overwrite(filed, alone[1], alone[3], skip_bytes=4096)
     with filed.namespace(slice_bytes=SLICE_BYTES) as namespace:
         assert expect_right_or_absent(namespace, alone) == [True, False, True, True]
 
 
-def test_a_file_of_another_store_is_never_taken(
+def test_a_file_of_another_store_is_never_used(
     alone: list[bytes], filed: Box, tmp_path: os.PathLike[str]
 ) -> None:
     file, _, _ = filed.subject.place(filed.path, alone[0])
@@ -138,7 +138,7 @@ def test_a_file_of_another_store_is_never_taken(
         assert expect_right_or_absent(namespace, alone) == [False] * 4
 
 
-def test_files_that_swapped_names_are_never_taken(filed: Box) -> None:
+def test_files_with_swapped_names_are_never_used(filed: Box) -> None:
     hashes = chain(160)
     with filed.namespace(slice_bytes=SLICE_BYTES) as namespace:
         for first in range(0, 160, 20):
@@ -159,7 +159,9 @@ def test_files_that_swapped_names_are_never_taken(filed: Box) -> None:
 
 @pytest.mark.parametrize("name", ["store.meta", "namespace-*.meta", "LOCK"])
 @pytest.mark.parametrize("how", ["lost", "zeroed", "cut"])
-def test_small_files_are_made_again(name: str, how: str, alone: list[bytes], filed: Box) -> None:
+def test_damaged_metadata_files_are_recreated(
+    name: str, how: str, alone: list[bytes], filed: Box
+) -> None:
     for file in filed.path.glob(name):
         if how == "lost":
             file.unlink()
@@ -172,7 +174,7 @@ def test_small_files_are_made_again(name: str, how: str, alone: list[bytes], fil
     assert filed.subject.verify(filed.path) == []
 
 
-def test_files_of_others_are_left_alone(alone: list[bytes], filed: Box) -> None:
+def test_unknown_files_are_not_changed(alone: list[bytes], filed: Box) -> None:
     foreign = {
         "notes.txt": b"mine",
         "segment-1.log": b"old",

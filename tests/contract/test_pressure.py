@@ -19,7 +19,7 @@ MIB = 1 << 20
 # Time.
 
 
-def test_no_time_is_a_miss(box: Box) -> None:
+def test_a_timeout_of_zero_is_a_miss(box: Box) -> None:
     hashes, more = chain(4), chain(4, "b")
     with box.namespace() as namespace:
         namespace.put_batch(hashes, contents(hashes, 2000))
@@ -37,7 +37,7 @@ def test_no_time_is_a_miss(box: Box) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [1e-6, 1e-4, 1e-3, 5e-3])
-def test_little_time_yields_right_blocks_or_misses(timeout_s: float, box: Box) -> None:
+def test_a_short_timeout_yields_right_blocks_or_misses(timeout_s: float, box: Box) -> None:
     hashes, more = chain(60), chain(60, "b")
     with box.namespace(slice_bytes=20_000) as namespace:
         namespace.put_batch(hashes, contents(hashes, 40_000))
@@ -73,7 +73,7 @@ def test_a_full_store_keeps_within_its_capacity_and_raises_nothing(box: Box) -> 
         assert sum(found) * 40_000 >= capacity_bytes // 4
 
 
-def test_regression_what_is_used_again_and_again_stays(filed: Box) -> None:
+def test_regression_frequently_used_blocks_stay(filed: Box) -> None:
     favourite = chain(6)
     with filed.namespace(slice_bytes=20_000, capacity="8MiB") as namespace:
         namespace.put_batch(favourite, contents(favourite, 40_000))
@@ -87,7 +87,7 @@ def test_regression_what_is_used_again_and_again_stays(filed: Box) -> None:
 # Many at once.
 
 
-def test_readers_and_writers_at_once_see_right_blocks(box: Box) -> None:
+def test_concurrent_readers_and_writers_see_right_blocks(box: Box) -> None:
     prompts = [chain(3) + chain(5, f"{number}.") for number in range(8)]
     everything = {one for prompt in prompts for one in prompt}
 

@@ -10,7 +10,7 @@ from tests.contract.expect import buffers, expect
 from tests.contract.subjects import Box, chain, contents
 
 
-def test_removed_blocks_are_gone_for_good(box: Box) -> None:
+def test_removed_blocks_stay_removed(box: Box) -> None:
     hashes = chain(8)
     gone = {hashes[0], hashes[3], hashes[4]}
     left = set(hashes) - gone
@@ -59,7 +59,7 @@ def test_a_whole_namespace_can_be_removed(box: Box) -> None:
         expect(other, hashes, hashes)
 
 
-def test_a_removal_outlives_a_put_under_way(box: Box) -> None:
+def test_a_removal_during_a_put_has_one_result_for_every_reader(box: Box) -> None:
     """Blocks removed while they are put are there or not, the same for everybody."""
     hashes = chain(30)
     with box.namespace(slice_bytes=20_000) as namespace:
@@ -73,7 +73,7 @@ def test_a_removal_outlives_a_put_under_way(box: Box) -> None:
         expect(namespace, hashes, stored)
 
 
-def test_regression_removal_needs_no_room_of_its_own(box: Box) -> None:
+def test_regression_removal_needs_no_free_space(box: Box) -> None:
     """A store that is full, as a cache always is, must be able to forget."""
     with box.namespace(slice_bytes=20_000, capacity="8MiB") as namespace:
         for number in range(60):
@@ -87,7 +87,7 @@ def test_regression_removal_needs_no_room_of_its_own(box: Box) -> None:
 
 
 @pytest.mark.parametrize("what", ["blocks", "namespace"])
-def test_regression_a_get_under_way_brings_no_removed_block_back(what: str, box: Box) -> None:
+def test_regression_a_get_in_flight_brings_no_removed_block_back(what: str, box: Box) -> None:
     with box.namespace(slice_bytes=100_000) as namespace:
         for turn in range(30):
             hashes = chain(4, f"{turn}.")
@@ -101,7 +101,7 @@ def test_regression_a_get_under_way_brings_no_removed_block_back(what: str, box:
             assert namespace.get_batch(hashes, buffers(namespace, 4)) == 0
 
 
-def test_a_watch_reports_what_left_and_was_not_stored_again(box: Box) -> None:
+def test_a_watch_reports_removed_blocks_that_were_not_stored_again(box: Box) -> None:
     hashes = chain(6)
     with box.open() as store:
         namespace = store.namespace({"tenant": "a"}, layers=2, slice_bytes=1000)

@@ -48,7 +48,7 @@ def test_a_second_put_is_kept_and_not_written_again(place: Place) -> None:
         holds(session, prompt, prompt)
 
 
-def test_what_is_missing_at_the_end_is_a_miss(place: Place) -> None:
+def test_missing_blocks_at_the_end_are_misses(place: Place) -> None:
     prompt = chain(5)
     with place.open() as session:
         assert all(fill(session, prompt))
@@ -58,7 +58,7 @@ def test_what_is_missing_at_the_end_is_a_miss(place: Place) -> None:
         holds(session, prompt + chain(4, "tail"), {*prompt, *chain(4, "tail")})
 
 
-def test_blocks_behind_a_gap_are_found_from_there_on(place: Place) -> None:
+def test_blocks_after_a_gap_are_found_from_there_on(place: Place) -> None:
     prompt = chain(9)
     with place.open() as session:
         assert all(fill(session, prompt[:3]))
@@ -106,7 +106,7 @@ def test_a_prompt_grows_over_many_sessions(place: Place) -> None:
             holds(session, prompt, prompt[:count])
 
 
-def test_what_is_cleared_is_gone_and_can_be_put_again(place: Place) -> None:
+def test_cleared_blocks_are_gone_and_can_be_put_again(place: Place) -> None:
     prompt = chain(7)
     with place.open() as session:
         for _ in range(3):
@@ -117,7 +117,7 @@ def test_what_is_cleared_is_gone_and_can_be_put_again(place: Place) -> None:
             holds(session, prompt[3:], ())
 
 
-def test_counters_tell_what_was_put_and_what_was_got(place: Place) -> None:
+def test_counters_count_put_and_loaded_blocks(place: Place) -> None:
     prompt = chain(6)
     with place.open() as session:
         before = session.counters()

@@ -143,7 +143,7 @@ def test_damage_under_an_open_store_is_a_miss_with_a_cause(
             holds(session, prompt, prompt)
 
 
-def test_files_that_vanish_under_an_open_store_are_misses_at_the_latest_when_it_is_opened_again(
+def test_files_that_vanish_under_an_open_store_are_misses_after_a_reopen_at_the_latest(
     place: Place,
 ) -> None:
     with place.open() as session:
@@ -168,7 +168,7 @@ def test_damage_everywhere_is_a_miss_everywhere(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["store.meta", "namespace-*.meta", "LOCK", "index-*"])
-def test_small_files_are_made_again(name: str, place: Place) -> None:
+def test_damaged_metadata_files_are_recreated(name: str, place: Place) -> None:
     files: list[Path] = list(place.directory.glob(name))
     # Only an index in files has some.
     assert files or name == "index-*"

@@ -20,7 +20,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("differs", OTHERS)
-def test_a_session_of_another_model_finds_nothing_and_spoils_nothing(
+def test_a_session_of_another_model_finds_nothing_and_changes_nothing(
     differs: str, place: Place
 ) -> None:
     prompt = chain(5)

@@ -18,7 +18,7 @@ LARGE = Shape(layers=2, tokens=16, heads=4, head_dim=64)
 CAPACITY_BYTES = 12 << 20
 
 
-def test_a_full_store_gives_up_old_blocks_and_keeps_the_recent_ones(place: Place) -> None:
+def test_a_full_store_evicts_old_blocks_and_keeps_recent_ones(place: Place) -> None:
     prompts = [chain(6, f"{number}.") for number in range(100)]
     with place.open(LARGE, capacity=CAPACITY_BYTES) as session:
         for prompt in prompts:
@@ -40,7 +40,7 @@ def test_a_full_store_gives_up_old_blocks_and_keeps_the_recent_ones(place: Place
     assert disk_bytes(place.directory) <= CAPACITY_BYTES
 
 
-def test_what_is_used_again_and_again_stays(place: Place) -> None:
+def test_frequently_used_blocks_stay(place: Place) -> None:
     favourite = chain(6)
     with place.open(LARGE, capacity=CAPACITY_BYTES) as session:
         assert all(fill(session, favourite))
@@ -50,7 +50,7 @@ def test_what_is_used_again_and_again_stays(place: Place) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [1e-6, 1e-4, 2e-3])
-def test_little_time_yields_right_blocks_or_misses(timeout_s: float, place: Place) -> None:
+def test_a_short_timeout_yields_right_blocks_or_misses(timeout_s: float, place: Place) -> None:
     old, new = chain(40), chain(40, "new")
     with place.open(LARGE) as session:
         assert all(fill(session, old))
@@ -70,7 +70,7 @@ def test_little_time_yields_right_blocks_or_misses(timeout_s: float, place: Plac
         holds(session, new, new)
 
 
-def test_a_load_that_is_called_off_leaves_memory_at_rest(place: Place) -> None:
+def test_no_byte_arrives_in_memory_after_a_cancelled_load(place: Place) -> None:
     prompt = chain(16)
     with place.open(LARGE) as session:
         for _ in range(12):
@@ -107,7 +107,7 @@ def works_of(
 
 
 @pytest.mark.parametrize("capacity", ["24MiB", CAPACITY_BYTES], ids=["roomy", "full"])
-def test_readers_and_writers_at_once_see_right_blocks(capacity: object, place: Place) -> None:
+def test_concurrent_readers_and_writers_see_right_blocks(capacity: object, place: Place) -> None:
     count = 8 if capacity == "24MiB" else 80
     prompts = [chain(2) + chain(6, f"{number}.") for number in range(count)]
     alone = place.route.threads == "one per direction"

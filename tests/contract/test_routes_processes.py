@@ -34,7 +34,7 @@ for number in range(1_000_000):
 
 
 @pytest.mark.starts_engine
-def test_a_process_that_is_killed_loses_nothing_that_it_was_told_is_kept(place: Place) -> None:
+def test_a_killed_process_loses_no_acknowledged_block(place: Place) -> None:
     command = [sys.executable, "-c", CHILD, place.engine, place.route.name, str(place.path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -94,7 +94,7 @@ def has_nothing(session: Session, prompt: list[bytes]) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_directory_that_another_process_owns_is_a_miss_that_names_the_owner(
+def test_a_directory_that_another_process_owns_is_a_miss_and_the_log_names_the_owner(
     place: Place,
 ) -> None:
     prompt = chain(5)
@@ -112,7 +112,7 @@ def test_a_directory_that_another_process_owns_is_a_miss_that_names_the_owner(
         holds(session, prompt, prompt)
 
 
-def test_a_directory_that_cannot_be_made_is_a_miss_that_names_it(
+def test_a_directory_that_cannot_be_created_is_a_miss_and_the_log_names_it(
     place: Place, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

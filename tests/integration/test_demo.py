@@ -60,7 +60,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return summary
 
 
-def test_the_last_line_tells_everything_and_nothing_is_left(
+def test_the_last_line_has_the_whole_result_and_no_file_is_left(
     pretend: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend("")
@@ -86,7 +86,7 @@ def test_the_first_engine_is_killed_and_does_not_end_by_itself(
     shutil.rmtree(kept)
 
 
-def test_other_tokens_than_the_oracles_fail(
+def test_tokens_other_than_the_oracles_are_a_failure(
     pretend: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -108,7 +108,7 @@ def test_other_tokens_than_the_oracles_fail(
 @pytest.mark.parametrize(
     ("loaded", "code"), [(0, 1), (94, 1), (95, 0)], ids=["nothing", "too little", "enough"]
 )
-def test_loading_less_than_95_percent_of_the_prompt_fails(
+def test_loading_less_than_95_percent_of_the_prompt_is_a_failure(
     pretend: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -130,7 +130,7 @@ def test_loading_less_than_95_percent_of_the_prompt_fails(
     assert (said in " ".join(told.err.split())) == bool(code)
 
 
-def test_a_text_that_is_too_short_is_told_apart_from_a_failure() -> None:
+def test_a_text_that_is_too_short_is_distinguished_from_a_failure() -> None:
     summary = {"loaded_tokens": 256, "prompt_tokens": 346, "identical": True}
     (short,) = vllm.complaints({**summary, "document_tokens": 300})
     assert "take a text of at least 3,400 tokens, not 300" in short
@@ -145,7 +145,7 @@ def test_a_text_that_is_too_short_is_told_apart_from_a_failure() -> None:
         ("print('it said why', file=sys.stderr)\nsys.exit(3)", "it said why"),
     ],
 )
-def test_an_engine_that_fails_is_told_with_its_log(
+def test_an_engine_that_fails_is_reported_with_its_log(
     pretend: Callable[[str], None], capsys: pytest.CaptureFixture[str], behaviour: str, says: str
 ) -> None:
     pretend(behaviour)
@@ -155,6 +155,6 @@ def test_an_engine_that_fails_is_told_with_its_log(
     assert not told.out
 
 
-def test_a_missing_document_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_document_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert vllm.run(doc=tmp_path / "nothing.txt") == 2
     assert "is no file" in " ".join(capsys.readouterr().err.split())

@@ -16,7 +16,7 @@ STORES = ("vllm-fs", "sglang-file", "lmcache-fs-native", "lmcache-raw-block")
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_a_peers_store_runs_and_is_judged(
+def test_a_peers_store_runs_and_gets_a_verdict(
     store: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,

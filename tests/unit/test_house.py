@@ -199,7 +199,7 @@ def plant(root: Path, tree: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("rule", "tree", "words"), BAD)
-def test_a_broken_rule_is_seen_and_named(
+def test_a_broken_rule_is_reported(
     rule: Rule, tree: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     plant(tmp_path, tree)
@@ -209,7 +209,7 @@ def test_a_broken_rule_is_seen_and_named(
 
 
 @pytest.mark.parametrize(("rule", "tree"), GOOD)
-def test_what_is_allowed_is_not_complained_of(
+def test_a_tree_that_keeps_the_rule_has_no_complaint(
     rule: Rule, tree: dict[str, str], tmp_path: Path
 ) -> None:
     plant(tmp_path, tree)

@@ -12,7 +12,7 @@ from tests.checkout import ROOT
 PATCHES = sorted((ROOT / "crates" / "sim" / "mutations").glob("*.patch"))
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_at_least_ten_mutations_numbered_in_order() -> None:
     assert len(PATCHES) >= 10
     numbers = [patch.name[:2] for patch in PATCHES]
     assert numbers == [f"{number:02}" for number in range(1, len(PATCHES) + 1)]

@@ -63,7 +63,7 @@ def test_importing_the_integration_imports_no_engine() -> None:
     assert "DalsegnoL2Adapter needs LMCache 0.5.6" in said.stdout
 
 
-def test_what_was_stored_is_found_and_loaded_also_after_a_restart(make_adapter: Make) -> None:
+def test_stored_objects_are_found_and_loaded_also_after_a_restart(make_adapter: Make) -> None:
     ours = keys(9)
     adapter = make_adapter()
     driver = Driver(adapter)
@@ -125,7 +125,7 @@ def test_a_key_that_differs_in_any_field_is_another_object(
     assert driver.holds(ours) == [True] * 3
 
 
-def test_hashes_of_any_length_are_told_apart(make_adapter: Make) -> None:
+def test_hashes_of_any_length_are_distinguished(make_adapter: Make) -> None:
     driver = Driver(make_adapter())
     # The second and third would be one if fields were joined without their lengths.
     names = [key(b"\1"), key(b"\1\0"), key(b"1\1", cache_salt=""), key(b"\1", cache_salt="1")]
@@ -166,7 +166,7 @@ def test_objects_of_several_sizes_go_in_one_task(make_adapter: Make) -> None:
     assert driver.adapter.report_status()["namespaces"] == 2
 
 
-def test_what_is_there_is_not_written_again(make_adapter: Make) -> None:
+def test_stored_objects_are_not_written_again(make_adapter: Make) -> None:
     ours, driver, heard = keys(6), Driver(make_adapter()), Listener()
     driver.store(ours[:4], filled(ours[:4]))
     driver.adapter.register_listener(heard)
@@ -195,7 +195,7 @@ def test_objects_stay_alive_while_they_move(make_adapter: Make) -> None:
         driver.forget_all()
 
 
-def test_deleted_objects_are_gone_for_good(make_adapter: Make) -> None:
+def test_deleted_objects_stay_deleted(make_adapter: Make) -> None:
     ours, heard = keys(5), Listener()
     driver = Driver(make_adapter())
     driver.store(ours, filled(ours))
@@ -292,7 +292,7 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_closing_gives_back_events_threads_and_the_directory(make_adapter: Make) -> None:
+def test_closing_releases_event_fds_threads_and_the_directory(make_adapter: Make) -> None:
     make_adapter().close()
     before, threads = open_files(), threading.active_count()
     for _ in range(3):

@@ -24,7 +24,7 @@ CHUNKS = TOKENS // CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_a_restarted_server_has_what_it_stored(tmp_path: Path, end: str) -> None:
+def test_a_restarted_server_loads_what_it_stored(tmp_path: Path, end: str) -> None:
     given = {"path": str(tmp_path / "kv"), "capacity": "256MiB", "weights_fingerprint": "w"}
     with serving(tmp_path, given) as server, client(server) as worker:
         request = worker.create_request(3, "first", "cold")

@@ -115,7 +115,7 @@ def test_a_store_of_another_process_is_a_miss_until_it_is_free(
     assert driver.adapter.report_status()["problem"] == ""
 
 
-def test_a_directory_that_cannot_be_made_is_a_miss(tmp_path: Path, make_adapter: Make) -> None:
+def test_a_directory_that_cannot_be_created_is_a_miss(tmp_path: Path, make_adapter: Make) -> None:
     (tmp_path / "file").write_text("")
     driver = Driver(make_adapter(tmp_path / "file" / "store"))
     assert driver.lookup(keys(1)) == [False]
@@ -136,7 +136,7 @@ def test_damaged_bytes_are_a_miss(tmp_path: Path, make_adapter: Make) -> None:
     assert driver.adapter.report_status()["counters"]["load_failed_objects"] == 1
 
 
-def test_what_the_store_let_go_between_look_up_and_load_is_a_miss(make_adapter: Make) -> None:
+def test_an_object_removed_between_lookup_and_load_is_a_miss(make_adapter: Make) -> None:
     ours, driver = keys(4), Driver(make_adapter())
     driver.store(ours, filled(ours))
     number = driver.adapter.submit_lookup_and_lock_task(ours, {})
@@ -145,7 +145,7 @@ def test_what_the_store_let_go_between_look_up_and_load_is_a_miss(make_adapter: 
     assert driver.holds(ours) == [True, True, False, False]
 
 
-def test_a_store_that_is_full_drops_what_is_old(make_adapter: Make) -> None:
+def test_a_full_store_evicts_old_objects(make_adapter: Make) -> None:
     driver = Driver(make_adapter(store={"capacity": "16MiB", "segment": "1MiB"}))
     for number in range(120):
         ours = keys(64, f"prompt {number}")
@@ -154,7 +154,9 @@ def test_a_store_that_is_full_drops_what_is_old(make_adapter: Make) -> None:
     assert driver.holds(keys(64, "prompt 0")) == [False] * 64
 
 
-def test_a_task_over_a_bound_is_refused_at_once(manual: ManualStore, make_adapter: Make) -> None:
+def test_a_task_over_a_bound_is_refused_immediately(
+    manual: ManualStore, make_adapter: Make
+) -> None:
     driver = Driver(make_adapter(max_load_tasks=1, max_store_tasks=1))
     adapter, (one, two) = driver.adapter, keys(2)
     held = adapter.submit_store_task([one], filled([one]))
@@ -168,7 +170,7 @@ def test_a_task_over_a_bound_is_refused_at_once(manual: ManualStore, make_adapte
     assert adapter.report_status()["counters"]["throttled_objects"] == 2
 
 
-def test_a_store_task_over_what_is_left_of_the_bound_is_refused(
+def test_a_store_task_over_the_rest_of_the_bound_is_refused(
     manual: ManualStore, make_adapter: Make
 ) -> None:
     driver, ours, more = Driver(make_adapter(max_store_bytes=3 * OBJECT_BYTES)), keys(2), keys(4)
@@ -184,7 +186,9 @@ def test_a_store_task_over_what_is_left_of_the_bound_is_refused(
     assert driver.adapter.report_status()["counters"]["throttled_objects"] == 4 + 2 + 9
 
 
-def test_room_is_free_when_lmcache_hears_of_it(make_adapter: Make) -> None:
+def test_bytes_of_a_store_task_are_released_before_lmcache_gets_its_result(
+    make_adapter: Make,
+) -> None:
     driver = Driver(make_adapter(max_store_bytes=3 * OBJECT_BYTES))
     for number in range(30):
         more = keys(3, f"more {number}")
@@ -299,7 +303,7 @@ def test_a_listener_that_raises_does_not_lose_the_task(make_adapter: Make) -> No
     assert driver.holds(ours) == [True, True]
 
 
-def test_a_transfer_that_outlives_its_time_is_called_off(
+def test_a_transfer_past_its_deadline_is_cancelled(
     manual: ManualStore, make_adapter: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dalsegno.integrations.common.batch.GRACE_S", 0.05)
@@ -331,7 +335,7 @@ def test_closing_waits_for_transfers_and_refuses_while_memory_is_in_use(
     adapter.close()
 
 
-def test_after_a_failed_sync_nothing_is_written_and_all_is_read(
+def test_after_a_failed_sync_nothing_is_written_and_lookups_work(
     manual: ManualStore, make_adapter: Make
 ) -> None:
     driver, ours = Driver(make_adapter()), keys(2)
@@ -348,7 +352,7 @@ def test_after_a_failed_sync_nothing_is_written_and_all_is_read(
     assert driver.lookup(ours) == [True, False]
 
 
-def test_objects_of_ever_other_sizes_come_to_a_bound(
+def test_the_number_of_object_sizes_is_bounded(
     make_adapter: Make, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
     monkeypatch.setattr("dalsegno.integrations.lmcache.spaces.MOST_SPACES", 4)

@@ -138,7 +138,7 @@ def test_pages_go_out_of_and_into_the_host_pool_in_place(
     assert pages(rig, 4, first=30) == before[2:]
 
 
-def test_one_pool_in_trouble_does_not_spoil_the_others(
+def test_a_failing_pool_does_not_affect_the_others(
     make: Callable[..., DalsegnoHiCache], rig: Rig
 ) -> None:
     backend = make()
@@ -156,9 +156,7 @@ def test_one_pool_in_trouble_does_not_spoil_the_others(
     assert backend.counts()["errors batch_set_v2"] == 2
 
 
-def test_a_window_that_is_not_there_limits_the_hit(
-    make: Callable[..., DalsegnoHiCache], rig: Rig
-) -> None:
+def test_a_missing_window_limits_the_hit(make: Callable[..., DalsegnoHiCache], rig: Rig) -> None:
     backend = make()
     backend.register_mem_host_pool_v2(rig.host, PoolName.SWA)
     noise(rig, 6)
@@ -179,7 +177,7 @@ def test_a_window_that_is_not_there_limits_the_hit(
 # Trouble.
 
 
-def test_no_call_raises_whatever_it_is_given(make: Callable[..., DalsegnoHiCache]) -> None:
+def test_no_call_raises_for_any_argument(make: Callable[..., DalsegnoHiCache]) -> None:
     backend = make()
     nonsense: Any = object()
     assert backend.batch_exists(nonsense) == 0
@@ -211,7 +209,7 @@ def test_a_directory_of_another_process_is_a_miss_that_names_the_owner(
         assert backend.get_stats().prefetch_pgs == []
 
 
-def test_memory_outside_of_the_pool_is_never_touched(rig: Rig) -> None:
+def test_memory_outside_the_pool_is_never_accessed(rig: Rig) -> None:
     memory, start = Memory(rig.host), rig.host.kv_buffer.data_ptr()
     size = rig.host.kv_buffer.nbytes
     assert len(memory.view(start, size)) == size
@@ -223,7 +221,7 @@ def test_memory_outside_of_the_pool_is_never_touched(rig: Rig) -> None:
     assert [one.nbytes for one in memory.views([start, start + 8], [3, 5])] == [3, 5]
 
 
-def test_a_pool_that_got_other_memory_is_looked_at_again(
+def test_a_pool_with_new_memory_is_inspected_again(
     make: Callable[..., DalsegnoHiCache], rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, before = make(), noise(rig, 2)
@@ -241,7 +239,7 @@ class NoBytes:
     get_page_buffer_meta = staticmethod(lambda indices: None)
 
 
-def test_a_kv_pool_without_bytes_has_what_the_other_pools_have(
+def test_a_kv_pool_without_bytes_hits_where_the_other_pools_hit(
     make: Callable[..., DalsegnoHiCache], rig: Rig
 ) -> None:
     backend = make()
@@ -271,7 +269,7 @@ def test_ranks_have_folders_and_pages_of_their_own(rig: Rig) -> None:
     assert len({one["ranks"] for one in fields}) == 3
 
 
-def test_every_rank_of_an_mla_model_keeps_the_pages_that_all_hold_alike(
+def test_every_rank_of_an_mla_model_stores_the_replicated_pages(
     make: Callable[..., DalsegnoHiCache],
 ) -> None:
     ranks = identity.Ranks.of(config(is_mla_model=True, tp_rank=1, tp_size=2))
@@ -298,7 +296,7 @@ def test_other_weights_and_other_tenants_find_nothing(
     assert make().batch_exists(keys(2)) == 2
 
 
-def test_a_key_is_its_own_hash_and_nothing_else_is() -> None:
+def test_only_a_full_hex_key_is_used_as_its_own_hash() -> None:
     one = chain(1)[0]
     assert block_hash(one.hex()) == one
     other = {block_hash(text) for text in ("", "x" * 64, one.hex()[:-1], one.hex() + ".swa")}
@@ -349,7 +347,7 @@ def test_the_backend_is_found_by_its_name() -> None:
 # Metrics.
 
 
-def test_what_happens_is_counted(make: Callable[..., DalsegnoHiCache], rig: Rig) -> None:
+def test_operations_are_counted(make: Callable[..., DalsegnoHiCache], rig: Rig) -> None:
     from prometheus_client import REGISTRY
 
     def total(name: str) -> float:

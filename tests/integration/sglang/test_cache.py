@@ -82,7 +82,7 @@ def test_latent_vectors_come_back_byte_for_byte(
     assert rig.backend.counts()["loaded_bytes"] == 20 * rig.geometry.page_bytes
 
 
-def test_host_memory_that_processes_share_is_served_alike(
+def test_host_memory_that_processes_share_is_served_too(
     make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang's `"allocator": "shm"`."""
@@ -130,7 +130,7 @@ def test_layouts_and_interfaces_never_share_a_page(make_rig: Callable[..., Rig])
             rig.close()
 
 
-def test_a_backend_can_be_attached_and_detached_again_and_again(
+def test_a_backend_can_be_attached_and_detached_repeatedly(
     make_rig: Callable[..., Rig], tmp_path: Path
 ) -> None:
     rig = make_rig()
@@ -145,7 +145,7 @@ def test_a_backend_can_be_attached_and_detached_again_and_again(
         assert rig.to_device(prompt(1)) == digest
 
 
-def test_what_was_cleared_is_gone(make_rig: Callable[..., Rig]) -> None:
+def test_cleared_pages_are_gone(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.insert(prompt(1), seed=1)
     rig.to_host(prompt(1))

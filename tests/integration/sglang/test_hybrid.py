@@ -220,7 +220,7 @@ def test_all_pools_of_a_prompt_come_back_byte_for_byte(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["windows", "states"])
-def test_a_prefix_without_its_state_is_no_hit(name: str, tmp_path: Path) -> None:
+def test_a_prefix_without_its_state_is_a_miss(name: str, tmp_path: Path) -> None:
     """What the other pool has lost must not be restored from the KV alone."""
     cfg, spy = CONFIGS[name], Spy({})
     tokens = list(range(1, 1 + PAGES * cfg.page_size))

@@ -50,7 +50,7 @@ def empty() -> None:
     HiCacheController.reset(MagicMock(enable_storage=False))
 
 
-def test_sglang_has_all_that_is_hooked(backend: Backend) -> None:
+def test_sglang_has_every_function_that_the_plugin_hooks(backend: Backend) -> None:
     ours = {
         target
         for target, hooks in HookRegistry._hooks.items()
@@ -61,12 +61,12 @@ def test_sglang_has_all_that_is_hooked(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", plugin._UPDATES)
-def test_whatever_came_of_an_update_its_backends_forget(backend: Backend, name: str) -> None:
+def test_backends_forget_after_an_update_that_failed(backend: Backend, name: str) -> None:
     refused(name)
     assert backend.renewed == 1
 
 
-def test_a_backend_that_comes_after_an_update_forgets_at_once(backend: Backend) -> None:
+def test_a_backend_attached_after_an_update_forgets_immediately(backend: Backend) -> None:
     before, after = Backend(), Backend()
     plugin.watch(before)
     assert before.renewed == 0
@@ -75,7 +75,7 @@ def test_a_backend_that_comes_after_an_update_forgets_at_once(backend: Backend) 
     assert (before.renewed, after.renewed) == (1, 1)
 
 
-def test_what_an_update_left_in_caches_is_forgotten_when_they_are_emptied(
+def test_backends_forget_again_when_caches_are_emptied_after_an_update(
     backend: Backend,
 ) -> None:
     empty()

@@ -194,7 +194,7 @@ def test_a_server_whose_caches_were_emptied_loads_the_prompt(first: Told) -> Non
     assert first["control"].tokens != first["cold"].tokens, "the beginning changes nothing"
 
 
-def test_the_metrics_tell_of_it(first: Told) -> None:
+def test_the_metrics_count_its_pages(first: Told) -> None:
     told = first.numbers
     # The prompt, and the control.
     assert told["stored_pages_total"] == 2 * STORED_PAGES
@@ -204,9 +204,7 @@ def test_the_metrics_tell_of_it(first: Told) -> None:
     assert told["available"] == 1
 
 
-def test_a_server_without_the_directory_serves_and_tells_who_has_it(
-    first: Told, heir: Told
-) -> None:
+def test_a_server_without_the_directory_serves_and_logs_the_owner(first: Told, heir: Told) -> None:
     assert heir["without"].cached == 0
     assert heir["without"].tokens == first["cold"].tokens
     assert heir.numbers["available"] == 0
@@ -214,12 +212,14 @@ def test_a_server_without_the_directory_serves_and_tells_who_has_it(
     assert "SGLang runs on without it" in heir.server.log
 
 
-def test_it_takes_the_directory_over_from_one_that_was_killed(first: Told, heir: Told) -> None:
+def test_a_server_takes_over_the_directory_of_a_killed_one(first: Told, heir: Told) -> None:
     assert_from_storage(heir["taken over"])
     assert heir["taken over"].tokens == first["cold"].tokens
 
 
-def test_the_backend_goes_and_comes_while_the_server_runs(first: Told, heir: Told) -> None:
+def test_the_backend_can_be_detached_and_attached_while_the_server_runs(
+    first: Told, heir: Told
+) -> None:
     assert heir["detached"].cached == 0
     assert_from_storage(heir["attached"])
     assert heir["detached"].tokens == heir["attached"].tokens == first["cold"].tokens

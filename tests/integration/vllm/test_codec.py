@@ -61,7 +61,7 @@ def told_of_codec(tier: DalsegnoTier) -> Any:
     return opened.store.stats()["log"]["codec"]
 
 
-def test_blocks_are_stored_shrunk_and_come_back_as_they_were(
+def test_blocks_are_stored_compressed_and_come_back_unchanged(
     make_tier: Callable[..., DalsegnoTier], primary: Primary, tmp_path: Path
 ) -> None:
     rows = halves(COUNT)

@@ -160,7 +160,7 @@ def test_a_locked_store_costs_time_and_nothing_else(
 
 
 @long_dose
-def test_answers_stay_equal_and_come_while_the_disk_hangs(
+def test_answers_stay_equal_and_arrive_while_the_disk_hangs(
     disk: Faulty, stage: Stage, stored: Path, oracle: list[dict[str, Any]]
 ) -> None:
     shutil.copytree(stored, disk.below / "store")

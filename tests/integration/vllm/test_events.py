@@ -84,7 +84,7 @@ def after_a_restart(make: Make, primary: Primary, of: list[bytes]) -> DalsegnoTi
     return make()
 
 
-def test_what_is_stored_is_announced_in_the_step_that_reports_it(
+def test_stored_blocks_are_announced_in_the_step_that_reports_them(
     manual: ManualStore, make: Make
 ) -> None:
     tier, ours = make(), keys(3)
@@ -165,7 +165,7 @@ def test_a_load_after_a_preemption_is_announced_a_step_later_or_when_the_request
     assert follower.blocks == set(ours)
 
 
-def test_a_block_that_left_in_a_gap_before_it_was_announced_is_withdrawn(
+def test_a_block_whose_removal_was_lost_before_its_announcement_is_withdrawn(
     make: Make, primary: Primary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)
@@ -216,7 +216,7 @@ def test_evicted_blocks_are_withdrawn(make: Make, primary: Primary) -> None:
     assert "events_resyncs" not in numbers
 
 
-def test_a_block_that_goes_and_comes_back_between_two_steps_stays_announced(
+def test_a_block_removed_and_stored_again_between_two_steps_stays_announced(
     make: Make, primary: Primary
 ) -> None:
     tier, ours = make(), keys(3)
@@ -229,7 +229,9 @@ def test_a_block_that_goes_and_comes_back_between_two_steps_stays_announced(
     assert follower.announced == 3
 
 
-def test_a_block_that_goes_before_it_is_announced_never_is(make: Make, primary: Primary) -> None:
+def test_a_block_removed_before_its_announcement_is_never_announced(
+    make: Make, primary: Primary
+) -> None:
     tier, ours = make(), keys(3)
     follower = Follower(tier)
     Request(tier, "r", ours).keep(primary)
@@ -366,7 +368,7 @@ def test_settings_that_routers_cannot_use_are_a_warning(
     assert bool(list(tier.take_events())) == (changes != {"enable_kv_cache_events": False})
 
 
-def test_what_a_late_comparison_did_not_find_stays_announced(
+def test_blocks_that_a_late_comparison_did_not_reach_stay_announced(
     make: Make, primary: Primary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "QUEUE_BLOCKS", 1)

@@ -110,7 +110,7 @@ def test_a_longer_context_matters_only_where_the_rotation_depends_on_it(folder: 
         assert ident(4096, **rope) != ident(8192, **rope)
 
 
-def test_weights_decide_and_folders_do_not(folder: Path, tmp_path: Path) -> None:
+def test_the_identity_depends_on_weights_and_not_on_folders(folder: Path, tmp_path: Path) -> None:
     usual = identity.engine_identity(vllm_config(folder), GROUPS)
     moved = tmp_path / "elsewhere" / "model"
     moved.mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_weights_decide_and_folders_do_not(folder: Path, tmp_path: Path) -> None
     assert stated["weights"] == "stated:v7"
 
 
-def test_random_weights_are_shared_with_nobody(folder: Path) -> None:
+def test_random_weights_share_no_block(folder: Path) -> None:
     config = vllm_config(folder, load_load_format="dummy")
     first = identity.engine_identity(config, GROUPS)
     assert first["weights"] != identity.engine_identity(config, GROUPS)["weights"]
@@ -136,7 +136,7 @@ def test_random_weights_are_shared_with_nobody(folder: Path) -> None:
         ({"model_model": "nobody/nothing-here"}, "not on this machine"),
     ],
 )
-def test_what_cannot_be_established_is_refused(
+def test_an_identity_that_cannot_be_established_is_refused(
     folder: Path, change: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -144,7 +144,7 @@ def test_what_cannot_be_established_is_refused(
         identity.engine_identity(vllm_config(folder, **change), GROUPS)
 
 
-def test_a_draft_models_weights_belong_to_it(folder: Path, tmp_path: Path) -> None:
+def test_the_identity_includes_the_draft_models_weights(folder: Path, tmp_path: Path) -> None:
     config = vllm_config(folder)
     usual = identity.engine_identity(config, GROUPS)
     draft = tmp_path / "draft"

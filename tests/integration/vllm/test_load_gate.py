@@ -87,7 +87,7 @@ def test_a_row_larger_than_the_bound_is_loaded_alone() -> None:
     assert [stage.gate.answer(key, one) for key in keys(2)] == [HIT, RETRY]
 
 
-def test_as_many_requests_load_as_there_may_be_jobs() -> None:
+def test_the_number_of_loading_requests_is_bounded_by_the_number_of_jobs() -> None:
     stage = Stage(max_load_jobs=2, max_load_bytes=8 * ROW_BYTES)
     requests = [state() for _ in range(3)]
     ours = keys(3)

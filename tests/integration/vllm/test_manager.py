@@ -111,7 +111,7 @@ def test_blocks_that_left_the_primary_tier_come_back(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_vllm_finds_nothing_to_assert_when_blocks_vanish_and_bounds_are_hit(
+def test_no_assertion_of_vllm_fails_when_blocks_vanish_and_bounds_are_hit(
     tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -203,9 +203,7 @@ def test_a_request_whose_loads_may_not_start_is_computed_in_time(tmp_path: Path)
     stage.close()
 
 
-def test_a_load_that_fails_again_and_again_ends_with_its_request_computed(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_request_whose_loads_keep_failing_is_computed(tmp_path: Path, monkeypatch: Any) -> None:
     stage = Stage(tmp_path / "store", failed_load_pause_s=0.05)
     wanted = keys(3)
     stage.serve(wanted, "first")

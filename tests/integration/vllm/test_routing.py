@@ -160,7 +160,7 @@ def test_a_follower_knows_what_the_store_has_after_every_stage(
     assert at == len(recording.frames)
 
 
-def test_the_stages_did_what_they_are_named_for(recording: Recording) -> None:
+def test_every_stage_did_what_its_name_says(recording: Recording) -> None:
     hit = recording.stage("hit of an earlier process")
     assert hit["cached_tokens"] >= 5 * BLOCK_TOKENS
     assert len(hit["present"]) * BLOCK_TOKENS >= hit["cached_tokens"]
@@ -186,7 +186,7 @@ def test_a_request_loads_from_the_tiers_that_it_names(recording: Recording) -> N
     assert storage >= 5 * BLOCK_TOKENS
 
 
-def test_a_subscriber_gets_what_is_asked_for_again(recording: Recording) -> None:
+def test_a_replayed_batch_equals_the_live_one(recording: Recording) -> None:
     assert len(recording.live) > len(recording.frames) // 2, "it may join a little late"
     numbers = sorted(recording.live)
     assert numbers == list(range(numbers[0], len(recording.frames)))
@@ -245,7 +245,7 @@ def test_no_rule_of_a_router_drops_an_event(recording: Recording, router: str, r
     assert not [event for event in ours if ROUTERS[router][reason](event)]
 
 
-def test_announced_tokens_hang_together(recording: Recording) -> None:
+def test_announced_blocks_form_chains(recording: Recording) -> None:
     """The parent of each block is announced too, so that routers can build their trees."""
     tokens: dict[int, list[int]] = {}
     parents: dict[int, int | None] = {}

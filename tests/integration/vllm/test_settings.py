@@ -69,7 +69,7 @@ def test_a_wrong_setting_is_refused_with_its_name(change: dict[str, Any], says: 
         expand({**FLAT, **change}, on_cpu=True)
 
 
-def test_the_stores_own_settings_are_handed_on() -> None:
+def test_the_stores_own_settings_are_passed_on() -> None:
     plain = TierSettings.parse({"path": "~/kv"})
     assert plain.path.is_absolute()
     assert plain.store_settings() == {"dram": 0}

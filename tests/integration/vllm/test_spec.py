@@ -71,7 +71,7 @@ def test_blocks_go_into_rows_and_come_back(per_row: int, first: int) -> None:
     assert not Path(mapped.mmap_path).exists()
 
 
-def test_the_second_half_takes_the_name_away_and_both_keep_the_memory() -> None:
+def test_the_second_joiner_unlinks_the_name_and_both_keep_the_memory() -> None:
     name = f"dalsegno-test-{secrets.token_hex(4)}"
     first, second = region(name, 1), region(name, 1, rank=None)
     path = Path(first.mmap_path)

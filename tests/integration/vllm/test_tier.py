@@ -30,7 +30,7 @@ from dalsegno.integrations.vllm.tier import DalsegnoTier
 pytestmark = pytest.mark.engine
 
 
-def test_what_is_stored_is_found_and_comes_back_byte_for_byte(
+def test_stored_blocks_are_found_and_come_back_byte_for_byte(
     tier: DalsegnoTier, primary: Primary
 ) -> None:
     ours = keys(5)
@@ -56,7 +56,7 @@ def test_groups_do_not_share_blocks(tier: DalsegnoTier, primary: Primary) -> Non
     assert [again.lookup(key) for key in mixed] == [HIT] * 4
 
 
-def test_a_block_that_is_gone_is_a_miss_and_the_others_load(
+def test_a_missing_block_is_a_miss_and_the_others_load(
     tier: DalsegnoTier, primary: Primary
 ) -> None:
     ours = keys(4)
@@ -124,7 +124,7 @@ def test_a_gap_in_the_prompt_starts_another_put(
     manual.end_all()
 
 
-def test_what_is_over_a_bound_is_refused_at_once(
+def test_a_job_over_a_bound_is_refused_immediately(
     manual: ManualStore, make_tier: Callable[..., DalsegnoTier]
 ) -> None:
     tier = make_tier(max_load_jobs=1, max_store_jobs=2, max_store_bytes=3 * ROW_BYTES)
@@ -162,7 +162,7 @@ def test_a_transfer_that_the_store_refuses_counts_as_throttled(
     assert numbers["throttled_blocks store"] == numbers["throttled_blocks load"] == 2
 
 
-def test_a_slow_load_is_called_off_and_reported_only_when_it_has_ended(
+def test_a_slow_load_is_cancelled_and_reported_only_when_it_has_ended(
     manual: ManualStore,
     make_tier: Callable[..., DalsegnoTier],
     monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +212,7 @@ def test_a_preempted_request_looks_up_its_misses_again(
     assert asked.lookup(ours[0]) is HIT
 
 
-def test_a_reset_waits_and_shares_nothing_with_what_was_stored_before(
+def test_a_reset_waits_and_later_requests_find_no_older_block(
     tier: DalsegnoTier, primary: Primary
 ) -> None:
     ours = keys(3)
@@ -234,7 +234,7 @@ def test_a_reset_waits_and_shares_nothing_with_what_was_stored_before(
     assert Request(tier, "u", ours).lookup(ours[0]) is MISS
 
 
-def test_a_bypassed_request_is_neither_served_nor_kept(
+def test_a_bypassed_request_is_neither_served_nor_stored(
     tier: DalsegnoTier, primary: Primary
 ) -> None:
     ours, more = keys(2), keys(1, prompt="b")

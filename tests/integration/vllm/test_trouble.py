@@ -87,7 +87,7 @@ def test_a_job_whose_second_transfer_cannot_start_waits_for_the_first(
     assert (result.success, result.successful_keys) == (False, (ours[0],))
 
 
-def test_shutdown_gives_up_on_a_transfer_that_does_not_end(
+def test_shutdown_stops_waiting_for_a_transfer_that_does_not_end(
     manual: ManualStore, manual_tier: DalsegnoTier
 ) -> None:
     Request(manual_tier, "r", keys(1)).store(1)
@@ -99,7 +99,7 @@ def test_shutdown_gives_up_on_a_transfer_that_does_not_end(
     manual_tier.shutdown()
 
 
-def test_a_reset_gives_up_on_a_transfer_that_does_not_end(
+def test_a_reset_stops_waiting_for_a_transfer_that_does_not_end(
     manual: ManualStore, manual_tier: DalsegnoTier
 ) -> None:
     Request(manual_tier, "r", keys(1)).store(1)
@@ -112,7 +112,7 @@ def test_a_reset_gives_up_on_a_transfer_that_does_not_end(
     assert [result.job_id for result in finished(manual_tier)] == [1]
 
 
-def test_nothing_that_vllm_calls_while_it_serves_waits_for_a_transfer(
+def test_no_call_of_vllm_while_it_serves_waits_for_a_transfer(
     manual: ManualStore, manual_tier: DalsegnoTier, primary: Primary
 ) -> None:
     ours = keys(2)
@@ -180,7 +180,7 @@ def test_each_replica_of_data_parallelism_has_a_store_of_its_own(
         assert (tmp_path / "store" / f"dp{replica}" / "store.meta").is_file()
 
 
-def test_a_directory_that_cannot_be_made_is_an_empty_tier(
+def test_a_directory_that_cannot_be_created_is_an_empty_tier(
     tmp_path: Path, make_tier: Callable[..., DalsegnoTier]
 ) -> None:
     (tmp_path / "file").touch()

@@ -308,7 +308,9 @@ def test_a_hash_has_32_bytes(length: int, namespace: dalsegno.Namespace) -> None
     assert namespace.probe(chain(1)) == 0
 
 
-def test_what_is_no_buffer_or_no_hash_is_a_type_error(namespace: dalsegno.Namespace) -> None:
+def test_a_block_that_is_not_a_buffer_or_hash_that_is_not_bytes_is_a_type_error(
+    namespace: dalsegno.Namespace,
+) -> None:
     block: Any
     for block in ("text", None, 5, [1, 2], object()):
         with pytest.raises(TypeError):
@@ -319,7 +321,7 @@ def test_what_is_no_buffer_or_no_hash_is_a_type_error(namespace: dalsegno.Namesp
             namespace.probe([one])
 
 
-def test_nothing_asked_is_nothing_done(namespace: dalsegno.Namespace) -> None:
+def test_an_empty_request_does_nothing(namespace: dalsegno.Namespace) -> None:
     assert namespace.put_batch([], []).kept == []
     assert namespace.put_batch(chain(2), [], first=2).kept == []
     assert namespace.probe([]) == 0
@@ -346,7 +348,7 @@ def lent() -> Iterator[list[Any]]:
     mapped.close()
 
 
-def test_memory_is_free_when_the_call_has_returned(namespace: dalsegno.Namespace) -> None:
+def test_buffers_are_released_when_the_call_returns(namespace: dalsegno.Namespace) -> None:
     with lent() as memory:
         namespace.put_batch(chain(2), memory)
         namespace.get_batch(chain(2), memory)
@@ -355,7 +357,7 @@ def test_memory_is_free_when_the_call_has_returned(namespace: dalsegno.Namespace
             namespace.get_batch(chain(1), memory)
 
 
-def test_memory_is_free_when_a_transfer_is_done(namespace: dalsegno.Namespace) -> None:
+def test_buffers_are_released_when_a_transfer_ends(namespace: dalsegno.Namespace) -> None:
     transfers: list[dalsegno.Transfer[Any]] = []
     with lent() as memory:
         for timeout_s in (None, 0, 60):

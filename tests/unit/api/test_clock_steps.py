@@ -99,7 +99,7 @@ def started(shim: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("index", ["memory", "lsm"])
-def test_no_block_and_no_call_is_lost_to_steps(shim: Path, tmp_path: Path, index: str) -> None:
+def test_clock_steps_lose_no_block_and_no_call(shim: Path, tmp_path: Path, index: str) -> None:
     with started(shim, "work", tmp_path / "store", index, "wall") as child:
         out, err = child.communicate(timeout=LIMIT_S)
     assert child.returncode == 0, err
@@ -107,7 +107,7 @@ def test_no_block_and_no_call_is_lost_to_steps(shim: Path, tmp_path: Path, index
     assert dalsegno.verify(str(tmp_path / "store"))["findings"] == []
 
 
-def test_steps_of_the_clock_that_a_store_reads_would_be_seen(shim: Path, tmp_path: Path) -> None:
+def test_a_step_of_the_monotonic_clock_is_detected(shim: Path, tmp_path: Path) -> None:
     """The check of the check: the monotonic clock, which never jumps, is made to."""
     with started(shim, "work", tmp_path / "store", "memory", "monotonic") as child:
         _, err = child.communicate(timeout=LIMIT_S)
@@ -116,7 +116,7 @@ def test_steps_of_the_clock_that_a_store_reads_would_be_seen(shim: Path, tmp_pat
     assert "deadline passed before the device responded" in err
 
 
-def test_a_wait_for_the_disk_ends_though_the_clock_jumps(shim: Path, disk: Faulty) -> None:
+def test_a_wait_for_the_disk_ends_even_if_the_clock_jumps(shim: Path, disk: Faulty) -> None:
     with started(shim, "hang", disk.path / "store") as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.readline() or child.communicate()[1]) == "ready"

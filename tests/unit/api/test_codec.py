@@ -25,7 +25,7 @@ def halves(count: int) -> np.ndarray:
     return upper.view(np.uint8).reshape(count, LAYERS, SLICE)
 
 
-def test_a_codec_saves_room_is_remembered_and_changes_no_byte(tmp_path: Path) -> None:
+def test_a_codec_saves_space_is_remembered_and_changes_no_byte(tmp_path: Path) -> None:
     blocks = halves(40)
     with dalsegno.open(tmp_path / "kv", capacity="64MiB", dram=0) as store:
         coded = store.namespace(FIELDS, layers=LAYERS, slice_bytes=SLICE, codec="zstd")
@@ -49,7 +49,7 @@ def test_a_codec_saves_room_is_remembered_and_changes_no_byte(tmp_path: Path) ->
     assert dalsegno.verify(str(tmp_path / "kv"))["findings"] == []
 
 
-def test_what_is_no_codec_or_width_is_refused(tmp_path: Path) -> None:
+def test_unknown_codecs_and_widths_are_refused(tmp_path: Path) -> None:
     with dalsegno.open(tmp_path / "kv", capacity="64MiB") as store:
         for codec, width, told in (("lz4", 2, "zstd"), ("zstd", 3, "1, 2 or 4")):
             with pytest.raises(dalsegno.InvalidError, match=told):

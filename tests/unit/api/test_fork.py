@@ -159,7 +159,9 @@ def test_every_call_in_a_forked_child_is_refused(parts: Parts, path: Path) -> No
     expect_sound(path)
 
 
-def test_what_a_forked_child_drops_stays_the_parents(parts: Parts, path: Path) -> None:
+def test_objects_dropped_in_a_forked_child_stay_usable_in_the_parent(
+    parts: Parts, path: Path
+) -> None:
     def drop() -> None:
         parts.__dict__.clear()
         gc.collect()
@@ -193,7 +195,7 @@ def test_a_child_forked_while_a_store_is_open_can_open_none(parts: Parts, path: 
     expect_blocks(parts)
 
 
-def test_a_transfer_under_way_at_a_fork_ends_in_the_parent_alone(path: Path) -> None:
+def test_a_transfer_in_flight_at_a_fork_ends_only_in_the_parent(path: Path) -> None:
     with dalsegno.open(path, capacity="256MiB", staging="16MiB") as store:
         namespace = store.namespace({"model": "m"}, layers=1, slice_bytes=1 << 20)
         blocks = [bytes(1 << 20)] * 64
@@ -214,9 +216,7 @@ def test_a_transfer_under_way_at_a_fork_ends_in_the_parent_alone(path: Path) -> 
     assert dalsegno.verify(str(path))["findings"] == []
 
 
-def test_a_fork_amid_calls_of_other_threads_leaves_no_child_hanging(
-    parts: Parts, path: Path
-) -> None:
+def test_a_fork_during_calls_of_other_threads_hangs_no_child(parts: Parts, path: Path) -> None:
     """Locks that another thread holds at the fork stay taken in the child for ever."""
     parent, ending = os.getpid(), threading.Event()
 
@@ -299,9 +299,7 @@ for number in range(20):
 
 
 @pytest.mark.parametrize("script", [ENDS_NORMALLY, OPENS_ITS_OWN], ids=["ends", "opens its own"])
-def test_a_forked_child_that_ends_normally_does_so_at_once_and_in_silence(
-    script: str, path: Path
-) -> None:
+def test_a_forked_child_exits_immediately_and_prints_nothing(script: str, path: Path) -> None:
     """Also one that was forked while no store was open, and opened the store itself."""
     command = [sys.executable, "-W", "ignore", "-c", COMMON + script, str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

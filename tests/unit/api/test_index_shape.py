@@ -11,7 +11,7 @@ from tests.unit.stores import Run
 import dalsegno
 
 
-def test_info_tells_the_shape_and_why(tmp_path: Path, run: Run) -> None:
+def test_info_shows_the_index_shape_and_its_reasons(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "store"
     with dalsegno.open(path, capacity="256MiB", index="lsm", index_memory="1MiB") as store:
         space = store.namespace({"model": "m"}, layers=1, slice_bytes=64)
@@ -30,7 +30,7 @@ def test_info_tells_the_shape_and_why(tmp_path: Path, run: Run) -> None:
     assert told["decisions"][-1]["reason"] in out
 
 
-def test_an_index_in_memory_has_no_shape(tmp_path: Path, run: Run) -> None:
+def test_an_in_memory_index_has_no_shape(tmp_path: Path, run: Run) -> None:
     with dalsegno.open(tmp_path / "store", capacity="64MiB") as store:
         assert store.stats()["index"] is None
     assert run("info", tmp_path / "store", "--json").json()["index"] is None
@@ -54,6 +54,6 @@ def test_a_pinned_shape_holds(tmp_path: Path) -> None:
         ("automatic", "give `auto`, `off` or a shape"),
     ],
 )
-def test_a_shape_that_makes_no_sense_is_refused(text: str, told: str, tmp_path: Path) -> None:
+def test_an_invalid_shape_is_refused(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(dalsegno.InvalidError, match=told):
         dalsegno.open(tmp_path / "store", index_tuning=text)

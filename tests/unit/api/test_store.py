@@ -60,17 +60,17 @@ def test_regression_a_wrong_value_names_its_setting(
     assert "untagged enum" not in str(raised.value)
 
 
-def test_a_setting_that_is_no_text_or_number_is_invalid(tmp_path: Path) -> None:
+def test_a_setting_that_is_not_text_or_a_number_is_invalid(tmp_path: Path) -> None:
     with pytest.raises(dalsegno.InvalidError, match=r"^capacity must be a finite number or text"):
         dalsegno.open(tmp_path / "store", capacity=object())
 
 
-def test_a_setting_of_none_is_the_default(tmp_path: Path) -> None:
+def test_a_setting_of_none_means_the_default(tmp_path: Path) -> None:
     with dalsegno.open(tmp_path / "store", capacity="16MiB", dram=None) as store:
         assert store.limits()["dram_bytes"] == 256 << 20
 
 
-def test_the_default_capacity_is_told_on_standard_error(
+def test_the_default_capacity_is_logged_to_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with dalsegno.open(tmp_path / "store") as store:
@@ -83,7 +83,7 @@ def test_the_default_capacity_is_told_on_standard_error(
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_settings_file_counts_and_the_call_goes_before_it(
+def test_arguments_of_open_override_the_settings_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = tmp_path / "settings.toml"
@@ -107,7 +107,7 @@ def test_a_bad_settings_file_is_invalid(
         dalsegno.open(tmp_path / "store")
 
 
-def test_a_store_names_the_namespaces_that_have_blocks(tmp_path: Path) -> None:
+def test_a_store_lists_the_namespaces_that_have_blocks(tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         assert store.namespaces() == []
         full = store.namespace({"model": "a"}, layers=2, slice_bytes=4)
@@ -125,7 +125,7 @@ def test_a_store_names_the_namespaces_that_have_blocks(tmp_path: Path) -> None:
 # Directories and owners.
 
 
-def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with open_store(tmp_path / "a" / "store") as store:
@@ -140,7 +140,7 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}, modes
 
 
-def test_a_second_owner_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_open_is_refused_and_names_the_owner(tmp_path: Path) -> None:
     with open_store(tmp_path / "store"):
         with another_process(tmp_path / "store") as (_, told):
             assert f"pid {os.getpid()} " in told
@@ -149,7 +149,7 @@ def test_a_second_owner_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     open_store(tmp_path / "store").close()
 
 
-def test_a_killed_owner_leaves_the_store_free(tmp_path: Path) -> None:
+def test_a_store_can_be_opened_after_its_owner_was_killed(tmp_path: Path) -> None:
     with another_process(tmp_path / "store") as (owner, told):
         assert told == "opened\n"
         with pytest.raises(dalsegno.UnavailableError, match=f"pid {owner.pid} "):
@@ -159,7 +159,7 @@ def test_a_killed_owner_leaves_the_store_free(tmp_path: Path) -> None:
         open_store(tmp_path / "store").close()
 
 
-def test_regression_an_error_tells_its_cause_once(tmp_path: Path) -> None:
+def test_regression_an_error_states_its_cause_once(tmp_path: Path) -> None:
     with open_store(tmp_path / "store"), pytest.raises(dalsegno.UnavailableError) as raised:
         open_store(tmp_path / "store")
     assert str(raised.value).count(f"pid {os.getpid()} ") == 1
@@ -168,7 +168,7 @@ def test_regression_an_error_tells_its_cause_once(tmp_path: Path) -> None:
     assert str(raised.value).count("No such file") == 1
 
 
-def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_directory_that_holds_no_store_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(dalsegno.InvalidError, match=r"notes\.txt"):
         open_store(tmp_path)
@@ -176,7 +176,7 @@ def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path)
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_regression_an_empty_path_is_refused_and_makes_nothing(
+def test_regression_an_empty_path_is_refused_and_creates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -228,7 +228,7 @@ def test_a_namespace_is_its_fields_and_shape(tmp_path: Path) -> None:
         ({f"tag{number}": "" for number in range(65)}, 1, 1),
     ],
 )
-def test_a_namespace_that_cannot_be_is_invalid(
+def test_a_namespace_with_bad_fields_or_shape_is_invalid(
     fields: dict[str, str], layers: int, slice_bytes: int, tmp_path: Path
 ) -> None:
     with open_store(tmp_path / "store") as store, pytest.raises(dalsegno.InvalidError):
@@ -262,7 +262,7 @@ def calls(store: dalsegno.Store, namespace: dalsegno.Namespace) -> dict[str, Any
     }
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_calls_of_a_closed_store_raise_closed_error(tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         namespace = store.namespace({}, layers=1, slice_bytes=8)
         assert namespace.put_batch(chain(1), [b"12345678"]).stored == 1
@@ -281,14 +281,14 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     assert store.limits()["capacity_bytes"] == 16 << 20
 
 
-def test_the_context_manager_closes_and_lets_errors_through(tmp_path: Path) -> None:
+def test_the_context_manager_closes_and_propagates_errors(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), open_store(tmp_path / "store") as store:
         _ = 1 / 0
     assert store.closed
     open_store(tmp_path / "store").close()
 
 
-def test_a_store_that_is_forgotten_lets_go(tmp_path: Path) -> None:
+def test_an_unreferenced_store_releases_its_directory(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     namespace = store.namespace({}, layers=1, slice_bytes=8)
     del store
@@ -300,7 +300,7 @@ def test_a_store_that_is_forgotten_lets_go(tmp_path: Path) -> None:
     open_store(tmp_path / "store").close()
 
 
-def test_a_process_may_end_with_transfers_under_way(tmp_path: Path) -> None:
+def test_a_process_may_exit_with_transfers_in_flight(tmp_path: Path) -> None:
     text = """
 import dalsegno, os, sys
 store = dalsegno.open(sys.argv[1], capacity="128MiB", staging="16MiB")
@@ -319,7 +319,7 @@ def our_threads() -> set[str]:
     return {one.name for one in tasks if (one / "comm").read_text().startswith("dalsegno")}
 
 
-def test_regression_closing_lets_go_of_files_and_threads(tmp_path: Path) -> None:
+def test_regression_closing_releases_files_and_threads(tmp_path: Path) -> None:
     """Not only when the last reference goes: the file system may be unmounted now."""
     before = our_threads()
     store = open_store(tmp_path / "store")
@@ -333,7 +333,7 @@ def test_regression_closing_lets_go_of_files_and_threads(tmp_path: Path) -> None
     assert namespace.layers == 1
 
 
-def test_regression_closing_waits_for_calls_under_way(tmp_path: Path) -> None:
+def test_regression_closing_waits_for_calls_in_flight(tmp_path: Path) -> None:
     """Whoever opens the directory next must find nobody writing to it."""
     store = dalsegno.open(tmp_path / "store", capacity="512MiB", staging="16MiB", dram=0)
     namespace = store.namespace({}, layers=1, slice_bytes=1 << 20)
@@ -348,7 +348,7 @@ def test_regression_closing_waits_for_calls_under_way(tmp_path: Path) -> None:
     assert store.stats()["log"]["written_bytes"] == at_close
 
 
-def test_the_log_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_log_is_printed_at_the_level_of_dalsegno_log(tmp_path: Path) -> None:
     code = f"import dalsegno; dalsegno.open({str(tmp_path / 'store')!r}, capacity='16MiB').close()"
     shown = {}
     for level in ("info", "off", "loud"):

@@ -85,7 +85,7 @@ def test_no_call_reads_blocks_of_another_tenant(
     assert READS[call](open_namespace(store, "a"), out), "their owner has them"
 
 
-def test_every_call_of_a_namespace_is_tried() -> None:
+def test_the_calls_tried_here_are_all_calls_of_a_namespace() -> None:
     methods = {name for name in vars(dalsegno.Namespace) if not name.startswith("_")}
     calls = {name for name in methods if callable(getattr(dalsegno.Namespace, name))}
     assert calls == {*READS, "put_batch", "submit_put", "remove"}
@@ -106,7 +106,7 @@ def test_tenants_neither_overwrite_nor_remove_each_others_blocks(store: dalsegno
     assert (one.probe(HASHES), other.probe(HASHES)) == (BLOCKS, 0)
 
 
-def test_fields_that_run_together_are_not_the_same_tenant(store: dalsegno.Store) -> None:
+def test_fields_that_join_to_the_same_text_are_different_tenants(store: dalsegno.Store) -> None:
     def identity(**fields: str) -> str:
         return store.namespace(fields, layers=1, slice_bytes=64).id
 
@@ -114,7 +114,7 @@ def test_fields_that_run_together_are_not_the_same_tenant(store: dalsegno.Store)
     assert len(set(made)) == len(made)
 
 
-def test_no_text_becomes_a_path(tmp_path: Path) -> None:
+def test_no_field_of_a_namespace_becomes_a_path(tmp_path: Path) -> None:
     folder = tmp_path / "inside" / "kv"
     with dalsegno.open(folder, capacity="64MiB", segment="1MiB", index="lsm") as store:
         for text in HOSTILE:
@@ -127,7 +127,7 @@ def test_no_text_becomes_a_path(tmp_path: Path) -> None:
         assert path.is_file()
 
 
-def test_files_are_their_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_files_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with dalsegno.open(tmp_path / "kv", capacity="64MiB", segment="1MiB", index="lsm") as store:

@@ -136,7 +136,7 @@ def test_regression_a_full_queue_of_puts_throttles_no_get(namespace: dalsegno.Na
 
 
 @pytest.mark.parametrize("delay_s", [0, 0.001, 0.01])
-def test_a_cancelled_get_ends_soon_and_claims_only_what_it_holds(
+def test_a_cancelled_get_ends_soon_and_reports_only_blocks_it_filled(
     delay_s: float, namespace: dalsegno.Namespace
 ) -> None:
     blocks, out = fill(namespace, 64), room(64)
@@ -152,7 +152,7 @@ def test_a_cancelled_get_ends_soon_and_claims_only_what_it_holds(
 
 
 @pytest.mark.parametrize("delay_s", [0, 0.001, 0.01])
-def test_a_cancelled_put_ends_soon_and_claims_only_what_is_there(
+def test_a_cancelled_put_ends_soon_and_reports_only_blocks_it_stored(
     delay_s: float, namespace: dalsegno.Namespace
 ) -> None:
     transfer = namespace.submit_put(chain(64), [bytes(MIB)] * 64)
@@ -166,7 +166,7 @@ def test_a_cancelled_put_ends_soon_and_claims_only_what_is_there(
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.0, 1e-9])
-def test_no_time_is_a_miss_and_never_an_error(
+def test_a_timeout_of_zero_is_a_miss_and_never_an_error(
     timeout_s: float, namespace: dalsegno.Namespace, store: dalsegno.Store
 ) -> None:
     fill(namespace, 2)
@@ -189,7 +189,7 @@ def test_no_time_is_a_miss_and_never_an_error(
 
 
 @pytest.mark.parametrize("timeout_s", [0.0005, 0.002, 0.008])
-def test_a_short_time_yields_right_blocks_or_misses(
+def test_a_short_timeout_yields_right_blocks_or_misses(
     timeout_s: float, namespace: dalsegno.Namespace
 ) -> None:
     blocks, out = fill(namespace, 64), room(64)
@@ -203,14 +203,16 @@ def test_a_short_time_yields_right_blocks_or_misses(
 
 
 @pytest.mark.parametrize("timeout_s", [-1, float("nan")])
-def test_a_time_that_is_none_is_invalid(timeout_s: float, namespace: dalsegno.Namespace) -> None:
+def test_a_timeout_that_is_negative_or_nan_is_invalid(
+    timeout_s: float, namespace: dalsegno.Namespace
+) -> None:
     with pytest.raises(dalsegno.InvalidError, match="timeout_s"):
         namespace.get_batch(chain(1), room(1), timeout_s=timeout_s)
     with pytest.raises(dalsegno.InvalidError, match="timeout_s"):
         namespace.submit_get(chain(1), room(1)).wait(timeout_s)
 
 
-def test_a_very_long_time_is_as_good_as_none(namespace: dalsegno.Namespace) -> None:
+def test_a_very_long_timeout_is_accepted(namespace: dalsegno.Namespace) -> None:
     blocks, out = fill(namespace, 1), room(1)
     assert namespace.get_batch(chain(1), out, timeout_s=1e18) == 1
     assert out == blocks
@@ -233,7 +235,7 @@ def test_layers_become_blocks_at_commit(namespace: dalsegno.Namespace) -> None:
     assert out == [a + b for a, b in zip(*halves, strict=True)]
 
 
-def test_a_writer_leaves_out_what_is_there(namespace: dalsegno.Namespace) -> None:
+def test_a_writer_skips_stored_blocks(namespace: dalsegno.Namespace) -> None:
     fill(namespace, 2)
     writer = namespace.layer_writer(chain(4), first=1, count=2)
     assert (writer.first, writer.count) == (2, 1)
@@ -245,7 +247,7 @@ def test_a_writer_leaves_out_what_is_there(namespace: dalsegno.Namespace) -> Non
     assert (done.first, done.count, done.commit()) == (3, 0, 0)
 
 
-def test_wrong_layers_are_invalid_and_harm_nothing(namespace: dalsegno.Namespace) -> None:
+def test_wrong_layers_are_invalid_and_change_nothing(namespace: dalsegno.Namespace) -> None:
     half = bytes(MIB // 2)
     writer = namespace.layer_writer(chain(2))
     writer.store_layer(0, [half, half])
@@ -258,7 +260,7 @@ def test_wrong_layers_are_invalid_and_harm_nothing(namespace: dalsegno.Namespace
         writer.commit()
 
 
-def test_a_writer_that_cannot_be_is_invalid(namespace: dalsegno.Namespace) -> None:
+def test_a_writer_with_bad_arguments_is_invalid(namespace: dalsegno.Namespace) -> None:
     for first, count in ((0, 4), (3, 1), (4, None), (1, 3)):
         with pytest.raises(dalsegno.InvalidError):
             namespace.layer_writer(chain(3), first=first, count=count)
@@ -279,7 +281,7 @@ def test_regression_a_commit_that_misses_a_layer_changes_nothing(
     assert writer.commit() == 1
 
 
-def test_layers_move_in_the_background(namespace: dalsegno.Namespace) -> None:
+def test_layers_are_stored_and_loaded_in_the_background(namespace: dalsegno.Namespace) -> None:
     halves = [[os.urandom(MIB // 2) for _ in range(3)] for _ in range(2)]
     writer = namespace.layer_writer(chain(3), timeout_s=60)
     for layer in range(2):
@@ -301,7 +303,9 @@ def test_layers_move_in_the_background(namespace: dalsegno.Namespace) -> None:
         wrong.result()
 
 
-def test_a_layer_in_the_background_that_fails_says_so(namespace: dalsegno.Namespace) -> None:
+def test_a_layer_that_fails_in_the_background_reports_its_error(
+    namespace: dalsegno.Namespace,
+) -> None:
     half = bytes(MIB // 2)
     writer = namespace.layer_writer(chain(1))
     for layer, error in ((2, dalsegno.InvalidError), (0, dalsegno.UnavailableError)):
@@ -313,7 +317,7 @@ def test_a_layer_in_the_background_that_fails_says_so(namespace: dalsegno.Namesp
         writer.commit()
 
 
-def test_a_layer_that_is_throttled_may_be_stored_again(namespace: dalsegno.Namespace) -> None:
+def test_a_throttled_layer_can_be_stored_again(namespace: dalsegno.Namespace) -> None:
     half, count = bytes(MIB // 2), 16
     writer = namespace.layer_writer(chain(1, "new"))
     blocks = [bytes(MIB)] * count
@@ -329,7 +333,7 @@ def test_a_layer_that_is_throttled_may_be_stored_again(namespace: dalsegno.Names
     assert writer.commit() == 1
 
 
-def test_a_layer_without_time_gives_the_put_up(namespace: dalsegno.Namespace) -> None:
+def test_a_layer_that_times_out_aborts_the_put(namespace: dalsegno.Namespace) -> None:
     half = bytes(MIB // 2)
     writer = namespace.layer_writer(chain(1))
     with pytest.raises(dalsegno.UnavailableError):

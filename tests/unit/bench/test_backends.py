@@ -90,7 +90,7 @@ def test_every_backend_gives_back_the_leading_blocks(system: str, make: Make) ->
     assert loaded(backend, [*first, chain("c")[0]]) == BLOCKS
 
 
-def test_memory_gives_up_the_least_recently_used_prompt_and_suffixes_first(make: Make) -> None:
+def test_memory_evicts_the_least_recently_used_prompt_and_suffixes_first(make: Make) -> None:
     backend = make("memory", memory_bytes=2 * BLOCKS * BLOCK_BYTES)
     for prompt in "ab":
         backend.save(chain(prompt), stamped(chain(prompt)), 0)
@@ -101,7 +101,7 @@ def test_memory_gives_up_the_least_recently_used_prompt_and_suffixes_first(make:
     assert backend.disk_bytes() == 0
 
 
-def test_files_stay_within_their_disk_and_give_up_the_oldest_suffix(
+def test_files_stay_within_their_disk_and_evict_the_oldest_suffix(
     make: Make, tmp_path: Path
 ) -> None:
     # The memory in front holds one block, so that what is loaded comes from files.
@@ -116,7 +116,7 @@ def test_files_stay_within_their_disk_and_give_up_the_oldest_suffix(
     assert backend.disk_bytes() == 2 * BLOCKS * BLOCK_BYTES
 
 
-def test_a_lost_or_cut_file_is_a_miss_from_there_on(make: Make, tmp_path: Path) -> None:
+def test_blocks_from_a_lost_or_truncated_file_on_are_misses(make: Make, tmp_path: Path) -> None:
     backend = make("files", memory_bytes=backends.METADATA_BYTES + BLOCK_BYTES)
     names = chain("a")
     backend.save(names, stamped(names), 0)
@@ -128,7 +128,7 @@ def test_a_lost_or_cut_file_is_a_miss_from_there_on(make: Make, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("system", "failed", "before"), [("files", 3, 8), ("files-evict", 0, 5)])
-def test_a_full_file_system_costs_new_blocks_or_old_ones(
+def test_a_full_file_system_loses_new_blocks_or_old_ones(
     system: str,
     failed: int,
     before: int,
@@ -157,7 +157,7 @@ def test_a_full_file_system_costs_new_blocks_or_old_ones(
     assert loaded(backend, list(reversed(new))) == (3 if not failed else 0)
 
 
-def test_nothing_is_left_of_a_file_that_could_not_be_written(
+def test_a_failed_write_leaves_no_file(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = make("files")
@@ -170,7 +170,7 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(
     assert files_under(tmp_path) == 0
 
 
-def test_blocks_that_direct_io_cannot_take_are_refused(tmp_path: Path) -> None:
+def test_blocks_that_direct_io_cannot_write_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="whole sectors"):
         backends.make("files", tmp_path, 5000, disk_bytes=MIB, memory_bytes=MIB)
 

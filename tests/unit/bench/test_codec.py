@@ -10,7 +10,7 @@ import pytest
 from dalsegno_bench.disk import codec as bench
 
 
-def test_a_tiny_run_shrinks_what_is_made_up_and_leaves_nothing(
+def test_a_tiny_run_compresses_synthetic_blocks_and_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(["--rounds", "1", "--mib", "48", "--dir", str(tmp_path)]) == 0

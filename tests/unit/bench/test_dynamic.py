@@ -96,7 +96,7 @@ def test_percentiles_are_values_that_occurred() -> None:
         ([[2, 1], [0, 0]], [0, 9], 2, (0.75, None), "from stage 2 on; 75.0% of the ideal hits b"),
     ],
 )
-def test_where_a_backend_broke_is_told(
+def test_the_stage_in_which_a_backend_failed_is_reported(
     hits: list[list[int]],
     failed: list[int],
     stage: int | None,
@@ -148,7 +148,7 @@ def test_the_kernels_tables_are_read() -> None:
     assert kernel.slab_of_meminfo(meminfo) == 42 << 10
 
 
-def test_the_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("x", "a/y", "a/b/z"):
         (tmp_path / name).touch()
@@ -186,7 +186,7 @@ def test_a_wrong_block_is_counted() -> None:
     assert served.disk_bytes == 5
 
 
-def test_what_a_backend_cannot_do_reaches_the_bench(tmp_path: Path) -> None:
+def test_an_error_of_a_backend_process_reaches_the_bench(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"files: ValueError.*whole sectors"):
         Process(Setup("files", tmp_path / "files", 5000, 4, MIB, MIB))
 
@@ -205,7 +205,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return ran
 
 
-def test_an_image_that_cannot_be_mounted_leaves_nothing(
+def test_an_image_that_cannot_be_mounted_leaves_no_file(
     tools: list[list[str]], tmp_path: Path
 ) -> None:
     with (
@@ -217,7 +217,7 @@ def test_an_image_that_cannot_be_mounted_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mounted_image_is_taken_away_whatever_happens_in_it(tmp_path: Path) -> None:
+def test_a_mounted_image_is_removed_after_an_exception(tmp_path: Path) -> None:
     lacking = image.missing()
     if lacking is not None:
         pytest.skip(lacking)
@@ -234,7 +234,7 @@ def test_a_mounted_image_is_taken_away_whatever_happens_in_it(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_image_in_use_vanishes_all_the_same(tmp_path: Path) -> None:
+def test_a_mounted_image_is_removed_while_a_file_in_it_is_open(tmp_path: Path) -> None:
     lacking = image.missing()
     if lacking is not None:
         pytest.skip(lacking)
@@ -247,7 +247,7 @@ def test_an_image_in_use_vanishes_all_the_same(tmp_path: Path) -> None:
     busy.close()
 
 
-def test_the_part_that_mounts_says_why_it_is_skipped(
+def test_the_part_that_mounts_reports_why_it_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -91,7 +91,7 @@ def test_the_result_has_extremes_and_every_figure_by_trace_and_share() -> None:
     }
 
 
-def test_prompts_asked_for_twice_in_a_row_hit_half_whatever_is_evicted(
+def test_prompts_requested_twice_in_a_row_hit_half_under_any_eviction(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "twice.jsonl.xz"

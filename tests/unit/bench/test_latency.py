@@ -27,7 +27,7 @@ def figures(ours_us: list[int], file_us: list[int]) -> bench.Figures:
     return made
 
 
-def test_ratios_are_of_rounds_and_the_median_over_them() -> None:
+def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     # A slow round of both changes no ratio.
     told = json.loads(json.dumps(bench.report(figures([30, 900, 45], [20, 600, 15]), [0.5, 1.5])))
     for way, size in itertools.product(WAYS, bench.SIZES):
@@ -47,7 +47,7 @@ def test_every_call_of_every_contender_is_timed_once() -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--reuse-files", "--index", "lsm"]])
-def test_a_tiny_run_has_every_figure_and_leaves_nothing(
+def test_a_tiny_run_has_every_figure_and_leaves_no_file(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

@@ -64,7 +64,7 @@ def test_the_result_has_every_ratio_against_the_best_fio_cell(figures: bench.Fig
     }
 
 
-def test_a_slow_round_moves_no_figure(
+def test_a_slow_round_changes_no_figure(
     figures: bench.Figures, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calm = bench.report(figures, [])

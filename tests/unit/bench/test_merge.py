@@ -14,7 +14,7 @@ def figures(p99_ms: list[float]) -> bench.Figures:
     return bench.Figures(p99_ms=p99_ms, p50_ms=[1.0, 2.0, 3.0], put_s=4.0, cpu_s=5.0)
 
 
-def test_ratios_are_of_parts_that_ran_beside_each_other() -> None:
+def test_a_ratio_compares_parts_that_ran_next_to_each_other() -> None:
     counts = {
         "on": {"lineages": 2, "extents": 5, "most_extents": 4},
         "off": {"lineages": 2, "extents": 400, "most_extents": 200},

@@ -53,7 +53,7 @@ def test_every_model_with_a_size_is_checked() -> None:
 
 
 @pytest.mark.parametrize(("name", "tokens", "cached", "milliseconds", "tolerance"), POINTS)
-def test_the_model_meets_the_points_it_was_fitted_to(
+def test_the_model_matches_the_points_it_was_fitted_to(
     name: str, tokens: int, cached: int, milliseconds: float, tolerance: float
 ) -> None:
     assert PREFILLS[name].seconds(tokens, cached) * 1e3 == pytest.approx(
@@ -67,7 +67,7 @@ def test_golden_seconds(name: str, tokens: int, cached: int, milliseconds: float
 
 
 @pytest.mark.parametrize("prefill", PREFILLS.values(), ids=list(PREFILLS))
-def test_a_prefill_in_two_parts_takes_as_long_as_at_once(prefill: Prefill) -> None:
+def test_a_prefill_in_two_parts_takes_as_long_as_in_one(prefill: Prefill) -> None:
     whole = prefill.seconds(16384)
     for cut in (0, 1, 5000, 16383, 16384):
         assert prefill.seconds(cut) + prefill.seconds(16384, cut) == pytest.approx(whole)
@@ -75,6 +75,6 @@ def test_a_prefill_in_two_parts_takes_as_long_as_at_once(prefill: Prefill) -> No
 
 
 @pytest.mark.parametrize(("tokens", "cached"), [(10, 11), (10, -1)])
-def test_more_than_the_prompt_cannot_be_cached(tokens: int, cached: int) -> None:
+def test_more_cached_tokens_than_the_prompt_has_are_refused(tokens: int, cached: int) -> None:
     with pytest.raises(ValueError, match="cannot be cached"):
         PREFILLS["qwen3-32b/h200"].seconds(tokens, cached)

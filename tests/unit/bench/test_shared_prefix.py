@@ -20,7 +20,7 @@ def result(shares: dict[int, float], **changed: int) -> bench.Result:
     return bench.Result(GEOMETRY, shares, **(usual | changed))
 
 
-def test_what_fits_leaves_out_two_segments() -> None:
+def test_the_prompts_that_fit_leave_two_segments_free() -> None:
     assert GEOMETRY.capacity_prompts == 620
     assert (GEOMETRY.fit_prompts, GEOMETRY.fit_blocks, GEOMETRY.segment_blocks) == (580, 3480, 120)
 
@@ -94,7 +94,7 @@ def test_a_store_that_is_too_small_is_refused(
 
 
 @pytest.mark.slow
-def test_a_small_run_has_every_cell_and_leaves_nothing(
+def test_a_small_run_has_every_cell_and_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--capacity-mib", "8", "--samples", "2", "--index", "memory"]

@@ -31,7 +31,7 @@ WELL: dict[str, Any] = {
 }
 
 
-def test_a_run_in_which_all_went_well_is_no_reason_to_complain() -> None:
+def test_a_healthy_run_has_no_complaints() -> None:
     assert complaints(WELL, 20) == []
 
 
@@ -53,10 +53,12 @@ def test_a_run_in_which_all_went_well_is_no_reason_to_complain() -> None:
         ({"hit_blocks": 0}, "no hit_blocks"),
     ],
 )
-def test_what_is_wrong_grows_or_never_came_is_told(figures: dict[str, Any], words: str) -> None:
+def test_errors_growth_and_faults_that_never_occurred_are_reported(
+    figures: dict[str, Any], words: str
+) -> None:
     (told,) = complaints({**WELL, **figures}, 20)
     assert words in told
 
 
-def test_a_first_look_need_not_meet_everything() -> None:
+def test_a_short_run_needs_no_occurrence_of_every_fault() -> None:
     assert complaints({**WELL, "fills": 0, "rss_mib_by_eighth": [78.0, 96.0]}, 1) == []

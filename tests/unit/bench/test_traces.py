@@ -57,7 +57,7 @@ def test_the_longest_prompt_shows_the_tokens_of_a_block(
         (lines((5, [])), "no request"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_line(text: list[str], words: str) -> None:
+def test_a_bad_trace_is_refused_with_its_line(text: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(text)
 
@@ -74,7 +74,7 @@ def test_a_suffix_is_evicted_before_its_prefix() -> None:
     assert len(lru) == 4
 
 
-def test_asking_what_an_lru_holds_is_no_use() -> None:
+def test_a_lookup_in_the_lru_is_not_a_use() -> None:
     lru: Lru[str] = Lru(2)
     lru.use("a")
     lru.use("b")

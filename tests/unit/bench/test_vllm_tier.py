@@ -9,7 +9,7 @@ import pytest
 from dalsegno_bench.vllm import vllm_tier as bench
 
 
-def test_ratios_are_of_rounds_and_the_median_over_them() -> None:
+def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     # A slow round of both changes no ratio; the slowest call of a hundred takes ten times as long.
     rounds = {"off": [20, 600, 15], "on": [30, 900, 45]}
     samples: bench.Samples = {
@@ -23,7 +23,7 @@ def test_ratios_are_of_rounds_and_the_median_over_them() -> None:
     assert (line["rounds"], line["load"]) == (3, [0.5, 1.5])
 
 
-def test_without_vllm_it_says_how_to_run_it(
+def test_without_vllm_the_bench_says_how_to_run_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)

@@ -54,7 +54,7 @@ def test_an_unbounded_cache_hits_what_each_stage_expects(
         assert abs(sum(hits) - expected * work.blocks * work.requests) <= 0.5 + 1e-9
 
 
-def test_every_prompt_has_whole_length_and_a_name_for_each_block() -> None:
+def test_every_prompt_has_its_full_length_and_a_name_for_each_block() -> None:
     for prompt in (prompt for phase in plan().phases() for prompt in phase):
         assert len(prompt.chain) == len(set(prompt.chain)) == 64
         assert {len(name) for name in prompt.chain} == {32}
@@ -101,7 +101,7 @@ def test_uniform_reuse_is_served_by_capacity_alone() -> None:
         (lambda: Dynamic(64, 64, 1, 1, reuse="often"), "recent, uniform"),  # type: ignore[arg-type]
     ],
 )
-def test_what_does_not_fit_is_refused(make: Callable[[], Dynamic], words: str) -> None:
+def test_a_workload_with_bad_arguments_is_refused(make: Callable[[], Dynamic], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
 

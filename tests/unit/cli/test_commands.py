@@ -50,7 +50,7 @@ def test_the_crc_of_these_tests_is_crc32c() -> None:
 # A healthy store.
 
 
-def test_info_tells_the_facts(path: Path, run: Run) -> None:
+def test_info_shows_the_facts_of_a_store(path: Path, run: Run) -> None:
     answer = run("info", path)
     assert (answer.code, answer.err) == (0, "")
     for words in ("on disk     1 MiB", "blocks      8 (39.3 KiB)", "namespaces  2", "1 open"):
@@ -72,13 +72,13 @@ def test_ls_lists_namespaces_with_their_fields(path: Path, run: Run) -> None:
     assert "extents of namespace" not in answer.out
 
 
-def test_stored_text_cannot_steer_the_terminal(path: Path, run: Run) -> None:
+def test_stored_text_cannot_control_the_terminal(path: Path, run: Run) -> None:
     out = run("ls", path).out
     assert "\x1b" not in out
     assert r"salt=tab\tand \x1b[31mcolour" in out
 
 
-def test_ls_extents_tells_where_blocks_lie(path: Path, run: Run) -> None:
+def test_ls_extents_shows_where_blocks_are_stored(path: Path, run: Run) -> None:
     out = run("ls", path, "--extents").out
     for extent in extents(path):
         assert extent["lineage"][:12] in out
@@ -115,7 +115,7 @@ def test_verify_of_a_healthy_store_is_clean(path: Path, run: Run) -> None:
     assert after == before
 
 
-def test_an_empty_store_is_told_as_empty(tmp_path: Path, run: Run) -> None:
+def test_an_empty_store_is_shown_as_empty(tmp_path: Path, run: Run) -> None:
     open_store(tmp_path / "store").close()
     assert run("ls", tmp_path / "store").out == "no blocks\n"
     assert run("info", tmp_path / "store").code == 0
@@ -144,7 +144,9 @@ def test_the_owner_in_another_process_is_named(path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "verify"])
-def test_what_is_no_store_is_told_in_a_line(command: str, tmp_path: Path, run: Run) -> None:
+def test_a_path_that_is_not_a_store_is_a_one_line_error(
+    command: str, tmp_path: Path, run: Run
+) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "notes.txt").write_text("mine")
     for path in (tmp_path / "missing", tmp_path / "foreign", tmp_path / "foreign" / "notes.txt"):
@@ -157,7 +159,7 @@ def test_what_is_no_store_is_told_in_a_line(command: str, tmp_path: Path, run: R
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "verify"])
-def test_a_store_of_a_newer_version_is_refused_and_left_alone(
+def test_a_store_of_a_newer_version_is_refused_and_not_changed(
     command: str, path: Path, run: Run
 ) -> None:
     sector = bytearray((path / "store.meta").read_bytes())
@@ -197,7 +199,7 @@ def test_every_command_explains_itself(command: tuple[str, ...], run: Run) -> No
     assert "..." not in answer.out.replace("[ARGS]...", "")
 
 
-def test_the_installed_command_and_the_module_tell_the_version() -> None:
+def test_the_installed_command_and_the_module_print_the_version() -> None:
     installed = Path(sys.executable).with_name("dalsegno")
     for command in ([str(installed)], [sys.executable, "-m", "dalsegno.cli"]):
         told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -235,7 +237,7 @@ def test_colours_and_progress_only_in_a_terminal(path: Path) -> None:
     assert "\x1b[" in shown
 
 
-def test_ctrl_c_ends_a_check_at_once() -> None:
+def test_ctrl_c_ends_a_check_immediately() -> None:
     slow = (
         # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -286,7 +288,9 @@ def replace_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_what_follows_a_bench_is_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_after_the_name_of_a_bench_are_passed_to_the_bench(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[str]] = []
 
     def fake_main(argv: list[str]) -> int:
@@ -306,7 +310,7 @@ def test_every_bench_explains_its_arguments(name: str, run: Run) -> None:
     assert "usage" in answer.out.lower()
 
 
-def test_the_demonstration_gets_its_options(
+def test_the_demo_gets_its_options(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[dict[str, Any]] = []
@@ -326,7 +330,7 @@ def test_the_demonstration_gets_its_options(
     ]
 
 
-def test_a_missing_engine_is_told_in_a_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_a_one_line_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dalsegno.demo.vllm", None)
     answer = run("demo", "vllm")
     assert answer.code == 2

@@ -150,7 +150,7 @@ def held(path: Path) -> dict[tuple[str, bytes], bytes]:
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_repair_drops_what_is_bad_and_keeps_the_rest(
+def test_repair_drops_damaged_blocks_and_keeps_the_rest(
     plant: Callable[[Path], tuple[str, int, str]], template: Path, path: Path, run: Run
 ) -> None:
     intact = held(Path(shutil.copytree(template, path.with_name("intact"))))
@@ -169,7 +169,7 @@ def test_repair_drops_what_is_bad_and_keeps_the_rest(
     assert "repaired" not in again.out
 
 
-def test_repair_tells_people_what_it_did(path: Path, run: Run) -> None:
+def test_repair_prints_what_it_did(path: Path, run: Run) -> None:
     plant_in_payload(path)
     answer = run("verify", path, "--repair")
     assert answer.code == 0
@@ -185,7 +185,7 @@ def test_repair_of_a_store_that_is_open_is_refused(path: Path, run: Run) -> None
     assert "is in use by" in answer.err
 
 
-def test_verify_finds_a_fault_in_an_index_in_files_and_says_what_it_costs(
+def test_verify_finds_a_fault_in_an_on_disk_index_and_states_its_cost(
     tmp_path: Path, run: Run
 ) -> None:
     path = tmp_path / "store"
@@ -205,7 +205,7 @@ def test_verify_finds_a_fault_in_an_index_in_files_and_says_what_it_costs(
 
 @pytest.mark.parametrize("index", ["memory", "lsm"])
 @pytest.mark.parametrize("lost", [zero_record_header, remove_a_segment])
-def test_regression_what_is_gone_without_a_trace_is_found_with_either_index(
+def test_regression_records_that_vanished_are_found_with_either_index(
     index: str, lost: Callable[[Path], tuple[str, int, str]], tmp_path: Path, run: Run
 ) -> None:
     path = tmp_path / "store"
@@ -222,7 +222,7 @@ def test_regression_what_is_gone_without_a_trace_is_found_with_either_index(
     assert run("verify", path).code == 0
 
 
-def test_info_tells_of_damaged_headers(path: Path, run: Run) -> None:
+def test_info_reports_damaged_headers(path: Path, run: Run) -> None:
     file, offset, _ = plant_in_record_header(path)
     answer = run("info", path)
     assert answer.code == 0

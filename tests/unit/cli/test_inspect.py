@@ -30,7 +30,7 @@ def golden(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_shows_what_the_formats_worked_example_shows(golden: Path, run: Run) -> None:
+def test_inspect_prints_the_worked_example_of_the_format(golden: Path, run: Run) -> None:
     shown: dict[int, dict[str, Any]] = {}
     for offset in ((), (SECTOR,)):
         answer = run("inspect", golden, FIRST, *offset, "--json")
@@ -65,7 +65,7 @@ def test_a_segment_is_its_header_and_its_records(path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("into", [0, 77, SECTOR, SECTOR + 3 * SLICE_BYTES])
-def test_any_byte_of_a_record_leads_to_it(path: Path, run: Run, into: int) -> None:
+def test_inspect_finds_a_record_from_any_of_its_bytes(path: Path, run: Run, into: int) -> None:
     extent = extents(path)[0]
     answer = run("inspect", path, segment_of(path, extent).name, extent["offset"] + into, "--json")
     assert answer.code == 0
@@ -83,7 +83,7 @@ def test_any_byte_of_a_record_leads_to_it(path: Path, run: Run, into: int) -> No
     assert end == extent["offset"] + SECTOR
 
 
-def test_a_flipped_byte_of_a_block_is_told_where_it_is(path: Path, run: Run) -> None:
+def test_a_flipped_byte_of_a_block_is_shown_where_it_is(path: Path, run: Run) -> None:
     extent = extents(path)[0]
     file, at = segment_of(path, extent), extent["offset"] + SECTOR + SLICE_BYTES
     flip(file, at + 9)
@@ -95,7 +95,7 @@ def test_a_flipped_byte_of_a_block_is_told_where_it_is(path: Path, run: Run) -> 
     assert "1 of them damaged" in told
 
 
-def test_a_damaged_header_is_shown_with_what_is_wrong(path: Path, run: Run) -> None:
+def test_a_damaged_header_is_shown_with_its_fault(path: Path, run: Run) -> None:
     extent = extents(path)[0]
     file = segment_of(path, extent)
     flip(file, extent["offset"] + 130)
@@ -146,7 +146,7 @@ def test_small_files_and_units_of_compressed_extents(tmp_path: Path, run: Run) -
         (("store.meta", 5000), "has no record"),
     ],
 )
-def test_what_is_not_there_is_said(
+def test_a_missing_file_or_record_is_an_error(
     path: Path, run: Run, arguments: tuple[object, ...], words: str
 ) -> None:
     answer = run("inspect", path, *arguments)

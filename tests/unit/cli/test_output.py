@@ -70,14 +70,14 @@ def test_regression_a_pipe_without_a_reader_is_exit_code_2(command: str, path: P
     assert (done.returncode, done.stderr) == (COULD_NOT, "")
 
 
-def test_regression_findings_that_nobody_can_read_are_exit_code_2(path: Path) -> None:
+def test_regression_findings_that_cannot_be_printed_are_exit_code_2(path: Path) -> None:
     extent = extents(path)[0]
     flip(segment_of(path, extent), extent["offset"] + extent["bytes"] - 1)
     assert shell("verify STORE > /dev/null", path).returncode == 1
     assert shell("verify STORE > /dev/full", path).returncode == COULD_NOT
 
 
-def test_an_error_is_exit_code_2_also_when_nobody_can_read_it(tmp_path: Path) -> None:
+def test_an_error_that_cannot_be_printed_is_exit_code_2(tmp_path: Path) -> None:
     assert shell("ls STORE 2> /dev/full", tmp_path / "missing").returncode == COULD_NOT
     closed = shell("ls STORE 2>&-", tmp_path / "missing")
     assert (closed.returncode, closed.stdout) == (COULD_NOT, "")

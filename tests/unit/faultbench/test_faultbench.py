@@ -46,7 +46,7 @@ def test_our_store_is_clean(name: str, probed: Probed) -> None:
 
 
 @pytest.mark.parametrize("name", ["kill", "bit-flip"])
-def test_our_store_with_its_index_in_files_is_clean(name: str, probed: Probed) -> None:
+def test_our_store_with_an_on_disk_index_is_clean(name: str, probed: Probed) -> None:
     assert probed("dalsegno-lsm", name).correct
 
 
@@ -85,7 +85,7 @@ def test_a_broken_store_is_caught(
     assert outcome.notes
 
 
-def test_a_store_whose_files_tell_nothing_is_not_called_correct(probed: Probed) -> None:
+def test_a_store_whose_files_hide_its_blocks_is_not_reported_as_correct(probed: Probed) -> None:
     outcome = probed(f"{FAULTY}:Hidden", "bit-flip")
     assert "nothing was damaged" in outcome.skipped
     assert not outcome.correct
@@ -93,11 +93,11 @@ def test_a_store_whose_files_tell_nothing_is_not_called_correct(probed: Probed) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kill", "forgotten"])
-def test_a_sound_store_is_not_blamed(name: str, probed: Probed) -> None:
+def test_a_sound_store_passes(name: str, probed: Probed) -> None:
     assert probed(f"{FAULTY}:Sound", name).correct
 
 
-def test_a_crash_is_told_with_its_signal(probed: Probed) -> None:
+def test_a_crash_is_reported_with_its_signal(probed: Probed) -> None:
     assert "the process died in exists: SIGSEGV" in probed(f"{FAULTY}:Crashing", "pinned").notes
 
 
@@ -116,7 +116,7 @@ def test_the_json_has_every_count_by_store_and_probe(run: Run) -> None:
         assert "vllm is not installed" in found["vllm-fs"]["absent"]
 
 
-def test_a_failing_cell_names_the_command_that_shows_it_again(run: Run) -> None:
+def test_a_failing_cell_names_the_command_that_reproduces_it(run: Run) -> None:
     told = run("faultbench", "--store", "file-per-object", "--probe", "swapped", "--seed", "7")
     command = next(line for line in told.out.splitlines() if line.startswith("  $ dalsegno "))
     again = run(*command.split()[2:])
@@ -124,14 +124,14 @@ def test_a_failing_cell_names_the_command_that_shows_it_again(run: Run) -> None:
     assert "6 wrong" in told.out
 
 
-def test_unknown_names_are_answered_with_the_known_ones(run: Run) -> None:
+def test_an_error_about_an_unknown_name_lists_the_known_ones(run: Run) -> None:
     for option, words in (("--store", "there are"), ("--probe", "there are"), ("--python", "no ")):
         told = run("faultbench", option, "nothing")
         assert told.code == 2
         assert words in told.err
 
 
-def test_a_store_of_ours_that_is_not_clean_is_the_exit_code() -> None:
+def test_a_finding_in_our_store_sets_the_exit_code() -> None:
     placed = stores.Placed(stores.STORES["dalsegno"], sys.executable)
     clean = suite.Column(placed, outcomes={"kill": cell.Outcome(), "x": cell.Outcome(skipped="?")})
     assert not suite.failed([clean])

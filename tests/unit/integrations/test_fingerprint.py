@@ -33,7 +33,7 @@ def model(folder: Path, *files: bytes) -> Path:
     return folder
 
 
-def test_the_fingerprint_is_of_content_and_names_not_of_the_folder(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_content_and_names_not_on_the_folder(tmp_path: Path) -> None:
     one = fingerprint.weights_fingerprint(model(tmp_path / "a", b"x" * 100, b"y"))
     assert one == fingerprint.weights_fingerprint(model(tmp_path / "b", b"x" * 100, b"y"))
     assert one != fingerprint.weights_fingerprint(model(tmp_path / "c", b"x" * 100, b"z"))
@@ -64,7 +64,7 @@ def test_replaced_weights_of_the_same_size_and_mtime_have_another_fingerprint(
     assert fingerprint.weights_fingerprint(folder) == before
 
 
-def test_a_remembered_file_is_not_read_again(
+def test_a_file_with_a_cached_hash_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model(tmp_path / "m", b"a")
@@ -78,12 +78,12 @@ def test_a_remembered_file_is_not_read_again(
     assert fingerprint.weights_fingerprint(folder) == before
 
 
-def test_a_file_that_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
+def test_the_hash_of_a_file_that_changed_just_now_is_not_cached(tmp_path: Path) -> None:
     fingerprint.weights_fingerprint(model(tmp_path / "m", b"a"))
     assert not fingerprint.cache_file().exists()
 
 
-def test_a_file_that_changes_meanwhile_has_no_fingerprint(
+def test_a_file_that_changes_while_it_is_read_has_no_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model(tmp_path / "m", b"a")
@@ -92,7 +92,7 @@ def test_a_file_that_changes_meanwhile_has_no_fingerprint(
         fingerprint.weights_fingerprint(folder)
 
 
-def test_a_damaged_or_unwritable_memory_costs_only_time(tmp_path: Path) -> None:
+def test_a_damaged_or_unwritable_cache_of_hashes_costs_only_time(tmp_path: Path) -> None:
     folder = model(tmp_path / "m", b"a")
     target = fingerprint.cache_file()
     target.parent.mkdir(parents=True)

@@ -57,7 +57,7 @@ def space(of: Backend) -> Any:
     return of.current.namespaces["kv"]
 
 
-def test_an_engine_starts_though_its_disk_hangs(
+def test_an_engine_starts_even_if_its_disk_hangs(
     disk: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -76,7 +76,7 @@ def test_an_engine_starts_though_its_disk_hangs(
     ours.close()
 
 
-def test_an_engine_ends_though_its_disk_hangs_while_it_opens_the_store(disk: Faulty) -> None:
+def test_an_engine_exits_even_if_its_disk_hangs_while_the_store_opens(disk: Faulty) -> None:
     disk.send("add all hang")
     ours = backend(disk.path / "store", open_s=0.1)
     began = time.monotonic()
@@ -88,7 +88,7 @@ def test_an_engine_ends_though_its_disk_hangs_while_it_opens_the_store(disk: Fau
 
 
 @pytest.mark.parametrize("index", ["memory", "lsm"])
-def test_an_engine_ends_though_its_disk_hangs(disk: Faulty, index: str) -> None:
+def test_an_engine_exits_even_if_its_disk_hangs(disk: Faulty, index: str) -> None:
     ours = backend(disk.path / "store", settings={"index": index})
     blocks = [bytes([number]) * BLOCK for number in range(4)]
     assert space(ours).put_batch(chain(4), blocks).stored == 4
@@ -107,7 +107,7 @@ def test_an_engine_ends_though_its_disk_hangs(disk: Faulty, index: str) -> None:
 
 
 @pytest.mark.parametrize("io_engine", ["auto", "psync"])
-def test_nobody_has_a_directory_while_its_last_owner_may_still_write(
+def test_a_directory_stays_locked_while_its_last_owner_may_still_write(
     disk: Faulty, io_engine: str
 ) -> None:
     settings = {"io_engine": io_engine}
@@ -132,13 +132,15 @@ def test_nobody_has_a_directory_while_its_last_owner_may_still_write(
     again.close()
 
 
-def test_what_is_wrong_for_good_is_told_at_once(tmp_path: Path) -> None:
+def test_a_permanent_error_is_raised_immediately(tmp_path: Path) -> None:
     with pytest.raises(dalsegno.InvalidError, match="capacity"):
         backend(tmp_path / "store", settings={"capacity": "1KiB"})
 
 
 @pytest.mark.parametrize("index", ["memory", "lsm"])
-def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, index: str) -> None:
+def test_a_store_whose_sync_failed_serves_reads_and_is_soon_reopened(
+    disk: Faulty, index: str
+) -> None:
     ours = backend(disk.path / "store", retry_s=3.0, settings={"index": index})
     blocks = [bytes([name]) * BLOCK for name in range(4)]
     assert space(ours).put_batch(chain(2), blocks[:2]).stored == 2
@@ -164,7 +166,7 @@ def test_a_store_whose_sync_failed_is_read_and_soon_opened_anew(disk: Faulty, in
     ours.close()
 
 
-def test_a_store_whose_syncs_go_on_failing_is_opened_less_and_less_often(disk: Faulty) -> None:
+def test_reopening_backs_off_while_syncs_keep_failing(disk: Faulty) -> None:
     ours = backend(disk.path / "store")
     assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
     disk.send("add sync error=EIO file=segment-")
@@ -183,7 +185,7 @@ def test_a_store_whose_syncs_go_on_failing_is_opened_less_and_less_often(disk: F
     ours.close()
 
 
-def test_what_is_wrong_for_good_but_found_late_is_logged(
+def test_a_permanent_error_that_is_found_late_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
@@ -201,9 +203,7 @@ def test_what_is_wrong_for_good_but_found_late_is_logged(
     ours.close()
 
 
-def test_a_renewal_while_the_store_is_opened_anew_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renewal_during_a_reopen_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = backend(tmp_path / "store")
     ours.renew()
     assert space(ours).put_batch(chain(2), [bytes(BLOCK)] * 2).stored == 2
@@ -237,7 +237,7 @@ class Lazy(dict[str, Any]):
         return self[name]
 
 
-def test_a_renewal_reaches_what_was_put_before_the_store_was_opened_anew(
+def test_a_renewal_reaches_blocks_that_were_put_before_a_reopen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.prepare", lambda: Lazy)
@@ -251,7 +251,7 @@ def test_a_renewal_reaches_what_was_put_before_the_store_was_opened_anew(
     ours.close()
 
 
-def test_a_store_that_cannot_move_to_new_namespaces_is_opened_anew(
+def test_a_store_that_cannot_move_to_new_namespaces_is_reopened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = threading.Event()
@@ -278,7 +278,7 @@ def test_a_store_that_cannot_move_to_new_namespaces_is_opened_anew(
     ours.close()
 
 
-def test_why_there_is_no_store_is_logged_before_the_engine_goes_on(
+def test_the_reason_for_a_missing_store_is_logged_before_the_engine_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []

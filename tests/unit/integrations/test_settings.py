@@ -62,7 +62,7 @@ def test_regression_quantities_of_kubernetes_are_byte_counts(
 
 
 @pytest.mark.parametrize("text", ["500m", "32g", "Gi", "1Pi", "-1", "inf", "nan", "", "1e3Gi"])
-def test_what_is_no_byte_count_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
+def test_an_invalid_byte_count_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
     """`500m` is half a byte in Kubernetes, `32g` is 32 GiB in other programs."""
     with pytest.raises(dalsegno.InvalidError, match=re.escape(f"x is {text!r}")):
         byte_count("x", text)
@@ -71,7 +71,7 @@ def test_what_is_no_byte_count_is_refused_with_its_name(text: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), object(), [float("inf")]])
-def test_regression_a_setting_that_is_no_number_is_refused_with_its_name(
+def test_regression_a_setting_that_is_not_a_number_is_refused_with_its_name(
     value: object, tmp_path: Path
 ) -> None:
     with pytest.raises(dalsegno.InvalidError, match=r"^merge_rate must be a finite number or text"):

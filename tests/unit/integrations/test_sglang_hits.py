@@ -31,7 +31,7 @@ def serves(pool: Wanted, length: int) -> bool:
         max_size=3,
     ),
 )
-def test_every_prefix_is_told_that_all_pools_serve_and_no_other(
+def test_exactly_the_prefixes_that_all_pools_serve_are_restorable(
     kv_pages: int, pools: list[tuple[str, list[bool], int]]
 ) -> None:
     wanted = [
@@ -46,12 +46,12 @@ def test_every_prefix_is_told_that_all_pools_serve_and_no_other(
         assert longest.get(pool.name, 0) == max(own, default=0)
 
 
-def test_groups_of_a_second_form_never_take_a_hit_away() -> None:
+def test_block_groups_never_shorten_a_hit() -> None:
     groups = Wanted("c4", BLOCK_GROUPS, [True] * 5 + [False] * 3, block_pages=4, group_pages=2)
     assert restorable(8, [groups]) == ([1, 2, 3, 4, 5, 6, 7, 8], {"c4": 8})
     nothing = Wanted("c4", BLOCK_GROUPS, [True, False], block_pages=4, group_pages=2)
     assert restorable(2, [nothing]) == ([1, 2], {})
 
 
-def test_leading() -> None:
+def test_leading_counts_present_pages_before_the_first_gap() -> None:
     assert [leading(one) for one in ([], [True], [False], [True, False, True])] == [0, 1, 0, 1]

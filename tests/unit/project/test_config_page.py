@@ -38,7 +38,7 @@ def test_the_table_has_every_setting_once() -> None:
     assert len(BY_NAME) == len(SETTINGS)
 
 
-def test_the_page_is_in_step_with_the_table() -> None:
+def test_the_page_matches_the_table() -> None:
     # `python3 tools/config_page.py > docs/guides/configuration.md` fixes it.
     assert PAGE.read_text(encoding="utf-8") == config_page.page()
 
@@ -85,7 +85,7 @@ def test_the_choices_of_the_table_are_those_of_the_store(
     assert limits(tmp_path / "store", **{setting.name: value})[setting.name] == value
 
 
-def test_the_choices_of_the_table_are_all(tmp_path: Path) -> None:
+def test_the_store_accepts_no_choice_that_the_table_lacks(tmp_path: Path) -> None:
     for setting in (one for one in SETTINGS if one.kind == "choice"):
         with pytest.raises(dalsegno.InvalidError) as raised:
             limits(tmp_path / "store", **{setting.name: "no such choice"})

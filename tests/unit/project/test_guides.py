@@ -45,7 +45,7 @@ def shell(command: str, folder: Path) -> str:
     return listed.stdout
 
 
-def test_the_quickstart_finds_again_what_it_stored(tmp_path: Path) -> None:
+def test_the_quickstart_loads_what_it_stored(tmp_path: Path) -> None:
     command = f"{sys.executable} {QUICKSTART} kv"
     first = "0 blocks loaded, 75 computed\n62 blocks loaded, 6 computed\n"
     assert shell(command, tmp_path) == first
@@ -94,7 +94,7 @@ def test_the_program_that_removes_a_tenant_removes_no_other(
         assert [namespace.id for namespace in store.namespaces()] == [kept.id]
 
 
-def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide_print_the_output_it_shows(tmp_path: Path) -> None:
     shell(f"{sys.executable} {QUICKSTART} kv", tmp_path)
     said, listed = "", ""
     for block in blocks("command-line.md", "console"):

@@ -55,7 +55,7 @@ def test_a_step_waits_for_what_it_needs_and_others_run_meanwhile(
     assert "quick was here" in capsys.readouterr().out
 
 
-def test_nothing_starts_after_a_failure_and_what_runs_ends(
+def test_no_step_starts_after_a_failure_and_running_steps_are_ended(
     suite: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     costs = suite.run(steps(suite, ("slow",), ("wrong",), ("quick",)), 2)
@@ -77,7 +77,7 @@ def test_the_exit_code_says_whether_all_passed(
     assert re.search(r"^quick +0 +0  quick$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_naming_a_step_chooses_what_it_needs_too() -> None:
+def test_naming_a_step_includes_the_steps_it_needs() -> None:
     suite = load_tool("suite")
     named = [step.target for step in suite.chosen(["run-python"])]
     assert named == ["env-dev", "dev", "wheel", "build-rust-tests", "run-python"]
