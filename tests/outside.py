@@ -1,4 +1,4 @@
-"""What befalls a store from outside: another process that opens it, and a bit that flips."""
+"""Events outside a store: another process opens it, or a bit of its files flips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import dalsegno
 
-OPEN_AND_TELL = """
+OPEN_AND_PRINT = """
 import json, sys, dalsegno
 try:
     store = dalsegno.open(sys.argv[1], **json.loads(sys.argv[2]))
@@ -27,12 +27,12 @@ except dalsegno.UnavailableError as error:
 
 @contextmanager
 def another_process(path: Path, **settings: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Another process that opens a store, and what it tells: "opened", or why it cannot.
+    """Another process that opens a store, and its output: "opened" or the error.
 
     It owns the store until the block ends, unless it is killed before.
     """
     given = json.dumps({"capacity": "16MiB", "staging": "16MiB", **settings})
-    command = [sys.executable, "-c", OPEN_AND_TELL, str(path), given]
+    command = [sys.executable, "-c", OPEN_AND_PRINT, str(path), given]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
@@ -40,20 +40,20 @@ def another_process(path: Path, **settings: object) -> Iterator[tuple[subprocess
 
 
 def segment_of(path: Path, extent: dict[str, Any]) -> Path:
-    """The file in which an extent of `list_extents` lies."""
+    """The file that holds an extent of `list_extents`."""
     return path / f"segment-{extent['segment']:016x}.log"
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where an extent lies.
+    """The position of an extent.
 
     Attributes:
         first_hash: Its first block.
         file: The segment.
         start: Offset of its header.
         payload: Offset of the first byte of its first block.
-        end: Offset of what comes behind it.
+        end: Offset of its end.
     """
 
     first_hash: bytes
@@ -64,7 +64,7 @@ class Extent:
 
 
 def extents(path: Path) -> list[Extent]:
-    """The extents of a store that nobody has open."""
+    """The extents of a store that no process has open."""
     found = []
     for row in dalsegno.list_extents(str(path)):
         for extent in row["extent_rows"]:
@@ -79,12 +79,12 @@ def extents(path: Path) -> list[Extent]:
 
 
 def segments(path: Path) -> list[Path]:
-    """The files in which a store's blocks lie."""
+    """The segment files of a store."""
     return sorted(path.glob("segment-*.log"))
 
 
 def flip(file: Path, offset: int) -> None:
-    """Flips one bit, also for who reads past the page cache."""
+    """Flips one bit, for direct I/O too."""
     with file.open("rb") as stream:
         stream.seek(offset)
         byte = stream.read(1)[0]
@@ -92,7 +92,7 @@ def flip(file: Path, offset: int) -> None:
 
 
 def overwrite(file: Path, offset: int, content: bytes) -> None:
-    """Writes over a part of a file, also for who reads past the page cache."""
+    """Overwrites a part of a file, for direct I/O too."""
     with file.open("r+b") as stream:
         stream.seek(offset)
         stream.write(content)

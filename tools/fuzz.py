@@ -34,8 +34,8 @@ LONGEST_INPUT = 65536
 
 def host() -> str:
     """Returns the machine's triple: with it named, build scripts are built without coverage."""
-    told = subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout
-    return next(line.split()[1] for line in told.splitlines() if line.startswith("host:"))
+    result = subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout
+    return next(line.split()[1] for line in result.splitlines() if line.startswith("host:"))
 
 
 def build() -> Path:
@@ -47,8 +47,8 @@ def build() -> Path:
     built = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False)
     if built.returncode:
         sys.exit(built.returncode)
-    told = [json.loads(line) for line in built.stdout.splitlines()]
-    return Path(next(m["executable"] for m in reversed(told) if m.get("executable")))
+    result = [json.loads(line) for line in built.stdout.splitlines()]
+    return Path(next(m["executable"] for m in reversed(result) if m.get("executable")))
 
 
 def run(program: Path, target: str, seconds: int) -> bool:

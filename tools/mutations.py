@@ -67,7 +67,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutation: how it was told, and after how many seconds."""
+    """The result of a mutation: what found it, and after how many seconds."""
 
     caught_by: str | None
     seconds: float
@@ -129,7 +129,7 @@ def apply(patch: Path, tree: Path, *options: str) -> None:
     if done.returncode:
         raise MutationError(
             f"{patch.name} does not apply any more:\n{done.stderr}"
-            "Make it anew: plant the same bug by hand, and replace the part behind the first lines "
+            "Rewrite it: plant the same bug by hand, and replace the part behind the first lines "
             "by what `git diff` says"
         )
 
@@ -157,7 +157,7 @@ def run(command: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
 
 
 def finding(said: str) -> str:
-    """Returns the line of a failed run that tells what it found."""
+    """Returns the line of a failed run that says what it found."""
     marks = ("violation: ", "test result: FAILED")
     lines = [line for line in said.splitlines() if line.startswith(marks)]
     return lines[0] if lines else "no words"

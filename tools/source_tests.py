@@ -50,7 +50,7 @@ def _read(url: str) -> bytes:
         FetchError: Nothing is.
     """
     try:
-        # Whoever configured the index chose the scheme.
+        # The scheme is the choice of the index's configuration.
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310
             content: bytes = answer.read()
             return content

@@ -1,4 +1,4 @@
-"""A store of each subject or route, and the look at its files when the test is over."""
+"""A store of each subject or route, and a check of its files after the test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def box(subject: Subject, tmp_path: Path) -> Iterator[Box]:
-    """A directory; whatever a test did, a store that nobody damaged is clean in the end."""
+    """A directory. After the test, its store is clean unless the test damaged it."""
     made = Box(subject, tmp_path / "store")
     yield made
     if made.path.exists() and not made.damaged:
@@ -38,7 +38,7 @@ def box(subject: Subject, tmp_path: Path) -> Iterator[Box]:
 
 @pytest.fixture
 def filed(box: Box) -> Box:
-    """The box of a store with files of its own; a test that asks for it runs on no other."""
+    """The box of a store with files; a test that uses it runs only on such stores."""
     return box
 
 
@@ -46,7 +46,7 @@ def filed(box: Box) -> Box:
 def place(
     route: Route, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    """A directory that is reached on a route; clean in the end unless a test damaged it."""
+    """A directory that a route opens. After the test, it is clean unless the test damaged it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = Place(route, tmp_path / "store", request.config.getoption("--engine") or "")
     yield made

@@ -1,4 +1,4 @@
-"""What a namespace must answer when it holds exactly these blocks."""
+"""The results that a namespace must return when it holds exactly these blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import dalsegno
 
 
 def leading(present: Sequence[bool]) -> int:
-    """How many answers are true before the first false one."""
+    """How many values are true before the first false one."""
     return present.index(False) if False in present else len(present)
 
 
@@ -21,7 +21,7 @@ def buffers(namespace: dalsegno.Namespace, count: int) -> list[bytearray]:
 def expect(
     namespace: dalsegno.Namespace, hashes: Sequence[bytes], stored: Collection[bytes]
 ) -> None:
-    """Asks for blocks in every way; twice, since the second answer may come from memory."""
+    """Reads blocks in every way; twice, since the second read may hit DRAM."""
     present = [one in stored for one in hashes]
     right = [content(one, namespace.block_bytes) for one in hashes]
     slice_bytes = namespace.slice_bytes
@@ -45,7 +45,7 @@ def expect(
 
 
 def expect_right_or_absent(namespace: dalsegno.Namespace, hashes: Sequence[bytes]) -> list[bool]:
-    """Asks for blocks that may have been given up: what comes must be right."""
+    """Reads blocks that may have been evicted: every block that is returned must be right."""
     out = buffers(namespace, len(hashes))
     found = namespace.get_each(hashes, out)
     for one, block, is_there in zip(hashes, out, found, strict=True):

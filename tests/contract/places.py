@@ -1,4 +1,4 @@
-"""A store's directory as the checks of the routes see it, and what it must answer."""
+"""A store's directory as the checks of the routes see it, and the blocks it must return."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SMALL = Shape()
 
 @dataclass
 class Place:
-    """A directory, how it is reached, and whether a test damaged it.
+    """A directory, its route, and whether a test damaged it.
 
     Attributes:
         route: The route.
-        path: What it is given as the store's path.
-        engine: Whose route it is; empty for those without one.
+        path: The path that the store is opened with.
+        engine: The engine of the route; empty for a route without one.
         damaged: Whether its files need not be clean in the end.
     """
 
@@ -30,7 +30,7 @@ class Place:
 
     @property
     def directory(self) -> Path:
-        """Where the store's files lie."""
+        """The folder with the store's files."""
         return self.route.directory(self.path)
 
     def open(
@@ -46,17 +46,17 @@ class Place:
 
 
 def fill(session: Session, chain: Sequence[bytes], first: int = 0) -> list[bool]:
-    """Puts the blocks of a chain from `first` on, each with the bytes that follow from its hash."""
+    """Puts the blocks of a chain from `first` on, each with the bytes derived from its hash."""
     return session.put(chain, contents(chain[first:], session.block_bytes), first)
 
 
 def right_or_missing(session: Session, chain: Sequence[bytes]) -> list[bool]:
-    """Loads blocks; what comes must be right. Returns which came."""
+    """Loads blocks and checks the bytes of each hit. Returns which blocks hit."""
     return judged(session, chain, session.get(chain))
 
 
 def judged(session: Session, chain: Sequence[bytes], found: Sequence[bytes | None]) -> list[bool]:
-    """Asserts that what came is right. Returns which came."""
+    """Asserts that each hit has the right bytes. Returns which blocks hit."""
     right = contents(chain, session.block_bytes)
     wrong = [
         at

@@ -1,4 +1,4 @@
-"""What a store of the reference hands out: namespaces, reports, transfers, writers.
+"""Objects that the reference store returns: namespaces, reports, transfers, writers.
 
 See `reference_store.py`.
 """
@@ -55,7 +55,7 @@ def check(hashes: Sequence[bytes], blocks: Sequence[Block], count: int, size: in
 
 @dataclass(frozen=True)
 class PutReport:
-    """What became of the blocks of a put."""
+    """The result of each block of a put."""
 
     outcomes: tuple[str, ...]
 
@@ -326,13 +326,13 @@ class Namespace:
         return self.submit("get", work, [False] * len(chain))
 
     def submit(self, kind: str, work: Callable[[], Any], refused: Any) -> Transfer:
-        """Has the store carry out work."""
+        """Has the store run work."""
         return self._store.submit(kind, work, refused)
 
     def remove(
         self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None
     ) -> int:
-        """Removes blocks for good; returns how many were present."""
+        """Removes blocks permanently; returns how many were present."""
         del timeout_s
         self._store.check_open()
         with self._store.guard:

@@ -1,7 +1,7 @@
 """What the contract is checked on: the store with several settings, and the reference.
 
-A check asks a :class:`Subject` for a store and knows nothing else about it. What only stores with
-files of their own can do (``files``), and what a check may not expect (``evicts``), is told here.
+A check asks a :class:`Subject` for a store and knows nothing else about it. A subject says here
+whether it has files of its own (``files``) and whether it evicts blocks (``evicts``).
 """
 
 from __future__ import annotations

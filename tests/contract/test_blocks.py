@@ -1,4 +1,4 @@
-"""The contract: what is put is what is got, from anywhere, by anybody who may, after reopening."""
+"""The contract: a get returns the bytes that were put, at any position and after reopening."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_second_put_changes_nothing(box: Box) -> None:
     hashes = chain(4)
     with box.namespace() as namespace:
         namespace.put_batch(hashes, contents(hashes, 2000))
-        # Other bytes under the same hashes: whoever does that is wrong, and the first bytes stay.
+        # Other bytes under the same hashes are an error of the caller: the first bytes stay.
         report = namespace.put_batch(hashes, [bytes(2000)] * 4)
         assert (report.stored, report.present, report.kept) == (0, 4, [True] * 4)
         expect(namespace, hashes, hashes)

@@ -1,4 +1,4 @@
-"""The contract: bytes that rot, vanish or come from elsewhere are misses with a cause."""
+"""The contract: damaged, lost or misplaced bytes are misses with a cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def alone(box: Box) -> list[bytes]:
 
 @pytest.fixture(autouse=True)
 def _damaged(box: Box) -> None:
-    """What these tests leave behind need not be clean."""
+    """The files that these tests leave need not be clean."""
     box.damaged = True
 
 

@@ -166,7 +166,7 @@ def test_any_history_has_the_results_of_the_reference(native: Subject, history: 
 
 @pytest.mark.parametrize("native", NATIVE, ids=lambda subject: str(subject.name))
 @given(seed=st.integers(0, 1 << 32))
-# A seed cannot be made simpler, so a failing one is told as it is.
+# A seed cannot be shrunk, so a failing one is reported as it is.
 @settings(
     max_examples=dose(2, 20),
     deadline=None,
@@ -183,7 +183,7 @@ def test_a_history_in_a_full_store_never_yields_wrong_blocks(native: Subject, se
                     hashes = hashes_of(f"{dice.randrange(64):06b}")
                     kept = namespace.put_batch(hashes, contents(hashes, size)).kept
                     present = namespace.contains(hashes)
-                    # Room for the last of them may have been made by giving up the first.
+                    # The first of them may have been evicted for the last.
                     assert all(k or not p for k, p in zip(kept, present, strict=True))
                     expect_right_or_absent(namespace, hashes_of(f"{dice.randrange(64):06b}"))
         assert native.verify(path) == []

@@ -1,4 +1,4 @@
-"""The contract under pressure: no time, no room, many at once."""
+"""The contract under pressure: short timeouts, full stores, concurrent callers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_timeout_of_zero_is_a_miss(box: Box) -> None:
         namespace.put_batch(hashes, contents(hashes, 2000))
         out = buffers(namespace, 4)
         found = namespace.get_batch(hashes, out, timeout_s=0)
-        # What is in memory needs no time.
+        # A hit in DRAM needs no time.
         assert found == 0 or box.subject.settings.get("dram") != 0
         assert out[:found] == contents(hashes, 2000)[:found]
         report = namespace.put_batch(more, contents(more, 2000), timeout_s=0)

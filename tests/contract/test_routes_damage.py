@@ -95,7 +95,7 @@ def name_of(how: Damage) -> str:
     return how.__name__
 
 
-def mend(session: Session, prompt: list[bytes]) -> None:
+def repair(session: Session, prompt: list[bytes]) -> None:
     """Serves a prompt until it is all there: what a load finds to be lost, the next put brings."""
     for _ in prompt:
         assert all(fill(session, prompt))
@@ -122,7 +122,7 @@ def test_a_damaged_extent_is_a_miss_and_can_be_put_again(
             assert session.counters()["log"]["misses"]["slice_checksum"] > 0
             assert session.counters()["quarantined_blocks"] > 0
         for prompt in PROMPTS:
-            mend(session, prompt)
+            repair(session, prompt)
     with place.open() as session:
         for prompt in PROMPTS:
             holds(session, prompt, prompt)
@@ -139,7 +139,7 @@ def test_damage_under_an_open_store_is_a_miss_with_a_cause(
         assert session.counters()["quarantined_blocks"] > 0
     with place.open() as session:
         for prompt in PROMPTS:
-            mend(session, prompt)
+            repair(session, prompt)
             holds(session, prompt, prompt)
 
 
@@ -163,7 +163,7 @@ def test_damage_everywhere_is_a_miss_everywhere(place: Place) -> None:
     with place.open() as session:
         for prompt in PROMPTS:
             assert not all(right_or_missing(session, prompt))
-            mend(session, prompt)
+            repair(session, prompt)
             holds(session, prompt, prompt)
 
 

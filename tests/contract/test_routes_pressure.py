@@ -65,7 +65,7 @@ def test_a_short_timeout_yields_right_blocks_or_misses(timeout_s: float, place: 
     with place.open(LARGE) as session:
         holds(session, old, old)
         came = right_or_missing(session, new)
-        assert all(there or not told for there, told in zip(came, kept, strict=True))
+        assert all(there or not result for there, result in zip(came, kept, strict=True))
         assert all(fill(session, new))
         holds(session, new, new)
 

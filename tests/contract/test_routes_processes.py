@@ -18,7 +18,7 @@ from tests.outside import another_process
 
 import dalsegno
 
-# Tells each prompt that is kept, and is killed while it goes on.
+# Prints each prompt that is kept, until it is killed.
 CHILD = """
 import sys
 from pathlib import Path
@@ -38,14 +38,14 @@ def test_a_killed_process_loses_no_acknowledged_block(place: Place) -> None:
     command = [sys.executable, "-c", CHILD, place.engine, place.route.name, str(place.path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        told = 0
+        result = 0
         # An engine may print lines of its own.
         for line in child.stdout:
-            told += line.startswith("kept")
-            if told == 20:
+            result += line.startswith("kept")
+            if result == 20:
                 break
         child.kill()
-    assert told == 20, "the process ended by itself"
+    assert result == 20, "the process ended by itself"
     with place.open() as session:
         for number in range(20):
             prompt = chain(6, f"{number}.")
@@ -74,7 +74,7 @@ def said() -> Iterator[list[str]]:
         logging.setLogRecordFactory(before)
 
 
-def opened_or_told(place: Place, texts: list[str]) -> Session | None:
+def opened_or_logged(place: Place, texts: list[str]) -> Session | None:
     """A session that must do without a store, or the error instead of one."""
     try:
         return place.open()
@@ -100,10 +100,10 @@ def test_a_directory_that_another_process_owns_is_a_miss_and_the_log_names_the_o
     prompt = chain(5)
     with place.open() as session:
         assert all(fill(session, prompt))
-    with another_process(place.directory, capacity="24MiB") as (owner, told), said() as texts:
-        assert told == "opened\n"
+    with another_process(place.directory, capacity="24MiB") as (owner, result), said() as texts:
+        assert result == "opened\n"
         command = Path(f"/proc/{owner.pid}/comm").read_text().strip()
-        session_without = opened_or_told(place, texts)
+        session_without = opened_or_logged(place, texts)
         if session_without is not None:
             with session_without:
                 has_nothing(session_without, prompt)
@@ -118,7 +118,7 @@ def test_a_directory_that_cannot_be_created_is_a_miss_and_the_log_names_it(
     (tmp_path / "file").touch()
     nowhere = Place(place.route, tmp_path / "file" / "store", place.engine)
     with said() as texts:
-        session = opened_or_told(nowhere, texts)
+        session = opened_or_logged(nowhere, texts)
         if session is not None:
             with session:
                 has_nothing(session, chain(3))

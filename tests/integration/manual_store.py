@@ -20,7 +20,7 @@ class ManualTransfer:
         self._callbacks: list[Callable[[], object]] = []
 
     def end(self, outcome: Any = None, *, throttled: bool = False) -> None:
-        """Ends it: as it would, with another outcome, or with an error."""
+        """Ends it: as the reference store would, with another outcome, or with an error."""
         self.throttled = throttled
         self._outcome = self._work() if outcome is None and not throttled else outcome
         self._done, self._work = True, lambda: None
@@ -31,7 +31,7 @@ class ManualTransfer:
         return self._done
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        assert self._done or timeout_s is not None, "it would wait for ever"
+        assert self._done or timeout_s is not None, "it would wait forever"
         self.waits += 1
         return self._done
 
@@ -52,7 +52,7 @@ class ManualTransfer:
 
 
 class ManualStore(reference_store.Store):
-    """The reference store with manual transfers; counts what it is asked.
+    """The reference store with manual transfers; counts its calls.
 
     Attributes:
         broken: The call that fails from now on.

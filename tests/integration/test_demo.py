@@ -41,7 +41,7 @@ if store and not answer["external_tokens"]:
 
 @pytest.fixture
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replaces the engine by one that behaves as told, and the model by a folder."""
+    """Replaces the engine by one with a given behaviour, and the model by a folder."""
 
     def use(behaviour: str) -> None:
         (tmp_path / "pretended_engine.py").write_text(ENGINE.replace("BEHAVIOUR", behaviour))
@@ -100,9 +100,9 @@ def test_tokens_other_than_the_oracles_are_a_failure(
 
     monkeypatch.setattr(vllm, "carry_out", lie)
     assert vllm.run(json_only=True) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out)["identical"] is False
-    assert "other tokens than an engine without Dalsegno" in " ".join(told.err.split())
+    result = capsys.readouterr()
+    assert json.loads(result.out)["identical"] is False
+    assert "other tokens than an engine without Dalsegno" in " ".join(result.err.split())
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_loading_less_than_95_percent_of_the_prompt_is_a_failure(
 
     monkeypatch.setattr(vllm, "carry_out", load)
     assert vllm.run() == code
-    told = capsys.readouterr()
-    assert json.loads(told.out.splitlines()[-1])["loaded_tokens"] == loaded
+    result = capsys.readouterr()
+    assert json.loads(result.out.splitlines()[-1])["loaded_tokens"] == loaded
     said = f"the warm engine loaded {loaded} of 100 tokens of its prompt, less than 95%"
-    assert (said in " ".join(told.err.split())) == bool(code)
+    assert (said in " ".join(result.err.split())) == bool(code)
 
 
 def test_a_text_that_is_too_short_is_distinguished_from_a_failure() -> None:
@@ -150,9 +150,9 @@ def test_an_engine_that_fails_is_reported_with_its_log(
 ) -> None:
     pretend(behaviour)
     assert vllm.run(json_only=True) == 2
-    told = capsys.readouterr()
-    assert says in told.err
-    assert not told.out
+    result = capsys.readouterr()
+    assert says in result.err
+    assert not result.out
 
 
 def test_a_missing_document_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main([str(one) for one in arguments])
-        told = capsys.readouterr()
-        return Answer(int(stopped.value.code or 0), told.out, told.err)
+        result = capsys.readouterr()
+        return Answer(int(stopped.value.code or 0), result.out, result.err)
 
     return call
 

@@ -152,7 +152,7 @@ def imports(path: Path, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
 
 
 def is_under(module: str, package: str) -> bool:
-    """Tells whether a dotted name is the package or lies in it."""
+    """Reports whether a dotted name is the package or a module in it."""
     return module == package or module.startswith(package + ".")
 
 
@@ -277,7 +277,7 @@ def decisions_are_listed(root: Path) -> list[str]:
             complaints.append(f"docs/decisions/{name}: link it from README.md in the same folder")
     targets = re.findall(r"\]\((\d{4}-[^)]*)\)", listed)
     return complaints + [
-        f"docs/decisions/README.md links {name}, which is not there: mend or remove the line"
+        f"docs/decisions/README.md links {name}, which does not exist: fix or remove the line"
         for name in targets
         if not (folder / name).is_file()
     ]

@@ -1,4 +1,4 @@
-"""The planted bugs are still about the code as it is."""
+"""Every mutation still applies to the code."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_a_mutation_applies_and_says_why(patch: Path) -> None:
         pytest.skip("there is no git here to check patches with")
     reason = patch.read_text(encoding="utf-8").splitlines()[0]
     assert reason.endswith("."), "the first line is a sentence that says what is wrong"
-    # A source archive is no repository, and git finds that no reason not to check.
+    # git checks patches in a source archive too, which is not a repository.
     command = ["git", "apply", "--check", str(patch)]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, (
-        f"{done.stderr}\nmake the patch anew: plant the same bug, and take what `git diff` says"
+        f"{done.stderr}\nrewrite the patch: plant the same bug, and use the output of `git diff`"
     )

@@ -115,7 +115,7 @@ def transfer_kv_per_layer_ph_lf(
         target[dst_indices] = source[page, :, token, layer_id]
 
 
-# Tables of addresses to tensors: the layers of a device pool are told by their addresses.
+# Tables of addresses to tensors: the layers of a device pool are identified by their addresses.
 
 
 def _rows(address: Any, indices: Any, item_size: int) -> Any:
@@ -197,7 +197,7 @@ def transfer_kv_all_layer_lf_ph(
             out[page, :, token, layer] = rows.reshape(len(src_indices), head_num, -1)
 
 
-# Mamba states lie in host memory as pages of one token do.
+# Mamba states are laid out in host memory as pages of one token.
 
 
 def transfer_kv_mamba_pf_lf(src: Any, dst: Any, **rest: Any) -> None:

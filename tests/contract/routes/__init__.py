@@ -1,10 +1,10 @@
-"""Ways to a store: straight, or through an engine's integration. One small class each.
+"""Ways to a store: directly, or through an engine's integration. One small class each.
 
-The checks of `test_routes_*.py` know nothing but these two classes. Who adds a tier, an I/O engine
-or an integration writes one module beside this one with a `Route` and a `Session`, and names it in
-`ROUTES`; every check then runs on it.
+The checks of `test_routes_*.py` know nothing but these two classes. To add a tier, an I/O engine or
+an integration, write one module next to this one with a `Route` and a `Session`, and name it in
+`ROUTES`: every check then runs on it.
 
-A check never sees an engine's words: a block is `block_bytes` bytes under a 32-byte hash. A route
+A check never sees an engine's terms: a block is `block_bytes` bytes under a 32-byte hash. A route
 turns that into pages, chunks or rows, moves them through the engine's own memory, and reads them
 back from there.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-# Engine -> its module beside this one. The engine's package decides whether it can run here.
+# Engine -> its module in this package. The engine's package decides whether it can run here.
 ROUTES = {"": "straight", "vllm": "vllm_tier", "sglang": "sglang_backend", "lmcache": "lmcache_l2"}
 # Bytes of a number, by the name of its dtype.
 WIDTHS = {"float8_e4m3fn": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
@@ -60,34 +60,34 @@ class Session(ABC):
 
     @abstractmethod
     def put(self, chain: Sequence[bytes], blocks: Sequence[bytes], first: int = 0) -> list[bool]:
-        """Puts blocks `chain[first:first + len(blocks)]`, waits, and tells which are kept."""
+        """Puts blocks `chain[first:first + len(blocks)]`, waits, and returns which are kept."""
 
     @abstractmethod
     def probe(self, chain: Sequence[bytes]) -> int:
-        """How many leading blocks the engine would be told are there."""
+        """How many leading blocks the route reports to the engine as present."""
 
     @abstractmethod
     def get(self, chain: Sequence[bytes]) -> list[bytes | None]:
         """What the engine's memory holds of each block after a load, None where it was a miss.
 
-        An engine that needs a whole run takes what comes before the first miss; what a route tells
-        of blocks behind it must be right all the same.
+        An engine that needs a whole run uses the blocks before the first miss. The blocks that a
+        route returns after the first miss must be right too.
         """
 
     @abstractmethod
     def interrupted_get(self, chain: Sequence[bytes]) -> list[bytes | None]:
-        """As `get`, but called off at once in the engine's way; returns when memory is at rest.
+        """As `get`, but cancelled immediately in the engine's way; returns when no byte can arrive.
 
-        Where an engine interrupts only by resetting its caches, everything is forgotten as well,
-        as `clear` does.
+        An engine that interrupts loads only by resetting its caches forgets all blocks too, as
+        `clear` does.
         """
 
     def scribble(self) -> Callable[[], bool] | None:
         """Overwrites the memory that the loads so far went to.
 
         Returns:
-            What tells whether that memory is still as it was overwritten, so that whatever lands
-            late is seen; None where a route cannot say. Nothing may be loaded in between.
+            A function that reports whether that memory still has the overwritten bytes, so that a
+            late arrival is detected. None if a route cannot check. Load nothing in between.
         """
         return None
 
@@ -123,9 +123,9 @@ class Route(ABC):
     """One way to a store, with fixed settings.
 
     Attributes:
-        name: As it stands in the name of a test.
-        threads: Who may call a session at once: `any`, or `one per direction` where an engine has
-            one thread that puts and one that gets.
+        name: Its name in the name of a test.
+        threads: Which threads may call a session concurrently: `any`, or `one per direction` if the
+            engine has one thread that puts and one that gets.
         dtypes: The dtypes that the engine can have.
         variant: Whether another route of the engine differs in nothing that matters to a check
             which starts the engine once more, in a process of its own: that one is enough.
@@ -137,7 +137,7 @@ class Route(ABC):
     variant: bool = False
 
     def directory(self, path: Path) -> Path:
-        """Where the files of a store lie that was opened at `path`."""
+        """The folder with the files of a store that was opened at `path`."""
         return path
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Route(ABC):
         Args:
             path: The directory.
             shape: What blocks are.
-            identity: Stands for a model's weights; sessions of different ones share no block.
+            identity: Represents a model's weights; sessions of different ones share no block.
             timeout_s: The integration's own deadline for loads and stores; None is its default.
             **settings: Further settings of the store, such as `capacity`.
 

@@ -26,7 +26,7 @@ class _L2(Session):
         keys = [key(one) for one in chain[first:]]
         objects = [memory(self._shape, self._dtype, block) for block in blocks]
         self._driver.store(keys, objects)
-        # LMCache is told only whether all are there; asked again it learns which.
+        # The first lookup reports only whether all are present; the second one reports which.
         return self._driver.lookup(keys)
 
     def probe(self, chain: Sequence[bytes]) -> int:
@@ -77,7 +77,7 @@ class L2(Route):
         timeout_s: float | None = None,
         **settings: object,
     ) -> Session:
-        # LMCache's layouts know heads by their numbers together: who has others has other weights.
+        # LMCache's layouts have only the product of heads and head_dim: other heads, other weights.
         weights = f"{identity} of {shape.heads} heads"
         given: dict[str, Any] = {"path": str(path), "weights_fingerprint": weights}
         given["store"] = {"capacity": "24MiB", **self.settings, **settings}

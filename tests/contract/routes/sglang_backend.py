@@ -2,8 +2,8 @@
 
 1. Pages go out from, and come back into, pages of a real host pool that its allocator chooses.
 2. Backups and prefetches are queued as SGLang's tree queues them and are carried out by the
-   controller's threads; what is told is what the controller would tell the tree.
-3. The controller asks only for pages that exist, and takes what comes before the first miss.
+   controller's threads; the results are those that the controller reports to the tree.
+3. The controller asks only for pages that exist, and takes the pages before the first miss.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _HiCache(Session):
 
     @contextmanager
     def _taken(self, count: int) -> Iterator[torch.Tensor]:
-        """Pages of the host pool that nobody else has."""
+        """Pages of the host pool that no other call uses."""
         indices = self._rig.host.alloc(count * self._tokens)
         assert indices is not None
         try:
@@ -82,7 +82,7 @@ class _HiCache(Session):
         return kept
 
     def _backup(self, hashes: list[str], first: int, blocks: Sequence[bytes]) -> list[bool]:
-        """Backs pages up as the tree does; tells which of them the controller counts."""
+        """Backs pages up as the tree does; returns which of them the controller counts."""
         with self._taken(len(blocks)) as indices:
             self._write(indices, blocks)
             self._controller.write_storage(

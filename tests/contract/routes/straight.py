@@ -1,4 +1,4 @@
-"""Straight to the store, with both I/O engines and through memory."""
+"""Direct calls of the store, with both I/O engines and with DRAM."""
 
 from __future__ import annotations
 

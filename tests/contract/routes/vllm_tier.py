@@ -1,4 +1,4 @@
-"""Through vLLM's tier, driven as vLLM's scheduler does: requests, look-ups, jobs and polling.
+"""Through vLLM's tier, driven as vLLM's scheduler does: requests, lookups, jobs and polling.
 
 1. Calls of the tier come one at a time, as under the lock of vLLM's manager; jobs overlap.
 2. Blocks go out from, and come back into, rows of a primary tier that are chosen at random.
@@ -42,7 +42,7 @@ class _Rows:
 
     @contextmanager
     def taken(self, count: int) -> Iterator[list[int]]:
-        """Rows that nobody else has; waits until there are enough."""
+        """Rows that no other job uses; waits until there are enough."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._free) >= count, PATIENCE_S)
             self._chance.shuffle(self._free)
@@ -110,7 +110,7 @@ class _Tier(Session):
     def _found(self, request: tiers.Request) -> list[bool]:
         with self._lock:
             found = [answer is tiers.HIT for answer in request.lookup_all()]
-            # All loads of a session come from its own rows, so each look-up is a step of its own.
+            # All loads of a session come from its own rows, so each lookup is a step of its own.
             self._tier.on_schedule_end(ScheduleEndContext((), ()))
             return found
 
@@ -126,7 +126,7 @@ class _Tier(Session):
                     with self._lock:
                         request.store(job, keys, rows)
                     self._result(job)
-        # vLLM learns of a store only that it is over: what is kept, the next request finds.
+        # vLLM learns only that a store has ended. The next request finds the blocks that were kept.
         with self._request(chain) as request:
             return self._found(request)[first : first + len(blocks)]
 
@@ -168,7 +168,7 @@ class _Tier(Session):
             good = set(keys) if ended.success else set(ended.successful_keys or ())
             with self._lock:
                 for key in set(keys) - good:
-                    assert request.lookup(key) is tiers.MISS, "vLLM would wait for it for ever"
+                    assert request.lookup(key) is tiers.MISS, "vLLM would wait for it forever"
             rows_of = dict(zip(keys, rows, strict=True))
             return {key: self._primary.array[rows_of[key]].tobytes() for key in good}
 

@@ -66,7 +66,7 @@ def filled(of: Sequence[ObjectKey], **shape: Any) -> list[TensorMemoryObj]:
 
 
 def layout(shape: Sequence[int] = SHAPE, dtype: str = "bfloat16") -> MemoryLayoutDesc:
-    """What LMCache says of the objects of a group when it looks keys up."""
+    """LMCache's description of the objects of a group in a lookup."""
     return MemoryLayoutDesc([torch.Size(shape)], [getattr(torch, dtype)])
 
 
@@ -78,7 +78,7 @@ class Driver:
         self._stored: dict[int, Any] = {}
 
     def _until(self, event_fd: int, ask: Any) -> Any:
-        """Asks until there is an answer; another thread may take the signal away."""
+        """Polls until there is a result; another thread may consume the signal."""
         poller = select.poll()
         poller.register(event_fd, select.POLLIN)
         end = time.monotonic() + PATIENCE_S
@@ -104,7 +104,7 @@ class Driver:
         return self._until(self.adapter.get_store_event_fd(), ask)
 
     def lookup(self, of: Sequence[ObjectKey], described: Any = None) -> list[bool]:
-        """Looks keys up; `described` is an object's layout, if LMCache tells it."""
+        """Looks keys up; `described` is an object's layout, if LMCache passes it."""
         number = self.adapter.submit_lookup_and_lock_task(
             list(of), {} if described is None else {0: described}
         )
@@ -118,7 +118,7 @@ class Driver:
     def load(
         self, of: Sequence[ObjectKey], objects: Sequence[Any], *, interrupted: bool = False
     ) -> list[bool]:
-        """Loads objects, or calls it off at once as the adapter does when it is closed."""
+        """Loads objects, or cancels the load immediately as the adapter does when it is closed."""
         number = self.adapter.submit_load_task(list(of), list(objects))
         if interrupted:
             self.adapter._loading.cancel()
@@ -132,7 +132,7 @@ class Driver:
         return [bitmap.test(place) for place in range(count)]
 
     def holds(self, of: Sequence[ObjectKey]) -> list[bool]:
-        """Loads objects of the default shape; what comes must be right."""
+        """Loads objects of the default shape and checks the bytes of each hit."""
         objects = [memory() for _ in of]
         came = self.load(of, objects)
         assert all(

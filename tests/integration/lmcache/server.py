@@ -25,7 +25,7 @@ CHUNK_TOKENS = 64
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -41,7 +41,7 @@ class Server:
     """
 
     def __init__(self, folder: Path, adapter: dict[str, Any], *options: str) -> None:
-        """Starts it; `wait` tells when it serves."""
+        """Starts it; `wait` returns when it serves."""
         self.port, self._http_port = free_port(), free_port()
         self.log = folder / f"server-{self.port}.log"
         line = {
@@ -86,12 +86,12 @@ class Server:
         return self._process.wait(START_S)
 
     def ask(self, path: str) -> str:
-        """What its HTTP interface says."""
+        """The reply of its HTTP interface."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}{path}") as answer:
             return str(answer.read().decode())
 
     def adapter(self) -> dict[str, Any]:
-        """What our adapter says of itself on the server's page."""
+        """The status of our adapter on the server's page."""
         status = json.loads(self.ask("/status"))
         (one,) = status["storage_manager"]["l2_adapters"]
         return dict(one)
@@ -102,7 +102,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     def stop(self, *, kill: bool = False) -> None:
-        """Ends it, in good order or as a crash would."""
+        """Ends it by SIGTERM or, as a crash would, by SIGKILL."""
         if kill:
             self._process.kill()
         else:

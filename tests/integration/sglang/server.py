@@ -1,4 +1,4 @@
-"""A real SGLang server on the CPU, in processes of its own, and models that are made in a moment.
+"""A real SGLang server on the CPU, in processes of its own, and models that are created quickly.
 
 1. Every wait has a bound, and every process of a server is gone when its block ends.
 2. Tokens go in and out as numbers: the models have no tokenizer.
@@ -48,7 +48,7 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 1,
     "torch_dtype": "float32",
 }
-# What the server must not take from whoever runs the tests, and what it is told instead.
+# Settings that the server must not inherit from the environment of the tests, and their values.
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -90,7 +90,7 @@ def make_model(folder: Path, seed: int) -> Path:
     key_width = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
 
     def random(*shape: int) -> torch.Tensor:
-        # Wide enough for attention to decide what is said.
+        # Wide enough for attention to influence the tokens.
         return torch.randn(*shape, generator=draw) * 1.5 / shape[-1] ** 0.5
 
     tensors = {
@@ -120,7 +120,7 @@ def make_model(folder: Path, seed: int) -> Path:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said.
+    """The answer of a server.
 
     Attributes:
         tokens: The tokens of the answer.
@@ -179,10 +179,10 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in found if label in line)
 
     def wait_for(self, what: str, ready: Callable[[], bool], within_s: float = ASK_S) -> None:
-        """Waits until something is so.
+        """Waits until a condition holds.
 
         Raises:
-            AssertionError: It was not so in time, or the server has ended.
+            AssertionError: The condition did not hold in time, or the server has ended.
         """
         until = time.monotonic() + within_s
         while not ready():
@@ -191,7 +191,7 @@ class Server:
             time.sleep(0.1)
 
     def empty_caches(self) -> None:
-        """Empties SGLang's own caches, as soon as nothing is under way: all is stored by then."""
+        """Empties SGLang's own caches, once nothing is in flight and all pages are stored."""
 
         def emptied() -> bool:
             with suppress(AssertionError):
@@ -207,7 +207,7 @@ class Server:
         self.process.wait(timeout=ASK_S)
 
     def terminate(self, path: Path) -> None:
-        """Asks it to end, and waits until nobody has the store at `path`."""
+        """Sends SIGTERM, and waits until no process owns the store at `path`."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=ASK_S)
         until = time.monotonic() + ASK_S
@@ -217,7 +217,7 @@ class Server:
 
 
 def is_in_use(path: Path) -> bool:
-    """Tells whether a process has the store."""
+    """Reports whether a process owns the store."""
     try:
         dalsegno.open(path, capacity="1GiB").close()
     except dalsegno.UnavailableError:
@@ -266,7 +266,7 @@ def serving(model: Path, log_file: Path, extra: dict[str, Any], **changes: str) 
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills what is left of a server."""
+    """Kills the remaining processes of a server."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=ASK_S)

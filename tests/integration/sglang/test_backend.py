@@ -34,11 +34,11 @@ GEOMETRY = Geometry(page_tokens=4)
 
 
 def config(**changes: Any) -> HiCacheStorageConfig:
-    """SGLang's description of a rank: the only one, unless told otherwise."""
+    """SGLang's description of a rank: the only rank by default."""
     alone = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
     rest = {"attn_cp_rank": 0, "attn_cp_size": 1, "is_mla_model": False}
-    told = {"enable_storage_metrics": True, "is_page_first_layout": True, "model_name": "m"}
-    return HiCacheStorageConfig(**{**alone, **rest, **told, **changes})
+    result = {"enable_storage_metrics": True, "is_page_first_layout": True, "model_name": "m"}
+    return HiCacheStorageConfig(**{**alone, **rest, **result, **changes})
 
 
 def keys(count: int, prompt: str = "a") -> list[str]:
@@ -196,8 +196,8 @@ def test_a_directory_of_another_process_is_a_miss_that_names_the_owner(
     rig: Rig,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with another_process(tmp_path / "store") as (owner, told):
-        assert told == "opened\n"
+    with another_process(tmp_path / "store") as (owner, result):
+        assert result == "opened\n"
         with caplog.at_level(logging.WARNING, "sglang.dalsegno"):
             backend = make()
         assert f"in use by pid {owner.pid}" in caplog.text
@@ -232,7 +232,7 @@ def test_a_pool_with_new_memory_is_inspected_again(
 
 
 class NoBytes:
-    """A host pool that only stands for others, as DeepSeek V4's of the KV."""
+    """A host pool without bytes of its own, as DeepSeek V4's KV pool."""
 
     page_size = 4
     layout = "page_first"
@@ -251,7 +251,7 @@ def test_a_kv_pool_without_bytes_hits_where_the_other_pools_hit(
     assert backend.batch_set_v2([part]) == {PoolName.DEEPSEEK_V4_C4: [True] * 3}
     assert backend.batch_exists_v2(keys(5), [part]).kv_hit_pages == 3
     assert backend.batch_get_v1(keys(3), indices(3)) == [True] * 3
-    # Nobody tells that anything is there: then nothing is.
+    # No pool reports a page as present, so none is.
     assert backend.batch_exists_v2(keys(5), []).kv_hit_pages == 0
     assert backend.batch_exists(keys(5)) == 0
 
@@ -276,10 +276,10 @@ def test_every_rank_of_an_mla_model_stores_the_replicated_pages(
     pool = type("Latent", (), {})()
     assert ranks.of_pool("kv", pool).startswith("tp=replicated")
     assert ranks.of_pool("mamba", pool).startswith("tp=1/2")
-    told = config(is_mla_model=True, tp_rank=1, tp_size=2)
-    assert not told.is_storage_writer
-    plugin.write_on_every_rank(told)
-    assert told.is_storage_writer
+    result = config(is_mla_model=True, tp_rank=1, tp_size=2)
+    assert not result.is_storage_writer
+    plugin.write_on_every_rank(result)
+    assert result.is_storage_writer
 
 
 @pytest.mark.parametrize("changed", [{"weights_fingerprint": "other"}, {"salt": "tenant"}], ids=str)

@@ -1,8 +1,8 @@
 """Real SGLang servers on the CPU, one after another on one directory.
 
 Four servers, three of them in the small dose, each of three processes that import SGLang: 20 to 60
-seconds of start each. What a server does, it does once, in the fixture that starts it; tests look
-at what came of it. Tokens are compared in float32 and greedily.
+seconds of start each. A server does its work once, in the fixture that starts it; tests check
+the results. Tokens are compared in float32 and greedily.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return Stage(tmp_path_factory.mktemp("sglang"))
 
 
-class Told:
-    """A server, and what it answered by the name of the question."""
+class Recorded:
+    """A server, with its answers and numbers by name."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -90,7 +90,7 @@ class Told:
         self.answers[name] = self.server.ask(prompt, ANSWER_TOKENS)
 
     def ask_again(self, name: str) -> None:
-        """Asks when SGLang's own caches are empty and all it had to store is stored."""
+        """Sends the prompt after SGLang's own caches are emptied and all pages are stored."""
         self.server.empty_caches()
         self.ask(name)
 
@@ -99,78 +99,78 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def first(stage: Stage) -> Iterator[Told]:
-    """Reads the prompt for the first time, and again with its own caches emptied."""
+def first(stage: Stage) -> Iterator[Recorded]:
+    """Reads the prompt once cold, and again after its own caches were emptied."""
     with stage.server("first", stage.model, PAGE, **WAIT) as server:
-        told = Told(server)
-        told.ask("cold")
-        # Ends where the prompt ends, and begins otherwise.
-        told.ask("control", [*tokens(2, 100), *PROMPT[100:]])
-        told.ask_again("warm")
+        recorded = Recorded(server)
+        recorded.ask("cold")
+        # The same end after another beginning.
+        recorded.ask("control", [*tokens(2, 100), *PROMPT[100:]])
+        recorded.ask_again("warm")
         for name in ("stored_pages", "loaded_pages", "load_failed_pages", "errors"):
-            told.count(f"{name}_total")
-        told.count("lookup_pages_total", 'result="hit"')
-        told.count("available")
-        told.numbers["prefetched"] = server.metric("sglang:prefetched_tokens_total")
-        yield told
+            recorded.count(f"{name}_total")
+        recorded.count("lookup_pages_total", 'result="hit"')
+        recorded.count("available")
+        recorded.numbers["prefetched"] = server.metric("sglang:prefetched_tokens_total")
+        yield recorded
 
 
 @pytest.fixture(scope="module")
-def heir(stage: Stage, first: Told) -> Iterator[Told]:
-    """Starts while the first has the directory, and takes it over when the first is killed."""
-    with stage.server("heir", stage.model, PAGE, **WAIT) as server:
-        told = Told(server)
-        told.ask("without")
-        told.count("available")
+def successor(stage: Stage, first: Recorded) -> Iterator[Recorded]:
+    """Starts while the first owns the directory, and takes it over when the first is killed."""
+    with stage.server("successor", stage.model, PAGE, **WAIT) as server:
+        recorded = Recorded(server)
+        recorded.ask("without")
+        recorded.count("available")
         owner = re.search(r"is in use by pid (\d+)", server.log)
-        told.numbers["owner's server"] = os.getpgid(int(owner[1])) if owner else 0
+        recorded.numbers["owner's server"] = os.getpgid(int(owner[1])) if owner else 0
         first.server.kill()
         server.wait_for("store", lambda: TAKEN_OVER in server.log, TAKE_OVER_S)
-        told.ask_again("taken over")
+        recorded.ask_again("taken over")
         server.empty_caches()
         server.call("DELETE", STORAGE)
-        told.ask_again("detached")
+        recorded.ask_again("detached")
         server.empty_caches()
         attach(server, stage, **WAIT)
-        told.ask_again("attached")
+        recorded.ask_again("attached")
         server.empty_caches()
         server.call("POST", f"{STORAGE}/clear")
-        told.ask_again("cleared")
+        recorded.ask_again("cleared")
         server.empty_caches()
-        yield told
+        yield recorded
 
 
 @pytest.fixture(scope="module")
-def last(stage: Stage, heir: Told) -> Iterator[Told]:
-    """Follows the heir on its directory, by SGLang's defaults, and is given other weights."""
-    heir.server.terminate(stage.store)
+def last(stage: Stage, successor: Recorded) -> Iterator[Recorded]:
+    """Reopens the successor's directory with SGLang's defaults, and then gets other weights."""
+    successor.server.terminate(stage.store)
     with stage.server("last", stage.model, PAGE) as server:
-        told = Told(server)
-        told.ask("restarted")
+        recorded = Recorded(server)
+        recorded.ask("restarted")
         server.empty_caches()
         update = {"model_path": str(stage.other_model), "flush_cache": True}
-        told.numbers["updated"] = json.loads(
+        recorded.numbers["updated"] = json.loads(
             server.call("POST", "/update_weights_from_disk", update)
         )["success"]
-        told.ask("updated")
-        told.ask_again("updated, warm")
+        recorded.ask("updated")
+        recorded.ask_again("updated, warm")
         server.empty_caches()
         server.call("DELETE", STORAGE)
         attach(server, stage)
-        told.ask("updated, attached")
+        recorded.ask("updated, attached")
         server.empty_caches()
-        yield told
+        yield recorded
 
 
 @pytest.fixture(scope="module")
-def fresh(stage: Stage, last: Told) -> Iterator[Told]:
-    """Has had the other weights from the start, and other pages."""
+def fresh(stage: Stage, last: Recorded) -> Iterator[Recorded]:
+    """Starts with the other weights, and with pages of another size."""
     last.server.terminate(stage.store)
     with stage.server("fresh", stage.other_model, 16, **WAIT) as server:
-        told = Told(server)
-        told.ask("cold")
-        told.ask_again("warm")
-        yield told
+        recorded = Recorded(server)
+        recorded.ask("cold")
+        recorded.ask_again("warm")
+        yield recorded
 
 
 def attach(server: Server, stage: Stage, **changes: str) -> None:
@@ -182,75 +182,83 @@ def attach(server: Server, stage: Stage, **changes: str) -> None:
 
 
 def assert_from_storage(answer: Answer, page: int = PAGE) -> None:
-    """All but the last page can be: the token that is computed is on it."""
+    """All pages may be loaded except the last, which has the token that is computed."""
     assert answer.stored >= 0.95 * (PROMPT_TOKENS // page) * page
     assert answer.cached == answer.stored
 
 
-def test_a_server_whose_caches_were_emptied_loads_the_prompt(first: Told) -> None:
+def test_a_server_whose_caches_were_emptied_loads_the_prompt(first: Recorded) -> None:
     assert first["cold"].cached == 0
     assert_from_storage(first["warm"])
     assert first["warm"].tokens == first["cold"].tokens
     assert first["control"].tokens != first["cold"].tokens, "the beginning changes nothing"
 
 
-def test_the_metrics_count_its_pages(first: Told) -> None:
-    told = first.numbers
+def test_the_metrics_count_its_pages(first: Recorded) -> None:
+    result = first.numbers
     # The prompt, and the control.
-    assert told["stored_pages_total"] == 2 * STORED_PAGES
-    assert told["loaded_pages_total"] * PAGE == told["prefetched"] == first["warm"].stored
-    assert told["lookup_pages_total"] == told["loaded_pages_total"]
-    assert told["load_failed_pages_total"] == told["errors_total"] == 0
-    assert told["available"] == 1
+    assert result["stored_pages_total"] == 2 * STORED_PAGES
+    assert result["loaded_pages_total"] * PAGE == result["prefetched"] == first["warm"].stored
+    assert result["lookup_pages_total"] == result["loaded_pages_total"]
+    assert result["load_failed_pages_total"] == result["errors_total"] == 0
+    assert result["available"] == 1
 
 
-def test_a_server_without_the_directory_serves_and_logs_the_owner(first: Told, heir: Told) -> None:
-    assert heir["without"].cached == 0
-    assert heir["without"].tokens == first["cold"].tokens
-    assert heir.numbers["available"] == 0
-    assert heir.numbers["owner's server"] == first.server.process.pid
-    assert "SGLang runs on without it" in heir.server.log
+def test_a_server_without_the_directory_serves_and_logs_the_owner(
+    first: Recorded, successor: Recorded
+) -> None:
+    assert successor["without"].cached == 0
+    assert successor["without"].tokens == first["cold"].tokens
+    assert successor.numbers["available"] == 0
+    assert successor.numbers["owner's server"] == first.server.process.pid
+    assert "SGLang runs on without it" in successor.server.log
 
 
-def test_a_server_takes_over_the_directory_of_a_killed_one(first: Told, heir: Told) -> None:
-    assert_from_storage(heir["taken over"])
-    assert heir["taken over"].tokens == first["cold"].tokens
+def test_a_server_takes_over_the_directory_of_a_killed_one(
+    first: Recorded, successor: Recorded
+) -> None:
+    assert_from_storage(successor["taken over"])
+    assert successor["taken over"].tokens == first["cold"].tokens
 
 
 def test_the_backend_can_be_detached_and_attached_while_the_server_runs(
-    first: Told, heir: Told
+    first: Recorded, successor: Recorded
 ) -> None:
-    assert heir["detached"].cached == 0
-    assert_from_storage(heir["attached"])
-    assert heir["detached"].tokens == heir["attached"].tokens == first["cold"].tokens
+    assert successor["detached"].cached == 0
+    assert_from_storage(successor["attached"])
+    assert successor["detached"].tokens == successor["attached"].tokens == first["cold"].tokens
 
 
-def test_a_cleared_backend_has_nothing(first: Told, heir: Told) -> None:
-    assert heir["cleared"].cached == 0
-    assert heir["cleared"].tokens == first["cold"].tokens
+def test_a_cleared_backend_has_nothing(first: Recorded, successor: Recorded) -> None:
+    assert successor["cleared"].cached == 0
+    assert successor["cleared"].tokens == first["cold"].tokens
 
 
-def test_a_restarted_server_loads_the_prompt_by_default(first: Told, last: Told) -> None:
+def test_a_restarted_server_loads_the_prompt_by_default(first: Recorded, last: Recorded) -> None:
     assert_from_storage(last["restarted"])
     assert last["restarted"].tokens == first["cold"].tokens
 
 
-def test_pages_of_weights_before_an_update_are_not_found(last: Told) -> None:
+def test_pages_of_weights_before_an_update_are_not_found(last: Recorded) -> None:
     assert last.numbers["updated"]
     assert last["updated"].cached == 0
     assert last["updated"].tokens != last["restarted"].tokens
-    # It keeps its pages for itself, as long as it lives.
+    # This process alone finds its pages, until it ends.
     assert_from_storage(last["updated, warm"])
     assert last["updated, warm"].tokens == last["updated"].tokens
 
 
-def test_a_backend_that_is_attached_after_an_update_finds_no_page_of_the_files(last: Told) -> None:
+def test_a_backend_that_is_attached_after_an_update_finds_no_page_of_the_files(
+    last: Recorded,
+) -> None:
     assert last["updated, attached"].cached == 0
     assert last["updated, attached"].tokens == last["updated"].tokens
 
 
 @long_dose
-def test_pages_of_other_sizes_and_weights_share_a_directory(last: Told, fresh: Told) -> None:
+def test_pages_of_other_sizes_and_weights_share_a_directory(
+    last: Recorded, fresh: Recorded
+) -> None:
     assert fresh["cold"].cached == 0
     assert fresh["cold"].tokens == last["updated"].tokens
     assert_from_storage(fresh["warm"], page=16)

@@ -44,4 +44,4 @@ class Follower:
         while self._tier.has_pending_work():
             self.read()
             steps += 1
-            assert steps < 100, "events wait for ever"
+            assert steps < 100, "events wait forever"

@@ -55,7 +55,7 @@ def loads(tier: DalsegnoTier, primary: Primary, rows: np.ndarray) -> bool:
     return bool((primary.array[places] == rows).all())
 
 
-def told_of_codec(tier: DalsegnoTier) -> Any:
+def codec_counters(tier: DalsegnoTier) -> Any:
     opened = tier._backend.current
     assert opened is not None
     return opened.store.stats()["log"]["codec"]
@@ -68,9 +68,9 @@ def test_blocks_are_stored_compressed_and_come_back_unchanged(
     tier = make_tier(of=in_bf16(), codec="zstd")
     store_rows(tier, primary, rows)
     assert loads(tier, primary, rows)
-    told = told_of_codec(tier)
-    assert told["encoded_bytes"] == rows.nbytes
-    assert told["encoded_stored_bytes"] * 1.25 < rows.nbytes
+    result = codec_counters(tier)
+    assert result["encoded_bytes"] == rows.nbytes
+    assert result["encoded_stored_bytes"] * 1.25 < rows.nbytes
     tier.shutdown()
     row = dalsegno.info(str(tmp_path / "store"))["namespaces"][0]
     assert (row["codec"], row["element_bytes"]) == ("zstd", 2)
@@ -95,7 +95,7 @@ def test_tiers_with_and_without_a_codec_share_their_blocks(
     more = keys(2, prompt="more")
     Request(tier, "more", more).store(3, rows=[20, 21])
     assert finished(tier)[0].success
-    assert (told_of_codec(tier)["encoded_bytes"] > 0) == (then == "zstd")
+    assert (codec_counters(tier)["encoded_bytes"] > 0) == (then == "zstd")
     tier.shutdown()
     assert len(dalsegno.info(str(tmp_path / "store"))["namespaces"]) == 1
 

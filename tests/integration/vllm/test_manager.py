@@ -67,7 +67,7 @@ class Stage:
         self.manager.on_new_request(context)
         end = time.monotonic() + 20
         while (hits := self.prefix(wanted, context)) is None:
-            assert time.monotonic() < end, "the request is deferred for ever"
+            assert time.monotonic() < end, "the request is deferred forever"
             self.step()
         if hits:
             rows = self.manager.prepare_load(wanted[:hits], context).chunk_ids
@@ -172,7 +172,7 @@ def test_many_requests_share_the_loads_that_are_allowed_and_all_are_served(tmp_p
         stage.step()
         most = max(most, stage.tier._mover.jobs.loading_bytes())
         steps += 1
-        assert steps < 20_000, "requests are deferred for ever"
+        assert steps < 20_000, "requests are deferred forever"
         time.sleep(0.0005)
     assert 0 < most <= 4 * ROW_BYTES
     assert sum(served.values()) == 128, "every block that the store has"

@@ -51,7 +51,7 @@ class Recording:
 
 
 def listen(endpoint: str, stop: threading.Event, live: dict[int, bytes]) -> None:
-    """Subscribes to an engine's events until told to stop."""
+    """Subscribes to an engine's events until it is stopped."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.connect(endpoint)
         socket.setsockopt(zmq.SUBSCRIBE, TOPIC)

@@ -123,7 +123,7 @@ def test_regression_vllm_finds_its_own_version() -> None:
 def test_the_engine_of_a_killed_server_is_found_by_the_lock_and_ended(
     folder: Path, tmp_path: Path
 ) -> None:
-    """What the guide tells to do after `kill -9`."""
+    """Runs the steps that the guide gives for the time after `kill -9`."""
     store = tmp_path / "store"
     with serving(folder, store) as server:
         body = {"prompt": primer.document()[:3000], "max_tokens": 2}

@@ -202,7 +202,7 @@ class TwoThreads:
                 self.tier.get_stats()
 
     def succeeded(self, number: int) -> bool:
-        """Waits until the other thread was told of a job."""
+        """Waits until the other thread has received a job."""
         end = time.monotonic() + 20
         while time.monotonic() < end:
             if found := [one.success for one in self.results if one.job_id == number]:

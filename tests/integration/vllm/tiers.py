@@ -136,7 +136,7 @@ class Request:
         self._tier.on_new_request(self.context)
 
     def end(self) -> None:
-        """Tells that it is over; its jobs may still be under way."""
+        """Ends the request; its jobs may still be in flight."""
         self._tier.on_request_finished(self.context)
 
     def lookup(self, key: bytes) -> LookupResult:

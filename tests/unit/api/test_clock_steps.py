@@ -126,12 +126,12 @@ def test_a_wait_for_the_disk_ends_even_if_the_clock_jumps(shim: Path, disk: Faul
         clearing.start()
         try:
             print("go", file=child.stdin, flush=True)
-            told = json.loads(child.stdout.readline())
+            result = json.loads(child.stdout.readline())
         finally:
             clearing.cancel()
             disk.send("clear")
-    assert told["hits"] == 0, "the disk hung"
-    assert 1.0 <= told["waited_s"] < LIMIT_S, "neither a step forward ended the wait nor the disk"
+    assert result["hits"] == 0, "the disk hung"
+    assert 1.0 <= result["waited_s"] < LIMIT_S, "neither a step forward ended the wait nor the disk"
 
 
 @contextmanager
@@ -155,24 +155,24 @@ def _namespace(store: dalsegno.Store) -> dalsegno.Namespace:
 
 
 def _work(path: str, index: str, clock: str) -> None:
-    """Puts, opens the store anew and gets, three times, while a clock jumps."""
+    """Puts, reopens the store and gets, three times, while a clock jumps."""
     blocks = [os.urandom(BLOCK) for _ in range(4)]
-    told = {"stored": 0, "got": 0, "bad": 0}
+    result = {"stored": 0, "got": 0, "bad": 0}
     for life in range(LIVES):
         chains = [chain(4, f"{life} {turn}") for turn in range(ROUNDS)]
         with _jumping(clock), _open(path, index) as store:
             space = _namespace(store)
             for hashes in chains:
-                told["stored"] += space.put_batch(hashes, blocks, timeout_s=TIMEOUT_S).stored
+                result["stored"] += space.put_batch(hashes, blocks, timeout_s=TIMEOUT_S).stored
         with _jumping(clock), _open(path, index) as store:
             space = _namespace(store)
             for hashes in chains:
                 out = [bytearray(BLOCK) for _ in blocks]
                 hits = space.get_each(hashes, out, timeout_s=TIMEOUT_S)
-                told["got"] += sum(hits)
+                result["got"] += sum(hits)
                 pairs = zip(hits, out, blocks, strict=True)
-                told["bad"] += sum(hit and got != block for hit, got, block in pairs)
-    _tell(told)
+                result["bad"] += sum(hit and got != block for hit, got, block in pairs)
+    _print(result)
 
 
 def _hang(path: str) -> None:
@@ -180,18 +180,18 @@ def _hang(path: str) -> None:
     store = _open(path, "memory")
     space, out = _namespace(store), [bytearray(BLOCK)]
     assert space.put_batch(chain(1), [os.urandom(BLOCK)]).stored == 1
-    _tell("ready")
+    _print("ready")
     sys.stdin.readline()
     with _jumping("wall"):
         started = time.monotonic()
         hits = space.get_each(chain(1), out, timeout_s=1.0)
         waited_s = time.monotonic() - started
-    _tell({"hits": sum(hits), "waited_s": waited_s})
+    _print({"hits": sum(hits), "waited_s": waited_s})
     # Closing the store would wait, too.
     os._exit(0)
 
 
-def _tell(what: object) -> None:
+def _print(what: object) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 

@@ -30,10 +30,10 @@ def test_a_codec_saves_space_is_remembered_and_changes_no_byte(tmp_path: Path) -
     with dalsegno.open(tmp_path / "kv", capacity="64MiB", dram=0) as store:
         coded = store.namespace(FIELDS, layers=LAYERS, slice_bytes=SLICE, codec="zstd")
         assert coded.put_batch(chain(40), list(blocks[:40])).stored == 40
-        told = store.stats()["log"]["codec"]
-        assert told["encoded_bytes"] == blocks.nbytes
-        assert told["encoded_stored_bytes"] * 1.25 < blocks.nbytes
-        assert told["encode_ns"] > 0
+        result = store.stats()["log"]["codec"]
+        assert result["encoded_bytes"] == blocks.nbytes
+        assert result["encoded_stored_bytes"] * 1.25 < blocks.nbytes
+        assert result["encode_ns"] > 0
     row = dalsegno.info(str(tmp_path / "kv"))["namespaces"][0]
     assert (row["codec"], row["element_bytes"]) == ("zstd", 2)
     assert row["stored_bytes"] * 1.2 < row["bytes"]
@@ -51,7 +51,7 @@ def test_a_codec_saves_space_is_remembered_and_changes_no_byte(tmp_path: Path) -
 
 def test_unknown_codecs_and_widths_are_refused(tmp_path: Path) -> None:
     with dalsegno.open(tmp_path / "kv", capacity="64MiB") as store:
-        for codec, width, told in (("lz4", 2, "zstd"), ("zstd", 3, "1, 2 or 4")):
-            with pytest.raises(dalsegno.InvalidError, match=told):
+        for codec, width, result in (("lz4", 2, "zstd"), ("zstd", 3, "1, 2 or 4")):
+            with pytest.raises(dalsegno.InvalidError, match=result):
                 store.namespace(FIELDS, layers=1, slice_bytes=64, codec=codec, element_bytes=width)
         assert store.namespace(FIELDS, layers=1, slice_bytes=64, codec="none").layers == 1

@@ -1,4 +1,4 @@
-"""A forked child is told that the store is its parent's, ends in peace, and disturbs nobody."""
+"""A forked child gets an error for every call, exits normally, and disturbs no other process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import dalsegno
 # Python warns of every fork beside threads; what that does to us is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
-# A child that takes longer hangs: the system ends it, and the test fails.
+# A child that takes longer hangs: a signal ends it, and the test fails.
 LIMIT_S = 20
 BLOCK = 8192
 BLOCKS = [os.urandom(BLOCK) for _ in range(4)]
@@ -59,7 +59,7 @@ def parts(path: Path) -> Iterator[Parts]:
         writer.store_layer(0, [BLOCKS[0][: BLOCK // 2]])
         put = namespace.submit_put(chain(4, "background"), BLOCKS)
         get = namespace.submit_get(chain(4), [bytearray(BLOCK) for _ in range(4)])
-        # A thread that enters or leaves Python amid a fork can make Python 3.11 itself hang there.
+        # A thread that enters or leaves Python during a fork can make Python 3.11 hang there.
         assert put.wait(60)
         assert get.wait(60)
         yield Parts(store, namespace, writer, put, get, store.watch_removals())
@@ -127,7 +127,7 @@ def expect_refusals(parts: Parts, parent: int) -> None:
 
 
 def expect_blocks(parts: Parts) -> None:
-    """The parent goes on with all that it had, also with what was under way at the fork."""
+    """The parent keeps all its objects, and transfers in flight at the fork end."""
     out = [bytearray(BLOCK) for _ in range(4)]
     assert parts.namespace.get_batch(chain(4), out) == 4
     assert out == BLOCKS
@@ -168,7 +168,7 @@ def test_objects_dropped_in_a_forked_child_stay_usable_in_the_parent(
 
     for _ in range(3):
         in_child(drop)
-    # The directory is still taken, and by the parent.
+    # The parent still owns the directory.
     with pytest.raises(dalsegno.UnavailableError, match=f"pid {os.getpid()} "):
         dalsegno.info(str(path))
     expect_blocks(parts)
@@ -217,7 +217,7 @@ def test_a_transfer_in_flight_at_a_fork_ends_only_in_the_parent(path: Path) -> N
 
 
 def test_a_fork_during_calls_of_other_threads_hangs_no_child(parts: Parts, path: Path) -> None:
-    """Locks that another thread holds at the fork stay taken in the child for ever."""
+    """Locks that another thread holds at the fork stay locked in the child forever."""
     parent, ending = os.getpid(), threading.Event()
 
     def keep_busy(name: str) -> None:

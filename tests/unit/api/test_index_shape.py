@@ -23,11 +23,11 @@ def test_info_shows_the_index_shape_and_its_reasons(tmp_path: Path, run: Run) ->
     asked = index["asked"]
     # Some windows, so that it has decided however far its thread is behind.
     assert asked["written_entries"] > 102_400
-    told = run("info", path, "--json").json()["index"]
-    assert told["decisions"][-1]["to"] == told["shape"]
+    result = run("info", path, "--json").json()["index"]
+    assert result["decisions"][-1]["to"] == result["shape"]
     out = run("info", path).out
-    assert f"shape {told['shape']}, runs per level: " in out
-    assert told["decisions"][-1]["reason"] in out
+    assert f"shape {result['shape']}, runs per level: " in out
+    assert result["decisions"][-1]["reason"] in out
 
 
 def test_an_in_memory_index_has_no_shape(tmp_path: Path, run: Run) -> None:
@@ -46,7 +46,7 @@ def test_a_pinned_shape_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "result"),
     [
         ("T=6,K=6", "runs per level 6 is out of bounds: with size ratio 6 give 1 to 5"),
         ("T=99,K=1", "size ratio 99 is out of bounds"),
@@ -54,6 +54,6 @@ def test_a_pinned_shape_holds(tmp_path: Path) -> None:
         ("automatic", "give `auto`, `off` or a shape"),
     ],
 )
-def test_an_invalid_shape_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(dalsegno.InvalidError, match=told):
+def test_an_invalid_shape_is_refused(text: str, result: str, tmp_path: Path) -> None:
+    with pytest.raises(dalsegno.InvalidError, match=result):
         dalsegno.open(tmp_path / "store", index_tuning=text)

@@ -75,9 +75,9 @@ def test_the_default_capacity_is_logged_to_standard_error(
 ) -> None:
     with dalsegno.open(tmp_path / "store") as store:
         limits = store.limits()
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"{limits['capacity_bytes'] / (1 << 30):.1f} GiB" in told.err
+    result = capsys.readouterr()
+    assert result.out == ""
+    assert f"{limits['capacity_bytes'] / (1 << 30):.1f} GiB" in result.err
     assert limits["capacity_is_default"] is True
     open_store(tmp_path / "other").close()
     assert capsys.readouterr() == ("", "")
@@ -142,16 +142,16 @@ def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
 
 def test_a_second_open_is_refused_and_names_the_owner(tmp_path: Path) -> None:
     with open_store(tmp_path / "store"):
-        with another_process(tmp_path / "store") as (_, told):
-            assert f"pid {os.getpid()} " in told
+        with another_process(tmp_path / "store") as (_, result):
+            assert f"pid {os.getpid()} " in result
         with pytest.raises(dalsegno.UnavailableError, match=f"pid {os.getpid()} "):
             open_store(tmp_path / "store")
     open_store(tmp_path / "store").close()
 
 
 def test_a_store_can_be_opened_after_its_owner_was_killed(tmp_path: Path) -> None:
-    with another_process(tmp_path / "store") as (owner, told):
-        assert told == "opened\n"
+    with another_process(tmp_path / "store") as (owner, result):
+        assert result == "opened\n"
         with pytest.raises(dalsegno.UnavailableError, match=f"pid {owner.pid} "):
             open_store(tmp_path / "store")
         owner.kill()
@@ -276,7 +276,7 @@ def test_calls_of_a_closed_store_raise_closed_error(tmp_path: Path) -> None:
     assert late.done()
     with pytest.raises(dalsegno.ClosedError):
         late.result()
-    # What it counted stays readable.
+    # Its counters stay readable.
     assert store.stats()["put_stored_blocks"] == 1
     assert store.limits()["capacity_bytes"] == 16 << 20
 
@@ -320,7 +320,7 @@ def our_threads() -> set[str]:
 
 
 def test_regression_closing_releases_files_and_threads(tmp_path: Path) -> None:
-    """Not only when the last reference goes: the file system may be unmounted now."""
+    """Not only after the last reference is dropped: the file system may be unmounted now."""
     before = our_threads()
     store = open_store(tmp_path / "store")
     namespace = store.namespace({}, layers=1, slice_bytes=8)
@@ -334,7 +334,7 @@ def test_regression_closing_releases_files_and_threads(tmp_path: Path) -> None:
 
 
 def test_regression_closing_waits_for_calls_in_flight(tmp_path: Path) -> None:
-    """Whoever opens the directory next must find nobody writing to it."""
+    """After `close`, no thread writes to the directory, so another process may open it."""
     store = dalsegno.open(tmp_path / "store", capacity="512MiB", staging="16MiB", dram=0)
     namespace = store.namespace({}, layers=1, slice_bytes=1 << 20)
     blocks = [bytes(1 << 20)] * 128

@@ -1,4 +1,4 @@
-"""Tenants are kept apart: no call reads across, no text becomes a path, no file is for others."""
+"""Tenants are kept apart: no call reads across, no field becomes a path, files are private."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def transferred(transfer: dalsegno.Transfer[list[bool]]) -> list[bool]:
     return transfer.result()
 
 
-# Whatever tells anything of stored blocks; the rest is what writes, and is tried below.
+# Every call that reads or reports stored blocks; the calls that write are tried below.
 READS: dict[str, Callable[[dalsegno.Namespace, list[bytearray]], object]] = {
     "layer_writer": lambda space, _: BLOCKS - space.layer_writer(HASHES).count,
     "probe": lambda space, _: space.probe(HASHES),

@@ -15,11 +15,11 @@ def test_a_tiny_run_compresses_synthetic_blocks_and_leaves_no_file(
 ) -> None:
     assert bench.main(["--rounds", "1", "--mib", "48", "--dir", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    told = json.loads(lines[-1])
-    assert told["ratio"] > 1.25, told
-    assert told["not_shrunk_bytes"] == 0, told
-    assert min(told["encode_gb_per_s"], told["decode_gb_per_s"]) > 0, told
-    assert {"put_gb_per_s", "get_gb_per_s"} < told["zstd"].keys() == told["none"].keys()
+    result = json.loads(lines[-1])
+    assert result["ratio"] > 1.25, result
+    assert result["not_shrunk_bytes"] == 0, result
+    assert min(result["encode_gb_per_s"], result["decode_gb_per_s"]) > 0, result
+    assert {"put_gb_per_s", "get_gb_per_s"} < result["zstd"].keys() == result["none"].keys()
     assert list(tmp_path.iterdir()) == []
 
 

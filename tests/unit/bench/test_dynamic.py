@@ -120,9 +120,9 @@ def test_the_tables_have_a_row_for_every_turn_and_one_for_all(
         for system in ("memory", "files")
     ]
     tables("what was run", turns, SCALE)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     rows = re.findall(
-        r"^(warm-up|\d[ \w]*?) +(memory|files) +([\d.]+)% +([\d.]+)%", told, re.MULTILINE
+        r"^(warm-up|\d[ \w]*?) +(memory|files) +([\d.]+)% +([\d.]+)%", output, re.MULTILINE
     )
     assert rows[:4] == [
         ("warm-up", "memory", "0.0", "0.0"),
@@ -179,10 +179,10 @@ class Forgetful:
 
 def test_a_wrong_block_is_counted() -> None:
     setup = Setup("fake", Path("nowhere"), 64, 4, 0, 0)
-    told: list[int] = []
+    result: list[int] = []
     prompts = [Prompt(bytes(range(128)), 4)] * 7
-    served = Server(Forgetful(), setup).serve(prompts, told.append)  # type: ignore[arg-type]
-    assert (served.wrong_blocks, served.hit_blocks, told) == (7, [4] * 7, [5, 2])
+    served = Server(Forgetful(), setup).serve(prompts, result.append)  # type: ignore[arg-type]
+    assert (served.wrong_blocks, served.hit_blocks, result) == (7, [4] * 7, [5, 2])
     assert served.disk_bytes == 5
 
 
@@ -280,8 +280,8 @@ def test_a_small_run_hits_what_it_should_and_cleans_up(
     directory.mkdir()
     arguments += f" --plot {picture} --dir {directory}"
     assert dynamic.main(arguments.split()) == 0
-    told = capsys.readouterr().out.splitlines()
-    result = json.loads(told[-1])
+    output = capsys.readouterr().out.splitlines()
+    result = json.loads(output[-1])
     assert set(result) == {"bench", "load", "stages"}
     (stages,) = result["stages"]
     assert list(stages["systems"]) == list(dynamic.SYSTEMS)
@@ -291,6 +291,6 @@ def test_a_small_run_hits_what_it_should_and_cleans_up(
         assert (found["failed_blocks"], found["wrong_blocks"]) == (0, 0)
         assert len(found["stages"]) == 11
     assert stages["systems"]["files"]["files"] > stages["systems"]["dalsegno-lsm"]["files"] > 0
-    assert "1536 times smaller than qwen3-30b-a3b's" in told[1]
+    assert "1536 times smaller than qwen3-30b-a3b's" in output[1]
     assert list(directory.iterdir()) == []
     assert picture.read_bytes().startswith(b"\x89PNG")

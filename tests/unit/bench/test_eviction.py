@@ -100,11 +100,11 @@ def test_prompts_requested_twice_in_a_row_hit_half_under_any_eviction(
     where.mkdir()
     arguments = ["--trace", str(path), "--share", "0.5", "--dir", str(where)]
     assert bench.main(arguments) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["hit_rate"] == told["lru_hit_rate"] == {"twice": {"50%": 0.5}}
-    assert told["min_hit_vs_lru"] == told["mean_hit_vs_lru"] == 1.0
-    assert 1000 < told["held_blocks"]["twice"]["50%"] < 2200
-    assert told["failed_blocks"] == {"twice": {"50%": 0}}
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["hit_rate"] == result["lru_hit_rate"] == {"twice": {"50%": 0.5}}
+    assert result["min_hit_vs_lru"] == result["mean_hit_vs_lru"] == 1.0
+    assert 1000 < result["held_blocks"]["twice"]["50%"] < 2200
+    assert result["failed_blocks"] == {"twice": {"50%": 0}}
     assert list(where.iterdir()) == []
 
 

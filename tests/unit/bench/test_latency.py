@@ -29,13 +29,13 @@ def figures(ours_us: list[int], file_us: list[int]) -> bench.Figures:
 
 def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
     # A slow round of both changes no ratio.
-    told = json.loads(json.dumps(bench.report(figures([30, 900, 45], [20, 600, 15]), [0.5, 1.5])))
+    result = json.loads(json.dumps(bench.report(figures([30, 900, 45], [20, 600, 15]), [0.5, 1.5])))
     for way, size in itertools.product(WAYS, bench.SIZES):
-        assert told[f"{way}_p50_{size}"] == told[f"{way}_p99_{size}"] == 1.5
-        assert told[f"{way}_p50_{size}_timeout"] == told[f"{way}_p99_{size}_timeout"] == 3.0
-        assert told["us"]["dalsegno"][f"{way}_p50_{size}"] == 45.0
-        assert told["us"]["file"][f"{way}_p99_{size}"] == 200.0
-    assert (told["rounds"], told["load"]) == (3, [0.5, 1.5])
+        assert result[f"{way}_p50_{size}"] == result[f"{way}_p99_{size}"] == 1.5
+        assert result[f"{way}_p50_{size}_timeout"] == result[f"{way}_p99_{size}_timeout"] == 3.0
+        assert result["us"]["dalsegno"][f"{way}_p50_{size}"] == 45.0
+        assert result["us"]["file"][f"{way}_p99_{size}"] == 200.0
+    assert (result["rounds"], result["load"]) == (3, [0.5, 1.5])
 
 
 def test_every_call_of_every_contender_is_timed_once() -> None:
@@ -57,12 +57,12 @@ def test_a_tiny_run_has_every_figure_and_leaves_no_file(
     (tmp_path / "direct").unlink()
     arguments = ["--rounds", "2", "--calls", "10", "--large-calls", "2", *more]
     assert bench.main([*arguments, "--dir", str(tmp_path)]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     keys = {
         f"{way}_{name}_{size}"
         for way, name, size in itertools.product(WAYS, bench.PERCENTILES, bench.SIZES)
     }
-    assert {key for key in told if key.startswith(WAYS) and not key.endswith("timeout")} == keys
-    assert told["us"].keys() == {"dalsegno", "dalsegno_timeout", "file"}
-    assert min(min(one.values()) for one in told["us"].values()) > 0
+    assert {key for key in result if key.startswith(WAYS) and not key.endswith("timeout")} == keys
+    assert result["us"].keys() == {"dalsegno", "dalsegno_timeout", "file"}
+    assert min(min(one.values()) for one in result["us"].values()) > 0
     assert list(tmp_path.iterdir()) == []

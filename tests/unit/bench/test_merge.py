@@ -23,7 +23,7 @@ def test_a_ratio_compares_parts_that_ran_next_to_each_other() -> None:
     # A slow part of both changes no ratio.
     both = {"on": figures([1.0, 60.0, 3.0]), "off": figures([2.0, 50.0, 3.0])}
     result = bench.report(both, counts, facts, [0.5, 1.5])
-    told = json.loads(json.dumps(result))
+    output = json.loads(json.dumps(result))
     wanted = {
         "extents_per_lineage_max": 4,
         "extents_per_lineage_mean": 2.5,
@@ -33,8 +33,8 @@ def test_a_ratio_compares_parts_that_ran_next_to_each_other() -> None:
         "files": 9,
         "load": [0.5, 1.5],
     }
-    assert {name: told[name] for name in wanted} == wanted
-    assert told["off"]["extents_per_lineage_max"] == 200
+    assert {name: output[name] for name in wanted} == wanted
+    assert output["off"]["extents_per_lineage_max"] == 200
 
 
 def test_the_percentile_is_a_sample_that_the_share_does_not_exceed() -> None:
@@ -48,7 +48,7 @@ def test_the_percentile_is_a_sample_that_the_share_does_not_exceed() -> None:
 def test_a_tiny_run_ends_in_few_extents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--blocks", "600", "--lineages", "4", "--parts", "2", "--index", "lsm"]
     assert bench.main([*arguments, "--dir", str(tmp_path)]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["extents_per_lineage_max"] <= 4, told
-    assert told["rewritten_ratio"] <= 1.3, told
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["extents_per_lineage_max"] <= 4, result
+    assert result["rewritten_ratio"] <= 1.3, result
     assert list(tmp_path.iterdir()) == []

@@ -48,8 +48,8 @@ def test_the_least_sample_counts_apart_for_the_time_after_reopening() -> None:
     lost.judge(3, 0, fits=True)
     lost.judge(3, 7, fits=True)
     lost.judge(4, 36, fits=False)
-    told = json.loads(json.dumps(bench.report(cells, {"memory get": lost}, [0.5, 1.5])))
-    assert told == {
+    output = json.loads(json.dumps(bench.report(cells, {"memory get": lost}, [0.5, 1.5])))
+    assert output == {
         "bench": "shared-prefix",
         "reachable_share": {"memory whole get": 0.9, "lsm first nothing": 1.0},
         "reachable_share_reopened": {"memory whole get": 0.97, "lsm first nothing": 0.5},
@@ -99,12 +99,12 @@ def test_a_small_run_has_every_cell_and_leaves_no_file(
 ) -> None:
     arguments = ["--capacity-mib", "8", "--samples", "2", "--index", "memory"]
     assert bench.main([*arguments, "--dir", str(tmp_path)]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     cells = {f"memory {puts} {touch}" for puts in bench.PUTS for touch in get_args(bench.Touch)}
-    assert told["reachable_share"].keys() == told["reachable_share_reopened"].keys() == cells
-    assert 0 <= told["min_reachable_share"] <= 1
-    assert told["min_reachable_share"] > 0.5
-    assert told["bytes_relocated_per_put_byte"].keys() == cells
-    assert told["max_loss_blocks"] >= max(told["loss_blocks"].values())
-    assert told["conversations"].keys() == {"memory get", "memory put"}
+    assert result["reachable_share"].keys() == result["reachable_share_reopened"].keys() == cells
+    assert 0 <= result["min_reachable_share"] <= 1
+    assert result["min_reachable_share"] > 0.5
+    assert result["bytes_relocated_per_put_byte"].keys() == cells
+    assert result["max_loss_blocks"] >= max(result["loss_blocks"].values())
+    assert result["conversations"].keys() == {"memory get", "memory put"}
     assert list(tmp_path.iterdir()) == []

@@ -56,8 +56,8 @@ def test_a_healthy_run_has_no_complaints() -> None:
 def test_errors_growth_and_faults_that_never_occurred_are_reported(
     figures: dict[str, Any], words: str
 ) -> None:
-    (told,) = complaints({**WELL, **figures}, 20)
-    assert words in told
+    (result,) = complaints({**WELL, **figures}, 20)
+    assert words in result
 
 
 def test_a_short_run_needs_no_occurrence_of_every_fault() -> None:

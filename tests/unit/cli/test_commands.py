@@ -1,4 +1,4 @@
-"""The command `dalsegno` over real stores: healthy, locked, foreign, newer; help and terminals."""
+"""The command `dalsegno` over real stores: healthy, locked, unknown, newer; help and terminals."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_info_shows_the_facts_of_a_store(path: Path, run: Run) -> None:
 
 
 def test_info_json_has_exact_numbers(path: Path, run: Run) -> None:
-    told = run("info", path, "--json").json()
+    result = run("info", path, "--json").json()
     block_bytes = 4 * LAYERS * SLICE_BYTES + 4 * 64
-    assert (told["blocks"], told["block_bytes"], told["faults"]) == (8, block_bytes, [])
-    assert told["path"] == str(path)
+    assert (result["blocks"], result["block_bytes"], result["faults"]) == (8, block_bytes, [])
+    assert result["path"] == str(path)
 
 
 def test_ls_lists_namespaces_with_their_fields(path: Path, run: Run) -> None:
@@ -87,8 +87,8 @@ def test_ls_extents_shows_where_blocks_are_stored(path: Path, run: Run) -> None:
 
 def test_ls_narrows_by_namespace_and_limit(path: Path, run: Run) -> None:
     names = [row["id"] for row in dalsegno.list_extents(str(path))]
-    told = run("ls", path, "--namespace", names[1][:6], "--extents", "--json").json()
-    assert [row["id"] for row in told["namespaces"]] == [names[1]]
+    result = run("ls", path, "--namespace", names[1][:6], "--extents", "--json").json()
+    assert [row["id"] for row in result["namespaces"]] == [names[1]]
     limited = run("ls", path, "--extents", "--limit", 2, "--json").json()["namespaces"]
     assert sum(len(row["extent_rows"]) for row in limited) == 2
     assert sum(row["extents"] for row in limited) == 3
@@ -98,8 +98,8 @@ def test_ls_narrows_by_namespace_and_limit(path: Path, run: Run) -> None:
 
 
 def test_ls_json_without_extents_leaves_them_out(path: Path, run: Run) -> None:
-    told = run("ls", path, "--json").json()
-    assert all("extent_rows" not in row for row in told["namespaces"])
+    result = run("ls", path, "--json").json()
+    assert all("extent_rows" not in row for row in result["namespaces"])
 
 
 def test_verify_of_a_healthy_store_is_clean(path: Path, run: Run) -> None:
@@ -108,9 +108,9 @@ def test_verify_of_a_healthy_store_is_clean(path: Path, run: Run) -> None:
     assert (answer.code, answer.err) == (0, "")
     assert "8 blocks, 12 slices" in answer.out
     assert answer.out.endswith("clean\n")
-    told = run("verify", path, "--json").json()
-    assert told["clean"] is True
-    assert told["findings"] == []
+    result = run("verify", path, "--json").json()
+    assert result["clean"] is True
+    assert result["findings"] == []
     after = {one.name: one.stat().st_mtime_ns for one in path.iterdir()}
     assert after == before
 
@@ -122,7 +122,7 @@ def test_an_empty_store_is_shown_as_empty(tmp_path: Path, run: Run) -> None:
     assert run("verify", tmp_path / "store").code == 0
 
 
-# Stores that cannot be looked at.
+# Paths that are not a readable store.
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "verify"])
@@ -195,15 +195,15 @@ def test_every_command_explains_itself(command: tuple[str, ...], run: Run) -> No
     if command not in {(), ("demo",)}:
         assert "Example:\n    dalsegno " in answer.out
         assert "Exit codes: 0 " in answer.out
-    # A summary in the list of commands is a whole sentence, not cut.
+    # A summary in the list of commands is a whole sentence, not truncated.
     assert "..." not in answer.out.replace("[ARGS]...", "")
 
 
 def test_the_installed_command_and_the_module_print_the_version() -> None:
     installed = Path(sys.executable).with_name("dalsegno")
     for command in ([str(installed)], [sys.executable, "-m", "dalsegno.cli"]):
-        told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-        assert told.stdout == f"dalsegno {dalsegno.__version__}\n"
+        result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert result.stdout == f"dalsegno {dalsegno.__version__}\n"
 
 
 def in_a_terminal(path: Path) -> str:
@@ -218,7 +218,7 @@ def in_a_terminal(path: Path) -> str:
     try:
         while part := os.read(ours, 4096):
             written += part
-    except OSError:  # Linux tells the end of a terminal as an error.
+    except OSError:  # Linux reports the end of a terminal as an error.
         pass
     os.close(ours)
     assert process.wait(timeout=30) == 1

@@ -126,9 +126,9 @@ def test_verify_finds_a_planted_fault_and_names_its_place(
     answer = run("verify", path)
     assert answer.code == 1
     assert file in answer.out
-    told = run("verify", path, "--json")
-    assert told.code == 1
-    found = told.json()
+    result = run("verify", path, "--json")
+    assert result.code == 1
+    found = result.json()
     assert found["clean"] is False
     same_file = [one for one in found["findings"] if one["file"] == file]
     assert [one for one in same_file if offset <= one["offset"] < offset + SECTOR], found
@@ -157,10 +157,10 @@ def test_repair_drops_damaged_blocks_and_keeps_the_rest(
     assert len(intact) == BLOCKS + 1 + 4
     plant(path)
     answer = run("verify", path, "--repair", "--json")
-    told = answer.json()
-    assert told["before"]["findings"]
-    assert told["after"]["findings"] == []
-    assert (answer.code, told["clean"]) == (0, True)
+    result = answer.json()
+    assert result["before"]["findings"]
+    assert result["after"]["findings"] == []
+    assert (answer.code, result["clean"]) == (0, True)
     left = held(path)
     assert left.items() <= intact.items()
     assert len(intact) - len(left) == LOST.get(plant, 0)
@@ -178,8 +178,8 @@ def test_repair_prints_what_it_did(path: Path, run: Run) -> None:
 
 
 def test_repair_of_a_store_that_is_open_is_refused(path: Path, run: Run) -> None:
-    with another_process(path) as (_, told):
-        assert told == "opened\n"
+    with another_process(path) as (_, result):
+        assert result == "opened\n"
         answer = run("verify", path, "--repair")
     assert answer.code == 2
     assert "is in use by" in answer.err

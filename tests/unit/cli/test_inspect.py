@@ -59,9 +59,9 @@ def test_a_segment_is_its_header_and_its_records(path: Path, run: Run) -> None:
     (row,) = [one for one in found["records"] if one["offset"] == extent["offset"]]
     wanted = ("extent", BLOCKS, extent["bytes"], extent["sequence"])
     assert (row["kind"], row["blocks"], row["bytes"], row["sequence"]) == wanted
-    told = run("inspect", path, segment_of(path, extent).name).out
-    assert "segment header: valid" in told
-    assert re.search(rf"{extent['offset']} +extent +.* {BLOCKS} ", told)
+    result = run("inspect", path, segment_of(path, extent).name).out
+    assert "segment header: valid" in result
+    assert re.search(rf"{extent['offset']} +extent +.* {BLOCKS} ", result)
 
 
 @pytest.mark.parametrize("into", [0, 77, SECTOR, SECTOR + 3 * SLICE_BYTES])
@@ -91,8 +91,8 @@ def test_a_flipped_byte_of_a_block_is_shown_where_it_is(path: Path, run: Run) ->
     assert answer.code == 1
     wrong = [one["name"] for one in answer.json()["parts"] if not one["right"]]
     assert wrong == ["slice (0, 1)"]
-    told = run("inspect", path, file.name, extent["offset"]).out
-    assert "1 of them damaged" in told
+    result = run("inspect", path, file.name, extent["offset"]).out
+    assert "1 of them damaged" in result
 
 
 def test_a_damaged_header_is_shown_with_its_fault(path: Path, run: Run) -> None:

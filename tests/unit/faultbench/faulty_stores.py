@@ -1,4 +1,4 @@
-"""Stores that are broken on purpose, each in one way: the suite must notice."""
+"""Stores with one deliberate fault each, which the suite must detect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Sound(Adapter):
 
 
 class Wrong(Sound):
-    """Hands out what another block has."""
+    """Returns the bytes of another block."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         got = super().get(keys)
@@ -56,7 +56,7 @@ class Wrong(Sound):
 
 
 class Forgetful(Sound):
-    """Keeps a part of its blocks in memory alone."""
+    """Keeps a part of its blocks only in memory."""
 
     def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
         super().__init__(directory, capacity_bytes=capacity_bytes, block_bytes=block_bytes)
@@ -73,7 +73,7 @@ class Forgetful(Sound):
 
 
 class Hanging(Sound):
-    """Never answers a get."""
+    """Never returns from a get."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         time.sleep(3600)
@@ -81,7 +81,7 @@ class Hanging(Sound):
 
 
 class Crashing(Sound):
-    """Dies of the first look-up."""
+    """Crashes on the first lookup."""
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -89,7 +89,7 @@ class Crashing(Sound):
 
 
 class Refusing(Sound):
-    """Takes no block any more once it is full."""
+    """Refuses every block once it is full."""
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         if len(list(self._directory.iterdir())) + len(keys) > self._most:
@@ -115,7 +115,7 @@ class Unbounded(Sound):
 
 
 class Hidden(Sound):
-    """Turns every byte over on its way, so that nobody recognises a block in its files."""
+    """Inverts every byte, so that the suite cannot recognise a block in its files."""
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         return super().put(keys, [_turned_over(block) for block in blocks])
@@ -129,7 +129,7 @@ def _turned_over(block: bytes) -> bytes:
 
 
 class Jammed(Sound):
-    """Never ends a put of many blocks."""
+    """Never returns from a put of many blocks."""
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         if len(keys) > 8:
@@ -138,7 +138,7 @@ class Jammed(Sound):
 
 
 class Sulking(Sound):
-    """Takes nothing any more once its disk was full."""
+    """Refuses every block once its disk was full."""
 
     sulks = False
 
@@ -151,7 +151,7 @@ class Sulking(Sound):
 
 
 class Slow(Sound):
-    """Bounds itself with one long look at all its files now and then."""
+    """Enforces its bound periodically, with one long scan of all its files."""
 
     puts = 0
 
@@ -165,7 +165,7 @@ class Slow(Sound):
 
 
 class Unaware(Sound):
-    """Counts only what it put since it was started."""
+    """Counts only the blocks put since its start."""
 
     def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
         super().__init__(directory, capacity_bytes=capacity_bytes, block_bytes=block_bytes)

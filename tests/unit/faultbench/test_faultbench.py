@@ -102,12 +102,12 @@ def test_a_crash_is_reported_with_its_signal(probed: Probed) -> None:
 
 
 def test_the_json_has_every_count_by_store_and_probe(run: Run) -> None:
-    told = run(
+    result = run(
         "faultbench", "--store", "file-per-object", "--store", "vllm-fs", "--probe", "bit-flip",
         "--json",
     )  # fmt: skip
-    assert told.code == 0, "what others do is no failure of ours"
-    found = json.loads(told.out)
+    assert result.code == 0, "what others do is no failure of ours"
+    found = json.loads(result.out)
     assert found["file-per-object"]["bit-flip"]["wrong"] == 6
     assert {"wrong", "lost", "hung", "leaked", "correct"} <= found["file-per-object"][
         "bit-flip"
@@ -117,18 +117,18 @@ def test_the_json_has_every_count_by_store_and_probe(run: Run) -> None:
 
 
 def test_a_failing_cell_names_the_command_that_reproduces_it(run: Run) -> None:
-    told = run("faultbench", "--store", "file-per-object", "--probe", "swapped", "--seed", "7")
-    command = next(line for line in told.out.splitlines() if line.startswith("  $ dalsegno "))
+    result = run("faultbench", "--store", "file-per-object", "--probe", "swapped", "--seed", "7")
+    command = next(line for line in result.out.splitlines() if line.startswith("  $ dalsegno "))
     again = run(*command.split()[2:])
-    assert again.out == told.out
-    assert "6 wrong" in told.out
+    assert again.out == result.out
+    assert "6 wrong" in result.out
 
 
 def test_an_error_about_an_unknown_name_lists_the_known_ones(run: Run) -> None:
     for option, words in (("--store", "there are"), ("--probe", "there are"), ("--python", "no ")):
-        told = run("faultbench", option, "nothing")
-        assert told.code == 2
-        assert words in told.err
+        result = run("faultbench", option, "nothing")
+        assert result.code == 2
+        assert words in result.err
 
 
 def test_a_finding_in_our_store_sets_the_exit_code() -> None:

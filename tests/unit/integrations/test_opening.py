@@ -281,12 +281,12 @@ def test_a_store_that_cannot_move_to_new_namespaces_is_reopened(
 def test_the_reason_for_a_missing_store_is_logged_before_the_engine_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    result: list[str] = []
 
     class Slow(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             time.sleep(0.3)
-            told.append(record.getMessage())
+            result.append(record.getMessage())
 
     def refusing(path: str, settings: Mapping[str, Any]) -> Any:
         raise dalsegno.DalsegnoError(f"{path} is in use, {len(settings)}")
@@ -296,8 +296,8 @@ def test_the_reason_for_a_missing_store_is_logged_before_the_engine_continues(
     logging.getLogger("tests.opening").addHandler(handler)
     try:
         ours = backend(tmp_path / "store", retry_s=SOON_S)
-        assert len(told) == 1
-        assert "is in use" in told[0]
+        assert len(result) == 1
+        assert "is in use" in result[0]
         assert "is in use" in ours.problem
         ours.close()
     finally:

@@ -89,8 +89,8 @@ def test_the_store_accepts_no_choice_that_the_table_lacks(tmp_path: Path) -> Non
     for setting in (one for one in SETTINGS if one.kind == "choice"):
         with pytest.raises(dalsegno.InvalidError) as raised:
             limits(tmp_path / "store", **{setting.name: "no such choice"})
-        told = set(re.findall(r"`([a-z-]+)`", str(raised.value)))
-        assert told == set(setting.allowed)
+        result = set(re.findall(r"`([a-z-]+)`", str(raised.value)))
+        assert result == set(setting.allowed)
 
 
 def test_the_example_of_the_page_opens_a_store(
