@@ -132,7 +132,7 @@ BAD: list[tuple[Rule, dict[str, str], str]] = [
     (decisions_are_listed, {**LISTED, "docs/decisions/0002-two.md": ""}, "link it"),
     (decisions_are_listed, {**LISTED, "docs/decisions/why.md": ""}, "NNNN"),
     (decisions_are_listed, {**LISTED, "docs/decisions/0001-zwei.md": ""}, "take the next"),
-    (decisions_are_listed, {"docs/decisions/README.md": "[x](0009-x.md)"}, "not there"),
+    (decisions_are_listed, {"docs/decisions/README.md": "[x](0009-x.md)"}, "does not exist"),
     (
         dependencies_have_reasons,
         {**PROJECT, "Cargo.toml": "[workspace.dependencies]\nserde = '1'\n"},
