@@ -24,7 +24,7 @@ const NAMESPACE: NamespaceId = NamespaceId(*b"golden namespace");
 const TABLE: &str = "index-0000000000000001.table";
 const MANIFEST: &str = "index-0000000000000002.manifest";
 const MARKER: &str = "<!-- worked example: kept in step by crates/index/tests/golden.rs -->\n";
-/// The block that is removed again.
+/// The block that is removed.
 const REMOVED: ChainHash = hash(0x44);
 
 const fn hash(byte: u8) -> ChainHash {
@@ -56,7 +56,7 @@ fn open(dir: &Path, read_only: bool) -> (LsmIndex, Option<Vec<u8>>) {
     LsmIndex::open(Arc::new(device), STORE, options).unwrap()
 }
 
-/// The extents of the document: two of one lineage, and one that leaves it behind its second block.
+/// The extents of the document: two of one lineage, and one that forks off after its second block.
 fn extents() -> [Extent; 3] {
     let extent = |sequence: u64, lineage: u8, first: u32, parent: u8, hashes: &[u8]| Extent {
         id: ExtentId(sequence),
@@ -69,7 +69,7 @@ fn extents() -> [Extent; 3] {
         location: Location {
             segment: 1,
             epoch: 1,
-            // Each takes a header and two rows of two slices; the third is smaller, and the last.
+            // Each takes a header and two rows of two slices. The last one is smaller.
             offset: 4096 + (sequence - 1) * (4096 + 2 * 12_288),
             header_bytes: 4096,
             compressed_bytes: 0,
@@ -83,7 +83,7 @@ fn extents() -> [Extent; 3] {
     ]
 }
 
-/// What the log says of the same history: one open segment, and the tombstone in it.
+/// The log's checkpoint of the same history: one open segment, and the tombstone in it.
 fn checkpoint() -> Vec<u8> {
     let mut checkpoint = 1_u32.to_le_bytes().to_vec();
     let (tombstone, end, sequence) = (81_920_u64, 86_016, 4);
@@ -126,8 +126,8 @@ fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Whether an index holds what the history leaves, and nothing else.
-fn holds_the_history(index: &LsmIndex) {
+/// Checks that an index holds the result of the history and nothing else.
+fn check_history(index: &LsmIndex) {
     let [first, second, fork] = extents();
     assert_eq!(index.counts(), (3, 4), "extents and blocks");
     assert!(index.lsm_stats().tables == 1 && !index.is_damaged());
@@ -171,14 +171,14 @@ fn the_golden_index_opens_and_finds_exactly_its_blocks() {
     for read_only in [true, false, true] {
         let (index, found) = open(dir.path(), read_only);
         assert_eq!(found, Some(checkpoint()), "read only: {read_only}");
-        holds_the_history(&index);
+        check_history(&index);
         let next = index.place(NAMESPACE, Some(hash(0x33)), hash(0x77), 0, WaitLimit::Unlimited);
         assert_eq!(next, Placement { lineage: hash(0x77), first_block_index: 3 }, "a fork");
     }
 }
 
 #[test]
-fn the_writer_of_today_writes_the_golden_bytes() {
+fn the_present_writer_writes_the_golden_bytes() {
     let dir = tempfile::tempdir().unwrap();
     write_index(dir.path());
     let written = files(dir.path());

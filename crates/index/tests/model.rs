@@ -1,4 +1,4 @@
-//! Random histories against the plainest possible model: a set of present blocks.
+//! Random histories against the simplest possible model: a map of present blocks.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -158,7 +158,7 @@ proptest! {
                 Step::Merge(one, two) => {
                     let pick = |at: usize| extents.values().nth(at).cloned();
                     if let (Some(one), Some(two)) = (pick(one), pick(two)) {
-                        // Also extents that are no neighbours: the index does not ask.
+                        // Also extents that are no neighbours: the index does not check.
                         let hashes: Vec<_> = one.hashes.iter().chain(&two.hashes).copied().collect();
                         let new = Extent { id: ExtentId(next), hashes, ..one.clone() };
                         let old = [one.id, two.id];

@@ -1,4 +1,4 @@
-//! Uses, ancestors and orphans: both indexes say the same, and what the rules ask for.
+//! Uses, ancestors and orphans: both indexes agree and follow the rules.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 
-/// The hashes of a path through the tree of prefixes.
+/// The hashes of a path through the prefix tree.
 fn chain(path: &[u8]) -> Vec<ChainHash> {
     let mut state = 1_u64;
     let mut next = |letter: &u8| {
@@ -33,7 +33,7 @@ fn chain(path: &[u8]) -> Vec<ChainHash> {
 enum Step {
     Put(Vec<u8>, usize),
     Use(Vec<u8>, usize),
-    /// An extent goes, and what depends on it is orphaned first.
+    /// An extent is evicted, after its dependents were marked as orphans.
     Evict(usize),
     /// An extent moves to another segment.
     Move(usize),
@@ -56,7 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An index in files of its own.
+/// An on-disk index.
 fn on_disk(dir: &Path) -> LsmIndex {
     let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
     let options = DirectoryOptions { engine: EngineChoice::Psync, ..DirectoryOptions::default() };
@@ -74,7 +74,7 @@ struct World {
     next: u64,
     round: u64,
     has_evicted: bool,
-    /// The indexes know of different orphans from here on.
+    /// The indexes know different orphans from here on.
     differs: bool,
 }
 
@@ -129,7 +129,7 @@ impl World {
                 let has_parent = before.is_none_or(|hash| {
                     self.indexes[0].probe(NAMESPACE, &[hash], WaitLimit::Unlimited) == 1
                 });
-                // An on-disk index does not know of what was there before its parent that it depends on it.
+                // An on-disk index does not know that blocks stored before their parent depend on it.
                 if !present.is_empty() || !has_parent {
                     return;
                 }
@@ -159,7 +159,7 @@ impl World {
                 let orphans = |index: &dyn Index| index.orphan_descendants(&extent, usize::MAX);
                 let (one, two) = (&self.indexes[0], &self.indexes[1]);
                 let (in_memory, on_disk) = (orphans(one.as_ref()), orphans(two.as_ref()));
-                // An on-disk index does not find what depends on an extent that went and came again in another place.
+                // An on-disk index does not find the dependents of an extent that was stored again in another place.
                 assert!(
                     on_disk == in_memory || on_disk < in_memory && self.has_evicted,
                     "{extent:?}"
@@ -215,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn both_indexes_raise_and_orphan_the_same_and_no_ancestor_is_older(
+    fn both_indexes_raise_and_orphan_the_same_extents_and_no_ancestor_is_older(
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let dir = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ proptest! {
     }
 
     #[test]
-    fn after_an_open_ancestors_are_as_recent_as_what_depends_on_them(
+    fn after_an_open_ancestors_are_as_recent_as_their_dependents(
         paths in prop::collection::vec((path(), 0_usize..10), 1..30),
         page in 1_usize..9,
     ) {
@@ -247,7 +247,7 @@ proptest! {
             let first = first % path.len();
             world.act(&Step::Put(path.clone(), first));
         }
-        // As an index that is filled from a log: it knows when extents were written.
+        // Like an index that is filled from a log, which knows only when extents were written.
         for extent in all(world.indexes[0].as_ref()) {
             index.insert(Extent::clone(&extent), Use::written(extent.id.0), &|_| true, WaitLimit::Unlimited);
         }

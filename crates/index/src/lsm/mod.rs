@@ -1,4 +1,4 @@
-//! The on-disk index, a log-structured merge tree of our own: `docs/formats/index.md`, `docs/decisions/0008`.
+//! The on-disk index, a log-structured merge tree made for this store: `docs/formats/index.md`, `docs/decisions/0008`.
 //!
 //! Folders, from the bottom: `format` (bytes), `files` (the device), `table` (sorted files), `memtable`, `version`
 //! (which tables are in use), `read` (lookups and scans), `maintenance` (flush, compaction, manifests), `index`

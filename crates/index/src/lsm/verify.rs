@@ -1,4 +1,4 @@
-//! The check of an index that nobody has open: every byte of its present version is read and held against its checksum.
+//! Checks the index of a closed store: reads every byte of its current version and compares it with its checksum.
 //!
 //! 1. Nothing is written, nothing is repaired.
 //! 2. One table is open at a time, and of its blocks [`AHEAD_BYTES`] are in memory, or one block.
@@ -27,39 +27,39 @@ use crate::lsm::table::reader::Table;
 
 /// Bytes of a table that are read at a time.
 const AHEAD_BYTES: u64 = 256 << 10;
-/// What damage costs where an open finds it.
+/// What damage costs if an open finds it.
 const AT_OPEN: &str = "the index is rebuilt at the next open, and no block is lost";
-/// Blocks are not read at open: a get finds the damage, and the open behind it rebuilds the index.
+/// Blocks are not read at open. A get finds the damage, and the open after it rebuilds the index.
 const AT_READ: &str =
     "the index is rebuilt at the next open after this is read, and no block is lost";
 
-/// The checksum is right, so the index may never find this out.
+/// The checksum is right, so the index may never detect this.
 const UNNOTICED: &str = "without the index's files the next open rebuilds it, and no block is lost";
 
-/// Something about an index that is not as it should be.
+/// Something wrong in the files of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexFault {
     /// The file.
     pub file: String,
     /// Byte offset in it.
     pub offset: u64,
-    /// What is wrong there, and what it costs.
+    /// What is wrong, and what it costs.
     pub what: String,
 }
 
-/// What a check of an index saw.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexCheck {
     /// Tables that were read.
     pub tables: u64,
     /// Bytes that were read.
     pub bytes: u64,
-    /// What is wrong; empty for a healthy index, and where there is none.
+    /// What is wrong; empty for a healthy index, or without an index.
     pub faults: Vec<IndexFault>,
 }
 
-/// Checks the index of a store that nobody has open. With `store` not known, the index is not asked whose it is.
-/// `progress` hears how many bytes have been read.
+/// Checks the index of a closed store. Without `store`, the store of the newest manifest is assumed. `progress` is
+/// called with the number of bytes read so far.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ impl Check<'_> {
 
     fn note_error(&mut self, file: String, offset: u64, error: &TableError, cost: &str) {
         if error.is_io() {
-            // The bytes may be as good as ever.
+            // The bytes may be intact.
             self.report.faults.push(IndexFault { file, offset, what: error.to_string() });
         } else {
             self.note(file, offset, &error.to_string(), cost);
@@ -111,7 +111,7 @@ impl Check<'_> {
         (self.progress)(self.report.bytes);
     }
 
-    /// The manifest that an open begins with. Others are only at fault if there is none.
+    /// The manifest that an open uses. Other manifests only count as faults if there is none.
     fn newest_manifest(&mut self, numbers: BTreeSet<u64>) -> Option<Manifest> {
         let mut faults = Vec::new();
         for number in numbers.into_iter().rev() {
@@ -140,13 +140,13 @@ impl Check<'_> {
         None
     }
 
-    /// Checks tables that lie one behind the other.
+    /// Checks the tables of a run.
     fn run(&mut self, tables: &[u64]) {
         let mut before = Vec::new();
         for number in tables {
             let (name, mut at) = (table_file(*number), 0);
             if !self.names.contains(&name) {
-                self.note(name, 0, "the table is not there", AT_OPEN);
+                self.note(name, 0, "the table is missing", AT_OPEN);
                 continue;
             }
             let store = self.store.expect("the manifest names it");
@@ -159,7 +159,7 @@ impl Check<'_> {
             };
             self.has_read(table.file_bytes() - table.index.end() * SECTOR_BYTES);
             if !before.is_empty() && *before >= *table.smallest() {
-                self.note(name, 0, "its keys are not behind those of the table before", UNNOTICED);
+                self.note(name, 0, "its keys do not follow those of the table before", UNNOTICED);
             }
             before = table.largest().to_vec();
             self.table(&table);
@@ -171,7 +171,7 @@ impl Check<'_> {
     fn table(&mut self, table: &Table) {
         let name = || table_file(table.number());
         let index = &table.index;
-        let (mut seen, mut sound) = (Seen::default(), true);
+        let (mut seen, mut sound) = (CheckedEntries::default(), true);
         let mut next = 0;
         while next < index.len() {
             let from = index.sectors(next).start;
@@ -204,21 +204,21 @@ impl Check<'_> {
         }
         if sound && (seen.entries, seen.points) != (table.entries(), table.points()) {
             let footer = table.file_bytes() - SECTOR_BYTES;
-            self.note(name(), footer, "the number of entries is another one", UNNOTICED);
+            self.note(name(), footer, "the number of entries is wrong", UNNOTICED);
         }
     }
 }
 
-/// What the blocks of a table held so far.
+/// The entries of a table that were checked so far.
 #[derive(Default)]
-struct Seen {
+struct CheckedEntries {
     entries: u64,
     points: u64,
     last_key: Vec<u8>,
 }
 
-impl Seen {
-    /// Takes in the next block; says what is wrong with it though its checksum is right.
+impl CheckedEntries {
+    /// Checks the next block. Returns what is wrong with it even though its checksum is right.
     fn block(
         &mut self,
         table: &Table,
@@ -241,9 +241,11 @@ impl Seen {
             if !is_entry(key, value) {
                 return Ok(Some("an entry is not in the format"));
             }
-            let is_denied = |key| !table.may_contain(KeyHash::of(key));
-            if key[0] != KIND_FORK && (is_denied(key) || lineage_of(key).is_some_and(is_denied)) {
-                return Ok(Some("the filter denies a key"));
+            let is_ruled_out = |key| !table.may_contain(KeyHash::of(key));
+            if key[0] != KIND_FORK
+                && (is_ruled_out(key) || lineage_of(key).is_some_and(is_ruled_out))
+            {
+                return Ok(Some("the filter rules out a key of the table"));
             }
             self.entries += 1;
             self.points += u64::from(key[0] == KIND_POINT);
@@ -254,7 +256,7 @@ impl Seen {
     }
 }
 
-/// Whether key and value are what the format knows.
+/// Whether key and value follow the format.
 fn is_entry(key: &[u8], value: &[u8]) -> bool {
     match key[0] {
         KIND_ORDER => OrderKey::decode(key)
@@ -265,7 +267,7 @@ fn is_entry(key: &[u8], value: &[u8]) -> bool {
     }
 }
 
-/// Whether a manifest was not written to its end before a crash: a sector of it is still zero.
+/// Whether a crash interrupted the write of a manifest: a sector of it is still zero.
 fn is_unfinished(bytes: &[u8]) -> bool {
     let body_bytes = bytes.get(48..56).map_or(0, |field| {
         u64::from_le_bytes(field.try_into().expect("8 bytes")).min(bytes.len() as u64)
@@ -275,7 +277,7 @@ fn is_unfinished(bytes: &[u8]) -> bool {
     used.is_empty() || used.chunks(SECTOR).any(|sector| sector.iter().all(|byte| *byte == 0))
 }
 
-/// Where in a damaged manifest to look: its body if its header is whole.
+/// The offset of the damage in a manifest: its body if its header is intact.
 fn fault_offset(bytes: &[u8]) -> u64 {
     let is_whole = bytes.get(..SECTOR).is_some_and(|header| {
         header[SECTOR - 4..] == crc32c::crc32c(&header[..SECTOR - 4]).to_le_bytes()

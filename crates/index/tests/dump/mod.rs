@@ -1,4 +1,4 @@
-//! The worked example: a table and its manifest, field by field, as the tables of the document name them.
+//! The worked example: a table and its manifest, field by field, with the names of the document.
 
 #[path = "../../../log/tests/dump/lines.rs"]
 mod lines;
@@ -75,7 +75,7 @@ const CHECKPOINT: [Field; 17] = [
 pub(crate) fn worked_example(table_file: &[u8], manifest: &[u8]) -> String {
     let mut text = String::from("\nThe block of forks:\n\n");
     let mut dump = Dump { text: &mut text, bytes: table_file, at: 0 };
-    let forks = dump.block(0, Entries::Of(&["fork: 0x55 leaves 0x11 behind block 1"]));
+    let forks = dump.block(0, Entries::Of(&["fork: 0x55 leaves 0x11 after block 1"]));
     dump.title("The block of order entries");
     let notes = ["the first extent", "the second, of the same lineage", "the fork"];
     let orders = dump.block(forks, Entries::Of(&notes));
@@ -189,7 +189,7 @@ impl Dump<'_> {
                 Entries::Index => {
                     let is_last = key.len() > 1;
                     let note =
-                        if is_last { "the last key" } else { "divides it from the next block" };
+                        if is_last { "the last key" } else { "separates it from the next block" };
                     self.key(&key, shared, note);
                     self.varints("value", ["first_sector", "sectors"]);
                 }
@@ -207,7 +207,7 @@ impl Dump<'_> {
         end
     }
 
-    /// What an entry has of its key, cut into the key's parts.
+    /// The stored part of a key, split into fields.
     fn key(&mut self, key: &[u8], shared: usize, note: &str) {
         let parts: &[(&str, usize)] = match key[0] {
             b'f' => &[
@@ -263,7 +263,7 @@ impl Dump<'_> {
         assert_eq!(self.at, end, "the value of an entry");
     }
 
-    /// A filter of one line; returns where it ends.
+    /// A filter of one line; returns its end.
     fn filter(&mut self, from: usize) -> usize {
         let (header, lines) = self.bytes[from..].split_at(64);
         let crc = place_crc(from / SECTOR, &[&header[..24], &lines[..64]]);

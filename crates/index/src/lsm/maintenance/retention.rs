@@ -18,7 +18,7 @@ use crate::lsm::version::levels::Version;
 /// one of so many forks.
 const FORK_TURNS: u64 = 16;
 
-/// Tells compactions which lineages exist.
+/// Answers which lineages exist.
 pub(crate) trait LineageCheck {
     /// Whether a lineage has any extent.
     fn has_lineage(&self, namespace: NamespaceId, lineage: [u8; 16]) -> Result<bool, TableError>;

@@ -4,7 +4,7 @@
 //! 2. A place holds the same block forever, so a cached block is never stale. Blocks of removed tables are not read
 //!    again and leave the cache first.
 //! 3. A block enters the cache when it is read for the second time. Lookups of random blocks neither pay for caching
-//!    blocks that nobody reads again nor evict blocks that are read often.
+//!    blocks that are not read again nor evict blocks that are read often.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;

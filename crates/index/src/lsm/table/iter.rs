@@ -93,10 +93,10 @@ impl TableIter {
         let ahead_end = self.ahead_from + (self.ahead.len() / SECTOR) as u64;
         if !(self.ahead_from..ahead_end).contains(&sectors.start) {
             let most = sectors.start + (bytes / SECTOR) as u64;
-            let behind = (self.next_block + 1..index.len())
+            let following = (self.next_block + 1..index.len())
                 .map(|block| index.sectors(block).end)
                 .take_while(|end| *end <= most);
-            let end = behind.last().unwrap_or(sectors.end);
+            let end = following.last().unwrap_or(sectors.end);
             self.ahead.clear();
             self.ahead.resize(in_memory(end - sectors.start));
             self.ahead_from = sectors.start;

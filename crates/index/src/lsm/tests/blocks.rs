@@ -24,14 +24,14 @@ fn parse(bytes: &[u8]) -> Result<Block, TableError> {
     Block::parse(Box::from(bytes), PLACE)
 }
 
-/// Gives bytes the checksum that a block needs, so that only its contents speak against it.
+/// Sets the checksum of a block, so that only its contents can be wrong.
 fn seal(bytes: &mut [u8]) {
     if let Some((body, crc)) = bytes.split_last_chunk_mut::<4>() {
         *crc = PLACE.crc(&[body]).to_le_bytes();
     }
 }
 
-/// Does with a block all that can be done, and gives back the entries it shows.
+/// Calls everything on a block, and returns its entries.
 fn walk(block: &Block, keys: &[Vec<u8>]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut found = Vec::new();
     for key in keys {
@@ -50,7 +50,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn a_block_is_a_map(model in model(), others in prop::collection::vec(key(), 20)) {
+    fn a_block_behaves_like_a_map(model in model(), others in prop::collection::vec(key(), 20)) {
         let block = parse(&built(&model)).unwrap();
         let entries: Vec<_> = model.clone().into_iter().collect();
         prop_assert_eq!(walk(&block, &[]), entries);
@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_with_a_right_checksum_never_panics(
+    fn garbage_with_a_valid_checksum_never_panics(
         mut bytes in prop::collection::vec(prop_oneof![0_u8..4, any::<u8>()], 0..300),
         restarts in 0_u8..8, entries in 0_u8..200, key in key(),
     ) {
@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_under_a_right_checksum_never_panics_nor_breaks_the_order(
+    fn a_changed_byte_with_a_valid_checksum_never_panics_nor_breaks_the_order(
         model in prop::collection::btree_map(key(), prop::collection::vec(any::<u8>(), 0..9), 1..60),
         at: prop::sample::Index, byte: u8, others in prop::collection::vec(key(), 4),
     ) {
@@ -110,7 +110,7 @@ fn regression_an_entry_longer_than_any_memory_is_malformed() {
 }
 
 #[test]
-fn a_block_of_another_place_is_damaged() {
+fn a_block_from_another_place_is_damaged() {
     let bytes = built(&Model::from([(b"key".to_vec(), b"value".to_vec())]));
     for place in [BlockPlace { table: 3, ..PLACE }, BlockPlace { sector: 8, ..PLACE }] {
         let parsed = Block::parse(Box::from(&bytes[..]), place);
@@ -119,7 +119,7 @@ fn a_block_of_another_place_is_damaged() {
 }
 
 #[test]
-fn a_block_says_before_what_fits() {
+fn a_block_predicts_whether_an_entry_fits() {
     let mut builder = BlockBuilder::default();
     let key = |number: u32| [&b"pcommon"[..], &number.to_be_bytes()].concat();
     let numbers = (0..).take_while(|number| {

@@ -1,4 +1,4 @@
-//! Damaged tables: an error or the right answer, never a panic and never another value.
+//! Damaged tables give an error or the right value, never a panic and never another value.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn small() -> Model {
     forks.chain(orders).chain(points).collect()
 }
 
-/// A file that can be changed, of a table that is written anew for each look.
+/// The file of a table, which can be changed.
 struct Damaged {
     files: Arc<MemoryFiles>,
     original: Vec<u8>,
@@ -48,34 +48,35 @@ impl Damaged {
         Table::open(&files, STORE, 1).map(Arc::new)
     }
 
-    /// Reads everything in both ways; whether anything was noticed. What is read must be the model's.
-    fn is_noticed(&self, model: &Model) -> bool {
+    /// Reads everything in both modes and returns whether damage was detected. Values that are read must be the
+    /// model's.
+    fn is_detected(&self, model: &Model) -> bool {
         let Ok(table) = self.open() else { return true };
-        let mut noticed = false;
+        let mut is_detected = false;
         let cache = BlockCache::new(1 << 20);
         for (key, value) in model {
             match get(&table, key, &cache) {
                 Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
-                Err(_) => noticed = true,
+                Err(_) => is_detected = true,
             }
         }
-        for reading in
+        for mode in
             [ReadMode::Cached(cache, Purpose::Scan, WaitLimit::Unlimited), ReadMode::Ahead(65_536)]
         {
-            match TableIter::new(&table, &[], reading).and_then(|mut iter| rest(&mut iter)) {
+            match TableIter::new(&table, &[], mode).and_then(|mut iter| rest(&mut iter)) {
                 Ok(entries) => assert!(entries.into_iter().eq(model.clone())),
-                Err(_) => noticed = true,
+                Err(_) => is_detected = true,
             }
         }
-        noticed
+        is_detected
     }
 }
 
 #[test]
-fn every_flipped_bit_is_noticed() {
+fn every_flipped_bit_is_detected() {
     let one = |kind: &[u8]| (kind.to_vec(), kind.repeat(3));
     let tiny = Model::from([one(b"f"), one(b"o"), one(b"p")]);
-    // Of the larger table a part: a prime step reaches every position of a bit in every field.
+    // Of the larger table only some bits: a prime step reaches every bit position in every field.
     for (model, step) in [(tiny, 1), (small(), 37)] {
         flip_bits(&model, step);
     }
@@ -83,18 +84,18 @@ fn every_flipped_bit_is_noticed() {
 
 fn flip_bits(model: &Model, step: usize) {
     let damaged = Damaged::new(model);
-    assert!(!damaged.is_noticed(model));
+    assert!(!damaged.is_detected(model));
     let mut bytes = damaged.original.clone();
     for bit in (0..bytes.len() * 8).step_by(step) {
         bytes[bit / 8] ^= 1 << (bit % 8);
         damaged.set(&bytes);
-        assert!(damaged.is_noticed(model), "bit {bit}");
+        assert!(damaged.is_detected(model), "bit {bit}");
         bytes[bit / 8] ^= 1 << (bit % 8);
     }
 }
 
 #[test]
-fn a_truncated_or_longer_file_is_refused() {
+fn a_truncated_or_longer_file_is_rejected() {
     let model = small();
     let damaged = Damaged::new(&model);
     let lengths = (0..damaged.original.len()).step_by(509);
@@ -122,7 +123,7 @@ fn a_file_that_shrinks_while_it_is_open_gives_errors() {
 }
 
 #[test]
-fn blocks_that_changed_places_are_noticed() {
+fn swapped_blocks_are_detected() {
     let model = small();
     let damaged = Damaged::new(&model);
     let sectors = damaged.original.len() / 4096;
@@ -132,7 +133,7 @@ fn blocks_that_changed_places_are_noticed() {
         head[two * 4096..][..4096].swap_with_slice(&mut tail[..4096]);
         if bytes != damaged.original {
             damaged.set(&bytes);
-            assert!(damaged.is_noticed(&model), "{one} and {two}");
+            assert!(damaged.is_detected(&model), "{one} and {two}");
         }
     }
 }
@@ -145,12 +146,12 @@ proptest! {
         let damaged = Damaged::new(&Model::from([(b"p".to_vec(), vec![1])]));
         damaged.set(&bytes);
         prop_assert!(damaged.open().is_err());
-        // A footer that is right at the end of something else.
+        // A valid footer at the end of other bytes.
         let tail = damaged.original.len() - keep.index(damaged.original.len());
-        let behind = &damaged.original[damaged.original.len() - tail..];
+        let tail_bytes = &damaged.original[damaged.original.len() - tail..];
         let mut bytes = bytes;
         bytes.resize(damaged.original.len() - tail, 5);
-        damaged.set(&[&bytes[..], behind].concat());
+        damaged.set(&[&bytes[..], tail_bytes].concat());
         if let Ok(table) = damaged.open() {
             let got = get(&table, b"p", &BlockCache::new(0));
             prop_assert!(got.is_err() || got.unwrap().as_deref() == Some(&[1][..]));
@@ -159,12 +160,12 @@ proptest! {
 }
 
 #[test]
-fn regression_a_block_whose_keys_begin_before_those_of_the_last_one_ends_a_walk() {
+fn regression_a_block_whose_keys_precede_the_block_before_ends_the_iteration() {
     let key = |n: u32| [&b"p"[..], b"namespace", &n.to_be_bytes()].concat();
     let model: Model = (0..600).map(|n| (key(n), n.to_le_bytes().repeat(8))).collect();
     let damaged = Damaged::new(&model);
     let mut bytes = damaged.original.clone();
-    // The kind of the second block's first key; its three lengths take a byte each.
+    // Changes the kind of the second block's first key. Its three lengths take a byte each.
     let block = &mut bytes[4096..8192];
     assert_eq!(block[3], b'p');
     block[3] = b'a';
@@ -172,11 +173,11 @@ fn regression_a_block_whose_keys_begin_before_those_of_the_last_one_ends_a_walk(
     block[4092..].copy_from_slice(&crc.to_le_bytes());
     damaged.set(&bytes);
     let table = damaged.open().unwrap();
-    for reading in [
+    for mode in [
         ReadMode::Cached(BlockCache::new(1 << 20), Purpose::Scan, WaitLimit::Unlimited),
         ReadMode::Ahead(65_536),
     ] {
-        let walked = TableIter::new(&table, &[], reading).and_then(|mut iter| rest(&mut iter));
+        let walked = TableIter::new(&table, &[], mode).and_then(|mut iter| rest(&mut iter));
         assert!(matches!(walked, Err(TableError::Malformed(_))), "{walked:?}");
     }
 }

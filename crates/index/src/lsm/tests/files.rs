@@ -1,4 +1,4 @@
-//! Files in memory, to be damaged at will.
+//! Files in memory that tests can damage.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) struct MemoryFiles {
     names: Mutex<BTreeMap<String, Bytes>>,
     open: RwLock<HashMap<FileId, (String, Bytes)>>,
     next: AtomicU64,
-    /// How many writes and syncs still succeed; none for all.
+    /// How many writes and syncs still succeed; `None` for all.
     pub(super) failing_after: Mutex<Option<u64>>,
     /// Files whose names end like this cannot be created.
     pub(super) refused: Mutex<Option<&'static str>>,
@@ -25,16 +25,16 @@ pub(super) struct MemoryFiles {
     pub(super) unreadable: Mutex<Option<Unreadable>>,
 }
 
-/// Which operations of files that are opened and read fail.
+/// Which opens and reads of files fail.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unreadable {
-    /// Of files whose names end like this.
+    /// The end of the names of the files.
     pub(super) end: &'static str,
-    /// So many of them.
+    /// How many operations fail.
     pub(super) times: u32,
-    /// After so many that do not.
+    /// How many succeed before.
     pub(super) skip: u32,
-    /// With this error of Linux.
+    /// The Linux error number.
     pub(super) number: i32,
 }
 
@@ -43,7 +43,7 @@ fn os(operation: &'static str, file: &str, kind: std::io::ErrorKind) -> IoError 
 }
 
 impl MemoryFiles {
-    /// A file's bytes, to look at or to change.
+    /// The bytes of a file, to be read or changed.
     pub(super) fn bytes(&self, name: &str) -> Bytes {
         Arc::clone(&self.names.lock()[name])
     }

@@ -1,4 +1,4 @@
-//! Merges against maps laid over one another.
+//! Merged sources against overlaid maps.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn a_merge_shows_the_newest_of_each_key(
+    fn merged_sources_return_the_newest_entry_of_each_key(
         models in prop::collection::vec(small_model(), 0..20), entries in 1_usize..50, from in key(),
         is_cached: bool,
     ) {
@@ -67,14 +67,14 @@ proptest! {
             for ((at, model), slice) in (1_u64..).zip(&models).zip(&entries_of) {
                 let cached =
                     || ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
-                let reading = if is_cached { cached() } else { ReadMode::Ahead(8_192) };
+                let mode = if is_cached { cached() } else { ReadMode::Ahead(8_192) };
                 if at % 3 == 0 {
                     let begin = slice.partition_point(|(key, _)| *key < from);
                     sources.push(Box::new(SliceSource(&slice[begin..])));
                 } else {
                     let number = (at + 100 * u64::from(from.is_empty())) * 1_000;
                     let run = run(&files, number, model, entries);
-                    sources.push(Box::new(RunSource::new(run, &from, reading).unwrap()));
+                    sources.push(Box::new(RunSource::new(run, &from, mode).unwrap()));
                 }
             }
             let merged = rest(&mut MergedSources::new(sources)).unwrap();
@@ -121,7 +121,7 @@ fn after_an_error_there_is_no_entry_any_more() {
 }
 
 #[test]
-fn a_run_reads_no_table_before_it_is_reached() {
+fn a_run_reads_a_table_only_when_it_is_reached() {
     let files = Arc::new(MemoryFiles::default());
     let model: Model = (0..100_u8).map(|n| (vec![b'p', n], vec![n])).collect();
     let run = run(&files, 1, &model, 10);

@@ -2,9 +2,9 @@
 
 mod blocks;
 mod chains;
+mod compaction;
 mod damage;
 mod files;
-mod maintain;
 mod merges;
 mod opening;
 mod partial;

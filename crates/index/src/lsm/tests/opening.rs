@@ -1,4 +1,4 @@
-//! Opening an index whose files cannot be read, for a while or for ever.
+//! Opening an index whose files cannot be read, for a moment or forever.
 
 use dalsegno_io::WaitLimit;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::lsm::index::on_disk::LsmIndex;
 use crate::lsm::index::open::LsmOptions;
 
 const BLOCKS: u64 = 40;
-const CHECKPOINT: &[u8] = b"what it took in, and what was removed";
-const REMOVED: &[u8] = b"what was removed";
+const CHECKPOINT: &[u8] = b"indexed up to here, and removals";
+const REMOVED: &[u8] = b"and removals";
 const EIO: i32 = 5;
 const EMFILE: i32 = 24;
 
@@ -33,7 +33,7 @@ fn open(files: &Arc<MemoryFiles>) -> Result<Opened, dalsegno_io::IoError> {
     )
 }
 
-/// An index of two tables, and a file of somebody else beside it.
+/// An index of two tables next to a file of the log.
 fn closed() -> Arc<MemoryFiles> {
     let files = Arc::new(MemoryFiles::default());
     files.create("store.meta", 4096).unwrap();
@@ -64,18 +64,18 @@ fn expect_whole(files: &Arc<MemoryFiles>) {
     assert_eq!((held(&index), checkpoint.as_deref()), (40, Some(CHECKPOINT)));
 }
 
-/// Nothing is in it, and it says so at every open.
+/// Every open finds an empty index that knows the removals.
 fn expect_removals(files: &Arc<MemoryFiles>) {
     for _ in 0..3 {
         let (index, checkpoint) = open(files).unwrap();
         assert_eq!((held(&index), checkpoint.as_deref()), (0, Some(REMOVED)));
         assert_eq!(names(files, ".manifest").len(), 1);
-        assert_eq!(names(files, ".table"), [""; 0], "what nobody names is removed");
+        assert_eq!(names(files, ".table"), [""; 0], "tables without a manifest are removed");
     }
 }
 
 #[test]
-fn what_fails_once_is_read_again_and_costs_nothing() {
+fn a_read_that_fails_once_is_repeated_and_costs_nothing() {
     for end in [".manifest", ".table"] {
         // A manifest is opened and read; a table is opened, and read three times.
         for skip in 0..if end == ".table" { 8 } else { 2 } {
@@ -85,13 +85,17 @@ fn what_fails_once_is_read_again_and_costs_nothing() {
             *files.unreadable.lock() = Some(fault);
             expect_whole(&files);
             assert_eq!(names(&files, ".table"), tables);
-            assert_eq!(files.unreadable.lock().map(|fault| fault.times), Some(0), "it was met");
+            assert_eq!(
+                files.unreadable.lock().map(|fault| fault.times),
+                Some(0),
+                "the fault was met"
+            );
         }
     }
 }
 
 #[test]
-fn a_device_that_reads_nothing_and_a_process_without_descriptors_cost_nothing_stored() {
+fn an_open_without_reads_or_descriptors_fails_and_changes_nothing() {
     for (end, number) in [("", EIO), (".table", EMFILE), (".manifest", EMFILE)] {
         let files = closed();
         let before = names(&files, "");
@@ -105,7 +109,7 @@ fn a_device_that_reads_nothing_and_a_process_without_descriptors_cost_nothing_st
 }
 
 #[test]
-fn an_index_that_lost_a_table_keeps_what_it_knows_of_removals() {
+fn an_index_that_lost_a_table_keeps_its_removals() {
     let files = closed();
     let table = names(&files, ".table").remove(0);
     files.bytes(&table).write().fill(0);
@@ -119,7 +123,7 @@ fn an_index_that_lost_a_table_keeps_what_it_knows_of_removals() {
 }
 
 #[test]
-fn tables_that_are_given_up_leave_what_is_known_of_removals() {
+fn dropping_the_tables_keeps_the_removals() {
     for is_served in [true, false] {
         let files = closed();
         let (index, _) = open(&files).unwrap();
@@ -129,7 +133,7 @@ fn tables_that_are_given_up_leave_what_is_known_of_removals() {
             index.empty();
         }
         assert_eq!(held(&index), if is_served { 40 } else { 0 });
-        assert!(index.reset(), "its manifest holds nothing else already");
+        assert!(index.reset(), "its manifest names no tables already");
         index.freeze(CHECKPOINT.to_vec());
         assert!(!index.step(), "nothing is written any more");
         drop(index);
@@ -138,13 +142,13 @@ fn tables_that_are_given_up_leave_what_is_known_of_removals() {
 }
 
 #[test]
-fn tables_stay_where_what_is_known_of_removals_cannot_be_written() {
+fn tables_stay_if_the_removals_cannot_be_written() {
     let files = closed();
     let (index, _) = open(&files).unwrap();
     *files.refused.lock() = Some(".manifest");
     index.empty();
     assert_eq!(held(&index), 0);
-    assert!(!index.reset(), "its manifest names them still");
+    assert!(!index.reset(), "its manifest still names them");
     drop(index);
     *files.refused.lock() = None;
     expect_whole(&files);

@@ -1,4 +1,4 @@
-//! An index that dropped points for want of room: what its records still show does not lead there.
+//! An index that dropped points for lack of space: its records still show these blocks, but it does not return them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{Index, Scope};
 
 const BLOCKS: u64 = 10;
 
-/// An index that forgot where blocks of these extents lie.
+/// An index that dropped points of these extents.
 fn partial() -> (Arc<LsmIndex>, Vec<Arc<Extent>>) {
     let index = index_in(&Arc::new(MemoryFiles::default()), 256 << 10);
     let mut count = 0;
@@ -28,7 +28,7 @@ fn partial() -> (Arc<LsmIndex>, Vec<Arc<Extent>>) {
     assert_eq!(index.losses(), index.lsm_stats().forgotten_tables);
     let mut extents = index.scan((NAMESPACE, ChainHash::default(), 0), usize::MAX);
     extents.retain(|extent| forgotten(&index, extent).is_some());
-    assert!(extents.len() > 1, "something was forgotten of several");
+    assert!(extents.len() > 1, "several extents lost points");
     (index, extents)
 }
 
@@ -41,7 +41,7 @@ fn forgotten(index: &LsmIndex, extent: &Extent) -> Option<ChainHash> {
 }
 
 #[test]
-fn what_is_put_again_outlives_the_extents_that_showed_it() {
+fn a_block_that_is_put_again_outlives_the_extents_that_showed_it() {
     let (index, extents) = partial();
     for (number, old) in (10_000..).zip(&extents) {
         let block = forgotten(&index, old).unwrap();
@@ -63,7 +63,7 @@ fn what_is_put_again_outlives_the_extents_that_showed_it() {
 }
 
 #[test]
-fn what_it_forgot_does_not_lead_anywhere() {
+fn blocks_without_points_are_not_found() {
     let (index, extents) = partial();
     for extent in &extents {
         let alone = |hash: &ChainHash| index.probe(NAMESPACE, &[*hash], WaitLimit::Unlimited) == 1;

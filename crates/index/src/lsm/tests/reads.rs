@@ -1,4 +1,4 @@
-//! What a walk along a chain reads.
+//! How many reads lookups and evictions cost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ fn put_chain(index: &LsmIndex, number: u64) {
 }
 
 #[test]
-fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
+fn resolving_a_chain_reads_each_order_block_once_and_no_other_run() {
     let bounds = TreeBounds {
         memtable_bytes: 16 << 20,
         table_bytes: 16 << 20,
@@ -43,7 +43,7 @@ fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
     for run in 0..RUNS {
         (run * CHAINS..(run + 1) * CHAINS).for_each(|number| put_chain(&index, number));
         index.freeze(Vec::new());
-        assert!(index.step(), "a flush, not yet a merge");
+        assert!(index.step(), "a flush, not yet a compaction");
     }
     let before = index.lsm_stats();
     assert_eq!(before.runs, [RUNS]);
@@ -52,7 +52,7 @@ fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
         assert_eq!(runs.iter().map(|run| u64::from(run.count)).sum::<u64>(), EXTENTS * BLOCKS);
     }
     let asked = index.lsm_stats().asked;
-    // Seven records in a block of four sectors: each chain begins in one, and each next block is entered once.
+    // Seven records are in a block of four sectors. Each chain starts in one, and enters each following block once.
     let blocks_of_a_run = (CHAINS * EXTENTS).div_ceil(7);
     let most = 4 * RUNS * (CHAINS + blocks_of_a_run - 1);
     let order_sectors = asked.order_sectors - before.asked.order_sectors;
@@ -60,7 +60,7 @@ fn a_chain_reads_its_blocks_of_order_once_and_none_of_other_runs() {
 }
 
 #[test]
-fn regression_evicting_an_extent_reads_no_forks_behind_other_extents() {
+fn regression_evicting_an_extent_reads_no_forks_of_other_extents() {
     let reads = |forks: u64| {
         let files = Arc::new(MemoryFiles::default());
         let index = index_in(&files, u64::MAX);
@@ -72,7 +72,7 @@ fn regression_evicting_an_extent_reads_no_forks_behind_other_extents() {
         while index.step() {}
         let extents = index.scan((NAMESPACE, root[0], 0), 1);
         assert_eq!(index.orphan_descendants(&extents[0], usize::MAX) as u64, forks + 1);
-        // All are marked, as when the extents of a victim follow each other.
+        // All are marked, as if the extents of a victim follow each other.
         let before = files.reads.load(Ordering::Relaxed);
         assert_eq!(index.orphan_descendants(&extents[0], usize::MAX), 0);
         files.reads.load(Ordering::Relaxed) - before

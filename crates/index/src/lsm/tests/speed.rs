@@ -1,6 +1,6 @@
-//! How long a look-up takes: `cargo test --release -p dalsegno-index lsm::tests::speed -- --ignored --nocapture`.
+//! Measures lookups and merges: `cargo test --release -p dalsegno-index lsm::tests::speed -- --ignored --nocapture`.
 
-#![expect(clippy::print_stdout, reason = "a measurement says what it measured")]
+#![expect(clippy::print_stdout, reason = "a measurement prints its result")]
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::lsm::version::run_source::RunSource;
 
 const KEYS: u64 = 1_000_000;
 
-/// The splitmix64 of a number, to have keys like hashes.
+/// The splitmix64 of a number, so that keys look like hashes.
 fn mixed(number: u64) -> u64 {
     let bits = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -62,8 +62,8 @@ fn timed<T>(name: &str, count: u64, run: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-#[ignore = "a measurement: worth something alone, on a quiet machine, with --release"]
-fn a_look_up_takes_less_than_a_microsecond() {
+#[ignore = "a measurement: run it alone, on an idle machine, with --release"]
+fn a_lookup_takes_about_a_microsecond() {
     let files: Arc<dyn TableFiles> = Arc::new(MemoryFiles::default());
     let keys = sorted(0..KEYS);
     let table = timed("write and open, a key", KEYS, || written(&files, 1, &keys));
@@ -96,8 +96,8 @@ fn a_look_up_takes_less_than_a_microsecond() {
 }
 
 #[test]
-#[ignore = "a measurement: worth something alone, on a quiet machine, with --release"]
-fn a_merge_is_faster_than_the_device() {
+#[ignore = "a measurement: run it alone, on an idle machine, with --release"]
+fn merging_sources_is_faster_than_the_device() {
     let files: Arc<dyn TableFiles> = Arc::new(MemoryFiles::default());
     for sources in [2, 4, 10, 20] {
         let run = |source: u64| {

@@ -14,6 +14,7 @@ use crate::lsm::table::error::TableError;
 use crate::lsm::table::footer::table_file;
 use crate::lsm::table::iter::{ReadMode, TableIter};
 use crate::lsm::table::read_counts::Purpose;
+use crate::lsm::table::reader::Table;
 use crate::lsm::table::source::Source;
 use crate::lsm::table::writer::{TableOptions, TableWriter};
 
@@ -25,7 +26,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn a_table_is_a_map(
+    fn a_table_behaves_like_a_map(
         model in model(), others in prop::collection::vec(key(), 20), cache_sectors in 0_u64..200,
         ahead in 0_usize..100_000,
     ) {
@@ -37,13 +38,13 @@ proptest! {
         }
         let entries: Vec<_> = model.clone().into_iter().collect();
         let cached = ReadMode::Cached(cache.clone(), Purpose::Scan, WaitLimit::Unlimited);
-        for reading in [cached, ReadMode::Ahead(ahead)] {
-            let mut iter = TableIter::new(&table, &[], reading.clone()).unwrap();
+        for mode in [cached, ReadMode::Ahead(ahead)] {
+            let mut iter = TableIter::new(&table, &[], mode.clone()).unwrap();
             prop_assert_eq!(&rest(&mut iter).unwrap(), &entries);
             iter.advance().unwrap();
             prop_assert_eq!(iter.key(), None);
             for key in others.iter().chain(model.keys().take(5)) {
-                let mut iter = TableIter::new(&table, key, reading.clone()).unwrap();
+                let mut iter = TableIter::new(&table, key, mode.clone()).unwrap();
                 let wanted = model.range(key.clone()..).next();
                 prop_assert_eq!(iter.key(), wanted.map(|(key, _)| &key[..]));
                 prop_assert_eq!(iter.value(), wanted.map_or(&[][..], |(_, value)| value));
@@ -54,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn a_table_knows_what_it_holds(model in model()) {
+    fn a_table_reports_its_entries_keys_and_size(model in model()) {
         let files = Arc::new(MemoryFiles::default());
         let facts = write(&*files, 7, &model).unwrap();
         prop_assert_eq!(facts.file_bytes, files.bytes(&table_file(7)).read().len() as u64);
@@ -71,7 +72,7 @@ proptest! {
 }
 
 #[test]
-fn the_size_is_known_before_and_writes_are_announced() {
+fn the_estimated_size_is_close_and_every_write_is_announced() {
     let files = MemoryFiles::default();
     let model = points(20_000);
     let options = TableOptions { filter_bits: 10.0, request_bytes: 65_536 };
@@ -93,7 +94,7 @@ fn the_size_is_known_before_and_writes_are_announced() {
 }
 
 #[test]
-fn a_block_is_kept_when_it_is_read_again_and_a_denied_key_costs_no_read() {
+fn a_block_is_cached_at_its_second_read_and_a_ruled_out_key_costs_no_read() {
     let model = points(10_000);
     let (files, table) = table(&model);
     assert_eq!(files.open_count(), 1);
@@ -111,7 +112,7 @@ fn a_block_is_kept_when_it_is_read_again_and_a_denied_key_costs_no_read() {
         let key = [&b"p"[..], &n.to_be_bytes()].concat();
         assert!(get(&table, &key, &cache).unwrap().is_none());
     }
-    // Behind the last key: not even a false positive costs a read.
+    // These are after the last key, so not even a false positive costs a read.
     assert_eq!(reads() - before, 2);
     drop(table);
     assert_eq!(files.open_count(), 0);
@@ -142,7 +143,7 @@ fn a_failed_write_or_sync_leaves_no_file() {
 }
 
 #[test]
-fn a_table_of_another_store_or_number_is_refused() {
+fn a_table_of_another_store_or_number_is_rejected() {
     let files = Arc::new(MemoryFiles::default());
     drop(table_in(&files, 1, &points(3)));
     let bytes = files.bytes(&table_file(1)).read().clone();
@@ -150,8 +151,7 @@ fn a_table_of_another_store_or_number_is_refused() {
     files.write_at(copy, 0, &bytes).unwrap();
     files.close(copy);
     let files: Arc<dyn TableFiles> = files;
-    let open =
-        |store, number| crate::lsm::table::reader::Table::open(&files, store, number).map(drop);
+    let open = |store, number| Table::open(&files, store, number).map(drop);
     assert!(open(STORE, 1).is_ok());
     assert!(matches!(open(STORE, 2), Err(TableError::Malformed(_))));
     assert!(matches!(open(dalsegno_core::StoreId([7; 16]), 1), Err(TableError::Malformed(_))));

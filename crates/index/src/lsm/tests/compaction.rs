@@ -1,4 +1,4 @@
-//! What a flush in the middle of a merge does to the merge.
+//! Flushes and removals in the middle of a compaction.
 
 use dalsegno_io::WaitLimit;
 use std::sync::mpsc::{Sender, channel};
@@ -16,7 +16,7 @@ fn put_one(index: &LsmIndex, number: u64) {
     put(index, number + 1, &[hash(number)], 0, 1);
 }
 
-/// Before a merge writes, freezes a memtable whose manifest cannot be written.
+/// Before a compaction writes, freezes a memtable whose manifest cannot be written.
 #[derive(Debug)]
 struct Refusing {
     index: Weak<LsmIndex>,
@@ -35,8 +35,8 @@ impl Pace for Refusing {
     }
 }
 
-/// An index of a thousand blocks in two tables, which are to be merged next.
-fn before_a_merge() -> (Arc<MemoryFiles>, Arc<LsmIndex>) {
+/// An index of a thousand blocks in two tables, which are compacted next.
+fn before_a_compaction() -> (Arc<MemoryFiles>, Arc<LsmIndex>) {
     let files = Arc::new(MemoryFiles::default());
     let index = index_in(&files, u64::MAX);
     for half in 0..2 {
@@ -52,17 +52,17 @@ fn names(files: &MemoryFiles) -> Vec<String> {
 }
 
 #[test]
-fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
-    let (files, index) = before_a_merge();
+fn a_compaction_ends_if_the_manifest_of_a_flush_in_its_middle_fails() {
+    let (files, index) = before_a_compaction();
     let pace = Refusing { index: Arc::downgrade(&index), files: Arc::clone(&files) };
     index.set_pace(Arc::new(pace));
     let (before, all) = (index.lsm_stats(), names(&files));
-    assert!(!index.step(), "a merge went on");
+    assert!(!index.step(), "the compaction continued");
     let after = index.lsm_stats();
     assert_eq!(after.runs, before.runs);
     let LsmStats { flushes, merges, .. } = after;
     assert_eq!((flushes, merges), (before.flushes + 1, before.merges));
-    // The flushed table may be named by the manifest that failed; what the merge wrote is named by none.
+    // The failed manifest may name the flushed table. No manifest names the tables of the compaction.
     let left: Vec<_> = names(&files).into_iter().filter(|name| !all.contains(name)).collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert!(all.iter().all(|name| names(&files).contains(name)), "a table was removed");
@@ -74,7 +74,7 @@ fn a_merge_ends_where_a_flush_in_its_middle_could_not_be_made_known() {
     assert_eq!(index.probe(NAMESPACE, &[hash(1 << 20)], WaitLimit::Unlimited), 1);
 }
 
-/// Before a merge writes, has another thread remove a block that lies in a damaged table; then freezes a memtable.
+/// Before a compaction writes, another thread removes a block in a damaged table. Then a memtable is frozen.
 #[derive(Debug)]
 struct Removing {
     index: Weak<LsmIndex>,
@@ -94,19 +94,19 @@ impl Pace for Removing {
             removed.send(other.remove_blocks(NAMESPACE, &[hash(7)]).blocks).unwrap();
         };
         dalsegno_io::spawn("remover", remove).unwrap();
-        let is_told = (0..6000).any(|_| {
+        let is_urgent = (0..6000).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             index.is_urgent()
         });
-        assert!(is_told, "a merge goes on slowly though somebody waits for it");
+        assert!(is_urgent, "a compaction keeps its pace though a caller waits for it");
         index.freeze(Vec::new());
         put_one(&index, 1 << 20);
     }
 }
 
 #[test]
-fn a_removal_that_meets_a_damaged_table_in_the_middle_of_a_merge_comes_to_its_end() {
-    let (files, index) = before_a_merge();
+fn a_removal_that_meets_a_damaged_table_during_a_compaction_ends() {
+    let (files, index) = before_a_compaction();
     let (sender, removed) = channel();
     let pace = Removing {
         index: Arc::downgrade(&index),
@@ -114,12 +114,12 @@ fn a_removal_that_meets_a_damaged_table_in_the_middle_of_a_merge_comes_to_its_en
         removed: parking_lot::Mutex::new(Some(sender)),
     };
     index.set_pace(Arc::new(pace));
-    let merger = Arc::clone(&index);
-    let work = move || assert!(!merger.step(), "what it merges cannot be read");
-    let merge = dalsegno_io::spawn("merger", work).unwrap();
-    let told = removed.recv_timeout(Duration::from_secs(60));
-    assert_eq!(told, Ok(0), "the removal waits for the merge, and the merge for the removal");
-    merge.join().unwrap();
+    let compactor = Arc::clone(&index);
+    let work = move || assert!(!compactor.step(), "its inputs cannot be read");
+    let compaction = dalsegno_io::spawn("compactor", work).unwrap();
+    let blocks = removed.recv_timeout(Duration::from_secs(60));
+    assert_eq!(blocks, Ok(0), "the removal and the compaction wait for each other");
+    compaction.join().unwrap();
     assert!(index.is_damaged());
     assert!(
         (0..1000).all(|number| index.probe(NAMESPACE, &[hash(number)], WaitLimit::Unlimited) == 0),

@@ -1,4 +1,4 @@
-//! What goes on while a merge does.
+//! Writes and flushes while a compaction runs.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn hash(block: u64) -> ChainHash {
     ChainHash(bytes)
 }
 
-/// The extent with this number: blocks of their own, a lineage of its own.
+/// The extent with this number. It shares no blocks, and is a lineage of its own.
 fn extent(number: u64) -> Extent {
     let hashes: Vec<_> = (number * BLOCKS..(number + 1) * BLOCKS).map(hash).collect();
     Extent {
@@ -45,19 +45,19 @@ fn extent(number: u64) -> Extent {
     }
 }
 
-/// Puts and freezes between the writes of merges, as a store under load does.
+/// Puts and freezes between the writes of compactions, like a store under load.
 #[derive(Debug)]
 struct Writer {
     index: std::sync::Weak<LsmIndex>,
     next: Arc<AtomicU64>,
-    asked: AtomicU64,
+    waits: AtomicU64,
     has_ended: AtomicBool,
 }
 
 impl Pace for Writer {
     fn wait(&self, _bytes: u64) {
         let Some(index) = self.index.upgrade() else { return };
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.waits.fetch_add(1, Ordering::Relaxed);
         if !self.has_ended.load(Ordering::Relaxed) {
             fill(&index, &self.next);
         }
@@ -84,14 +84,14 @@ fn fill(index: &LsmIndex, next: &AtomicU64) {
 }
 
 #[test]
-fn memtables_are_flushed_while_a_merge_goes_on_and_nothing_is_lost() {
+fn memtables_are_flushed_during_a_compaction_and_nothing_is_lost() {
     let directory = tempfile::tempdir().unwrap();
     let pool = BufferPool::new(4 << 20, 1 << 20).unwrap();
     let options =
         DirectoryOptions { engine: EngineChoice::Psync, depth: 1, ..DirectoryOptions::default() };
     let clock = Arc::new(SystemClock::new());
     let device = LocalDirectory::open(directory.path(), options, &pool, clock).unwrap();
-    // Small tables: a merge writes several of them.
+    // The tables are small, so that a compaction writes several.
     let options = LsmOptions {
         memtable_bytes: 64 << 10,
         disk_bytes: 4 << 20,
@@ -104,18 +104,18 @@ fn memtables_are_flushed_while_a_merge_goes_on_and_nothing_is_lost() {
     let pace = Arc::new(Writer {
         index: Arc::downgrade(&index),
         next: Arc::clone(&next),
-        asked: AtomicU64::new(0),
+        waits: AtomicU64::new(0),
         has_ended: AtomicBool::new(false),
     });
     index.set_pace(Arc::<Writer>::clone(&pace));
-    let mut flushed_amid_merges = 0;
+    let mut flushed_amid_compactions = 0;
     for _ in 0..60 {
         fill(&index, &next);
         let before = index.lsm_stats();
         assert!(index.step());
         let after = index.lsm_stats();
         if after.merges > before.merges {
-            flushed_amid_merges += after.flushes - before.flushes;
+            flushed_amid_compactions += after.flushes - before.flushes;
         }
         if after.table_bytes > 1 << 20 {
             break;
@@ -123,8 +123,8 @@ fn memtables_are_flushed_while_a_merge_goes_on_and_nothing_is_lost() {
     }
     pace.has_ended.store(true, Ordering::Relaxed);
     while index.step() {}
-    assert!(pace.asked.load(Ordering::Relaxed) > 0, "no merge wrote anything");
-    assert!(flushed_amid_merges > 0, "every memtable waited for a merge to end");
+    assert!(pace.waits.load(Ordering::Relaxed) > 0, "no compaction wrote anything");
+    assert!(flushed_amid_compactions > 0, "every memtable waited for the end of a compaction");
     let stats = index.lsm_stats();
     assert_eq!(stats.forgotten_tables, 0);
     let put = next.load(Ordering::Relaxed);
