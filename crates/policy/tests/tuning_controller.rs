@@ -1,4 +1,4 @@
-//! When the controller decides, and when it leaves the tree alone.
+//! When the controller changes the shape, and when it does not.
 
 use dalsegno_core::Shape;
 use dalsegno_policy::tuning::{
@@ -28,7 +28,7 @@ fn options() -> ControllerOptions {
     }
 }
 
-/// Prompts that are written: few look-ups and ranges.
+/// Prompts that are written: few lookups and ranges.
 const FILLING: [u64; 4] = [970, 4, 20, 6];
 /// Prompts that are read back.
 const SERVING: [u64; 4] = [300, 350, 50, 300];
@@ -61,7 +61,7 @@ impl Numbers {
     }
 }
 
-/// Feeds operations in deltas of 32 and asks after each.
+/// Feeds operations in deltas of 32, and calls `decide` after each.
 fn feed(
     controller: &mut Controller,
     numbers: &mut Numbers,
@@ -85,7 +85,7 @@ fn nothing_is_decided_before_a_window_is_full() {
 }
 
 #[test]
-fn filling_asks_for_runs_and_serving_for_few() {
+fn filling_needs_many_runs_and_serving_needs_few() {
     let (mut controller, mut numbers) = (Controller::new(options()), Numbers(3));
     feed(&mut controller, &mut numbers, FILLING, 2 * WINDOW);
     let filling = controller.shape();
@@ -96,7 +96,7 @@ fn filling_asks_for_runs_and_serving_for_few() {
 }
 
 #[test]
-fn a_shift_is_answered_within_two_windows_and_then_it_is_quiet() {
+fn a_shift_changes_the_shape_within_two_windows_and_only_once() {
     let (mut controller, mut numbers) = (Controller::new(options()), Numbers(4));
     feed(&mut controller, &mut numbers, FILLING, 10 * WINDOW);
     for weights in [SERVING, FILLING, SERVING, FILLING] {
@@ -109,7 +109,7 @@ fn a_shift_is_answered_within_two_windows_and_then_it_is_quiet() {
 }
 
 #[test]
-fn a_pinned_controller_keeps_its_shape_until_it_is_let_go() {
+fn a_pinned_controller_keeps_its_shape_until_it_is_adaptive_again() {
     let shape = Shape::tiered(5).unwrap();
     let mut controller =
         Controller::new(ControllerOptions { mode: Mode::Pinned(shape), ..options() });
@@ -126,8 +126,8 @@ fn a_pinned_controller_keeps_its_shape_until_it_is_let_go() {
 }
 
 #[test]
-fn a_tree_that_grows_is_looked_at_again() {
-    // Whether it looks is asked, not whether much is to be saved.
+fn the_controller_searches_again_when_the_tree_grows() {
+    // This tests whether it searches, not how much a change saves.
     let options = ControllerOptions { margin: 0.0, ..options() };
     let (mut controller, mut numbers) = (Controller::new(options), Numbers(6));
     feed(&mut controller, &mut numbers, FILLING, 3 * WINDOW);
@@ -149,7 +149,7 @@ fn a_tree_that_grows_is_looked_at_again() {
 }
 
 #[test]
-fn decisions_are_kept_up_to_sixteen_and_told_in_one_line() {
+fn at_most_sixteen_decisions_are_kept_each_explained_in_one_line() {
     let (mut controller, mut numbers) = (Controller::new(options()), Numbers(7));
     let mut all = Vec::new();
     for _ in 0..12 {
@@ -167,7 +167,7 @@ fn decisions_are_kept_up_to_sixteen_and_told_in_one_line() {
 }
 
 #[test]
-fn facts_that_make_no_sense_change_nothing() {
+fn invalid_facts_change_nothing() {
     let mut controller = Controller::new(options());
     controller.observe(Counts { writes: 10 * WINDOW, ..Counts::default() });
     assert_eq!(controller.decide(&facts(0)), None);
@@ -180,11 +180,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn a_steady_workload_is_answered_once(seed: u64, weights in [1_u64..1000, 0..300, 0..300, 0..300]) {
+    fn a_steady_workload_changes_the_shape_once(seed: u64, weights in [1_u64..1000, 0..300, 0..300, 0..300]) {
         let (mut controller, mut numbers) = (Controller::new(options()), Numbers(seed));
         feed(&mut controller, &mut numbers, weights, WINDOW + 64);
         let later = feed(&mut controller, &mut numbers, weights, 60 * WINDOW);
-        // A dear change may wait until the workload has lasted; nothing is taken back.
+        // An expensive change may come later, when the workload has lasted. No change is reverted.
         prop_assert!(later.len() <= 1, "{:?}", later);
     }
 

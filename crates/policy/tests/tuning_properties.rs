@@ -1,11 +1,11 @@
-//! What holds for the model and the division of filters, whatever the tree.
+//! Properties of the model and of the division of filter memory, for any tree.
 
 use dalsegno_core::Shape;
 use dalsegno_policy::fluid::{Level, divide_filter_bits, mean_levels};
 use dalsegno_policy::tuning::{Bounds, Constants, Facts, Shares, best_shape, cost};
 use proptest::prelude::*;
 
-/// Rounding of sums, not of the model.
+/// The tolerance for rounding of sums.
 const CLOSE: f64 = 1e-9;
 
 fn constants() -> impl Strategy<Value = Constants> {
@@ -55,7 +55,7 @@ fn levels() -> impl Strategy<Value = Vec<Level>> {
     prop::collection::vec(level, 1..8)
 }
 
-/// The sum of false-positive rates, which is what the division makes small.
+/// The sum of false-positive rates, which the division minimizes.
 fn sum_of_rates(levels: &[Level], bits: &[f64]) -> f64 {
     let rate = |bits: f64| (-bits * std::f64::consts::LN_2.powi(2)).exp();
     levels.iter().zip(bits).map(|(level, bits)| level.runs * rate(*bits)).sum()
@@ -67,7 +67,7 @@ fn memory(levels: &[Level], bits: &[f64]) -> f64 {
 
 proptest! {
     #[test]
-    fn a_further_run_saves_writes_and_costs_misses_and_ranges(
+    fn one_run_more_saves_writes_and_costs_misses_and_ranges(
         shape in shape(), facts in facts(), shares in shares(),
     ) {
         let [ratio, runs, last] = [shape.size_ratio(), shape.runs(), shape.last_runs()];
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn more_memory_for_filters_never_costs(shape in shape(), facts in facts(), shares in shares()) {
+    fn more_filter_memory_never_costs_more(shape in shape(), facts in facts(), shares in shares()) {
         let more = Facts { filter_bits_per_entry: facts.filter_bits_per_entry + 1.0, ..facts.clone() };
         let (less, more) = (cost(shape, &facts, &shares), cost(shape, &more, &shares));
         prop_assert!(more.miss <= less.miss * (1.0 + CLOSE));
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn the_filters_take_the_whole_budget_and_not_more(levels in levels(), mean in 0.0_f64..20.0) {
+    fn the_filters_use_the_whole_budget_and_no_more(levels in levels(), mean in 0.0_f64..20.0) {
         let bits = divide_filter_bits(&levels, mean);
         let budget = mean * levels.iter().map(|level| level.entries).sum::<f64>();
         prop_assert!(bits.iter().all(|bits| *bits >= 0.0), "{bits:?}");
@@ -119,7 +119,7 @@ proptest! {
         shape in shape(), memtables in 1.0_f64..1e6, mean in 0.0_f64..20.0,
     ) {
         let bits = divide_filter_bits(&mean_levels(shape, memtables), mean);
-        // The last level may have fewer entries per run if it has many runs and has just begun.
+        // The last level may have fewer entries per run if it has many runs and is new.
         let upper = &bits[..bits.len() - 1];
         prop_assert!(upper.windows(2).all(|pair| pair[0] >= pair[1] - CLOSE), "{bits:?}");
     }
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn from_any_tree_the_best_costs_no_more_than_staying_and_looking_again_agrees(
+    fn the_best_shape_never_costs_more_than_staying_and_a_second_search_agrees(
         from in shape(), facts in facts(), shares in shares(), size_ratio_max in 2_u32..=16,
         levels in prop::collection::vec(prop::collection::vec(1_u64..1 << 30, 0..12), 1..5),
     ) {

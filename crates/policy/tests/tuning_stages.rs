@@ -1,12 +1,12 @@
 //! What the model and the controller are worth, on simulated trees and the ten stages of the paper.
 //!
-//! A tree of run sizes stands in for the index: flushes and merges are the index's own, pages
-//! written are counted, and look-ups cost what the runs that are there make them cost. So a new
-//! shape takes effect only as flushes and merges bring it about, and what a change rewrites is paid.
-//! `cargo test -p dalsegno-policy --test tuning_stages -- --nocapture` prints the figures.
+//! A tree of run sizes replaces the index. Flushes and compactions follow the index's planner, written pages are
+//! counted, and lookups cost what the present runs make them cost. So a new shape takes effect only with flushes and
+//! compactions, and the pages that a change rewrites are counted. `cargo test -p dalsegno-policy --test tuning_stages
+//! -- --nocapture` prints the figures.
 //!
-//! "The best of a grid" is chosen in hindsight, by the very costs it is then compared with: no
-//! store can know it beforehand.
+//! The best shape of the grid is chosen in hindsight, by the same costs that it is compared with. No store can know it
+//! beforehand.
 
 #![expect(clippy::print_stdout, reason = "the figures are what these tests are for")]
 
@@ -22,16 +22,16 @@ const MEMTABLE_ENTRIES: u64 = 800;
 const WARM_ENTRIES: u64 = 200_000;
 const ENTRY_BYTES: u64 = 80;
 
-/// How a stage's hit rate shows in its prompts.
+/// How the hit rate of a stage shows in its prompts.
 #[derive(Clone, Copy, Debug)]
 enum Mix {
     /// Every prompt shares that part of its blocks.
     Partial,
-    /// That part of the prompts is there as a whole, the rest not at all.
+    /// That part of the prompts is present completely, the rest not at all.
     Whole,
 }
 
-/// Which prompts a run has, the same for every shape.
+/// The prompts of a run, the same for every shape.
 #[derive(Clone, Copy, Debug)]
 struct Workload {
     mix: Mix,
@@ -60,7 +60,7 @@ fn pages(entries: u64) -> f64 {
     number(entries * ENTRY_BYTES) / 4096.0
 }
 
-/// A prompt of which some blocks are there: a search for where they end, one range, the rest put.
+/// A prompt with some present blocks: a search for their end, one range, and puts of the rest.
 fn prompt(found: u64) -> Counts {
     let look_ups = u64::from(PROMPT_BLOCKS.ilog2());
     let hits = look_ups * found / PROMPT_BLOCKS;
@@ -68,8 +68,7 @@ fn prompt(found: u64) -> Counts {
     Counts { writes, hits, misses, ranges: u64::from(found > 0), range_entries: found }
 }
 
-/// The prompts of a stage, the same in every run. The n-th fraction of the golden ratio stands in
-/// for a random number.
+/// The prompts of a stage, the same in every run. The n-th fraction of the golden ratio replaces a random number.
 fn stage(workload: Workload, hit_rate: f64) -> impl Iterator<Item = Counts> {
     (0..workload.stage_prompts).map(move |at| {
         let spread = (f64::from(at) * 0.618_033_988_749_895).fract();
@@ -90,7 +89,7 @@ struct Tree {
 }
 
 impl Tree {
-    /// A tree filled in the shape, its writes forgotten.
+    /// A tree that was filled in the shape; its writes do not count.
     fn warm(shape: Shape) -> Self {
         let mut tree = Self { levels: vec![Vec::new()], memtable: 0, written: 0 };
         tree.write(WARM_ENTRIES, shape);
@@ -119,8 +118,8 @@ impl Tree {
         }
     }
 
-    /// What a hit, a miss and a range that seeks only cost now.
-    fn look_ups(&self) -> [f64; 3] {
+    /// The present costs of a hit, a miss and the seek of a range.
+    fn lookups(&self) -> [f64; 3] {
         let levels: Vec<Level> = self
             .levels
             .iter()
@@ -144,7 +143,7 @@ impl Tree {
 
     /// Serves a prompt and returns the pages read and written for it.
     fn serve(&mut self, prompt: &Counts, shape: Shape) -> f64 {
-        let [hit, miss, range] = self.look_ups();
+        let [hit, miss, range] = self.lookups();
         let written = self.written;
         self.write(prompt.writes, shape);
         number(prompt.hits) * hit
@@ -193,8 +192,8 @@ fn statics(workload: Workload) -> Vec<(f64, Shape)> {
     costs
 }
 
-/// What the best shape of every stage would cost by the model if changes were free and immediate,
-/// as part of what the best single shape costs; and that shape.
+/// The modelled cost of the best shape of every stage, if changes were free and immediate, as a part of the cost of the
+/// best single shape; and that shape.
 fn ideal(workload: Workload) -> (f64, Shape) {
     let facts = facts(1_000_000);
     let free = Bounds { size_ratio_max: 16, horizon_operations: f64::INFINITY };
@@ -248,9 +247,9 @@ fn report(workload: Workload) -> [f64; 3] {
     [adaptive / best, adaptive / median, ideal]
 }
 
-/// Guards what was measured; the bounds are no promise for other trees.
+/// Guards the measurements. The bounds are no promise for other trees.
 ///
-/// Adapting does not beat the best of the grid here, it comes near it without knowing the stages.
+/// Adapting does not beat the best shape of the grid here. It comes near it without knowing the stages.
 #[test]
 fn adapting_comes_near_the_best_of_a_grid_and_beats_its_median() {
     let mut ratios = [Vec::new(), Vec::new(), Vec::new()];
@@ -282,7 +281,7 @@ fn simulate(shape: Shape, entries: u64) -> [f64; 2] {
 }
 
 /// The same by the model, averaged over the growth.
-fn foretell(shape: Shape, entries: u64) -> [f64; 2] {
+fn predict(shape: Shape, entries: u64) -> [f64; 2] {
     let facts = (0..20).map(|at| facts(entries + entries * (2 * at + 1) / 40));
     let costs = facts.map(|facts| cost(shape, &facts, &Shares::default()));
     let sums = costs.fold([0.0, 0.0], |sums, cost| [sums[0] + cost.write, sums[1] + cost.range]);
@@ -290,7 +289,7 @@ fn foretell(shape: Shape, entries: u64) -> [f64; 2] {
 }
 
 #[test]
-fn the_model_is_near_simulated_trees() {
+fn the_model_agrees_with_simulated_trees() {
     let mut errors: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
     for entries in [300_000, 1_000_000, 5_000_000] {
         for ratio in [2, 3, 5, 6, 8, 10, 12, 16] {
@@ -301,10 +300,11 @@ fn the_model_is_near_simulated_trees() {
             bounds.dedup();
             for (runs, last_runs) in bounds {
                 let Ok(shape) = Shape::new(ratio, runs, last_runs) else { continue };
-                let (real, told) = (simulate(shape, entries), foretell(shape, entries));
-                println!("{entries} {shape}: simulated {real:.2?}, foretold {told:.2?}");
-                for (errors, (real, told)) in errors.iter_mut().zip(real.iter().zip(told)) {
-                    errors.push((told / real).ln().abs());
+                let (real, predicted) = (simulate(shape, entries), predict(shape, entries));
+                println!("{entries} {shape}: simulated {real:.2?}, predicted {predicted:.2?}");
+                for (errors, (real, predicted)) in errors.iter_mut().zip(real.iter().zip(predicted))
+                {
+                    errors.push((predicted / real).ln().abs());
                 }
             }
         }

@@ -8,11 +8,12 @@ use std::collections::VecDeque;
 
 use dalsegno_core::Shape;
 
-use super::cost::cost;
-use super::facts::{Facts, Unit, number};
+use super::cost_model::cost;
+use super::decision::Decision;
+use super::facts::{Facts, number};
 use super::reason::{Cause, explain};
 use super::search::{Bounds, best_shape};
-use super::{Counts, Shares, Window};
+use super::window::{Counts, Shares, Window};
 
 /// Decisions that are kept for display.
 const DECISIONS_KEPT: usize = 16;
@@ -66,27 +67,6 @@ impl Default for ControllerOptions {
             size_ratio_max: 16,
         }
     }
-}
-
-/// A change of shape, and why.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Decision {
-    /// The shape before.
-    pub from: Shape,
-    /// The new shape. The tree adopts it with its next flushes and compactions.
-    pub to: Shape,
-    /// Operations observed so far.
-    pub operations: u64,
-    /// The shares in the window that the decision is based on.
-    pub shares: Shares,
-    /// The modelled cost of one of its operations if the shape stays.
-    pub cost_before: f64,
-    /// The modelled cost with the new shape.
-    pub cost_after: f64,
-    /// The unit of the costs.
-    pub unit: Unit,
-    /// One sentence for people.
-    pub reason: String,
 }
 
 /// The workload and the tree at the last search.

@@ -61,14 +61,18 @@
 
 mod controller;
 mod cost;
+mod cost_model;
+mod decision;
 mod facts;
 mod reason;
 mod search;
 mod useless_reads;
 mod window;
 
-pub use controller::{Controller, ControllerOptions, Decision, Mode};
-pub use cost::{Cost, cost};
+pub use controller::{Controller, ControllerOptions, Mode};
+pub use cost::Cost;
+pub use cost_model::cost;
+pub use decision::Decision;
 pub use facts::{Constants, Facts, Unit};
 pub use search::{Bounds, Choice, Found, best_shape};
 pub use useless_reads::useless_reads;

@@ -1,6 +1,7 @@
 //! Explains a decision in one sentence.
 
-use super::{Decision, Shares};
+use super::decision::Decision;
+use super::window::Shares;
 
 /// Why the controller searched.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,9 +11,10 @@
 use crate::fluid::{Step, carry_out, false_positive_rates, next_step};
 use dalsegno_core::Shape;
 
-use super::cost::{cost, mean_tree};
-use super::facts::number;
-use super::{Facts, Shares, useless_reads};
+use super::cost_model::{cost, mean_tree};
+use super::facts::{Facts, number};
+use super::useless_reads::useless_reads;
+use super::window::Shares;
 
 /// So many shapes, the cheapest ones on average, are examined from the present tree.
 const EXAMINED: usize = 24;

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::Cost;
+use super::cost::Cost;
 use super::facts::number;
 
 /// Parts of a window.
