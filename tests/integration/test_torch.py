@@ -179,9 +179,9 @@ def test_regression_a_tensor_whose_storage_is_too_small_is_invalid(
 
 
 def test_a_view_into_a_larger_storage_is_accepted(namespace: dalsegno.Namespace) -> None:
-    room = torch.arange(3 * BLOCK_BYTES // 4, dtype=torch.float32)
-    middle = room[BLOCK_BYTES // 4 : 2 * BLOCK_BYTES // 4]
-    room.untyped_storage().resize_(2 * BLOCK_BYTES)
+    memory = torch.arange(3 * BLOCK_BYTES // 4, dtype=torch.float32)
+    middle = memory[BLOCK_BYTES // 4 : 2 * BLOCK_BYTES // 4]
+    memory.untyped_storage().resize_(2 * BLOCK_BYTES)
     assert namespace.put_batch(chain(1), [middle]).stored == 1
     out = torch.zeros(BLOCK_BYTES // 4)
     assert namespace.get_batch(chain(1), [out]) == 1
@@ -189,6 +189,6 @@ def test_a_view_into_a_larger_storage_is_accepted(namespace: dalsegno.Namespace)
 
 
 def test_tensors_that_overlap_are_invalid(namespace: dalsegno.Namespace) -> None:
-    room = torch.zeros(2 * BLOCK_BYTES, dtype=torch.uint8)
+    memory = torch.zeros(2 * BLOCK_BYTES, dtype=torch.uint8)
     with pytest.raises(dalsegno.InvalidError, match="overlap"):
-        namespace.get_batch(chain(2), [room[:BLOCK_BYTES], room[1 : BLOCK_BYTES + 1]])
+        namespace.get_batch(chain(2), [memory[:BLOCK_BYTES], memory[1 : BLOCK_BYTES + 1]])

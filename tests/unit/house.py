@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Rooms: what each crate may use. A crate that is not here has no place in the house yet.
+# The crates that each crate may use. A crate that is not listed here is refused.
 ARROWS: dict[str, set[str]] = {
     "core": set(),
     "policy": {"core"},
@@ -27,7 +27,7 @@ ARROWS: dict[str, set[str]] = {
 }
 # Crates that only tests may use; nothing of a release depends on them.
 DEV_ONLY = {"sim"}
-# Third-party crates that belong to one room.
+# Third-party crates that belong to one crate.
 HOMES = {"io-uring": "io", "libc": "io", "rustix": "io", "pyo3": "py"}
 UNSAFE_ALLOWED = {"io", "py", "sim"}
 
@@ -77,34 +77,34 @@ def crate_dependencies(manifest: Path) -> Iterator[tuple[str, str, bool]]:
 
 
 def rust_arrows(root: Path) -> list[str]:
-    """A crate depends only on the rooms that the house plan lets it see."""
+    """A crate depends only on the crates that ARROWS allows."""
     complaints = []
     for manifest in sorted(root.glob("crates/*/Cargo.toml")):
         crate = manifest.parent.name
         if crate not in ARROWS:
             complaints.append(
-                f"crates/{crate} is a new room: add it to ARROWS here and say why in docs/decisions"
+                f"crates/{crate} is a new crate: add it to ARROWS and say why in docs/decisions"
             )
             continue
         for name, table, tests_only in crate_dependencies(manifest):
-            room = name.removeprefix("dalsegno-")
+            used = name.removeprefix("dalsegno-")
             allowed = ARROWS[crate] | (DEV_ONLY | ARROWS[crate] if tests_only else set())
-            if room != name and room not in allowed:
+            if used != name and used not in allowed:
                 complaints.append(
                     f"crates/{crate}/Cargo.toml [{table}]: {crate} may not use {name}; "
-                    f"allowed: {', '.join(sorted(allowed)) or 'none'}. Move the code to a room "
+                    f"allowed: {', '.join(sorted(allowed)) or 'none'}. Move the code to a crate "
                     "that may, or pass what it needs as a value"
                 )
             if not tests_only and crate not in DEV_ONLY and HOMES.get(name, crate) != crate:
                 complaints.append(
                     f"crates/{crate}/Cargo.toml [{table}]: {name} belongs to crates/{HOMES[name]}; "
-                    "call that room instead"
+                    "call that crate instead"
                 )
     return complaints
 
 
 def rust_forbids_unsafe(root: Path) -> list[str]:
-    """Only the rooms that touch devices and Python may hold unsafe code."""
+    """Only the crates that touch devices and Python may hold unsafe code."""
     return [
         f"crates/{lib.parts[-3]}/src/lib.rs: write #![forbid(unsafe_code)] under the crate's text; "
         f"unsafe code belongs to {', '.join(sorted(UNSAFE_ALLOWED))}"

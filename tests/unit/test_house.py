@@ -49,7 +49,7 @@ PROJECT = {
 
 # (rule, a tree that breaks it, words of the complaint)
 BAD: list[tuple[Rule, dict[str, str], str]] = [
-    (rust_arrows, {"crates/attic/Cargo.toml": CORE}, "new room"),
+    (rust_arrows, {"crates/attic/Cargo.toml": CORE}, "new crate"),
     (
         rust_arrows,
         {"crates/core/Cargo.toml": CORE + "[dependencies]\ndalsegno-io.workspace = true"},

@@ -59,9 +59,9 @@ def in_mapped_memory(data: bytes) -> Any:
 
 def off_by_one(data: bytes) -> Any:
     """Memory that starts where no device can read it to."""
-    room = mmap.mmap(-1, len(data) + 1)
-    room[1:] = data
-    return memoryview(room)[1:]
+    mapping = mmap.mmap(-1, len(data) + 1)
+    mapping[1:] = data
+    return memoryview(mapping)[1:]
 
 
 def in_pieces(data: bytes) -> Any:
@@ -209,10 +209,10 @@ def test_memory_that_cannot_be_filled_is_invalid(namespace: dalsegno.Namespace) 
 
 def test_memory_that_overlaps_is_invalid(namespace: dalsegno.Namespace) -> None:
     namespace.put_batch(chain(2), [bytes(BLOCK_BYTES)] * 2)
-    room: Any = np.zeros(2 * BLOCK_BYTES, np.uint8)
-    halves = [room[:BLOCK_BYTES], room[BLOCK_BYTES:]]
+    joined: Any = np.zeros(2 * BLOCK_BYTES, np.uint8)
+    halves = [joined[:BLOCK_BYTES], joined[BLOCK_BYTES:]]
     assert namespace.get_batch(chain(2), halves) == 2
-    shifted = [room[:BLOCK_BYTES], room[BLOCK_BYTES - 1 : -1]]
+    shifted = [joined[:BLOCK_BYTES], joined[BLOCK_BYTES - 1 : -1]]
     for out in (shifted, shifted[::-1], [halves[0], halves[0]], [halves[1], list(shifted)[1]]):
         with pytest.raises(dalsegno.InvalidError, match="overlap"):
             namespace.get_batch(chain(2), out)

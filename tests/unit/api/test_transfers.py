@@ -35,7 +35,7 @@ def fill(namespace: dalsegno.Namespace, count: int) -> list[bytes]:
     return blocks
 
 
-def room(count: int) -> list[bytearray]:
+def buffers(count: int) -> list[bytearray]:
     return [bytearray(MIB) for _ in range(count)]
 
 
@@ -59,7 +59,7 @@ def test_a_get_in_the_background_ends_and_reports(namespace: dalsegno.Namespace)
     blocks = fill(namespace, 3)
     wanted = [*chain(2), *chain(1, "missing"), chain(3)[2]]
     for each, expected in ((False, [True, True, False]), (True, [True, True, False, True])):
-        out = room(4)
+        out = buffers(4)
         transfer = namespace.submit_get(wanted, out, each=each)
         assert transfer.wait(60)
         report = transfer.result()
@@ -108,12 +108,12 @@ def test_a_full_queue_throttles_and_moves_nothing(
         assert namespace.probe(chain(16, f"{number}.")) == (0 if refused[number] else 16)
     assert store.stats()["throttled_transfers"] == sum(refused)
     # Room again.
-    assert namespace.submit_get(chain(1), room(1)).throttled is False
+    assert namespace.submit_get(chain(1), buffers(1)).throttled is False
 
 
 def test_a_throttled_get_reports_misses(namespace: dalsegno.Namespace) -> None:
     fill(namespace, 32)
-    out = [room(32) for _ in range(8)]
+    out = [buffers(32) for _ in range(8)]
     gets = [namespace.submit_get(chain(32), one) for one in out]
     throttled = [get for get in gets if get.throttled]
     assert throttled
@@ -125,7 +125,7 @@ def test_a_throttled_get_reports_misses(namespace: dalsegno.Namespace) -> None:
 def test_regression_a_full_queue_of_puts_throttles_no_get(namespace: dalsegno.Namespace) -> None:
     blocks = fill(namespace, 1)
     puts = [namespace.submit_put(chain(32, f"{n}."), [bytes(MIB)] * 32) for n in range(8)]
-    out = room(1)
+    out = buffers(1)
     get = namespace.submit_get(chain(1), out)
     assert any(put.throttled for put in puts)
     assert not get.throttled
@@ -139,7 +139,7 @@ def test_regression_a_full_queue_of_puts_throttles_no_get(namespace: dalsegno.Na
 def test_a_cancelled_get_ends_soon_and_reports_only_blocks_it_filled(
     delay_s: float, namespace: dalsegno.Namespace
 ) -> None:
-    blocks, out = fill(namespace, 64), room(64)
+    blocks, out = fill(namespace, 64), buffers(64)
     transfer = namespace.submit_get(chain(64), out)
     time.sleep(delay_s)
     transfer.cancel()
@@ -170,21 +170,21 @@ def test_a_timeout_of_zero_is_a_miss_and_never_an_error(
     timeout_s: float, namespace: dalsegno.Namespace, store: dalsegno.Store
 ) -> None:
     fill(namespace, 2)
-    assert namespace.get_batch(chain(2), room(2), timeout_s=timeout_s) == 0
-    assert namespace.get_each(chain(2), room(2), timeout_s=timeout_s) == [False, False]
+    assert namespace.get_batch(chain(2), buffers(2), timeout_s=timeout_s) == 0
+    assert namespace.get_each(chain(2), buffers(2), timeout_s=timeout_s) == [False, False]
     halves = [bytearray(MIB // 2) for _ in range(2)]
     assert namespace.retrieve_layer(chain(2), 0, halves, timeout_s=timeout_s) == 0
     report = namespace.put_batch(chain(2, "b"), [bytes(MIB)] * 2, timeout_s=timeout_s)
     assert (report.kept, report.failed) == ([False, False], 2)
     for transfer in (
-        namespace.submit_get(chain(2), room(2), timeout_s=timeout_s),
+        namespace.submit_get(chain(2), buffers(2), timeout_s=timeout_s),
         namespace.submit_put(chain(2, "b"), [bytes(MIB)] * 2, timeout_s=timeout_s),
     ):
         assert transfer.wait(60)
     assert namespace.probe(chain(2, "b")) == 0
     assert store.stats()["log"]["misses"]["deadline"] >= 6
     # The store is well all the same, and what failed can be put again.
-    assert namespace.get_batch(chain(2), room(2), timeout_s=60) == 2
+    assert namespace.get_batch(chain(2), buffers(2), timeout_s=60) == 2
     assert namespace.put_batch(chain(2, "b"), [bytes(MIB)] * 2, timeout_s=60).stored == 2
 
 
@@ -192,7 +192,7 @@ def test_a_timeout_of_zero_is_a_miss_and_never_an_error(
 def test_a_short_timeout_yields_right_blocks_or_misses(
     timeout_s: float, namespace: dalsegno.Namespace
 ) -> None:
-    blocks, out = fill(namespace, 64), room(64)
+    blocks, out = fill(namespace, 64), buffers(64)
     started = time.monotonic()
     found = namespace.get_batch(chain(64), out, timeout_s=timeout_s)
     assert time.monotonic() - started < timeout_s + 1
@@ -207,13 +207,13 @@ def test_a_timeout_that_is_negative_or_nan_is_invalid(
     timeout_s: float, namespace: dalsegno.Namespace
 ) -> None:
     with pytest.raises(dalsegno.InvalidError, match="timeout_s"):
-        namespace.get_batch(chain(1), room(1), timeout_s=timeout_s)
+        namespace.get_batch(chain(1), buffers(1), timeout_s=timeout_s)
     with pytest.raises(dalsegno.InvalidError, match="timeout_s"):
-        namespace.submit_get(chain(1), room(1)).wait(timeout_s)
+        namespace.submit_get(chain(1), buffers(1)).wait(timeout_s)
 
 
 def test_a_very_long_timeout_is_accepted(namespace: dalsegno.Namespace) -> None:
-    blocks, out = fill(namespace, 1), room(1)
+    blocks, out = fill(namespace, 1), buffers(1)
     assert namespace.get_batch(chain(1), out, timeout_s=1e18) == 1
     assert out == blocks
     assert namespace.submit_get(chain(1), out).wait(1e18)
@@ -230,7 +230,7 @@ def test_layers_become_blocks_at_commit(namespace: dalsegno.Namespace) -> None:
         writer.store_layer(layer, halves[layer], timeout_s=60 if layer else None)
         assert namespace.probe(chain(3)) == 0
     assert writer.commit() == 3
-    out = room(3)
+    out = buffers(3)
     assert namespace.get_batch(chain(3), out) == 3
     assert out == [a + b for a, b in zip(*halves, strict=True)]
 
@@ -357,7 +357,7 @@ def test_other_threads_run_while_the_store_works(namespace: dalsegno.Namespace) 
         while not stop.is_set():
             ticks += 1
 
-    out = room(count)
+    out = buffers(count)
     thread = threading.Thread(target=tick)
     thread.start()
     try:
@@ -381,7 +381,7 @@ def test_threads_share_a_store(namespace: dalsegno.Namespace) -> None:
 
     def read(number: int) -> None:
         for _ in range(5):
-            out = room(8)
+            out = buffers(8)
             if namespace.get_batch(chain(8), out) != 8 or out != blocks:
                 wrong.append(number)
 
