@@ -265,7 +265,7 @@ def inherent_impls(code: str) -> Iterator[tuple[int, str]]:
         head = code[match.end() : code.index("{", match.end())]
         if re.search(r"\bfor\s+[\w&(\[]", head):
             continue
-        head = head.strip()
+        head = head.replace("->", "  ").strip()
         if head.startswith("<"):
             depth = 0
             for index, char in enumerate(head):
@@ -295,7 +295,7 @@ def function_lengths(code: str) -> Iterator[int]:
 
 def quantile(values: list[int], share: float) -> int:
     """Returns the smallest value that so large a share of the values does not exceed."""
-    ordered = sorted(values)
+    ordered = sorted(values) or [0]
     return ordered[min(len(ordered) - 1, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
 
 
