@@ -157,7 +157,7 @@ fn missing_and_exchanged_tables_are_reported() {
     assert_eq!(findings(dir.path()).len(), 1);
     fs::remove_file(&one).unwrap();
     let [finding] = &findings(dir.path())[..] else { panic!("one finding") };
-    assert!(finding.file == files[0] && finding.what.contains("is not there"), "{finding:?}");
+    assert!(finding.file == files[0] && finding.what.contains("is missing"), "{finding:?}");
     // The index says whose it is, even where the store's own header does not.
     flip(dir.path(), "store.meta", 20);
     let found = findings(dir.path());
