@@ -34,6 +34,7 @@ TESTS = (
     ("python/dalsegno/integrations/", "tests/unit/integrations"),
     ("python/dalsegno/_", "tests/unit/api"),
     ("python/dalsegno/paths.py", "tests/unit/cli"),
+    ("python/dalsegno/stats.py", "tests/unit/api"),
     ("bench/dalsegno_bench/faultbench/", "tests/unit/faultbench"),
     ("bench/", "tests/unit/bench"),
     ("tools/", "tests/unit/project"),
@@ -41,7 +42,13 @@ TESTS = (
     ("examples/", "tests/unit/project"),
     ("Makefile", "tests/unit/project"),
 )
-HOUSE = ("tests/unit/test_house.py", "tests/unit/test_mutations.py")
+# Rules about the whole repository.
+HOUSE = (
+    "tests/unit/test_house.py",
+    "tests/unit/test_mutations.py",
+    "tests/unit/project/test_language.py",
+    "tests/unit/project/test_structure.py",
+)
 
 
 @dataclass(frozen=True)

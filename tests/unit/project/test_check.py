@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 from tests.checkout import ROOT, load_tool
 
-HOUSE = ["tests/unit/test_house.py", "tests/unit/test_mutations.py"]
+HOUSE = [
+    "tests/unit/test_house.py",
+    "tests/unit/test_mutations.py",
+    "tests/unit/project/test_language.py",
+    "tests/unit/project/test_structure.py",
+]
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def test_a_change_in_rust_runs_lints_and_the_unit_tests_of_its_crate(check: Any)
         "tests of Python",
     ]
     assert jobs["unit tests of log"][-3:] == ["-p", "dalsegno-log", "--lib"]
-    assert jobs["tests of Python"][-2:] == HOUSE
+    assert jobs["tests of Python"][-len(HOUSE) :] == HOUSE
 
 
 def test_a_changed_test_of_rust_runs_itself(check: Any) -> None:
@@ -62,6 +67,7 @@ def test_the_crate_under_python_is_linted_and_not_tested(check: Any) -> None:
         ("python/dalsegno/cli/show.py", ["tests/unit/cli"]),
         ("python/dalsegno/integrations/vllm/tier.py", ["tests/unit/integrations"]),
         ("python/dalsegno/_native.pyi", ["tests/unit/api"]),
+        ("python/dalsegno/stats.py", ["tests/unit/api"]),
         ("bench/dalsegno_bench/disk/log.py", ["tests/unit/bench"]),
         ("bench/dalsegno_bench/faultbench/cell.py", ["tests/unit/bench", "tests/unit/faultbench"]),
         ("tools/env.py", ["tests/unit/project"]),
@@ -85,7 +91,7 @@ def test_a_folder_stands_for_the_tests_in_it(check: Any) -> None:
 def test_a_removed_test_is_not_run(check: Any) -> None:
     removed = "tests/unit/cli/test_output.py"
     (job,) = [job for job in check.plan([removed], []) if job.name == "tests of Python"]
-    assert list(job.command[-2:]) == HOUSE
+    assert list(job.command[-len(HOUSE) :]) == HOUSE
 
 
 @pytest.mark.parametrize("path", ["tools/env.py", "bench/pyproject.toml", "python/x/_y.pyi"])

@@ -38,7 +38,12 @@ def cut(count: int, block_bytes: int, part_bytes: int, max_parts: int) -> list[r
             than `max_parts`.
         max_parts: Most parts.
     """
-    each = max(1, part_bytes // block_bytes, -(-count // max_parts))
+    return split(count, max(part_bytes // block_bytes, -(-count // max_parts)))
+
+
+def split(count: int, each: int) -> list[range]:
+    """Splits blocks into runs of `each`, at least one; the last one may be shorter."""
+    each = max(1, each)
     return [range(at, min(at + each, count)) for at in range(0, count, each)]
 
 

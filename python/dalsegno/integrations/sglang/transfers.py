@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dalsegno import InvalidError, PutReport
-from dalsegno.integrations.common.batch import Batch, cut
+from dalsegno.integrations.common.batch import Batch, cut, split
 from dalsegno.integrations.sglang.pools import Blocks, PoolPages
 
 # Large enough for long requests to the device, small enough to keep all threads busy.
@@ -55,12 +55,6 @@ class Moved:
         self.refused += other.refused
         self.throttled += other.throttled
         self.errors += other.errors
-
-
-def _cuts(count: int, each: int) -> list[range]:
-    """Cuts pages into parts of so many, at least one."""
-    each = max(1, each)
-    return [range(at, min(at + each, count)) for at in range(0, count, each)]
 
 
 class _Part(NamedTuple):
@@ -160,7 +154,7 @@ def _pieces(
     if count != len(hashes):
         raise InvalidError(f"SGLang gives {len(hashes)} keys for {count} pages")
     flat = pages.shape.form == "flat"
-    for piece in _cuts(count, SCRATCH_BYTES // pages.shape.block_bytes if flat else count):
+    for piece in split(count, SCRATCH_BYTES // pages.shape.block_bytes if flat else count):
         yield piece, indices[piece.start * pages.page_tokens : piece.stop * pages.page_tokens]
 
 

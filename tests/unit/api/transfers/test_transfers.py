@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from tests.unit.stores import chain
@@ -15,18 +14,6 @@ import dalsegno
 
 MIB = 1 << 20
 NOISE = os.urandom(MIB)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[dalsegno.Store]:
-    settings = {"transfer_threads": 1, "transfer_queue": 1, "dram": 0}
-    with dalsegno.open(tmp_path / "s", capacity="512MiB", staging="16MiB", **settings) as store:
-        yield store
-
-
-@pytest.fixture
-def namespace(store: dalsegno.Store) -> dalsegno.Namespace:
-    return store.namespace({"model": "m"}, layers=2, slice_bytes=MIB // 2)
 
 
 def fill(namespace: dalsegno.Namespace, count: int) -> list[bytes]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.unit.stores import chain
@@ -12,18 +10,6 @@ from tests.unit.stores import chain
 import dalsegno
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[dalsegno.Store]:
-    settings = {"transfer_threads": 1, "transfer_queue": 1, "dram": 0}
-    with dalsegno.open(tmp_path / "s", capacity="512MiB", staging="16MiB", **settings) as store:
-        yield store
-
-
-@pytest.fixture
-def namespace(store: dalsegno.Store) -> dalsegno.Namespace:
-    return store.namespace({"model": "m"}, layers=2, slice_bytes=MIB // 2)
 
 
 def test_on_end_calls_back_once_on_another_thread_when_the_result_is_there(
