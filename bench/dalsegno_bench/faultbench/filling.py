@@ -14,7 +14,6 @@ from dalsegno_bench.faultbench.disk import MIB
 __all__ = ["PROBES"]
 
 DISK_BYTES, DISK_CAPACITY, LEFT_BYTES = 192 * MIB, 96 * MIB, 1 * MIB
-REFUSALS = 4
 RECOVERY_S = 6.0
 SMALL_BLOCK, SMALL_CAPACITY, SMALL_BATCH = 4096, 32 * MIB, 32
 TIMED = 60
