@@ -21,6 +21,7 @@ from typing import Any
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
 from dalsegno_bench.machine import kernel
 from dalsegno_bench.machine.speed import cpu_s
+from dalsegno_bench.sglang.baselines import FilePerPage, NoBytes
 from dalsegno_bench.sglang.rig import Geometry, Rig
 
 BACKENDS = ("dalsegno", "file", "v1file", "sim")
@@ -52,11 +53,11 @@ def extra_of(backend: str, folder: Path, options: argparse.Namespace) -> tuple[s
         return "file", {}
     dynamic = {"backend_name": backend, "interface_v1": 1, "path": str(folder)}
     if backend == "sim":
-        dynamic |= {"module_path": f"{MODULE}.baselines", "class_name": "NoBytes"}
+        dynamic |= {"module_path": NoBytes.__module__, "class_name": NoBytes.__name__}
         # No bytes and no delays: what is left is SGLang itself.
         dynamic |= {"sim_write_gbps": 0, "sim_op_latency_us": 0}
     elif backend == "v1file":
-        dynamic |= {"module_path": f"{MODULE}.baselines", "class_name": "FilePerPage"}
+        dynamic |= {"module_path": FilePerPage.__module__, "class_name": FilePerPage.__name__}
     else:
         memory = {"dram": f"{options.dram_mib}MiB", "dram_admission": "put"}
         store = {**memory, **json.loads(options.store)}
