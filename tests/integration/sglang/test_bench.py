@@ -13,7 +13,22 @@ from dalsegno_bench.sglang import sglang as bench
 pytestmark = pytest.mark.engine
 
 BACKENDS = ("dalsegno", "file", "v1file", "sim")
-SMALL = "--rounds 1 --pages 16 --layers 2 --heads 2 --head-dim 32 --sequences 1 --tokens 64".split()
+SMALL = [
+    "--rounds",
+    "1",
+    "--pages",
+    "16",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--head-dim",
+    "32",
+    "--sequences",
+    "1",
+    "--tokens",
+    "64",
+]
 
 
 def test_every_backend_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
