@@ -334,7 +334,8 @@ def _soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             print(f"\r{max(0, left):5.0f} s left, {kills} kills", end="", file=sys.stderr)
     victim.kill()
     victim.wait()
-    process.wait(timeout=120)
+    if process.wait(timeout=120) != 0:
+        steady.problems.append(f"the steady process ended early with {process.returncode}")
     for filler in fillers:
         filler.join()
     time.sleep(0.5)
