@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dalsegno_io::{
     Device, DirEntry, FileId, Geometry, IoError, Memory, OpenMode, Opened, Operation, Request,
-    Space,
+    Source, Space,
 };
 use parking_lot::Mutex;
 
@@ -85,6 +85,20 @@ fn failed(operation: &'static str, name: &str, kind: io::ErrorKind) -> IoError {
     IoError::Os { operation, file: name.to_owned(), source }
 }
 
+impl Source for MemoryDevice {
+    fn submit(&self, requests: Vec<Request>) {
+        for mut request in requests {
+            request.check();
+            let result = self.carry_out(&mut request);
+            request.complete(result);
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { memory_align: 1, engine: "memory", direct: false }
+    }
+}
+
 impl Device for MemoryDevice {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         let state = &mut *self.state.lock();
@@ -132,14 +146,6 @@ impl Device for MemoryDevice {
         self.state.lock().open.remove(&file.0);
     }
 
-    fn submit(&self, requests: Vec<Request>) {
-        for mut request in requests {
-            request.check();
-            let result = self.carry_out(&mut request);
-            request.complete(result);
-        }
-    }
-
     fn remove(&self, name: &str) -> Result<(), IoError> {
         let removed = self.state.lock().files.remove(name);
         removed.map(drop).ok_or_else(|| failed("remove", name, io::ErrorKind::NotFound))
@@ -159,9 +165,5 @@ impl Device for MemoryDevice {
 
     fn space(&self) -> Result<Space, IoError> {
         Ok(Space { free_bytes: 1 << 30, total_bytes: 1 << 31 })
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry { memory_align: 1, engine: "memory", direct: false }
     }
 }

@@ -18,12 +18,14 @@ from pathlib import Path
 ARROWS: dict[str, set[str]] = {
     "core": set(),
     "policy": {"core"},
+    "pool": set(),
     "io": {"core"},
-    "log": {"core", "io"},
+    "extent": {"core", "io"},
+    "log": {"core", "io", "extent"},
     "index": {"core", "policy", "io"},
-    "store": {"core", "policy", "io", "log", "index"},
+    "store": {"core", "policy", "pool", "io", "extent", "log", "index"},
     "py": {"store"},
-    "sim": {"core", "policy", "io", "log", "index", "store"},
+    "sim": {"core", "policy", "pool", "io", "extent", "log", "index", "store"},
 }
 # Crates that only tests may use; nothing of a release depends on them.
 DEV_ONLY = {"sim"}

@@ -16,7 +16,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use dalsegno_core::{Clock, Deadline, EngineChoice};
 use dalsegno_io::{
     BufferPool, Class, Completion, Device, DirectoryOptions, FileId, LocalDirectory, Memory,
-    OpenMode, Operation, Request, SystemClock,
+    OpenMode, Operation, Request, Source, SystemClock,
 };
 
 const FILE: &str = "raw.bin";

@@ -1,4 +1,5 @@
-//! The [`Device`] trait: the only way to files for the crates above, so that a simulation can replace real files.
+//! The traits [`Source`] and [`Device`]: the only way to files for the crates above, so that a simulation can replace
+//! real files.
 
 use crate::{CallRing, FileId, IoError, Request};
 
@@ -56,10 +57,34 @@ pub struct Geometry {
     pub direct: bool,
 }
 
+/// What moves bytes between files and memory. Reading and writing extents needs no more of a device, so that a tier
+/// without a directory of its own can serve the same requests.
+pub trait Source: Send + Sync + std::fmt::Debug {
+    /// Submits requests. Never waits. Each request gets one completion, [`IoError::Busy`] if the queue is full.
+    fn submit(&self, requests: Vec<Request>);
+
+    /// A ring for one call that waits for its requests, or `None` if none is available. A request on it changes no
+    /// threads, neither on the way to the device nor back.
+    fn call_ring(&self) -> Option<CallRing> {
+        None
+    }
+
+    /// Like [`Self::submit`], on a ring of this device. The call must [wait on the ring](CallRing::wait) while it has
+    /// requests in flight: completions arrive only there or when the ring is dropped. A request that may not start
+    /// immediately is submitted like any other.
+    fn submit_on(&self, ring: &mut CallRing, request: Request) {
+        let _ = ring;
+        self.submit(vec![request]);
+    }
+
+    /// What the device requires of memory, and which engine serves it.
+    fn geometry(&self) -> Geometry;
+}
+
 /// A directory of preallocated files, read and written in whole sectors.
 ///
 /// Implementations: [`crate::LocalDirectory`] over real files, and the simulated device of the sim crate.
-pub trait Device: Send + Sync + std::fmt::Debug {
+pub trait Device: Source {
     /// Opens or creates a file. Creating makes the allocation durable, but not the name: see [`Self::sync_names`].
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError>;
 
@@ -78,23 +103,6 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Closes a file once its requests are done.
     fn close(&self, file: FileId);
 
-    /// Submits requests. Never waits. Each request gets one completion, [`IoError::Busy`] if the queue is full.
-    fn submit(&self, requests: Vec<Request>);
-
-    /// A ring for one call that waits for its requests, or `None` if none is available. A request on it changes no
-    /// threads, neither on the way to the device nor back.
-    fn call_ring(&self) -> Option<CallRing> {
-        None
-    }
-
-    /// Like [`Self::submit`], on a ring of this device. The call must [wait on the ring](CallRing::wait) while it has
-    /// requests in flight: completions arrive only there or when the ring is dropped. A request that may not start
-    /// immediately is submitted like any other.
-    fn submit_on(&self, ring: &mut CallRing, request: Request) {
-        let _ = ring;
-        self.submit(vec![request]);
-    }
-
     /// Removes a file. Open handles stay valid.
     fn remove(&self, name: &str) -> Result<(), IoError>;
 
@@ -106,7 +114,4 @@ pub trait Device: Send + Sync + std::fmt::Debug {
 
     /// Space of the file system.
     fn space(&self) -> Result<Space, IoError>;
-
-    /// What the device requires of memory, and which engine serves it.
-    fn geometry(&self) -> Geometry;
 }

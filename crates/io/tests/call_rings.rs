@@ -11,7 +11,8 @@ use common::{Random, Rig, SECTOR, TEST_TIMEOUT, is_available, request};
 use crossbeam_channel::{Receiver, unbounded};
 use dalsegno_core::{Deadline, EngineChoice, Nanos};
 use dalsegno_io::{
-    CallRing, Completion, Device, DirectoryOptions, FileId, IoError, Memory, Operation, spawn,
+    CallRing, Completion, Device, DirectoryOptions, FileId, IoError, Memory, Operation, Source,
+    spawn,
 };
 
 /// A rig whose calls may have rings; `None` if the kernel or the file system has none.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{Random, Rig, SECTOR, pool, skip};
 use dalsegno_core::EngineChoice;
-use dalsegno_io::{Device, DirectoryOptions, IoError, LocalDirectory, Operation, SystemClock};
+use dalsegno_io::{DirectoryOptions, IoError, LocalDirectory, Operation, Source, SystemClock};
 use limits::{forbid, limit_locked_memory};
 
 /// Set in the child process.

@@ -9,7 +9,9 @@ use std::path::Path;
 
 use common::{Rig, SECTOR, TEST_TIMEOUT, open, pool, read, skip, write};
 use dalsegno_core::EngineChoice;
-use dalsegno_io::{BufferPool, Device, DirectoryOptions, IoError, LocalDirectory, OpenMode, spawn};
+use dalsegno_io::{
+    BufferPool, Device, DirectoryOptions, IoError, LocalDirectory, OpenMode, Source, spawn,
+};
 
 fn rig() -> Rig {
     Rig::new(EngineChoice::Auto)

@@ -14,7 +14,7 @@ use crossbeam_channel::unbounded;
 use dalsegno_core::{Deadline, EngineChoice, Nanos};
 use dalsegno_io::{
     Class, Completion, Device, DirectoryOptions, FileId, IoError, Memory, OpenMode, Operation,
-    lend, spawn,
+    Source, lend, spawn,
 };
 
 macro_rules! suite {

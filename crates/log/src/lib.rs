@@ -10,37 +10,32 @@
 
 #![forbid(unsafe_code)]
 
-mod call;
-mod compress;
 mod error;
-pub mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod log;
 mod offline;
-mod read;
 mod recovery;
 mod scan;
 mod segment;
 mod stats;
 mod sync;
-mod transfer;
 mod write;
 
-pub use call::{Call, Cancel};
-pub use compress::{CompressedExtent, CompressionBudget, Compressor};
-pub use error::{Cause, LogError};
-pub use format::NewExtent;
+pub use dalsegno_extent::{
+    BlockOutcome, BlockRead, BlockTarget, Call, Cancel, Cause, CompressedExtent, CompressionBudget,
+    CompressionStats, Compressor, ExtentRead, NewExtent, TransferError, TransferStatsView, format,
+};
+pub use error::LogError;
 pub use log::{Log, LogOptions};
 pub use offline::{
     Finding, Inspection, ShownField, ShownPart, ShownRecord, VerifyReport, inspect, verify,
 };
-pub use read::{BlockOutcome, BlockRead, BlockTarget, ExtentRead};
 pub use recovery::{Recovered, Removal, SegmentFault, StoreFiles, store_header};
 pub use segment::{
     OtherFiles, Pin, Recycler, Removals, Reservation, SegmentListFile, SegmentState, SegmentView,
     Segments, removals_of,
 };
-pub use stats::{CompressionStats, LogStats, LogStatsView};
+pub use stats::{LogStats, LogStatsView};
 pub use write::{Append, Appended, CompressedMerge, LayerAppend, MergeAppend, Writer};

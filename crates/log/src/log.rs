@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, ExtentId, Limits, Location, StoreId};
+use dalsegno_extent::format::StoreHeader;
+use dalsegno_extent::{
+    BlockRead, Call, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead, HeaderCache,
+    IoBounds, PinnedRead, Reader, read_stored,
+};
 use dalsegno_io::{BufferPool, Device};
 
-use crate::call::Call;
-use crate::compress::{CodecPool, CompressedExtent, Compressor, read_stored};
 use crate::error::LogError;
-use crate::format::StoreHeader;
-use crate::read::{BlockRead, ExtentRead, HeaderCache, PinnedRead, Reader};
 use crate::recovery::{Recovered, SegmentOpener, StoreFiles, open_store, recover};
 use crate::segment::{
     Checkpoint, Pin, Recycler, Removals, SegmentListFile, Segments, make_checkpoint,
 };
 use crate::stats::LogStats;
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, IoBounds};
 use crate::write::Writer;
 
 /// Threads that read headers at open by default.
@@ -53,6 +53,7 @@ struct Owners {
     options: LogOptions,
     io: Arc<DeviceIo>,
     syncer: Arc<Syncer>,
+    stats: Arc<LogStats>,
     headers: Arc<HeaderCache>,
     reader: Reader,
     segments: Arc<Segments>,
@@ -102,7 +103,8 @@ impl Log {
         let limits = &options.limits;
         let bounds = IoBounds { depth: limits.io_depth, request_bytes: limits.io_request_bytes };
         let io = Arc::new(DeviceIo { device, clock, pool, bounds, stats: Arc::default() });
-        let syncer = Arc::new(Syncer::new(Arc::clone(&io), options.read_only));
+        let stats = Arc::new(LogStats::of(Arc::clone(&io.stats)));
+        let syncer = Arc::new(Syncer::new(Arc::clone(&io), Arc::clone(&stats), options.read_only));
         let segment_bytes = limits.segment_bytes;
         let new = StoreHeader { store: new_store, segment_bytes, is_compressed: false };
         let header = open_store(&io, &syncer, new)?;
@@ -113,7 +115,7 @@ impl Log {
         let checkpoint = checkpoint(header.store).and_then(|bytes| Checkpoint::decode(&bytes));
         let mut checkpoint = checkpoint.unwrap_or_default();
         checkpoint.forget_impossible(segment_bytes);
-        let owners = Owners::new(io, syncer, options, header);
+        let owners = Owners::new(io, syncer, stats, options, header);
         let opener = SegmentOpener {
             io: &owners.io,
             syncer: &owners.syncer,
@@ -141,7 +143,7 @@ impl Log {
     /// The counters.
     #[must_use]
     pub fn stats(&self) -> &LogStats {
-        &self.owners.io.stats
+        &self.owners.stats
     }
 
     /// The segments: their states and their space.
@@ -272,30 +274,32 @@ impl Owners {
     fn new(
         io: Arc<DeviceIo>,
         syncer: Arc<Syncer>,
+        stats: Arc<LogStats>,
         options: LogOptions,
         header: StoreHeader,
     ) -> Self {
         let (limits, store) = (&options.limits, header.store);
         let segment_bytes = limits.segment_bytes;
         let (io_of, syncer_of) = (|| Arc::clone(&io), || Arc::clone(&syncer));
-        let segments =
-            Segments::new(io_of(), syncer_of(), store, segment_bytes, limits.segment_count);
+        let (stats_of, most) = (|| Arc::clone(&stats), limits.segment_count);
+        let segments = Segments::new(io_of(), syncer_of(), stats_of(), store, segment_bytes, most);
         let segments = Arc::new(segments);
         let segments_of = || Arc::clone(&segments);
         let headers = Arc::new(HeaderCache::new(limits.header_cache_bytes));
         let codecs = Arc::new(CodecPool::default());
         let reader = Reader::new(io_of(), store, Arc::clone(&headers), Arc::clone(&codecs));
-        let (clock, stats) = (Arc::clone(&io.clock), Arc::clone(&io.stats));
+        let (clock, transfers) = (Arc::clone(&io.clock), Arc::clone(&io.stats));
         let bytes = limits.compression_bytes;
         let compressor =
-            Arc::new(Compressor::new(clock, stats, codecs, bytes, header.is_compressed));
+            Arc::new(Compressor::new(clock, transfers, codecs, bytes, header.is_compressed));
         let compressor_of = Arc::clone(&compressor);
         let store_files =
             StoreFiles::new(io_of(), syncer_of(), compressor_of, store, segment_bytes);
         let removals = Arc::new(Removals::new(io_of(), syncer_of(), segments_of()));
         let list = Arc::new(SegmentListFile::new(io_of(), syncer_of(), segments_of()));
         let (removals_of, list_of) = (Arc::clone(&removals), Arc::clone(&list));
-        let recycler = Recycler::new(io_of(), syncer_of(), segments_of(), removals_of, list_of);
+        let recycler =
+            Recycler::new(io_of(), syncer_of(), segments_of(), removals_of, list_of, stats_of());
         let (headers_of, durability) = (Arc::clone(&headers), limits.durability);
         let writer = Writer::new(io_of(), syncer_of(), segments_of(), headers_of, durability);
         let writer = Arc::new(writer);
@@ -303,6 +307,7 @@ impl Owners {
             options,
             io,
             syncer,
+            stats,
             headers,
             reader,
             segments,

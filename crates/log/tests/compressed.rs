@@ -17,7 +17,7 @@ use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, Memory, SystemCl
 use dalsegno_log::format::{RecordHeader, RecordKind, segment_file};
 use dalsegno_log::{
     BlockOutcome, BlockTarget, Call, Cause, ExtentRead, Log, LogError, LogOptions, NewExtent,
-    Recovered,
+    Recovered, TransferError,
 };
 
 use limits::limits;
@@ -114,6 +114,8 @@ fn read(log: &Log, extent: &Extent, layer: u32, blocks: &[u32]) -> Vec<BlockOutc
             .map(|(block, bytes)| BlockTarget {
                 block: *block,
                 memory: vec![lender.exclusive(bytes)],
+                outlives_call: false,
+                copy: Vec::new(),
             })
             .collect();
         let read =
@@ -172,8 +174,8 @@ fn reading_a_layer_or_a_prefix_reads_and_decompresses_no_other_units() {
         let after = log.stats().view();
         let header = u64::from(extent.location.header_bytes);
         (
-            after.read_bytes - before.read_bytes - header,
-            after.codec.decoded_bytes - before.codec.decoded_bytes,
+            after.transfers.read_bytes - before.transfers.read_bytes - header,
+            after.transfers.codec.decoded_bytes - before.transfers.codec.decoded_bytes,
         )
     };
     let all: Vec<u32> = (0..BLOCKS).collect();
@@ -196,7 +198,7 @@ fn a_damaged_unit_costs_its_blocks_and_names_its_cause() {
     // A unit holds one slice of this size.
     assert_eq!(read(&log, &extent, 0, &[0, 1]), [Err(Cause::Codec), Ok(())]);
     assert_eq!(read(&log, &extent, 1, &[0, 1]), [Ok(()), Ok(())]);
-    assert_eq!(log.stats().view().misses["codec"], 1);
+    assert_eq!(log.stats().view().transfers.misses["codec"], 1);
     assert_eq!(findings(dir.path()), ["a unit of layer 0: checksum differs"]);
 }
 
@@ -249,7 +251,7 @@ fn noise_stays_plain_and_so_do_all_extents_of_a_store_without_compression() {
     let noise: Vec<Vec<u8>> =
         blocks.iter().map(|block| block.iter().map(|_| noise()).collect()).collect();
     assert!(!encode(&log, &noise, &Call::foreground()).unwrap());
-    let codec = log.stats().view().codec;
+    let codec = log.stats().view().transfers.codec;
     assert_eq!((codec.encoded_bytes, codec.not_shrunk_bytes), (0, u64::from(BLOCKS) * 120_000));
 }
 
@@ -265,7 +267,7 @@ fn a_call_that_ends_stops_compression_and_frees_its_budget() {
     let first = log.compressor().try_budget(&new_extent()).unwrap();
     let others: Vec<_> =
         std::iter::from_fn(|| log.compressor().try_budget(&new_extent())).collect();
-    assert!(matches!(log.compressor().budget(&new_extent(), &over), Err(LogError::Deadline)));
+    assert!(matches!(log.compressor().budget(&new_extent(), &over), Err(TransferError::Deadline)));
     drop((first, others));
     assert!(log.compressor().budget(&new_extent(), &Call::foreground()).is_ok());
 }
@@ -285,5 +287,5 @@ fn a_copy_has_the_bytes_of_the_original_and_damage_is_not_copied() {
     for layer in 0..LAYERS {
         assert!(read(&log, &copy, layer, &all).iter().all(Result::is_ok), "layer {layer}");
     }
-    assert_eq!(log.stats().view().codec.encoded_bytes, 0);
+    assert_eq!(log.stats().view().transfers.codec.encoded_bytes, 0);
 }

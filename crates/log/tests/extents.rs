@@ -289,9 +289,13 @@ impl Part {
         lender: &Lender<'env>,
     ) -> ExtentRead {
         let layer = |layer: usize| u32::try_from(layer).unwrap();
-        let targets = self.blocks.iter().zip(&mut self.buffers).map(|(block, buffer)| {
-            BlockTarget { block: u32::try_from(*block).unwrap(), memory: buffer.lend(lender) }
-        });
+        let targets =
+            self.blocks.iter().zip(&mut self.buffers).map(|(block, buffer)| BlockTarget {
+                block: u32::try_from(*block).unwrap(),
+                memory: buffer.lend(lender),
+                outlives_call: false,
+                copy: Vec::new(),
+            });
         ExtentRead {
             extent: Arc::new(extents[self.extent].1.clone()),
             layers: layer(self.layers.start)..layer(self.layers.end),
@@ -321,7 +325,7 @@ proptest! {
         for parts in &wanted {
             rig.read(&extents, parts);
         }
-        let misses: u64 = rig.log.stats().view().misses.values().sum();
+        let misses: u64 = rig.log.stats().view().transfers.misses.values().sum();
         prop_assert_eq!(misses, 0);
     }
 }

@@ -197,7 +197,12 @@ fn opens_and_serves(golden: &Path, compression: Compression) -> Extent {
     lend(|lender| {
         let targets = (0_u32..).zip(&mut out);
         let targets = targets
-            .map(|(block, bytes)| BlockTarget { block, memory: vec![lender.exclusive(bytes)] })
+            .map(|(block, bytes)| BlockTarget {
+                block,
+                memory: vec![lender.exclusive(bytes)],
+                outlives_call: false,
+                copy: Vec::new(),
+            })
             .collect();
         let read = ExtentRead { extent: Arc::new(extent.clone()), layers: 0..LAYERS, targets };
         let results = log.read(vec![read], &Call::foreground());

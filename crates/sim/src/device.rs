@@ -7,7 +7,7 @@ use std::time::Duration;
 use dalsegno_core::{Clock, ManualClock};
 use dalsegno_io::{
     Device, DirEntry, FileId, Geometry, IoError, Memory, OpenMode, Opened, Operation, Request,
-    Space,
+    Source, Space,
 };
 use parking_lot::Mutex;
 
@@ -295,6 +295,24 @@ impl SimDevice {
     }
 }
 
+impl Source for SimDevice {
+    fn submit(&self, requests: Vec<Request>) {
+        for mut request in requests {
+            request.check();
+            if self.hangs(&request) {
+                self.held.lock().push(request);
+                continue;
+            }
+            let result = self.carry_out(&mut request);
+            request.complete(result);
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { memory_align: self.options.memory_align, engine: "sim", direct: true }
+    }
+}
+
 impl Device for SimDevice {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         let opened = self.open_file(name, mode)?;
@@ -335,18 +353,6 @@ impl Device for SimDevice {
         self.state.lock().handles.remove(&file);
     }
 
-    fn submit(&self, requests: Vec<Request>) {
-        for mut request in requests {
-            request.check();
-            if self.hangs(&request) {
-                self.held.lock().push(request);
-                continue;
-            }
-            let result = self.carry_out(&mut request);
-            request.complete(result);
-        }
-    }
-
     fn remove(&self, name: &str) -> Result<(), IoError> {
         self.state.lock().remove(name)
     }
@@ -371,9 +377,5 @@ impl Device for SimDevice {
         state.check_up()?;
         let (free_bytes, total_bytes) = (state.disk.free_bytes(), state.disk.total_bytes);
         Ok(Space { free_bytes, total_bytes })
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry { memory_align: self.options.memory_align, engine: "sim", direct: true }
     }
 }

@@ -120,7 +120,7 @@ fn failed_and_short_reads_are_device_misses_until_it_recovers() {
             rig.mount.command("clear");
             assert_eq!(rig.get(1, &Terms::default()), BLOCKS, "after {fault}");
         }
-        assert!(rig.store.stats().log.misses["device"] >= 3 * BLOCKS as u64);
+        assert!(rig.store.stats().log.transfers.misses["device"] >= 3 * BLOCKS as u64);
         assert_eq!(rig.store.stats().quarantined_blocks, 0);
         // Nothing at all is what a file gives that was cut.
         rig.mount.command("add read short=0 file=segment-");
@@ -226,7 +226,7 @@ fn a_single_failed_or_short_read_costs_nothing() {
                 rig.mount.command("clear");
             }
         }
-        assert_eq!(rig.store.stats().log.misses.values().sum::<u64>(), 0);
+        assert_eq!(rig.store.stats().log.transfers.misses.values().sum::<u64>(), 0);
         assert_eq!(rig.store.stats().quarantined_blocks, 0);
         rig.finish();
     });

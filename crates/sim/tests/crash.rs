@@ -203,7 +203,11 @@ fn a_store_with_compressed_extents_survives_a_crash_after_any_operation() {
             false,
         ));
     }
-    assert!(world.stats().log.codec.encoded_bytes > 0, "{:?}", world.stats().log.codec);
+    assert!(
+        world.stats().log.transfers.codec.encoded_bytes > 0,
+        "{:?}",
+        world.stats().log.transfers.codec
+    );
     crash_all(1200..1205, &style);
     crash_all(1210..1212, &style.merging_at_once().indexed_in_files());
     let crowded = Style::crowded(Durability::None).compressed();

@@ -235,7 +235,7 @@ fn failed_reads_are_misses_with_their_cause() {
         world.expect_faults();
         world.device.inject(Rule::always(Kind::Read, fault).on("segment"));
         assert!(world.get(&part(0, 0), false) < 4, "{fault:?}");
-        let misses = world.stats().log.misses;
+        let misses = world.stats().log.transfers.misses;
         assert!(misses[cause] > 0, "{fault:?}: {misses:?}");
         assert!(misses.iter().all(|(name, count)| *name == cause || *count == 0), "{misses:?}");
     }
@@ -309,7 +309,7 @@ fn a_lost_write_is_a_miss() {
         world.device.inject(Rule::once(Kind::Write, Fault::Lost, 0).on("segment"));
         world.put(&part(0, 50), false).unwrap();
         assert_eq!(world.get(&part(0, 50), false), 0, "nothing was stored");
-        let misses: u64 = world.stats().log.misses.values().sum();
+        let misses: u64 = world.stats().log.transfers.misses.values().sum();
         assert_eq!(misses, 4);
         world.reboot(Outage::Power);
         world.open().unwrap();
@@ -405,5 +405,5 @@ fn a_device_that_is_too_slow_costs_misses_at_the_deadline() {
     // One second is enough for one request, not for two: the chains lie in extents of their own.
     let both = [chain_hashes(10, 4), chain_hashes(12, 4)].concat();
     assert!(world.get(&Part { namespace: 0, chain: both, first: 0 }, true) < 8);
-    assert!(world.stats().log.misses["deadline"] > 0);
+    assert!(world.stats().log.transfers.misses["deadline"] > 0);
 }

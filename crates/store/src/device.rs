@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{Clock, Deadline, Nanos, SECTOR_BYTES};
 use dalsegno_io::{
     BufferPool, CallRing, Class, Device, DirEntry, DirectoryLock, FileId, Geometry, IoError,
-    OpenMode, Opened, Operation, Request, Space, Watch,
+    OpenMode, Opened, Operation, Request, Source, Space, Watch,
 };
 use dalsegno_log::Call;
 use dalsegno_policy::breaker::{Breaker, BreakerRules, RequestKind, Response, Verdict};
@@ -265,6 +265,30 @@ fn is_refusable(operation: Operation, class: Class, deadline: Deadline) -> bool 
     operation != Operation::Sync && class == Class::Foreground && deadline.is_bounded()
 }
 
+impl Source for Watched {
+    fn submit(&self, requests: Vec<Request>) {
+        let admitted: Vec<_> =
+            requests.into_iter().filter_map(|request| self.admit(request)).collect();
+        if !admitted.is_empty() {
+            self.device.submit(admitted);
+        }
+    }
+
+    fn call_ring(&self) -> Option<CallRing> {
+        self.device.call_ring()
+    }
+
+    fn submit_on(&self, ring: &mut CallRing, request: Request) {
+        if let Some(admitted) = self.admit(request) {
+            self.device.submit_on(ring, admitted);
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+}
+
 impl Device for Watched {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         watching(self.watches_of(mode), || self.device.open(name, mode))
@@ -286,24 +310,6 @@ impl Device for Watched {
         self.device.close(file);
     }
 
-    fn submit(&self, requests: Vec<Request>) {
-        let admitted: Vec<_> =
-            requests.into_iter().filter_map(|request| self.admit(request)).collect();
-        if !admitted.is_empty() {
-            self.device.submit(admitted);
-        }
-    }
-
-    fn call_ring(&self) -> Option<CallRing> {
-        self.device.call_ring()
-    }
-
-    fn submit_on(&self, ring: &mut CallRing, request: Request) {
-        if let Some(admitted) = self.admit(request) {
-            self.device.submit_on(ring, admitted);
-        }
-    }
-
     fn remove(&self, name: &str) -> Result<(), IoError> {
         watching(&self.writes, || self.device.remove(name))
     }
@@ -318,10 +324,6 @@ impl Device for Watched {
 
     fn space(&self) -> Result<Space, IoError> {
         self.device.space()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.device.geometry()
     }
 }
 

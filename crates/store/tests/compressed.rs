@@ -96,7 +96,7 @@ fn compressed_blocks_take_less_space_and_stay_compressed_after_later_registratio
         store.register(&namespace(), RegisterOptions { compression: Some(zstd()) }).unwrap();
         assert_eq!(put(&store, id, &one, 0).kept(), [true; 60]);
         check(&store, id, &one);
-        let codec = store.stats().log.codec;
+        let codec = store.stats().log.transfers.codec;
         assert_eq!(codec.encoded_bytes, 60 * BLOCK as u64);
         assert!(codec.encoded_stored_bytes * 10 < codec.encoded_bytes * 7, "{codec:?}");
         assert!(codec.decoded_bytes > codec.encoded_bytes && codec.decode_ns > 0, "{codec:?}");
@@ -108,12 +108,12 @@ fn compressed_blocks_take_less_space_and_stay_compressed_after_later_registratio
         store.register(&namespace(), RegisterOptions::default()).unwrap();
         check(&store, id, &one);
         put(&store, id, &two, 0);
-        assert_eq!(store.stats().log.codec.encoded_bytes, 60 * BLOCK as u64);
+        assert_eq!(store.stats().log.transfers.codec.encoded_bytes, 60 * BLOCK as u64);
         store
             .register(&namespace(), RegisterOptions { compression: Some(Compression::PLAIN) })
             .unwrap();
         put(&store, id, &chain(3, 20), 0);
-        assert_eq!(store.stats().log.codec.encoded_bytes, 60 * BLOCK as u64);
+        assert_eq!(store.stats().log.transfers.codec.encoded_bytes, 60 * BLOCK as u64);
         store.close();
         let store = support::open(dir.path(), &config);
         store.register(&namespace(), RegisterOptions::default()).unwrap();
@@ -144,7 +144,7 @@ fn layers_written_one_by_one_are_stored_plain() {
     }
     assert_eq!(writer.commit(&Terms::default()).unwrap(), 20);
     check(&store, id, &chain);
-    assert_eq!(store.stats().log.codec.encoded_bytes, 0);
+    assert_eq!(store.stats().log.transfers.codec.encoded_bytes, 0);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_damaged_unit_is_a_miss_with_its_cause_and_can_be_put_again() {
     let stats = store.stats();
     // A unit holds slices of eight blocks: 64 KiB.
     assert!((1..=8).contains(&stats.quarantined_blocks), "{stats:?}");
-    assert_eq!(stats.log.misses["codec"], stats.quarantined_blocks);
+    assert_eq!(stats.log.transfers.misses["codec"], stats.quarantined_blocks);
     put(&store, id, &chain, 0);
     check(&store, id, &chain);
 }
@@ -198,7 +198,7 @@ fn a_compressed_store_holds_more_blocks_and_relocates_them() {
             assert!(stats.log.segments_recycled > 5 && stats.relocated_bytes > 0, "{stats:?}");
             if !compression.is_plain() {
                 // A block that moves is not compressed again.
-                assert_eq!(stats.log.codec.encoded_bytes, stats.put_bytes, "{stats:?}");
+                assert_eq!(stats.log.transfers.codec.encoded_bytes, stats.put_bytes, "{stats:?}");
             }
             for name in 0..120 {
                 get(&store, id, &chain(name, 10), None, &Terms::default());

@@ -124,7 +124,8 @@ fn overwrite_bytes(setup: Setup, rounds: std::ops::Range<u64>) {
         let (store, ns, alive) = survivors(dir.path(), &config, &terms);
         let lost = all.len() - alive.len();
         let counters = store.stats();
-        let counted: u64 = counters.log.misses.values().sum::<u64>() + counters.open_faults;
+        let counted: u64 =
+            counters.log.transfers.misses.values().sum::<u64>() + counters.open_faults;
         assert!(lost == 0 || counted > 0, "{lost} blocks lost without a cause, {what}");
         // Lost blocks can be put again, and are then served.
         for name in 0..CHAINS {
@@ -161,7 +162,7 @@ fn cut_files(setup: Setup, rounds: std::ops::Range<u64>) {
         let lost = usize::try_from(CHAINS).unwrap() * BLOCKS - alive.len();
         let counters = store.stats();
         assert!(
-            lost == 0 || counters.open_faults > 0 || counters.log.misses["truncated"] > 0,
+            lost == 0 || counters.open_faults > 0 || counters.log.transfers.misses["truncated"] > 0,
             "{what}"
         );
         put(&store, ns, &chain(100, BLOCKS), 0, BLOCK);
@@ -378,6 +379,6 @@ fn a_deadline_in_the_past_is_a_miss_with_its_cause() {
     let store = open(dir.path(), &config);
     let ns = namespace(&store, 3, 5000, "faults");
     assert_eq!(get(&store, ns, &chain(0, BLOCKS), BLOCK, &Terms::within(Duration::ZERO)), 0);
-    assert!(store.stats().log.misses["deadline"] > 0);
+    assert!(store.stats().log.transfers.misses["deadline"] > 0);
     assert_eq!(get(&store, ns, &chain(0, BLOCKS), BLOCK, &Terms::default()), BLOCKS);
 }

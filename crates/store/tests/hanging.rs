@@ -203,7 +203,7 @@ fn a_call_without_timeout_is_throttled_while_all_staging_memory_is_in_use() {
     let ns = space(&store);
     assert_eq!(put(&store, ns, &chain(0, 4), 0, BYTES).count(PutOutcome::Stored), 4);
     get(&store, ns, &chain(0, 4), BYTES, &Terms::default());
-    let throttled = |store: &Store| store.stats().log.misses["throttled"];
+    let throttled = |store: &Store| store.stats().log.transfers.misses["throttled"];
     let before = throttled(&store);
     // As calls do that time out while the device hangs.
     let small = std::iter::from_fn(|| pool.try_take(4096));

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use dalsegno_core::SpaceFacts;
 use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
-    OpenMode, Opened, Operation, Request, Space, SystemClock,
+    OpenMode, Opened, Operation, Request, Source, Space, SystemClock,
 };
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
@@ -269,22 +269,7 @@ impl Noting {
     }
 }
 
-impl Device for Noting {
-    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        self.note(name, self.device.open(name, mode))
-    }
-    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        self.note(name, self.device.open_cached(name, mode))
-    }
-    fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError> {
-        self.device.try_read_at(file, offset, buffer)
-    }
-    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
-        self.device.read_at(file, offset, buffer)
-    }
-    fn close(&self, file: FileId) {
-        self.device.close(file);
-    }
+impl Source for Noting {
     fn submit(&self, requests: Vec<Request>) {
         for request in requests.iter().filter(|request| request.operation == Operation::Read) {
             let name = self.names.lock().unwrap()[&request.file].clone();
@@ -292,20 +277,47 @@ impl Device for Noting {
         }
         self.device.submit(requests);
     }
+
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+}
+
+impl Device for Noting {
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.note(name, self.device.open(name, mode))
+    }
+
+    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.note(name, self.device.open_cached(name, mode))
+    }
+
+    fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError> {
+        self.device.try_read_at(file, offset, buffer)
+    }
+
+    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
+        self.device.read_at(file, offset, buffer)
+    }
+
+    fn close(&self, file: FileId) {
+        self.device.close(file);
+    }
+
     fn remove(&self, name: &str) -> Result<(), IoError> {
         self.device.remove(name)
     }
+
     fn sync_names(&self) -> Result<(), IoError> {
         self.device.sync_names()
     }
+
     fn list(&self) -> Result<Vec<DirEntry>, IoError> {
         self.device.list()
     }
+
     fn space(&self) -> Result<Space, IoError> {
         self.device.space()
-    }
-    fn geometry(&self) -> Geometry {
-        self.device.geometry()
     }
 }
 
@@ -413,7 +425,10 @@ fn an_index_restored_from_another_copy_never_serves_wrong_bytes() {
     let store = open(dir.path(), &config);
     let ns = kept(&store);
     assert_eq!(get(&store, ns, &chain(1, BLOCKS), BLOCK, &Terms::default()), 0);
-    assert!(store.stats().log.misses["wrong_place"] > 0, "the index was trusted until then");
+    assert!(
+        store.stats().log.transfers.misses["wrong_place"] > 0,
+        "the index was trusted until then"
+    );
     for name in [1, 2] {
         put(&store, ns, &chain(name, BLOCKS), 0, BLOCK);
         assert_eq!(get(&store, ns, &chain(name, BLOCKS), BLOCK, &Terms::default()), BLOCKS);

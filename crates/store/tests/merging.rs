@@ -246,6 +246,13 @@ fn concurrent_gets_removals_and_merges_return_no_wrong_bytes() {
         });
         let stats = store.stats();
         assert!(stats.merging.merges > 0 && stats.quarantined_blocks == 0, "{stats:?}");
-        assert!(stats.log.misses.iter().all(|(cause, count)| *cause == "recycled" || *count == 0));
+        assert!(
+            stats
+                .log
+                .transfers
+                .misses
+                .iter()
+                .all(|(cause, count)| *cause == "recycled" || *count == 0)
+        );
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use dalsegno_core::SpaceFacts;
 use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
-    OpenMode, Opened, Request, Space, SystemClock,
+    OpenMode, Opened, Request, Source, Space, SystemClock,
 };
 use dalsegno_log::format::{NamespaceSector, namespace_file};
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
@@ -112,39 +112,51 @@ fn inspecting_a_store_forgets_nothing() {
 #[derive(Debug)]
 struct Stubborn(LocalDirectory);
 
+impl Source for Stubborn {
+    fn submit(&self, requests: Vec<Request>) {
+        self.0.submit(requests);
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+}
+
 impl Device for Stubborn {
     fn remove(&self, _: &str) -> Result<(), IoError> {
         Err(IoError::Busy)
     }
+
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         self.0.open(name, mode)
     }
+
     fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         self.0.open_cached(name, mode)
     }
+
     fn try_read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<bool, IoError> {
         self.0.try_read_at(file, offset, buffer)
     }
+
     fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
         self.0.read_at(file, offset, buffer)
     }
+
     fn close(&self, file: FileId) {
         self.0.close(file);
     }
-    fn submit(&self, requests: Vec<Request>) {
-        self.0.submit(requests);
-    }
+
     fn sync_names(&self) -> Result<(), IoError> {
         self.0.sync_names()
     }
+
     fn list(&self) -> Result<Vec<DirEntry>, IoError> {
         self.0.list()
     }
+
     fn space(&self) -> Result<Space, IoError> {
         self.0.space()
-    }
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
     }
 }
 

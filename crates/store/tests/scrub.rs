@@ -76,9 +76,9 @@ fn damage_is_found_before_a_get_meets_it() {
         assert_eq!(stats.scrubbing.extents, CHAINS);
         assert_eq!((stats.quarantined_blocks, stats.blocks), (1, CHAINS * 4 - 1));
         assert!(
-            stats.log.misses["slice_checksum"] > 0,
+            stats.log.transfers.misses["slice_checksum"] > 0,
             "the cause is counted: {:?}",
-            stats.log.misses
+            stats.log.transfers.misses
         );
         let listed = (0..CHAINS).map(|name| store.probe(ns, &chain(name, 4)).unwrap());
         assert_eq!(listed.filter(|count| *count == 4).count() as u64, CHAINS - 1);

@@ -135,7 +135,7 @@ fn a_hanging_device_gets_no_requests_until_it_responds() {
         assert!(["suspended", "trying"].contains(&stats.device.reads), "{:?}", stats.device);
         assert!(["suspended", "trying"].contains(&stats.device.writes), "{:?}", stats.device);
         assert!(stats.device.owed_requests <= owed + 8, "few trials only: {:?}", stats.device);
-        assert!(stats.log.misses["suspended"] > 0 || config.index == IndexChoice::Lsm);
+        assert!(stats.log.transfers.misses["suspended"] > 0 || config.index == IndexChoice::Lsm);
         device.go_on();
         wait_until("the device", || store.stats().device.owed_requests == 0);
         let is_back = |name| get_within(&store, ns, &chain(name, 4), TIMEOUT).0[0].is_hit();

@@ -23,7 +23,7 @@ use super::direct_io::{self, DirectIoTrial};
 use crate::engine::{self, Engine, OpenFile, Setup};
 use crate::{
     BufferPool, CallRing, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Request,
-    Space,
+    Source, Space,
 };
 
 /// Most requests the device works on at a time. More would only lengthen queues.
@@ -230,6 +230,54 @@ impl LocalDirectory {
     }
 }
 
+impl Source for LocalDirectory {
+    /// See [`Device::submit`].
+    ///
+    /// # Panics
+    ///
+    /// If a request fails [`Request::check`], has more than 1024 pieces or more than 1 GiB. Nothing is submitted then.
+    fn submit(&self, requests: Vec<Request>) {
+        requests.iter().for_each(check);
+        let mut known = Vec::with_capacity(requests.len());
+        let mut unknown = Vec::new();
+        let files = self.files.read();
+        for request in requests {
+            match files.get(&request.file) {
+                Some(file) => known.push((request, Arc::clone(file))),
+                None => unknown.push(request),
+            }
+        }
+        drop(files);
+        self.engine.submit(known);
+        for request in unknown {
+            let name = format!("closed file {}", request.file.0);
+            let error = IoError::os(request.operation.name(), name, Errno::BADF);
+            request.complete(Err(error));
+        }
+    }
+
+    fn call_ring(&self) -> Option<CallRing> {
+        self.engine.call_ring()
+    }
+
+    fn submit_on(&self, ring: &mut CallRing, request: Request) {
+        check(&request);
+        let file = self.files.read().get(&request.file).map(Arc::clone);
+        let Some(file) = file else { return self.submit(vec![request]) };
+        if let Some(for_the_queue) = ring.submit(request, file) {
+            self.engine.submit(vec![for_the_queue]);
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            memory_align: self.direct.unwrap_or(1),
+            engine: self.engine.name(),
+            direct: self.direct.is_some(),
+        }
+    }
+}
+
 impl Device for LocalDirectory {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
         if self.direct.is_some() {
@@ -286,44 +334,6 @@ impl Device for LocalDirectory {
         drop(closed);
     }
 
-    /// See [`Device::submit`].
-    ///
-    /// # Panics
-    ///
-    /// If a request fails [`Request::check`], has more than 1024 pieces or more than 1 GiB. Nothing is submitted then.
-    fn submit(&self, requests: Vec<Request>) {
-        requests.iter().for_each(check);
-        let mut known = Vec::with_capacity(requests.len());
-        let mut unknown = Vec::new();
-        let files = self.files.read();
-        for request in requests {
-            match files.get(&request.file) {
-                Some(file) => known.push((request, Arc::clone(file))),
-                None => unknown.push(request),
-            }
-        }
-        drop(files);
-        self.engine.submit(known);
-        for request in unknown {
-            let name = format!("closed file {}", request.file.0);
-            let error = IoError::os(request.operation.name(), name, Errno::BADF);
-            request.complete(Err(error));
-        }
-    }
-
-    fn call_ring(&self) -> Option<CallRing> {
-        self.engine.call_ring()
-    }
-
-    fn submit_on(&self, ring: &mut CallRing, request: Request) {
-        check(&request);
-        let file = self.files.read().get(&request.file).map(Arc::clone);
-        let Some(file) = file else { return self.submit(vec![request]) };
-        if let Some(for_the_queue) = ring.submit(request, file) {
-            self.engine.submit(vec![for_the_queue]);
-        }
-    }
-
     fn remove(&self, name: &str) -> Result<(), IoError> {
         check_name(name);
         self.refuse_changes("remove", name)?;
@@ -357,14 +367,6 @@ impl Device for LocalDirectory {
             .map_err(|errno| IoError::os("statvfs", self.path(), errno))?;
         let bytes = |blocks: u64| blocks.saturating_mul(reported.f_frsize);
         Ok(Space { free_bytes: bytes(reported.f_bavail), total_bytes: bytes(reported.f_blocks) })
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            memory_align: self.direct.unwrap_or(1),
-            engine: self.engine.name(),
-            direct: self.direct.is_some(),
-        }
     }
 }
 

@@ -6,19 +6,21 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Extent, SECTOR_BYTES, sector_down};
+use dalsegno_extent::format::fields::{
+    NAMESPACE_FIELDS, RECORD_FIELDS, SEGMENT_FIELDS, STORE_FIELDS,
+};
+use dalsegno_extent::format::{
+    NamespaceSector, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT as CRC_AT, STORE_FILE,
+    SegmentHeader, StoreHeader, namespace_of_file, segment_number,
+};
+use dalsegno_extent::{offline_io, read_first_sector};
 use dalsegno_io::{BufferPool, Device, FileId, OpenMode};
 
 use super::inspect_fields::{ShownField, raw_field, sector_crc, shown_fields, tables};
 use super::offline_store::OfflineStore;
 use super::report::VerifyReport;
 use crate::error::LogError;
-use crate::format::fields::{NAMESPACE_FIELDS, RECORD_FIELDS, SEGMENT_FIELDS, STORE_FIELDS};
-use crate::format::{
-    NamespaceSector, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT as CRC_AT, STORE_FILE,
-    SegmentHeader, StoreHeader, namespace_of_file, segment_number,
-};
 use crate::scan::{SegmentScan, scan_records};
-use crate::transfer::{offline_io, read_first_sector};
 
 /// A record of a segment, as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::format::fields::{Field, Form};
-use crate::format::{RecordHeader, SECTOR, SECTOR_CRC_AT as CRC_AT};
+use dalsegno_extent::format::fields::{Field, Form};
+use dalsegno_extent::format::{RecordHeader, SECTOR, SECTOR_CRC_AT as CRC_AT};
 
 /// A field of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

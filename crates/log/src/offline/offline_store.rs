@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, StoreId, sector_down, sector_up};
+use dalsegno_extent::format::{FormatError, STORE_FILE};
+use dalsegno_extent::{Call, DeviceIo, offline_io, read_at};
 use dalsegno_io::{BufferPool, Device, FileId};
 
 use super::report::VerifyReport;
-use crate::call::Call;
 use crate::error::LogError;
-use crate::format::{FormatError, STORE_FILE};
 use crate::recovery::{SegmentIdentity, decode_store_header, header_of_segments};
-use crate::transfer::{DeviceIo, offline_io, read_at};
 
 /// A store that nobody has open.
 pub(super) struct OfflineStore {

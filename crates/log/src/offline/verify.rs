@@ -6,6 +6,11 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Extent, SECTOR_BYTES};
+use dalsegno_extent::format::{
+    FormatError, ListedSegment, NamespaceSector, RecordHeader, RecordKind, all_zero,
+    namespace_of_file, segment_number,
+};
+use dalsegno_extent::{Call, read_at, read_first_sector};
 use dalsegno_io::{BufferPool, Device, DirEntry, FileId, OpenMode, share_work};
 use parking_lot::Mutex;
 
@@ -13,15 +18,9 @@ use super::offline_store::OfflineStore;
 use super::report::VerifyReport;
 use super::verify_list::{list_of, note_lost_records, note_missing};
 use super::verify_units::verify_units;
-use crate::call::Call;
 use crate::error::LogError;
-use crate::format::{
-    FormatError, ListedSegment, NamespaceSector, RecordHeader, RecordKind, all_zero,
-    namespace_of_file, segment_number,
-};
 use crate::recovery::read_segment_header;
 use crate::scan::scan_records;
-use crate::transfer::{read_at, read_first_sector};
 
 /// Threads that check segments.
 const THREADS: u32 = 2;

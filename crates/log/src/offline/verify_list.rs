@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use dalsegno_core::SECTOR_BYTES;
+use dalsegno_extent::format::{
+    FormatError, LIST_FILE, ListedSegment, SegmentHeader, SegmentList, segment_file,
+};
 
 use super::offline_store::OfflineStore;
 use super::report::VerifyReport;
-use crate::format::{
-    FormatError, LIST_FILE, ListedSegment, SegmentHeader, SegmentList, segment_file,
-};
 use crate::scan::SegmentScan;
 use crate::segment::{RecordCount, read_list};
 

@@ -3,11 +3,11 @@
 //! The check compares every stored unit with its checksum, decompresses it, and compares the slices with theirs.
 
 use dalsegno_core::{Extent, sector_up};
+use dalsegno_extent::UnitCodec;
+use dalsegno_extent::format::{Units, all_zero, row_bytes};
 use dalsegno_io::FileId;
 
 use super::offline_store::OfflineStore;
-use crate::compress::UnitCodec;
-use crate::format::{Units, all_zero, row_bytes};
 
 /// Sums the slices of a row in order.
 struct RowSums<'a> {

@@ -6,15 +6,15 @@
 use std::ops::Range;
 
 use dalsegno_core::{Durability, SECTOR_BYTES, StoreId};
+use dalsegno_extent::format::{FormatError, RecordHeader, RecordKind, STORE_FILE, SegmentHeader};
+use dalsegno_extent::{DeviceIo, check_reads, read_first_sector};
 use dalsegno_io::{DirEntry, IoError, OpenMode, Opened};
 
 use super::segment_header::{SegmentIdentity, read_segment_header};
 use crate::error::LogError;
-use crate::format::{FormatError, RecordHeader, RecordKind, STORE_FILE, SegmentHeader};
 use crate::scan::{ScanEnd, SegmentScan, scan_records, scan_tombstones};
 use crate::segment::{Checkpoint, Segment, SegmentCheckpoint, SegmentState, Slot};
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, check_reads, read_first_sector};
 
 /// Damage found at open.
 #[derive(Clone, Debug, PartialEq, Eq)]

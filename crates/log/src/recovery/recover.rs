@@ -7,12 +7,12 @@
 use std::collections::HashSet;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId, SECTOR_BYTES};
+use dalsegno_extent::format::{LIST_FILE, RecordHeader, RecordKind, SegmentList, segment_number};
 use dalsegno_io::{DirEntry, share_work};
 use parking_lot::Mutex;
 
 use super::open_segment::{OpenedSegment, SegmentContents, SegmentFault, SegmentOpener};
 use crate::error::LogError;
-use crate::format::{LIST_FILE, RecordHeader, RecordKind, SegmentList, segment_number};
 use crate::segment::{Checkpoint, SegmentTable, Segments, Slot, Tally, Tombstone, read_list};
 
 /// More sequence numbers than any number of records that could not be read: the numbers of these are never used again.

@@ -1,11 +1,9 @@
 //! Reads and checks the header of a segment.
 
 use dalsegno_core::StoreId;
+use dalsegno_extent::format::{FormatError, SECTOR, SECTOR_CRC_AT, SegmentHeader, all_zero};
+use dalsegno_extent::{Call, DeviceIo, read_at};
 use dalsegno_io::{FileId, IoError};
-
-use crate::call::Call;
-use crate::format::{FormatError, SECTOR, SECTOR_CRC_AT, SegmentHeader, all_zero};
-use crate::transfer::{DeviceIo, read_at};
 
 /// What a segment's header must name.
 #[derive(Clone, Copy, Debug)]

@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Compression, Namespace, StoreId};
+use dalsegno_extent::format::{
+    NamespaceSector, SECTOR, STORE_FILE, StoreHeader, namespace_file, namespace_of_file,
+};
+use dalsegno_extent::{Compressor, DeviceIo, read_first_sector, write_at};
 use dalsegno_io::OpenMode;
 
 use super::store_header::create_sector_file;
-use crate::compress::Compressor;
 use crate::error::LogError;
-use crate::format::{
-    NamespaceSector, SECTOR, STORE_FILE, StoreHeader, namespace_file, namespace_of_file,
-};
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, read_first_sector, write_at};
 
 /// The files of one sector that describe a store.
 #[derive(Debug)]

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, StoreId};
+use dalsegno_extent::format::{
+    FormatError, SECTOR, STORE_FILE, SegmentHeader, StoreHeader, segment_number,
+};
+use dalsegno_extent::{Call, DeviceIo, offline_io, read_first_sector, write_at};
 use dalsegno_io::{BufferPool, Device, DirEntry, IoError, OpenMode};
 
-use crate::call::Call;
 use crate::error::LogError;
-use crate::format::{FormatError, SECTOR, STORE_FILE, SegmentHeader, StoreHeader, segment_number};
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, offline_io, read_first_sector, write_at};
 
 /// Finds the store's header: its file, else what the segments say, else `new`, the header of a new store.
 ///
@@ -68,14 +69,14 @@ fn read_store_header(io: &DeviceIo) -> Result<Option<ReadHeader>, LogError> {
     };
     Ok(Some(match read_first_sector(io, STORE_FILE) {
         Err(error) if is_truncated(entry, &error) => Ok(Err(FormatError::Truncated)),
-        read => read.map(|sector| StoreHeader::decode(&sector)),
+        read => read.map(|sector| StoreHeader::decode(&sector)).map_err(LogError::from),
     }))
 }
 
 /// Whether a first sector cannot be read because the file is shorter. Otherwise a short read says nothing about the
 /// file.
-fn is_truncated(entry: &DirEntry, error: &LogError) -> bool {
-    entry.bytes < SECTOR as u64 && matches!(error, LogError::Io(IoError::Short { .. }))
+fn is_truncated(entry: &DirEntry, error: &IoError) -> bool {
+    entry.bytes < SECTOR as u64 && matches!(error, IoError::Short { .. })
 }
 
 type ReadHeader = Result<Result<StoreHeader, FormatError>, LogError>;
@@ -106,7 +107,7 @@ pub(crate) fn header_of_segments(io: &DeviceIo) -> Result<Option<StoreHeader>, L
     }
     let winner = votes.into_iter().max_by_key(|(_, count)| *count);
     if let Some(error) = unread.filter(|_| winner.is_none()) {
-        return Err(error);
+        return Err(error.into());
     }
     // Segments do not say whether the store may hold compressed extents, so it may.
     let header = |(store, segment_bytes)| StoreHeader { store, segment_bytes, is_compressed: true };

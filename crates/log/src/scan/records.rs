@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
+use dalsegno_extent::DeviceIo;
+use dalsegno_extent::format::{FormatError, RecordHeader, RecordKind, SegmentHeader};
 use dalsegno_io::FileId;
 
 use super::window::{Absent, HeaderWindow};
 use crate::error::LogError;
-use crate::format::{FormatError, RecordHeader, RecordKind, SegmentHeader};
-use crate::transfer::DeviceIo;
 
 /// Bytes to read ahead while headers follow each other closely.
 const NEAR_WINDOW_BYTES: u64 = 64 << 10;

@@ -5,11 +5,11 @@
 //! walk ends, and says so.
 
 use dalsegno_core::{SECTOR_BYTES, sector_down};
+use dalsegno_extent::format::{FormatError, RecordHeader};
+use dalsegno_extent::{DeviceIo, check_reads, read_at};
 use dalsegno_io::{FileId, IoError};
 
 use crate::error::LogError;
-use crate::format::{FormatError, RecordHeader};
-use crate::transfer::{DeviceIo, check_reads, read_at};
 
 /// Why there is no record at a place.
 pub(super) enum Absent {
@@ -104,7 +104,7 @@ impl<'a> HeaderWindow<'a> {
         match error {
             IoError::Short { .. } | IoError::Os { .. } => match check_reads(self.io, self.file) {
                 Ok(()) if self.fill(offset, len).is_ok() => return Ok(()),
-                checked => self.failure = checked.err(),
+                checked => self.failure = checked.err().map(LogError::from),
             },
             error => self.failure = Some(error.into()),
         }

@@ -10,14 +10,14 @@
 use std::sync::Arc;
 
 use dalsegno_core::{COUNT_LIMIT, ChainHash, MAX_EXTENT_BLOCKS, NamespaceId, SECTOR_BYTES};
+use dalsegno_extent::Call;
+use dalsegno_extent::format::FieldReader;
 
 use super::segments::Segments;
 use super::slot::{SegmentState, Slot};
 use super::table::SegmentTable;
 use super::tombstones::Tombstone;
-use crate::call::Call;
 use crate::error::LogError;
-use crate::format::FieldReader;
 use crate::sync::Syncer;
 
 const VERSION: u32 = 1;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use dalsegno_core::StoreId;
+use dalsegno_extent::format::{SECTOR, SegmentHeader, segment_file};
+use dalsegno_extent::{DeviceIo, write_at};
 use dalsegno_io::{IoError, OpenMode};
 
 use super::pin::Segment;
-use crate::format::{SECTOR, SegmentHeader, segment_file};
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, write_at};
 
 /// Creates and renews segment files of one store.
 #[derive(Debug)]

@@ -11,15 +11,15 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Extent, Location, SECTOR_BYTES, StoreId};
+use dalsegno_extent::format::{
+    FormatError, LIST_FILE, RecordKind, RecordPlace, SECTOR, SegmentList, record_header_bytes,
+};
+use dalsegno_extent::{DeviceIo, read_at, write_at};
 use dalsegno_io::{IoError, OpenMode};
 
 use super::segments::Segments;
 use crate::error::LogError;
-use crate::format::{
-    FormatError, LIST_FILE, RecordKind, RecordPlace, SECTOR, SegmentList, record_header_bytes,
-};
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, read_at, write_at};
 
 /// Longer than a list of as many segments as a store may have.
 const MAX_LIST_BYTES: u64 = 4 << 20;

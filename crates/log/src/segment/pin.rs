@@ -7,12 +7,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dalsegno_extent::{Call, PinnedFile};
 use dalsegno_io::FileId;
 use parking_lot::{Condvar, Mutex};
 
-use crate::call::Call;
 use crate::sync::{SyncGate, Syncer, Unsynced};
-use crate::transfer::PinnedFile;
 
 #[derive(Debug)]
 pub(crate) struct Segment {

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Extent, SECTOR_BYTES};
+use dalsegno_extent::format::{RecordHeader, RecordKind, RecordPlace, SegmentHeader, segment_file};
+use dalsegno_extent::{DeviceIo, check_reads, write_at};
 use dalsegno_io::IoError;
 
 use super::carry::SegmentTombstones;
@@ -23,11 +25,9 @@ use super::slot::SegmentState;
 use super::tally::Tally;
 use super::tombstones::Tombstone;
 use crate::error::LogError;
-use crate::format::{RecordHeader, RecordKind, RecordPlace, SegmentHeader, segment_file};
 use crate::scan::scan_records;
 use crate::stats::LogStats;
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, check_reads, write_at};
 
 /// Recycles the segments of one log.
 #[derive(Debug)]
@@ -37,6 +37,7 @@ pub struct Recycler {
     segments: Arc<Segments>,
     removals: Arc<Removals>,
     list: Arc<SegmentListFile>,
+    stats: Arc<LogStats>,
 }
 
 impl Recycler {
@@ -46,8 +47,9 @@ impl Recycler {
         segments: Arc<Segments>,
         removals: Arc<Removals>,
         list: Arc<SegmentListFile>,
+        stats: Arc<LogStats>,
     ) -> Self {
-        Self { io, syncer, segments, removals, list }
+        Self { io, syncer, segments, removals, list, stats }
     }
 
     /// Recycles a segment: everything in it is gone afterwards, and it is free. The caller has moved the extents that
@@ -82,7 +84,7 @@ impl Recycler {
             _ => self.renew(&segment, before),
         };
         match done {
-            Ok(true) => LogStats::add(&self.io.stats.segments_recycled, 1),
+            Ok(true) => LogStats::count(&self.stats.segments_recycled),
             Ok(false) => segment.reopen(segment.epoch()),
             Err(_) => {
                 segment.reopen(segment.epoch());
@@ -123,7 +125,7 @@ impl Recycler {
             set_state(SegmentState::Damaged);
             return Err(error);
         }
-        LogStats::add(&self.io.stats.segments_given_back, 1);
+        LogStats::count(&self.stats.segments_given_back);
         Ok(true)
     }
 
@@ -151,7 +153,8 @@ impl Recycler {
     ///
     /// How reading fails.
     pub fn check_reads(&self, number: u64) -> Result<(), LogError> {
-        self.find(number).map_or(Ok(()), |segment| check_reads(&self.io, segment.file))
+        let Some(segment) = self.find(number) else { return Ok(()) };
+        Ok(check_reads(&self.io, segment.file)?)
     }
 
     fn find(&self, number: u64) -> Option<Arc<Segment>> {

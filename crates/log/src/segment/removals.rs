@@ -7,15 +7,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
+use dalsegno_extent::format::{RecordHeader, RecordKind};
+use dalsegno_extent::{Call, DeviceIo, RecordWrite, write_one};
 
 use super::reservation::SpaceUse;
 use super::segments::Segments;
 use super::tombstones::{Tombstone, removal_bytes};
-use crate::call::Call;
 use crate::error::LogError;
-use crate::format::{RecordHeader, RecordKind};
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, RecordWrite, write_one};
 
 /// The removals of one log.
 #[derive(Debug)]

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use dalsegno_extent::PinnedFile;
+use dalsegno_extent::format::RecordPlace;
+
 use super::pin::Pin;
-use crate::format::RecordPlace;
-use crate::transfer::PinnedFile;
 
 /// Space in a segment, which it pins.
 #[derive(Debug)]

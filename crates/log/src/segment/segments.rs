@@ -6,6 +6,8 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Extent, Location, MIN_SEGMENTS, SECTOR_BYTES, StoreId};
+use dalsegno_extent::format::{RecordHeader, RecordKind, RecordPlace, record_header_bytes};
+use dalsegno_extent::{DeviceIo, write_unwatched};
 use dalsegno_io::FileId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -16,15 +18,14 @@ use super::slot::{Doubt, SegmentState, SegmentView, Slot};
 use super::space::{OtherFiles, SpaceForOthers};
 use super::table::{OpenSpace, SealPlace, SegmentTable};
 use crate::error::LogError;
-use crate::format::{RecordHeader, RecordKind, RecordPlace, record_header_bytes};
 use crate::stats::LogStats;
 use crate::sync::Syncer;
-use crate::transfer::{DeviceIo, write_unwatched};
 
 /// The segments of one log.
 #[derive(Debug)]
 pub struct Segments {
     files: SegmentFiles,
+    stats: Arc<LogStats>,
     most: u32,
     table: Mutex<SegmentTable>,
     /// Held while a segment file is created, so that only one is.
@@ -41,12 +42,14 @@ impl Segments {
     pub(crate) fn new(
         io: Arc<DeviceIo>,
         syncer: Arc<Syncer>,
+        stats: Arc<LogStats>,
         store: StoreId,
         segment_bytes: u64,
         most: u32,
     ) -> Self {
         Self {
             files: SegmentFiles { io, syncer, store, segment_bytes },
+            stats,
             most,
             table: Mutex::default(),
             creating: Mutex::default(),
@@ -282,7 +285,7 @@ impl Segments {
         }
         match self.files.create(number, first_sequence) {
             Ok(segment) => {
-                LogStats::add(&self.files.io.stats.segments_created, 1);
+                LogStats::count(&self.stats.segments_created);
                 self.table.lock().slots.insert(number, Slot::free(segment));
                 Ok(())
             }
@@ -295,7 +298,7 @@ impl Segments {
     }
 
     fn pause_creation(&self, reason: &str) {
-        LogStats::add(&self.files.io.stats.creations_refused, 1);
+        LogStats::count(&self.stats.creations_refused);
         self.table.lock().pause_creation();
         tracing::warn!(reason, "segment not created; recycling older segments");
     }

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::{SECTOR_BYTES, StoreId};
+use dalsegno_extent::format::{ListedSegment, SegmentList, segment_file};
 use dalsegno_io::FileId;
 
 use super::pin::{Pin, Segment};
 use super::slot::{Doubt, SegmentState, Slot};
 use super::tombstones::Tombstones;
-use crate::format::{ListedSegment, SegmentList, segment_file};
 
 /// After the file system refused a segment, this many reclaims pass before the log tries again.
 const CREATION_PAUSE: u32 = 16;

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use dalsegno_core::SECTOR_BYTES;
-
-use crate::format::{ListedSegment, RecordHeader, RecordKind};
+use dalsegno_extent::format::{ListedSegment, RecordHeader, RecordKind};
 
 /// A number of records, extents and tombstones, and of the extents' blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use dalsegno_core::{ChainHash, MAX_EXTENT_BLOCKS, NamespaceId};
-
-use crate::format::record_header_bytes;
+use dalsegno_extent::format::record_header_bytes;
 
 /// A removal that may still hide blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]

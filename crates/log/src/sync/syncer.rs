@@ -8,25 +8,25 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dalsegno_extent::{Call, DeviceIo, OWN_LIMIT, TransferError, start_sync, sync};
 use dalsegno_io::{FileId, IoError};
 
 use super::gate::{StartedSync, SyncGate, SyncWaiter, Unsynced};
 use super::write_state::WriteState;
-use crate::call::Call;
 use crate::error::LogError;
 use crate::stats::LogStats;
-use crate::transfer::{DeviceIo, OWN_LIMIT, start_sync, sync};
 
 /// Makes writes durable.
 #[derive(Debug)]
 pub(crate) struct Syncer {
     io: Arc<DeviceIo>,
+    stats: Arc<LogStats>,
     state: WriteState,
 }
 
 impl Syncer {
-    pub(crate) fn new(io: Arc<DeviceIo>, read_only: bool) -> Self {
-        Self { io, state: WriteState::new(read_only) }
+    pub(crate) fn new(io: Arc<DeviceIo>, stats: Arc<LogStats>, read_only: bool) -> Self {
+        Self { io, stats, state: WriteState::new(read_only) }
     }
 
     /// Fails if writing has stopped.
@@ -53,7 +53,7 @@ impl Syncer {
 
     /// Makes completed writes of a file durable, and stops all writing if that fails.
     pub(crate) fn sync_file(&self, file: FileId) -> Result<(), IoError> {
-        LogStats::add(&self.io.stats.syncs, 1);
+        LogStats::count(&self.stats.syncs);
         self.poison_unless_kept(sync(&self.io, file))
     }
 
@@ -93,7 +93,7 @@ struct WaitingCall<'a> {
 impl SyncWaiter for WaitingCall<'_> {
     fn start(&self) -> StartedSync {
         let io = &self.syncer.io;
-        LogStats::add(&io.stats.syncs, 1);
+        LogStats::count(&self.syncer.stats.syncs);
         let limit = Call::foreground().at_most(OWN_LIMIT, io.clock.as_ref());
         StartedSync { completion: start_sync(io, self.file), limit }
     }
@@ -120,7 +120,7 @@ impl SyncWaiter for WaitingCall<'_> {
 
     fn timeout(&self) -> Result<Option<Duration>, Unsynced> {
         self.call.timeout(self.syncer.io.clock.as_ref()).map_err(|error| match error {
-            LogError::Cancelled => Unsynced::Cancelled,
+            TransferError::Cancelled => Unsynced::Cancelled,
             _ => Unsynced::Deadline,
         })
     }

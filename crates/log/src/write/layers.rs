@@ -10,14 +10,13 @@
 use std::sync::{Arc, Weak};
 
 use dalsegno_core::Durability;
+use dalsegno_extent::format::NewExtent;
+use dalsegno_extent::{Call, RecordWrite, pieces_of, write_one};
 use dalsegno_io::{IoError, Memory};
 
 use super::writer::{Appended, Writer};
-use crate::call::Call;
 use crate::error::LogError;
-use crate::format::NewExtent;
 use crate::segment::Reservation;
-use crate::transfer::{RecordWrite, pieces_of, write_one};
 
 /// An extent that is written one layer at a time.
 #[derive(Debug)]
@@ -66,7 +65,7 @@ impl LayerAppend {
         let slices = blocks.len();
         let pieces = blocks.into_iter().enumerate().flat_map(|(block, memory)| {
             let index = u32::try_from(block).expect("block count is bounded");
-            pieces_of(row + block as u64 * slice_bytes, index, memory)
+            pieces_of(row + block as u64 * slice_bytes, index, memory, false)
         });
         let rules = writer.io.rules(!call.must_stage());
         let record = RecordWrite::payload(place.pinned_file(), pieces, slices, rules);
@@ -101,7 +100,8 @@ impl LayerAppend {
         let sequence = place.sequence();
         let header = self.extent.header(writer.store, place.place(), sequence, crcs.clone(), None);
         let record = RecordWrite::header(place.pinned_file(), &header, writer.io.rules(false));
-        let written = write_one(&writer.io, record, call).and_then(|_| match writer.durability {
+        let written = write_one(&writer.io, record, call).map_err(LogError::from);
+        let written = written.and_then(|_| match writer.durability {
             Durability::None => Ok(crcs),
             Durability::Batch => {
                 place.pin().sync(&writer.syncer, call)?;

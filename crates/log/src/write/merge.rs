@@ -13,14 +13,13 @@
 
 use std::sync::Arc;
 
+use dalsegno_extent::format::NewExtent;
+use dalsegno_extent::{Call, CompressedExtent};
 use dalsegno_io::Memory;
 
 use super::layers::LayerAppend;
 use super::writer::{Append, Appended, Writer};
-use crate::call::Call;
-use crate::compress::CompressedExtent;
 use crate::error::LogError;
-use crate::format::NewExtent;
 use crate::segment::{Reservation, SpaceUse};
 
 /// A merged extent that is written one layer at a time.

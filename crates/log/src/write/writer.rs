@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::{Durability, Extent, StoreId};
+use dalsegno_extent::format::{NewExtent, RecordHeader};
+use dalsegno_extent::{
+    Call, CompressedExtent, DeviceIo, ExtentTables, HeaderCache, RecordWrite, into_slices,
+    payload_pieces, write_all,
+};
 use dalsegno_io::Memory;
 
-use crate::call::Call;
-use crate::compress::CompressedExtent;
 use crate::error::LogError;
-use crate::format::{NewExtent, RecordHeader};
-use crate::read::{ExtentTables, HeaderCache};
 use crate::segment::{Pin, Reservation, Segments, SpaceUse};
 use crate::sync::{Syncer, Unsynced};
-use crate::transfer::{DeviceIo, RecordWrite, into_slices, payload_pieces, write_all};
 
 /// An extent that is in the log.
 #[derive(Debug)]
@@ -174,13 +174,13 @@ impl Writer {
             headers.push((header, place));
         }
         write_all(&self.io, &mut records, call);
-        self.sync_written(&mut records, &headers, call);
-        let settled = headers.into_iter().zip(records);
-        settled
-            .map(|((header, place), record)| {
-                self.settle(&header, place, record.result.map(|()| record.crcs))
-            })
-            .collect()
+        let written = records
+            .into_iter()
+            .map(|record| record.result.map(|()| record.crcs).map_err(LogError::from));
+        let mut written: Vec<_> = written.collect();
+        self.sync_written(&mut written, &headers, call);
+        let settled = headers.into_iter().zip(written);
+        settled.map(|((header, place), written)| self.settle(&header, place, written)).collect()
     }
 
     /// Makes an appended extent durable, whatever the durability of puts.
@@ -210,7 +210,7 @@ impl Writer {
     /// With durability `batch`, makes the written records durable: one sync per segment.
     fn sync_written(
         &self,
-        records: &mut [RecordWrite],
+        written: &mut [Result<Vec<u32>, LogError>],
         headers: &[(RecordHeader, Reservation)],
         call: &Call,
     ) {
@@ -218,14 +218,16 @@ impl Writer {
             return;
         }
         let mut synced: BTreeMap<u64, Result<(), Unsynced>> = BTreeMap::new();
-        for (record, (header, place)) in records.iter_mut().zip(headers) {
-            if record.result.is_err() {
+        for (written, (header, place)) in written.iter_mut().zip(headers) {
+            if written.is_err() {
                 continue;
             }
             let durable = *synced
                 .entry(header.segment)
                 .or_insert_with(|| place.pin().sync(&self.syncer, call));
-            record.result = durable.map_err(LogError::from);
+            if let Err(why) = durable {
+                *written = Err(why.into());
+            }
         }
     }
 

@@ -236,7 +236,7 @@ impl LayerWriter {
     /// The put, once no other call writes a layer of it. To be called only in the process that opened the store.
     fn lock(&self, call: &Call, clock: &dyn Clock) -> Result<MutexGuard<'_, LayeredPut>> {
         loop {
-            let locked = match call.timeout(clock).map_err(to_error) {
+            let locked = match call.timeout(clock).map_err(|late| to_error(late.into())) {
                 Ok(None) => Some(self.work.lock()),
                 Ok(Some(timeout)) => self.work.try_lock_for(timeout),
                 // Without time left the layer fails, not the wait for a put that no other call uses.

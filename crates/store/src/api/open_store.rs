@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::Deadline;
-use dalsegno_io::Device;
+use dalsegno_io::Source;
 
 use crate::background::helper::JobLane;
 use crate::background::merger::Merger;

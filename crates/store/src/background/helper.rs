@@ -264,7 +264,7 @@ impl JobLane {
         let mut job: Job = Box::new(move || drop(reply.send(work())));
         loop {
             match self.submit(job, call.timeout(clock)?) {
-                Ok(()) => return call.receive(&answer, clock).flatten(),
+                Ok(()) => return call.receive(&answer, clock)?,
                 Err(Refused::Full(back)) => job = back,
                 Err(Refused::Closed(_)) => return Err(IoError::Closed.into()),
             }

@@ -50,7 +50,8 @@ pub(crate) fn compress_again(
 ) -> Result<Option<CompressedExtent>, LogError> {
     let compression = engine.namespaces.compression(extent.namespace);
     let budget = engine.log.compressor().own_budget();
-    engine.log.compressor().compress(extent, blocks, compression, budget, &Call::background())
+    let call = Call::background();
+    Ok(engine.log.compressor().compress(extent, blocks, compression, budget, &call)?)
 }
 
 /// The blocks of a row of extents that the index finds there and that no removal has announced.
@@ -110,8 +111,12 @@ fn read_spots(log: &Log, row: &[&Extent], wanted: &[Spot], bytes: &mut [u8]) -> 
                 let extent = Arc::new(row[*at].clone());
                 ExtentRead { layers: 0..extent.layout.layers(), extent, targets: Vec::new() }
             });
-            read.targets
-                .push(BlockTarget { block: *block, memory: vec![lender.exclusive(memory)] });
+            read.targets.push(BlockTarget {
+                block: *block,
+                memory: vec![lender.exclusive(memory)],
+                outlives_call: false,
+                copy: Vec::new(),
+            });
         }
         let results = log.read(reads.into_values().collect(), &Call::background());
         results.into_iter().flatten().map(|block| block.outcome).collect()

@@ -127,7 +127,7 @@ impl<'a> Group<'a> {
         Ok(match budget.and_then(encode) {
             Ok(Some(compressed)) => Encoding::Compressed(compressed),
             Ok(None) => Encoding::Plain,
-            Err(error) => Encoding::Failed(error),
+            Err(error) => Encoding::Failed(error.into()),
         })
     }
 

@@ -3,7 +3,7 @@ use dalsegno_store::{Config, KvLayout, Namespace, NamespaceId, RegisterOptions, 
 
 pub fn store() -> (tempfile::TempDir, Store, NamespaceId) {
     let dir = tempfile::tempdir().unwrap();
-    let config = Config { capacity: Some(64 << 20), dram: Some(0), ..Config::default() };
+    let config = Config { capacity: Some(64 << 20), dram: Some(1 << 20), ..Config::default() };
     let store = Store::open(dir.path(), &config).unwrap();
     let layout = KvLayout::new(2, 4096).unwrap();
     let namespace = Namespace::builder(layout).field("model", "example").build().unwrap();

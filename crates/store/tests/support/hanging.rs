@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use dalsegno_core::SpaceFacts;
 use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
-    OpenMode, Opened, Operation, Request, Space, SystemClock,
+    OpenMode, Opened, Operation, Request, Source, Space, SystemClock,
 };
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{Config, Store, StoreId};
@@ -58,26 +58,7 @@ impl Hanging {
     }
 }
 
-impl Device for Hanging {
-    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        self.wait();
-        self.files.open(name, mode)
-    }
-    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
-        self.wait();
-        self.files.open_cached(name, mode)
-    }
-    fn try_read_at(&self, _: FileId, _: u64, _: &mut [u8]) -> Result<bool, IoError> {
-        // Nothing is in the page cache.
-        Ok(false)
-    }
-    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
-        self.wait();
-        self.files.read_at(file, offset, buffer)
-    }
-    fn close(&self, file: FileId) {
-        self.files.close(file);
-    }
+impl Source for Hanging {
     fn submit(&self, requests: Vec<Request>) {
         let mut hung = self.hung.lock().unwrap();
         let mut is_hung = |operation| match *hung {
@@ -97,22 +78,53 @@ impl Device for Hanging {
         self.kept.lock().unwrap().extend(hanging);
         self.files.submit(served);
     }
+
+    fn geometry(&self) -> Geometry {
+        self.files.geometry()
+    }
+}
+
+impl Device for Hanging {
+    fn open(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.wait();
+        self.files.open(name, mode)
+    }
+
+    fn open_cached(&self, name: &str, mode: OpenMode) -> Result<Opened, IoError> {
+        self.wait();
+        self.files.open_cached(name, mode)
+    }
+
+    fn try_read_at(&self, _: FileId, _: u64, _: &mut [u8]) -> Result<bool, IoError> {
+        // Nothing is in the page cache.
+        Ok(false)
+    }
+
+    fn read_at(&self, file: FileId, offset: u64, buffer: &mut [u8]) -> Result<(), IoError> {
+        self.wait();
+        self.files.read_at(file, offset, buffer)
+    }
+
+    fn close(&self, file: FileId) {
+        self.files.close(file);
+    }
+
     fn remove(&self, name: &str) -> Result<(), IoError> {
         self.wait();
         self.files.remove(name)
     }
+
     fn sync_names(&self) -> Result<(), IoError> {
         self.wait();
         self.files.sync_names()
     }
+
     fn list(&self) -> Result<Vec<DirEntry>, IoError> {
         self.files.list()
     }
+
     fn space(&self) -> Result<Space, IoError> {
         self.files.space()
-    }
-    fn geometry(&self) -> Geometry {
-        self.files.geometry()
     }
 }
 

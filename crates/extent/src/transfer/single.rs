@@ -7,11 +7,10 @@ use dalsegno_io::{Class, Completion, FileId, IoError, OpenMode, Operation, Reque
 use super::device_io::{DeviceIo, PinnedFile};
 use super::pump::{Pump, Transfer};
 use crate::call::Call;
-use crate::error::LogError;
 use crate::format::{SECTOR, STORE_FILE};
 
 /// Fills `bytes` from a file.
-pub(crate) fn read_at(
+pub fn read_at(
     io: &DeviceIo,
     file: FileId,
     offset: u64,
@@ -27,7 +26,7 @@ pub(crate) fn read_at(
 }
 
 /// Writes `bytes` to a file.
-pub(crate) fn write_at(
+pub fn write_at(
     io: &DeviceIo,
     file: FileId,
     offset: u64,
@@ -41,7 +40,7 @@ pub(crate) fn write_at(
 }
 
 /// Makes completed writes of a file durable. The caller decides what a failure means.
-pub(crate) fn sync(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
+pub fn sync(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
     let (operation, memory) = (Operation::Sync, Vec::new());
     let transfer = Transfer { operation, file, offset: 0, memory, tag: 0, guard: None };
     // In the background class it could wait behind gets for longer than its limit.
@@ -50,7 +49,7 @@ pub(crate) fn sync(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
 }
 
 /// Reads the first sector of a file.
-pub(crate) fn read_first_sector(io: &DeviceIo, name: &str) -> Result<[u8; SECTOR], LogError> {
+pub fn read_first_sector(io: &DeviceIo, name: &str) -> Result<[u8; SECTOR], IoError> {
     let opened = io.device.open(name, OpenMode::Read)?;
     let mut sector = [0; SECTOR];
     let result = read_at(io, opened.file, 0, &mut sector, &Call::background());
@@ -65,7 +64,7 @@ pub(crate) fn read_first_sector(io: &DeviceIo, name: &str) -> Result<[u8; SECTOR
 /// # Errors
 ///
 /// How reading the store's header failed.
-pub(crate) fn check_reads(io: &DeviceIo, file: FileId) -> Result<(), LogError> {
+pub fn check_reads(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
     let mut sector = [0; SECTOR];
     if read_at(io, file, 0, &mut sector, &io.own_call()).is_ok() {
         return Ok(());
@@ -74,7 +73,7 @@ pub(crate) fn check_reads(io: &DeviceIo, file: FileId) -> Result<(), LogError> {
 }
 
 /// Submits a write without waiting for it. The write is dropped if no staging buffer is free.
-pub(crate) fn write_unwatched(io: &DeviceIo, pinned: PinnedFile, offset: u64, bytes: &[u8]) {
+pub fn write_unwatched(io: &DeviceIo, pinned: PinnedFile, offset: u64, bytes: &[u8]) {
     let Some(mut memory) = io.pool.try_take(bytes.len()) else {
         tracing::debug!(offset, "marker not written: no staging buffer is free");
         return;
@@ -97,7 +96,7 @@ pub(crate) fn write_unwatched(io: &DeviceIo, pinned: PinnedFile, offset: u64, by
 }
 
 /// Submits a sync of a file and returns the channel of its completion.
-pub(crate) fn start_sync(io: &DeviceIo, file: FileId) -> crossbeam_channel::Receiver<Completion> {
+pub fn start_sync(io: &DeviceIo, file: FileId) -> crossbeam_channel::Receiver<Completion> {
     let (sender, receiver) = bounded(1);
     let request = Request {
         operation: Operation::Sync,

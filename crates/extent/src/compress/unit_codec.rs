@@ -25,7 +25,7 @@ const MOST_BITS: f32 = 7.6;
 const DAMAGED: FormatError = FormatError::Field("unit");
 
 /// Compresses and decompresses units. It keeps its working memory, about 1 MiB.
-pub(crate) struct UnitCodec {
+pub struct UnitCodec {
     compressor: Compressor<'static>,
     decompressor: Decompressor<'static>,
     planes: Vec<u8>,
@@ -34,8 +34,16 @@ pub(crate) struct UnitCodec {
     pub(crate) raw: Vec<u8>,
 }
 
+impl Default for UnitCodec {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl UnitCodec {
-    pub(crate) fn new() -> Self {
+    /// A codec that has not worked yet.
+    #[must_use]
+    pub fn new() -> Self {
         // Both fail only for lack of memory.
         let mut compressor = Compressor::new(LEVEL).expect("a level that exists");
         for parameter in REPEATS {
@@ -46,7 +54,7 @@ impl UnitCodec {
     }
 
     /// Appends the unit to `out`, in its stored form.
-    pub(crate) fn encode(&mut self, raw: &[u8], width: usize, out: &mut Vec<u8>) {
+    pub fn encode(&mut self, raw: &[u8], width: usize, out: &mut Vec<u8>) {
         let start = out.len();
         self.planes.resize(raw.len(), 0);
         split(raw, width, &mut self.planes);
@@ -77,7 +85,7 @@ impl UnitCodec {
     /// # Errors
     ///
     /// [`FormatError::Field`] if the bytes are no such unit. The contents of `raw` are undefined then.
-    pub(crate) fn decode(
+    pub fn decode(
         &mut self,
         stored: &[u8],
         width: usize,

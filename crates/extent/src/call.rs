@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{Class, IoError};
 
-use crate::error::LogError;
+use crate::error::TransferError;
 
 /// How often a wait checks whether its call was cancelled.
 pub(crate) const CANCEL_POLL: Duration = Duration::from_millis(10);
@@ -81,14 +81,14 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// [`LogError::Cancelled`] or [`LogError::Deadline`] if the call ended.
-    pub fn timeout(&self, clock: &dyn Clock) -> Result<Option<Duration>, LogError> {
+    /// [`TransferError::Cancelled`] or [`TransferError::Deadline`] if the call ended.
+    pub fn timeout(&self, clock: &dyn Clock) -> Result<Option<Duration>, TransferError> {
         if self.is_cancelled() {
-            return Err(LogError::Cancelled);
+            return Err(TransferError::Cancelled);
         }
         let left = self.deadline.remaining(clock.now());
         if left.is_some_and(|left| left.is_zero()) {
-            return Err(LogError::Deadline);
+            return Err(TransferError::Deadline);
         }
         let poll = self.cancel.as_ref().map(|_| CANCEL_POLL);
         Ok(left.into_iter().chain(poll).min())
@@ -99,7 +99,7 @@ impl Call {
     /// # Errors
     ///
     /// As [`Call::timeout`]; [`IoError::Closed`] if the sender is gone.
-    pub fn receive<T>(&self, values: &Receiver<T>, clock: &dyn Clock) -> Result<T, LogError> {
+    pub fn receive<T>(&self, values: &Receiver<T>, clock: &dyn Clock) -> Result<T, TransferError> {
         loop {
             if let Ok(value) = values.try_recv() {
                 return Ok(value);

@@ -11,7 +11,7 @@ const IDLE_CODECS: usize = 8;
 
 /// Lends codecs.
 #[derive(Default)]
-pub(crate) struct CodecPool(Mutex<Vec<UnitCodec>>);
+pub struct CodecPool(Mutex<Vec<UnitCodec>>);
 
 impl fmt::Debug for CodecPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -21,9 +21,9 @@ impl fmt::Debug for CodecPool {
 
 impl CodecPool {
     /// Lends a codec to `work`.
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut UnitCodec) -> R) -> R {
+    pub fn with<R>(&self, work: impl FnOnce(&mut UnitCodec) -> R) -> R {
         let idle = self.0.lock().pop();
-        let mut codec = idle.unwrap_or_else(UnitCodec::new);
+        let mut codec = idle.unwrap_or_default();
         let result = work(&mut codec);
         let mut idle = self.0.lock();
         if idle.len() < IDLE_CODECS {

@@ -13,15 +13,16 @@ use crate::format::Units;
 
 /// What an extent's header says about its payload.
 #[derive(Debug, Default)]
-pub(crate) struct ExtentTables {
+pub struct ExtentTables {
     /// crc32c of every slice, layer-major.
-    pub(crate) crcs: Vec<u32>,
+    pub crcs: Vec<u32>,
     /// The units of a compressed extent.
-    pub(crate) units: Option<Units>,
+    pub units: Option<Units>,
 }
 
+/// Tables of verified headers, within a bound on their bytes.
 #[derive(Debug)]
-pub(crate) struct HeaderCache {
+pub struct HeaderCache {
     bound: u64,
     state: Mutex<CacheState>,
 }
@@ -46,18 +47,23 @@ fn cost(tables: &Arc<ExtentTables>) -> u64 {
 }
 
 impl HeaderCache {
-    pub(crate) fn new(bound: u64) -> Self {
+    /// A cache of at most `bound` bytes.
+    #[must_use]
+    pub fn new(bound: u64) -> Self {
         Self { bound, state: Mutex::default() }
     }
 
-    pub(crate) fn get(&self, id: ExtentId) -> Option<Arc<ExtentTables>> {
+    /// The tables of an extent's header, if they are cached. Counts as a use.
+    #[must_use]
+    pub fn get(&self, id: ExtentId) -> Option<Arc<ExtentTables>> {
         let mut state = self.state.lock();
         let entry = state.entries.get_mut(&id)?;
         entry.used = true;
         Some(Arc::clone(&entry.tables))
     }
 
-    pub(crate) fn insert(&self, id: ExtentId, tables: Arc<ExtentTables>) {
+    /// Caches the tables of a header that was verified.
+    pub fn insert(&self, id: ExtentId, tables: Arc<ExtentTables>) {
         if cost(&tables) > self.bound {
             return;
         }
@@ -81,7 +87,7 @@ impl HeaderCache {
     }
 
     /// Removes an extent. Its entry in the queue goes when the hand passes.
-    pub(crate) fn remove(&self, id: ExtentId) {
+    pub fn remove(&self, id: ExtentId) {
         let mut state = self.state.lock();
         state.drop_entry(id);
         if state.order.len() > 2 * state.entries.len() + 16 {

@@ -11,7 +11,7 @@ use super::header_cache::HeaderCache;
 use crate::call::Call;
 use crate::compress::CodecPool;
 use crate::error::Cause;
-use crate::stats::LogStats;
+use crate::stats::TransferStats;
 use crate::transfer::{Chunk, DeviceIo, PinnedFile, Pump, PumpStop, Transfer};
 
 /// What reading needs of the log.
@@ -88,8 +88,8 @@ impl<'a> ReadPump<'a> {
         tag: u64,
     ) -> ReadRequest {
         let stats = &self.parts.io.stats;
-        LogStats::add(&stats.read_bytes, request.chunk.bytes as u64);
-        LogStats::add(&stats.read_requests, 1);
+        TransferStats::add(&stats.read_bytes, request.chunk.bytes as u64);
+        TransferStats::add(&stats.read_requests, 1);
         let memory = if request.chunk.direct {
             let mut staging = staging;
             let pieces = request.chunk.pieces.iter_mut();
@@ -99,7 +99,7 @@ impl<'a> ReadPump<'a> {
                 })
                 .collect()
         } else {
-            LogStats::add(&stats.staged_read_bytes, request.chunk.bytes as u64);
+            TransferStats::add(&stats.staged_read_bytes, request.chunk.bytes as u64);
             vec![staging.expect("taken for the chunk")]
         };
         let PinnedFile { file, guard } = self.readings[request.reading].pinned.clone();
@@ -156,7 +156,7 @@ impl<'a> ReadPump<'a> {
                 let at = usize::try_from(unit.offset - offset).expect("within the request");
                 match unit.decompress(codec, &staged[at..at + unit.len]) {
                     Ok(raw) => {
-                        LogStats::add(&io.stats.decoded_bytes, raw.len() as u64);
+                        TransferStats::add(&io.stats.decoded_bytes, raw.len() as u64);
                         reading.scatter(unit, &raw);
                         codec.raw = raw;
                     }
@@ -164,7 +164,7 @@ impl<'a> ReadPump<'a> {
                 }
             }
         });
-        LogStats::add_time(&io.stats.decode_ns, io.clock.now().since(started));
+        TransferStats::add_time(&io.stats.decode_ns, io.clock.now().since(started));
     }
 
     /// A failed request in a form that can be sent again. `None` if its memory did not come back, or if the device

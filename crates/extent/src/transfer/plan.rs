@@ -11,7 +11,7 @@ use dalsegno_io::Memory;
 pub(crate) const MAX_DIRECT_PIECES: usize = 512;
 
 /// Wanted bytes of a file, and the memory that they are read into or written from.
-pub(crate) struct Piece {
+pub struct Piece {
     /// First byte in the file.
     pub(crate) offset: u64,
     /// Bytes.
@@ -22,6 +22,8 @@ pub(crate) struct Piece {
     pub(crate) slice: u32,
     /// Where in the slice these bytes start.
     pub(crate) slice_offset: usize,
+    /// Whether a request may use the memory after the call has ended.
+    pub(crate) outlives_call: bool,
 }
 
 impl Piece {
@@ -37,6 +39,7 @@ impl Piece {
             memory: self.memory.as_mut().map(|memory| memory.split_to(len)),
             slice: self.slice,
             slice_offset: self.slice_offset,
+            outlives_call: self.outlives_call,
         };
         self.offset += len as u64;
         self.slice_offset += len;
@@ -55,7 +58,7 @@ pub(crate) struct Chunk {
 
 /// The device's bounds on a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PlanRules {
+pub struct PlanRules {
     /// Largest request, whole sectors.
     pub(crate) limit: usize,
     /// Alignment of memory that needs no copy.
@@ -113,7 +116,8 @@ pub(crate) fn finish(pieces: Vec<Piece>, rules: PlanRules) -> Chunk {
     let reachable = |piece: &Piece| {
         piece.memory.as_ref().is_none_or(|memory| memory.is_aligned(rules.memory_align))
     };
-    let direct = rules.allow_direct
+    let stays = |piece: &Piece| piece.memory.is_none() || piece.outlives_call;
+    let direct = (rules.allow_direct || pieces.iter().all(stays))
         && contiguous
         && first == offset
         && last == sector_up(last)
@@ -133,7 +137,7 @@ mod tests {
     const RULES: PlanRules = PlanRules { limit: 64 << 10, memory_align: 512, allow_direct: true };
 
     fn piece(offset: u64, len: usize) -> Piece {
-        Piece { offset, len, memory: None, slice: 0, slice_offset: 0 }
+        Piece { offset, len, memory: None, slice: 0, slice_offset: 0, outlives_call: false }
     }
 
     proptest! {
@@ -179,6 +183,7 @@ mod tests {
                 memory: Some(memory.split_to(8192)),
                 slice: i,
                 slice_offset: 0,
+                outlives_call: false,
             });
             let chunks = cut(pieces.collect::<Vec<_>>(), RULES);
             assert_eq!(chunks.len(), 1);

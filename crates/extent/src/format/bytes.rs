@@ -12,7 +12,8 @@ pub const COMPRESSED_VERSION: u32 = 2;
 /// Largest record header, in bytes.
 pub const MAX_RECORD_HEADER_BYTES: u32 = 262_144;
 
-pub(crate) const SECTOR: usize = 4096;
+/// Bytes of a sector, and of a header of one sector.
+pub const SECTOR: usize = 4096;
 
 /// Refuses counts so large that an addition could overflow.
 pub(super) fn check_counts(counts: &[(&'static str, u64)]) -> Result<(), FormatError> {
@@ -23,20 +24,30 @@ pub(super) fn check_counts(counts: &[(&'static str, u64)]) -> Result<(), FormatE
 }
 
 /// Reads fields one after the other. Running out of bytes is an error, never a panic.
-pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
+pub struct FieldReader<'a>(
+    /// The bytes that are left.
+    pub &'a [u8],
+);
 
 impl FieldReader<'_> {
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
+    /// The next `N` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Truncated`] if fewer are left. So do the other readers here.
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], FormatError> {
         let (head, tail) = self.0.split_first_chunk::<N>().ok_or(FormatError::Truncated)?;
         self.0 = tail;
         Ok(*head)
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, FormatError> {
+    /// The next number of four bytes.
+    pub fn u32(&mut self) -> Result<u32, FormatError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, FormatError> {
+    /// The next number of eight bytes.
+    pub fn u64(&mut self) -> Result<u64, FormatError> {
         self.array().map(u64::from_le_bytes)
     }
 }
@@ -65,6 +76,8 @@ impl<'a> FieldWriter<'a> {
     }
 }
 
-pub(crate) fn all_zero(bytes: &[u8]) -> bool {
+/// Whether all bytes are zero.
+#[must_use]
+pub fn all_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }

@@ -26,11 +26,15 @@ pub struct NewExtent {
 }
 
 impl NewExtent {
-    pub(crate) fn block_count(&self) -> u32 {
+    /// Number of blocks.
+    #[must_use]
+    pub fn block_count(&self) -> u32 {
         u32::try_from(self.hashes.len()).expect("bounded by MAX_EXTENT_BLOCKS")
     }
 
-    pub(crate) fn header_bytes(&self) -> u32 {
+    /// Bytes of the header of the plain extent.
+    #[must_use]
+    pub fn header_bytes(&self) -> u32 {
         record_header_bytes(self.block_count(), self.layout.layers())
     }
 
@@ -41,7 +45,8 @@ impl NewExtent {
     }
 
     /// The header of the extent at its place.
-    pub(crate) fn header(
+    #[must_use]
+    pub fn header(
         &self,
         store: StoreId,
         place: RecordPlace,

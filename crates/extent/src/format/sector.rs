@@ -8,7 +8,7 @@ use super::bytes::{
 use super::error::FormatError;
 
 /// Offset of the checksum in a header of one sector.
-pub(crate) const CRC_AT: usize = SECTOR - 4;
+pub const CRC_AT: usize = SECTOR - 4;
 /// Codec and width of an element in a namespace descriptor of version 2.
 const COMPRESSION_AT: usize = CRC_AT - 8;
 const STORE_MAGIC: [u8; 8] = *b"DSGNSTOR";

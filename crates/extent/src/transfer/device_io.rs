@@ -10,35 +10,42 @@ use dalsegno_io::{BufferPool, Device, FileId};
 
 use super::plan::PlanRules;
 use crate::call::Call;
-use crate::stats::LogStats;
+use crate::stats::TransferStats;
 
-/// The log's own operations fail after this long, so that no caller waits forever for a device that hangs.
-pub(crate) const OWN_LIMIT: Duration = Duration::from_secs(60);
+/// Operations that no caller started fail after this long, so that no caller waits forever for a device that hangs.
+pub const OWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// How much one call may have in flight.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct IoBounds {
+pub struct IoBounds {
     /// Requests of one call.
-    pub(crate) depth: u32,
+    pub depth: u32,
     /// Bytes of one request.
-    pub(crate) request_bytes: u64,
+    pub request_bytes: u64,
 }
 
-/// The device with its clock, its staging buffers and the log's counters.
+/// A device with its clock, its staging buffers and the counters of transfers.
 #[derive(Debug)]
-pub(crate) struct DeviceIo {
-    pub(crate) device: Arc<dyn Device>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) pool: BufferPool,
-    pub(crate) bounds: IoBounds,
-    pub(crate) stats: Arc<LogStats>,
+pub struct DeviceIo {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// The clock of deadlines.
+    pub clock: Arc<dyn Clock>,
+    /// Staging buffers.
+    pub pool: BufferPool,
+    /// How much one call may have in flight.
+    pub bounds: IoBounds,
+    /// The counters.
+    pub stats: Arc<TransferStats>,
 }
 
 /// A file, and a guard that keeps the bytes at their place as long as a request holds it.
 #[derive(Clone)]
-pub(crate) struct PinnedFile {
-    pub(crate) file: FileId,
-    pub(crate) guard: Arc<dyn Any + Send + Sync>,
+pub struct PinnedFile {
+    /// The file.
+    pub file: FileId,
+    /// Held by every request until the device is done with it.
+    pub guard: Arc<dyn Any + Send + Sync>,
 }
 
 impl fmt::Debug for PinnedFile {
@@ -49,7 +56,8 @@ impl fmt::Debug for PinnedFile {
 
 impl DeviceIo {
     /// How pieces become requests. Only a call that waits for its requests may `allow_direct` use of its memory.
-    pub(crate) fn rules(&self, allow_direct: bool) -> PlanRules {
+    #[must_use]
+    pub fn rules(&self, allow_direct: bool) -> PlanRules {
         PlanRules {
             limit: usize::try_from(self.bounds.request_bytes).expect("64-bit addresses"),
             memory_align: self.device.geometry().memory_align,
@@ -57,8 +65,9 @@ impl DeviceIo {
         }
     }
 
-    /// The terms of the log's own operations: in the background, for at most [`OWN_LIMIT`].
-    pub(crate) fn own_call(&self) -> Call {
+    /// The terms of operations that no caller started: in the background, for at most [`OWN_LIMIT`].
+    #[must_use]
+    pub fn own_call(&self) -> Call {
         let call = Call::background();
         let limit = call.at_most(OWN_LIMIT, self.clock.as_ref());
         call.until(limit)
@@ -69,11 +78,8 @@ impl DeviceIo {
 const OFFLINE_DEPTH: u32 = 8;
 
 /// The device of a store that nobody has open.
-pub(crate) fn offline_io(
-    device: Arc<dyn Device>,
-    clock: Arc<dyn Clock>,
-    pool: BufferPool,
-) -> DeviceIo {
+#[must_use]
+pub fn offline_io(device: Arc<dyn Device>, clock: Arc<dyn Clock>, pool: BufferPool) -> DeviceIo {
     let bounds = IoBounds { depth: OFFLINE_DEPTH, request_bytes: pool.largest() as u64 };
     DeviceIo { device, clock, pool, bounds, stats: Arc::default() }
 }

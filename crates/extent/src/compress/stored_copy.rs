@@ -15,7 +15,7 @@ use crate::transfer::{DeviceIo, PinnedFile, read_at};
 const ALIGN: usize = 4096;
 
 /// Reads `extent` from its file; `None` if any part of it is unreadable or does not match its checksum.
-pub(crate) fn read_stored(
+pub fn read_stored(
     io: &DeviceIo,
     pinned: &PinnedFile,
     store: StoreId,

@@ -7,7 +7,7 @@ mod stored_copy;
 mod unit_codec;
 
 pub use budget::CompressionBudget;
-pub(crate) use codec_pool::CodecPool;
+pub use codec_pool::CodecPool;
 pub use compressor::{CompressedExtent, Compressor};
-pub(crate) use stored_copy::read_stored;
-pub(crate) use unit_codec::UnitCodec;
+pub use stored_copy::read_stored;
+pub use unit_codec::UnitCodec;

@@ -7,21 +7,24 @@ use dalsegno_io::Memory;
 
 use super::plan::Piece;
 
-/// The pieces of a plain extent's payload, at their places in the segment.
-pub(crate) fn payload_pieces(extent: &Extent, slices: Vec<Vec<Memory>>) -> Vec<Piece> {
+/// The pieces of a plain extent's payload, at their places in the file.
+#[must_use]
+pub fn payload_pieces(extent: &Extent, slices: Vec<Vec<Memory>>) -> Vec<Piece> {
     let blocks = extent.block_count();
     let indexed = (0_u32..).zip(slices);
     let pieces = indexed.flat_map(|(index, memory)| {
-        pieces_of(extent.slice_offset(index / blocks, index % blocks), index, memory)
+        pieces_of(extent.slice_offset(index / blocks, index % blocks), index, memory, false)
     });
     pieces.collect()
 }
 
-/// The pieces of one slice, at their places in the segment.
-pub(crate) fn pieces_of(
+/// The pieces of one slice, at their places in the file. `outlives_call` says whether a request may use the memory
+/// after its call has ended.
+pub fn pieces_of(
     offset: u64,
     slice: u32,
     memory: Vec<Memory>,
+    outlives_call: bool,
 ) -> impl Iterator<Item = Piece> {
     let mut at = 0;
     memory.into_iter().filter(|memory| !memory.is_empty()).map(move |memory| {
@@ -33,12 +36,18 @@ pub(crate) fn pieces_of(
             memory: Some(memory),
             slice,
             slice_offset,
+            outlives_call,
         }
     })
 }
 
 /// Turns blocks (layers one after the other) into slices, layer-major.
-pub(crate) fn into_slices(layout: KvLayout, blocks: Vec<Vec<Memory>>) -> Vec<Vec<Memory>> {
+///
+/// # Panics
+///
+/// If a block has more or fewer bytes than its layout says.
+#[must_use]
+pub fn into_slices(layout: KvLayout, blocks: Vec<Vec<Memory>>) -> Vec<Vec<Memory>> {
     let count = blocks.len();
     let slice_bytes = layout.slice_bytes() as usize;
     let mut slices: Vec<Vec<Memory>> = Vec::new();

@@ -13,28 +13,29 @@ use super::device_io::{DeviceIo, PinnedFile};
 use super::plan::{Chunk, MAX_DIRECT_PIECES, Piece, PlanRules, cut};
 use super::pump::{Pump, PumpStop, Transfer};
 use crate::call::Call;
-use crate::error::LogError;
+use crate::error::TransferError;
 use crate::format::{RecordHeader, RecordKind};
-use crate::stats::LogStats;
+use crate::stats::TransferStats;
 
 /// One record, or part of one, while it is written.
-pub(crate) struct RecordWrite {
+pub struct RecordWrite {
     pinned: PinnedFile,
     waiting: VecDeque<Chunk>,
     in_flight: u32,
     /// crc32c of every slice, as far as its pieces were submitted.
-    pub(crate) crcs: Vec<u32>,
+    pub crcs: Vec<u32>,
     /// Whether `crcs` are complete before the first request.
     summed: bool,
     /// Written after everything else.
     header: Option<RecordHeader>,
     header_bytes: Vec<u8>,
-    pub(crate) result: Result<(), LogError>,
+    /// How it ended, so far.
+    pub result: Result<(), TransferError>,
 }
 
 impl RecordWrite {
     /// The payload of `slices` slices, in pieces at their places, without a header.
-    pub(crate) fn payload(
+    pub fn payload(
         pinned: PinnedFile,
         pieces: impl IntoIterator<Item = Piece>,
         slices: usize,
@@ -53,14 +54,14 @@ impl RecordWrite {
     }
 
     /// A header alone.
-    pub(crate) fn header(pinned: PinnedFile, header: &RecordHeader, rules: PlanRules) -> Self {
+    pub fn header(pinned: PinnedFile, header: &RecordHeader, rules: PlanRules) -> Self {
         let mut record = Self::payload(pinned, [], 0, rules);
         record.queue_header(header, rules, Vec::new());
         record
     }
 
     /// A plain extent: its payload, then its header with the checksums. One request writes both if they fit.
-    pub(crate) fn extent(
+    pub fn extent(
         pinned: PinnedFile,
         header: RecordHeader,
         pieces: Vec<Piece>,
@@ -85,7 +86,7 @@ impl RecordWrite {
     }
 
     /// A compressed extent: its payload, then its complete header. One request writes both if they fit.
-    pub(crate) fn compressed(
+    pub fn compressed(
         pinned: PinnedFile,
         header: &RecordHeader,
         payload: Memory,
@@ -93,7 +94,8 @@ impl RecordWrite {
     ) -> Self {
         let (header_bytes, len) = (header.header_bytes(), payload.len());
         let offset = header.offset + u64::from(header_bytes);
-        let piece = Piece { offset, len, memory: Some(payload), slice: 0, slice_offset: 0 };
+        let memory = Some(payload);
+        let piece = Piece { offset, len, memory, slice: 0, slice_offset: 0, outlives_call: false };
         let mut record = Self::payload(pinned, [], 0, rules);
         record.summed = true;
         if header_bytes as usize + len <= rules.limit {
@@ -115,6 +117,7 @@ impl RecordWrite {
             memory: None,
             slice: 0,
             slice_offset: 0,
+            outlives_call: false,
         };
         self.waiting.extend(cut(std::iter::once(piece).chain(behind), rules));
     }
@@ -171,7 +174,7 @@ fn crcs_of(header: RecordHeader) -> Vec<u32> {
 }
 
 /// Writes all records; the `result` of each says how it ended. When this returns, no request uses the caller's memory.
-pub(crate) fn write_all(io: &DeviceIo, records: &mut [RecordWrite], call: &Call) {
+pub fn write_all(io: &DeviceIo, records: &mut [RecordWrite], call: &Call) {
     let mut pump = Pump::for_writes(io, call);
     if let Err(stop) = run(io, &mut pump, records, call) {
         if !call.must_stage() {
@@ -184,11 +187,11 @@ pub(crate) fn write_all(io: &DeviceIo, records: &mut [RecordWrite], call: &Call)
 }
 
 /// Writes one record, and returns the checksums of its slices.
-pub(crate) fn write_one(
+pub fn write_one(
     io: &DeviceIo,
     mut record: RecordWrite,
     call: &Call,
-) -> Result<Vec<u32>, LogError> {
+) -> Result<Vec<u32>, TransferError> {
     write_all(io, std::slice::from_mut(&mut record), call);
     record.result.map(|()| record.crcs)
 }
@@ -229,8 +232,8 @@ fn submit(
     tag: u64,
 ) {
     let chunk = record.waiting.pop_front().expect("the record is ready");
-    LogStats::add(&io.stats.written_bytes, chunk.bytes as u64);
-    LogStats::add(&io.stats.write_requests, 1);
+    TransferStats::add(&io.stats.written_bytes, chunk.bytes as u64);
+    TransferStats::add(&io.stats.write_requests, 1);
     for piece in &chunk.pieces {
         record.sum(piece);
     }
@@ -246,7 +249,7 @@ fn submit(
         });
         filled.collect()
     } else {
-        LogStats::add(&io.stats.staged_write_bytes, chunk.bytes as u64);
+        TransferStats::add(&io.stats.staged_write_bytes, chunk.bytes as u64);
         let mut buffer = staging.expect("taken for the chunk");
         fill(buffer.as_mut_slice(), &chunk, &record.header_bytes);
         vec![buffer]
@@ -256,7 +259,7 @@ fn submit(
     pump.submit(Transfer { operation, file, offset, memory, tag, guard: Some(guard) });
 }
 
-impl From<PumpStop> for LogError {
+impl From<PumpStop> for TransferError {
     fn from(stop: PumpStop) -> Self {
         match stop {
             PumpStop::Deadline => Self::Deadline,

@@ -10,7 +10,7 @@ use dalsegno_core::Clock;
 use parking_lot::{Condvar, Mutex};
 
 use crate::call::Call;
-use crate::error::LogError;
+use crate::error::TransferError;
 
 /// Memory for one extent, from its compression until it is written.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl BudgetPool {
         bytes: u64,
         call: &Call,
         clock: &dyn Clock,
-    ) -> Result<CompressionBudget, LogError> {
+    ) -> Result<CompressionBudget, TransferError> {
         let mut used = self.used.lock();
         loop {
             if let Some(budget) = self.take_locked(&mut used, bytes) {

@@ -49,7 +49,7 @@ pub(super) fn plan_units(
         for block in blocks {
             let (index, memory) = slices.next().expect("a slice per layer and block");
             let at = u64::from(*block) * slice_bytes;
-            for piece in pieces_of(at, index, memory) {
+            for piece in pieces_of(at, index, memory, false) {
                 give_to_units(piece, units.unit_bytes, &mut row);
             }
         }

@@ -16,9 +16,9 @@ use super::budget::{BudgetPool, CompressionBudget};
 use super::codec_pool::CodecPool;
 use super::unit_codec::UnitCodec;
 use crate::call::Call;
-use crate::error::LogError;
+use crate::error::TransferError;
 use crate::format::{NewExtent, StoredUnit, Units, compressed_header_bytes, unit_count};
-use crate::stats::LogStats;
+use crate::stats::TransferStats;
 
 /// Raw bytes of a unit, if slices allow. Larger units shrink no better, and a read of few blocks decompresses more.
 const UNIT_BYTES: u32 = 64 << 10;
@@ -30,9 +30,12 @@ const ALIGN: usize = 4096;
 /// The bytes of a compressed extent, aligned for direct I/O.
 #[derive(Debug)]
 pub struct CompressedExtent {
-    pub(crate) slice_crcs: Vec<u32>,
-    pub(crate) units: Units,
-    pub(crate) payload: Memory,
+    /// crc32c of every slice before compression, layer-major.
+    pub slice_crcs: Vec<u32>,
+    /// The units and their places.
+    pub units: Units,
+    /// The compressed bytes, whole sectors.
+    pub payload: Memory,
 }
 
 impl CompressedExtent {
@@ -52,7 +55,7 @@ impl CompressedExtent {
 #[derive(Debug)]
 pub struct Compressor {
     clock: Arc<dyn Clock>,
-    stats: Arc<LogStats>,
+    stats: Arc<TransferStats>,
     codecs: Arc<CodecPool>,
     budgets: Arc<BudgetPool>,
     /// Whether the store's header says that the store may hold compressed extents.
@@ -60,9 +63,12 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    pub(crate) fn new(
+    /// A compressor whose results take at most `budget_bytes` until they are written. It compresses nothing until it is
+    /// allowed to.
+    #[must_use]
+    pub fn new(
         clock: Arc<dyn Clock>,
-        stats: Arc<LogStats>,
+        stats: Arc<TransferStats>,
         codecs: Arc<CodecPool>,
         budget_bytes: u64,
         is_allowed: bool,
@@ -71,12 +77,14 @@ impl Compressor {
         Self { clock, stats, codecs, budgets, is_allowed: AtomicBool::new(is_allowed) }
     }
 
-    pub(crate) fn is_allowed(&self) -> bool {
+    /// Whether the store's header allows compressed extents.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
         self.is_allowed.load(Ordering::Acquire)
     }
 
     /// Compresses from now on, because the store's header allows it.
-    pub(crate) fn allow(&self) {
+    pub fn allow(&self) {
         self.is_allowed.store(true, Ordering::Release);
     }
 
@@ -90,8 +98,12 @@ impl Compressor {
     ///
     /// # Errors
     ///
-    /// [`LogError::Deadline`] or [`LogError::Cancelled`].
-    pub fn budget(&self, extent: &NewExtent, call: &Call) -> Result<CompressionBudget, LogError> {
+    /// [`TransferError::Deadline`] or [`TransferError::Cancelled`].
+    pub fn budget(
+        &self,
+        extent: &NewExtent,
+        call: &Call,
+    ) -> Result<CompressionBudget, TransferError> {
         self.budgets.take(extent.total_bytes(), call, self.clock.as_ref())
     }
 
@@ -107,7 +119,7 @@ impl Compressor {
     ///
     /// # Errors
     ///
-    /// [`LogError::Deadline`] or [`LogError::Cancelled`] if the call ends first.
+    /// [`TransferError::Deadline`] or [`TransferError::Cancelled`] if the call ends first.
     ///
     /// # Panics
     ///
@@ -119,7 +131,7 @@ impl Compressor {
         compression: Compression,
         budget: CompressionBudget,
         call: &Call,
-    ) -> Result<Option<CompressedExtent>, LogError> {
+    ) -> Result<Option<CompressedExtent>, TransferError> {
         if compression.is_plain() || !self.is_allowed() {
             return Ok(None);
         }
@@ -131,14 +143,17 @@ impl Compressor {
             }
             None => Ok(None),
         }?;
-        LogStats::add_time(&self.stats.encode_ns, self.clock.now().since(started));
+        TransferStats::add_time(&self.stats.encode_ns, self.clock.now().since(started));
         let raw = u64::from(extent.block_count()) * extent.layout.block_bytes();
         match &compressed {
             Some(compressed) => {
-                LogStats::add(&self.stats.encoded_bytes, raw);
-                LogStats::add(&self.stats.encoded_stored_bytes, compressed.units.payload_bytes());
+                TransferStats::add(&self.stats.encoded_bytes, raw);
+                TransferStats::add(
+                    &self.stats.encoded_stored_bytes,
+                    compressed.units.payload_bytes(),
+                );
             }
-            None => LogStats::add(&self.stats.not_shrunk_bytes, raw),
+            None => TransferStats::add(&self.stats.not_shrunk_bytes, raw),
         }
         Ok(compressed)
     }
@@ -173,8 +188,8 @@ impl UnitPlan {
         blocks: &[Vec<Memory>],
         codec: &mut UnitCodec,
         budget: CompressionBudget,
-        check: impl Fn() -> Result<(), LogError>,
-    ) -> Result<Option<CompressedExtent>, LogError> {
+        check: impl Fn() -> Result<(), TransferError>,
+    ) -> Result<Option<CompressedExtent>, TransferError> {
         let unit_bytes = self.unit_bytes as usize;
         // The vector never grows, so its alignment stays.
         let bytes: Vec<u8> = Vec::with_capacity(self.most_bytes + 2 * unit_bytes + 2 * ALIGN);

@@ -8,6 +8,6 @@ mod salvage;
 mod units;
 
 pub use extent_reading::{BlockOutcome, BlockRead, BlockTarget};
-pub(crate) use header_cache::{ExtentTables, HeaderCache};
+pub use header_cache::{ExtentTables, HeaderCache};
 pub use reader::ExtentRead;
-pub(crate) use reader::{PinnedRead, Reader};
+pub use reader::{PinnedRead, Reader};

@@ -41,7 +41,8 @@ pub(super) struct UnitFields {
 }
 
 /// Bytes of one layer's slices, without padding.
-pub(crate) fn row_bytes(layout: KvLayout, block_count: u32) -> u64 {
+#[must_use]
+pub fn row_bytes(layout: KvLayout, block_count: u32) -> u64 {
     u64::from(layout.slice_bytes()) * u64::from(block_count)
 }
 

@@ -30,21 +30,24 @@ pub struct ExtentRead {
     pub targets: Vec<BlockTarget>,
 }
 
-/// A read whose extent stays in its place.
-pub(crate) struct PinnedRead {
-    pub(crate) read: ExtentRead,
-    /// `None` if the extent's segment was reclaimed.
-    pub(crate) pinned: Option<PinnedFile>,
+/// The read of an extent that stays in its place.
+pub struct PinnedRead {
+    /// What to read.
+    pub read: ExtentRead,
+    /// Where the extent is; `None` if its file was recycled, and the blocks are lost.
+    pub pinned: Option<PinnedFile>,
 }
 
-/// Reads the extents of one log.
+/// Reads the extents of one store.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub struct Reader {
     parts: ReadParts,
 }
 
 impl Reader {
-    pub(crate) fn new(
+    /// A reader of extents whose headers name `store`.
+    #[must_use]
+    pub fn new(
         io: Arc<DeviceIo>,
         store: StoreId,
         headers: Arc<HeaderCache>,
@@ -60,7 +63,7 @@ impl Reader {
     /// memory after the call.
     ///
     /// `other_file` names a file of another segment, to find out whether the device reads at all.
-    pub(crate) fn read(
+    pub fn read(
         &self,
         reads: impl ExactSizeIterator<Item = PinnedRead>,
         call: &Call,

@@ -23,6 +23,11 @@ pub struct BlockTarget {
     pub block: u32,
     /// Memory for the wanted layers, lowest layer first, in any number of pieces.
     pub memory: Vec<Memory>,
+    /// Whether a request may use the memory after the call has ended. If so, a deadline needs no staging buffer.
+    pub outlives_call: bool,
+    /// Memory that gets a copy of the bytes as they arrive, in any number of pieces; empty for none. No request uses
+    /// it. Of a block that is no hit its contents are undefined.
+    pub copy: Vec<Memory>,
 }
 
 /// How the read of a block ended.
@@ -82,6 +87,8 @@ pub(super) struct ExtentReading {
     first_layer: u32,
     blocks: Vec<u32>,
     tables: Option<Arc<ExtentTables>>,
+    /// For each slice the memory that gets a copy of it; nothing for slices without.
+    copies: Vec<Vec<Memory>>,
     /// The slices of a compressed extent, until its tables are known.
     unplanned: Vec<Vec<Memory>>,
     slices: Vec<SliceArrival>,
@@ -109,13 +116,15 @@ impl ExtentReading {
     ) -> (Self, Vec<Chunk>) {
         let layer_count = layers.end - layers.start;
         let blocks: Vec<u32> = targets.iter().map(|target| target.block).collect();
-        let slices = wanted_slices(&extent, layer_count as usize, targets);
+        let outlive: Vec<bool> = targets.iter().map(|target| target.outlives_call).collect();
+        let WantedSlices { slices, copies } = wanted_slices(&extent, layer_count as usize, targets);
         let header = tables.is_none().then(|| Piece {
             offset: extent.location.offset,
             len: extent.location.header_bytes as usize,
             memory: None,
             slice: 0,
             slice_offset: 0,
+            outlives_call: false,
         });
         let (unplanned, slices) =
             if extent.is_compressed() { (slices, Vec::new()) } else { (Vec::new(), slices) };
@@ -123,14 +132,24 @@ impl ExtentReading {
             let (layer, target) = (index / blocks.len(), index % blocks.len());
             let layer = layers.start + u32::try_from(layer).expect("layer count is bounded");
             let offset = extent.slice_offset(layer, blocks[target]);
-            pieces_of(offset, u32::try_from(index).expect("slice count is bounded"), memory)
+            let index = u32::try_from(index).expect("slice count is bounded");
+            pieces_of(offset, index, memory, outlive[target])
         });
         let chunks = cut(header.into_iter().chain(payload), rules);
         let mut slices = Vec::new();
         slices.resize_with(blocks.len() * layer_count as usize, SliceArrival::default);
         let (outcomes, first_layer) = (vec![Ok(()); blocks.len()], layers.start);
-        let reading =
-            Self { pinned, extent, first_layer, blocks, tables, unplanned, slices, outcomes };
+        let reading = Self {
+            pinned,
+            extent,
+            first_layer,
+            blocks,
+            tables,
+            copies,
+            unplanned,
+            slices,
+            outcomes,
+        };
         (reading, chunks)
     }
 
@@ -151,8 +170,10 @@ impl ExtentReading {
         piece.offset == self.extent.location.offset
     }
 
-    /// Handles a part of a slice that is in the caller's memory now.
+    /// Handles a part of a slice that is in its memory now. It is copied while it is in the processor's cache.
     pub(super) fn arrive(&mut self, piece: &Piece, memory: Memory) {
+        let copy = &mut self.copies[piece.slice as usize];
+        copy_into(copy, piece.slice_offset, memory.as_slice());
         self.slices[piece.slice as usize].arrive(piece.slice_offset, memory);
     }
 
@@ -266,21 +287,65 @@ impl ExtentReading {
     }
 }
 
-/// The caller's memory for the wanted slices, layer-major: the order of the slices on the device.
-fn wanted_slices(
-    extent: &Extent,
-    layer_count: usize,
-    targets: Vec<BlockTarget>,
-) -> Vec<Vec<Memory>> {
+/// Memory for the wanted slices, layer-major: the order of the slices on the device.
+struct WantedSlices {
+    slices: Vec<Vec<Memory>>,
+    /// The memory that gets copies of them.
+    copies: Vec<Vec<Memory>>,
+}
+
+fn wanted_slices(extent: &Extent, layer_count: usize, targets: Vec<BlockTarget>) -> WantedSlices {
     let count = targets.len();
     let slice_bytes = extent.layout.slice_bytes() as usize;
-    let mut slices: Vec<Vec<Memory>> = Vec::new();
-    slices.resize_with(count * layer_count, Vec::new);
-    for (target, BlockTarget { memory, .. }) in targets.into_iter().enumerate() {
-        let mut memory = VecDeque::from(memory);
+    let none = || std::iter::repeat_with(Vec::new).take(count * layer_count).collect::<Vec<_>>();
+    let mut wanted = WantedSlices { slices: none(), copies: none() };
+    for (target, BlockTarget { memory, copy, .. }) in targets.into_iter().enumerate() {
+        let (mut memory, mut copy) = (VecDeque::from(memory), VecDeque::from(copy));
+        let has_copy = !copy.is_empty();
         for layer in 0..layer_count {
-            slices[layer * count + target] = take_front(&mut memory, slice_bytes);
+            let slice = layer * count + target;
+            wanted.slices[slice] = take_front(&mut memory, slice_bytes);
+            if has_copy {
+                wanted.copies[slice] = take_front(&mut copy, slice_bytes);
+            }
         }
     }
-    slices
+    wanted
+}
+
+/// Copies bytes into pieces of memory, from their byte `offset` on. Does nothing if there are no pieces.
+fn copy_into(pieces: &mut [Memory], offset: usize, mut bytes: &[u8]) {
+    let mut skip = offset;
+    for piece in pieces {
+        let to = piece.as_mut_slice();
+        let passed = skip.min(to.len());
+        skip -= passed;
+        let to = &mut to[passed..];
+        let (now, later) = bytes.split_at(bytes.len().min(to.len()));
+        to[..now.len()].copy_from_slice(now);
+        bytes = later;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_reach_every_byte_of_any_pieces() {
+        let bytes: Vec<u8> = (0..100).collect();
+        for (offset, len) in [(0, 100), (0, 1), (37, 30), (99, 1), (40, 0), (10, 90)] {
+            let mut out = vec![255; 100];
+            dalsegno_io::lend(|lender| {
+                let (head, rest) = out.split_at_mut(40);
+                let (middle, tail) = rest.split_at_mut(0);
+                let mut pieces = [head, middle, tail].map(|piece| lender.exclusive(piece));
+                copy_into(&mut pieces, offset, &bytes[offset..offset + len]);
+            });
+            let expected = (0..100_u8)
+                .map(|at| if (offset..offset + len).contains(&usize::from(at)) { at } else { 255 });
+            assert_eq!(out, expected.collect::<Vec<_>>());
+        }
+        copy_into(&mut [], 5, &bytes);
+    }
 }
