@@ -1,0 +1,10 @@
+//! Frames and descriptors between two processes of one host, over a Unix stream socket.
+
+mod listener;
+mod peer;
+mod stream;
+mod system;
+
+pub use listener::Listener;
+pub use peer::Peer;
+pub use stream::{Channel, ChannelError, Frame};
