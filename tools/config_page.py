@@ -64,8 +64,8 @@ SETTINGS = (
         "bytes",
         "256 MiB",
         ("0",),
-        "Maximum memory of the DRAM tier. `0` disables it; use that where the engine has a memory "
-        "cache itself.",
+        "Maximum memory of the DRAM tier. A block takes whole units of 64 KiB. `0` disables it; "
+        "use that where the engine has a memory cache itself.",
     ),
     Setting(
         "dram_admission",

@@ -177,7 +177,7 @@ class Stats(TypedDict):
     extents: int  # gauge: extents in the index
     blocks: int  # gauge: blocks in the index
     dram_blocks: int  # gauge: blocks in DRAM
-    dram_bytes: int  # gauge: bytes in DRAM; each block is rounded up to sectors
+    dram_bytes: int  # gauge: bytes in DRAM; each block is rounded up to units of 64 KiB
     dram_admitted_blocks: int  # blocks that entered DRAM
     dram_evicted_blocks: int  # blocks evicted from DRAM
     # blocks that did not enter DRAM because reads in flight still held the memory of evicted ones

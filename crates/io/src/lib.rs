@@ -5,6 +5,7 @@
 //! 2. Every completion has its byte count checked. A short transfer is an error, never a success.
 //! 3. Every request gets exactly one completion, even when it is refused, is late, or the device is closed.
 
+mod channel;
 mod clock;
 mod device;
 mod directory;
@@ -18,15 +19,16 @@ mod request;
 mod threads;
 mod wait_limit;
 
+pub use channel::{Channel, ChannelError, Frame, Listener, Peer};
 pub use clock::SystemClock;
-pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Space};
+pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{DirectoryLock, DirectoryOptions, LocalDirectory, LockError};
 pub use engine::CallRing;
 pub use error::IoError;
 pub use file_limit::allow_open_files;
 pub use memory::{
-    BlockFrames, BufferPool, FilledFrames, Lender, Memory, PageAllocator, PageBuffer, PageVec,
-    ReservedFrames, lend,
+    Access, Backing, BufferPool, Claim, Filled, Lender, Memory, PageAllocator, PageBuffer, PageVec,
+    Region, Touch, lend,
 };
 pub use process::{Process, forked_amid_threads};
 pub use random::random_bytes;

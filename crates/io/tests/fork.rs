@@ -1,12 +1,14 @@
 //! A forked child has copies of everything except the threads, and must not disturb its parent.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::sync::Arc;
+
 mod common;
 
 use common::child::in_child;
 use common::{Rig, SECTOR, is_available};
 use dalsegno_core::EngineChoice;
-use dalsegno_io::{BlockFrames, Memory, Process, forked_amid_threads, spawn};
+use dalsegno_io::{Claim, Process, Region, Touch, forked_amid_threads, spawn};
 
 /// Whether any part of this range is mapped.
 fn is_mapped((start, bytes): (usize, usize)) -> bool {
@@ -63,22 +65,24 @@ fn a_child_has_no_arena_and_unmaps_nothing_at_its_address() {
 }
 
 #[test]
-fn a_child_has_no_frames_and_returns_none() {
-    let frames = BlockFrames::new(1 << 20).unwrap();
-    let block = frames.keep(&[Memory::owned(vec![7; SECTOR], ())]).unwrap();
-    let arena = (block.slices().next().unwrap().as_ptr() as usize, SECTOR);
-    let mut both = Some((block, frames));
+fn a_child_has_no_region_and_ends_no_claim() {
+    let region = Arc::new(Region::anonymous(1 << 20, Touch::AtUse, "a test").unwrap());
+    let mut claim = Claim::of(&region, 0, SECTOR, ());
+    claim.memory().as_mut_slice().fill(7);
+    let block = claim.fill().unwrap();
+    let place = (block.as_slice().as_ptr() as usize, SECTOR);
+    let mut both = Some((block, region));
     in_child(|| {
-        assert!(!is_mapped(arena));
-        let (block, frames) = both.take().unwrap();
-        let reads = || block.slices().count();
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(reads)).is_err());
-        let free = frames.free_bytes();
-        drop(block);
-        assert_eq!(frames.free_bytes(), free);
+        assert!(!is_mapped(place));
+        let (block, region) = both.take().unwrap();
+        let panics =
+            |act: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err();
+        assert!(panics(&|| assert!(!block.as_slice().is_empty())));
+        assert!(panics(&|| drop(Claim::of(&region, SECTOR, SECTOR, ()))));
+        drop((block, region));
     });
     let (block, _) = both.unwrap();
-    assert!(block.slices().flatten().all(|byte| *byte == 7));
+    assert!(block.as_slice().iter().all(|byte| *byte == 7));
 }
 
 #[test]

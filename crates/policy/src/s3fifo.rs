@@ -160,6 +160,27 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         self.check();
     }
 
+    /// Drops the pair that would leave next, or returns `None` if nothing is held.
+    pub fn evict(&mut self) -> Option<(K, V)> {
+        let mut leaving = Vec::new();
+        while leaving.is_empty() && !self.is_empty() {
+            self.step(&mut leaving);
+        }
+        self.check();
+        leaving.pop()
+    }
+
+    /// Drops the next pair of the small queue, or returns `None` if it holds none that was not requested again. The
+    /// main queue drops nothing, so memory for items that are not inserted yet costs none of its items.
+    pub fn evict_newcomer(&mut self) -> Option<(K, V)> {
+        let mut leaving = Vec::new();
+        while leaving.is_empty() && self.lists.len(SMALL) > 0 {
+            self.step_small(&mut leaving);
+        }
+        self.check();
+        leaving.pop()
+    }
+
     /// Number of items, without names in the ghost.
     pub fn len(&self) -> usize {
         self.lists.len(SMALL) + self.lists.len(MAIN)
@@ -200,12 +221,17 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
     fn make_space(&mut self, wanted_bytes: u64, leaving: &mut Vec<(K, V)>) {
         debug_assert!(wanted_bytes <= self.capacity_bytes, "the item can never fit");
         while wanted_bytes > self.capacity_bytes - self.bytes() {
-            let newcomers_overflow = self.held_bytes[SMALL] > self.capacity_bytes / SMALL_SHARE;
-            if newcomers_overflow || self.lists.len(MAIN) == 0 {
-                self.step_small(leaving);
-            } else {
-                self.step_main(leaving);
-            }
+            self.step(leaving);
+        }
+    }
+
+    /// Moves or drops one item. Some item is held.
+    fn step(&mut self, leaving: &mut Vec<(K, V)>) {
+        let newcomers_overflow = self.held_bytes[SMALL] > self.capacity_bytes / SMALL_SHARE;
+        if newcomers_overflow || self.lists.len(MAIN) == 0 {
+            self.step_small(leaving);
+        } else {
+            self.step_main(leaving);
         }
     }
 

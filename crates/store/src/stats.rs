@@ -160,7 +160,7 @@ pub struct Stats {
     pub blocks: u64,
     /// Blocks in DRAM.
     pub dram_blocks: u64,
-    /// Bytes in DRAM, each block's rounded up to sectors.
+    /// Bytes in DRAM, each block's rounded up to units of 64 KiB.
     pub dram_bytes: u64,
     /// Blocks that entered DRAM.
     pub dram_admitted_blocks: u64,

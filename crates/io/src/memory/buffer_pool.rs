@@ -12,7 +12,7 @@ use dalsegno_core::{Clock, Deadline};
 use parking_lot::{Condvar, Mutex};
 
 use super::handle::Memory;
-use super::mapping::{Mapping, Touch};
+use super::region::{Region, Touch};
 use crate::IoError;
 
 /// Size of a small buffer, which is enough for most headers.
@@ -26,7 +26,7 @@ pub struct BufferPool {
 
 #[derive(Debug)]
 struct PoolArena {
-    mapping: Mapping,
+    region: Region,
     large_bytes: usize,
     free: Mutex<FreeBuffers>,
     returned: Condvar,
@@ -76,7 +76,7 @@ impl BufferPool {
             large: (0..large_count).map(|i| large_start + i * large_bytes).collect(),
         };
         let arena = PoolArena {
-            mapping: Mapping::map(total, Touch::Now, "staging memory")?,
+            region: Region::anonymous(total, Touch::Now, "staging memory")?,
             large_bytes,
             free: Mutex::new(free),
             returned: Condvar::new(),
@@ -93,7 +93,7 @@ impl BufferPool {
     /// Address and length of the arena, for registration with `io_uring`.
     #[must_use]
     pub fn address_range(&self) -> (usize, usize) {
-        self.arena.mapping.range()
+        self.arena.region.range()
     }
 
     /// Takes a buffer of `len` bytes if one is free. Its contents are undefined.
@@ -143,7 +143,7 @@ impl BufferPool {
         let offset = if small { free.small.pop() } else { free.large.pop() }?;
         let owner: Arc<dyn Any + Send + Sync> =
             Arc::new(BufferLease { arena: Arc::clone(&self.arena), offset, small });
-        let start = self.arena.mapping.part(offset, len);
+        let start = self.arena.region.part(offset, len);
         // SAFETY: `part` is inside the arena. The buffer was in the free list, so nobody else holds it. It returns
         // there only when the lease, which every piece holds, is dropped.
         Some(unsafe { Memory::from_raw(start, len, true, owner) })

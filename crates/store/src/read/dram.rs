@@ -2,28 +2,48 @@
 //!
 //! 1. It holds only blocks that the index knows. A path that removes or evicts a block removes it from the index first,
 //!    then from here. A path that inserts a block looks at the index afterwards.
-//! 2. A block weighs the frames that it takes, so the tier never exceeds its capacity. A block that left keeps its
-//!    frames until its last reader is done. A block that finds no free frames does not enter.
+//! 2. A block weighs the units of its place, so the tier never exceeds its capacity. A block that left keeps its place
+//!    until its last reader is done. A block that finds no place does not enter.
 //! 3. No bytes are copied under the lock. A block has its place before its bytes are there, and is a miss until then.
+//! 4. A block evicts at most [`MOST_EVICTED`] others for a contiguous place.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use dalsegno_core::{ChainHash, NamespaceId, SECTOR_BYTES, sector_up};
-use dalsegno_io::{BlockFrames, FilledFrames, IoError, Memory};
+use dalsegno_core::{ChainHash, NamespaceId};
+use dalsegno_io::{IoError, Memory};
 use dalsegno_policy::S3Fifo;
+use dalsegno_pool::UNIT_BYTES;
 use parking_lot::Mutex;
 
+use super::arena::{Arena, PlacedBlock, ReservedPlace};
+use super::lease_share::LeaseShare;
 use crate::block_key::BlockKey;
 
-/// Empty until its bytes are copied.
-type Block = OnceLock<FilledFrames>;
+/// Blocks that one block may evict, beyond its own weight, until a free range is large enough. The worst block of a mix
+/// of nine sizes evicted 375; such a block is declined, so that no call pays for that many.
+const MOST_EVICTED: usize = 64;
+
+/// Leases may hold this part of the tier, as a divisor: the rest serves everybody else.
+const LEASE_SHARE: u64 = 2;
+
+/// What may leave for a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Whatever the policy drops next.
+    Any,
+    /// Blocks that were not requested since they entered. A read takes its places before it is verified; one large
+    /// prompt must not push out what is requested often.
+    Newcomers,
+}
 
 #[derive(Debug)]
 pub(crate) struct Dram {
     /// None if the tier is off.
-    frames: Option<BlockFrames>,
-    blocks: Mutex<S3Fifo<BlockKey, Arc<Block>>>,
+    arena: Option<Arena>,
+    blocks: Mutex<S3Fifo<BlockKey, Arc<PlacedBlock>>>,
+    /// Bytes of places that leases hold.
+    leased_bytes: Arc<AtomicU64>,
     admitted: AtomicU64,
     evicted: AtomicU64,
     throttled: AtomicU64,
@@ -39,17 +59,18 @@ pub(crate) struct DramView {
 }
 
 impl Dram {
-    /// A tier of at most `capacity_bytes`; off if that is less than one frame.
+    /// A tier of at most `capacity_bytes`; off if that is less than a unit.
     ///
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide as much memory.
     pub(crate) fn new(capacity_bytes: u64) -> Result<Self, IoError> {
-        let is_on = capacity_bytes >= SECTOR_BYTES;
-        let frames = is_on.then(|| BlockFrames::new(capacity_bytes)).transpose()?;
+        let is_on = capacity_bytes >= UNIT_BYTES;
+        let arena = is_on.then(|| Arena::new(capacity_bytes)).transpose()?;
         Ok(Self {
-            blocks: Mutex::new(S3Fifo::new(frames.as_ref().map_or(0, BlockFrames::capacity_bytes))),
-            frames,
+            blocks: Mutex::new(S3Fifo::new(arena.as_ref().map_or(0, Arena::capacity_bytes))),
+            arena,
+            leased_bytes: Arc::default(),
             admitted: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             throttled: AtomicU64::new(0),
@@ -57,54 +78,79 @@ impl Dram {
     }
 
     pub(crate) fn is_off(&self) -> bool {
-        self.frames.is_none()
+        self.arena.is_none()
     }
 
     /// Whether a block is here; this does not count as a use.
     pub(crate) fn holds(&self, key: &BlockKey) -> bool {
-        !self.is_off() && self.blocks.lock().peek(key).is_some_and(|block| block.get().is_some())
+        !self.is_off() && self.blocks.lock().peek(key).is_some()
     }
 
-    /// Fills the pieces with the block's bytes from `offset` on and counts the use; false if it is not here.
-    pub(crate) fn copy_to(&self, key: &BlockKey, offset: usize, pieces: &mut [Memory]) -> bool {
-        if self.is_off() {
-            return false;
-        }
-        let block = self.blocks.lock().get(key).map(Arc::clone);
-        let Some(bytes) = block.as_ref().and_then(|block| block.get()) else { return false };
-        bytes.copy_to(offset, pieces);
-        true
+    /// A block and its use counted; `None` if it is not here.
+    pub(crate) fn get(&self, key: &BlockKey) -> Option<Arc<PlacedBlock>> {
+        if self.is_off() { None } else { self.blocks.lock().get(key).map(Arc::clone) }
     }
 
-    /// Copies a block in, if the policy admits it.
-    pub(crate) fn insert(&self, key: BlockKey, pieces: &[Memory]) {
-        let Some(frames) = &self.frames else { return };
-        let bytes: usize = pieces.iter().map(Memory::len).sum();
-        let weight = sector_up(bytes as u64);
-        if weight > frames.capacity_bytes() {
-            return;
+    /// A share of the memory that leases may hold, for as many blocks of `bytes` as it allows, at most `count`.
+    pub(crate) fn lease_share(&self, bytes: usize, count: usize) -> LeaseShare {
+        let most = self.arena.as_ref().map_or(0, |arena| arena.capacity_bytes() / LEASE_SHARE);
+        LeaseShare::take(&self.leased_bytes, most, Arena::place_bytes(bytes), count)
+    }
+
+    /// Reserves a place for a block of `bytes`, and evicts others if need be; `None` if none becomes free.
+    pub(crate) fn reserve(&self, bytes: usize, leaving: Leaving) -> Option<ReservedPlace> {
+        let arena = self.arena.as_ref()?;
+        if Arena::place_bytes(bytes) > arena.capacity_bytes() {
+            return None;
         }
-        let (block, reserved) = {
+        let mut reserved = arena.reserve(bytes);
+        for _ in 0..MOST_EVICTED {
+            if reserved.is_some() {
+                return reserved;
+            }
+            let mut blocks = self.blocks.lock();
+            let left = match leaving {
+                Leaving::Any => blocks.evict(),
+                Leaving::Newcomers => blocks.evict_newcomer(),
+            };
+            drop(blocks);
+            if left.is_none() {
+                break;
+            }
+            // Its place is free now, unless somebody reads it.
+            drop(left);
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+            reserved = arena.reserve(bytes);
+        }
+        if reserved.is_none() && leaving == Leaving::Any {
+            self.throttled.fetch_add(1, Ordering::Relaxed);
+        }
+        reserved
+    }
+
+    /// Keeps a block that is in its place.
+    pub(crate) fn keep(&self, key: BlockKey, block: Arc<PlacedBlock>) {
+        let weight = Arena::place_bytes(block.len());
+        let left = {
             let mut blocks = self.blocks.lock();
             if blocks.peek(&key).is_some() {
                 return;
             }
-            let block = Arc::new(Block::new());
-            let left = blocks.insert(key, Arc::clone(&block), weight);
-            self.evicted.fetch_add(left.len() as u64, Ordering::Relaxed);
-            // Before frames are reserved, and under the lock, so that no other block gets these frames.
-            drop(left);
-            let Some(reserved) = frames.reserve(bytes) else {
-                blocks.remove(&key);
-                self.throttled.fetch_add(1, Ordering::Relaxed);
-                return;
-            };
-            (block, reserved)
+            blocks.insert(key, block, weight)
         };
-        block
-            .set(reserved.fill(pieces))
-            .expect("only the thread that reserved its frames fills it");
+        self.evicted.fetch_add(left.len() as u64, Ordering::Relaxed);
         self.admitted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Copies a block in, if there is a place for it.
+    pub(crate) fn insert(&self, key: BlockKey, pieces: &[Memory]) {
+        if self.is_off() || self.holds(&key) {
+            return;
+        }
+        let bytes = pieces.iter().map(Memory::len).sum();
+        if let Some(reserved) = self.reserve(bytes, Leaving::Any) {
+            self.keep(key, Arc::new(reserved.copy_from(pieces)));
+        }
     }
 
     pub(crate) fn remove(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
@@ -139,7 +185,7 @@ impl Dram {
 mod tests {
     use super::*;
 
-    const SECTOR: usize = 4096;
+    const UNIT: usize = 64 << 10;
 
     fn key(number: u8) -> BlockKey {
         (NamespaceId::default(), ChainHash([number; 32]))
@@ -153,13 +199,18 @@ mod tests {
         dram.insert(key(number), &[memory(number, bytes)]);
     }
 
+    fn free_bytes(dram: &Dram) -> u64 {
+        dram.arena.as_ref().unwrap().free_bytes()
+    }
+
     /// Whether the block is there, all its bytes as they were put.
     fn has(dram: &Dram, number: u8, bytes: usize) -> bool {
         let mut out = vec![!number; bytes];
         let found = dalsegno_io::lend(|lender| {
             let (head, tail) = out.split_at_mut(bytes / 3);
             let mut pieces = [lender.exclusive(head), lender.exclusive(tail)];
-            dram.copy_to(&key(number), 0, &mut pieces)
+            let block = dram.get(&key(number));
+            block.map(|block| block.copy_to(0, &mut pieces)).is_some()
         });
         assert!(!found || out.iter().all(|byte| *byte == number), "bytes of another block");
         found
@@ -167,8 +218,8 @@ mod tests {
 
     #[test]
     fn blocks_of_any_size_are_returned_whole() {
-        let dram = Dram::new(1 << 20).unwrap();
-        let sizes = [1, SECTOR - 1, SECTOR, SECTOR + 1, 100_000];
+        let dram = Dram::new(16 * UNIT_BYTES).unwrap();
+        let sizes = [1, UNIT - 1, UNIT, UNIT + 1, 300_000];
         for (number, bytes) in (1..).zip(sizes) {
             let mut rest = memory(number, bytes);
             let pieces = [rest.split_to(bytes / 2), rest];
@@ -177,53 +228,73 @@ mod tests {
         for (number, bytes) in (1..).zip(sizes) {
             assert!(has(&dram, number, bytes), "{bytes} bytes");
         }
-        assert_eq!(dram.view().bytes, (1 + 1 + 1 + 2 + 25) * SECTOR_BYTES);
+        assert_eq!(dram.view().bytes, (1 + 1 + 1 + 2 + 5) * UNIT_BYTES);
     }
 
     #[test]
-    fn blocks_weigh_whole_frames_and_stay_within_the_capacity() {
-        let dram = Dram::new(10 * SECTOR_BYTES + 17).unwrap();
+    fn blocks_weigh_whole_units_and_stay_within_the_capacity() {
+        let dram = Dram::new(10 * UNIT_BYTES + 17).unwrap();
         for number in 0..100 {
-            insert(&dram, number, SECTOR + 1);
+            insert(&dram, number, UNIT + 1);
             let view = dram.view();
-            assert!(view.bytes <= 10 * SECTOR_BYTES && view.blocks <= 5, "{}", view.bytes);
-            assert!(has(&dram, number, SECTOR + 1));
+            assert!(view.bytes <= 10 * UNIT_BYTES && view.blocks <= 5, "{}", view.bytes);
+            assert!(has(&dram, number, UNIT + 1));
         }
         let view = dram.view();
         assert_eq!((view.admitted, view.evicted, view.throttled), (100, 95, 0));
-        insert(&dram, 200, 11 * SECTOR);
+        insert(&dram, 200, 11 * UNIT);
         assert!(!has(&dram, 200, 1), "larger than all there is");
     }
 
     #[test]
-    fn frames_that_a_reader_holds_are_not_reused() {
-        let dram = Dram::new(4 * SECTOR_BYTES).unwrap();
-        insert(&dram, 1, 3 * SECTOR);
+    fn a_place_that_a_reader_holds_is_not_reused() {
+        let dram = Dram::new(4 * UNIT_BYTES).unwrap();
+        insert(&dram, 1, 3 * UNIT);
         let read = dram.blocks.lock().get(&key(1)).map(Arc::clone).unwrap();
         dram.remove(key(1).0, &[key(1).1]);
-        insert(&dram, 2, 2 * SECTOR);
+        insert(&dram, 2, 2 * UNIT);
         assert!(!has(&dram, 2, 1));
         assert_eq!((dram.view().throttled, dram.view().blocks), (1, 0));
-        insert(&dram, 3, SECTOR);
-        assert!(has(&dram, 3, SECTOR), "one frame was free");
-        assert!(read.get().unwrap().slices().flatten().all(|byte| *byte == 1));
+        insert(&dram, 3, UNIT);
+        assert!(has(&dram, 3, UNIT), "one unit was free");
+        assert!(read.as_slice().iter().all(|byte| *byte == 1));
         drop(read);
-        insert(&dram, 2, 3 * SECTOR);
-        assert!(has(&dram, 2, 3 * SECTOR) && has(&dram, 3, SECTOR));
+        insert(&dram, 2, 3 * UNIT);
+        assert!(has(&dram, 2, 3 * UNIT) && has(&dram, 3, UNIT));
     }
 
     #[test]
-    fn a_block_without_its_bytes_is_a_miss() {
-        let dram = Dram::new(4 * SECTOR_BYTES).unwrap();
-        dram.blocks.lock().insert(key(1), Arc::default(), SECTOR_BYTES);
-        assert!(!has(&dram, 1, 1));
-        insert(&dram, 1, 1);
-        assert_eq!(dram.view().admitted, 0, "another thread inserts it");
+    fn a_large_block_evicts_its_neighbours_but_not_too_many() {
+        let dram = Dram::new(100 * UNIT_BYTES).unwrap();
+        for number in 0..100 {
+            insert(&dram, number, UNIT);
+        }
+        insert(&dram, 200, 8 * UNIT);
+        assert!(has(&dram, 200, 8 * UNIT));
+        assert_eq!(dram.view().evicted, 8, "the oldest are neighbours");
+        insert(&dram, 201, 80 * UNIT);
+        let view = dram.view();
+        assert!(!has(&dram, 201, 1) && view.throttled == 1);
+        assert_eq!(view.evicted, 8 + MOST_EVICTED as u64);
     }
 
     #[test]
-    fn a_tier_smaller_than_a_frame_is_off() {
-        for capacity_bytes in [0, SECTOR_BYTES - 1] {
+    fn a_place_for_a_read_pushes_out_nothing_that_was_requested_again() {
+        let dram = Dram::new(4 * UNIT_BYTES).unwrap();
+        for number in 0..4 {
+            insert(&dram, number, UNIT);
+        }
+        assert!(has(&dram, 1, UNIT) && has(&dram, 2, UNIT));
+        let taken = [(); 2].map(|()| dram.reserve(UNIT, Leaving::Newcomers).unwrap());
+        assert!(dram.reserve(UNIT, Leaving::Newcomers).is_none());
+        assert!(has(&dram, 1, UNIT) && has(&dram, 2, UNIT) && dram.view().throttled == 0);
+        drop(taken);
+        assert_eq!(free_bytes(&dram), 2 * UNIT_BYTES);
+    }
+
+    #[test]
+    fn a_tier_smaller_than_a_unit_is_off() {
+        for capacity_bytes in [0, UNIT_BYTES - 1] {
             let dram = Dram::new(capacity_bytes).unwrap();
             insert(&dram, 1, 1);
             assert!(dram.is_off() && !has(&dram, 1, 1));
@@ -232,20 +303,20 @@ mod tests {
     }
 
     #[test]
-    fn all_frames_are_free_when_everything_is_removed() {
-        let dram = Dram::new(16 * SECTOR_BYTES).unwrap();
+    fn all_units_are_free_when_everything_is_removed() {
+        let dram = Dram::new(16 * UNIT_BYTES).unwrap();
         for number in 0..9 {
-            insert(&dram, number, 5 * SECTOR);
+            insert(&dram, number, 5 * UNIT);
         }
         dram.remove_namespace(NamespaceId::default());
         assert_eq!((dram.view().blocks, dram.view().bytes), (0, 0));
-        assert_eq!(dram.frames.as_ref().unwrap().free_bytes(), 16 * SECTOR_BYTES);
+        assert_eq!(free_bytes(&dram), 16 * UNIT_BYTES);
     }
 
     #[test]
     fn threads_that_read_and_evict_never_see_bytes_of_another_block() {
-        let dram = Arc::new(Dram::new(40 * SECTOR_BYTES).unwrap());
-        let bytes = |number: u8| usize::from(number) * 997 + 1;
+        let dram = Arc::new(Dram::new(20 * UNIT_BYTES).unwrap());
+        let bytes = |number: u8| usize::from(number) * 9973 + 1;
         let workers: Vec<_> = (0..4_u8)
             .map(|worker| {
                 let dram = Arc::clone(&dram);
@@ -269,6 +340,6 @@ mod tests {
         dram.remove_namespace(NamespaceId::default());
         let view = dram.view();
         assert!(view.admitted > 0 && view.evicted > 0);
-        assert_eq!(dram.frames.as_ref().unwrap().free_bytes(), 40 * SECTOR_BYTES);
+        assert_eq!(free_bytes(&dram), 20 * UNIT_BYTES);
     }
 }

@@ -4,9 +4,12 @@
 //! 2. A block with a bad slice is a miss. It is quarantined immediately, so no call reads it again. Its neighbours
 //!    stay.
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
-//! 4. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
+//! 4. A block that DRAM admits is read into its place there, and copied to the caller as it arrives. No call waits for
+//!    a read into a place that outlives it, so a deadline needs no staging buffer.
+//! 5. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
 //!    lookup and read.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,6 +21,8 @@ use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 use crate::api::terms::Terms;
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
+use crate::read::arena::{PlacedBlock, ReservedPlace};
+use crate::read::dram::Leaving;
 use crate::read::quarantine::quarantine;
 use crate::sizes::check_blocks;
 use crate::stats::{Counters, add};
@@ -103,13 +108,13 @@ pub(crate) fn get(
     let call = terms.call(engine.clock.as_ref());
     let _in_progress = engine.reads.begin();
     let mut get = Get::new(engine, &namespace, chain, layers, &call);
-    get.run(out, scope);
+    get.run(out.into_iter().map(Wanted::Copy), scope);
     let report = GetReport { outcomes: get.outcomes };
     count(&engine.counters, &report, bytes);
     Ok(report)
 }
 
-fn count(counters: &Counters, report: &GetReport, bytes: u64) {
+pub(super) fn count(counters: &Counters, report: &GetReport, bytes: u64) {
     let count = |wanted: &dyn Fn(&Outcome) -> bool| {
         report.outcomes.iter().filter(|outcome| wanted(outcome)).count() as u64
     };
@@ -121,8 +126,23 @@ fn count(counters: &Counters, report: &GetReport, bytes: u64) {
     add(&counters.get_bytes, (dram + log) * bytes);
 }
 
+/// What the caller wants of a block.
+pub(super) enum Wanted {
+    /// Its bytes in the caller's memory.
+    Copy(Vec<Memory>),
+    /// The block in its place in DRAM.
+    Lease,
+}
+
+/// A block that is read into a place in DRAM.
+struct PlacedRead {
+    place: ReservedPlace,
+    /// Whether the caller leases the block. Otherwise it gets a copy while the block arrives.
+    is_leased: bool,
+}
+
 /// A get under way.
-struct Get<'a> {
+pub(super) struct Get<'a> {
     engine: &'a Engine,
     namespace: &'a Namespace,
     chain: &'a [ChainHash],
@@ -130,11 +150,15 @@ struct Get<'a> {
     call: &'a Call,
     /// How long the index may wait.
     wait: WaitLimit,
-    outcomes: Vec<Outcome>,
+    /// Reads into places, by position in the chain.
+    placed: HashMap<usize, PlacedRead>,
+    pub(super) outcomes: Vec<Outcome>,
+    /// The blocks that were to be leased and are hits, by position in the chain.
+    pub(super) leased: HashMap<usize, Arc<PlacedBlock>>,
 }
 
 impl<'a> Get<'a> {
-    fn new(
+    pub(super) fn new(
         engine: &'a Engine,
         namespace: &'a Namespace,
         chain: &'a [ChainHash],
@@ -143,21 +167,23 @@ impl<'a> Get<'a> {
     ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
         let wait = engine.wait_limit(call);
-        Self { engine, namespace, chain, layers, call, wait, outcomes }
+        let (placed, leased) = (HashMap::new(), HashMap::new());
+        Self { engine, namespace, chain, layers, call, wait, placed, outcomes, leased }
     }
 
-    fn run(&mut self, out: Vec<Vec<Memory>>, scope: Scope) {
-        let mut out: Vec<Option<Vec<Memory>>> = out.into_iter().map(Some).collect();
+    pub(super) fn run(&mut self, wanted: impl Iterator<Item = Wanted>, scope: Scope) {
+        let mut out: Vec<Option<Wanted>> = wanted.map(Some).collect();
         // DRAM holds only blocks that the index knows.
         let runs = self.engine.index.resolve(self.namespace.id(), self.chain, scope, self.wait);
         note_use(self.engine.index.as_ref(), &runs, self.engine.log.segments().round(), self.wait);
         self.take_dram(&runs, &mut out);
+        self.reserve_leases(&runs, &mut out);
         let rest = runs.iter().flat_map(|run| missing_parts(run, &out)).collect();
         self.take_log(rest, &mut out);
     }
 
     /// Serves the found blocks that DRAM holds.
-    fn take_dram(&mut self, runs: &[Run], out: &mut [Option<Vec<Memory>>]) {
+    fn take_dram(&mut self, runs: &[Run], out: &mut [Option<Wanted>]) {
         if self.engine.front.dram.is_off() {
             return;
         }
@@ -166,17 +192,37 @@ impl<'a> Get<'a> {
         for run in runs {
             for at in positions_of(run) {
                 let key = (self.namespace.id(), self.chain[at]);
-                let pieces = out[at].as_mut().expect("each block is requested once");
-                if self.engine.front.dram.copy_to(&key, layers_start, pieces) {
-                    out[at] = None;
-                    self.outcomes[at] = Outcome::Dram;
+                let Some(block) = self.engine.front.dram.get(&key) else { continue };
+                match out[at].take().expect("each block is requested once") {
+                    Wanted::Copy(mut pieces) => block.copy_to(layers_start, &mut pieces),
+                    Wanted::Lease => drop(self.leased.insert(at, block)),
                 }
+                self.outcomes[at] = Outcome::Dram;
+            }
+        }
+    }
+
+    /// Reserves places for blocks to be leased that are not in DRAM. Without a place, a block is not read, nor are
+    /// those behind it: a lease ends there.
+    fn reserve_leases(&mut self, runs: &[Run], out: &mut [Option<Wanted>]) {
+        let mut is_full = false;
+        for at in runs.iter().flat_map(positions_of) {
+            if !matches!(out[at], Some(Wanted::Lease)) {
+                continue;
+            }
+            let place = if is_full { None } else { self.place(Leaving::Any) };
+            is_full = place.is_none();
+            if let Some(place) = place {
+                self.placed.insert(at, PlacedRead { place, is_leased: true });
+            } else {
+                out[at] = None;
+                self.outcomes[at] = Outcome::Lost(Cause::Throttled);
             }
         }
     }
 
     /// Reads blocks from the log; looks up once more those that were moved meanwhile.
-    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Vec<Memory>>]) {
+    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>]) {
         if self.engine.device.refuses(Operation::Read, self.call) {
             let suspended: Vec<usize> = runs.iter().flat_map(positions_of).collect();
             let cause = Cause::Suspended;
@@ -206,7 +252,7 @@ impl<'a> Get<'a> {
         &mut self,
         runs: Vec<Run>,
         positions: &[usize],
-        out: &mut [Option<Vec<Memory>>],
+        out: &mut [Option<Wanted>],
     ) -> Vec<usize> {
         let mut moved = Vec::new();
         let mut reads = Vec::new();
@@ -242,31 +288,77 @@ impl<'a> Get<'a> {
     }
 
     fn extent_read(
-        &self,
+        &mut self,
         run: &Run,
         positions: &[usize],
-        out: &mut [Option<Vec<Memory>>],
+        out: &mut [Option<Wanted>],
     ) -> ExtentRead {
-        let targets = (0..run.count).map(|offset| BlockTarget {
-            block: run.first_block + offset,
-            memory: out[positions[run.at + offset as usize]].take().expect("requested once"),
-        });
-        let targets = targets.collect();
+        let mut targets = Vec::with_capacity(run.count as usize);
+        for offset in 0..run.count {
+            let at = positions[run.at + offset as usize];
+            let wanted = out[at].take().expect("requested once");
+            targets.push(self.target(at, run.first_block + offset, wanted));
+        }
         ExtentRead { extent: Arc::clone(&run.extent), layers: self.layers.clone(), targets }
+    }
+
+    /// A block to read, and where to: into a place in DRAM if it is to be leased, or if DRAM admits it and has a place.
+    /// The caller's memory then gets a copy while the block arrives.
+    fn target(&mut self, at: usize, block: u32, wanted: Wanted) -> BlockTarget {
+        let in_place = |place: &mut ReservedPlace, copy| {
+            let memory = vec![place.memory()];
+            BlockTarget { block, memory, outlives_call: true, copy }
+        };
+        match wanted {
+            Wanted::Lease => {
+                let placed = self.placed.get_mut(&at).expect("reserved before it is read");
+                in_place(&mut placed.place, Vec::new())
+            }
+            Wanted::Copy(out) => {
+                let place = if self.admits() { self.place(Leaving::Newcomers) } else { None };
+                let Some(mut place) = place else {
+                    return BlockTarget {
+                        block,
+                        memory: out,
+                        outlives_call: false,
+                        copy: Vec::new(),
+                    };
+                };
+                let target = in_place(&mut place, out);
+                self.placed.insert(at, PlacedRead { place, is_leased: false });
+                target
+            }
+        }
+    }
+
+    /// Whether DRAM admits the blocks that are read.
+    fn admits(&self) -> bool {
+        let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
+        whole && self.engine.limits.dram_admission == DramAdmission::Get
+    }
+
+    /// A place in DRAM for one block of this get, if there is one.
+    fn place(&self, leaving: Leaving) -> Option<ReservedPlace> {
+        let bytes = usize::try_from(self.namespace.layout().block_bytes()).ok()?;
+        self.engine.front.dram.reserve(bytes, leaving)
     }
 
     /// Applies the results of a run: outcomes, DRAM, quarantine.
     fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<BlockRead>) {
         let (mut damaged, mut failed, mut read) = (Vec::new(), Vec::new(), Vec::new());
-        let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
+        let admits = self.admits();
         for (offset, block) in (0_u32..).zip(blocks) {
             let at = positions[run.at + offset as usize];
             match block.outcome {
                 Ok(()) => {
                     self.outcomes[at] = Outcome::Log;
                     read.push(self.chain[at]);
-                    if whole && self.engine.limits.dram_admission == DramAdmission::Get {
-                        let key = (self.namespace.id(), self.chain[at]);
+                    let key = (self.namespace.id(), self.chain[at]);
+                    if let Some(placed) = self.placed.remove(&at) {
+                        // All pieces of the place's memory: every slice arrived and was verified.
+                        drop(block.memory);
+                        self.settle_placed(at, key, placed);
+                    } else if admits {
                         bring_to_dram(self.engine, key, &block.memory, self.wait);
                     }
                 }
@@ -284,6 +376,18 @@ impl<'a> Get<'a> {
         self.engine.front.failed_reads.note(self.namespace.id(), &failed);
         self.engine.front.failed_reads.forget(self.namespace.id(), &read);
     }
+
+    /// Gives a verified block to the caller, and keeps it in its place, unless it was removed or evicted while it was
+    /// read.
+    fn settle_placed(&mut self, at: usize, key: BlockKey, placed: PlacedRead) {
+        let block = placed.place.complete().expect("a hit has all of its memory back");
+        let block = Arc::new(block);
+        if placed.is_leased {
+            self.leased.insert(at, Arc::clone(&block));
+        }
+        self.engine.front.dram.keep(key, block);
+        remove_unless_present(self.engine, key, self.wait);
+    }
 }
 
 /// The positions of a run's blocks in the hashes that were looked up.
@@ -292,7 +396,7 @@ fn positions_of(run: &Run) -> Range<usize> {
 }
 
 /// The parts of a run that have not been served.
-fn missing_parts(run: &Run, out: &[Option<Vec<Memory>>]) -> Vec<Run> {
+fn missing_parts(run: &Run, out: &[Option<Wanted>]) -> Vec<Run> {
     let mut parts: Vec<Run> = Vec::new();
     for (first_block, at) in (run.first_block..).zip(positions_of(run)) {
         if out[at].is_none() {
@@ -313,6 +417,11 @@ fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLi
         return;
     }
     dram.insert(key, memory);
+    remove_unless_present(engine, key, wait);
+}
+
+fn remove_unless_present(engine: &Engine, key: BlockKey, wait: WaitLimit) {
+    let dram = &engine.front.dram;
     if engine.index.probe(key.0, &[key.1], wait) == 0 {
         dram.remove(key.0, &[key.1]);
     }

@@ -1,10 +1,13 @@
 //! Finding blocks and reading them.
 
+pub(crate) mod arena;
 pub(crate) mod copy;
 pub(crate) mod dram;
 pub(crate) mod failed_reads;
 pub(crate) mod gauge;
 pub(crate) mod get;
+pub(crate) mod lease;
+pub(crate) mod lease_share;
 pub(crate) mod lookup;
 pub(crate) mod quarantine;
 pub(crate) mod removal_feed;

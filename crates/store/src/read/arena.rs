@@ -1,0 +1,266 @@
+//! The arena of the DRAM tier: one region, in which each block has one contiguous place.
+//!
+//! 1. A place belongs to one [`ReservedPlace`], and then to one [`PlacedBlock`]. Its range is free again when both are
+//!    gone and no device writes to it any more: a request that outlives its call keeps the range.
+//! 2. A place is complete, for readers of other processes, exactly while a [`PlacedBlock`] has it.
+//! 3. An allocation succeeds or fails immediately. No caller waits for a place.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use dalsegno_io::{Claim, Filled, IoError, Memory, Region, Touch};
+use dalsegno_pool::{Generations, Place, Places, UNIT_BYTES};
+use parking_lot::Mutex;
+
+/// Memory for blocks. Cheap to clone: clones share one arena.
+#[derive(Clone, Debug)]
+pub(crate) struct Arena {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    region: Arc<Region>,
+    places: Mutex<Places>,
+    generations: Generations<Vec<AtomicU64>>,
+}
+
+/// Returns a place to its arena when the last holder drops it.
+struct OwnedPlace {
+    arena: Arc<Shared>,
+    /// `None` only while it is dropped.
+    place: Option<Place>,
+}
+
+impl OwnedPlace {
+    fn place(&self) -> &Place {
+        self.place.as_ref().expect("it has its place until it is dropped")
+    }
+}
+
+impl Drop for OwnedPlace {
+    fn drop(&mut self) {
+        // In a forked child, a thread of the parent may hold the lock forever.
+        if let Some(place) = self.place.take()
+            && self.arena.region.is_here()
+        {
+            // Before the range can be allocated again: invariant 2 of the generations.
+            self.arena.generations.end(&place);
+            self.arena.places.lock().free(place);
+        }
+    }
+}
+
+impl Arena {
+    /// Maps `capacity_bytes`, rounded down to whole units but at least one. Takes no physical memory yet.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] if the system cannot provide that much.
+    pub(crate) fn new(capacity_bytes: u64) -> Result<Self, IoError> {
+        let purpose = "memory for blocks";
+        let units = u32::try_from((capacity_bytes / UNIT_BYTES).max(1)).unwrap_or(u32::MAX);
+        let bytes = usize::try_from(u64::from(units) * UNIT_BYTES).expect("64-bit addresses");
+        let region = Arc::new(Region::anonymous(bytes, Touch::AtUse, purpose)?);
+        let table = (0..units).map(|_| AtomicU64::new(0)).collect();
+        let (places, generations) = (Mutex::new(Places::new(units)), Generations::new(table));
+        Ok(Self { shared: Arc::new(Shared { region, places, generations }) })
+    }
+
+    /// Total bytes, in whole units.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.shared.region.bytes() as u64
+    }
+
+    /// Bytes of units in no place.
+    #[cfg(test)]
+    pub(crate) fn free_bytes(&self) -> u64 {
+        u64::from(self.shared.places.lock().free_units()) * UNIT_BYTES
+    }
+
+    /// Bytes of the place that a block of `bytes` takes.
+    pub(crate) fn place_bytes(bytes: usize) -> u64 {
+        (bytes as u64).div_ceil(UNIT_BYTES).max(1) * UNIT_BYTES
+    }
+
+    /// Reserves a place for `bytes`, which the caller can fill without a lock. Returns `None` if no free range is large
+    /// enough.
+    pub(crate) fn reserve(&self, bytes: usize) -> Option<ReservedPlace> {
+        let units = Places::units_of(bytes as u64)?;
+        let place = self.shared.places.lock().allocate(units)?;
+        let offset = usize::try_from(place.offset()).expect("within the region");
+        let owned = Arc::new(OwnedPlace { arena: Arc::clone(&self.shared), place: Some(place) });
+        let claim = Claim::of(&self.shared.region, offset, bytes, Arc::clone(&owned));
+        Some(ReservedPlace { claim, owned })
+    }
+}
+
+/// A place whose bytes are not complete.
+pub(crate) struct ReservedPlace {
+    claim: Claim,
+    owned: Arc<OwnedPlace>,
+}
+
+impl ReservedPlace {
+    /// All bytes, for writing. They may be written until the memory is dropped, even after `self` is.
+    pub(crate) fn memory(&mut self) -> Memory {
+        self.claim.memory()
+    }
+
+    /// Says that all bytes were written. Returns `None`, and gives the place up, if its memory still exists.
+    pub(crate) fn complete(self) -> Option<PlacedBlock> {
+        let filled = self.claim.fill().ok()?;
+        self.owned.arena.generations.complete(self.owned.place());
+        Some(PlacedBlock { filled, _owned: self.owned })
+    }
+
+    /// Copies the bytes of all pieces into the place, in order.
+    ///
+    /// # Panics
+    ///
+    /// If the pieces do not have exactly the reserved number of bytes.
+    pub(crate) fn copy_from(mut self, pieces: &[Memory]) -> PlacedBlock {
+        let mut memory = self.memory();
+        let given: usize = pieces.iter().map(Memory::len).sum();
+        assert_eq!(given, memory.len(), "as many bytes as were reserved");
+        let mut to = memory.as_mut_slice();
+        for piece in pieces {
+            let (now, later) = std::mem::take(&mut to).split_at_mut(piece.len());
+            now.copy_from_slice(piece.as_slice());
+            to = later;
+        }
+        drop(memory);
+        self.complete().expect("the memory was dropped")
+    }
+}
+
+/// A block in its place, for reading. Dropping it ends the place.
+pub(crate) struct PlacedBlock {
+    // Dropped first: the claim ends before the place.
+    filled: Filled,
+    _owned: Arc<OwnedPlace>,
+}
+
+impl PlacedBlock {
+    /// Number of bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.filled.len()
+    }
+
+    /// Fills all pieces, in order, with the bytes starting at `offset`.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer bytes.
+    pub(crate) fn copy_to(&self, offset: usize, pieces: &mut [Memory]) {
+        self.filled.copy_to(offset, pieces);
+    }
+
+    /// The bytes.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.filled.as_slice()
+    }
+}
+
+impl fmt::Debug for PlacedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.filled.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: usize = 64 << 10;
+
+    fn memory(number: u8, bytes: usize) -> Memory {
+        Memory::owned(vec![number; bytes], ())
+    }
+
+    fn block(arena: &Arena, number: u8, bytes: usize) -> Option<PlacedBlock> {
+        Some(arena.reserve(bytes)?.copy_from(&[memory(number, bytes)]))
+    }
+
+    #[test]
+    fn blocks_of_any_size_in_any_pieces_are_contiguous() {
+        let arena = Arena::new(16 * UNIT_BYTES).unwrap();
+        for bytes in [1, 4097, UNIT, UNIT + 1, 300_000] {
+            let pieces = [memory(1, bytes / 3), memory(2, bytes - bytes / 3)];
+            let block = arena.reserve(bytes).unwrap().copy_from(&pieces);
+            let (head, tail) = block.as_slice().split_at(bytes / 3);
+            assert!(head.iter().all(|byte| *byte == 1) && tail.iter().all(|byte| *byte == 2));
+        }
+        assert_eq!(arena.free_bytes(), arena.capacity_bytes());
+    }
+
+    #[test]
+    fn an_allocation_succeeds_immediately_or_fails() {
+        let arena = Arena::new(4 * UNIT_BYTES + 4095).unwrap();
+        assert_eq!(arena.capacity_bytes(), 4 * UNIT_BYTES);
+        let first = block(&arena, 1, UNIT + 1).unwrap();
+        assert!(block(&arena, 2, 2 * UNIT + 1).is_none() && arena.reserve(usize::MAX).is_none());
+        let second = block(&arena, 2, 2 * UNIT).unwrap();
+        drop(first);
+        assert!(second.as_slice().iter().all(|byte| *byte == 2));
+        assert!(block(&arena, 3, 2 * UNIT).is_some());
+    }
+
+    #[test]
+    fn memory_that_a_device_still_writes_keeps_its_place() {
+        let arena = Arena::new(2 * UNIT_BYTES).unwrap();
+        let mut reserved = arena.reserve(UNIT).unwrap();
+        let late = reserved.memory();
+        assert!(reserved.complete().is_none());
+        assert_eq!(arena.free_bytes(), UNIT_BYTES);
+        drop(late);
+        assert_eq!(arena.free_bytes(), 2 * UNIT_BYTES);
+    }
+
+    #[test]
+    fn used_memory_is_used_again_first() {
+        let arena = Arena::new(1 << 30).unwrap();
+        let address = |block: &PlacedBlock| block.as_slice().as_ptr() as usize;
+        let first = block(&arena, 1, 1 << 20).unwrap();
+        let _second = block(&arena, 2, 1 << 20).unwrap();
+        let used = address(&first);
+        drop(first);
+        for _ in 0..3 {
+            assert_eq!(address(&block(&arena, 3, 1 << 20).unwrap()), used);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "as many bytes as were reserved")]
+    fn a_reservation_must_be_filled_completely() {
+        let _ = Arena::new(1).unwrap().reserve(10).unwrap().copy_from(&[memory(1, 9)]);
+    }
+
+    #[test]
+    fn concurrent_threads_never_share_a_place() {
+        let arena = Arena::new(24 * UNIT_BYTES).unwrap();
+        let workers: Vec<_> = (0..4_u8)
+            .map(|worker| {
+                let arena = arena.clone();
+                let work = move || {
+                    let mut held = std::collections::VecDeque::new();
+                    for turn in 0..500_usize {
+                        let bytes = (turn * 7919 + usize::from(worker)) % (5 * UNIT);
+                        let number = turn.to_le_bytes()[0] ^ worker;
+                        held.extend(block(&arena, number, bytes).map(|block| (number, block)));
+                        if held.len() > 3 || turn % 5 == 0 {
+                            let Some((number, block)) = held.pop_front() else { continue };
+                            assert!(block.as_slice().iter().all(|byte| *byte == number));
+                        }
+                    }
+                };
+                dalsegno_io::spawn("arena-test", work).unwrap()
+            })
+            .collect();
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        assert_eq!(arena.free_bytes(), arena.capacity_bytes());
+    }
+}
