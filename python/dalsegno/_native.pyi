@@ -7,7 +7,7 @@ tensor that requires grad is not. A block is one buffer, or a sequence of buffer
 to the block's size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
@@ -39,6 +39,7 @@ __all__ = [
     "IncompatibleError",
     "InvalidError",
     "LayerWriter",
+    "Lease",
     "Namespace",
     "PoisonedError",
     "PutReport",
@@ -369,6 +370,25 @@ class Namespace:
         Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
         """
 
+    def lease(self, chain: Sequence[bytes], *, timeout_s: float | None = None) -> Lease:
+        """Leases the longest present run of ``chain``, to be read in the store's memory.
+
+        Nothing is copied. Blocks that are only on disk are read into the DRAM tier first, and
+        verified. With ``dram`` 0 there is no memory to lease.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+            timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+                waits.
+
+        Returns:
+            The leading blocks. There are fewer than the store has if leases would hold more than
+            half of the DRAM tier (:attr:`Lease.truncated`).
+
+        Raises:
+            ClosedError: The store is closed.
+        """
+
     def get_each(
         self,
         hashes: Sequence[bytes],
@@ -491,6 +511,52 @@ class Namespace:
                 failed. The blocks stay away until the store is closed, and may reappear after that.
             FullError: There is no space to record the removal.
         """
+
+@final
+class Lease:
+    """Leading blocks of a chain in the store's memory, from :meth:`Namespace.lease`.
+
+    ``len(lease)`` is the number of blocks, and ``lease[i]`` a read-only :class:`memoryview` of
+    block ``i``, layer after layer. Every byte was verified. numpy and torch take it as it is::
+
+        with namespace.lease(chain) as lease:
+            for block in lease:
+                consume(np.frombuffer(block, np.float16))
+
+    The bytes stay as they are, whatever is evicted or removed meanwhile. A lease is a context
+    manager. At the end of a ``with`` block it ends when the last buffer of it is gone.
+    """
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the store had further leading blocks, but no memory to lease them.
+
+        All leases together hold at most half of the DRAM tier (the setting ``dram``).
+        """
+
+    def valid_blocks(self) -> int:
+        """Returns how many leading blocks were not overwritten so far.
+
+        With a store in this process these are all of them.
+        """
+
+    def release(self) -> None:
+        """Ends the lease.
+
+        Raises:
+            BufferError: A buffer of it is still in use; delete it first.
+        """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int, /) -> memoryview: ...
+    def __iter__(self) -> Iterator[memoryview]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
 
 @final
 class RemovalWatch:

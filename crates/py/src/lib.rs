@@ -13,6 +13,7 @@ mod access;
 mod arguments;
 mod buffers;
 mod errors;
+mod lease;
 mod namespace;
 mod offline;
 mod store;
@@ -55,6 +56,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     log_events();
     module.add_class::<store::PyStore>()?;
     module.add_class::<namespace::PyNamespace>()?;
+    module.add_class::<lease::PyLease>()?;
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<transfer::PyPutReport>()?;
     module.add_class::<writer::PyLayerWriter>()?;

@@ -9,6 +9,7 @@ use crate::access::Access;
 use crate::arguments::{Number, timeout};
 use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
+use crate::lease::PyLease;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;
 
@@ -197,6 +198,35 @@ impl PyNamespace {
         timeout_s: Option<f64>,
     ) -> PyResult<usize> {
         Ok(self.get(py, chain, out, Scope::Prefix, timeout_s)?.leading_blocks())
+    }
+
+    /// Leases the longest present run of ``chain``, to be read in the store's memory.
+    ///
+    /// Nothing is copied. Blocks that are only on disk are read into the DRAM tier first, and
+    /// verified. With ``dram`` 0 there is no memory to lease.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+    ///     timeout_s: Seconds from now after which the remaining blocks count as misses; ``None``
+    ///         waits.
+    ///
+    /// Returns:
+    ///     The leading blocks. There are fewer than the store has if leases would hold more than
+    ///     half of the DRAM tier (:attr:`Lease.truncated`).
+    ///
+    /// Raises:
+    ///     ClosedError: The store is closed.
+    #[pyo3(signature = (chain, *, timeout_s=None))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        chain: &Bound<'_, PyAny>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<PyLease> {
+        let (chain, timeout) = (hashes(chain)?, timeout(timeout_s)?);
+        let (id, terms) = (self.namespace.id(), Terms { timeout, cancel: None });
+        let lease = py.detach(|| self.store.lease(id, &chain, &terms)).or_raise()?;
+        Ok(PyLease::new(self.store.clone(), lease))
     }
 
     /// Fills every buffer of ``out`` whose block is present, wherever it comes in its prompt.

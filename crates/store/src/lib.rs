@@ -41,6 +41,7 @@ pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, insp
 pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};
 pub use read::get::{GetReport, Outcome};
+pub use read::lease::{Lease, LeasedBlock};
 pub use stats::{MergeStats, ScrubStats, Stats};
 pub use write::put::{Put, PutOutcome, PutReport};
 pub use write::register::RegisterOptions;

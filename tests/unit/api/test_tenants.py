@@ -60,6 +60,7 @@ READS: dict[str, Callable[[dalsegno.Namespace, list[bytearray]], object]] = {
     "peek": lambda space, _: any(space.peek(HASHES)),
     "touch": lambda space, _: space.touch(HASHES),
     "get_batch": lambda space, out: space.get_batch(HASHES, out),
+    "lease": lambda space, _: len(space.lease(HASHES)),
     "get_each": lambda space, out: any(space.get_each(HASHES, out)),
     "retrieve_layer": lambda space, out: space.retrieve_layer(
         HASHES, 1, [memoryview(one)[:SLICE_BYTES] for one in out]

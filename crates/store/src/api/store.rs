@@ -16,6 +16,7 @@ use crate::api::terms::Terms;
 use crate::api::transfer::{Direction, Start, Transfer, TransferLanes};
 use crate::open::assemble::{Parts, assemble, parts_of};
 use crate::read::get::{GetReport, GetRequest, Outcome, get};
+use crate::read::lease::{Lease, lease};
 use crate::read::lookup;
 use crate::stats::Stats;
 use crate::write::put::{Put, PutOutcome, PutReport};
@@ -60,11 +61,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store from its parts, for tests and simulations.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::open`].
+    /// Opens a store from its parts, for tests and simulations. Fails as [`Store::open`] does.
     pub fn open_parts(parts: Parts) -> Result<Self> {
         let (store, transfers) = assemble(parts)?;
         Ok(Self { door: Arc::new(Door::new(store)), transfers: Arc::new(transfers) })
@@ -107,14 +104,6 @@ impl Store {
     ///
     /// A call that does not end within ten seconds, because the device hangs, is left behind. The directory stays
     /// locked until that call ends and the device has completed every write and sync.
-    ///
-    /// ```
-    /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
-    /// # let (_dir, store, _id) = example::store();
-    /// store.close();
-    /// assert!(store.is_closed());
-    /// assert_eq!(store.stats().put_calls, 0, "the counters stay");
-    /// ```
     pub fn close(&self) {
         self.door.close(|deadline, clock| self.transfers.stop(deadline, clock));
     }
@@ -149,10 +138,7 @@ impl Store {
         register(&store.engine, &store.records, namespace, options)
     }
 
-    /// The known namespaces, by id: those with blocks when the store was opened, and those registered since.
-    ///
-    /// # Errors
-    ///
+    /// The known namespaces, by id: those with blocks when the store was opened, and those registered since. Fails with
     /// `Closed`.
     pub fn namespaces(&self) -> Result<Vec<Namespace>> {
         Ok(self.door.enter()?.engine.namespaces.list())
@@ -195,7 +181,6 @@ impl Store {
     /// use dalsegno_store::{ChainHash, Scope, Terms, lend};
     /// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
     /// # let (_dir, store, id) = example::store();
-    ///
     /// let chain = [ChainHash([1; 32])];
     /// let mut block = vec![0; 8192];
     /// let report = lend(|lender| {
@@ -236,6 +221,21 @@ impl Store {
     ) -> Result<GetReport> {
         let request = GetRequest { chain, out, layer: Some(layer), scope: Scope::Prefix };
         get(&self.door.enter()?.engine, namespace, request, terms)
+    }
+
+    /// The longest present run of `chain`, to be read in its place in DRAM without a copy. Every byte was verified.
+    /// Blocks that are only in the log are read into DRAM first, within `terms`.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn lease(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        terms: &Terms,
+    ) -> Result<Lease> {
+        lease(&self.door.enter()?.engine, namespace, chain, terms)
     }
 
     /// How many leading blocks of `chain` are present; it may start at any block of a prompt. While the device does not

@@ -1,0 +1,164 @@
+//! `Lease`.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use dalsegno_store::{Lease, LeasedBlock, Store};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyBufferError, PyIndexError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList, PyMemoryView};
+
+use crate::errors::{InvalidError, OrRaise};
+
+/// Leading blocks of a chain in the store's memory, from :meth:`Namespace.lease`.
+///
+/// ``len(lease)`` is the number of blocks, and ``lease[i]`` a read-only :class:`memoryview` of
+/// block ``i``, layer after layer. Every byte was verified. numpy and torch take it as it is::
+///
+///     with namespace.lease(chain) as lease:
+///         for block in lease:
+///             consume(np.frombuffer(block, np.float16))
+///
+/// The bytes stay as they are, whatever is evicted or removed meanwhile. A lease is a context
+/// manager. At the end of a ``with`` block it ends when the last buffer of it is gone.
+#[pyclass(name = "Lease", module = "dalsegno._native", frozen)]
+pub(crate) struct PyLease {
+    store: Store,
+    /// Shared with the buffers; `None` once it was released.
+    lease: Mutex<Option<Arc<Lease>>>,
+}
+
+impl PyLease {
+    pub(crate) fn new(store: Store, lease: Lease) -> Self {
+        Self { store, lease: Mutex::new(Some(Arc::new(lease))) }
+    }
+
+    /// The lease, unless it was released.
+    fn held(&self) -> PyResult<Arc<Lease>> {
+        self.store.check_process().or_raise()?;
+        let held = self.lease.lock().as_ref().map(Arc::clone);
+        held.ok_or_else(|| InvalidError::new_err("the lease was released; take another one"))
+    }
+}
+
+#[pymethods]
+impl PyLease {
+    /// Whether the store had further leading blocks, but no memory to lease them.
+    ///
+    /// All leases together hold at most half of the DRAM tier (the setting ``dram``).
+    #[getter]
+    fn truncated(&self) -> PyResult<bool> {
+        Ok(self.held()?.is_truncated())
+    }
+
+    /// Returns how many leading blocks were not overwritten so far.
+    ///
+    /// With a store in this process these are all of them.
+    fn valid_blocks(&self) -> PyResult<usize> {
+        Ok(self.held()?.len())
+    }
+
+    /// Ends the lease.
+    ///
+    /// Raises:
+    ///     BufferError: A buffer of it is still in use; delete it first.
+    fn release(&self) -> PyResult<()> {
+        self.store.check_process().or_raise()?;
+        let mut held = self.lease.lock();
+        let buffers = held.as_ref().map_or(0, |lease| Arc::strong_count(lease) - 1);
+        if buffers > 0 {
+            return Err(PyBufferError::new_err(format!(
+                "{buffers} buffers of this lease are still in use; delete them first"
+            )));
+        }
+        *held = None;
+        Ok(())
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.held()?.len())
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, at: isize) -> PyResult<Bound<'py, PyMemoryView>> {
+        let lease = self.held()?;
+        let count = lease.len();
+        let position = if at < 0 { count.checked_add_signed(at) } else { usize::try_from(at).ok() };
+        position.and_then(|position| view_of(py, &lease, position)).unwrap_or_else(|| {
+            Err(PyIndexError::new_err(format!("block {at} of a lease of {count} blocks")))
+        })
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let lease = self.held()?;
+        let views = (0..lease.len()).map(|at| view_of(py, &lease, at));
+        let views: Vec<_> =
+            views.map(|view| view.expect("a block of the lease")).collect::<PyResult<_>>()?;
+        PyList::new(py, views)?.try_iter()
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (exc_type, exc, traceback))]
+    fn __exit__(
+        &self,
+        exc_type: &Bound<'_, PyAny>,
+        exc: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) {
+        let _ = (exc_type, exc, traceback);
+        if self.store.check_process().is_ok() {
+            *self.lease.lock() = None;
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        match self.held() {
+            Ok(lease) => format!("<Lease of {} blocks>", lease.len()),
+            Err(_) => "<Lease, released>".to_owned(),
+        }
+    }
+}
+
+/// A memoryview of a block; `None` if there is no such block.
+fn view_of<'py>(
+    py: Python<'py>,
+    lease: &Arc<Lease>,
+    at: usize,
+) -> Option<PyResult<Bound<'py, PyMemoryView>>> {
+    let block = PyLeasedBlock { block: lease.block(at)?, _lease: Arc::clone(lease) };
+    Some(Bound::new(py, block).and_then(|block| PyMemoryView::from(block.as_any())))
+}
+
+/// What a memoryview of a leased block exports. Python sees only the view.
+#[pyclass(name = "LeasedBlock", module = "dalsegno._native", frozen)]
+struct PyLeasedBlock {
+    block: LeasedBlock,
+    /// Counts the buffers of the lease.
+    _lease: Arc<Lease>,
+}
+
+#[pymethods]
+impl PyLeasedBlock {
+    /// # Safety
+    ///
+    /// Called by the interpreter, with a view that it owns.
+    #[expect(clippy::needless_pass_by_value, reason = "PyO3 passes it so")]
+    unsafe fn __getbuffer__(
+        this: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let bytes = this.get().block.as_slice();
+        let (start, length) = (bytes.as_ptr().cast_mut().cast(), bytes.len());
+        let length = isize::try_from(length).expect("a slice is at most isize::MAX bytes");
+        // SAFETY: `view` is the interpreter's. The bytes stay where they are, and nobody writes them, while the block
+        // lives; the view holds a reference to this object, which holds the block. The view is read-only.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, this.as_ptr(), start, length, 1, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(this.py())) }
+    }
+}

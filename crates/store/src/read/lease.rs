@@ -1,0 +1,110 @@
+//! Leases: blocks that stay in their places in DRAM while a caller reads them there, without a copy.
+//!
+//! 1. A lease has leading blocks of a chain, all verified. They stay readable and unchanged until it is dropped,
+//!    whatever is evicted or removed meanwhile.
+//! 2. All leases together hold at most half of DRAM. A lease that would exceed it has fewer blocks.
+
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, NamespaceId, Result};
+use dalsegno_index::Scope;
+use dalsegno_log::Cause;
+
+use crate::api::terms::Terms;
+use crate::engine::Engine;
+use crate::read::arena::PlacedBlock;
+use crate::read::get::{Get, GetReport, Outcome, Wanted, count};
+use crate::read::lease_share::LeaseShare;
+use crate::read::lookup::lookup_limit;
+
+/// Leading blocks of a chain, to be read in their places. Dropping it ends the lease.
+///
+/// ```
+/// use dalsegno_store::{ChainHash, Memory, Put, Terms};
+/// # mod example { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/example.rs")); }
+/// # let (_dir, store, id) = example::store();
+///
+/// let chain = [ChainHash([1; 32]), ChainHash([2; 32])];
+/// let blocks = vec![vec![Memory::owned(vec![7; 8192], ())]];
+/// store.put_batch(id, Put { chain: &chain[..1], first: 0, blocks }, &Terms::default())?;
+/// let lease = store.lease(id, &chain, &Terms::default())?;
+/// assert_eq!(lease.len(), 1);
+/// assert!(lease.block(0).unwrap().as_slice().iter().all(|byte| *byte == 7));
+/// # Ok::<(), dalsegno_store::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Lease {
+    blocks: Vec<Arc<PlacedBlock>>,
+    is_truncated: bool,
+    _share: LeaseShare,
+}
+
+/// One block of a [`Lease`]. It keeps the bytes, but not the share of memory, beyond the lease.
+#[derive(Clone, Debug)]
+pub struct LeasedBlock(Arc<PlacedBlock>);
+
+impl Lease {
+    /// How many leading blocks of the chain it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether it has no blocks.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Whether the store had further leading blocks, but no memory to lease them.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.is_truncated
+    }
+
+    /// A block by its position in the chain.
+    #[must_use]
+    pub fn block(&self, at: usize) -> Option<LeasedBlock> {
+        self.blocks.get(at).map(|block| LeasedBlock(Arc::clone(block)))
+    }
+}
+
+impl LeasedBlock {
+    /// The bytes, layer after layer.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
+/// See [`Store::lease`](crate::Store::lease).
+pub(crate) fn lease(
+    engine: &Engine,
+    namespace: NamespaceId,
+    chain: &[ChainHash],
+    terms: &Terms,
+) -> Result<Lease> {
+    let namespace = engine.namespaces.get(namespace)?;
+    let block_bytes = namespace.layout().block_bytes();
+    let bytes = usize::try_from(block_bytes).expect("64-bit addresses");
+    let mut share = engine.front.dram.lease_share(bytes, chain.len());
+    let (asked, further) = chain.split_at(share.count());
+    let call = terms.call(engine.clock.as_ref());
+    let _in_progress = engine.reads.begin();
+    let mut get = Get::new(engine, &namespace, asked, 0..namespace.layout().layers(), &call);
+    get.run(asked.iter().map(|_| Wanted::Lease), Scope::Prefix);
+    let Get { outcomes, mut leased, .. } = get;
+    let report = GetReport { outcomes };
+    let hits = report.leading_blocks();
+    let blocks: Vec<_> = (0..hits).map(|at| leased.remove(&at).expect("a hit")).collect();
+    share.shrink(hits);
+    let is_truncated = match report.outcomes.get(hits) {
+        Some(outcome) => *outcome == Outcome::Lost(Cause::Throttled),
+        None => further.first().is_some_and(|hash| {
+            let limit = lookup_limit(engine);
+            engine.index.probe(namespace.id(), std::slice::from_ref(hash), limit) == 1
+        }),
+    };
+    count(&engine.counters, &report, block_bytes);
+    Ok(Lease { blocks, is_truncated, _share: share })
+}
