@@ -83,12 +83,6 @@ impl Places {
         u32::try_from(bytes.div_ceil(UNIT_BYTES).max(1)).ok()
     }
 
-    /// Units of the arena.
-    #[must_use]
-    pub fn unit_count(&self) -> u32 {
-        self.unit_count
-    }
-
     /// Units in no place.
     #[must_use]
     pub fn free_units(&self) -> u32 {
@@ -96,8 +90,8 @@ impl Places {
     }
 
     /// Units of the largest free range.
-    #[must_use]
-    pub fn largest_free(&self) -> u32 {
+    #[cfg(test)]
+    fn largest_free(&self) -> u32 {
         self.by_size.last().map_or(0, |(units, _)| *units)
     }
 

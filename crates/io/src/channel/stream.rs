@@ -31,7 +31,7 @@ use crate::{IoError, Process};
 
 /// Most descriptors of one frame, and of frames that were not taken yet.
 const MOST_DESCRIPTORS: usize = 4;
-/// Bytes that are read at once. Most frames fit.
+/// Bytes that one read takes. Most frames fit.
 const READ_BYTES: usize = 64 << 10;
 /// Length and number of descriptors.
 const HEADER_BYTES: usize = 5;
@@ -84,7 +84,7 @@ impl Channel {
     pub fn connect(path: &Path) -> Result<Self, IoError> {
         let failed = |error| IoError::os("connect", path.display().to_string(), error);
         let address = SocketAddrUnix::new(path).map_err(failed)?;
-        // Connecting to a Unix socket waits for nobody: with a full backlog it fails at once.
+        // Connecting to a Unix socket waits for nobody: with a full backlog it fails immediately.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = stream_socket(flags).map_err(failed)?;
         rustix::net::connect(&socket, &address).map_err(failed)?;

@@ -81,7 +81,7 @@ impl Arena {
 
     /// Bytes of the place that a block of `bytes` takes.
     pub(crate) fn place_bytes(bytes: usize) -> u64 {
-        (bytes as u64).div_ceil(UNIT_BYTES).max(1) * UNIT_BYTES
+        Places::units_of(bytes as u64).map_or(u64::MAX, |units| u64::from(units) * UNIT_BYTES)
     }
 
     /// Reserves a place for `bytes`, which the caller can fill without a lock. Returns `None` if no free range is large
