@@ -20,7 +20,7 @@ pub struct SpaceFacts {
 }
 
 /// Every bound of a store, derived and checked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// Most bytes of disk, all files together.
     pub capacity_bytes: u64,

@@ -27,8 +27,8 @@ pub use engine::CallRing;
 pub use error::IoError;
 pub use file_limit::allow_open_files;
 pub use memory::{
-    Access, Backing, BufferPool, Claim, Filled, Lender, Memory, PageAllocator, PageBuffer, PageVec,
-    Region, Touch, lend,
+    Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
+    PageBuffer, PageVec, Region, SealedFile, Touch, lend,
 };
 pub use process::{Process, forked_amid_threads};
 pub use random::random_bytes;

@@ -2,13 +2,13 @@
 
 use crate::IoError;
 
-/// Sixteen bytes from the operating system's generator.
+/// Bytes from the operating system's generator, at most 256.
 ///
 /// # Errors
 ///
 /// [`IoError::Os`] if the system has no generator. Every supported kernel has one.
-pub fn random_bytes() -> Result<[u8; 16], IoError> {
-    let mut bytes = [0_u8; 16];
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], IoError> {
+    let mut bytes = [0_u8; N];
     // SAFETY: the pointer and the length describe `bytes`, which outlives the call.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     // Requests of up to 256 bytes are never short once the generator is ready.

@@ -1,6 +1,7 @@
 //! A number for each unit of an arena that changes when its place ends, so that a reader finds out about it.
 //!
-//! 1. A unit's generation is even while a place with complete bytes has it, and odd otherwise. It only grows.
+//! 1. A unit's generation is even while a place with complete bytes has it, and odd otherwise. It only grows. All units
+//!    of a complete place have the same one, and no two places of an arena ever have the same.
 //! 2. When a place ends, the generations of *all* its units become odd before its range is allocated again. So a place
 //!    that covers only some of them cannot hide that the earlier one ended.
 //! 3. They become even after the new place's bytes are complete.
@@ -8,26 +9,23 @@
 //! A reader takes a [`Stamp`] before it reads and compares it afterwards. If the stamp is still [current], no byte that
 //! it read was written meanwhile. The table may lie in memory that other processes read.
 //!
-//! [current]: Generations::is_current
+//! [current]: is_current
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::places::Place;
 
-/// The generations of the first and the last unit of a place.
+/// The generation of all units of a place whose bytes are complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    /// Of the first unit.
-    pub first: u64,
-    /// Of the last unit.
-    pub last: u64,
-}
+pub struct Stamp(pub u64);
 
-/// The generations of all units of an arena.
+/// The generations of all units of an arena, for its only writer.
 #[derive(Debug)]
 pub struct Generations<T> {
     table: T,
+    /// The largest even generation that was given out.
+    last: AtomicU64,
 }
 
 impl<T: AsRef<[AtomicU64]>> Generations<T> {
@@ -36,11 +34,13 @@ impl<T: AsRef<[AtomicU64]>> Generations<T> {
     /// The entries are made odd if they are not: what they were in an earlier life of the memory stays smaller.
     #[must_use]
     pub fn new(table: T) -> Self {
+        let mut last = 0;
         for entry in table.as_ref() {
-            let generation = entry.load(Ordering::Relaxed);
-            entry.store(generation | 1, Ordering::Relaxed);
+            let generation = entry.load(Ordering::Relaxed) | 1;
+            entry.store(generation, Ordering::Relaxed);
+            last = last.max(generation - 1);
         }
-        Self { table }
+        Self { table, last: AtomicU64::new(last) }
     }
 
     /// Says that all bytes of a place are complete. Call it after the last write, before the first reader learns of the
@@ -50,49 +50,43 @@ impl<T: AsRef<[AtomicU64]>> Generations<T> {
     ///
     /// If the place is complete already.
     pub fn complete(&self, place: &Place) -> Stamp {
+        let stamp = self.last.fetch_add(2, Ordering::Relaxed) + 2;
         for entry in &self.table.as_ref()[range(place)] {
             let generation = entry.load(Ordering::Relaxed);
             assert!(is_odd(generation), "{place:?} is complete already (invariant 1)");
             // Release: a reader that sees this generation sees the bytes.
-            entry.store(generation + 1, Ordering::Release);
+            entry.store(stamp, Ordering::Release);
         }
-        self.stamp(place).expect("the entries are even now")
+        Stamp(stamp)
     }
 
     /// Says that a place ends. Call it before its range is allocated again. It may end before it was complete.
     pub fn end(&self, place: &Place) {
         for entry in &self.table.as_ref()[range(place)] {
             let generation = entry.load(Ordering::Relaxed);
-            entry.store(generation + 1 + u64::from(is_odd(generation)), Ordering::Relaxed);
+            entry.store(generation | 1, Ordering::Relaxed);
         }
         // A reader that sees a byte of the next place sees these generations: its own fence follows its last read.
         fence(Ordering::SeqCst);
     }
+}
 
-    /// The stamp of a place whose bytes are complete, otherwise `None`.
-    #[must_use]
-    pub fn stamp(&self, place: &Place) -> Option<Stamp> {
-        let units = range(place);
-        let table = self.table.as_ref();
-        let first = table[units.start].load(Ordering::Acquire);
-        let last = table[units.end - 1].load(Ordering::Acquire);
-        (!is_odd(first) && !is_odd(last)).then_some(Stamp { first, last })
-    }
-
-    /// Whether the units from `start` on still have the place that the stamp was taken from. Call it after the last
-    /// read of the place's bytes.
-    ///
-    /// # Panics
-    ///
-    /// If there are no such units.
-    #[must_use]
-    pub fn is_current(&self, start: u32, units: u32, stamp: Stamp) -> bool {
-        fence(Ordering::SeqCst);
-        let table = self.table.as_ref();
-        let (first, last) = (start as usize, start as usize + units as usize - 1);
-        table[first].load(Ordering::Acquire) == stamp.first
-            && table[last].load(Ordering::Acquire) == stamp.last
-    }
+/// Whether `units` units from `start` on still have the place with this stamp, in a table that `generation` reads. Call
+/// it after the last read of the place's bytes. Entries that `generation` does not have belong to no place.
+#[must_use]
+pub fn is_current(
+    generation: impl Fn(usize) -> Option<u64>,
+    start: u32,
+    units: u32,
+    Stamp(stamp): Stamp,
+) -> bool {
+    // The reads of the bytes come before the reads of the table.
+    fence(Ordering::SeqCst);
+    let start = start as usize;
+    let Some(last) = (units as usize).checked_sub(1).map(|before| start + before) else {
+        return false;
+    };
+    !is_odd(stamp) && generation(start) == Some(stamp) && generation(last) == Some(stamp)
 }
 
 fn is_odd(generation: u64) -> bool {
@@ -114,18 +108,25 @@ mod tests {
         (0..units).map(|_| AtomicU64::new(0)).collect()
     }
 
+    fn current(
+        generations: &Generations<Vec<AtomicU64>>,
+        start: u32,
+        units: u32,
+        stamp: Stamp,
+    ) -> bool {
+        let read = |at: usize| generations.table.get(at).map(|entry| entry.load(Ordering::Relaxed));
+        is_current(read, start, units, stamp)
+    }
+
     #[test]
     fn a_place_has_a_stamp_from_its_last_byte_to_its_end() {
         let generations = Generations::new(table(8));
         let mut places = Places::new(8);
         let place = places.allocate(3).unwrap();
-        assert_eq!(generations.stamp(&place), None);
         let stamp = generations.complete(&place);
-        assert_eq!(generations.stamp(&place), Some(stamp));
-        assert!(generations.is_current(0, 3, stamp));
+        assert!(current(&generations, 0, 3, stamp));
         generations.end(&place);
-        assert!(!generations.is_current(0, 3, stamp));
-        assert_eq!(generations.stamp(&place), None);
+        assert!(!current(&generations, 0, 3, stamp));
     }
 
     #[test]
@@ -137,7 +138,17 @@ mod tests {
         places.free(place);
         let place = places.allocate(2).unwrap();
         let stamp = generations.complete(&place);
-        assert!(generations.is_current(0, 2, stamp));
+        assert!(current(&generations, 0, 2, stamp));
+    }
+
+    #[test]
+    fn what_a_stranger_asks_for_outside_of_the_table_is_not_current() {
+        let generations = Generations::new(table(2));
+        let stamp = generations.complete(&Places::new(2).allocate(2).unwrap());
+        for (start, units) in [(0, 0), (0, 3), (2, 1), (u32::MAX, u32::MAX)] {
+            assert!(!current(&generations, start, units, stamp), "{units} units at {start}");
+        }
+        assert!(!current(&Generations::new(table(2)), 0, 1, Stamp(1)), "odd: no place");
     }
 
     #[test]
@@ -156,7 +167,7 @@ mod tests {
         entries[1].store(9, Ordering::Relaxed);
         let generations = Generations::new(entries);
         let place = Places::new(2).allocate(2).unwrap();
-        assert_eq!(generations.complete(&place), Stamp { first: 8, last: 10 });
+        assert_eq!(generations.complete(&place), Stamp(10));
     }
 
     proptest! {
@@ -172,7 +183,6 @@ mod tests {
             let mut ended: Vec<(u32, u32, Stamp)> = Vec::new();
             for (size, leaves) in steps {
                 if let Some(place) = places.allocate(SIZES[size]) {
-                    prop_assert_eq!(generations.stamp(&place), None, "not complete yet");
                     let stamp = generations.complete(&place);
                     live.push((place, stamp));
                 } else {
@@ -182,10 +192,10 @@ mod tests {
                     places.free(place);
                 }
                 for (place, stamp) in &live {
-                    prop_assert!(generations.is_current(place.start(), place.units(), *stamp));
+                    prop_assert!(current(&generations, place.start(), place.units(), *stamp));
                 }
                 for (start, units, stamp) in &ended {
-                    prop_assert!(!generations.is_current(*start, *units, *stamp));
+                    prop_assert!(!current(&generations, *start, *units, *stamp));
                 }
             }
         }

@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod generations;
+mod header;
 mod places;
 
-pub use generations::{Generations, Stamp};
+pub use generations::{Generations, Stamp, is_current};
+pub use header::ArenaHeader;
 pub use places::{Place, Places, UNIT_BYTES};

@@ -83,6 +83,12 @@ impl Places {
         u32::try_from(bytes.div_ceil(UNIT_BYTES).max(1)).ok()
     }
 
+    /// Units in all.
+    #[must_use]
+    pub fn unit_count(&self) -> u32 {
+        self.unit_count
+    }
+
     /// Units in no place.
     #[must_use]
     pub fn free_units(&self) -> u32 {

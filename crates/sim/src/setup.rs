@@ -54,6 +54,7 @@ impl Setup {
             limits,
             lock: None,
             new_store: StoreId([7; 16]),
+            arena: dalsegno_store::ArenaBacking::Private,
             executor: Executor::Inline,
             merging: style.merging,
             scrubbing: ScrubRules::default(),

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 /// Whether the device responds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceStats {
     /// Reads: `"working"`; `"suspended"` while the device hangs or fails, so that no reads are sent; or `"trying"`,
     /// while a read finds out whether it works again.

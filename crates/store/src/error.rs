@@ -51,7 +51,8 @@ pub(crate) fn unavailable(path: &Path, error: IoError) -> Error {
 }
 
 /// The error of every call in a forked child, for a store that its parent opened.
-pub(crate) fn forked(process: Process) -> Error {
+#[must_use]
+pub fn forked(process: Process) -> Error {
     let message = format!(
         "this store was opened by process {} and does not work in a forked child: fork before you open it, or start \
          the child as a new process (with multiprocessing, the start method \"spawn\")",

@@ -22,10 +22,11 @@ mod stats;
 mod write;
 
 pub use api::layer_writer::LayerWriter;
+pub use api::pool::{Pool, PoolBlock, PoolUse};
 pub use api::removal_watch::{MAX_WATCHED_BLOCKS, RemovalWatch, Removals};
 pub use api::store::Store;
 pub use api::terms::{Cancel, Terms};
-pub use api::transfer::{MAX_CALLBACKS, Transfer, TransferState};
+pub use api::transfer::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
 pub use background::tuner::{DecisionRow, IndexStats};
 pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
@@ -34,14 +35,17 @@ pub use dalsegno_core::{
     StoreId, format_bytes, parse_bytes, to_hex,
 };
 pub use dalsegno_index::Scope;
-pub use dalsegno_io::{Lender, Memory, lend};
+pub use dalsegno_io::{Backing, Lender, Memory, lend};
 pub use dalsegno_log::{Cause, CompressionStats, Inspection, ShownField, ShownPart, ShownRecord};
 pub use device::DeviceStats;
+pub use error::forked;
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};
+pub use read::arena::ArenaBacking;
 pub use read::get::{GetReport, Outcome};
-pub use read::lease::{Lease, LeasedBlock};
+pub use read::lease::{Acquired, Lease, LeasedBlock};
+pub use sizes::check_blocks;
 pub use stats::{MergeStats, ScrubStats, Stats};
 pub use write::put::{Put, PutOutcome, PutReport};
 pub use write::register::RegisterOptions;

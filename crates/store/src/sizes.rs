@@ -3,8 +3,8 @@
 use dalsegno_core::{Error, Result};
 use dalsegno_io::Memory;
 
-/// Checks that every block has exactly `bytes` bytes of memory.
-pub(crate) fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
+/// Checks that every block has exactly `bytes` bytes of memory. Fails with `Invalid`.
+pub fn check_blocks(blocks: &[Vec<Memory>], bytes: u64) -> Result<()> {
     for (index, pieces) in blocks.iter().enumerate() {
         let given: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         if given != bytes {

@@ -106,7 +106,7 @@ impl ScrubCounters {
 }
 
 /// A copy of all counters and gauges at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Stats {
     /// Calls of put.
     pub put_calls: u64,

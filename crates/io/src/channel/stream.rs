@@ -110,6 +110,12 @@ impl Channel {
         &self.peer
     }
 
+    /// Whether the other end closed the connection or sent something, while neither end expects a frame.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.is_broken || self.wait(PollFlags::IN, Until::after(Some(Duration::ZERO))).is_ok()
+    }
+
     /// Sends a frame of `bytes` with `descriptors`.
     ///
     /// # Errors

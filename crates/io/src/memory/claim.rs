@@ -133,6 +133,14 @@ impl Filled {
         unsafe { std::slice::from_raw_parts(self.held.start.as_ptr(), self.len()) }
     }
 
+    /// The bytes once more, for a device. The claim lasts until this memory is dropped, too.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&self.held) as _;
+        // SAFETY: the owner keeps the range mapped and claimed. Nobody writes it while `held` lives (invariant 2).
+        unsafe { Memory::from_raw(self.held.start, self.len(), false, owner) }
+    }
+
     /// Fills all pieces, in order, with the bytes starting at `offset`.
     ///
     /// # Panics

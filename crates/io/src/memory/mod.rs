@@ -1,10 +1,12 @@
-//! Memory of four kinds.
+//! Memory of six kinds.
 //!
 //! | module | what it holds | lifetime |
 //! |---|---|---|
 //! | `handle` | [`Memory`]: exclusive access to a range of bytes, whatever owns them | one request |
 //! | `region` | [`Region`]: one mapping, private or shared between processes | its users' |
 //! | `claim` | [`Claim`] and [`Filled`]: a range of a region while it is written, and afterwards | a block's place |
+//! | `counters` | [`Counters`]: numbers in a shared region, written here and read elsewhere | until dropped |
+//! | `sealed` | [`SealedFile`]: memory of another process, read and never mapped | until dropped |
 //! | `buffer_pool` | aligned staging buffers for I/O, populated when the pool is created | one request |
 //! | `page_alloc` | large vectors of the on-disk index, each in its own mapping | until dropped |
 //!
@@ -13,12 +15,16 @@
 mod available;
 mod buffer_pool;
 mod claim;
+mod counters;
 mod handle;
 mod page_alloc;
 mod region;
+mod sealed;
 
 pub use self::buffer_pool::BufferPool;
 pub use self::claim::{Claim, Filled};
+pub use self::counters::Counters;
 pub use self::handle::{Lender, Memory, lend};
 pub use self::page_alloc::{PageAllocator, PageBuffer, PageVec};
 pub use self::region::{Access, Backing, Region, Touch};
+pub use self::sealed::SealedFile;

@@ -12,6 +12,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
@@ -216,6 +217,14 @@ impl Region {
         (self.start.as_ptr() as usize, self.bytes)
     }
 
+    /// The address of `len` bytes at `offset`, for foreign code that reads them in place; `None` if they are not inside
+    /// the region.
+    #[must_use]
+    pub fn address_of(&self, offset: usize, len: usize) -> Option<usize> {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.bytes);
+        fits.then(|| self.start.as_ptr() as usize + offset)
+    }
+
     /// Whether it was mapped by this process.
     #[must_use]
     pub fn is_here(&self) -> bool {
@@ -271,6 +280,26 @@ impl Region {
             // be.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         }
+    }
+
+    /// Reads a number at `offset` that another process may be writing; `None` if it is not aligned or not inside the
+    /// region. Other reads are not ordered by it: the caller needs a fence.
+    ///
+    /// # Panics
+    ///
+    /// In a forked child.
+    #[must_use]
+    pub fn counter(&self, offset: usize) -> Option<u64> {
+        assert!(self.is_here(), "a forked child has no region (invariant 3)");
+        let fits = offset.checked_add(size_of::<u64>()).is_some_and(|end| end <= self.bytes());
+        if !fits || !offset.is_multiple_of(size_of::<u64>()) {
+            return None;
+        }
+        let start = self.part(offset, size_of::<u64>()).cast::<AtomicU64>();
+        // SAFETY: inside the mapping, which starts at a page, so it is aligned. A relaxed load of eight bytes is
+        // allowed of memory that this process may only read. Our own writes to such numbers are atomic as well.
+        let counter = unsafe { start.as_ref() };
+        Some(counter.load(Ordering::Relaxed))
     }
 
     /// Ends a claim.

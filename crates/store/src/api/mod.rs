@@ -3,6 +3,7 @@
 pub(crate) mod door;
 pub(crate) mod layer_writer;
 pub(crate) mod open_store;
+pub(crate) mod pool;
 pub(crate) mod removal_watch;
 pub(crate) mod store;
 pub(crate) mod terms;

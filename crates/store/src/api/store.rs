@@ -26,7 +26,7 @@ use crate::write::register::{RegisterOptions, register};
 /// dropped.
 #[derive(Clone, Debug)]
 pub struct Store {
-    door: Arc<Door>,
+    pub(super) door: Arc<Door>,
     transfers: Arc<TransferLanes>,
 }
 
@@ -171,7 +171,7 @@ impl Store {
         put: Put<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        self.door.enter()?.writer.put_batch(namespace, put, terms)
+        self.door.enter()?.writer.put_batch(namespace, put, &[], terms)
     }
 
     /// Fills `out[i]` with block `chain[i]`: with [`Scope::Prefix`] up to the first miss, with [`Scope::Each`] every
@@ -398,7 +398,7 @@ impl Store {
         let door = Arc::clone(&self.door);
         self.start(Direction::Store, timeout).run(refused, move |terms| {
             let put = Put { chain: &chain, first, blocks };
-            door.enter()?.writer.put_batch(namespace, put, terms)
+            door.enter()?.writer.put_batch(namespace, put, &[], terms)
         })
     }
 

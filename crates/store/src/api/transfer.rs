@@ -31,7 +31,7 @@ pub const MAX_CALLBACKS: usize = 8;
 
 /// The direction of a transfer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
     /// Out of the store.
     Load,
     /// Into the store.
@@ -40,7 +40,7 @@ pub(crate) enum Direction {
 
 /// The threads that carry out transfers.
 #[derive(Debug)]
-pub(crate) struct TransferLanes {
+pub struct TransferLanes {
     loads: JobLane,
     stores: JobLane,
 }
@@ -50,6 +50,47 @@ impl TransferLanes {
     pub(crate) fn start(executor: Executor, threads: u32, queue: u32) -> std::io::Result<Self> {
         let lane = |name| JobLane::start_lane(name, executor, threads, queue);
         Ok(Self { loads: lane("dalsegno-load")?, stores: lane("dalsegno-store")? })
+    }
+
+    /// Starts `threads` threads for each direction, with a queue of `queue` transfers each, for work that is not a
+    /// store's own.
+    ///
+    /// # Errors
+    ///
+    /// The system's own if it refuses a thread.
+    pub fn of_threads(threads: u32, queue: u32) -> std::io::Result<Self> {
+        Self::start(Executor::Threads, threads, queue)
+    }
+
+    /// Queues work; never waits. If the direction's queue is full, the transfer has ended with `refused`, and is
+    /// [throttled](Transfer::is_throttled). `work` gets the rest of `timeout`: the time in the queue counts.
+    pub fn run<T: Send + 'static>(
+        &self,
+        (direction, timeout): (Direction, Option<Duration>),
+        clock: &Arc<dyn Clock>,
+        refused: Result<T>,
+        work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
+    ) -> Transfer<T> {
+        let transfer = Transfer::new(false);
+        let terms = Terms { timeout, cancel: Some(transfer.cancel.clone()) };
+        let clock = Arc::clone(clock);
+        let submitted = clock.now();
+        let mut ending = TransferEnd(Arc::clone(&transfer.shared), None);
+        let job: Job = Box::new(move || {
+            let waited = clock.now().since(submitted);
+            let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
+            ending.1 = Some(work(&Terms { timeout, ..terms }));
+            drop(ending);
+        });
+        match self.submit(direction, job) {
+            Ok(()) => transfer,
+            Err(job) => {
+                drop(job);
+                let throttled = Transfer::new(true);
+                throttled.shared.finish(refused);
+                throttled
+            }
+        }
     }
 
     /// Queues a job, or gives it back.
@@ -62,7 +103,7 @@ impl TransferLanes {
     }
 
     /// Accepts no more jobs and waits until the queued ones are done, at most until `deadline`.
-    pub(crate) fn stop(&self, deadline: Deadline, clock: &dyn Clock) {
+    pub fn stop(&self, deadline: Deadline, clock: &dyn Clock) {
         let lanes = [&self.loads, &self.stores];
         for lane in lanes {
             lane.close();
@@ -121,6 +162,14 @@ impl<T> Transfer<T> {
         let shared = TransferShared { progress, ended: Condvar::new() };
         let process = Process::this();
         Self { shared: Arc::new(shared), cancel: Cancel::default(), throttled, process }
+    }
+
+    /// A transfer that has ended.
+    #[must_use]
+    pub fn ended(result: Result<T>) -> Self {
+        let transfer = Self::new(false);
+        transfer.shared.finish(result);
+        transfer
     }
 
     /// Its state; never waits.
@@ -249,35 +298,15 @@ impl Start<'_> {
         refused: Result<T>,
         work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
     ) -> Transfer<T> {
-        let transfer = Transfer::new(false);
-        let shared = Arc::clone(&transfer.shared);
         let store = match self.door.enter() {
             Ok(store) => store,
-            Err(closed) => {
-                shared.finish(Err(closed));
-                return transfer;
-            }
+            Err(closed) => return Transfer::ended(Err(closed)),
         };
-        let terms = Terms { timeout: self.timeout, cancel: Some(transfer.cancel.clone()) };
-        // The deadline counts from now, the time in the queue included.
-        let clock = Arc::clone(&store.engine.clock);
-        let submitted = clock.now();
-        let mut ending = TransferEnd(shared, None);
-        let job: Job = Box::new(move || {
-            let waited = clock.now().since(submitted);
-            let timeout = terms.timeout.map(|timeout| timeout.saturating_sub(waited));
-            ending.1 = Some(work(&Terms { timeout, ..terms }));
-            drop(ending);
-        });
-        match self.lanes.submit(self.direction, job) {
-            Ok(()) => transfer,
-            Err(job) => {
-                drop(job);
-                add(&store.engine.counters.throttled_transfers, 1);
-                let throttled = Transfer::new(true);
-                throttled.shared.finish(refused);
-                throttled
-            }
+        let terms = (self.direction, self.timeout);
+        let transfer = self.lanes.run(terms, &store.engine.clock, refused, work);
+        if transfer.is_throttled() {
+            add(&store.engine.counters.throttled_transfers, 1);
         }
+        transfer
     }
 }

@@ -34,6 +34,7 @@ use crate::engine::{Engine, Front};
 use crate::error::{no_thread, to_error, unavailable};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
+use crate::read::arena::ArenaBacking;
 use crate::read::dram::Dram;
 use crate::read::failed_reads::FailedReads;
 use crate::read::gauge::ReadGauge;
@@ -61,6 +62,8 @@ pub struct Parts {
     pub lock: Option<DirectoryLock>,
     /// The id if the store is new.
     pub new_store: StoreId,
+    /// Who can map the memory of the DRAM tier.
+    pub arena: ArenaBacking,
     /// What carries out background work. [`Executor::Inline`] also makes the open read headers one after the other.
     pub executor: Executor,
     /// What merging of small extents aims at.
@@ -111,6 +114,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
         limits,
         lock: Some(lock),
         new_store,
+        arena: ArenaBacking::Private,
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
@@ -123,10 +127,10 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
 ///
 /// See [`Store::open`](crate::Store::open).
 pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
-    let Parts { device, clock, pool, limits, lock, new_store, executor, merging, scrubbing } =
-        parts;
+    let Parts { device, clock, pool, limits, lock, new_store, arena, executor, .. } = parts;
+    let (merging, scrubbing) = (parts.merging, parts.scrubbing);
     let device = Arc::new(Watched::new(device, &clock, lock));
-    let dram = open_dram(&limits)?;
+    let dram = open_dram(&limits, &arena)?;
     let source = LogSource {
         device: Arc::<Watched>::clone(&device),
         clock: Arc::clone(&clock),
@@ -190,8 +194,8 @@ fn start_helpers(
     Ok((OpenStore { engine, writer, merger, scrubber, records, space }, transfers))
 }
 
-fn open_dram(limits: &Limits) -> Result<Dram> {
-    Dram::new(limits.dram_bytes).map_err(|error| {
+fn open_dram(limits: &Limits, arena: &ArenaBacking) -> Result<Dram> {
+    Dram::new(limits.dram_bytes, arena).map_err(|error| {
         let wanted = format_bytes(limits.dram_bytes);
         let message =
             format!("the system cannot provide a DRAM tier of {wanted}; set `dram` to less");

@@ -6,12 +6,15 @@
 //! 3. An allocation succeeds or fails immediately. No caller waits for a place.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_io::{Claim, Filled, IoError, Memory, Region, Touch};
-use dalsegno_pool::{Generations, Place, Places, UNIT_BYTES};
+use dalsegno_io::{Backing, Claim, Counters, Filled, IoError, Memory, Region, Touch, random_bytes};
+use dalsegno_pool::{ArenaHeader, Generations, Place, Places, Stamp, UNIT_BYTES};
 use parking_lot::Mutex;
+
+const PURPOSE: &str = "memory for blocks";
 
 /// Memory for blocks. Cheap to clone: clones share one arena.
 #[derive(Clone, Debug)]
@@ -19,11 +22,48 @@ pub(crate) struct Arena {
     shared: Arc<Shared>,
 }
 
+/// Who can map the memory of an arena.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ArenaBacking {
+    /// This process alone.
+    #[default]
+    Private,
+    /// Other processes, for reading.
+    Shared(Backing),
+}
+
 #[derive(Debug)]
 struct Shared {
     region: Arc<Region>,
+    /// Where the units start in the region.
+    units_offset: usize,
     places: Mutex<Places>,
-    generations: Generations<Vec<AtomicU64>>,
+    generations: Generations<Numbers>,
+    /// What other processes need to map it.
+    outside: Option<Outside>,
+}
+
+/// An arena as other processes see it.
+#[derive(Debug)]
+struct Outside {
+    header: ArenaHeader,
+    heartbeat: Counters,
+}
+
+/// The generations of all units.
+#[derive(Debug)]
+enum Numbers {
+    Own(Vec<AtomicU64>),
+    Shared(Counters),
+}
+
+impl AsRef<[AtomicU64]> for Numbers {
+    fn as_ref(&self) -> &[AtomicU64] {
+        match self {
+            Self::Own(numbers) => numbers,
+            Self::Shared(numbers) => numbers.as_ref(),
+        }
+    }
 }
 
 /// Returns a place to its arena when the last holder drops it.
@@ -53,28 +93,80 @@ impl Drop for OwnedPlace {
 }
 
 impl Arena {
-    /// Maps `capacity_bytes`, rounded down to whole units but at least one. Takes no physical memory yet.
+    /// Maps `capacity_bytes`, rounded down to whole units but at least one. Private memory is provided page by page,
+    /// when it is first used.
     ///
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide that much.
-    pub(crate) fn new(capacity_bytes: u64) -> Result<Self, IoError> {
-        let purpose = "memory for blocks";
+    pub(crate) fn new(capacity_bytes: u64, backing: &ArenaBacking) -> Result<Self, IoError> {
         let units = u32::try_from((capacity_bytes / UNIT_BYTES).max(1)).unwrap_or(u32::MAX);
-        let bytes = usize::try_from(u64::from(units) * UNIT_BYTES).expect("64-bit addresses");
-        let region = Arc::new(Region::anonymous(bytes, Touch::AtUse, purpose)?);
-        let table = (0..units).map(|_| AtomicU64::new(0)).collect();
-        let (places, generations) = (Mutex::new(Places::new(units)), Generations::new(table));
-        Ok(Self { shared: Arc::new(Shared { region, places, generations }) })
+        let shared = match backing {
+            ArenaBacking::Private => {
+                let bytes = usize::try_from(u64::from(units) * UNIT_BYTES);
+                let bytes = bytes.expect("64-bit addresses");
+                let table = (0..units).map(|_| AtomicU64::new(0)).collect();
+                Shared {
+                    region: Arc::new(Region::anonymous(bytes, Touch::AtUse, PURPOSE)?),
+                    units_offset: 0,
+                    places: Mutex::new(Places::new(units)),
+                    generations: Generations::new(Numbers::Own(table)),
+                    outside: None,
+                }
+            }
+            ArenaBacking::Shared(backing) => Self::outside(units, backing)?,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// An arena that other processes can map: docs/formats/arena.md.
+    fn outside(unit_count: u32, backing: &Backing) -> Result<Shared, IoError> {
+        let epoch = u64::from_le_bytes(random_bytes::<8>()?);
+        let header = ArenaHeader { unit_count, epoch };
+        let region = Arc::new(Region::shared(backing, header.arena_bytes(), PURPOSE)?);
+        let written = header.encode();
+        let mut claim = Claim::of(&region, 0, written.len(), ());
+        claim.memory().as_mut_slice().copy_from_slice(&written);
+        drop(claim);
+        let heartbeat = Counters::of(&region, ArenaHeader::HEARTBEAT_OFFSET, 1);
+        let units = unit_count as usize;
+        let table = Counters::of(&region, ArenaHeader::GENERATIONS_OFFSET, units);
+        Ok(Shared {
+            region,
+            units_offset: header.units_offset(),
+            places: Mutex::new(Places::new(unit_count)),
+            generations: Generations::new(Numbers::Shared(table)),
+            outside: Some(Outside { header, heartbeat }),
+        })
     }
 
     /// Total bytes, in whole units.
     pub(crate) fn capacity_bytes(&self) -> u64 {
-        self.shared.region.bytes() as u64
+        u64::from(self.shared.places.lock().unit_count()) * UNIT_BYTES
+    }
+
+    /// The header that other processes find; `None` if they cannot map it.
+    pub(crate) fn header(&self) -> Option<ArenaHeader> {
+        Some(self.shared.outside.as_ref()?.header)
+    }
+
+    /// A descriptor through which other processes can read it; `None` if they cannot map it.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] if the system refuses it.
+    pub(crate) fn reader_file(&self) -> Option<Result<OwnedFd, IoError>> {
+        self.shared.outside.as_ref().map(|_| self.shared.region.reader_file())
+    }
+
+    /// Shows other processes that this one runs.
+    pub(crate) fn beat(&self) {
+        if let Some(outside) = &self.shared.outside {
+            outside.heartbeat.as_ref()[0].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Bytes of units in no place.
-    #[cfg(test)]
     pub(crate) fn free_bytes(&self) -> u64 {
         u64::from(self.shared.places.lock().free_units()) * UNIT_BYTES
     }
@@ -90,6 +182,7 @@ impl Arena {
         let units = Places::units_of(bytes as u64)?;
         let place = self.shared.places.lock().allocate(units)?;
         let offset = usize::try_from(place.offset()).expect("within the region");
+        let offset = self.shared.units_offset + offset;
         let owned = Arc::new(OwnedPlace { arena: Arc::clone(&self.shared), place: Some(place) });
         let claim = Claim::of(&self.shared.region, offset, bytes, Arc::clone(&owned));
         Some(ReservedPlace { claim, owned })
@@ -111,8 +204,8 @@ impl ReservedPlace {
     /// Says that all bytes were written. Returns `None`, and gives the place up, if its memory still exists.
     pub(crate) fn complete(self) -> Option<PlacedBlock> {
         let filled = self.claim.fill().ok()?;
-        self.owned.arena.generations.complete(self.owned.place());
-        Some(PlacedBlock { filled, _owned: self.owned })
+        let stamp = self.owned.arena.generations.complete(self.owned.place());
+        Some(PlacedBlock { filled, stamp, owned: self.owned })
     }
 
     /// Copies the bytes of all pieces into the place, in order.
@@ -139,7 +232,8 @@ impl ReservedPlace {
 pub(crate) struct PlacedBlock {
     // Dropped first: the claim ends before the place.
     filled: Filled,
-    _owned: Arc<OwnedPlace>,
+    stamp: Stamp,
+    owned: Arc<OwnedPlace>,
 }
 
 impl PlacedBlock {
@@ -161,6 +255,16 @@ impl PlacedBlock {
     pub(crate) fn as_slice(&self) -> &[u8] {
         self.filled.as_slice()
     }
+
+    /// The bytes, for a device. They keep the place.
+    pub(crate) fn memory(&self) -> Memory {
+        self.filled.memory()
+    }
+
+    /// The first unit of its place, and the stamp by which a reader finds out whether the place ended.
+    pub(crate) fn at(&self) -> (u32, Stamp) {
+        (self.owned.place().start(), self.stamp)
+    }
 }
 
 impl fmt::Debug for PlacedBlock {
@@ -175,6 +279,10 @@ mod tests {
 
     const UNIT: usize = 64 << 10;
 
+    fn arena(bytes: u64) -> Arena {
+        Arena::new(bytes, &ArenaBacking::Private).unwrap()
+    }
+
     fn memory(number: u8, bytes: usize) -> Memory {
         Memory::owned(vec![number; bytes], ())
     }
@@ -185,7 +293,7 @@ mod tests {
 
     #[test]
     fn blocks_of_any_size_in_any_pieces_are_contiguous() {
-        let arena = Arena::new(16 * UNIT_BYTES).unwrap();
+        let arena = arena(16 * UNIT_BYTES);
         for bytes in [1, 4097, UNIT, UNIT + 1, 300_000] {
             let pieces = [memory(1, bytes / 3), memory(2, bytes - bytes / 3)];
             let block = arena.reserve(bytes).unwrap().copy_from(&pieces);
@@ -197,7 +305,7 @@ mod tests {
 
     #[test]
     fn an_allocation_succeeds_immediately_or_fails() {
-        let arena = Arena::new(4 * UNIT_BYTES + 4095).unwrap();
+        let arena = arena(4 * UNIT_BYTES + 4095);
         assert_eq!(arena.capacity_bytes(), 4 * UNIT_BYTES);
         let first = block(&arena, 1, UNIT + 1).unwrap();
         assert!(block(&arena, 2, 2 * UNIT + 1).is_none() && arena.reserve(usize::MAX).is_none());
@@ -209,7 +317,7 @@ mod tests {
 
     #[test]
     fn memory_that_a_device_still_writes_keeps_its_place() {
-        let arena = Arena::new(2 * UNIT_BYTES).unwrap();
+        let arena = arena(2 * UNIT_BYTES);
         let mut reserved = arena.reserve(UNIT).unwrap();
         let late = reserved.memory();
         assert!(reserved.complete().is_none());
@@ -220,7 +328,7 @@ mod tests {
 
     #[test]
     fn used_memory_is_used_again_first() {
-        let arena = Arena::new(1 << 30).unwrap();
+        let arena = arena(1 << 30);
         let address = |block: &PlacedBlock| block.as_slice().as_ptr() as usize;
         let first = block(&arena, 1, 1 << 20).unwrap();
         let _second = block(&arena, 2, 1 << 20).unwrap();
@@ -234,12 +342,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "as many bytes as were reserved")]
     fn a_reservation_must_be_filled_completely() {
-        let _ = Arena::new(1).unwrap().reserve(10).unwrap().copy_from(&[memory(1, 9)]);
+        let _ = arena(1).reserve(10).unwrap().copy_from(&[memory(1, 9)]);
     }
 
     #[test]
     fn concurrent_threads_never_share_a_place() {
-        let arena = Arena::new(24 * UNIT_BYTES).unwrap();
+        let arena = arena(24 * UNIT_BYTES);
         let workers: Vec<_> = (0..4_u8)
             .map(|worker| {
                 let arena = arena.clone();

@@ -16,7 +16,7 @@ use dalsegno_policy::S3Fifo;
 use dalsegno_pool::UNIT_BYTES;
 use parking_lot::Mutex;
 
-use super::arena::{Arena, PlacedBlock, ReservedPlace};
+use super::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
 use super::lease_share::LeaseShare;
 use crate::block_key::BlockKey;
 
@@ -64,9 +64,9 @@ impl Dram {
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide as much memory.
-    pub(crate) fn new(capacity_bytes: u64) -> Result<Self, IoError> {
+    pub(crate) fn new(capacity_bytes: u64, backing: &ArenaBacking) -> Result<Self, IoError> {
         let is_on = capacity_bytes >= UNIT_BYTES;
-        let arena = is_on.then(|| Arena::new(capacity_bytes)).transpose()?;
+        let arena = is_on.then(|| Arena::new(capacity_bytes, backing)).transpose()?;
         Ok(Self {
             blocks: Mutex::new(S3Fifo::new(arena.as_ref().map_or(0, Arena::capacity_bytes))),
             arena,
@@ -79,6 +79,16 @@ impl Dram {
 
     pub(crate) fn is_off(&self) -> bool {
         self.arena.is_none()
+    }
+
+    /// Its memory; `None` if it is off.
+    pub(crate) fn arena(&self) -> Option<&Arena> {
+        self.arena.as_ref()
+    }
+
+    /// Bytes of places that leases hold.
+    pub(crate) fn leased_bytes(&self) -> u64 {
+        self.leased_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether a block is here; this does not count as a use.
@@ -187,6 +197,10 @@ mod tests {
 
     const UNIT: usize = 64 << 10;
 
+    fn dram_of(capacity_bytes: u64) -> Dram {
+        Dram::new(capacity_bytes, &ArenaBacking::Private).unwrap()
+    }
+
     fn key(number: u8) -> BlockKey {
         (NamespaceId::default(), ChainHash([number; 32]))
     }
@@ -218,7 +232,7 @@ mod tests {
 
     #[test]
     fn blocks_of_any_size_are_returned_whole() {
-        let dram = Dram::new(16 * UNIT_BYTES).unwrap();
+        let dram = dram_of(16 * UNIT_BYTES);
         let sizes = [1, UNIT - 1, UNIT, UNIT + 1, 300_000];
         for (number, bytes) in (1..).zip(sizes) {
             let mut rest = memory(number, bytes);
@@ -233,7 +247,7 @@ mod tests {
 
     #[test]
     fn blocks_weigh_whole_units_and_stay_within_the_capacity() {
-        let dram = Dram::new(10 * UNIT_BYTES + 17).unwrap();
+        let dram = dram_of(10 * UNIT_BYTES + 17);
         for number in 0..100 {
             insert(&dram, number, UNIT + 1);
             let view = dram.view();
@@ -248,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_place_that_a_reader_holds_is_not_reused() {
-        let dram = Dram::new(4 * UNIT_BYTES).unwrap();
+        let dram = dram_of(4 * UNIT_BYTES);
         insert(&dram, 1, 3 * UNIT);
         let read = dram.blocks.lock().get(&key(1)).map(Arc::clone).unwrap();
         dram.remove(key(1).0, &[key(1).1]);
@@ -265,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_large_block_evicts_its_neighbours_but_not_too_many() {
-        let dram = Dram::new(100 * UNIT_BYTES).unwrap();
+        let dram = dram_of(100 * UNIT_BYTES);
         for number in 0..100 {
             insert(&dram, number, UNIT);
         }
@@ -280,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_place_for_a_read_pushes_out_nothing_that_was_requested_again() {
-        let dram = Dram::new(4 * UNIT_BYTES).unwrap();
+        let dram = dram_of(4 * UNIT_BYTES);
         for number in 0..4 {
             insert(&dram, number, UNIT);
         }
@@ -295,7 +309,7 @@ mod tests {
     #[test]
     fn a_tier_smaller_than_a_unit_is_off() {
         for capacity_bytes in [0, UNIT_BYTES - 1] {
-            let dram = Dram::new(capacity_bytes).unwrap();
+            let dram = dram_of(capacity_bytes);
             insert(&dram, 1, 1);
             assert!(dram.is_off() && !has(&dram, 1, 1));
             dram.remove_namespace(NamespaceId::default());
@@ -304,7 +318,7 @@ mod tests {
 
     #[test]
     fn all_units_are_free_when_everything_is_removed() {
-        let dram = Dram::new(16 * UNIT_BYTES).unwrap();
+        let dram = dram_of(16 * UNIT_BYTES);
         for number in 0..9 {
             insert(&dram, number, 5 * UNIT);
         }
@@ -315,7 +329,7 @@ mod tests {
 
     #[test]
     fn threads_that_read_and_evict_never_see_bytes_of_another_block() {
-        let dram = Arc::new(Dram::new(20 * UNIT_BYTES).unwrap());
+        let dram = Arc::new(dram_of(20 * UNIT_BYTES));
         let bytes = |number: u8| usize::from(number) * 9973 + 1;
         let workers: Vec<_> = (0..4_u8)
             .map(|worker| {

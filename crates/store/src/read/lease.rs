@@ -9,10 +9,11 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_log::Cause;
+use dalsegno_pool::Stamp;
 
 use crate::api::terms::Terms;
 use crate::engine::Engine;
-use crate::read::arena::PlacedBlock;
+use crate::read::arena::{Arena, PlacedBlock};
 use crate::read::get::{Get, GetReport, Outcome, Wanted, count};
 use crate::read::lease_share::LeaseShare;
 use crate::read::lookup::lookup_limit;
@@ -70,11 +71,69 @@ impl Lease {
 }
 
 impl LeasedBlock {
+    pub(crate) fn of(block: Arc<PlacedBlock>) -> Self {
+        Self(block)
+    }
+
+    pub(crate) fn into_inner(self) -> Arc<PlacedBlock> {
+        self.0
+    }
+
+    /// The first unit of its place in the arena, and the place's stamp, by which a reader in another process finds out
+    /// whether the place has ended.
+    #[must_use]
+    pub fn place(&self) -> (u32, Stamp) {
+        self.0.at()
+    }
+
+    /// Bytes of its place, which has whole units.
+    #[must_use]
+    pub fn place_bytes(&self) -> u64 {
+        Arena::place_bytes(self.0.len())
+    }
+
     /// The bytes, layer after layer.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         self.0.as_slice()
     }
+}
+
+/// Blocks of a get that stay in their places until this is dropped. They do not count as leased, because
+/// they are copied soon.
+#[derive(Debug)]
+pub struct Acquired {
+    /// How the first blocks of the request ended. There are fewer than were requested if more would hold too many bytes
+    /// at a time: ask for the rest when these were copied.
+    pub outcomes: Vec<Outcome>,
+    /// The hits, in order: position in the request, and block.
+    pub blocks: Vec<(usize, LeasedBlock)>,
+}
+
+/// See [`Pool::acquire`](crate::Pool::acquire).
+pub(crate) fn acquire(
+    engine: &Engine,
+    namespace: NamespaceId,
+    (hashes, scope): (&[ChainHash], Scope),
+    most_bytes: u64,
+    terms: &Terms,
+) -> Result<Acquired> {
+    let namespace = engine.namespaces.get(namespace)?;
+    let layout = namespace.layout();
+    let place_bytes = usize::try_from(layout.block_bytes()).map_or(u64::MAX, Arena::place_bytes);
+    let most = usize::try_from(most_bytes / place_bytes).unwrap_or(usize::MAX).max(1);
+    let hashes = &hashes[..hashes.len().min(most)];
+    let call = terms.call(engine.clock.as_ref());
+    let _in_progress = engine.reads.begin();
+    let mut get = Get::new(engine, &namespace, hashes, 0..layout.layers(), &call);
+    get.run(hashes.iter().map(|_| Wanted::Lease), scope);
+    let Get { outcomes, leased, .. } = get;
+    let report = GetReport { outcomes };
+    count(&engine.counters, &report, layout.block_bytes());
+    let mut blocks: Vec<_> =
+        leased.into_iter().map(|(at, block)| (at, LeasedBlock(block))).collect();
+    blocks.sort_unstable_by_key(|(at, _)| *at);
+    Ok(Acquired { blocks, outcomes: report.outcomes })
 }
 
 /// See [`Store::lease`](crate::Store::lease).

@@ -1,5 +1,7 @@
 //! The extents of one put that are written together.
 
+use std::sync::Arc;
+
 use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
 use dalsegno_index::Placement;
 use dalsegno_io::Memory;
@@ -9,7 +11,15 @@ use crate::background::merger::Merger;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
+use crate::read::arena::PlacedBlock;
 use crate::write::publish::{new_extent, publish};
+
+/// The blocks of an extent.
+pub(crate) struct GroupBlocks<'a> {
+    pub(crate) memory: Vec<Vec<Memory>>,
+    /// The same blocks in their places in DRAM, all or none.
+    pub(crate) placed: &'a [Arc<PlacedBlock>],
+}
 
 /// An extent with reserved space.
 struct WaitingExtent {
@@ -63,7 +73,7 @@ impl<'a> Group<'a> {
         namespace: &Namespace,
         chain: &[ChainHash],
         first: usize,
-        blocks: Vec<Vec<Memory>>,
+        GroupBlocks { memory: blocks, placed }: GroupBlocks<'_>,
     ) -> Result<()> {
         let count = blocks.len();
         let mut extent = {
@@ -96,8 +106,13 @@ impl<'a> Group<'a> {
         self.bytes += bytes;
         let (namespace, hashes) = (extent.namespace, extent.hashes.clone());
         if self.engine.limits.dram_admission == DramAdmission::Put {
-            for (hash, block) in extent.hashes.iter().zip(&blocks) {
-                self.engine.front.dram.insert((extent.namespace, *hash), block);
+            let dram = &self.engine.front.dram;
+            for (at, (hash, block)) in extent.hashes.iter().zip(&blocks).enumerate() {
+                let key = (extent.namespace, *hash);
+                match placed.get(at) {
+                    Some(placed) => dram.keep(key, Arc::clone(placed)),
+                    None => dram.insert(key, block),
+                }
             }
         }
         let append = match compressed {

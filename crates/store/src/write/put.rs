@@ -19,9 +19,10 @@ use crate::background::merger::Merger;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
+use crate::read::arena::PlacedBlock;
 use crate::sizes::check_blocks;
 use crate::stats::add;
-use crate::write::group::Group;
+use crate::write::group::{Group, GroupBlocks};
 use crate::write::pending::{Claim, Pending};
 use crate::write::stretch::{Stretch, stretches};
 
@@ -102,18 +103,19 @@ impl Writer {
         Self { engine, space, merger, pending, admission }
     }
 
-    /// See [`Store::put_batch`](crate::Store::put_batch).
+    /// See [`Store::put_batch`](crate::Store::put_batch). `placed` has the blocks in their places in DRAM, all or none.
     pub(crate) fn put_batch(
         &self,
         namespace: NamespaceId,
         put: Put<'_>,
+        placed: &[Arc<PlacedBlock>],
         terms: &Terms,
     ) -> Result<PutReport> {
         let engine = self.engine.as_ref();
         let namespace = engine.namespaces.get(namespace)?;
         check_sizes(&namespace, &put)?;
         let call = terms.call(engine.clock.as_ref());
-        let report = self.put(&namespace, put, &call)?;
+        let report = self.put(&namespace, put, placed, &call)?;
         self.merger.after_put();
         let counters = &engine.counters;
         let stored = report.count(PutOutcome::Stored);
@@ -127,7 +129,13 @@ impl Writer {
         Ok(report)
     }
 
-    fn put(&self, namespace: &Namespace, put: Put<'_>, call: &Call) -> Result<PutReport> {
+    fn put(
+        &self,
+        namespace: &Namespace,
+        put: Put<'_>,
+        placed: &[Arc<PlacedBlock>],
+        call: &Call,
+    ) -> Result<PutReport> {
         let engine = self.engine.as_ref();
         engine.log.check_writable().map_err(to_error)?;
         let hashes = &put.chain[put.first..put.first + put.blocks.len()];
@@ -142,7 +150,8 @@ impl Writer {
             let memory = blocks[first..first + count].iter_mut();
             let memory =
                 memory.map(|block| block.take().expect("each block is in one stretch")).collect();
-            group.add(namespace, put.chain, put.first + first, memory)?;
+            let placed = placed.get(first..first + count).unwrap_or_default();
+            group.add(namespace, put.chain, put.first + first, GroupBlocks { memory, placed })?;
         }
         for (first, count) in group.finish()? {
             outcomes[first - put.first..][..count].fill(PutOutcome::Stored);

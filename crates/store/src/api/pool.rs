@@ -1,0 +1,215 @@
+//! The DRAM tier of a store as a pool: memory that other processes map, and what the server does for them.
+//!
+//! 1. Only this process writes the pool. What others read is protected by the stamp of its place, whatever this process
+//!    does meanwhile.
+//! 2. A block of another process is copied into its place once, and written to the log from there. So the bytes that
+//!    were checksummed are the bytes that are stored, whatever the other process does meanwhile.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Config, Error, ErrorKind, NamespaceId, Result};
+use dalsegno_index::Scope;
+use dalsegno_io::{Backing, Memory};
+use dalsegno_pool::ArenaHeader;
+
+use crate::api::store::Store;
+use crate::api::terms::Terms;
+use crate::engine::Engine;
+use crate::open::assemble::parts_of;
+use crate::read::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
+use crate::read::dram::Leaving;
+use crate::read::lease::{Acquired, LeasedBlock, acquire};
+use crate::write::put::{Put, PutReport};
+
+/// The memory of a store that other processes map. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    store: Store,
+    arena: Arena,
+    file: Arc<OwnedFd>,
+    header: ArenaHeader,
+}
+
+/// A block that another process puts.
+#[derive(Debug)]
+pub enum PoolBlock {
+    /// In its place.
+    Placed(LeasedBlock),
+    /// In other memory, because no place was free.
+    Elsewhere(Memory),
+}
+
+/// How the memory of a pool is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolUse {
+    /// Bytes in all.
+    pub capacity_bytes: u64,
+    /// Bytes of no place.
+    pub free_bytes: u64,
+    /// Bytes of places that leases hold.
+    pub leased_bytes: u64,
+}
+
+impl Pool {
+    /// Opens the store in `path`, with a DRAM tier that other processes can map.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::open`]; `Invalid` if the DRAM tier is off.
+    pub fn open(path: &Path, config: &Config, backing: Backing) -> Result<Self> {
+        let mut parts = parts_of(path, config)?;
+        parts.arena = ArenaBacking::Shared(backing);
+        Self::of(Store::open_parts(parts)?)
+    }
+
+    /// The pool of a store.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if other processes cannot map its DRAM tier, or it is off; `Closed`.
+    pub fn of(store: Store) -> Result<Self> {
+        let open = store.door.enter()?;
+        let arena = open.engine.front.dram.arena();
+        let Some((arena, header)) = arena.and_then(|arena| Some((arena, arena.header()?))) else {
+            let message = "the pool has no memory; give it at least 64 KiB";
+            return Err(Error::invalid(message));
+        };
+        let file = arena.reader_file().expect("it has a header").map_err(|error| {
+            let message = "the pool cannot be handed to other processes";
+            Error::new(ErrorKind::Unavailable, message).with_source(error)
+        })?;
+        let (arena, file) = (arena.clone(), Arc::new(file));
+        drop(open);
+        Ok(Self { store, arena, file, header })
+    }
+
+    /// The store behind it.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The file that other processes map. Nothing can be written through it.
+    #[must_use]
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// What the header of the file says.
+    #[must_use]
+    pub fn header(&self) -> ArenaHeader {
+        self.header
+    }
+
+    /// Shows other processes that this one runs.
+    pub fn beat(&self) {
+        self.arena.beat();
+    }
+
+    /// How its memory is used.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn usage(&self) -> Result<PoolUse> {
+        let open = self.store.door.enter()?;
+        Ok(PoolUse {
+            capacity_bytes: self.arena.capacity_bytes(),
+            free_bytes: self.arena.free_bytes(),
+            leased_bytes: open.engine.front.dram.leased_bytes(),
+        })
+    }
+
+    /// Bytes of a block of a namespace.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if the namespace is not known; `Closed`.
+    pub fn block_bytes(&self, namespace: NamespaceId) -> Result<u64> {
+        let open = self.store.door.enter()?;
+        Ok(open.engine.namespaces.get(namespace)?.layout().block_bytes())
+    }
+
+    /// Bytes of the place of a block of a namespace. Fails as [`Pool::block_bytes`].
+    pub fn place_bytes(&self, namespace: NamespaceId) -> Result<u64> {
+        let bytes = usize::try_from(self.block_bytes(namespace)?).expect("64-bit addresses");
+        Ok(Arena::place_bytes(bytes))
+    }
+
+    /// Finds blocks as [`Store::get_batch`] does, and keeps them in their places, at most `most_bytes` of them. Blocks
+    /// that are only in the log are read into places first. A block for which there is no place is lost as throttled.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn acquire(
+        &self,
+        namespace: NamespaceId,
+        (hashes, scope): (&[ChainHash], Scope),
+        most_bytes: u64,
+        terms: &Terms,
+    ) -> Result<Acquired> {
+        acquire(&self.store.door.enter()?.engine, namespace, (hashes, scope), most_bytes, terms)
+    }
+
+    /// Fills memory for a block of `bytes` that another process puts: in a place if one becomes free, otherwise
+    /// elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// What `fill` returns; `Closed`.
+    pub fn receive<E: From<Error>>(
+        &self,
+        bytes: usize,
+        fill: impl FnOnce(&mut Memory) -> std::result::Result<(), E>,
+    ) -> std::result::Result<PoolBlock, E> {
+        let place = self.store.door.enter().map(|open| reserve(&open.engine, bytes))?;
+        let Some(mut place) = place else {
+            let mut memory = Memory::zeroed(bytes.max(1));
+            fill(&mut memory)?;
+            return Ok(PoolBlock::Elsewhere(memory));
+        };
+        let mut memory = place.memory();
+        fill(&mut memory)?;
+        drop(memory);
+        let block = place.complete().expect("the memory was dropped");
+        Ok(PoolBlock::Placed(LeasedBlock::of(Arc::new(block))))
+    }
+
+    /// Puts blocks that were received, as [`Store::put_batch`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::put_batch`].
+    pub fn put(
+        &self,
+        namespace: NamespaceId,
+        (chain, first): (&[ChainHash], usize),
+        blocks: Vec<PoolBlock>,
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        let (mut memory, mut placed) = (Vec::with_capacity(blocks.len()), Vec::new());
+        let count = blocks.len();
+        for block in blocks {
+            match block {
+                PoolBlock::Placed(block) => {
+                    let block: Arc<PlacedBlock> = block.into_inner();
+                    memory.push(vec![block.memory()]);
+                    placed.push(block);
+                }
+                PoolBlock::Elsewhere(bytes) => memory.push(vec![bytes]),
+            }
+        }
+        if placed.len() < count {
+            placed.clear();
+        }
+        let put = Put { chain, first, blocks: memory };
+        self.store.door.enter()?.writer.put_batch(namespace, put, &placed, terms)
+    }
+}
+
+fn reserve(engine: &Engine, bytes: usize) -> Option<ReservedPlace> {
+    engine.front.dram.reserve(bytes, Leaving::Any)
+}
