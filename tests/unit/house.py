@@ -24,8 +24,9 @@ ARROWS: dict[str, set[str]] = {
     "log": {"core", "io", "extent"},
     "index": {"core", "policy", "io"},
     "store": {"core", "policy", "pool", "io", "extent", "log", "index"},
-    "py": {"store"},
-    "sim": {"core", "policy", "pool", "io", "extent", "log", "index", "store"},
+    "serve": {"core", "pool", "io", "store"},
+    "py": {"store", "serve"},
+    "sim": {"core", "policy", "pool", "io", "extent", "log", "index", "store", "serve"},
 }
 # Crates that only tests may use; nothing of a release depends on them.
 DEV_ONLY = {"sim"}
@@ -40,7 +41,7 @@ PACKAGES = {"dalsegno": "python", "dalsegno_bench": "bench"}
 RUST_LINES = 450
 PYTHON_LINES = 400
 # What a user installs and an auditor reads: python/dalsegno without the contract of the border.
-PRODUCT_LINES = 8000
+PRODUCT_LINES = 8600
 FUNCTION_LINES = 50
 # rustfmt wraps code at 100, but neither comments nor texts.
 RUST_COLUMNS = 120

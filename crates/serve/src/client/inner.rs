@@ -1,0 +1,172 @@
+//! What the clones of a client share, and the calls that its writers and watches make as well.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, NamespaceId, Result};
+use dalsegno_io::{Process, SystemClock};
+use dalsegno_store::{
+    Direction, Put, PutOutcome, PutReport, Stats, Terms, Transfer, TransferLanes, forked,
+};
+use parking_lot::Mutex;
+
+use super::attachment::{Attachment, Limit, Lost};
+use super::link::Link;
+use super::save;
+use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
+
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the clones of a client share.
+#[derive(Debug)]
+pub(super) struct Inner {
+    /// `None` while it is dropped.
+    parts: Option<Parts>,
+    process: Process,
+}
+
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) link: Link,
+    pub(super) lanes: TransferLanes,
+    pub(super) clock: SystemClock,
+    pub(super) is_closed: AtomicBool,
+    pub(super) last_stats: Mutex<serde_json::Value>,
+}
+
+impl Inner {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self { parts: Some(parts), process: Process::this() }
+    }
+
+    /// Fails in a forked child.
+    pub(super) fn check_process(&self) -> Result<()> {
+        if self.process.is_this() { Ok(()) } else { Err(forked(self.process)) }
+    }
+
+    /// The parts, whether or not the client was closed.
+    pub(super) fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("there until it is dropped")
+    }
+
+    /// The parts, for one call. Fails with `Closed`, or `Unavailable` in a forked child.
+    pub(super) fn enter(&self) -> Result<&Parts> {
+        self.check_process()?;
+        let parts = self.parts();
+        if parts.is_closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "the store is closed; open it again"));
+        }
+        Ok(parts)
+    }
+
+    pub(super) fn close(&self) {
+        let Ok(parts) = self.enter() else { return };
+        let until = Deadline::At(parts.clock.now().after(CLOSE_TIMEOUT));
+        parts.lanes.stop(until, &parts.clock);
+        let _ = parts.stats();
+        parts.is_closed.store(true, Ordering::Release);
+        parts.link.close();
+    }
+
+    pub(super) fn count_leading(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        how: Look,
+    ) -> Result<usize> {
+        let parts = self.enter()?;
+        let mut found = 0;
+        for part in chain.chunks(MOST_HASHES) {
+            let message = look(namespace, how, part);
+            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok((Reply::Count { count }, _)) = wire::decode::<Reply>(&answer) else { break };
+            let count = usize::try_from(count).unwrap_or(usize::MAX).min(part.len());
+            found += count;
+            if count < part.len() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn put_batch(
+        &self,
+        namespace: NamespaceId,
+        put: &Put<'_>,
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        let parts = self.enter()?;
+        let namespace = parts.link.namespace(namespace)?;
+        save::check(&namespace, put)?;
+        match parts.server() {
+            Ok(server) => save::put(&server, &namespace, put, &parts.limit(terms)),
+            Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; put.blocks.len()] }),
+        }
+    }
+
+    /// Starts work in the background.
+    pub(super) fn start<T: Send + 'static>(
+        &self,
+        terms: (Direction, Option<Duration>),
+        refused: Result<T>,
+        work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
+    ) -> Transfer<T> {
+        let parts = match self.enter() {
+            Ok(parts) => parts,
+            Err(closed) => return Transfer::ended(Err(closed)),
+        };
+        let clock: Arc<dyn Clock> = Arc::new(parts.clock);
+        parts.lanes.run(terms, &clock, refused, work)
+    }
+}
+
+impl Parts {
+    pub(super) fn server(&self) -> std::result::Result<Arc<Attachment>, Lost> {
+        self.link.server().ok_or(Lost::Away)
+    }
+
+    pub(super) fn limit(&self, terms: &Terms) -> Limit {
+        let end = terms.timeout.map(|timeout| Deadline::At(self.clock.now().after(timeout)));
+        Limit { deadline: end.unwrap_or_default(), cancel: terms.cancel.clone() }
+    }
+
+    pub(super) fn ask(&self, message: &[u8], terms: &Terms) -> std::result::Result<Vec<u8>, Lost> {
+        self.server()?.call(message, &self.limit(terms))
+    }
+
+    /// The counters of the store, as JSON; the last known ones if the server is away, zeros if there are none.
+    pub(super) fn stats(&self) -> serde_json::Value {
+        let asked = self.ask(&wire::encode(&Request::Stats), &Terms::within(CLOSE_TIMEOUT));
+        if let Ok(answer) = asked
+            && let Ok((Reply::Stats { stats }, _)) = wire::decode::<Reply>(&answer)
+            && let Ok(stats) = serde_json::from_str(&stats)
+        {
+            *self.last_stats.lock() = stats;
+        }
+        let last = self.last_stats.lock().clone();
+        if last.is_null() { to_json(&Stats::default()) } else { last }
+    }
+}
+
+fn to_json<T: serde::Serialize>(value: &T) -> serde_json::Value {
+    serde_json::to_value(value).expect("plain fields")
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.process.is_this() {
+            self.close();
+        } else {
+            // The threads of the parent may hold any lock of it.
+            std::mem::forget(self.parts.take());
+        }
+    }
+}
+
+/// A question about hashes.
+pub(super) fn look(namespace: NamespaceId, how: Look, hashes: &[ChainHash]) -> Vec<u8> {
+    let mut message = wire::encode(&Request::Look { namespace: namespace.0, how });
+    wire::push_hashes(&mut message, hashes);
+    message
+}

@@ -1,0 +1,240 @@
+//! Whether a client has a server: the thread that connects, and connects again.
+//!
+//! 1. No call connects to a server that is away: it is a miss immediately. One thread tries again, with pauses that
+//!    double up to [`LONGEST_PAUSE`].
+//! 2. A server that was reached knows all namespaces of the client before the first call uses it.
+//! 3. That a server is away is logged once, and once that it is back.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Namespace, NamespaceId, Result};
+use dalsegno_io::{SystemClock, Workers};
+use dalsegno_store::RegisterOptions;
+use parking_lot::{Mutex, RwLock};
+
+use super::attachment::{Attachment, Limit};
+use super::facts::Facts;
+use crate::wire::{self, Reply, Request};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How often the thread looks whether the server is still there, and sends it ended leases.
+const WATCH: Duration = Duration::from_millis(100);
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+type Namespaces = BTreeMap<NamespaceId, (Namespace, RegisterOptions)>;
+
+/// The way to a server.
+#[derive(Debug)]
+pub(super) struct Link {
+    shared: Arc<LinkState>,
+    wake: Mutex<Option<Sender<()>>>,
+    worker: Mutex<Workers>,
+}
+
+#[derive(Debug)]
+struct LinkState {
+    socket: PathBuf,
+    clock: SystemClock,
+    attached: RwLock<Option<Arc<Attachment>>>,
+    /// All that this client uses. Held while a server learns of them, so that none is left out.
+    namespaces: Mutex<Namespaces>,
+    facts: Mutex<Facts>,
+    is_away_logged: AtomicBool,
+}
+
+impl Link {
+    /// Tries to reach the server once, and starts the thread that tries again.
+    ///
+    /// # Errors
+    ///
+    /// `Incompatible` if the server does not speak our version; `Unavailable` if the system refuses the thread. That
+    /// nobody answers is no error.
+    pub(super) fn start(socket: &Path, clock: SystemClock) -> Result<Self> {
+        let shared = Arc::new(LinkState {
+            socket: socket.to_owned(),
+            clock,
+            attached: RwLock::new(None),
+            namespaces: Mutex::default(),
+            facts: Mutex::default(),
+            is_away_logged: AtomicBool::new(false),
+        });
+        match shared.attach() {
+            Err(error) if error.kind() == ErrorKind::Incompatible => return Err(error),
+            Err(error) => shared.log_away(&error),
+            Ok(()) => {}
+        }
+        let (wake, woken) = crossbeam_channel::bounded(1);
+        let mut workers = Workers::new();
+        let of_thread = Arc::clone(&shared);
+        let body = move || keep_attached(&of_thread, &woken);
+        workers.start("dalsegno-connect", body).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "the system refuses a thread").with_source(error)
+        })?;
+        Ok(Self { shared, wake: Mutex::new(Some(wake)), worker: Mutex::new(workers) })
+    }
+
+    /// Where the server is expected.
+    pub(super) fn socket(&self) -> &Path {
+        &self.shared.socket
+    }
+
+    /// The server, unless it is away.
+    pub(super) fn server(&self) -> Option<Arc<Attachment>> {
+        let attached = self.shared.attached.read().as_ref().map(Arc::clone)?;
+        if attached.is_gone() {
+            self.wake();
+            return None;
+        }
+        (!attached.is_stalled()).then_some(attached)
+    }
+
+    /// What is known of the store of the last server that was reached.
+    pub(super) fn facts(&self) -> Facts {
+        self.shared.facts.lock().clone()
+    }
+
+    /// The thread looks now whether the server is there.
+    fn wake(&self) {
+        if let Some(wake) = &*self.wake.lock() {
+            // A full queue means that it was woken already.
+            let _ = wake.try_send(());
+        }
+    }
+
+    /// Makes a namespace known to this client, and to the server if it is there.
+    ///
+    /// # Errors
+    ///
+    /// What the server says; then the namespace is not known here either.
+    pub(super) fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<()> {
+        let mut namespaces = self.shared.namespaces.lock();
+        if let Some(server) = self.server() {
+            self.shared.introduce(&server, namespace, options)?;
+        }
+        let known = namespaces.get(&namespace.id()).map(|(_, known)| known.compression);
+        let compression = options.compression.or(known.flatten());
+        namespaces.insert(namespace.id(), (namespace.clone(), RegisterOptions { compression }));
+        Ok(())
+    }
+
+    /// The namespaces of this client.
+    pub(super) fn namespaces(&self) -> Vec<Namespace> {
+        self.shared.namespaces.lock().values().map(|(namespace, _)| namespace.clone()).collect()
+    }
+
+    /// A namespace of this client.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if it was not registered.
+    pub(super) fn namespace(&self, id: NamespaceId) -> Result<Namespace> {
+        let namespaces = self.shared.namespaces.lock();
+        let found = namespaces.get(&id).map(|(namespace, _)| namespace.clone());
+        found.ok_or_else(|| Error::invalid(format!("namespace {id} is unknown; register it first")))
+    }
+
+    /// Remembers a namespace that the server knows.
+    pub(super) fn learn(&self, namespace: &Namespace) {
+        let mut namespaces = self.shared.namespaces.lock();
+        let options = RegisterOptions::default();
+        namespaces.entry(namespace.id()).or_insert_with(|| (namespace.clone(), options));
+    }
+
+    /// Ends the connections.
+    pub(super) fn close(&self) {
+        self.wake.lock().take();
+        self.worker.lock().join(CLOSE_TIMEOUT);
+        self.shared.attached.write().take();
+    }
+}
+
+impl LinkState {
+    /// Connects to the server, and makes all namespaces known to it.
+    fn attach(&self) -> Result<()> {
+        let (server, facts) = Attachment::open(&self.socket, self.clock)?;
+        let server = Arc::new(server);
+        *self.facts.lock() = facts;
+        let namespaces = self.namespaces.lock();
+        for (namespace, options) in namespaces.values() {
+            if let Err(error) = self.introduce(&server, namespace, *options) {
+                let id = namespace.id();
+                tracing::warn!(%id, %error, "the server refuses a namespace; its blocks are misses");
+            }
+        }
+        *self.attached.write() = Some(server);
+        drop(namespaces);
+        if self.is_away_logged.swap(false, Ordering::AcqRel) {
+            tracing::warn!(socket = %self.socket.display(), "the server is there; its blocks are used from now on");
+        }
+        Ok(())
+    }
+
+    fn introduce(
+        &self,
+        server: &Attachment,
+        namespace: &Namespace,
+        options: RegisterOptions,
+    ) -> Result<()> {
+        let codec = options.compression.map(|one| (one.name().to_owned(), one.element_bytes()));
+        let message = wire::encode(&Request::Register { encoding: namespace.encode(), codec });
+        let deadline = Deadline::At(self.clock.now().after(REGISTER_TIMEOUT));
+        let Ok(answer) = server.call(&message, &Limit { deadline, cancel: None }) else {
+            // It learns of the namespace when it is back.
+            return Ok(());
+        };
+        match wire::decode(&answer) {
+            Ok((Reply::Failed { kind, message }, _)) => Err(wire::error_of(kind, message)),
+            _ => Ok(()),
+        }
+    }
+
+    fn log_away(&self, error: &Error) {
+        if !self.is_away_logged.swap(true, Ordering::AcqRel) {
+            tracing::warn!(%error, "the server is away; until it is there, every block is a miss");
+        }
+    }
+}
+
+/// Connects whenever the server is away, until the client is closed.
+fn keep_attached(shared: &LinkState, woken: &Receiver<()>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let attached = shared.attached.read().as_ref().map(Arc::clone);
+        let wait = match &attached {
+            Some(server) if server.looks_alive() => {
+                server.flush_leases();
+                pause = FIRST_PAUSE;
+                WATCH
+            }
+            Some(_) => {
+                // Nobody else may keep the memory of a server that ended.
+                *shared.attached.write() = None;
+                continue;
+            }
+            None => match shared.attach() {
+                Ok(()) => {
+                    pause = FIRST_PAUSE;
+                    continue;
+                }
+                Err(error) => {
+                    shared.log_away(&error);
+                    let now = pause;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    now
+                }
+            },
+        };
+        drop(attached);
+        match woken.recv_timeout(wait) {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}

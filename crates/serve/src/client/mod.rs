@@ -1,0 +1,418 @@
+//! A store of another process, with the calls of a store of this one.
+//!
+//! 1. While the server is away, stopped or incompatible, every call is a miss, within its terms. No call fails because
+//!    of it.
+//! 2. Bytes that a call returns were in their place, unchanged, until the last one was copied.
+//! 3. A client serves the process that opened it. In a forked child every call is refused before it touches a lock.
+
+mod attachment;
+mod connection;
+mod facts;
+mod inner;
+mod layers;
+mod lease;
+mod link;
+mod load;
+mod removals;
+mod save;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
+use dalsegno_io::SystemClock;
+use dalsegno_store::{
+    Direction, GetReport, Memory, Outcome, Put, PutOutcome, PutReport, RegisterOptions, Scope,
+    Terms, Transfer, TransferLanes,
+};
+use parking_lot::Mutex;
+
+pub use self::layers::LayerPut;
+pub use self::lease::ServedLease;
+pub use self::removals::ServedWatch;
+pub use self::save::Allocation;
+
+use self::attachment::timeout_ns;
+use self::inner::{Inner, Parts, look};
+use self::link::Link;
+use self::load::Load;
+use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
+
+/// Threads of each direction for transfers, and transfers that may wait for them.
+const LANES: (u32, u32) = (2, 256);
+
+/// A store that a server shares. Clones share it. It is closed when [`Client::close`] is called or the last clone is
+/// dropped.
+#[derive(Clone, Debug)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+impl Client {
+    /// Connects to the server at `socket`, now or as soon as it is there.
+    ///
+    /// # Errors
+    ///
+    /// `Incompatible` if the server does not speak our version; `Unavailable` if the system refuses a thread.
+    pub fn open(socket: &Path) -> Result<Self> {
+        let clock = SystemClock::new();
+        let no_thread = |error| {
+            Error::new(ErrorKind::Unavailable, "the system refuses a thread").with_source(error)
+        };
+        let lanes = TransferLanes::of_threads(LANES.0, LANES.1).map_err(no_thread)?;
+        let parts = Parts {
+            link: Link::start(socket, clock)?,
+            lanes,
+            clock,
+            is_closed: AtomicBool::new(false),
+            last_stats: Mutex::default(),
+        };
+        Ok(Self { inner: Arc::new(Inner::new(parts)) })
+    }
+
+    /// Connects to the server at `socket` if there is one; `None` if nobody answers there.
+    pub(crate) fn open_served(socket: &Path) -> Option<Self> {
+        let client = Self::open(socket).ok()?;
+        if client.is_served() {
+            return Some(client);
+        }
+        client.close();
+        None
+    }
+
+    /// Fails in a forked child, as every call does. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable`.
+    pub fn check_process(&self) -> Result<()> {
+        self.inner.check_process()
+    }
+
+    fn enter(&self) -> Result<&Parts> {
+        self.inner.enter()
+    }
+
+    fn parts(&self) -> &Parts {
+        self.inner.parts()
+    }
+
+    /// The name of the store; all zeros as long as no server was reached.
+    #[must_use]
+    pub fn id(&self) -> StoreId {
+        self.check_process()
+            .map_or_else(|_| StoreId::default(), |()| self.parts().link.facts().store)
+    }
+
+    /// Where the server is expected.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        self.parts().link.socket()
+    }
+
+    /// Whether a server is there and responds.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.enter().is_ok_and(|parts| parts.link.server().is_some())
+    }
+
+    /// The bounds of the store, as JSON; zeros as long as no server was reached.
+    #[must_use]
+    pub fn limits(&self) -> serde_json::Value {
+        self.check_process()
+            .map_or_else(|_| serde_json::Value::Null, |()| self.parts().link.facts().limits)
+    }
+
+    /// The counters of the store, as JSON; the last known ones if the server is away, zeros if there are none.
+    #[must_use]
+    pub fn stats(&self) -> serde_json::Value {
+        if self.check_process().is_err() {
+            return serde_json::Value::Null;
+        }
+        self.parts().stats()
+    }
+
+    /// Ends the connections after the transfers under way. Calling it again does nothing, nor does calling it in a
+    /// forked child.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+
+    /// Whether it was closed. In a forked child it always is.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.enter().is_err()
+    }
+
+    /// See [`Store::register`](dalsegno_store::Store::register). While the server is away, it is remembered.
+    pub fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<()> {
+        self.enter()?.link.register(namespace, options)
+    }
+
+    /// See [`Store::namespaces`](dalsegno_store::Store::namespaces). While the server is away, those of this client.
+    pub fn namespaces(&self) -> Result<Vec<Namespace>> {
+        let parts = self.enter()?;
+        let asked = parts.ask(&wire::encode(&Request::Namespaces), &Terms::default());
+        if let Ok(answer) = asked
+            && let Ok((Reply::Namespaces { encodings }, _)) = wire::decode::<Reply>(&answer)
+        {
+            let known: Vec<Namespace> =
+                encodings.iter().filter_map(|one| Namespace::decode(one).ok()).collect();
+            for namespace in &known {
+                parts.link.learn(namespace);
+            }
+            return Ok(known);
+        }
+        Ok(parts.link.namespaces())
+    }
+
+    /// See [`Store::probe`](dalsegno_store::Store::probe).
+    pub fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
+        self.inner.count_leading(namespace, chain, Look::Probe)
+    }
+
+    /// See [`Store::touch`](dalsegno_store::Store::touch).
+    pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
+        self.inner.count_leading(namespace, chain, Look::Touch)
+    }
+
+    /// See [`Store::contains`](dalsegno_store::Store::contains).
+    pub fn contains(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
+        self.flags(namespace, hashes, Look::Contains)
+    }
+
+    /// See [`Store::peek`](dalsegno_store::Store::peek).
+    pub fn peek(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
+        self.flags(namespace, hashes, Look::Peek)
+    }
+
+    fn flags(&self, namespace: NamespaceId, hashes: &[ChainHash], how: Look) -> Result<Vec<bool>> {
+        let parts = self.enter()?;
+        let mut flags = Vec::with_capacity(hashes.len());
+        for part in hashes.chunks(MOST_HASHES) {
+            let message = look(namespace, how, part);
+            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok((Reply::Flags, tail)) = wire::decode::<Reply>(&answer) else { break };
+            flags.extend(tail.iter().take(part.len()).map(|flag| *flag == 1));
+        }
+        flags.resize(hashes.len(), false);
+        Ok(flags)
+    }
+
+    /// See [`Store::get_batch`](dalsegno_store::Store::get_batch).
+    pub fn get_batch(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        out: Vec<Vec<Memory>>,
+        scope: Scope,
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        self.load((namespace, chain, out), (None, scope), terms)
+    }
+
+    /// See [`Store::retrieve_layer`](dalsegno_store::Store::retrieve_layer).
+    pub fn retrieve_layer(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        layer: u32,
+        out: Vec<Vec<Memory>>,
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        self.load((namespace, chain, out), (Some(layer), Scope::Prefix), terms)
+    }
+
+    fn load(
+        &self,
+        (namespace, chain, out): (NamespaceId, &[ChainHash], Vec<Vec<Memory>>),
+        (layer, scope): (Option<u32>, Scope),
+        terms: &Terms,
+    ) -> Result<GetReport> {
+        let parts = self.enter()?;
+        let namespace = parts.link.namespace(namespace)?;
+        let load = Load::new(&namespace, chain, out, layer)?;
+        Ok(match parts.server() {
+            Ok(server) => load.run(&server, scope, &parts.limit(terms)),
+            Err(lost) => load.lose(lost),
+        })
+    }
+
+    /// See [`Store::lease`](dalsegno_store::Store::lease).
+    pub fn lease(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        terms: &Terms,
+    ) -> Result<ServedLease> {
+        let parts = self.enter()?;
+        let namespace = parts.link.namespace(namespace)?;
+        Ok(match parts.server() {
+            Ok(server) => lease::lease(&server, &namespace, chain, &parts.limit(terms)),
+            Err(_) => ServedLease::default(),
+        })
+    }
+
+    /// See [`Store::put_batch`](dalsegno_store::Store::put_batch).
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the blocks are released when it returns, as by a store"
+    )]
+    pub fn put_batch(
+        &self,
+        namespace: NamespaceId,
+        put: Put<'_>,
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        self.inner.put_batch(namespace, &put, terms)
+    }
+
+    /// Memory for `count` blocks that the caller fills and then [commits](Client::commit): the server copies them once,
+    /// this process never.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for an unknown namespace; `Unavailable` if the system cannot provide the memory.
+    pub fn allocate(&self, namespace: NamespaceId, count: usize) -> Result<Allocation> {
+        let parts = self.enter()?;
+        Allocation::new(&parts.link.namespace(namespace)?, count)
+    }
+
+    /// Puts the first blocks of an allocation, as many as `chain` has from `first` on. Nobody may write them meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::put_batch`].
+    pub fn commit(
+        &self,
+        allocation: &Allocation,
+        (chain, first): (&[ChainHash], usize),
+        terms: &Terms,
+    ) -> Result<PutReport> {
+        let parts = self.enter()?;
+        let count = allocation.count_of(chain, first)?;
+        match parts.server() {
+            Ok(server) => {
+                save::commit(&server, allocation, (chain, first, count), &parts.limit(terms))
+            }
+            Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; count] }),
+        }
+    }
+
+    /// See [`Store::layer_writer`](dalsegno_store::Store::layer_writer). Layers are gathered in this process, and put
+    /// together by the commit.
+    pub fn layer_writer(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        first: usize,
+        count: usize,
+    ) -> Result<LayerPut> {
+        let found = self.enter()?.link.namespace(namespace)?;
+        LayerPut::open(Arc::clone(&self.inner), found, chain, (first, count))
+    }
+
+    /// See [`Store::remove`](dalsegno_store::Store::remove).
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` also if the server is away: nothing was removed then.
+    pub fn remove(
+        &self,
+        namespace: NamespaceId,
+        hashes: Option<&[ChainHash]>,
+        terms: &Terms,
+    ) -> Result<u64> {
+        let parts = self.enter()?;
+        let mut removed = 0;
+        let everything: &[ChainHash] = &[];
+        for part in hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect())
+        {
+            let limit = parts.limit(terms);
+            let mut message = wire::encode(&Request::Remove {
+                namespace: namespace.0,
+                all: hashes.is_none(),
+                timeout_ns: timeout_ns(terms.timeout),
+            });
+            wire::push_hashes(&mut message, part);
+            let answered = parts.server().and_then(|server| server.call(&message, &limit));
+            removed += count_of(&answered.map_err(|_| away())?)?;
+        }
+        Ok(removed)
+    }
+
+    /// See [`Store::watch_removals`](dalsegno_store::Store::watch_removals).
+    pub fn watch_removals(&self, capacity: usize) -> Result<ServedWatch> {
+        self.enter()?;
+        ServedWatch::open(Arc::clone(&self.inner), capacity)
+    }
+
+    /// See [`Store::submit_put`](dalsegno_store::Store::submit_put).
+    #[must_use]
+    pub fn submit_put(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        first: usize,
+        blocks: Vec<Vec<Memory>>,
+        timeout: Option<Duration>,
+    ) -> Transfer<PutReport> {
+        let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
+        let client = self.clone();
+        self.inner.start((Direction::Store, timeout), refused, move |terms| {
+            client.put_batch(namespace, Put { chain: &chain, first, blocks }, terms)
+        })
+    }
+
+    /// See [`Store::submit_get`](dalsegno_store::Store::submit_get).
+    #[must_use]
+    pub fn submit_get(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        out: Vec<Vec<Memory>>,
+        scope: Scope,
+        timeout: Option<Duration>,
+    ) -> Transfer<GetReport> {
+        let (refused, client) = (throttled(out.len()), self.clone());
+        self.inner.start((Direction::Load, timeout), Ok(refused), move |terms| {
+            client.get_batch(namespace, &chain, out, scope, terms)
+        })
+    }
+
+    /// See [`Store::submit_retrieve_layer`](dalsegno_store::Store::submit_retrieve_layer).
+    #[must_use]
+    pub fn submit_retrieve_layer(
+        &self,
+        namespace: NamespaceId,
+        chain: Vec<ChainHash>,
+        layer: u32,
+        out: Vec<Vec<Memory>>,
+        timeout: Option<Duration>,
+    ) -> Transfer<GetReport> {
+        let (refused, client) = (throttled(out.len()), self.clone());
+        self.inner.start((Direction::Load, timeout), Ok(refused), move |terms| {
+            client.retrieve_layer(namespace, &chain, layer, out, terms)
+        })
+    }
+}
+
+fn throttled(blocks: usize) -> GetReport {
+    GetReport { outcomes: vec![Outcome::Lost(dalsegno_store::Cause::Throttled); blocks] }
+}
+
+fn away() -> Error {
+    let message = "the server is away or did not respond in time; nothing was done";
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// The number that an answer carries, or its error.
+fn count_of(answer: &[u8]) -> Result<u64> {
+    match wire::decode::<Reply>(answer) {
+        Ok((Reply::Count { count }, _)) => Ok(count),
+        Ok((Reply::Failed { kind, message }, _)) => Err(wire::error_of(kind, message)),
+        _ => Err(away()),
+    }
+}

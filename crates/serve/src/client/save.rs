@@ -1,0 +1,222 @@
+//! Putting blocks: this process writes them into memory of its own, and the server copies them from there, once.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use dalsegno_core::{ChainHash, Error, ErrorKind, KvLayout, Namespace, NamespaceId, Result};
+use dalsegno_io::Claim;
+use dalsegno_store::{Memory, Put, PutOutcome, PutReport, check_blocks};
+
+use super::attachment::{Attachment, Limit, Lost, timeout_ns};
+use super::connection::Window;
+use crate::wire::{self, MOST_HASHES, Malformed, Reply, Request};
+
+/// Bytes of blocks that one message hands over, unless one block has more.
+const MESSAGE_BYTES: usize = 32 << 20;
+
+/// Memory of this process for blocks that it fills and then commits.
+#[derive(Debug)]
+pub struct Allocation {
+    namespace: NamespaceId,
+    layout: KvLayout,
+    count: usize,
+    window: Arc<Window>,
+    /// Keeps the bytes for those who write them.
+    claim: Arc<Claim>,
+    start: usize,
+}
+
+impl Allocation {
+    pub(super) fn new(namespace: &Namespace, count: usize) -> Result<Self> {
+        let layout = namespace.layout();
+        let bytes = block_bytes(layout).checked_mul(count).filter(|bytes| *bytes > 0);
+        let Some(bytes) = bytes else {
+            return Err(Error::invalid(format!("{count} blocks cannot be allocated")));
+        };
+        let no_memory = |error: dalsegno_io::IoError| {
+            let message = format!("no memory for {count} blocks of {} bytes", block_bytes(layout));
+            Error::new(ErrorKind::Unavailable, message).with_source(error)
+        };
+        let window = Arc::new(Window::new(bytes).map_err(no_memory)?);
+        let mut claim = window.claim(0, bytes);
+        let start = claim.memory().address();
+        let namespace = namespace.id();
+        Ok(Self { namespace, layout, count, window, claim: Arc::new(claim), start })
+    }
+
+    /// How many blocks it has memory for.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether it has memory for none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Address and length of the memory of a block, for foreign code that writes it.
+    #[must_use]
+    pub fn range(&self, at: usize) -> Option<(usize, usize)> {
+        let bytes = block_bytes(self.layout);
+        (at < self.count).then(|| (self.start + at * bytes, bytes))
+    }
+
+    /// What keeps the memory mapped.
+    #[must_use]
+    pub fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::<Claim>::clone(&self.claim) as _
+    }
+
+    /// How many blocks a commit of `chain` from `first` on has.
+    pub(super) fn count_of(&self, chain: &[ChainHash], first: usize) -> Result<usize> {
+        match chain.len().checked_sub(first) {
+            Some(count) if count <= self.count => Ok(count),
+            _ => Err(Error::invalid(format!(
+                "the chain has {} hashes and first is {first}, but there is memory for {} blocks",
+                chain.len(),
+                self.count
+            ))),
+        }
+    }
+}
+
+fn block_bytes(layout: KvLayout) -> usize {
+    usize::try_from(layout.block_bytes()).expect("64-bit addresses")
+}
+
+/// Checks the sizes of a put, as the store does.
+pub(super) fn check(namespace: &Namespace, put: &Put<'_>) -> Result<()> {
+    let given = put.first.checked_add(put.blocks.len());
+    if given.is_none_or(|end| end > put.chain.len()) {
+        return Err(Error::invalid(format!(
+            "first is {} and there are {} blocks; together they must be at most the {} hashes of the chain",
+            put.first,
+            put.blocks.len(),
+            put.chain.len()
+        )));
+    }
+    check_blocks(&put.blocks, namespace.layout().block_bytes())
+}
+
+/// A part of a put that one message carries.
+struct Part<'a> {
+    /// The hash before the blocks, if there is one, and theirs.
+    chain: &'a [ChainHash],
+    first: u32,
+    count: usize,
+}
+
+/// The part of a put whose blocks start at `at` of the chain, with at most `count` blocks.
+fn part(chain: &[ChainHash], at: usize, count: usize) -> Part<'_> {
+    let parent = at.saturating_sub(1);
+    let first = u32::try_from(at - parent).expect("0 or 1");
+    Part { chain: &chain[parent..at + count], first, count }
+}
+
+fn message_of(
+    namespace: NamespaceId,
+    part: &Part<'_>,
+    offset: usize,
+    limit: Option<u64>,
+) -> Vec<u8> {
+    let mut message = wire::encode(&Request::Put {
+        namespace: namespace.0,
+        first: part.first,
+        count: u32::try_from(part.count).expect("at most MOST_HASHES"),
+        offset: offset as u64,
+        timeout_ns: limit,
+    });
+    wire::push_hashes(&mut message, part.chain);
+    message
+}
+
+fn blocks_of_message(bytes: usize) -> usize {
+    (MESSAGE_BYTES / bytes).clamp(1, MOST_HASHES - 1)
+}
+
+/// Puts blocks of the caller's memory.
+pub(super) fn put(
+    server: &Attachment,
+    namespace: &Namespace,
+    put: &Put<'_>,
+    limit: &Limit,
+) -> Result<PutReport> {
+    let bytes = block_bytes(namespace.layout());
+    let mut outcomes = Vec::with_capacity(put.blocks.len());
+    let count = put.blocks.len();
+    for blocks in put.blocks.chunks(blocks_of_message(bytes)) {
+        let part = part(put.chain, put.first + outcomes.len(), blocks.len());
+        let Ok(left) = server.left(limit) else { break };
+        let message = message_of(namespace.id(), &part, 0, timeout_ns(left));
+        let answered = server.call_with_blocks(&message, (blocks, blocks.len() * bytes), limit);
+        if !take_outcomes(&mut outcomes, answered, blocks.len())? {
+            break;
+        }
+    }
+    outcomes.resize(count, PutOutcome::Failed);
+    Ok(PutReport { outcomes })
+}
+
+/// Puts blocks of an allocation.
+pub(super) fn commit(
+    server: &Attachment,
+    allocation: &Allocation,
+    (chain, first, count): (&[ChainHash], usize, usize),
+    limit: &Limit,
+) -> Result<PutReport> {
+    let bytes = block_bytes(allocation.layout);
+    let mut outcomes = Vec::with_capacity(count);
+    while outcomes.len() < count {
+        let now = (count - outcomes.len()).min(blocks_of_message(bytes));
+        let part = part(chain, first + outcomes.len(), now);
+        let Ok(left) = server.left(limit) else { break };
+        let offset = outcomes.len() * bytes;
+        let message = message_of(allocation.namespace, &part, offset, timeout_ns(left));
+        let answered = server.call_with_window(&message, &allocation.window, limit);
+        if !take_outcomes(&mut outcomes, answered, now)? {
+            break;
+        }
+    }
+    outcomes.resize(count, PutOutcome::Failed);
+    Ok(PutReport { outcomes })
+}
+
+/// Appends the outcomes of an answer. `false` if there is none, and there will be none.
+///
+/// # Errors
+///
+/// What the server says.
+fn take_outcomes(
+    outcomes: &mut Vec<PutOutcome>,
+    answered: std::result::Result<Vec<u8>, Lost>,
+    count: usize,
+) -> Result<bool> {
+    let Ok(answer) = answered else { return Ok(false) };
+    match wire::decode::<Reply>(&answer) {
+        Ok((Reply::Put, tail)) if tail.len() == count => {
+            let decoded: std::result::Result<Vec<_>, Malformed> =
+                tail.iter().map(|byte| wire::put_outcome_of(*byte)).collect();
+            let Ok(decoded) = decoded else { return Ok(false) };
+            outcomes.extend(decoded);
+            Ok(true)
+        }
+        Ok((Reply::Failed { kind, message }, _)) => {
+            let error = wire::error_of(kind, message);
+            // A server that closes is a server that is away.
+            if error.kind() == ErrorKind::Closed { Ok(false) } else { Err(error) }
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Memory for the blocks of a put that comes layer by layer.
+pub(super) fn gathered(blocks: usize, layout: KvLayout) -> Vec<Vec<u8>> {
+    (0..blocks).map(|_| vec![0; block_bytes(layout)]).collect()
+}
+
+/// The same, as the blocks of a put.
+pub(super) fn as_memory(blocks: Vec<Vec<u8>>) -> Vec<Vec<Memory>> {
+    blocks.into_iter().map(|block| vec![Memory::owned(block, ())]).collect()
+}

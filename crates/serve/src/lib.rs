@@ -1,0 +1,29 @@
+//! One store for many processes: the server that owns it, and the client that reads its pool.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `wire` | messages and their encoding |
+//! | `account` | what one client process holds, and its bounds |
+//! | `session` | message in, answer out; no sockets, so that a simulation drives it |
+//! | `server` | threads, sockets, the heartbeat |
+//! | `client` | a store of another process, with the calls of a store of this one |
+//! | `handle` | either of them |
+//!
+//! 1. A client never writes memory of the server, and the server never maps memory of a client.
+//! 2. What a client copied counts only if the stamp of its place is the same afterwards.
+//! 3. Everything that a client can hold is bounded, and is given up when its process ends.
+//! 4. A server that is gone, stopped or incompatible is a miss, within the terms of the call.
+
+#![forbid(unsafe_code)]
+
+mod account;
+mod client;
+mod handle;
+mod server;
+mod session;
+mod wire;
+
+pub use account::{AccountStats, Bounds};
+pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
+pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter, socket_of};
+pub use server::{Server, ServerStats, Tenant, TenantStats};

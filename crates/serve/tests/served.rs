@@ -1,0 +1,206 @@
+//! A server and its clients, over a real socket.
+
+mod support;
+
+use std::time::Duration;
+
+use dalsegno_core::Clock;
+use dalsegno_io::SystemClock;
+use dalsegno_serve::{Client, Server};
+use dalsegno_store::{ErrorKind, PutOutcome, Scope, Terms};
+
+use support::{BLOCK, Place, chain, content, get, lease_bytes, namespace, put};
+
+#[test]
+fn what_one_client_puts_another_gets() {
+    let place = Place::new();
+    let server = place.serve();
+    let (a, b) = (place.client(), place.client());
+    let chain = chain("a", 100);
+    assert_eq!(a.probe(namespace().id(), &chain).unwrap(), 0);
+    assert_eq!(put(&a, &chain, 0).count(PutOutcome::Stored), 100);
+    assert_eq!(b.probe(namespace().id(), &chain).unwrap(), 100);
+    assert_eq!(b.touch(namespace().id(), &chain).unwrap(), 100);
+    assert_eq!(b.contains(namespace().id(), &chain[98..]).unwrap(), [true, true]);
+    let got = get(&b, &chain, Scope::Prefix, None);
+    assert_eq!(got.iter().flatten().count(), 100);
+    for (hash, bytes) in chain.iter().zip(got) {
+        assert_eq!(bytes.unwrap(), content(hash, BLOCK));
+    }
+    assert_eq!(b.remove(namespace().id(), Some(&chain[50..]), &Terms::default()).unwrap(), 50);
+    assert_eq!(a.probe(namespace().id(), &chain).unwrap(), 50);
+    assert_eq!(put(&a, &chain, 10).count(PutOutcome::Present), 40);
+    let stats = a.stats();
+    assert_eq!(stats["blocks"], 100);
+    assert_eq!(a.limits()["dram_bytes"], stats_bytes(&server));
+}
+
+fn stats_bytes(server: &Server) -> u64 {
+    server.stats().tenants[0].pool_bytes
+}
+
+#[test]
+fn blocks_at_any_position_and_single_layers() {
+    let place = Place::new();
+    let _server = place.serve();
+    let client = place.client();
+    let chain = chain("a", 9);
+    put(&client, &chain[..3], 0);
+    put(&client, &chain[..6], 5);
+    let got = get(&client, &chain, Scope::Each, None);
+    let there: Vec<bool> = got.iter().map(Option::is_some).collect();
+    assert_eq!(there, [true, true, true, false, false, true, false, false, false]);
+    for layer in 0..2 {
+        let got = get(&client, &chain, Scope::Prefix, Some(layer));
+        assert_eq!(got.iter().flatten().count(), 3);
+        for (hash, bytes) in chain.iter().zip(got.into_iter().flatten()) {
+            let half = BLOCK / 2;
+            assert_eq!(bytes, content(hash, BLOCK)[layer as usize * half..][..half]);
+        }
+    }
+}
+
+/// More blocks than a message names, and more bytes than the server keeps for one client at a time.
+#[test]
+fn a_get_may_be_larger_than_the_pool() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = place.client();
+    let chain = chain("a", 600);
+    assert_eq!(put(&client, &chain, 0).count(PutOutcome::Stored), 600);
+    assert!(600 * BLOCK as u64 > 2 * stats_bytes(&server), "{}", stats_bytes(&server));
+    let got = get(&client, &chain, Scope::Prefix, None);
+    assert_eq!(got.iter().flatten().count(), 600);
+    for (hash, bytes) in chain.iter().zip(got) {
+        assert_eq!(bytes.unwrap(), content(hash, BLOCK));
+    }
+    drop(client);
+    support::wait_for("the leases to end", || server.stats().tenants[0].accounts.leases == 0);
+}
+
+#[test]
+fn a_lease_is_read_in_place_and_its_blocks_stay() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = place.client();
+    let chain = chain("a", 4);
+    put(&client, &chain, 0);
+    let lease = client.lease(namespace().id(), &chain, &Terms::default()).unwrap();
+    assert_eq!((lease.len(), lease.is_truncated(), lease.valid_blocks()), (4, false, 4));
+    // The whole pool is replaced, but for what is leased.
+    let others = support::chain("b", 300);
+    put(&client, &others, 0);
+    get(&client, &others, Scope::Prefix, None);
+    for (at, hash) in chain.iter().enumerate() {
+        assert_eq!(lease_bytes(&lease, at), content(hash, BLOCK));
+    }
+    assert_eq!(lease.valid_blocks(), 4);
+    let leases = || server.stats().tenants[0].accounts.leases;
+    support::wait_for("the copies to end", || leases() == 1);
+    drop(lease);
+    support::wait_for("the lease to end", || leases() == 0);
+}
+
+#[test]
+fn a_lease_over_the_quota_is_truncated() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = place.client();
+    let chain = chain("a", 100);
+    put(&client, &chain, 0);
+    let most = stats_bytes(&server) / 8 / (2 * 65536);
+    let lease = client.lease(namespace().id(), &chain, &Terms::default()).unwrap();
+    assert_eq!((lease.len() as u64, lease.is_truncated()), (most, true));
+    let more = client.lease(namespace().id(), &chain, &Terms::default()).unwrap();
+    assert_eq!((more.len(), more.is_truncated()), (0, true));
+    drop(lease);
+    support::wait_for("the lease to end", || {
+        client.lease(namespace().id(), &chain[..1], &Terms::default()).unwrap().len() == 1
+    });
+}
+
+#[test]
+fn layers_are_put_together_by_the_commit() {
+    let place = Place::new();
+    let _server = place.serve();
+    let client = place.client();
+    let chain = chain("a", 5);
+    put(&client, &chain[..2], 0);
+    let writer = client.layer_writer(namespace().id(), &chain, 0, 5).unwrap();
+    assert_eq!((writer.first(), writer.count()), (2, 3));
+    let terms = Terms::default();
+    for layer in [1, 0] {
+        let half = |hash| content(hash, BLOCK)[layer as usize * BLOCK / 2..][..BLOCK / 2].to_vec();
+        let slices =
+            chain[2..].iter().map(|hash| vec![dalsegno_store::Memory::owned(half(hash), ())]);
+        assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 2);
+        assert_eq!(writer.commit(&terms).unwrap_err().kind(), ErrorKind::Invalid);
+        writer.store_layer(layer, &slices.collect::<Vec<_>>(), &terms).unwrap();
+    }
+    assert_eq!(writer.commit(&terms).unwrap(), 3);
+    let got = get(&client, &chain, Scope::Prefix, None);
+    for (hash, bytes) in chain.iter().zip(got) {
+        assert_eq!(bytes.unwrap(), content(hash, BLOCK));
+    }
+}
+
+#[test]
+fn without_a_server_everything_is_a_miss_until_it_is_there() {
+    let place = Place::new();
+    let client = place.client();
+    let chain = chain("a", 3);
+    assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 0);
+    assert_eq!(put(&client, &chain, 0).count(PutOutcome::Failed), 3);
+    assert_eq!(get(&client, &chain, Scope::Each, None).iter().flatten().count(), 0);
+    assert!(client.lease(namespace().id(), &chain, &Terms::default()).unwrap().is_empty());
+    assert!(client.remove(namespace().id(), None, &Terms::default()).is_err());
+    let server = place.serve();
+    support::wait_for("the client to connect", || {
+        put(&client, &chain, 0).count(PutOutcome::Failed) == 0
+    });
+    server.close();
+    let clock = SystemClock::new();
+    let began = clock.now();
+    assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 0);
+    let waited = clock.now().since(began);
+    assert!(waited < Duration::from_millis(500), "{waited:?}");
+    drop(server);
+    let _server = place.serve();
+    support::wait_for("the client to connect again", || {
+        client.probe(namespace().id(), &chain).unwrap() == 3
+    });
+    let got = get(&client, &chain, Scope::Prefix, None);
+    assert_eq!(got[2].as_ref().unwrap(), &content(&chain[2], BLOCK));
+}
+
+#[test]
+fn removals_are_reported_and_a_new_server_is_a_gap() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = place.client();
+    let chain = chain("a", 3);
+    put(&client, &chain, 0);
+    let watch = client.watch_removals(100).unwrap();
+    assert!(watch.take(10).is_complete);
+    client.remove(namespace().id(), Some(&chain[1..2]), &Terms::default()).unwrap();
+    assert_eq!(watch.waiting(), 1);
+    let removals = watch.take(10);
+    assert_eq!((removals.blocks, removals.is_complete), (vec![(namespace().id(), chain[1])], true));
+    server.close();
+    drop(server);
+    assert!(!watch.take(10).is_complete);
+    let _server = place.serve();
+    support::wait_for("the watch to go on", || watch.take(10).is_complete);
+}
+
+#[test]
+fn a_closed_client_refuses_calls() {
+    let place = Place::new();
+    let _server = place.serve();
+    let client: Client = place.client();
+    client.close();
+    client.close();
+    assert!(client.is_closed());
+    let refused = client.probe(namespace().id(), &chain("a", 1)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Closed);
+}
