@@ -15,14 +15,11 @@ request never fails because of it, and never gets wrong bytes.
 import json
 import os
 import sys
-import tomllib
-from collections.abc import Mapping
-from typing import Any
 
 from dalsegno import _native
 from dalsegno._native import *  # noqa: F403 - its `__all__` is the public API
-from dalsegno._native import InvalidError, Store
-from dalsegno.paths import local_path
+from dalsegno._native import Store
+from dalsegno.settings import merged
 
 __all__ = ["open"]
 __all__ += _native.__all__
@@ -34,8 +31,13 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
     One process owns a store. Its threads may share it, its forked children may not: fork before you
     open a store. Close it, or use it as a context manager.
 
+    If ``dalsegno serve`` owns the directory, this process becomes one of its clients. ``unix:`` and
+    the path of a socket names a server that may start later: until then every block is a miss. The
+    settings of a client are ignored.
+
     Args:
         path: The store's directory, on a local file system; a leading ``~`` is the home directory.
+            Or ``unix:`` and the path of a server's socket.
         **settings: Settings that differ from the defaults; docs/guides/configuration.md lists all.
             Byte counts may be numbers or text such as ``"200GiB"`` or ``"200Gi"``. Settings given
             here override those of the file that the environment variable ``DALSEGNO_CONFIG`` names.
@@ -49,33 +51,11 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
             process was forked while a store was open.
         IncompatibleError: A newer version wrote the store.
     """
-    merged = {**_settings_of_file(), **{k: v for k, v in settings.items() if v is not None}}
-    for name, value in merged.items():
-        _check_setting(name, value)
-    store = Store(path, json.dumps(merged))
-    if "capacity" not in merged:
+    wanted = merged(settings)
+    store = Store(path, json.dumps(wanted))
+    if "capacity" not in wanted and not store.path.startswith("unix:") and not store.served:
         _print_capacity(store)
     return store
-
-
-def _check_setting(name: str, value: object) -> None:
-    """Refuses values that JSON cannot express: the store reads its settings as JSON."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InvalidError(f"{name} must be a finite number or text, got {value!r}") from error
-
-
-def _settings_of_file() -> Mapping[str, Any]:
-    name = os.environ.get("DALSEGNO_CONFIG")
-    if not name:
-        return {}
-    try:
-        return tomllib.loads(local_path(name).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidError(
-            f"DALSEGNO_CONFIG names {name}, which cannot be read: {error}"
-        ) from error
 
 
 def _print_capacity(store: Store) -> None:

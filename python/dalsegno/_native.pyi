@@ -8,6 +8,7 @@ to the block's size.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
@@ -44,6 +45,7 @@ __all__ = [
     "PoisonedError",
     "PutReport",
     "RemovalWatch",
+    "Server",
     "Store",
     "Transfer",
     "UnavailableError",
@@ -537,7 +539,9 @@ class Lease:
     def valid_blocks(self) -> int:
         """Returns how many leading blocks were not overwritten so far.
 
-        With a store in this process these are all of them.
+        With a store in this process these are all of them. A server may reuse the memory of a
+        process that it lost sight of: ask after the last use of a buffer, and count the others as
+        misses.
         """
 
     def release(self) -> None:
@@ -584,8 +588,38 @@ class RemovalWatch:
         """
 
 @final
+class Server:
+    """A store that this process owns and shares with others, over a socket.
+
+    ``dalsegno serve`` runs one. Others open the store by its directory, or as ``unix:`` and the
+    path of the socket.
+    """
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        config_json: str,
+        *,
+        socket: str | PathLike[str] | None = None,
+        pool_file: str | PathLike[str] | None = None,
+        tenants: Sequence[tuple[str, AbstractSet[int]]] = ...,
+    ) -> Self: ...
+    @property
+    def socket(self) -> str:
+        """Path of the socket."""
+
+    def stats(self) -> dict[str, Any]:
+        """Returns all counters and gauges: the server's, and those of each tenant."""
+
+    def close(self) -> None:
+        """Ends all connections after the requests under way, then closes the store.
+
+        Closing a closed server does nothing.
+        """
+
+@final
 class Store:
-    """A store, open in this process and in no other. Threads may share it.
+    """A store: open in this process and in no other, or shared by a server. Threads may share it.
 
     In a forked child it is closed: every call of it and of its namespaces, writers and transfers
     raises :class:`UnavailableError`, except :meth:`close` and :meth:`limits`.
@@ -598,7 +632,11 @@ class Store:
 
     @property
     def path(self) -> str:
-        """The store's directory."""
+        """The store's directory, or the socket of its server as it was given."""
+
+    @property
+    def served(self) -> bool:
+        """Whether a server has the store and responds, and this process is one of its clients."""
 
     @property
     def closed(self) -> bool:

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use dalsegno_store::{Lease, LeasedBlock, Store};
+use dalsegno_serve::{Handle, HandleLease};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
@@ -25,18 +25,18 @@ use crate::errors::{InvalidError, OrRaise};
 /// manager. At the end of a ``with`` block it ends when the last buffer of it is gone.
 #[pyclass(name = "Lease", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLease {
-    store: Store,
+    store: Handle,
     /// Shared with the buffers; `None` once it was released.
-    lease: Mutex<Option<Arc<Lease>>>,
+    lease: Mutex<Option<Arc<HandleLease>>>,
 }
 
 impl PyLease {
-    pub(crate) fn new(store: Store, lease: Lease) -> Self {
+    pub(crate) fn new(store: Handle, lease: HandleLease) -> Self {
         Self { store, lease: Mutex::new(Some(Arc::new(lease))) }
     }
 
     /// The lease, unless it was released.
-    fn held(&self) -> PyResult<Arc<Lease>> {
+    fn held(&self) -> PyResult<Arc<HandleLease>> {
         self.store.check_process().or_raise()?;
         let held = self.lease.lock().as_ref().map(Arc::clone);
         held.ok_or_else(|| InvalidError::new_err("the lease was released; take another one"))
@@ -55,9 +55,11 @@ impl PyLease {
 
     /// Returns how many leading blocks were not overwritten so far.
     ///
-    /// With a store in this process these are all of them.
+    /// With a store in this process these are all of them. A server may reuse the memory of a
+    /// process that it lost sight of: ask after the last use of a buffer, and count the others as
+    /// misses.
     fn valid_blocks(&self) -> PyResult<usize> {
-        Ok(self.held()?.len())
+        Ok(self.held()?.valid_blocks())
     }
 
     /// Ends the lease.
@@ -126,19 +128,21 @@ impl PyLease {
 /// A memoryview of a block; `None` if there is no such block.
 fn view_of<'py>(
     py: Python<'py>,
-    lease: &Arc<Lease>,
+    lease: &Arc<HandleLease>,
     at: usize,
 ) -> Option<PyResult<Bound<'py, PyMemoryView>>> {
-    let block = PyLeasedBlock { block: lease.block(at)?, _lease: Arc::clone(lease) };
+    let (start, bytes) = lease.range(at)?;
+    let block = PyLeasedBlock { start, bytes, _lease: Arc::clone(lease) };
     Some(Bound::new(py, block).and_then(|block| PyMemoryView::from(block.as_any())))
 }
 
 /// What a memoryview of a leased block exports. Python sees only the view.
 #[pyclass(name = "LeasedBlock", module = "dalsegno._native", frozen)]
 struct PyLeasedBlock {
-    block: LeasedBlock,
-    /// Counts the buffers of the lease.
-    _lease: Arc<Lease>,
+    start: usize,
+    bytes: usize,
+    /// Keeps the bytes where they are, and counts the buffers of the lease.
+    _lease: Arc<HandleLease>,
 }
 
 #[pymethods]
@@ -152,11 +156,12 @@ impl PyLeasedBlock {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let bytes = this.get().block.as_slice();
-        let (start, length) = (bytes.as_ptr().cast_mut().cast(), bytes.len());
-        let length = isize::try_from(length).expect("a slice is at most isize::MAX bytes");
-        // SAFETY: `view` is the interpreter's. The bytes stay where they are, and nobody writes them, while the block
-        // lives; the view holds a reference to this object, which holds the block. The view is read-only.
+        let block = this.get();
+        let start = block.start as *mut std::ffi::c_void;
+        let length = isize::try_from(block.bytes).expect("a block is at most isize::MAX bytes");
+        // SAFETY: `view` is the interpreter's. The bytes stay mapped while the lease lives; the view holds a reference
+        // to this object, which holds the lease. The view is read-only, and nobody in this process writes the bytes. A
+        // server that lost sight of this process may: then they are arbitrary bytes, which Python bears.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, this.as_ptr(), start, length, 1, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(this.py())) }

@@ -16,6 +16,7 @@ mod errors;
 mod lease;
 mod namespace;
 mod offline;
+mod server;
 mod store;
 mod tensors;
 mod transfer;
@@ -55,6 +56,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
     log_events();
     module.add_class::<store::PyStore>()?;
+    module.add_class::<server::PyServer>()?;
     module.add_class::<namespace::PyNamespace>()?;
     module.add_class::<lease::PyLease>()?;
     module.add_class::<transfer::PyTransfer>()?;

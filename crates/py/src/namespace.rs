@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dalsegno_store::{GetReport, Namespace, Put, Scope, Store, Terms};
+use dalsegno_serve::Handle;
+use dalsegno_store::{GetReport, Namespace, Put, Scope, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
@@ -16,12 +17,12 @@ use crate::writer::PyLayerWriter;
 /// Blocks of one identity and shape in a store. Threads may share it.
 #[pyclass(name = "Namespace", module = "dalsegno._native", frozen)]
 pub(crate) struct PyNamespace {
-    store: Store,
+    store: Handle,
     namespace: Namespace,
 }
 
 impl PyNamespace {
-    pub(crate) fn new(store: Store, namespace: Namespace) -> Self {
+    pub(crate) fn new(store: Handle, namespace: Namespace) -> Self {
         Self { store, namespace }
     }
 

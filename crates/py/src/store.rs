@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use dalsegno_store::{Compression, Config, KvLayout, Namespace, RegisterOptions, Store};
+use dalsegno_serve::Handle;
+use dalsegno_store::{Compression, Config, KvLayout, Namespace, RegisterOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
@@ -11,13 +12,13 @@ use crate::errors::OrRaise;
 use crate::namespace::PyNamespace;
 use crate::watch::PyRemovalWatch;
 
-/// A store, open in this process and in no other. Threads may share it.
+/// A store: open in this process and in no other, or shared by a server. Threads may share it.
 ///
 /// In a forked child it is closed: every call of it and of its namespaces, writers and transfers
 /// raises :class:`UnavailableError`, except :meth:`close` and :meth:`limits`.
 #[pyclass(name = "Store", module = "dalsegno._native", frozen)]
 pub(crate) struct PyStore {
-    store: Store,
+    store: Handle,
     path: PathBuf,
 }
 
@@ -34,7 +35,7 @@ impl PyStore {
     #[new]
     fn new(py: Python<'_>, path: LocalPath, config_json: &str) -> PyResult<Self> {
         let LocalPath(path) = path;
-        let opened = py.detach(|| Store::open(&path, &Config::from_json(config_json)?));
+        let opened = py.detach(|| Handle::open(&path, &Config::from_json(config_json)?));
         Ok(Self { store: opened.or_raise()?, path })
     }
 
@@ -44,10 +45,16 @@ impl PyStore {
         self.store.id().to_hex()
     }
 
-    /// The store's directory.
+    /// The store's directory, or the socket of its server as it was given.
     #[getter]
     fn path(&self) -> String {
         self.path.display().to_string()
+    }
+
+    /// Whether a server has the store and responds, and this process is one of its clients.
+    #[getter]
+    fn served(&self) -> bool {
+        matches!(&self.store, Handle::Served(client) if client.is_served())
     }
 
     /// Whether the store is closed. In a forked child it always is.
@@ -58,7 +65,7 @@ impl PyStore {
 
     /// Returns the bounds derived from the configuration; byte counts end in ``_bytes``.
     fn limits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &serde_json::to_value(self.store.limits()).expect("plain fields"))
+        to_python(py, &self.store.limits())
     }
 
     /// Returns all counters and gauges; :class:`dalsegno.stats.Stats` describes each of them.
@@ -67,8 +74,7 @@ impl PyStore {
     ///     UnavailableError: This is a forked child.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.store.check_process().or_raise()?;
-        let stats = py.detach(|| serde_json::to_value(self.store.stats()).expect("plain fields"));
-        to_python(py, &stats)
+        to_python(py, &py.detach(|| self.store.stats()))
     }
 
     /// Opens the namespace of an identity and a shape.
@@ -121,8 +127,8 @@ impl PyStore {
     /// Returns the namespaces that had blocks when the store was opened, and those opened since.
     ///
     /// They come in the order of their ids.
-    fn namespaces(&self) -> PyResult<Vec<PyNamespace>> {
-        let known = self.store.namespaces().or_raise()?;
+    fn namespaces(&self, py: Python<'_>) -> PyResult<Vec<PyNamespace>> {
+        let known = py.detach(|| self.store.namespaces()).or_raise()?;
         Ok(known.into_iter().map(|one| PyNamespace::new(self.store.clone(), one)).collect())
     }
 
@@ -141,8 +147,9 @@ impl PyStore {
         signature = (capacity=Number::new(65_536)),
         text_signature = "($self, capacity=65536)"
     )]
-    fn watch_removals(&self, capacity: Number<usize>) -> PyResult<PyRemovalWatch> {
-        let watch = self.store.watch_removals(capacity.named("capacity")?).or_raise()?;
+    fn watch_removals(&self, py: Python<'_>, capacity: Number<usize>) -> PyResult<PyRemovalWatch> {
+        let capacity = capacity.named("capacity")?;
+        let watch = py.detach(|| self.store.watch_removals(capacity)).or_raise()?;
         Ok(PyRemovalWatch::new(watch))
     }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dalsegno_store::{NamespaceId, RemovalWatch};
+use dalsegno_serve::HandleWatch;
+use dalsegno_store::NamespaceId;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -13,11 +14,11 @@ use crate::arguments::Number;
 /// It ends when it is deleted, and does not keep the store open.
 #[pyclass(name = "RemovalWatch", module = "dalsegno._native", frozen)]
 pub(crate) struct PyRemovalWatch {
-    watch: RemovalWatch,
+    watch: HandleWatch,
 }
 
 impl PyRemovalWatch {
-    pub(crate) fn new(watch: RemovalWatch) -> Self {
+    pub(crate) fn new(watch: HandleWatch) -> Self {
         Self { watch }
     }
 }
@@ -28,8 +29,8 @@ type Blocks<'py> = BTreeMap<String, Vec<Bound<'py, PyBytes>>>;
 impl PyRemovalWatch {
     /// Number of blocks that wait to be taken; a gap counts as one.
     #[getter]
-    fn waiting(&self) -> usize {
-        self.watch.waiting()
+    fn waiting(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.watch.waiting())
     }
 
     /// Takes the blocks that left first.

@@ -1,6 +1,7 @@
 //! `LayerWriter`.
 
-use dalsegno_store::{LayerWriter, Terms};
+use dalsegno_serve::HandleWriter;
+use dalsegno_store::Terms;
 use pyo3::prelude::*;
 
 use crate::access::Access;
@@ -12,11 +13,11 @@ use crate::transfer::PyTransfer;
 /// A put of blocks that come layer by layer; they are invisible until :meth:`commit`.
 #[pyclass(name = "LayerWriter", module = "dalsegno._native", frozen)]
 pub(crate) struct PyLayerWriter {
-    writer: LayerWriter,
+    writer: HandleWriter,
 }
 
 impl PyLayerWriter {
-    pub(crate) fn new(writer: LayerWriter) -> Self {
+    pub(crate) fn new(writer: HandleWriter) -> Self {
         Self { writer }
     }
 }

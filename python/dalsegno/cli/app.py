@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import demo, info, inspect, ls, output, verify
+from dalsegno.cli import demo, info, inspect, ls, output, serve, verify
 from dalsegno.cli.commands import Commands, help_of
 
 # What a command could not do, as opposed to what it found.
@@ -53,7 +53,7 @@ def dalsegno(
 
 
 app.callback(help=help_of(dalsegno))(dalsegno)
-for _command in (info.info, ls.ls, verify.verify, inspect.inspect):
+for _command in (info.info, ls.ls, verify.verify, inspect.inspect, serve.serve):
     app.command(help=help_of(_command))(_command)
 _demo.callback(help=help_of(demo.demo))(demo.demo)
 _demo.command("vllm", help=help_of(demo.demo_vllm))(demo.demo_vllm)

@@ -1,0 +1,47 @@
+"""The settings of a store: those of a file, and those that a program gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from dalsegno._native import InvalidError
+from dalsegno.paths import local_path
+
+
+def merged(given: Mapping[str, object]) -> dict[str, object]:
+    """Returns the settings given, and for the others those of the file that DALSEGNO_CONFIG names.
+
+    Args:
+        given: Settings by name; those that are ``None`` count as not given.
+
+    Raises:
+        InvalidError: The file cannot be read, or a value is neither a finite number nor text.
+    """
+    settings = {**_of_file(), **{k: v for k, v in given.items() if v is not None}}
+    for name, value in settings.items():
+        _check(name, value)
+    return settings
+
+
+def _check(name: str, value: object) -> None:
+    """Refuses values that JSON cannot express: the store reads its settings as JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidError(f"{name} must be a finite number or text, got {value!r}") from error
+
+
+def _of_file() -> Mapping[str, Any]:
+    name = os.environ.get("DALSEGNO_CONFIG")
+    if not name:
+        return {}
+    try:
+        return tomllib.loads(local_path(name).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidError(
+            f"DALSEGNO_CONFIG names {name}, which cannot be read: {error}"
+        ) from error
