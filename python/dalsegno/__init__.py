@@ -19,6 +19,7 @@ import sys
 from dalsegno import _native
 from dalsegno._native import *  # noqa: F403 - its `__all__` is the public API
 from dalsegno._native import Store
+from dalsegno.paths import SOCKET_PREFIX
 from dalsegno.settings import merged
 
 __all__ = ["open"]
@@ -53,7 +54,7 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
     """
     wanted = merged(settings)
     store = Store(path, json.dumps(wanted))
-    if "capacity" not in wanted and not store.path.startswith("unix:") and not store.served:
+    if "capacity" not in wanted and not store.path.startswith(SOCKET_PREFIX) and not store.served:
         _print_capacity(store)
     return store
 

@@ -17,7 +17,7 @@ import dalsegno
 from dalsegno import InvalidError, Server, UnavailableError
 from dalsegno.cli import show
 from dalsegno.cli.options import Directory
-from dalsegno.paths import local_path
+from dalsegno.paths import SOCKET_PREFIX, local_path, socket_of
 from dalsegno.settings import merged
 
 NOT_READY = 1
@@ -69,7 +69,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
     Exit codes: 0 stopped, or ready; 1 not ready; 2 it could not start.
     """
     if ready:
-        _say_ready(f"unix:{socket or directory / 'serve' / 'socket'}")
+        _say_ready(f"{SOCKET_PREFIX}{socket or socket_of(directory)}")
         return
     given = {"capacity": capacity, **dict(_pair(one) for one in setting or ())}
     settings = {"dram_admission": "put", **merged(given), "dram": pool}
@@ -134,7 +134,7 @@ def _announce(directory: Path, server: Server, metrics: int | None) -> None:
             ("disk", f"at most {show.byte_count(store['capacity_bytes'])}"),
             ("I/O", f"{store['io_engine']}, {direct}"),
             *([("metrics", f"http://localhost:{metrics}/metrics")] if metrics else []),
-            ("engines", f"set their path to {directory} or unix:{server.socket}"),
+            ("engines", f"set their path to {SOCKET_PREFIX}{server.socket} or {directory}"),
         ]
     )
 

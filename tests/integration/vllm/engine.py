@@ -1,7 +1,8 @@
 """The demo's engine with several questions, in a process of its own.
 
 ``python -m tests.integration.vllm.engine SPEC`` prints a line of JSON before each question and one
-with each answer. SPEC is JSON; its keys are in :func:`main`. vLLM's messages go to ``log_file``.
+with each answer. With ``waits`` it reads a line before each question. SPEC is JSON; its keys are in
+:func:`main`. vLLM's messages go to ``log_file``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ def main() -> None:
         **spec.get("options", {}),
     )
     for question in spec["questions"]:
+        if spec.get("waits"):
+            print(json.dumps({"stage": "waiting"}), file=answers, flush=True)
+            sys.stdin.readline()
         print(json.dumps({"stage": "reading and answering"}), file=answers, flush=True)
         answer = engine.ask(question, spec.get("max_tokens", demo_engine.ANSWER_TOKENS))
         print(json.dumps(answer), file=answers, flush=True)

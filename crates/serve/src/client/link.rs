@@ -22,7 +22,7 @@ use super::facts::Facts;
 use crate::wire::{self, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// How often the thread looks whether the server is still there, and sends it ended leases.
 const WATCH: Duration = Duration::from_millis(100);
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dalsegno import IncompatibleError, InvalidError
 from dalsegno.integrations.common.fields import nonce
+from dalsegno.paths import SOCKET_PREFIX
 
 # Longest pause before a poisoned store is reopened.
 REOPEN_MOST_S = 600.0
@@ -176,6 +177,10 @@ class Backend:
                 if self._attach():
                     self._succeed()
             except (InvalidError, IncompatibleError) as error:
+                if isinstance(error, IncompatibleError) and self._path.startswith(SOCKET_PREFIX):
+                    # Another version of the server: it may be replaced while the engine runs.
+                    self._fail(error)
+                    continue
                 self._give_up(error)
             except BaseException as error:  # noqa: BLE001 - a panic of the extension too
                 self._fail(error)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import dalsegno
 from dalsegno import InvalidError
+from dalsegno.paths import SOCKET_PREFIX, is_served
 
 Check = Callable[[str, object], Any]
 
@@ -136,7 +137,8 @@ class StoreSettings:
 
     Attributes:
         path: Directory of the store; created if missing. One process owns a store, so replicas and
-            ranks in processes of their own have a folder each in it.
+            ranks in processes of their own have a folder each in it, unless `dalsegno serve` owns
+            the directory. Or `unix:` and the path of a server's socket.
         capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
         codec: `zstd` compresses blocks without loss, `none` does not. It is not part of the
             identity: blocks stored with one codec are found with the other.
@@ -178,9 +180,21 @@ class StoreSettings:
         """
         check_keys(given, cls.names(), where)
         if not given.get("path"):
-            raise InvalidError(f'{who} needs "path", the directory of the store')
+            raise InvalidError(
+                f'{who} needs "path", the directory of the store, or "unix:" and a server\'s socket'
+            )
         path = Path(text("path", given["path"], 4096)).expanduser()
         return cls(path=path, **checked(given, cls.CHECKS))
+
+    def place(self, folder: str) -> str:
+        """Returns what a process opens: the store of a server, or else one of its own.
+
+        Args:
+            folder: Name of the folder that this process has in the directory if nobody serves it;
+                nothing if it is the only process.
+        """
+        shared = str(self.path).startswith(SOCKET_PREFIX) or is_served(self.path)
+        return str(self.path if shared else self.path / folder)
 
     def store_settings(self) -> dict[str, Any]:
         """Returns the settings with which the store is opened.

@@ -72,7 +72,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         )
         self._numbers, self._lock, self._closed = 0, threading.Lock(), False
         self._backend = Backend(
-            str(settings.path), settings.store_settings(), self._prepare, "LMCache", logger
+            settings.place(""), settings.store_settings(), self._prepare, "LMCache", logger
         )
         self._mover = Mover(self._hasher, self._meter, self._backend.report_poisoned)
         self._know_capacity(self._backend.current)
@@ -281,7 +281,9 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _know_capacity(self, opened: Opened | None) -> None:
         """Takes the capacity that the store found for itself, once it is open."""
         if opened is not None:
-            self._max_capacity_bytes = opened.store.limits()["capacity_bytes"]
+            # A server that was not there yet has not said any.
+            known = opened.store.limits()["capacity_bytes"]
+            self._max_capacity_bytes = known or self._max_capacity_bytes
 
     def _held_bytes(self, opened: Opened) -> int:
         """Returns how many bytes of objects the store holds."""

@@ -120,7 +120,7 @@ class PoolSpaces:
         """
         self._settings, self._ranks, self._flat = settings, ranks, flat
         self.pools: dict[str, PoolPages] = {}
-        path = str(settings.path / ranks.folder)
+        path = settings.place(ranks.folder)
         self._backend = Backend(path, settings.store_settings(), self._prepare, "SGLang", logger)
 
     def _prepare(self) -> OpenNamespaces:

@@ -97,7 +97,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         try:
             self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()}
             self._backend = Backend(
-                str(self._directory()),
+                self._place(),
                 settings.store_settings(),
                 self._prepare,
                 "vLLM",
@@ -107,12 +107,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             self._rows.release()
             raise
 
-    def _directory(self) -> Path:
-        """Returns the store's directory: one for each replica, as one process owns a store."""
+    def _place(self) -> str:
+        """Returns what to open: the store of a server, or else one for each replica."""
         parallel = self._config.parallel
-        if parallel.data_parallel_size > 1:
-            return self._settings.path / f"dp{parallel.data_parallel_index}"
-        return self._settings.path
+        replicas = parallel.data_parallel_size > 1
+        return self._settings.place(f"dp{parallel.data_parallel_index}" if replicas else "")
 
     def _codec(self) -> dict[str, Any]:
         """Returns how blocks are stored from now on.

@@ -1,0 +1,169 @@
+"""Two real vLLM engines on the CPU that share one store through `dalsegno serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from tests.integration.vllm import engine as engine_program
+from tests.integration.vllm import small_model
+
+import dalsegno
+from dalsegno.demo import primer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+# The last one has blocks of its own.
+QUESTIONS = (
+    "What does the player do at the sign?",
+    "What does the model keep?",
+    "Which of these is in the text? " + primer.document()[9000:9900],
+)
+DOCUMENT_CHARS = 6740
+START_S = 120.0
+
+
+class Server:
+    """`dalsegno serve` in a process of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.socket = path, f"unix:{path / 'serve' / 'socket'}"
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "dalsegno.cli", "serve", str(self.path)]
+        command += ["--pool", "64MiB", "--capacity", "1GiB"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        with dalsegno.open(self.socket) as store:
+            until = time.monotonic() + START_S
+            while not store.served:
+                assert time.monotonic() < until, "the server does not start"
+                time.sleep(0.05)
+
+    def wait_for_blocks(self, count: int) -> None:
+        """Waits until so many blocks are stored: an engine stores them after its answer."""
+        with dalsegno.open(self.socket) as store:
+            until = time.monotonic() + START_S
+            while store.stats()["blocks"] < count:
+                assert time.monotonic() < until, store.stats()["blocks"]
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+class Engine:
+    """An engine in a process of its own that answers when it is asked to."""
+
+    def __init__(self, folder: Path, name: str, core: int, spec: dict[str, Any]) -> None:
+        self.log = folder / f"{name}.log"
+        spec = {**spec, "waits": True, "log_file": str(self.log)}
+        command = [sys.executable, "-m", engine_program.__name__, json.dumps(spec)]
+        environment = {
+            **os.environ,
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        }
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self) -> dict[str, Any]:
+        """Answers the next question."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            record: dict[str, Any] = json.loads(line)
+            if "token_ids" in record:
+                return record
+        raise AssertionError(self.log.read_text(encoding="utf-8", errors="replace")[-3000:])
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@contextmanager
+def engines(folder: Path, **configs: dict[str, Any] | None) -> Iterator[dict[str, Engine]]:
+    """Engines by their names, started at the same time, each on a core of its own."""
+    spec = {
+        "model": str(folder / "model"),
+        "questions": QUESTIONS,
+        "document": str(folder / "document.txt"),
+        "context_tokens": 2048,
+    }
+    cores = sorted(os.sched_getaffinity(0))
+    with ExitStack() as opened:
+        running = {}
+        for at, (name, config) in enumerate(configs.items()):
+            core, own = cores[at % len(cores)], {**spec, "kv_transfer_config": config}
+            if config is None:
+                own["options"] = {"enable_prefix_caching": False}
+            running[name] = Engine(folder, name, core, own)
+            opened.callback(running[name].stop)
+        yield running
+
+
+def connector(path: str) -> dict[str, Any]:
+    return {
+        "kv_connector": "DalsegnoConnector",
+        "kv_connector_module_path": "dalsegno.integrations.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"path": path, "cpu_bytes_to_use": "256MiB"},
+    }
+
+
+def loaded_share(answer: dict[str, Any]) -> float:
+    return float(answer["external_tokens"] / answer["prompt_tokens"])
+
+
+def test_two_engines_share_a_server_that_is_killed_and_comes_back(tmp_path: Path) -> None:
+    small_model.prepare(tmp_path / "model")
+    (tmp_path / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
+    with engines(tmp_path, oracle=None) as alone:
+        right = [alone["oracle"].ask()["token_ids"] for _ in QUESTIONS]
+    server = Server(tmp_path / "store")
+    try:
+        # One by its directory, which somebody serves; the other by the socket.
+        shared = {"a": connector(str(server.path)), "b": connector(server.socket)}
+        with engines(tmp_path, **shared) as both:
+            first, second = both["a"].ask(), both["b"].ask()
+            assert (first["token_ids"], second["token_ids"]) == (right[0], right[0])
+            assert loaded_share(first) == 0
+            assert loaded_share(second) >= 0.95, "what one engine computed the other loads"
+            server.kill()
+            answers = [both[name].ask() for name in both]
+            assert [answer["token_ids"] for answer in answers] == [right[1]] * 2
+            server.start()
+            # Clients that found no server try again at least every 250 ms.
+            time.sleep(2)
+            first = both["a"].ask()
+            server.wait_for_blocks(first["prompt_tokens"] // 128)
+            second = both["b"].ask()
+            assert (first["token_ids"], second["token_ids"]) == (right[2], right[2])
+            assert second["external_tokens"] >= 128, "what is stored from now on is shared again"
+        # What the server had when it was killed is there for an engine that starts now.
+        with engines(tmp_path, late=connector(server.socket)) as late:
+            answer = late["late"].ask()
+        assert answer["token_ids"] == right[0]
+        assert loaded_share(answer) >= 0.95
+    finally:
+        server.kill()
