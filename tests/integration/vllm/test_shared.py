@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,10 +15,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.integration.shared_store import SharedStore
 from tests.integration.vllm import engine as engine_program
 from tests.integration.vllm import small_model
 
-import dalsegno
 from dalsegno.demo import primer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -31,37 +29,6 @@ QUESTIONS = (
     "Which of these is in the text? " + primer.document()[9000:9900],
 )
 DOCUMENT_CHARS = 6740
-START_S = 120.0
-
-
-class Server:
-    """`dalsegno serve` in a process of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.socket = path, f"unix:{path / 'serve' / 'socket'}"
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "dalsegno.cli", "serve", str(self.path)]
-        command += ["--pool", "64MiB", "--capacity", "1GiB"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        with dalsegno.open(self.socket) as store:
-            until = time.monotonic() + START_S
-            while not store.served:
-                assert time.monotonic() < until, "the server does not start"
-                time.sleep(0.05)
-
-    def wait_for_blocks(self, count: int) -> None:
-        """Waits until so many blocks are stored: an engine stores them after its answer."""
-        with dalsegno.open(self.socket) as store:
-            until = time.monotonic() + START_S
-            while store.stats()["blocks"] < count:
-                assert time.monotonic() < until, store.stats()["blocks"]
-                time.sleep(0.05)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
 
 class Engine:
@@ -140,7 +107,7 @@ def test_two_engines_share_a_server_that_is_killed_and_comes_back(tmp_path: Path
     (tmp_path / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
     with engines(tmp_path, oracle=None) as alone:
         right = [alone["oracle"].ask()["token_ids"] for _ in QUESTIONS]
-    server = Server(tmp_path / "store")
+    server = SharedStore(tmp_path / "store")
     try:
         # One by its directory, which somebody serves; the other by the socket.
         shared = {"a": connector(str(server.path)), "b": connector(server.socket)}
@@ -153,8 +120,6 @@ def test_two_engines_share_a_server_that_is_killed_and_comes_back(tmp_path: Path
             answers = [both[name].ask() for name in both]
             assert [answer["token_ids"] for answer in answers] == [right[1]] * 2
             server.start()
-            # Clients that found no server try again at least every 250 ms.
-            time.sleep(2)
             first = both["a"].ask()
             server.wait_for_blocks(first["prompt_tokens"] // 128)
             second = both["b"].ask()
