@@ -33,6 +33,7 @@ _Block: TypeAlias = _Memory | Sequence[_Memory]
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 __all__ = [
+    "Allocation",
     "ClosedError",
     "CorruptError",
     "DalsegnoError",
@@ -372,6 +373,19 @@ class Namespace:
         Source: docs/formats/log.md; oracle ``tests/contract/reference_store.py``.
         """
 
+    def allocate(self, count: int) -> Allocation:
+        """Allocates memory for blocks that are written in place and then put.
+
+        With a server, this saves the copy that :meth:`put_batch` makes of the caller's buffers.
+
+        Args:
+            count: Number of blocks, at least one.
+
+        Raises:
+            InvalidError: ``count`` is 0 or too large.
+            UnavailableError: The system cannot provide the memory.
+        """
+
     def lease(self, chain: Sequence[bytes], *, timeout_s: float | None = None) -> Lease:
         """Leases the longest present run of ``chain``, to be read in the store's memory.
 
@@ -513,6 +527,46 @@ class Namespace:
                 failed. The blocks stay away until the store is closed, and may reappear after that.
             FullError: There is no space to record the removal.
         """
+
+@final
+class Allocation:
+    """Memory for blocks that a program writes and then puts, from :meth:`Namespace.allocate`.
+
+    ``len(allocation)`` is the number of blocks, and ``allocation[i]`` a writable
+    :class:`memoryview` of block ``i``, layer after layer. A server reads the blocks from this
+    memory, so that the client copies nothing::
+
+        blocks = namespace.allocate(len(chain))
+        for i in range(len(chain)):
+            compute_into(np.frombuffer(blocks[i], np.float16))
+        blocks.commit(chain)
+
+    It can be filled and committed again and again.
+    """
+
+    def commit(
+        self, chain: Sequence[bytes], *, first: int = 0, timeout_s: float | None = None
+    ) -> PutReport:
+        """Puts the blocks ``chain[first:]``, which are the first ones of this memory.
+
+        Nobody may write them until the call returns.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+            first: Position in ``chain`` of the first block.
+            timeout_s: Seconds from now after which the remaining blocks fail; ``None`` waits.
+
+        Returns:
+            The outcome of each block, as of :meth:`Namespace.put_batch`.
+
+        Raises:
+            InvalidError: There are more hashes than blocks.
+            PoisonedError: A sync failed, now or earlier.
+            ClosedError: The store is closed.
+        """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int, /) -> memoryview: ...
 
 @final
 class Lease:

@@ -10,6 +10,7 @@
 #![expect(clippy::doc_markdown, reason = "what Python sees is documented in Python's markup")]
 
 mod access;
+mod allocation;
 mod arguments;
 mod buffers;
 mod errors;
@@ -59,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::PyServer>()?;
     module.add_class::<namespace::PyNamespace>()?;
     module.add_class::<lease::PyLease>()?;
+    module.add_class::<allocation::PyAllocation>()?;
     module.add_class::<transfer::PyTransfer>()?;
     module.add_class::<transfer::PyPutReport>()?;
     module.add_class::<writer::PyLayerWriter>()?;

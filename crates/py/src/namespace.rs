@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use dalsegno_serve::Handle;
+use dalsegno_serve::{Allocation, Handle};
 use dalsegno_store::{GetReport, Namespace, Put, Scope, Terms};
 use pyo3::prelude::*;
 
 use crate::access::Access;
+use crate::allocation::PyAllocation;
 use crate::arguments::{Number, timeout};
 use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
@@ -199,6 +200,23 @@ impl PyNamespace {
         timeout_s: Option<f64>,
     ) -> PyResult<usize> {
         Ok(self.get(py, chain, out, Scope::Prefix, timeout_s)?.leading_blocks())
+    }
+
+    /// Allocates memory for blocks that are written in place and then put.
+    ///
+    /// With a server, this saves the copy that :meth:`put_batch` makes of the caller's buffers.
+    ///
+    /// Args:
+    ///     count: Number of blocks, at least one.
+    ///
+    /// Raises:
+    ///     InvalidError: ``count`` is 0 or too large.
+    ///     UnavailableError: The system cannot provide the memory.
+    fn allocate(&self, py: Python<'_>, count: Number<usize>) -> PyResult<PyAllocation> {
+        self.store.check_process().or_raise()?;
+        let count = count.named("count")?;
+        let memory = py.detach(|| Allocation::new(&self.namespace, count)).or_raise()?;
+        Ok(PyAllocation::new(self.store.clone(), self.namespace.clone(), memory))
     }
 
     /// Leases the longest present run of ``chain``, to be read in the store's memory.

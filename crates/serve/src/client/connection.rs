@@ -13,7 +13,7 @@ use crate::wire::{self, MOST_FRAME_BYTES, Reply, Request, VERSION};
 
 /// How long opening a connection waits for the server.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
-/// The smallest window: a power of two.
+/// The smallest window that is kept.
 const LEAST_WINDOW_BYTES: usize = 1 << 20;
 
 static WINDOWS: AtomicU64 = AtomicU64::new(0);
@@ -27,13 +27,12 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Takes memory of at least `bytes`.
+    /// Takes memory of `bytes`.
     ///
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide it.
     pub(crate) fn new(bytes: usize) -> std::result::Result<Self, IoError> {
-        let bytes = bytes.max(LEAST_WINDOW_BYTES).next_power_of_two();
         let region = Region::shared(&Backing::MemoryFile, bytes, "memory for puts")?;
         let file = region.reader_file()?;
         let number = WINDOWS.fetch_add(1, Ordering::Relaxed);
@@ -141,7 +140,8 @@ impl Connection {
     ) -> std::result::Result<Arc<Window>, IoError> {
         let window = match self.own.take().filter(|window| window.bytes() >= bytes) {
             Some(window) => window,
-            None => Arc::new(Window::new(bytes)?),
+            // It is kept, so that puts of growing sizes do not need a new one each.
+            None => Arc::new(Window::new(bytes.max(LEAST_WINDOW_BYTES).next_power_of_two())?),
         };
         let mut memory = window.claim(0, bytes).memory();
         let mut to = memory.as_mut_slice();

@@ -269,17 +269,6 @@ impl Client {
         self.inner.put_batch(namespace, &put, terms)
     }
 
-    /// Memory for `count` blocks that the caller fills and then [commits](Client::commit): the server copies them once,
-    /// this process never.
-    ///
-    /// # Errors
-    ///
-    /// `Invalid` for an unknown namespace; `Unavailable` if the system cannot provide the memory.
-    pub fn allocate(&self, namespace: NamespaceId, count: usize) -> Result<Allocation> {
-        let parts = self.enter()?;
-        Allocation::new(&parts.link.namespace(namespace)?, count)
-    }
-
     /// Puts the first blocks of an allocation, as many as `chain` has from `first` on. Nobody may write them meanwhile.
     ///
     /// # Errors

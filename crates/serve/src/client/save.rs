@@ -1,6 +1,5 @@
 //! Putting blocks: this process writes them into memory of its own, and the server copies them from there, once.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Error, ErrorKind, KvLayout, Namespace, NamespaceId, Result};
@@ -22,12 +21,17 @@ pub struct Allocation {
     count: usize,
     window: Arc<Window>,
     /// Keeps the bytes for those who write them.
-    claim: Arc<Claim>,
+    _claim: Claim,
     start: usize,
 }
 
 impl Allocation {
-    pub(super) fn new(namespace: &Namespace, count: usize) -> Result<Self> {
+    /// Takes memory for `count` blocks of a namespace.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` for none or too many; `Unavailable` if the system cannot provide the memory.
+    pub fn new(namespace: &Namespace, count: usize) -> Result<Self> {
         let layout = namespace.layout();
         let bytes = block_bytes(layout).checked_mul(count).filter(|bytes| *bytes > 0);
         let Some(bytes) = bytes else {
@@ -41,7 +45,7 @@ impl Allocation {
         let mut claim = window.claim(0, bytes);
         let start = claim.memory().address();
         let namespace = namespace.id();
-        Ok(Self { namespace, layout, count, window, claim: Arc::new(claim), start })
+        Ok(Self { namespace, layout, count, window, _claim: claim, start })
     }
 
     /// How many blocks it has memory for.
@@ -63,14 +67,12 @@ impl Allocation {
         (at < self.count).then(|| (self.start + at * bytes, bytes))
     }
 
-    /// What keeps the memory mapped.
-    #[must_use]
-    pub fn keeper(&self) -> Arc<dyn Any + Send + Sync> {
-        Arc::<Claim>::clone(&self.claim) as _
-    }
-
     /// How many blocks a commit of `chain` from `first` on has.
-    pub(super) fn count_of(&self, chain: &[ChainHash], first: usize) -> Result<usize> {
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` if there are more than were allocated.
+    pub fn count_of(&self, chain: &[ChainHash], first: usize) -> Result<usize> {
         match chain.len().checked_sub(first) {
             Some(count) if count <= self.count => Ok(count),
             _ => Err(Error::invalid(format!(
