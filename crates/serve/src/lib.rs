@@ -21,6 +21,8 @@ mod client;
 mod handle;
 mod server;
 mod session;
+#[cfg(test)]
+mod simulation;
 mod wire;
 
 pub use account::{AccountStats, Bounds};

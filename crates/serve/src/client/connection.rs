@@ -39,6 +39,12 @@ impl Window {
         Ok(Self { number, region: Arc::new(region), file })
     }
 
+    /// What a server reads.
+    #[cfg(test)]
+    pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
     fn bytes(&self) -> usize {
         self.region.bytes()
     }

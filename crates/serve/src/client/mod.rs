@@ -29,6 +29,8 @@ use dalsegno_store::{
 };
 use parking_lot::Mutex;
 
+#[cfg(test)]
+pub(crate) use self::connection::Window;
 pub use self::layers::LayerPut;
 pub use self::lease::ServedLease;
 pub use self::removals::ServedWatch;
