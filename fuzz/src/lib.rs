@@ -1,4 +1,4 @@
-//! Fuzz targets for every decoder of bytes from disk, and for a whole store: `make fuzz`.
+//! Fuzz targets for every decoder of bytes from disk or from a socket, and for a whole store: `make fuzz`.
 //!
 //! Each target turns any bytes into the input of a decoder, and panics if the decoder breaks a promise:
 //!
@@ -12,11 +12,13 @@ mod index;
 mod memory;
 mod mutate;
 mod seal;
+mod session;
 mod settings;
 mod store;
 
 pub use memory::Meter;
 pub use mutate::{Random, mutate};
+pub use session::session_seeds;
 pub use store::seed_files;
 
 /// A target: its name, its function, and the most bytes that one input may allocate.
@@ -56,7 +58,7 @@ impl Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     Target::new("record", headers::record),
     Target::new("sector", headers::sector),
     Target::new("namespace", headers::namespace),
@@ -69,5 +71,7 @@ pub const TARGETS: [Target; 13] = [
     Target::new("manifest", index::manifest),
     Target::new("table", index::table),
     Target::new("settings", settings::settings),
+    Target::new("reply", session::reply),
+    Target::large("session", session::session),
     Target::large("store", store::store),
 ];

@@ -18,6 +18,8 @@
 
 mod account;
 mod client;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handle;
 mod server;
 mod session;

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use dalsegno_fuzz::{TARGETS, seed_files};
+use dalsegno_fuzz::{TARGETS, seed_files, session_seeds};
 
 const SECTOR: usize = 4096;
 
@@ -101,6 +101,12 @@ fn others() {
     write("settings", "some", br#"{"capacity": "2GiB", "dram": 0, "index": "lsm"}"#);
     write("settings", "shape", br#"{"index_tuning": "T=4,K=2", "segment": 1048576}"#);
     write("settings", "fields", b"model=m\nsalt=s\n12.5 MiB");
+    for (number, seed) in session_seeds().iter().enumerate() {
+        write("session", &format!("talk-{number:02}"), seed);
+    }
+    write("reply", "acquired", &[5, 7, 2, 0, 2, 2, 1, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]);
+    write("reply", "failed", b"\x0a\x02\x03why");
+    write("reply", "removals", &[&[9, 1][..], &[4; 96]].concat());
     write("store", "untouched", &[0]);
     write("store", "untouched-memory", &[2]);
     for file in 0_u8..8 {

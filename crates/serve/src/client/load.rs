@@ -148,6 +148,15 @@ impl<'a> Load<'a> {
     }
 }
 
+/// Reads an answer as a get of as many blocks as it says does. For fuzzing.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn understand(answer: &[u8]) {
+    if let Ok(round) = round_of(answer, MOST_HASHES) {
+        let hits = round.outcomes.iter().filter(|outcome| outcome.is_hit()).count();
+        assert_eq!(hits, round.rows.len(), "a row for each hit");
+    }
+}
+
 fn round_of(answer: &[u8], asked: usize) -> std::result::Result<Round, Malformed> {
     let (Reply::Acquired { lease, outcomes }, tail) = wire::decode::<Reply>(answer)? else {
         return Err(Malformed("not what was asked for"));

@@ -40,6 +40,8 @@ use self::attachment::timeout_ns;
 use self::inner::{Inner, Parts, look};
 use self::link::Link;
 use self::load::Load;
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::load::understand;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
 
 /// Threads of each direction for transfers, and transfers that may wait for them.
