@@ -27,6 +27,11 @@ impl Until {
         Self { clock: SystemClock::new(), timeout }
     }
 
+    /// Whether the time has passed.
+    pub(super) fn is_over(self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
+    }
+
     fn left(self) -> Option<Duration> {
         self.timeout.map(|timeout| timeout.saturating_sub(self.clock.now().since(Nanos::default())))
     }

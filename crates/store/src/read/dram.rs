@@ -96,9 +96,17 @@ impl Dram {
         !self.is_off() && self.blocks.lock().peek(key).is_some()
     }
 
-    /// A block and its use counted; `None` if it is not here.
-    pub(crate) fn get(&self, key: &BlockKey) -> Option<Arc<PlacedBlock>> {
-        if self.is_off() { None } else { self.blocks.lock().get(key).map(Arc::clone) }
+    /// Those of some blocks that are here, and their uses counted.
+    pub(crate) fn get(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+    ) -> Vec<Option<Arc<PlacedBlock>>> {
+        if self.is_off() {
+            return vec![None; hashes.len()];
+        }
+        let mut blocks = self.blocks.lock();
+        hashes.iter().map(|hash| blocks.get(&(namespace, *hash)).map(Arc::clone)).collect()
     }
 
     /// A share of the memory that leases may hold, for as many blocks of `bytes` as it allows, at most `count`.
@@ -223,7 +231,7 @@ mod tests {
         let found = dalsegno_io::lend(|lender| {
             let (head, tail) = out.split_at_mut(bytes / 3);
             let mut pieces = [lender.exclusive(head), lender.exclusive(tail)];
-            let block = dram.get(&key(number));
+            let block = dram.get(key(number).0, &[key(number).1]).pop().flatten();
             block.map(|block| block.copy_to(0, &mut pieces)).is_some()
         });
         assert!(!found || out.iter().all(|byte| *byte == number), "bytes of another block");

@@ -154,7 +154,7 @@ pub(super) struct Get<'a> {
     placed: HashMap<usize, PlacedRead>,
     pub(super) outcomes: Vec<Outcome>,
     /// The blocks that were to be leased and are hits, by position in the chain.
-    pub(super) leased: HashMap<usize, Arc<PlacedBlock>>,
+    pub(super) leased: Vec<Option<Arc<PlacedBlock>>>,
 }
 
 impl<'a> Get<'a> {
@@ -167,12 +167,15 @@ impl<'a> Get<'a> {
     ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
         let wait = engine.wait_limit(call);
-        let (placed, leased) = (HashMap::new(), HashMap::new());
+        let (placed, leased) = (HashMap::new(), Vec::new());
         Self { engine, namespace, chain, layers, call, wait, placed, outcomes, leased }
     }
 
     pub(super) fn run(&mut self, wanted: impl Iterator<Item = Wanted>, scope: Scope) {
         let mut out: Vec<Option<Wanted>> = wanted.map(Some).collect();
+        if out.iter().any(|wanted| matches!(wanted, Some(Wanted::Lease))) {
+            self.leased.resize(out.len(), None);
+        }
         // DRAM holds only blocks that the index knows.
         let runs = self.engine.index.resolve(self.namespace.id(), self.chain, scope, self.wait);
         note_use(self.engine.index.as_ref(), &runs, self.engine.log.segments().round(), self.wait);
@@ -190,12 +193,13 @@ impl<'a> Get<'a> {
         let slice = self.namespace.layout().slice_bytes() as usize;
         let layers_start = self.layers.start as usize * slice;
         for run in runs {
-            for at in positions_of(run) {
-                let key = (self.namespace.id(), self.chain[at]);
-                let Some(block) = self.engine.front.dram.get(&key) else { continue };
+            let hashes = &self.chain[positions_of(run)];
+            let found = self.engine.front.dram.get(self.namespace.id(), hashes);
+            for (at, block) in positions_of(run).zip(found) {
+                let Some(block) = block else { continue };
                 match out[at].take().expect("each block is requested once") {
                     Wanted::Copy(mut pieces) => block.copy_to(layers_start, &mut pieces),
-                    Wanted::Lease => drop(self.leased.insert(at, block)),
+                    Wanted::Lease => self.leased[at] = Some(block),
                 }
                 self.outcomes[at] = Outcome::Dram;
             }
@@ -383,7 +387,7 @@ impl<'a> Get<'a> {
         let block = placed.place.complete().expect("a hit has all of its memory back");
         let block = Arc::new(block);
         if placed.is_leased {
-            self.leased.insert(at, Arc::clone(&block));
+            self.leased[at] = Some(Arc::clone(&block));
         }
         self.engine.front.dram.keep(key, block);
         remove_unless_present(self.engine, key, self.wait);

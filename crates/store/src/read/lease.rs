@@ -130,9 +130,8 @@ pub(crate) fn acquire(
     let Get { outcomes, leased, .. } = get;
     let report = GetReport { outcomes };
     count(&engine.counters, &report, layout.block_bytes());
-    let mut blocks: Vec<_> =
-        leased.into_iter().map(|(at, block)| (at, LeasedBlock(block))).collect();
-    blocks.sort_unstable_by_key(|(at, _)| *at);
+    let hits = leased.into_iter().enumerate();
+    let blocks = hits.filter_map(|(at, block)| Some((at, LeasedBlock(block?)))).collect();
     Ok(Acquired { blocks, outcomes: report.outcomes })
 }
 
@@ -152,10 +151,10 @@ pub(crate) fn lease(
     let _in_progress = engine.reads.begin();
     let mut get = Get::new(engine, &namespace, asked, 0..namespace.layout().layers(), &call);
     get.run(asked.iter().map(|_| Wanted::Lease), Scope::Prefix);
-    let Get { outcomes, mut leased, .. } = get;
+    let Get { outcomes, leased, .. } = get;
     let report = GetReport { outcomes };
     let hits = report.leading_blocks();
-    let blocks: Vec<_> = (0..hits).map(|at| leased.remove(&at).expect("a hit")).collect();
+    let blocks: Vec<_> = leased.into_iter().take(hits).map(|one| one.expect("a hit")).collect();
     share.shrink(hits);
     let is_truncated = match report.outcomes.get(hits) {
         Some(outcome) => *outcome == Outcome::Lost(Cause::Throttled),
