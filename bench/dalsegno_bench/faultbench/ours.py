@@ -1,17 +1,25 @@
-"""Dalsegno through its public API, with its index in memory and in files."""
+"""Dalsegno through its public API: its index in memory, in files, and behind a server."""
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import dalsegno
 from dalsegno_bench.faultbench.adapter import Adapter
 
-__all__ = ["InFiles", "InMemory"]
+__all__ = ["InFiles", "InMemory", "Served"]
 
 Index = Literal["memory", "lsm"]
+
+SERVER_START_S = 30
+PR_SET_PDEATHSIG = 1
 
 
 class InMemory(Adapter):
@@ -23,12 +31,13 @@ class InMemory(Adapter):
 
     def __init__(self, directory: Path, *, capacity_bytes: int, block_bytes: int) -> None:
         self._block_bytes = block_bytes
-        self._store = dalsegno.open(
-            directory / "store", capacity=capacity_bytes, dram=0, index=self.index
-        )
+        self._store = self._open(directory / "store", capacity_bytes)
         self._blocks = self._store.namespace(
             {"bench": "faults"}, layers=self.pieces, slice_bytes=block_bytes // self.pieces
         )
+
+    def _open(self, path: Path, capacity_bytes: int) -> dalsegno.Store:
+        return dalsegno.open(path, capacity=capacity_bytes, dram=0, index=self.index)
 
     def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
         """See :class:`Adapter`."""
@@ -86,3 +95,37 @@ class InFiles(InMemory):
 
     settings: ClassVar[str] = 'index="lsm"; dram=0'
     index: ClassVar[Index] = "lsm"
+
+
+class Served(InMemory):
+    """The same behind `dalsegno serve`, which dies when this process does."""
+
+    settings: ClassVar[str] = "dalsegno serve --pool 4MiB; dram_admission=get"
+
+    def _open(self, path: Path, capacity_bytes: int) -> dalsegno.Store:
+        command = [sys.executable, "-m", "dalsegno.cli", "serve", str(path), "--pool", "4MiB"]
+        command += ["--capacity", str(capacity_bytes), "--set", "dram_admission=get"]
+        self._server = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - the process has one thread here
+        )
+        store = dalsegno.open(f"unix:{path / 'serve' / 'socket'}")
+        until = time.monotonic() + SERVER_START_S
+        while not store.served:
+            if self._server.poll() is not None or time.monotonic() > until:
+                store.close()
+                raise dalsegno.UnavailableError("the server does not start")
+            time.sleep(0.02)
+        return store
+
+    def close(self) -> None:
+        """See :class:`Adapter`."""
+        super().close()
+        self._server.terminate()
+        self._server.wait()
+
+
+def _die_with_parent() -> None:
+    libc: Any = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

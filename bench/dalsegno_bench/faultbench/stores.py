@@ -59,6 +59,7 @@ STORES: dict[str, Known] = {
     for one in (
         Known("dalsegno", "dalsegno_bench.faultbench.ours:InMemory"),
         Known("dalsegno-lsm", "dalsegno_bench.faultbench.ours:InFiles"),
+        Known("dalsegno-served", "dalsegno_bench.faultbench.ours:Served"),
         Known("file-per-object", "dalsegno_bench.faultbench.files:Files"),
         Known("vllm-fs", "dalsegno_bench.vllm.faults:FileTier", "vllm", "vllm 0.32"),
         Known("sglang-file", "dalsegno_bench.sglang.faults:Files", "sglang", "sglang 0.5.23"),
@@ -79,7 +80,7 @@ STORES: dict[str, Known] = {
     )
 }
 # Whose failures are our failures.
-OURS = ("dalsegno", "dalsegno-lsm")
+OURS = ("dalsegno", "dalsegno-lsm", "dalsegno-served")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 //! blocks that it holds, and not the other blocks of the request.
 //!
 //! 1. When all other requests of a call have completed, each failed request is sent again, then its halves, down to
-//!    parts of one slice: one at a time, depth first.
+//!    parts of one slice: one at a time, depth first, through staging buffers, so that the memory of a part that fails
+//!    is still there for its halves.
 //! 2. A call sends at most [`MOST`] such requests. Bytes that they do not reach are a miss because of the device, and
 //!    stay stored.
 //! 3. Bytes count as damaged only if the device fails to read them, then reads the first sector of their file or of
@@ -63,7 +64,7 @@ impl Salvage<'_, '_> {
                 self.fail(&part, Cause::of_io(&error));
                 continue;
             }
-            match halves(part, self.pump.parts.io.rules(false)) {
+            match halves(part, self.pump.parts.io.staged_rules()) {
                 Ok(parts) => self.parts.extend(parts.into_iter().rev()),
                 Err(part) => self.read_for_the_last_time(part)?,
             }

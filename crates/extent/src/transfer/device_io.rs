@@ -8,7 +8,7 @@ use std::time::Duration;
 use dalsegno_core::Clock;
 use dalsegno_io::{BufferPool, Device, FileId};
 
-use super::plan::PlanRules;
+use super::plan::{DirectUse, PlanRules};
 use crate::call::Call;
 use crate::stats::TransferStats;
 
@@ -58,10 +58,19 @@ impl DeviceIo {
     /// How pieces become requests. Only a call that waits for its requests may `allow_direct` use of its memory.
     #[must_use]
     pub fn rules(&self, allow_direct: bool) -> PlanRules {
+        self.rules_for(if allow_direct { DirectUse::All } else { DirectUse::Outliving })
+    }
+
+    /// How pieces become requests that use staging buffers only.
+    pub(crate) fn staged_rules(&self) -> PlanRules {
+        self.rules_for(DirectUse::Never)
+    }
+
+    fn rules_for(&self, direct: DirectUse) -> PlanRules {
         PlanRules {
             limit: usize::try_from(self.bounds.request_bytes).expect("64-bit addresses"),
             memory_align: self.device.geometry().memory_align,
-            allow_direct,
+            direct,
         }
     }
 

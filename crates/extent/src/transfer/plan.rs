@@ -63,8 +63,19 @@ pub struct PlanRules {
     pub(crate) limit: usize,
     /// Alignment of memory that needs no copy.
     pub(crate) memory_align: usize,
-    /// Whether requests may use the caller's memory.
-    pub(crate) allow_direct: bool,
+    /// Which memory requests may use directly.
+    pub(crate) direct: DirectUse,
+}
+
+/// Which memory requests may use, instead of a staging buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DirectUse {
+    /// All, because the call waits for its requests.
+    All,
+    /// What outlives the call.
+    Outliving,
+    /// None.
+    Never,
 }
 
 /// Cuts `pieces` into chunks, in order.
@@ -116,8 +127,13 @@ pub(crate) fn finish(pieces: Vec<Piece>, rules: PlanRules) -> Chunk {
     let reachable = |piece: &Piece| {
         piece.memory.as_ref().is_none_or(|memory| memory.is_aligned(rules.memory_align))
     };
-    let stays = |piece: &Piece| piece.memory.is_none() || piece.outlives_call;
-    let direct = (rules.allow_direct || pieces.iter().all(stays))
+    let outlives = |piece: &Piece| piece.memory.is_none() || piece.outlives_call;
+    let is_allowed = match rules.direct {
+        DirectUse::All => true,
+        DirectUse::Outliving => pieces.iter().all(outlives),
+        DirectUse::Never => false,
+    };
+    let direct = is_allowed
         && contiguous
         && first == offset
         && last == sector_up(last)
@@ -134,7 +150,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const RULES: PlanRules = PlanRules { limit: 64 << 10, memory_align: 512, allow_direct: true };
+    const RULES: PlanRules =
+        PlanRules { limit: 64 << 10, memory_align: 512, direct: DirectUse::All };
 
     fn piece(offset: u64, len: usize) -> Piece {
         Piece { offset, len, memory: None, slice: 0, slice_offset: 0, outlives_call: false }
