@@ -13,6 +13,7 @@ request never fails because of it, and never gets wrong bytes.
 """
 
 import json
+import logging
 import os
 import sys
 
@@ -20,10 +21,12 @@ from dalsegno import _native
 from dalsegno._native import *  # noqa: F403 - its `__all__` is the public API
 from dalsegno._native import Store
 from dalsegno.paths import SOCKET_PREFIX
-from dalsegno.settings import merged
+from dalsegno.settings import merged, overruled
 
 __all__ = ["open"]
 __all__ += _native.__all__
+
+_logger = logging.getLogger("dalsegno")
 
 
 def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A001 - reads as dalsegno.open
@@ -54,6 +57,8 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
     """
     wanted = merged(settings)
     store = Store(path, json.dumps(wanted))
+    if store.served and (other := overruled(wanted, store.limits())):
+        _logger.info("The server of %s has other settings, which count: %s", store.path, other)
     if "capacity" not in wanted and not store.path.startswith(SOCKET_PREFIX) and not store.served:
         _print_capacity(store)
     return store

@@ -57,6 +57,7 @@ __all__ = [
     "list_extents",
     "parse_bytes",
     "repair",
+    "show_events",
     "verify",
 ]
 __version__: str
@@ -771,6 +772,15 @@ class Store:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+def show_events(level: str) -> None:
+    """Writes events of the store to standard error.
+
+    It does nothing if the environment variable ``DALSEGNO_LOG`` names a level, which then counts.
+
+    Args:
+        level: ``"error"``, ``"warn"``, ``"info"``, ``"debug"`` or ``"trace"``.
+    """
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
     """Returns facts about a store that no process has open, without reading payload.

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from dalsegno._native import InvalidError
+from dalsegno._native import DalsegnoError, InvalidError, parse_bytes
 from dalsegno.paths import local_path
 
 
@@ -45,3 +45,29 @@ def _of_file() -> Mapping[str, Any]:
         raise InvalidError(
             f"DALSEGNO_CONFIG names {name}, which cannot be read: {error}"
         ) from error
+
+
+def overruled(wanted: Mapping[str, object], limits: Mapping[str, Any]) -> str:
+    """Names the settings of a client that differ from those of its server.
+
+    Args:
+        wanted: The client's settings.
+        limits: The bounds of the server's store.
+
+    Returns:
+        The settings with both values; nothing if all agree.
+    """
+    pairs = []
+    for name, value in wanted.items():
+        served = limits.get(f"{name}_bytes", limits.get(f"{name}_bytes_per_s", limits.get(name)))
+        if served is not None and served not in (value, _bytes(value)):
+            pairs.append(f"{name} is {served!r}, not {value!r}")
+    return ", ".join(pairs)
+
+
+def _bytes(value: object) -> object:
+    """A byte count given as text."""
+    try:
+        return parse_bytes(value) if isinstance(value, str) else value
+    except DalsegnoError:
+        return value

@@ -31,8 +31,25 @@ use tracing_subscriber::filter::LevelFilter;
 ///
 /// An invalid level must not fail an engine's start: it is logged, and warnings are shown.
 fn log_events() {
-    let Some(setting) = std::env::var_os("DALSEGNO_LOG") else { return };
-    let setting = setting.to_string_lossy();
+    if let Some(setting) = std::env::var_os("DALSEGNO_LOG") {
+        log_events_from(&setting.to_string_lossy());
+    }
+}
+
+/// Writes events of the store to standard error.
+///
+/// It does nothing if the environment variable ``DALSEGNO_LOG`` names a level, which then counts.
+///
+/// Args:
+///     level: ``"error"``, ``"warn"``, ``"info"``, ``"debug"`` or ``"trace"``.
+#[pyfunction]
+fn show_events(level: &str) {
+    if std::env::var_os("DALSEGNO_LOG").is_none() {
+        log_events_from(level);
+    }
+}
+
+fn log_events_from(setting: &str) {
     let level = setting.parse::<LevelFilter>();
     let shown = *level.as_ref().unwrap_or(&LevelFilter::WARN);
     // A program that embeds this module may have a subscriber already.
@@ -65,6 +82,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyPutReport>()?;
     module.add_class::<writer::PyLayerWriter>()?;
     module.add_class::<watch::PyRemovalWatch>()?;
+    module.add_function(wrap_pyfunction!(show_events, module)?)?;
     module.add_function(wrap_pyfunction!(offline::info, module)?)?;
     module.add_function(wrap_pyfunction!(offline::list_extents, module)?)?;
     module.add_function(wrap_pyfunction!(offline::inspect, module)?)?;

@@ -142,6 +142,7 @@ impl Accounts {
             return None;
         }
         let account = account.unwrap_or_else(|| {
+            tracing::info!(pid, "client connected");
             let account = Account { bounds: self.bounds, held: Mutex::default() };
             let account = Arc::new(account);
             by_pid.insert(pid, Arc::clone(&account));
@@ -208,7 +209,8 @@ impl Drop for SessionSlot {
         drop(held);
         by_pid.remove(&self.pid);
         drop(by_pid);
-        drop(self.account.take_leases(|_| true));
+        let leases = self.account.take_leases(|_| true);
+        tracing::info!(pid = self.pid, leases = leases.len(), "client ended");
     }
 }
 

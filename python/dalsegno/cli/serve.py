@@ -72,8 +72,9 @@ def serve(  # noqa: PLR0913 - one argument for each option
         _say_ready(f"{SOCKET_PREFIX}{socket or socket_of(directory)}")
         return
     given = {"capacity": capacity, **dict(_pair(one) for one in setting or ())}
-    settings = {"dram_admission": "put", **merged(given), "dram": pool}
+    settings = {"dram_admission": "put", **merged(given), "dram": _pool_bytes(pool)}
     tenants = [_tenant(one) for one in tenant or ()]
+    dalsegno.show_events("info")
     # Before the server starts threads: they inherit it, so that this one gets the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     server = Server(
@@ -100,6 +101,13 @@ def _say_ready(path: str) -> None:
     print(f"{path}: {'ready' if is_ready else 'no server answers'}")
     if not is_ready:
         raise typer.Exit(NOT_READY)
+
+
+def _pool_bytes(text: str) -> int:
+    try:
+        return dalsegno.parse_bytes(text)
+    except InvalidError as error:
+        raise InvalidError(f"--pool {text}: {error}") from error
 
 
 def _pair(text: str) -> tuple[str, object]:

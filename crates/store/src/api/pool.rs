@@ -61,7 +61,16 @@ impl Pool {
     pub fn open(path: &Path, config: &Config, backing: Backing) -> Result<Self> {
         let mut parts = parts_of(path, config)?;
         parts.arena = ArenaBacking::Shared(backing);
-        Self::of(Store::open_parts(parts)?)
+        let pool = Self::of(Store::open_parts(parts)?)?;
+        let limits = pool.store.limits();
+        tracing::info!(
+            id = %pool.store.id(),
+            path = %path.display(),
+            capacity_bytes = limits.capacity_bytes,
+            pool_bytes = pool.arena.capacity_bytes(),
+            "store opened"
+        );
+        Ok(pool)
     }
 
     /// The pool of a store.

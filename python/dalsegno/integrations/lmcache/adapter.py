@@ -282,8 +282,8 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Takes the capacity that the store found for itself, once it is open."""
         if opened is not None:
             # A server that was not there yet has not said any.
-            known = opened.store.limits()["capacity_bytes"]
-            self._max_capacity_bytes = known or self._max_capacity_bytes
+            if known := opened.store.limits()["capacity_bytes"]:
+                self._max_capacity_bytes = known
 
     def _held_bytes(self, opened: Opened) -> int:
         """Returns how many bytes of objects the store holds."""

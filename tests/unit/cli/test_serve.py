@@ -1,0 +1,165 @@
+"""``dalsegno serve`` as its users see it: what it prints, reports and refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import dalsegno
+
+WAIT_S = 30.0
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "dalsegno.cli", "serve", *map(str, arguments)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+@contextmanager
+def serving(path: Path, *options: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A server that answers."""
+    settings = {**os.environ, **environment}
+    small = ("--pool", "1MiB", "--capacity", "64MiB", *options)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command(path, *small), stdout=pipe, stderr=pipe, text=True, env=settings
+    ) as server:
+        try:
+            until = time.monotonic() + WAIT_S
+            while run(path, "--ready", *options[2:]).returncode:
+                assert server.poll() is None, server.stderr and server.stderr.read()
+                assert time.monotonic() < until
+            yield server
+        finally:
+            server.kill()
+
+
+def stopped(server: subprocess.Popen[str], by: signal.Signals = signal.SIGTERM) -> tuple[str, str]:
+    """What a server said until a signal ended it."""
+    server.send_signal(by)
+    out, err = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 0
+    return out, err
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_what_to_configure_logs_clients_and_stops(
+    tmp_path: Path, by: signal.Signals
+) -> None:
+    path = tmp_path / "kv"
+    assert run(path, "--ready").returncode == 1
+    with serving(path) as server:
+        with dalsegno.open(path) as store:
+            assert store.served
+        out, err = stopped(server, by)
+    assert f"unix:{path}/serve/socket or {path}" in " ".join(out.split())
+    assert "1 MiB" in out
+    assert "client connected" in err
+    assert "store opened" in err
+    assert run(path, "--ready").returncode == 1
+    assert dalsegno.verify(str(path))["findings"] == []
+    assert not (path / "serve" / "socket").exists()
+
+
+def test_the_socket_is_for_its_user_and_group(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    with serving(path):
+        folder = path / "serve"
+        assert folder.stat().st_mode & 0o777 == 0o750
+        assert (folder / "socket").stat().st_mode & 0o777 == 0o660
+
+
+def test_a_directory_in_use_is_refused_with_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    with dalsegno.open(path, capacity="64MiB"):
+        refused = run(path)
+    assert refused.returncode == 2
+    assert f"is in use by pid {os.getpid()} (" in refused.stderr
+    with serving(path) as server:
+        refused = run(path)
+        assert refused.returncode == 2
+        assert f"is in use by pid {server.pid} (" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--pool", "1KiB"), "at least 64 KiB"),
+        (("--pool", "64EiB"), "--pool 64EiB"),
+        (("--set", "durability"), "has no NAME=VALUE"),
+        (("--set", "durabilty=none"), 'did you mean "durability"'),
+        (("--tenant", "blue=x"), "has no GROUP=UIDS"),
+        (("--pool", "8TiB"), "cannot provide a DRAM tier of 8 TiB"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    refused = run(tmp_path / "kv", "--capacity", "64MiB", *arguments)
+    assert refused.returncode == 2
+    assert said in refused.stderr
+
+
+def test_metrics_and_the_report_to_systemd(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notified.bind(str(tmp_path / "notify"))
+    notified.settimeout(WAIT_S)
+    path = tmp_path / "kv"
+    environment = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+    with serving(path, "--metrics", port, **environment) as server:
+        assert notified.recv(100) == b"READY=1"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as reply:
+            text = reply.read().decode()
+        stopped(server)
+    assert 'dalsegno_pool_bytes{tenant=""} 1.048576e+06' in text
+    assert 'dalsegno_store_blocks{tenant=""} 0.0' in text
+    assert notified.recv(100) == b"STOPPING=1"
+    notified.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_tenant_has_a_store_of_its_own(tmp_path: Path) -> None:
+    path, other = Path(f"/tmp/dalsegno-tenant-{os.getpid()}"), 65_534
+    program = (
+        "import os, sys, dalsegno\n"
+        "os.setgid(int(sys.argv[2]))\n"
+        "os.setuid(int(sys.argv[2]))\n"
+        "with dalsegno.open('unix:' + sys.argv[1]) as store:\n"
+        "    space = store.namespace({'m': '1'}, layers=1, slice_bytes=9)\n"
+        "    print(store.served, space.probe([bytes(32)]), len(store.namespaces()))\n"
+    )
+    with serving(
+        tmp_path / "kv", "--tenant", f"blue={other}", "--socket", path / "socket"
+    ) as server:
+        with dalsegno.open(f"unix:{path}/socket") as store:
+            space = store.namespace({"m": "1"}, layers=1, slice_bytes=9)
+            assert space.put_batch([bytes(32)], [b"some text"]).stored == 1
+        os.chown(path, other, other)
+        os.chown(path / "socket", other, other)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path / "socket"), str(other)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
+        stopped(server)
+    path.rmdir()
+    assert done.stdout.split() == ["True", "0", "1"], done.stderr
+    assert dalsegno.info(str(tmp_path / "kv" / "tenants" / "blue"))["blocks"] == 0
