@@ -280,10 +280,9 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _know_capacity(self, opened: Opened | None) -> None:
         """Takes the capacity that the store found for itself, once it is open."""
-        if opened is not None:
-            # A server that was not there yet has not said any.
-            if known := opened.store.limits()["capacity_bytes"]:
-                self._max_capacity_bytes = known
+        # A server that was not there yet has not said any.
+        if opened is not None and (known := opened.store.limits()["capacity_bytes"]):
+            self._max_capacity_bytes = known
 
     def _held_bytes(self, opened: Opened) -> int:
         """Returns how many bytes of objects the store holds."""
