@@ -1,4 +1,4 @@
-"""A server in a process of its own, which a test stops, continues, kills and asks for its counters."""
+"""A server in a process of its own, which a test stops, kills and asks for its counters."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ServerProcess:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it where it is."""
+        """Ends it where it is. Killing it again does nothing."""
         self.process.kill()
         self._reap()
 
@@ -129,5 +129,4 @@ def serving(
     try:
         yield server
     finally:
-        if server.process.returncode is None:
-            server.kill()
+        server.kill()
