@@ -1,4 +1,4 @@
-"""What the contract is checked on: the store with several settings, and the reference.
+"""What the contract is checked on: the store with several settings, served, and the reference.
 
 A check asks a :class:`Subject` for a store and knows nothing else about it. A subject says here
 whether it has files of its own (``files``) and whether it evicts blocks (``evicts``).
@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 from tests.contract import reference_store
 from tests.outside import Extent, extents, flip, segments
+from tests.served import LIMIT_S, POOL, SIZES, ServerProcess
 
 import dalsegno
 
@@ -37,8 +40,7 @@ class Subject:
     evicts: bool = True
 
     def open(self, path: Path, **more: object) -> dalsegno.Store:
-        sizes = {"capacity": "24MiB", "segment": "1MiB", "staging": "16MiB"}
-        return dalsegno.open(path, **{**sizes, **self.settings, **more})
+        return dalsegno.open(path, **{**SIZES, **self.settings, **more})
 
     def verify(self, path: Path) -> list[dict[str, Any]]:
         """What an offline check finds."""
@@ -89,12 +91,63 @@ class Reference(Subject):
         (path / reference_store.BLOCKS_FILE).unlink()
 
 
+class ServedStore:
+    """A client, and the server behind it: both are closed together."""
+
+    def __init__(self, client: dalsegno.Store, server: ServerProcess) -> None:
+        self._client, self._server = client, server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def close(self) -> None:
+        self._client.close()
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Served(Subject):
+    """A store behind a server. Each open starts one with the settings of that open.
+
+    The server ends with the client, so that a test can check and damage its files then.
+    """
+
+    def open(self, path: Path, **more: object) -> dalsegno.Store:
+        server = self._start(path, {**SIZES, **self.settings, **more})
+        client = dalsegno.open(path)
+        assert client.served
+        # It has the names, arguments, results and errors of the client.
+        return cast("dalsegno.Store", ServedStore(client, server))
+
+    def _start(self, path: Path, settings: Mapping[str, object]) -> ServerProcess:
+        """Starts a server. One whose client died owns the directory until it has ended."""
+        until = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                return ServerProcess(path, settings)
+            except dalsegno.UnavailableError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+
 SUBJECTS = [
     Subject("psync", {"io_engine": "psync", "dram": 0}),
     Subject("uring", {"io_engine": "auto", "dram": 0}),
     Subject("durable", {"durability": "batch", "dram": 0}),
     Subject("dram at get", {"dram": "4MiB", "dram_admission": "get"}),
     Subject("dram at put", {"dram": "4MiB", "dram_admission": "put"}),
+    Served("served", POOL),
     Reference("reference", {"capacity": "24MiB"}, files=False, evicts=False),
 ]
 
