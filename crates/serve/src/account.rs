@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use dalsegno_core::Nanos;
 use dalsegno_store::{Lease, LeasedBlock};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 
 /// How long blocks stay in their places for a client that copies them.
@@ -85,6 +85,8 @@ pub(crate) struct Accounts {
 pub(crate) struct Account {
     bounds: Bounds,
     held: Mutex<Holdings>,
+    /// A lease ended.
+    ended: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -143,7 +145,8 @@ impl Accounts {
         }
         let account = account.unwrap_or_else(|| {
             tracing::info!(pid, "client connected");
-            let account = Account { bounds: self.bounds, held: Mutex::default() };
+            let (bounds, held) = (self.bounds, Mutex::default());
+            let account = Account { bounds, held, ended: Condvar::new() };
             let account = Arc::new(account);
             by_pid.insert(pid, Arc::clone(&account));
             account
@@ -215,6 +218,11 @@ impl Drop for SessionSlot {
 }
 
 impl Account {
+    /// Bytes that the process may have in leases to copy.
+    pub(crate) fn most_copy_bytes(&self) -> u64 {
+        self.bounds.client_copy_bytes
+    }
+
     /// Takes at most `wanted` bytes of those that the process may still lease.
     pub(crate) fn grant(self: &Arc<Self>, kind: Kind, wanted: u64) -> Grant {
         let mut held = self.held.lock();
@@ -227,6 +235,33 @@ impl Account {
         let bytes = if has_lease { wanted.min(most.saturating_sub(*used)) } else { 0 };
         *used += bytes;
         Grant { account: Arc::clone(self), kind, bytes }
+    }
+
+    /// Takes bytes for blocks of `least` bytes each, as [`Account::grant`] does, and waits at most `patience` for other
+    /// leases of the process to end. `None` if there is not enough for one block then. A process that holds nothing
+    /// gets one block, however large.
+    pub(crate) fn grant_copy(
+        self: &Arc<Self>,
+        wanted: u64,
+        least: u64,
+        patience: Duration,
+    ) -> Option<Grant> {
+        let mut held = self.held.lock();
+        let mut is_late = false;
+        loop {
+            let used = held.copy_bytes;
+            let free = self.bounds.client_copy_bytes.saturating_sub(used);
+            let has_lease = held.leases.len() < self.bounds.client_leases;
+            if has_lease && (free >= least || used == 0) {
+                let bytes = wanted.min(free).max(least);
+                held.copy_bytes += bytes;
+                return Some(Grant { account: Arc::clone(self), kind: Kind::Copy, bytes });
+            }
+            if is_late {
+                return None;
+            }
+            is_late = self.ended.wait_for(&mut held, patience).timed_out();
+        }
     }
 
     /// Ends leases of this process. Numbers of no lease are ignored: it may have ended by itself.
@@ -242,6 +277,7 @@ impl Account {
         // Places are freed without the lock.
         drop(held);
         drop(ended);
+        self.ended.notify_all();
     }
 
     fn take_leases(&self, is_over: impl Fn(&Held) -> bool) -> Vec<Held> {
@@ -252,6 +288,7 @@ impl Account {
         for one in &ended {
             held.forget(one);
         }
+        self.ended.notify_all();
         ended
     }
 }
@@ -301,12 +338,14 @@ impl Grant {
         self.account.held.lock().insert(Held::View { _lease: lease, bytes })
     }
 
-    /// Keeps `bytes` of the grant, and returns the rest. More than was granted is kept if one block alone is larger.
+    /// Keeps `bytes` of the grant, and returns the rest.
     fn settle(&mut self, bytes: u64) -> u64 {
         let granted = std::mem::take(&mut self.bytes);
         let mut held = self.account.held.lock();
         let used = held.bytes_of(self.kind);
         *used = *used - granted + bytes;
+        drop(held);
+        self.account.ended.notify_all();
         bytes
     }
 }
@@ -357,6 +396,22 @@ mod tests {
         assert_eq!((accounts.stats().copy_bytes, accounts.stats().view_bytes), (40, 0));
         account.release(&[lease, 99]);
         assert_eq!((accounts.stats().copy_bytes, accounts.stats().leases), (0, 0));
+    }
+
+    #[test]
+    fn a_copy_gets_whole_blocks_or_waits() {
+        let accounts = Accounts::new(BOUNDS);
+        let slot = accounts.open_session(1).unwrap();
+        let take = |wanted, least| slot.account().grant_copy(wanted, least, Duration::ZERO);
+        let first = take(1000, 70).unwrap();
+        assert_eq!(first.bytes(), 100);
+        assert!(take(10, 10).is_none(), "all is taken");
+        let lease = first.hold_copy(Vec::new(), 80, Nanos(5));
+        assert_eq!(take(70, 20).unwrap().bytes(), 20);
+        assert!(take(70, 21).is_none());
+        slot.account().release(&[lease]);
+        assert_eq!(take(70, 300).unwrap().bytes(), 300, "one block, if nothing is held");
+        assert_eq!(accounts.stats().copy_bytes, 0);
     }
 
     #[test]

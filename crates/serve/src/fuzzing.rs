@@ -23,7 +23,7 @@ impl Line {
     pub fn open(pool: Pool, clock: Arc<dyn Clock>) -> Self {
         let capacity = pool.usage().map_or(0, |usage| usage.capacity_bytes);
         let slot = Accounts::new(Bounds::of_pool(capacity)).open_session(1);
-        Self(Session::new(pool, clock, slot.expect("the first connection")))
+        Self(Session::new(pool, clock, slot.expect("the first connection")).impatient())
     }
 
     /// Sends a message. Returns whether the connection goes on.

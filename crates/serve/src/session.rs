@@ -12,8 +12,8 @@ use std::time::Duration;
 use dalsegno_core::Clock;
 use dalsegno_io::{IoError, SealedFile};
 use dalsegno_store::{
-    ChainHash, Compression, Error, ErrorKind, Namespace, NamespaceId, Pool, PoolBlock, PutOutcome,
-    RegisterOptions, RemovalWatch, Result, Scope, Terms,
+    Cause, ChainHash, Compression, Error, ErrorKind, Namespace, NamespaceId, Outcome, Pool,
+    PoolBlock, PutOutcome, RegisterOptions, RemovalWatch, Result, Scope, Terms,
 };
 
 use crate::account::{Account, COPY_LEASE, Grant, Kind, SessionSlot};
@@ -23,6 +23,9 @@ use crate::wire::{
 
 /// Most bytes that one answer keeps in places for a client to copy.
 const MOST_ACQUIRED_BYTES: u64 = 64 << 20;
+/// The part of what a process may hold that one answer takes at most, as a divisor: its threads get blocks at the same
+/// time.
+const ANSWER_SHARE: u64 = 4;
 /// Most removals of one answer.
 const MOST_REMOVALS: usize = MOST_FRAME_BYTES / 64;
 
@@ -41,6 +44,8 @@ pub(crate) enum Answer {
 #[derive(Debug)]
 pub(crate) struct Session {
     pool: Pool,
+    /// How long a request waits for the client's own leases to end.
+    patience: Duration,
     clock: Arc<dyn Clock>,
     slot: SessionSlot,
     state: State,
@@ -91,7 +96,13 @@ type Handled = std::result::Result<Outgoing, Trouble>;
 
 impl Session {
     pub(crate) fn new(pool: Pool, clock: Arc<dyn Clock>, slot: SessionSlot) -> Self {
-        Self { pool, clock, slot, state: State::New }
+        Self { pool, patience: COPY_LEASE, clock, slot, state: State::New }
+    }
+
+    /// The same session, whose requests wait for nothing.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn impatient(self) -> Self {
+        Self { patience: Duration::ZERO, ..self }
     }
 
     /// Counts a message that was too malformed to be handled.
@@ -132,7 +143,8 @@ impl Session {
             (State::Greeted(greeted), request) => (greeted, request),
         };
         let (greeted, request) = greeted;
-        let call = Exchange { pool: &self.pool, account: self.slot.account(), tail };
+        let (pool, patience) = (&self.pool, self.patience);
+        let call = Exchange { pool, patience, account: self.slot.account(), tail };
         match request {
             Request::Hello { .. } => Err(Malformed("a second hello").into()),
             Request::Register { encoding, codec } => call.register(&encoding, codec),
@@ -194,6 +206,7 @@ impl Greeted {
 /// A request under way.
 struct Exchange<'a> {
     pool: &'a Pool,
+    patience: Duration,
     account: &'a Arc<Account>,
     tail: &'a [u8],
 }
@@ -249,7 +262,15 @@ impl Exchange<'_> {
         until: dalsegno_core::Nanos,
     ) -> Handled {
         let hashes = wire::hashes_of(self.tail)?;
-        let grant = self.account.grant(Kind::Copy, MOST_ACQUIRED_BYTES);
+        let place_bytes = self.pool.place_bytes(namespace)?;
+        let wanted = MOST_ACQUIRED_BYTES.min(self.account.most_copy_bytes() / ANSWER_SHARE);
+        let patience = terms.timeout.map_or(self.patience, |timeout| timeout.min(self.patience));
+        let Some(grant) = self.account.grant_copy(wanted, place_bytes, patience) else {
+            let throttled = wire::outcome_byte(Outcome::Lost(Cause::Throttled));
+            let tail = vec![throttled; hashes.len().min(1)];
+            let outcomes = u32::from(!hashes.is_empty());
+            return Ok(Outgoing::Tailed(Reply::Acquired { lease: NO_LEASE, outcomes }, tail));
+        };
         let acquired = self.pool.acquire(namespace, (&hashes, scope), grant.bytes(), terms)?;
         let mut tail: Vec<u8> =
             acquired.outcomes.iter().map(|outcome| wire::outcome_byte(*outcome)).collect();

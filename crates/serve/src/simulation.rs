@@ -129,7 +129,7 @@ impl World {
         let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&self.clock);
         let pid = i32::try_from(number).unwrap() + 1;
         let slot = self.accounts.open_session(pid).expect("few connections");
-        let mut session = Session::new(self.pool.clone().unwrap(), clock, slot);
+        let mut session = Session::new(self.pool.clone().unwrap(), clock, slot).impatient();
         let window = Window::new(WINDOW_BYTES).unwrap();
         let hello = wire::encode(&Request::Hello { version: wire::VERSION });
         assert!(matches!(said(&session.handle(&hello, Vec::new())).0, Reply::Welcome { .. }));

@@ -31,8 +31,8 @@ def refused(*arguments: object) -> str:
         process.kill()
         process.wait()
     assert (process.returncode, out) == (2, "")
-    assert len(error.splitlines()) == 1
-    return str(error)
+    # What the store logged before comes first.
+    return str(error.splitlines()[-1])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -115,6 +115,7 @@ impl Region {
                 rustix::fs::memfd_create("dalsegno", flags).map_err(failed)?
             }
             Backing::Named(path) => {
+                replace_if_of_another_size(path, bytes);
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
                 let mode = Mode::RUSR | Mode::WUSR;
                 let opened = rustix::fs::open(path, flags, mode);
@@ -327,6 +328,19 @@ fn refused(bytes: usize, purpose: &str, error: rustix::io::Errno) -> IoError {
     IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
 }
 
+/// Removes the name of a file of another size. Another process may still read it: truncated under a mapping, it would
+/// end that process.
+fn replace_if_of_another_size(path: &Path, bytes: usize) {
+    let is_other = rustix::fs::stat(path).is_ok_and(|stat| {
+        let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+        kind == rustix::fs::FileType::RegularFile && stat.st_size.unsigned_abs() != bytes as u64
+    });
+    if is_other {
+        // If that fails, opening the file says why.
+        let _ = rustix::fs::unlink(path);
+    }
+}
+
 /// Whether the file takes ordinary memory. Huge pages and DAX devices have their own.
 fn is_in_memory(file: &OwnedFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
@@ -422,6 +436,20 @@ mod tests {
             let mut memory = claim.memory();
             assert_eq!(memory.as_slice(), [round]);
             memory.as_mut_slice().fill(round + 1);
+        }
+    }
+
+    #[test]
+    fn a_named_file_of_another_size_is_replaced_and_its_readers_live_on() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let backing = Backing::Named(folder.path().join("arena"));
+        let first = Region::shared(&backing, 1 << 16, "a test").unwrap();
+        let reader = Region::map(first.reader_file().unwrap(), 1 << 16, Access::Read, "a test");
+        let reader = reader.unwrap();
+        drop(first);
+        for bytes in [4096, 1 << 17] {
+            let other = Region::shared(&backing, bytes, "a test").unwrap();
+            assert_eq!((other.bytes(), reader.counter((1 << 16) - 8)), (bytes, Some(0)));
         }
     }
 }

@@ -16,7 +16,7 @@ use dalsegno_pool::{ArenaHeader, Stamp, UNIT_BYTES, is_current};
 use dalsegno_store::{Cancel, Cause};
 use parking_lot::{Condvar, Mutex};
 
-use super::connection::{Connection, Welcome, Window};
+use super::connection::{Connection, HELLO_TIMEOUT, Welcome, Window};
 use super::facts::Facts;
 use crate::wire::{self, PlaceRow, Reply, Request};
 
@@ -90,7 +90,7 @@ impl Attachment {
     ///
     /// As [`Connection::open`]; `Incompatible` if the arena has another format.
     pub(super) fn open(socket: &Path, clock: SystemClock) -> Result<(Self, Facts)> {
-        let (connection, welcome) = Connection::open(socket)?;
+        let (connection, welcome) = Connection::open(socket, HELLO_TIMEOUT)?;
         let Welcome { store, epoch, arena_bytes, limits, arena } = welcome;
         let strange = || Error::new(ErrorKind::Incompatible, "the pool has an unknown format");
         let bytes = usize::try_from(arena_bytes).map_err(|_| strange())?;
@@ -234,8 +234,8 @@ impl Attachment {
     }
 
     /// Opens a connection for one purpose, which is not shared with other calls.
-    pub(super) fn dedicated(&self) -> std::result::Result<Connection, Lost> {
-        self.connect()
+    pub(super) fn dedicated(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
+        self.connect(limit)
     }
 
     /// As [`Attachment::call`], on a connection of the caller's. After an error it must be dropped.
@@ -361,7 +361,7 @@ impl Attachment {
             if connections.open < MOST_CONNECTIONS {
                 connections.open += 1;
                 drop(connections);
-                return self.connect().inspect_err(|_| self.connections.lock().open -= 1);
+                return self.connect(limit).inspect_err(|_| self.connections.lock().open -= 1);
             }
             let left = self.left(limit)?.unwrap_or(LOOK).min(LOOK);
             self.returned.wait_for(&mut connections, left);
@@ -371,8 +371,9 @@ impl Attachment {
         }
     }
 
-    fn connect(&self) -> std::result::Result<Connection, Lost> {
-        match Connection::open(&self.socket) {
+    fn connect(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
+        let timeout = self.left(limit)?.map_or(HELLO_TIMEOUT, |left| left + GRACE);
+        match Connection::open(&self.socket, timeout.min(HELLO_TIMEOUT)) {
             Ok((connection, welcome)) if welcome.epoch == self.header.epoch => Ok(connection),
             Ok(_) => {
                 // Another server by now, with another arena.

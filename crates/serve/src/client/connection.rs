@@ -11,7 +11,7 @@ use dalsegno_io::{Backing, Channel, ChannelError, Claim, Frame, IoError, Memory,
 
 use crate::wire::{self, MOST_FRAME_BYTES, Reply, Request, VERSION};
 
-/// How long opening a connection waits for the server.
+/// The longest wait for the server to say hello.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// The smallest window that is kept.
 const LEAST_WINDOW_BYTES: usize = 1 << 20;
@@ -85,7 +85,7 @@ impl Connection {
     /// # Errors
     ///
     /// `Unavailable` if nobody answers there, `Incompatible` if the server does not speak our version.
-    pub(super) fn open(socket: &Path) -> Result<(Self, Welcome)> {
+    pub(super) fn open(socket: &Path, timeout: Duration) -> Result<(Self, Welcome)> {
         let away = |error: ChannelError| {
             let message = format!("no server answers at {}", socket.display());
             Error::new(ErrorKind::Unavailable, message).with_source(error)
@@ -93,8 +93,8 @@ impl Connection {
         let mut channel =
             Channel::connect(socket).map_err(|error| away(ChannelError::Io(error)))?;
         let hello = wire::encode(&Request::Hello { version: VERSION });
-        channel.send(&hello, &[], Some(HELLO_TIMEOUT)).map_err(away)?;
-        let frame = channel.receive(MOST_FRAME_BYTES, Some(HELLO_TIMEOUT)).map_err(away)?;
+        channel.send(&hello, &[], Some(timeout)).map_err(away)?;
+        let frame = channel.receive(MOST_FRAME_BYTES, Some(timeout)).map_err(away)?;
         let welcome = welcome_of(frame)?;
         Ok((Self { channel, known: None, own: None }, welcome))
     }

@@ -93,7 +93,7 @@ impl ServedWatch {
     fn connect(&self) -> std::result::Result<Line, Lost> {
         let parts = self.client.enter().map_err(|_| Lost::Away)?;
         let server = parts.server()?;
-        let mut connection = server.dedicated()?;
+        let mut connection = server.dedicated(&self.limit())?;
         let message = wire::encode(&Request::Watch { capacity: self.capacity });
         server.call_on(&mut connection, &message, &self.limit())?;
         Ok(Line { server, connection })
