@@ -87,6 +87,7 @@ def test_a_client_with_many_requests_delays_no_other(server: ServerProcess, bloc
     show(f"{len(taken)} gets during {REQUESTS} requests of another: at most {most_ms:.1f} ms")
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_no_answer_is_left(server: ServerProcess, blocks: Blocks) -> None:
     with raw.greeted(server.path) as silent:
         silent.socket.setblocking(False)
@@ -215,7 +216,8 @@ def test_leases_to_copy_end_after_their_time(server: ServerProcess, blocks: Bloc
         assert client.ask(raw.look(blocks.id, HASHES)) == (raw.COUNT, raw.varint(COUNT))
 
 
-def test_a_connection_that_never_says_hello_is_left(tmp_path: Path, server: ServerProcess) -> None:
+@pytest.mark.slow
+def test_a_connection_that_never_says_hello_is_left(server: ServerProcess) -> None:
     with raw.Raw(server.path) as silent:
         wait_until(lambda: server.tenant()["sessions"] == 1, "the connection is there")
         assert silent.has_ended()
