@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,9 @@ PROGRAM = """
 import json, sys
 from dalsegno import DalsegnoError, Server
 try:
-    server = Server(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))
+    options = json.loads(sys.argv[3])
+    tenants = [(name, set(users)) for name, users in options.pop("tenants", [])]
+    server = Server(sys.argv[1], sys.argv[2], tenants=tenants, **options)
 except DalsegnoError as error:
     print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
     sys.exit(2)
@@ -44,12 +46,20 @@ class ServerProcess:
         socket: The path that its clients open.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, object], **options: object) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, object],
+        *,
+        prefix: Sequence[str] = (),
+        **options: object,
+    ) -> None:
         """Starts a server, and waits until it listens.
 
         Args:
             path: The directory.
             settings: Settings of the store.
+            prefix: The command that starts the server's, if there is one.
             **options: Other arguments of `dalsegno.Server`.
 
         Raises:
@@ -59,7 +69,10 @@ class ServerProcess:
         arguments = [str(path), json.dumps(dict(settings)), json.dumps(options)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments], stdin=pipe, stdout=pipe, text=True
+            [*prefix, sys.executable, "-c", PROGRAM, *arguments],
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
         )
         said = self._answer()
         if "error" in said:
@@ -122,10 +135,14 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    path: Path, settings: Mapping[str, object] | None = None, **options: object
+    path: Path,
+    settings: Mapping[str, object] | None = None,
+    *,
+    prefix: Sequence[str] = (),
+    **options: object,
 ) -> Iterator[ServerProcess]:
     """A server of a directory while the block runs; a small one unless there are settings."""
-    server = ServerProcess(path, {**SIZES, **POOL, **(settings or {})}, **options)
+    server = ServerProcess(path, {**SIZES, **POOL, **(settings or {})}, prefix=prefix, **options)
     try:
         yield server
     finally:

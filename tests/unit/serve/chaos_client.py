@@ -1,7 +1,7 @@
 """A process that uses a served store in every way, and compares every byte that it gets.
 
-It is started as a program with the path of the socket, a seed and a file. It ends when the file is
-there, and prints its counts. A wrong byte or an exception makes it exit with 1.
+It is started as a program with the path of the socket, a seed and a file. When the file is there,
+and it had hits, it prints its counts and ends. A wrong byte or an exception makes it exit with 1.
 """
 
 from __future__ import annotations
@@ -165,12 +165,14 @@ class ChaosClient:
 
 
 def main(socket: str, seed: str, end: str) -> None:
-    """Works until the file `end` is there, or the tests are gone."""
+    """Works until the file `end` is there, and further until it had hits of both kinds."""
     parent = os.getppid()
     with dalsegno.open(socket) as store:
         client = ChaosClient(store, int(seed))
         longest_s = 0.0
-        while not Path(end).exists() and os.getppid() == parent:
+        while not (Path(end).exists() and client.counts["hits"] and client.counts["leased hits"]):
+            if os.getppid() != parent:
+                sys.exit("the test is gone")
             if not store.served:
                 # Misses are quick, and others need the processor.
                 time.sleep(0.005)

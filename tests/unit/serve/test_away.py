@@ -175,6 +175,23 @@ def test_a_client_waits_for_a_server_that_comes_later(tmp_path: Path) -> None:
             assert blocks.hits() == COUNT
 
 
+def test_a_watch_of_removals_has_a_gap_while_the_server_is_gone(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "store", {**SIZES, **POOL})
+    with opened(server.socket) as blocks:
+        blocks.fill()
+        watch = blocks.store.watch_removals()
+        assert blocks.space.remove(HASHES[3:]) == 1
+        assert (watch.waiting, watch.take(9)) == (1, ({blocks.space.id: HASHES[3:]}, True))
+        server.kill()
+        # Nothing says what left meanwhile.
+        assert watch.take(9) == ({}, False)
+        with serving(server.path):
+            wait_until(lambda: blocks.hits() == 3, "hits go on")
+            wait_until(lambda: watch.take(9) == ({}, True), "the watch goes on")
+            assert blocks.space.remove(HASHES[2:3]) == 1
+            assert watch.take(9) == ({blocks.space.id: HASHES[2:3]}, True)
+
+
 # It reads its lease again when it is asked to.
 READER = """
 import sys

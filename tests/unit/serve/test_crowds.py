@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 from tests.checkout import ROOT
@@ -87,6 +86,7 @@ def test_a_client_with_many_requests_delays_no_other(server: ServerProcess, bloc
     show(f"{len(taken)} gets during {REQUESTS} requests of another: at most {most_ms:.1f} ms")
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_no_answer_is_left(server: ServerProcess, blocks: Blocks) -> None:
     with raw.greeted(server.path) as silent:
         silent.socket.setblocking(False)
@@ -154,16 +154,18 @@ def test_a_client_that_finds_the_server_full_waits_for_a_place(
             wait_until(lambda: refused.hits() == COUNT, "the client gets a place")
 
 
+# A server may let it wait for places, so it goes on only for a while.
 HOARD = """
-import sys
+import sys, time
 from pathlib import Path
 from tests.contract.subjects import chain
 from tests.unit.serve import raw
 request = {"lease": raw.lease, "acquire": raw.acquire}[sys.argv[3]]
 hashes = chain(200, "many")
 with raw.greeted(Path(sys.argv[1])) as greedy:
-    for turn in range(2000):
-        one = hashes[turn % len(hashes)]
+    turn, until = 0, time.monotonic() + 3
+    while turn < 2000 and time.monotonic() < until:
+        one, turn = hashes[turn % len(hashes)], turn + 1
         assert greedy.ask(request(bytes.fromhex(sys.argv[2]), [one]))[0] in (5, raw.LEASED)
     print("full", flush=True)
     sys.stdin.read()
@@ -215,7 +217,8 @@ def test_leases_to_copy_end_after_their_time(server: ServerProcess, blocks: Bloc
         assert client.ask(raw.look(blocks.id, HASHES)) == (raw.COUNT, raw.varint(COUNT))
 
 
-def test_a_connection_that_never_says_hello_is_left(tmp_path: Path, server: ServerProcess) -> None:
+@pytest.mark.slow
+def test_a_connection_that_never_says_hello_is_left(server: ServerProcess) -> None:
     with raw.Raw(server.path) as silent:
         wait_until(lambda: server.tenant()["sessions"] == 1, "the connection is there")
         assert silent.has_ended()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.checkout import ROOT
 from tests.contract.subjects import chain, contents
 from tests.served import ServerProcess
 from tests.unit.serve.blocks import (
@@ -113,3 +116,28 @@ def test_a_forked_child_opens_no_client_of_its_own(server: ServerProcess, blocks
 
     in_child(child)
     assert blocks.hits() == COUNT
+
+
+ENDS = """
+import gc, os, sys, warnings
+from tests.unit.serve.blocks import COUNT, HASHES, opened
+warnings.simplefilter("ignore", DeprecationWarning)
+with opened(sys.argv[1]) as blocks:
+    lease, watch = blocks.space.lease(HASHES), blocks.store.watch_removals()
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert lease.valid_blocks() == blocks.hits() == COUNT
+    assert blocks.space.remove(HASHES[3:]) == 1
+    assert watch.take(1) == ({blocks.space.id: HASHES[3:]}, True)
+"""
+
+
+def test_a_forked_child_that_ends_normally_ends_nothing_of_its_parent(
+    server: ServerProcess, blocks: Blocks
+) -> None:
+    command = [sys.executable, "-c", ENDS, server.socket]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=LIMIT_S)
+    assert server.tenant()["malformed_sessions"] == 0

@@ -1,0 +1,63 @@
+"""Tenants of a server: the users of each have a store and a pool of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.checkout import ROOT
+from tests.served import serving
+from tests.unit.serve.blocks import COUNT, LIMIT_S, opened
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs programs of other users")
+
+USER, STRANGER = 65_534, 65_533
+
+# It prints how many hits it has before and after it put the same blocks.
+AS_USER = """
+import os, sys
+from tests.unit.serve.blocks import opened
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+with opened(sys.argv[1]) as blocks:
+    if not blocks.store.served:
+        print("away")
+    else:
+        before = blocks.hits()
+        blocks.fill()
+        print(before, blocks.hits())
+"""
+
+
+def as_user(user: int, socket: str) -> str:
+    """What the program prints as a user."""
+    command = [sys.executable, "-c", AS_USER, socket, str(user)]
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT_S
+    )
+    return done.stdout.strip()
+
+
+def test_users_of_a_tenant_share_a_store_that_no_other_user_has(tmp_path: Path) -> None:
+    # Others may enter this folder; the folder of a test is private.
+    with tempfile.TemporaryDirectory(prefix="dalsegno-") as folder:
+        Path(folder).chmod(0o755)
+        socket = Path(folder, "socket")
+        tenants = [("blue", [USER])]
+        with serving(tmp_path / "store", socket=str(socket), tenants=tenants) as server:
+            assert as_user(USER, f"unix:{socket}") == "away"
+            socket.chmod(0o666)
+            with opened(f"unix:{socket}") as blocks:
+                blocks.fill()
+                assert as_user(USER, f"unix:{socket}") == f"0 {COUNT}"
+                assert as_user(USER, f"unix:{socket}") == f"{COUNT} {COUNT}"
+                # Users of no tenant share the store of the server's user.
+                assert as_user(STRANGER, f"unix:{socket}") == f"{COUNT} {COUNT}"
+                assert blocks.hits() == COUNT
+            names = [tenant["tenant"] for tenant in server.stats()["tenants"]]
+            assert names == ["", "blue"]
