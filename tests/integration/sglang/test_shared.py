@@ -1,4 +1,4 @@
-"""A real SGLang server on the CPU with two ranks, which share one store through `dalsegno serve`."""
+"""A real SGLang server on the CPU whose two ranks share one store through `dalsegno serve`."""
 
 from __future__ import annotations
 
