@@ -225,6 +225,10 @@ unit: `"200GiB"`, `"1.5 TB"`, `4096`. Quantities of Kubernetes work too: `"32Gi"
 unknown name is an error that names the nearest known one. `store.limits()` returns the bounds that
 follow from all settings. No setting makes a store return wrong bytes.
 
+A store that [`dalsegno serve`](serve.md) shares has the settings of the server: `--pool` is its
+`dram`, `--capacity` its `capacity`, and `--set NAME=VALUE` sets any other. Its `dram_admission` is
+`put` by default. The settings of its clients are ignored.
+
 The environment variable `DALSEGNO_LOG` (`error`, `warn`, `info`, `debug`, `trace`) sets the level
 of the log on standard error. Any other value is logged as a warning.
 

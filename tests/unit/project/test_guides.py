@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.checkout import ROOT
@@ -23,6 +25,7 @@ from dalsegno_bench.sglang import sglang as sglang_bench
 
 GUIDES = ROOT / "docs" / "guides"
 QUICKSTART = ROOT / "examples" / "quickstart.py"
+COMMANDS = ("info", "ls", "verify", "inspect", "serve")
 
 
 def blocks(page: str | Path, language: str) -> list[str]:
@@ -77,6 +80,27 @@ def test_the_program_of_the_readme_runs(tmp_path: Path) -> None:
     exec(program.replace('"/tmp/kv"', repr(str(tmp_path / "kv"))), {})
 
 
+def test_the_program_of_the_guide_of_serve_runs(tmp_path: Path) -> None:
+    program = "\n".join(blocks("serve.md", "python"))
+    assert program.count("unix:/var/cache/kv/serve/socket") == 1
+    settings = {"capacity": "64MiB", "dram": "64MiB", "dram_admission": "put"}
+    server = dalsegno.Server(tmp_path / "kv", json.dumps(settings), socket=tmp_path / "s")
+    try:
+        names: dict[str, Any] = {}
+        exec(program.replace("/var/cache/kv/serve/socket", server.socket), names)
+        names["store"].close()
+    finally:
+        server.close()
+
+
+def test_the_configurations_of_the_guide_of_serve_name_its_socket() -> None:
+    configurations = [json.loads(text) for text in blocks("serve.md", "json")]
+    inner = ("kv_connector_extra_config", None, "adapter_params")
+    for name, configuration in zip(inner, configurations, strict=True):
+        settings = configuration[name] if name else configuration
+        assert settings["path"] == "unix:/var/cache/kv/serve/socket"
+
+
 def test_the_program_that_removes_a_tenant_removes_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +136,7 @@ def test_the_commands_of_the_guide_print_the_output_it_shows(tmp_path: Path) -> 
 
 def test_the_guide_names_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     guide = (GUIDES / "command-line.md").read_text(encoding="utf-8")
-    for command in ("info", "ls", "verify", "inspect", "demo vllm", "bench", "faultbench"):
+    for command in (*COMMANDS, "demo vllm", "bench", "faultbench"):
         assert f"## `dalsegno {command}" in guide
         with pytest.raises(SystemExit):
             application.main([*command.split(), "--help"])
