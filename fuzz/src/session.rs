@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, KvLayout, ManualClock, Namespace, SpaceFacts};
 use dalsegno_io::BufferPool;
-use dalsegno_serve::fuzzing::{Line, answer, messages};
+use dalsegno_serve::fuzzing::{Talk, answer, messages};
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{ArenaBacking, Backing, Config, Memory, Pool, Put, Store, StoreId, Terms};
 
@@ -79,7 +79,7 @@ pub(crate) fn session(input: &[u8]) {
             let clock = Arc::new(ManualClock::default());
             (pool(&clock), clock)
         });
-        let mut line = Line::open(pool.clone(), Arc::<ManualClock>::clone(clock) as _);
+        let mut line = Talk::open(pool.clone(), Arc::<ManualClock>::clone(clock) as _);
         let mut rest = input;
         while let Some((length, tail)) = rest.split_first_chunk::<2>() {
             let length = usize::from(u16::from_le_bytes(*length)).min(tail.len());

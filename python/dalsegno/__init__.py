@@ -20,7 +20,7 @@ import sys
 from dalsegno import _native
 from dalsegno._native import *  # noqa: F403 - its `__all__` is the public API
 from dalsegno._native import Store
-from dalsegno.paths import SOCKET_PREFIX
+from dalsegno.paths import SOCKET_PREFIX, store_path
 from dalsegno.settings import merged, overruled
 
 __all__ = ["open"]
@@ -56,7 +56,7 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
         IncompatibleError: A newer version wrote the store.
     """
     wanted = merged(settings)
-    store = Store(path, json.dumps(wanted))
+    store = Store(store_path(path), json.dumps(wanted))
     if store.served and (other := overruled(wanted, store.limits())):
         _logger.info("The server of %s has other settings, which count: %s", store.path, other)
     if "capacity" not in wanted and not store.path.startswith(SOCKET_PREFIX) and not store.served:

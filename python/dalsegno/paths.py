@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import socket
 from pathlib import Path
 
 # What precedes the path of a server's socket.
@@ -23,11 +23,24 @@ def socket_of(directory: Path) -> Path:
     return directory / "serve" / "socket"
 
 
-def is_served(directory: Path) -> bool:
-    """Whether a server answers at the socket of a directory."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        try:
-            line.connect(str(socket_of(directory)))
-        except OSError:
-            return False
-    return True
+def is_owned(directory: Path) -> bool:
+    """Whether a process, such as a server, owns the store in a directory."""
+    try:
+        lock = os.open(directory / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def store_path(path: str | os.PathLike[str]) -> str:
+    """Returns the path of a store; ``~`` in that of a socket is the home directory."""
+    text = os.fspath(path)
+    if text.startswith(SOCKET_PREFIX):
+        return SOCKET_PREFIX + str(local_path(text.removeprefix(SOCKET_PREFIX)))
+    return text

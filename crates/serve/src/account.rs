@@ -74,7 +74,7 @@ pub struct AccountStats {
 #[derive(Debug)]
 pub(crate) struct Accounts {
     bounds: Bounds,
-    by_pid: Mutex<HashMap<i32, Arc<Account>>>,
+    by_process: Mutex<HashMap<u64, Arc<Account>>>,
     refused: AtomicU64,
     malformed: AtomicU64,
     lapsed: AtomicU64,
@@ -109,7 +109,7 @@ enum Held {
 #[derive(Debug)]
 pub(crate) struct SessionSlot {
     accounts: Arc<Accounts>,
-    pid: i32,
+    process: u64,
     account: Arc<Account>,
 }
 
@@ -130,29 +130,29 @@ pub(crate) enum Kind {
 impl Accounts {
     pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
         let [refused, malformed, lapsed] = [(); 3].map(|()| AtomicU64::new(0));
-        Arc::new(Self { bounds, by_pid: Mutex::default(), refused, malformed, lapsed })
+        Arc::new(Self { bounds, by_process: Mutex::default(), refused, malformed, lapsed })
     }
 
     /// Counts a connection of a process; `None` if there are too many.
-    pub(crate) fn open_session(self: &Arc<Self>, pid: i32) -> Option<SessionSlot> {
-        let mut by_pid = self.by_pid.lock();
-        let all: usize = by_pid.values().map(|account| account.held.lock().sessions).sum();
-        let account = by_pid.get(&pid).map(Arc::clone);
+    pub(crate) fn open_session(self: &Arc<Self>, process: u64) -> Option<SessionSlot> {
+        let mut by_process = self.by_process.lock();
+        let all: usize = by_process.values().map(|account| account.held.lock().sessions).sum();
+        let account = by_process.get(&process).map(Arc::clone);
         let own = account.as_ref().map_or(0, |account| account.held.lock().sessions);
         if all >= self.bounds.sessions || own >= self.bounds.client_sessions {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return None;
         }
         let account = account.unwrap_or_else(|| {
-            tracing::info!(pid, "client connected");
+            tracing::info!(process, "client connected");
             let (bounds, held) = (self.bounds, Mutex::default());
             let account = Account { bounds, held, ended: Condvar::new() };
             let account = Arc::new(account);
-            by_pid.insert(pid, Arc::clone(&account));
+            by_process.insert(process, Arc::clone(&account));
             account
         });
         account.held.lock().sessions += 1;
-        Some(SessionSlot { accounts: Arc::clone(self), pid, account })
+        Some(SessionSlot { accounts: Arc::clone(self), process, account })
     }
 
     /// Counts a connection that ended because of a malformed message.
@@ -162,7 +162,7 @@ impl Accounts {
 
     /// Ends the leases to copy that are overdue.
     pub(crate) fn lapse(&self, now: Nanos) {
-        let accounts: Vec<_> = self.by_pid.lock().values().map(Arc::clone).collect();
+        let accounts: Vec<_> = self.by_process.lock().values().map(Arc::clone).collect();
         for account in accounts {
             let overdue = account.take_leases(|held| match held {
                 Held::Copy { until, .. } => *until <= now,
@@ -179,7 +179,7 @@ impl Accounts {
             lapsed_leases: self.lapsed.load(Ordering::Relaxed),
             ..AccountStats::default()
         };
-        for account in self.by_pid.lock().values() {
+        for account in self.by_process.lock().values() {
             let held = account.held.lock();
             stats.clients += 1;
             stats.sessions += held.sessions as u64;
@@ -203,17 +203,17 @@ impl SessionSlot {
 
 impl Drop for SessionSlot {
     fn drop(&mut self) {
-        let mut by_pid = self.accounts.by_pid.lock();
+        let mut by_process = self.accounts.by_process.lock();
         let mut held = self.account.held.lock();
         held.sessions -= 1;
         if held.sessions > 0 {
             return;
         }
         drop(held);
-        by_pid.remove(&self.pid);
-        drop(by_pid);
+        by_process.remove(&self.process);
+        drop(by_process);
         let leases = self.account.take_leases(|_| true);
-        tracing::info!(pid = self.pid, leases = leases.len(), "client ended");
+        tracing::info!(process = self.process, leases = leases.len(), "client ended");
     }
 }
 

@@ -11,9 +11,9 @@ use crate::wire::{self, Look, Reply, Request, VERSION};
 
 /// A client without a socket.
 #[derive(Debug)]
-pub struct Line(Session);
+pub struct Talk(Session);
 
-impl Line {
+impl Talk {
     /// Connects to a pool.
     ///
     /// # Panics
@@ -56,7 +56,7 @@ pub fn messages(namespace: &Namespace) -> Vec<Vec<u8>> {
     let requests = [
         Request::Hello { version: VERSION },
         Request::Register { encoding: namespace.encode(), codec: Some(("zstd".to_owned(), 2)) },
-        Request::Namespaces,
+        Request::Namespaces { skip: 0 },
         Request::Look { namespace: id, how: Look::Contains },
         Request::Acquire { namespace: id, each: true, timeout_ns },
         Request::Lease { namespace: id, timeout_ns },
@@ -67,7 +67,7 @@ pub fn messages(namespace: &Namespace) -> Vec<Vec<u8>> {
         Request::Take { limit: 9 },
         Request::Waiting,
         Request::Window,
-        Request::Put { namespace: id, first: 0, count: 1, offset: 0, timeout_ns },
+        Request::Put { namespace: id, first: 0, count: 1, offset: 4096, ticket: 0, timeout_ns },
     ];
     requests.iter().map(wire::encode).collect()
 }

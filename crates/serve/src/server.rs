@@ -30,6 +30,8 @@ const LAPSE_BEATS: u32 = 10;
 const POLL: Duration = Duration::from_millis(200);
 /// How long a client may take to read an answer, or to say hello.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Set in the numbers of connections whose process has none.
+const NAMELESS: u64 = 1 << 62;
 /// How long closing waits for requests under way.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -60,6 +62,8 @@ struct Serving {
     clock: Arc<dyn Clock>,
     is_closing: AtomicBool,
     requests: AtomicU64,
+    /// Connections of processes without a number.
+    nameless: AtomicU64,
 }
 
 /// A pool, who gets it, and who holds what of it.
@@ -116,6 +120,7 @@ impl Server {
             clock: Arc::new(SystemClock::new()),
             is_closing: AtomicBool::new(false),
             requests: AtomicU64::new(0),
+            nameless: AtomicU64::new(0),
         });
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let mut workers = Workers::new();
@@ -233,7 +238,12 @@ fn accept(shared: &Arc<Serving>, listener: &Listener) {
 fn start_session(shared: &Arc<Serving>, channel: Channel) {
     let (pid, uid) = (channel.peer().pid, channel.peer().uid);
     let offer = shared.offer(uid);
-    let Some(slot) = offer.accounts.open_session(pid) else {
+    // Without a number, a connection counts as a process of its own.
+    let process = channel
+        .peer()
+        .process()
+        .unwrap_or_else(|| NAMELESS | shared.nameless.fetch_add(1, Ordering::Relaxed));
+    let Some(slot) = offer.accounts.open_session(process) else {
         tracing::warn!(pid, "too many connections; one more is refused");
         return;
     };

@@ -3,7 +3,8 @@
 //! 1. Nothing that a client sends panics or blocks for longer than its own terms. A malformed message ends the session.
 //! 2. Numbers of leases, offsets and counts from a client are checked before they are used. Leases belong to the
 //!    account of its process, so a client can end only its own.
-//! 3. A block of a put is copied out of the client's memory once, before anything looks at it.
+//! 3. A block of a put is copied out of the client's memory once, before anything looks at it, and counts only if the
+//!    client still wanted it then.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use std::time::Duration;
 use dalsegno_core::Clock;
 use dalsegno_io::{IoError, SealedFile};
 use dalsegno_store::{
-    Cause, ChainHash, Compression, Error, ErrorKind, Namespace, NamespaceId, Outcome, Pool,
-    PoolBlock, PutOutcome, RegisterOptions, RemovalWatch, Result, Scope, Terms,
+    Cause, ChainHash, Compression, Error, ErrorKind, Memory, Namespace, NamespaceId, Outcome, Pool,
+    PoolBlock, PutOutcome, RegisterOptions, RemovalWatch, Result, Scope, Terms, format_bytes,
 };
 
 use crate::account::{Account, COPY_LEASE, Grant, Kind, SessionSlot};
@@ -26,6 +27,8 @@ const MOST_ACQUIRED_BYTES: u64 = 64 << 20;
 /// The part of what a process may hold that one answer takes at most, as a divisor: its threads get blocks at the same
 /// time.
 const ANSWER_SHARE: u64 = 4;
+/// Most removals that wait for a connection: 48 bytes each.
+const MOST_WATCHED: usize = 1 << 18;
 /// Most removals of one answer.
 const MOST_REMOVALS: usize = MOST_FRAME_BYTES / 64;
 
@@ -148,7 +151,7 @@ impl Session {
         match request {
             Request::Hello { .. } => Err(Malformed("a second hello").into()),
             Request::Register { encoding, codec } => call.register(&encoding, codec),
-            Request::Namespaces => call.namespaces(),
+            Request::Namespaces { skip } => call.namespaces(skip as usize),
             Request::Look { namespace, how } => call.look(NamespaceId(namespace), how),
             Request::Acquire { namespace, each, timeout_ns } => {
                 let scope = if each { Scope::Each } else { Scope::Prefix };
@@ -167,11 +170,11 @@ impl Session {
                 greeted.window = Some(window_of(descriptors)?);
                 Ok(Outgoing::Reply(Reply::Done))
             }
-            Request::Put { namespace, first, count, offset, timeout_ns } => {
+            Request::Put { namespace, first, count, offset, ticket, timeout_ns } => {
                 let Some(window) = &greeted.window else {
                     return Err(Malformed("a put without a window").into());
                 };
-                let put = PutRequest { first, count, offset };
+                let put = PutRequest { first, count, offset, ticket };
                 call.put(NamespaceId(namespace), put, window, &terms_of(timeout_ns))
             }
             Request::Remove { namespace, all, timeout_ns } => {
@@ -179,7 +182,7 @@ impl Session {
             }
             Request::Stats => Ok(call.stats()),
             Request::Watch { capacity } => {
-                let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+                let capacity = usize::try_from(capacity).unwrap_or(usize::MAX).min(MOST_WATCHED);
                 greeted.watch = Some(self.pool.store().watch_removals(capacity)?);
                 Ok(Outgoing::Reply(Reply::Done))
             }
@@ -217,6 +220,7 @@ struct PutRequest {
     first: u32,
     count: u32,
     offset: u64,
+    ticket: u64,
 }
 
 impl Exchange<'_> {
@@ -225,14 +229,22 @@ impl Exchange<'_> {
         let compression =
             codec.map(|(name, element_bytes)| Compression::parse(&name, element_bytes));
         let options = RegisterOptions { compression: compression.transpose()? };
+        let (block, pool) = (namespace.layout().block_bytes(), self.pool.usage()?.capacity_bytes);
+        if block > pool {
+            return Err(Trouble::Failed(Error::invalid(format!(
+                "a block has {}, and the pool of the server {}; give the server a larger one (--pool)",
+                format_bytes(block),
+                format_bytes(pool)
+            ))));
+        }
         self.pool.store().register(&namespace, options)?;
         Ok(Outgoing::Reply(Reply::Done))
     }
 
-    fn namespaces(&self) -> Handled {
+    fn namespaces(&self, skip: usize) -> Handled {
         let mut encodings = Vec::new();
         let mut bytes = 0;
-        for namespace in self.pool.store().namespaces()? {
+        for namespace in self.pool.store().namespaces()?.into_iter().skip(skip) {
             let encoding = namespace.encode();
             bytes += encoding.len() + size_of::<u32>();
             if bytes > MOST_FRAME_BYTES / 2 {
@@ -318,7 +330,7 @@ impl Exchange<'_> {
     fn put(
         &self,
         namespace: NamespaceId,
-        PutRequest { first, count, offset }: PutRequest,
+        PutRequest { first, count, offset, ticket }: PutRequest,
         window: &SealedFile,
         terms: &Terms,
     ) -> Handled {
@@ -338,6 +350,11 @@ impl Exchange<'_> {
             let grant = self.account.grant(Kind::Copy, block_bytes.saturating_mul(left as u64));
             let now = blocks_in(&grant, block_bytes).min(left);
             let blocks = self.receive(window, offset, block_bytes, now)?;
+            if ticket_of(window)? != ticket {
+                // The client gave up, and may have written other bytes meanwhile.
+                outcomes.resize(count as usize, PutOutcome::Failed);
+                break;
+            }
             let report = self.pool.put(namespace, (&chain, first), blocks, terms)?;
             outcomes.extend(report.outcomes);
             (first, left, offset) = (first + now, left - now, offset + now as u64 * block_bytes);
@@ -400,6 +417,13 @@ fn welcome(pool: &Pool, version: u32) -> Result<Reply> {
 fn window_of(descriptors: Vec<OwnedFd>) -> std::result::Result<SealedFile, Trouble> {
     let file = descriptors.into_iter().next().ok_or(Malformed("a window without a descriptor"))?;
     Ok(SealedFile::new(file).map_err(not_read)?)
+}
+
+/// The ticket of a window now.
+fn ticket_of(window: &SealedFile) -> Result<u64> {
+    let mut memory = Memory::zeroed(size_of::<u64>());
+    window.read_at(0, &mut memory).map_err(not_read)?;
+    Ok(u64::from_le_bytes(*memory.as_slice().first_chunk().expect("eight bytes")))
 }
 
 fn not_read(error: IoError) -> Error {

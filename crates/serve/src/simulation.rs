@@ -15,7 +15,7 @@ use dalsegno_store::{ArenaBacking, Durability, Pool, Store};
 use crate::account::{Accounts, Bounds};
 use crate::client::Window;
 use crate::session::{Answer, Session};
-use crate::wire::{self, Look, PlaceRow, Reply, Request};
+use crate::wire::{self, Look, PlaceRow, Reply, Request, WINDOW_HEADER_BYTES};
 
 const CLIENTS: usize = 3;
 const CHAINS: usize = 8;
@@ -47,7 +47,7 @@ struct Shown {
     blocks: Vec<(ChainHash, PlaceRow)>,
 }
 
-struct Client {
+struct Guest {
     session: Session,
     window: Window,
     shown: Vec<Shown>,
@@ -62,7 +62,7 @@ struct World {
     pool: Option<Pool>,
     accounts: Arc<Accounts>,
     reader: Option<Region>,
-    clients: Vec<Client>,
+    clients: Vec<Guest>,
     /// Blocks whose bytes were compared.
     checks: u64,
 }
@@ -125,10 +125,9 @@ impl World {
         self.clients = (0..CLIENTS).map(|number| self.connect(number)).collect();
     }
 
-    fn connect(&self, number: usize) -> Client {
+    fn connect(&self, number: usize) -> Guest {
         let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&self.clock);
-        let pid = i32::try_from(number).unwrap() + 1;
-        let slot = self.accounts.open_session(pid).expect("few connections");
+        let slot = self.accounts.open_session(number as u64 + 1).expect("few connections");
         let mut session = Session::new(self.pool.clone().unwrap(), clock, slot).impatient();
         let window = Window::new(WINDOW_BYTES).unwrap();
         let hello = wire::encode(&Request::Hello { version: wire::VERSION });
@@ -141,7 +140,7 @@ impl World {
         let file = window.file().try_clone_to_owned().unwrap();
         let answer = session.handle(&wire::encode(&Request::Window), vec![file]);
         assert_eq!(said(&answer).0, Reply::Done);
-        Client { session, window, shown: Vec::new() }
+        Guest { session, window, shown: Vec::new() }
     }
 
     /// One message of a random client.
@@ -204,8 +203,8 @@ impl World {
                 let first = self.chance.below(count);
                 self.write(number, namespace, &chain[first..]);
                 let [first, count] = [first, count - first].map(|one| u32::try_from(one).unwrap());
-                let offset = 0;
-                (Request::Put { namespace: id, first, count, offset, timeout_ns }, None)
+                let offset = WINDOW_HEADER_BYTES as u64;
+                (Request::Put { namespace: id, first, count, offset, ticket: 0, timeout_ns }, None)
             }
             40..65 => {
                 let each = draw < 50;
@@ -229,7 +228,8 @@ impl World {
     /// Writes blocks into the window of a client.
     fn write(&self, number: usize, namespace: usize, hashes: &[ChainHash]) {
         let bytes = block_bytes(namespace);
-        let mut claim = self.clients[number].window.claim(0, hashes.len() * bytes);
+        let mut claim =
+            self.clients[number].window.claim(WINDOW_HEADER_BYTES, hashes.len() * bytes);
         let mut memory = claim.memory();
         for (block, hash) in memory.as_mut_slice().chunks_exact_mut(bytes).zip(hashes) {
             block.copy_from_slice(&self.blocks.bytes(namespace as u64, *hash, bytes));
@@ -328,7 +328,7 @@ fn live(seed: u64, fate: Fate, staging: &BufferPool, blocks: &Blocks) -> u64 {
 }
 
 #[test]
-fn whoever_is_killed_at_whatever_message_leaves_no_lease_and_shows_no_wrong_byte() {
+fn a_process_killed_at_any_message_leaves_no_lease_and_shows_no_wrong_byte() {
     let (staging, blocks) = (BufferPool::new(16 << 20, 1 << 20).unwrap(), Blocks::default());
     let mut checks = 0;
     for seed in 0..3 {
@@ -349,12 +349,28 @@ fn a_client_may_write_its_window_at_any_time() {
     let chain = chain_hashes(1, 2);
     world.write(0, 0, &chain);
     let id = namespaces()[0].id();
-    let put = Request::Put { namespace: id.0, first: 0, count: 2, offset: 0, timeout_ns: None };
-    let mut message = wire::encode(&put);
-    wire::push_hashes(&mut message, &chain);
-    let answer = world.clients[0].session.handle(&message, Vec::new());
-    assert_eq!(said(&answer), (Reply::Put, vec![0, 0]));
-    world.clients[0].window.claim(0, 2 * block_bytes(0)).memory().as_mut_slice().fill(0);
+    let offset = WINDOW_HEADER_BYTES as u64;
+    let put = |ticket| Request::Put {
+        namespace: id.0,
+        first: 0,
+        count: 2,
+        offset,
+        ticket,
+        timeout_ns: None,
+    };
+    // 4: failed, because the ticket is another one. 0: stored.
+    for (ticket, outcome) in [(1, 4), (0, 0)] {
+        let mut message = wire::encode(&put(ticket));
+        wire::push_hashes(&mut message, &chain);
+        let answer = world.clients[0].session.handle(&message, Vec::new());
+        assert_eq!(said(&answer), (Reply::Put, vec![outcome; 2]));
+    }
+    world.clients[0]
+        .window
+        .claim(WINDOW_HEADER_BYTES, 2 * block_bytes(0))
+        .memory()
+        .as_mut_slice()
+        .fill(0);
     world.restart();
     let mut out = vec![vec![0; block_bytes(0)]; 2];
     let store = world.pool.as_ref().unwrap().store().clone();

@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const VERSION: u32 = 1;
 /// The oldest version that it understands.
 pub(crate) const OLDEST_VERSION: u32 = 1;
+/// Where the blocks of a window start. Its first eight bytes are its ticket.
+pub(crate) const WINDOW_HEADER_BYTES: usize = 4096;
 /// Most bytes of a frame.
 pub(crate) const MOST_FRAME_BYTES: usize = 1 << 20;
 /// Most hashes of a frame.
@@ -32,8 +34,8 @@ pub(crate) enum Request {
     Hello { version: u32 },
     /// Makes a namespace known; its codec, if one was given, by name and bytes of a number.
     Register { encoding: Vec<u8>, codec: Option<(String, u32)> },
-    /// Answer: [`Reply::Namespaces`].
-    Namespaces,
+    /// The namespaces behind the first `skip`, by their ids. Answer: [`Reply::Namespaces`].
+    Namespaces { skip: u32 },
     /// The tail has the hashes. Answer: [`Reply::Count`], or [`Reply::Flags`] for those about each block.
     Look { namespace: NamespaceBytes, how: Look },
     /// Finds blocks, to copy them. The tail has the hashes. Answer: [`Reply::Acquired`].
@@ -44,9 +46,16 @@ pub(crate) enum Request {
     Release { leases: Vec<u64> },
     /// Hands over memory for puts; comes with a descriptor.
     Window,
-    /// Puts `count` blocks that lie one after the other in the window from `offset` on. The tail has the hashes of the
-    /// chain. Answer: [`Reply::Put`].
-    Put { namespace: NamespaceBytes, first: u32, count: u32, offset: u64, timeout_ns: Option<u64> },
+    /// Puts `count` blocks that lie one after the other in the window from `offset` on, if the window still has this
+    /// ticket when they were copied. The tail has the hashes of the chain. Answer: [`Reply::Put`].
+    Put {
+        namespace: NamespaceBytes,
+        first: u32,
+        count: u32,
+        offset: u64,
+        ticket: u64,
+        timeout_ns: Option<u64>,
+    },
     /// Removes blocks, all of the namespace if `all`. The tail has the hashes. Answer: [`Reply::Count`].
     Remove { namespace: NamespaceBytes, all: bool, timeout_ns: Option<u64> },
     /// Answer: [`Reply::Stats`].
@@ -79,7 +88,7 @@ pub(crate) enum Reply {
     Count { count: u64 },
     /// The tail has a byte for each hash: 1 for yes.
     Flags,
-    /// The encodings of namespaces.
+    /// The encodings of some namespaces; none if there are no more.
     Namespaces { encodings: Vec<Vec<u8>> },
     /// The tail has an outcome for each of the first `outcomes` hashes, then a row for each hit.
     Acquired { lease: u64, outcomes: u32 },

@@ -72,6 +72,8 @@ def serve(  # noqa: PLR0913 - one argument for each option
         _say_ready(f"{SOCKET_PREFIX}{socket or socket_of(directory)}")
         return
     given = {"capacity": capacity, **dict(_pair(one) for one in setting or ())}
+    if "dram" in given:
+        raise InvalidError("--set dram: the pool is the memory of a server; use --pool")
     settings = {"dram_admission": "put", **merged(given), "dram": _pool_bytes(pool)}
     tenants = [_tenant(one) for one in tenant or ()]
     dalsegno.show_events("info")

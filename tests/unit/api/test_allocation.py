@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +80,24 @@ def test_wrong_numbers_are_refused(namespace: dalsegno.Namespace) -> None:
     with pytest.raises(IndexError, match="of an allocation of 2 blocks"):
         blocks[2]
     assert loaded(namespace, chain(3)) == []
+
+
+def test_a_commit_that_was_given_up_stores_nothing_that_is_written_later(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    command = [sys.executable, "-m", "dalsegno.cli", "serve", str(path), "--pool", "1MiB"]
+    with subprocess.Popen([*command, "--capacity", "64MiB"], stdout=subprocess.DEVNULL) as server:
+        with dalsegno.open(f"unix:{path / 'serve' / 'socket'}") as store:
+            while not store.served:
+                time.sleep(0.01)
+            namespace = store.namespace({"model": "m"}, layers=LAYERS, slice_bytes=SIZE // LAYERS)
+            blocks = namespace.allocate(1)
+            blocks[0][:] = bytes([1]) * SIZE
+            server.send_signal(signal.SIGSTOP)
+            assert blocks.commit(chain(1), timeout_s=0.05).failed == 1
+            blocks[0][:] = bytes([2]) * SIZE
+            server.send_signal(signal.SIGCONT)
+            while not store.served or blocks.commit(chain(2), first=1).failed:
+                time.sleep(0.01)
+            # Both requests were handled by now, the first one late.
+            assert namespace.contains(chain(2)) == [False, True]
+        server.terminate()

@@ -63,13 +63,22 @@ def release(leases: Sequence[int]) -> bytes:
     return varint(6) + varint(len(leases)) + b"".join(map(varint, leases))
 
 
+# Where the blocks of a window start; its ticket comes first.
+HEADER_BYTES = 4096
 WINDOW = varint(7)
 STATS = varint(10)
 
 
-def put(namespace: bytes, hashes: Sequence[bytes], *, offset: int = 0, count: int = 1) -> bytes:
+def put(
+    namespace: bytes,
+    hashes: Sequence[bytes],
+    *,
+    offset: int = HEADER_BYTES,
+    count: int = 1,
+    ticket: int = 0,
+) -> bytes:
     """A put of the last `count` blocks of a chain."""
-    numbers = map(varint, (len(hashes) - count, count, offset))
+    numbers = map(varint, (len(hashes) - count, count, offset, ticket))
     return varint(8) + namespace + b"".join(numbers) + b"\x00" + b"".join(hashes)
 
 

@@ -125,11 +125,6 @@ def test_a_call_without_a_deadline_ends_although_the_server_is_stopped(
     wait_until(lambda: blocks.hits() == COUNT, "hits go on")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a call that needs a new connection waits for the hello of the server, up to 1 s,"
-    " whatever its deadline",
-)
 def test_many_threads_with_a_stopped_server_end_at_their_deadline(
     server: ServerProcess, blocks: Blocks
 ) -> None:
@@ -213,14 +208,7 @@ with opened(sys.argv[1]) as blocks:
     "pool",
     [
         "16MiB",
-        pytest.param(
-            "1MiB",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the new server truncates the pool file: a process that still reads the"
-                " pool of the old one, in a lease or a copy, dies by SIGBUS",
-            ),
-        ),
+        "1MiB",
         "32MiB",
     ],
 )

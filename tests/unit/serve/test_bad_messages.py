@@ -156,7 +156,7 @@ def test_a_window_that_is_truncated_during_a_put_keeps_its_bytes(
 ) -> None:
     hashes = chain(4, "raw")
     with raw.memory_file(WINDOW_BYTES) as file, raw.greeted(server.path) as client:
-        os.pwrite(file, b"".join(contents(hashes, BLOCK_BYTES)), 0)
+        os.pwrite(file, b"".join(contents(hashes, BLOCK_BYTES)), raw.HEADER_BYTES)
         assert client.ask(raw.WINDOW, [file])[0] == raw.DONE
         client.send(raw.put(blocks.id, hashes, count=4))
         # Without the seal the server would read behind the end.
@@ -166,6 +166,16 @@ def test_a_window_that_is_truncated_during_a_put_keeps_its_bytes(
     out = [bytearray(BLOCK_BYTES) for _ in hashes]
     assert blocks.space.get_batch(hashes, out) == 4
     assert out == contents(hashes, BLOCK_BYTES)
+
+
+def test_a_put_that_was_given_up_stores_nothing(server: ServerProcess, blocks: Blocks) -> None:
+    hashes = chain(2, "late")
+    with raw.memory_file(WINDOW_BYTES) as file, raw.greeted(server.path) as client:
+        os.pwrite(file, (1).to_bytes(8, "little"), 0)
+        assert client.ask(raw.WINDOW, [file])[0] == raw.DONE
+        assert client.ask(raw.put(blocks.id, hashes, count=2)) == (raw.PUT, bytes([4, 4]))
+        assert blocks.space.contains(hashes) == [False, False]
+        assert client.ask(raw.put(blocks.id, hashes, count=2, ticket=1)) == (raw.PUT, bytes(2))
 
 
 RELEASE = """

@@ -30,14 +30,6 @@ def inside() -> list[str]:
     return [unshare, *command]
 
 
-number_0 = pytest.mark.xfail(
-    strict=True,
-    reason="a process of another process namespace has the number 0 here, and the connection fails:"
-    " rustix's UCred holds a Pid, which is never 0",
-)
-
-
-@number_0
 def test_a_client_in_a_container_is_served(
     inside: list[str], server: ServerProcess, blocks: Blocks
 ) -> None:
@@ -49,7 +41,6 @@ def test_a_client_in_a_container_is_served(
     assert blocks.hits() == COUNT
 
 
-@number_0
 def test_a_server_in_a_container_serves(inside: list[str], tmp_path: Path) -> None:
     with serving(tmp_path / "store", prefix=inside) as server, opened(server.socket) as blocks:
         blocks.fill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.contract.subjects import chain, contents
 from tests.served import ServerProcess
 from tests.unit.serve.blocks import BLOCK_BYTES, COUNT, HASHES, Blocks, opened, wait_until
@@ -54,11 +53,6 @@ def test_one_process_leases_at_most_its_share(server: ServerProcess, blocks: Blo
             assert len(third) == 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a lease that ends after its client was closed is not released at the server as long as"
-    " the process has another client",
-)
 def test_a_lease_ends_although_its_client_was_closed(server: ServerProcess, blocks: Blocks) -> None:
     with opened(server.socket) as second:
         lease = second.space.lease(HASHES)

@@ -60,11 +60,6 @@ def test_compressed_blocks_come_back(server: ServerProcess, blocks: Blocks) -> N
     expect_all(space, chain(20))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the namespace is accepted, puts are stored and probe finds the blocks, but every get"
-    " misses, without a cause in the counters",
-)
 def test_blocks_larger_than_the_pool_are_refused_or_come_back(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "store", {**LARGE, "dram": "1MiB"}) as server,

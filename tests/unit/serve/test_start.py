@@ -171,10 +171,6 @@ def test_a_pool_file_serves_blocks(tmp_path: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="nothing locks the pool file: the second server writes into the pool of the first",
-)
 def test_a_pool_file_of_another_server_is_refused(tmp_path: Path) -> None:
     file = Path("/dev/shm", f"dalsegno-test-{os.getpid()}")
     try:

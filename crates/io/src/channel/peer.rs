@@ -1,16 +1,20 @@
 //! The process at the other end of a channel.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::IoError;
+
+/// Not in libc yet for every target.
+const SO_PEERPIDFD: libc::c_int = 77;
+/// Set in numbers of processes that are no pids.
+const NOT_A_PID: u64 = 1 << 63;
 
 /// The process that connected, as the kernel saw it then.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its number.
+    /// Its number; 0 if it is in another PID namespace.
     pub pid: i32,
     /// Its user.
     pub uid: u32,
@@ -28,15 +32,55 @@ impl Peer {
     ///
     /// [`IoError::Os`] if the system does not say.
     pub(super) fn of(socket: impl AsFd) -> Result<Self, IoError> {
-        let peer = socket_peercred(socket)
+        let socket = socket.as_fd();
+        let none = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let peer = option(socket, libc::SO_PEERCRED, none)
             .map_err(|error| IoError::os("identify the peer", "a socket", error))?;
-        let end = pidfd_open(peer.pid, PidfdFlags::empty()).ok();
-        let (pid, uid, gid) = (peer.pid.as_raw_nonzero().get(), peer.uid, peer.gid);
-        Ok(Self { pid, uid: uid.as_raw(), gid: gid.as_raw(), end })
+        // A system before 6.5 knows only the number, which another process may have by now.
+        let end = match option(socket, SO_PEERPIDFD, -1) {
+            // SAFETY: the system made this descriptor for us, and nobody else has it.
+            Ok(fd) if fd >= 0 => Some(unsafe { OwnedFd::from_raw_fd(fd) }),
+            _ => Pid::from_raw(peer.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()),
+        };
+        Ok(Self { pid: peer.pid, uid: peer.uid, gid: peer.gid, end })
+    }
+
+    /// A number that is the same for all connections of one process, and for no two processes at a time; `None` if the
+    /// system gives none.
+    #[must_use]
+    pub fn process(&self) -> Option<u64> {
+        if self.pid > 0 {
+            return Some(self.pid.unsigned_abs().into());
+        }
+        // Since 6.9 each process has an inode of its own for its descriptors; before, all have the same.
+        let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).ok()?;
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).ok().map(|stat| stat.st_ino);
+        let (own, peer) = (inode(&own)?, inode(self.end.as_ref()?)?);
+        (own != peer).then_some(peer | NOT_A_PID)
     }
 
     /// A descriptor that is readable once the process has ended.
     pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
         self.end.as_ref().map(AsFd::as_fd)
     }
+}
+
+/// An option of a socket. rustix takes 0, a process of another PID namespace, for an impossible pid.
+fn option<T: Copy>(
+    socket: BorrowedFd<'_>,
+    name: libc::c_int,
+    mut value: T,
+) -> Result<T, std::io::Error> {
+    let mut length = libc::socklen_t::try_from(size_of::<T>()).expect("a small type");
+    // SAFETY: pointer and length describe `value`, a plain C type, which outlives the call.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if done == 0 { Ok(value) } else { Err(std::io::Error::last_os_error()) }
 }

@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::available::available_bytes;
@@ -114,13 +114,7 @@ impl Region {
                 let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
                 rustix::fs::memfd_create("dalsegno", flags).map_err(failed)?
             }
-            Backing::Named(path) => {
-                replace_if_of_another_size(path, bytes);
-                let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-                let mode = Mode::RUSR | Mode::WUSR;
-                let opened = rustix::fs::open(path, flags, mode);
-                opened.map_err(|error| IoError::os("open", path.display().to_string(), error))?
-            }
+            Backing::Named(path) => open_named(path, bytes)?,
         };
         if is_in_memory(&file) {
             // The system would end processes before it refused this.
@@ -328,17 +322,24 @@ fn refused(bytes: usize, purpose: &str, error: rustix::io::Errno) -> IoError {
     IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
 }
 
-/// Removes the name of a file of another size. Another process may still read it: truncated under a mapping, it would
-/// end that process.
-fn replace_if_of_another_size(path: &Path, bytes: usize) {
-    let is_other = rustix::fs::stat(path).is_ok_and(|stat| {
-        let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
-        kind == rustix::fs::FileType::RegularFile && stat.st_size.unsigned_abs() != bytes as u64
-    });
-    if is_other {
-        // If that fails, opening the file says why.
-        let _ = rustix::fs::unlink(path);
+/// Opens a named file for a region, for this process alone. A file of another size is replaced, not truncated: another
+/// process may still read it, and would end.
+fn open_named(path: &Path, bytes: usize) -> Result<OwnedFd, IoError> {
+    let named = |operation| move |error| IoError::os(operation, path.display().to_string(), error);
+    let open = || {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(named("open"))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(named("lock"))?;
+        Ok(file)
+    };
+    let file = open()?;
+    let size = rustix::fs::fstat(&file).map_err(named("stat"))?.st_size.unsigned_abs();
+    if !is_regular(&file) || size == 0 || size == bytes as u64 {
+        return Ok(file);
     }
+    rustix::fs::unlink(path).map_err(named("replace"))?;
+    open()
 }
 
 /// Whether the file takes ordinary memory. Huge pages and DAX devices have their own.

@@ -74,7 +74,26 @@ pub(super) struct Attachment {
     stalled_at: AtomicU64,
     is_gone: AtomicBool,
     /// Leases that ended here, and that the server has not heard of.
-    ended_leases: Mutex<Vec<u64>>,
+    ended: Arc<EndedLeases>,
+    /// Whether the client does not use it any more, but for leases.
+    is_retired: AtomicBool,
+}
+
+/// Leases of a client that ended, by the epoch of their server. The attachments of a client share it, because a lease
+/// may outlive its attachment, and the server that gave it.
+#[derive(Debug, Default)]
+pub(super) struct EndedLeases(Mutex<Vec<(u64, u64)>>);
+
+impl EndedLeases {
+    fn add(&self, epoch: u64, lease: u64) {
+        self.0.lock().push((epoch, lease));
+    }
+
+    /// Takes those of one server. The others are forgotten: their server has ended.
+    fn take(&self, epoch: u64) -> Vec<u64> {
+        let all = std::mem::take(&mut *self.0.lock());
+        all.into_iter().filter(|(of, _)| *of == epoch).map(|(_, lease)| lease).collect()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +108,11 @@ impl Attachment {
     /// # Errors
     ///
     /// As [`Connection::open`]; `Incompatible` if the arena has another format.
-    pub(super) fn open(socket: &Path, clock: SystemClock) -> Result<(Self, Facts)> {
+    pub(super) fn open(
+        socket: &Path,
+        clock: SystemClock,
+        ended: &Arc<EndedLeases>,
+    ) -> Result<(Self, Facts)> {
         let (connection, welcome) = Connection::open(socket, HELLO_TIMEOUT)?;
         let Welcome { store, epoch, arena_bytes, limits, arena } = welcome;
         let strange = || Error::new(ErrorKind::Incompatible, "the pool has an unknown format");
@@ -113,7 +136,8 @@ impl Attachment {
             returned: Condvar::new(),
             stalled_at: AtomicU64::new(NEVER_STALLED),
             is_gone: AtomicBool::new(false),
-            ended_leases: Mutex::default(),
+            ended: Arc::clone(ended),
+            is_retired: AtomicBool::new(false),
         };
         Ok((attachment, facts))
     }
@@ -144,9 +168,20 @@ impl Attachment {
 
     /// Says that leases ended. The server hears of it with the next call.
     pub(super) fn end_lease(&self, lease: u64) {
-        if self.region.is_here() {
-            self.ended_leases.lock().push(lease);
+        if !self.region.is_here() {
+            return;
         }
+        self.ended.add(self.header.epoch, lease);
+        if self.is_retired.load(Ordering::Acquire) {
+            // No call follows that could take the news along.
+            self.flush_leases();
+        }
+    }
+
+    /// Says that the client does not use it any more.
+    pub(super) fn retire(&self) {
+        self.is_retired.store(true, Ordering::Release);
+        self.flush_leases();
     }
 
     /// Sends ended leases to the server without waiting for a connection.
@@ -230,6 +265,9 @@ impl Attachment {
     ) -> std::result::Result<Vec<u8>, Lost> {
         let mut connection = self.take(limit)?;
         let answered = self.exchange_window(&mut connection, window, message, limit);
+        if answered.is_err() {
+            window.give_up();
+        }
         self.settle(connection, answered)
     }
 
@@ -283,7 +321,7 @@ impl Attachment {
         connection: &mut Connection,
         timeout: Option<Duration>,
     ) -> std::result::Result<(), Lost> {
-        let leases = std::mem::take(&mut *self.ended_leases.lock());
+        let leases = self.ended.take(self.header.epoch);
         if leases.is_empty() {
             return Ok(());
         }

@@ -7,9 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{Error, ErrorKind, Result};
-use dalsegno_io::{Backing, Channel, ChannelError, Claim, Frame, IoError, Memory, Region};
+use dalsegno_io::{
+    Backing, Channel, ChannelError, Claim, Counters, Frame, IoError, Memory, Region,
+};
 
-use crate::wire::{self, MOST_FRAME_BYTES, Reply, Request, VERSION};
+use crate::wire::{
+    self, MOST_FRAME_BYTES, OLDEST_VERSION, Reply, Request, VERSION, WINDOW_HEADER_BYTES,
+};
 
 /// The longest wait for the server to say hello.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,20 +27,34 @@ static WINDOWS: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Window {
     number: u64,
     region: Arc<Region>,
+    ticket: Counters,
     file: OwnedFd,
 }
 
 impl Window {
-    /// Takes memory of `bytes`.
+    /// Takes memory for blocks of `bytes`.
     ///
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide it.
     pub(crate) fn new(bytes: usize) -> std::result::Result<Self, IoError> {
+        let bytes = bytes.saturating_add(WINDOW_HEADER_BYTES);
         let region = Region::shared(&Backing::MemoryFile, bytes, "memory for puts")?;
-        let file = region.reader_file()?;
+        let (file, region) = (region.reader_file()?, Arc::new(region));
+        let ticket = Counters::of(&region, 0, 1);
         let number = WINDOWS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { number, region: Arc::new(region), file })
+        Ok(Self { number, region, ticket, file })
+    }
+
+    /// What a put of its blocks names now.
+    pub(super) fn ticket(&self) -> u64 {
+        self.ticket.as_ref()[0].load(Ordering::SeqCst)
+    }
+
+    /// A put of its blocks got no answer: from now on the server does not take them, however late it reads them. Call
+    /// it before anybody writes other bytes into the window.
+    pub(super) fn give_up(&self) {
+        self.ticket.as_ref()[0].fetch_add(1, Ordering::SeqCst);
     }
 
     /// What a server reads.
@@ -45,11 +63,12 @@ impl Window {
         self.file.as_fd()
     }
 
+    /// Bytes for blocks.
     fn bytes(&self) -> usize {
-        self.region.bytes()
+        self.region.bytes() - WINDOW_HEADER_BYTES
     }
 
-    /// Exclusive access to `len` of its bytes.
+    /// Exclusive access to `len` of its bytes. Blocks start at [`WINDOW_HEADER_BYTES`].
     ///
     /// # Panics
     ///
@@ -149,7 +168,7 @@ impl Connection {
             // It is kept, so that puts of growing sizes do not need a new one each.
             None => Arc::new(Window::new(bytes.max(LEAST_WINDOW_BYTES).next_power_of_two())?),
         };
-        let mut memory = window.claim(0, bytes).memory();
+        let mut memory = window.claim(WINDOW_HEADER_BYTES, bytes).memory();
         let mut to = memory.as_mut_slice();
         for piece in blocks.iter().flatten() {
             let (now, later) = std::mem::take(&mut to).split_at_mut(piece.len());
@@ -166,7 +185,9 @@ fn welcome_of(frame: Frame) -> Result<Welcome> {
     let strange = || Error::new(ErrorKind::Incompatible, "the server does not speak our language");
     let (reply, _) = wire::decode::<Reply>(&frame.bytes).map_err(|_| strange())?;
     match (reply, frame.descriptors.into_iter().next()) {
-        (Reply::Welcome { version: VERSION, store, epoch, arena_bytes, limits }, Some(arena)) => {
+        (Reply::Welcome { version, store, epoch, arena_bytes, limits }, Some(arena))
+            if (OLDEST_VERSION..=VERSION).contains(&version) =>
+        {
             Ok(Welcome { store, epoch, arena_bytes, limits, arena })
         }
         (Reply::Failed { kind, message }, _) => Err(wire::error_of(kind, message)),

@@ -17,7 +17,7 @@ use dalsegno_io::{SystemClock, Workers};
 use dalsegno_store::RegisterOptions;
 use parking_lot::{Mutex, RwLock};
 
-use super::attachment::{Attachment, Limit};
+use super::attachment::{Attachment, EndedLeases, Limit};
 use super::facts::Facts;
 use crate::wire::{self, Reply, Request};
 
@@ -46,6 +46,7 @@ struct LinkState {
     /// All that this client uses. Held while a server learns of them, so that none is left out.
     namespaces: Mutex<Namespaces>,
     facts: Mutex<Facts>,
+    ended: Arc<EndedLeases>,
     is_away_logged: AtomicBool,
 }
 
@@ -63,6 +64,7 @@ impl Link {
             attached: RwLock::new(None),
             namespaces: Mutex::default(),
             facts: Mutex::default(),
+            ended: Arc::default(),
             is_away_logged: AtomicBool::new(false),
         });
         match shared.attach() {
@@ -151,14 +153,16 @@ impl Link {
     pub(super) fn close(&self) {
         self.wake.lock().take();
         self.worker.lock().join(CLOSE_TIMEOUT);
-        self.shared.attached.write().take();
+        if let Some(last) = self.shared.attached.write().take() {
+            last.retire();
+        }
     }
 }
 
 impl LinkState {
     /// Connects to the server, and makes all namespaces known to it.
     fn attach(&self) -> Result<()> {
-        let (server, facts) = Attachment::open(&self.socket, self.clock)?;
+        let (server, facts) = Attachment::open(&self.socket, self.clock, &self.ended)?;
         let server = Arc::new(server);
         *self.facts.lock() = facts;
         let namespaces = self.namespaces.lock();

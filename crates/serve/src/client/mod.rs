@@ -158,16 +158,22 @@ impl Client {
     /// See [`Store::namespaces`](dalsegno_store::Store::namespaces). While the server is away, those of this client.
     pub fn namespaces(&self) -> Result<Vec<Namespace>> {
         let parts = self.enter()?;
-        let asked = parts.ask(&wire::encode(&Request::Namespaces), &Terms::default());
-        if let Ok(answer) = asked
-            && let Ok((Reply::Namespaces { encodings }, _)) = wire::decode::<Reply>(&answer)
-        {
-            let known: Vec<Namespace> =
-                encodings.iter().filter_map(|one| Namespace::decode(one).ok()).collect();
-            for namespace in &known {
-                parts.link.learn(namespace);
+        let mut known = Vec::new();
+        loop {
+            let skip = u32::try_from(known.len()).unwrap_or(u32::MAX);
+            let message = wire::encode(&Request::Namespaces { skip });
+            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok((Reply::Namespaces { encodings }, _)) = wire::decode::<Reply>(&answer) else {
+                break;
+            };
+            let before = known.len();
+            for namespace in encodings.iter().filter_map(|one| Namespace::decode(one).ok()) {
+                parts.link.learn(&namespace);
+                known.push(namespace);
             }
-            return Ok(known);
+            if known.len() == before {
+                return Ok(known);
+            }
         }
         Ok(parts.link.namespaces())
     }

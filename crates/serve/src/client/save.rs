@@ -8,7 +8,7 @@ use dalsegno_store::{Memory, Put, PutOutcome, PutReport, check_blocks};
 
 use super::attachment::{Attachment, Limit, Lost, timeout_ns};
 use super::connection::Window;
-use crate::wire::{self, MOST_HASHES, Malformed, Reply, Request};
+use crate::wire::{self, MOST_HASHES, Malformed, Reply, Request, WINDOW_HEADER_BYTES};
 
 /// Bytes of blocks that one message hands over, unless one block has more.
 const MESSAGE_BYTES: usize = 32 << 20;
@@ -42,7 +42,7 @@ impl Allocation {
             Error::new(ErrorKind::Unavailable, message).with_source(error)
         };
         let window = Arc::new(Window::new(bytes).map_err(no_memory)?);
-        let mut claim = window.claim(0, bytes);
+        let mut claim = window.claim(WINDOW_HEADER_BYTES, bytes);
         let start = claim.memory().address();
         let namespace = namespace.id();
         Ok(Self { namespace, layout, count, window, _claim: claim, start })
@@ -120,14 +120,15 @@ fn part(chain: &[ChainHash], at: usize, count: usize) -> Part<'_> {
 fn message_of(
     namespace: NamespaceId,
     part: &Part<'_>,
-    offset: usize,
+    (offset, ticket): (usize, u64),
     limit: Option<u64>,
 ) -> Vec<u8> {
     let mut message = wire::encode(&Request::Put {
         namespace: namespace.0,
         first: part.first,
         count: u32::try_from(part.count).expect("at most MOST_HASHES"),
-        offset: offset as u64,
+        offset: (WINDOW_HEADER_BYTES + offset) as u64,
+        ticket,
         timeout_ns: limit,
     });
     wire::push_hashes(&mut message, part.chain);
@@ -151,7 +152,7 @@ pub(super) fn put(
     for blocks in put.blocks.chunks(blocks_of_message(bytes)) {
         let part = part(put.chain, put.first + outcomes.len(), blocks.len());
         let Ok(left) = server.left(limit) else { break };
-        let message = message_of(namespace.id(), &part, 0, timeout_ns(left));
+        let message = message_of(namespace.id(), &part, (0, 0), timeout_ns(left));
         let answered = server.call_with_blocks(&message, (blocks, blocks.len() * bytes), limit);
         if !take_outcomes(&mut outcomes, answered, blocks.len())? {
             break;
@@ -175,7 +176,8 @@ pub(super) fn commit(
         let part = part(chain, first + outcomes.len(), now);
         let Ok(left) = server.left(limit) else { break };
         let offset = outcomes.len() * bytes;
-        let message = message_of(allocation.namespace, &part, offset, timeout_ns(left));
+        let ticket = allocation.window.ticket();
+        let message = message_of(allocation.namespace, &part, (offset, ticket), timeout_ns(left));
         let answered = server.call_with_window(&message, &allocation.window, limit);
         if !take_outcomes(&mut outcomes, answered, now)? {
             break;

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import dalsegno
 from dalsegno import InvalidError
-from dalsegno.paths import SOCKET_PREFIX, is_served
+from dalsegno.paths import SOCKET_PREFIX, is_owned, store_path
 
 Check = Callable[[str, object], Any]
 
@@ -183,17 +183,20 @@ class StoreSettings:
             raise InvalidError(
                 f'{who} needs "path", the directory of the store, or "unix:" and a server\'s socket'
             )
-        path = Path(text("path", given["path"], 4096)).expanduser()
+        path = Path(store_path(text("path", given["path"], 4096))).expanduser()
         return cls(path=path, **checked(given, cls.CHECKS))
 
     def place(self, folder: str) -> str:
         """Returns what a process opens: the store of a server, or else one of its own.
 
+        If a process owns the directory itself, that is a server: several processes of an engine own
+        folders in it.
+
         Args:
             folder: Name of the folder that this process has in the directory if nobody serves it;
                 nothing if it is the only process.
         """
-        shared = str(self.path).startswith(SOCKET_PREFIX) or is_served(self.path)
+        shared = str(self.path).startswith(SOCKET_PREFIX) or is_owned(self.path)
         return str(self.path if shared else self.path / folder)
 
     def store_settings(self) -> dict[str, Any]:
