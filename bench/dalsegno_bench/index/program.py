@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["build_and_run"]
+__all__ = ["build", "build_and_run"]
 
 
 def build_and_run(
@@ -30,22 +30,44 @@ def build_and_run(
     Returns:
         Its exit code; 1 if it cannot be built here, with the reason on standard error.
     """
+    binary = build(program, features=features, environment=environment)
+    if binary is None:
+        return 1
+    given = {name: value for name, value in arguments.items() if value is not False}
+    options = [f"--{name}" if one is True else f"--{name}={one}" for name, one in given.items()]
+    return subprocess.run([str(binary), *options], check=False).returncode
+
+
+def build(
+    program: str,
+    *,
+    features: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Path | None:
+    """Builds a Rust program of this checkout if needed.
+
+    Args:
+        program: Its name in the workspace ``bench/programs``.
+        features: Of its workspace, to be switched on.
+        environment: What the build needs besides the present environment.
+
+    Returns:
+        Its path; ``None`` if it cannot be built here, with the reason on standard error.
+    """
     source = Path(__file__).resolve().parents[2] / "programs"
     missing = _missing(source)
     if missing is not None:
         print(f"dalsegno: {missing}", file=sys.stderr)
-        return 1
+        return None
     root = Path(os.environ.get("CARGO_TARGET_DIR", source.parents[1] / "target"))
     target = root / "bench-programs"
-    build = ["cargo", "build", "--release", "--locked", "--quiet", f"--bin={program}"]
+    command = ["cargo", "build", "--release", "--locked", "--quiet", f"--bin={program}"]
     if features:
-        build.append(f"--features={','.join(features)}")
+        command.append(f"--features={','.join(features)}")
     full = {**os.environ, **(environment or {}), "CARGO_TARGET_DIR": str(target)}
-    if subprocess.run(build, cwd=source, env=full, check=False).returncode != 0:
-        return 1
-    given = {name: value for name, value in arguments.items() if value is not False}
-    options = [f"--{name}" if one is True else f"--{name}={one}" for name, one in given.items()]
-    return subprocess.run([str(target / "release" / program), *options], check=False).returncode
+    if subprocess.run(command, cwd=source, env=full, check=False).returncode != 0:
+        return None
+    return target / "release" / program
 
 
 def _missing(source: Path) -> str | None:

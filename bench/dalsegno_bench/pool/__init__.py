@@ -1,0 +1,1 @@
+"""Bench of a store that several processes share, against TCP and ZeroMQ."""
