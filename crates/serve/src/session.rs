@@ -306,8 +306,7 @@ impl Exchange<'_> {
         let asked = &hashes[..hashes.len().min(most)];
         let lease = self.pool.store().lease(namespace, asked, terms)?;
         let mut tail = Vec::new();
-        for at in 0..lease.len() {
-            let (unit, stamp) = lease.block(at).expect("one of its blocks").place();
+        for (unit, stamp) in lease.places() {
             wire::push_row(&mut tail, PlaceRow { unit, stamp });
         }
         // Whether a further block is there is asked only if nothing else ended the lease.

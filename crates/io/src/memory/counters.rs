@@ -42,7 +42,8 @@ impl AsRef<[AtomicU64]> for Counters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::region::{Access, Backing};
+    use crate::memory::backing::Backing;
+    use crate::memory::region::Access;
     use std::sync::atomic::Ordering;
 
     #[test]

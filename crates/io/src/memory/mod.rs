@@ -13,6 +13,7 @@
 //! The buffer pool and the arena of blocks each divide one region. The page allocator maps and unmaps on demand.
 
 mod available;
+mod backing;
 mod buffer_pool;
 mod claim;
 mod counters;
@@ -21,10 +22,11 @@ mod page_alloc;
 mod region;
 mod sealed;
 
+pub use self::backing::Backing;
 pub use self::buffer_pool::BufferPool;
 pub use self::claim::{Claim, Filled};
 pub use self::counters::Counters;
 pub use self::handle::{Lender, Memory, lend};
 pub use self::page_alloc::{PageAllocator, PageBuffer, PageVec};
-pub use self::region::{Access, Backing, Region, Touch};
+pub use self::region::{Access, Region, Touch};
 pub use self::sealed::SealedFile;

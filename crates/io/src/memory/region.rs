@@ -10,20 +10,17 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::available::available_bytes;
+use super::backing::{Backing, is_in_memory, is_regular, open_named};
 use super::handle::Memory;
 use crate::{IoError, Process};
-
-/// `f_type` of tmpfs, which also holds unnamed files in memory.
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// When the system provides the physical memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +29,6 @@ pub enum Touch {
     Now,
     /// Page by page, when a page is first used.
     AtUse,
-}
-
-/// What holds the bytes of a region that several processes map.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Backing {
-    /// An unnamed file in memory. It ends with the last process that maps it.
-    MemoryFile,
-    /// A named file on tmpfs or hugetlbfs, or a DAX device. Its bytes stay.
-    Named(PathBuf),
 }
 
 /// What a process may do with a region of another one.
@@ -320,37 +308,6 @@ impl Drop for Region {
 
 fn refused(bytes: usize, purpose: &str, error: rustix::io::Errno) -> IoError {
     IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
-}
-
-/// Opens a named file for a region, for this process alone. A file of another size is replaced, not truncated: another
-/// process may still read it, and would end.
-fn open_named(path: &Path, bytes: usize) -> Result<OwnedFd, IoError> {
-    let named = |operation| move |error| IoError::os(operation, path.display().to_string(), error);
-    let open = || {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(named("open"))?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
-            .map_err(named("lock"))?;
-        Ok(file)
-    };
-    let file = open()?;
-    let size = rustix::fs::fstat(&file).map_err(named("stat"))?.st_size.unsigned_abs();
-    if !is_regular(&file) || size == 0 || size == bytes as u64 {
-        return Ok(file);
-    }
-    rustix::fs::unlink(path).map_err(named("replace"))?;
-    open()
-}
-
-/// Whether the file takes ordinary memory. Huge pages and DAX devices have their own.
-fn is_in_memory(file: &OwnedFd) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
-}
-
-fn is_regular(file: &OwnedFd) -> bool {
-    rustix::fs::fstat(file).is_ok_and(|stat| {
-        rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
-    })
 }
 
 #[cfg(test)]

@@ -67,8 +67,9 @@ impl SealedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::backing::Backing;
     use crate::memory::claim::Claim;
-    use crate::memory::region::{Backing, Region};
+    use crate::memory::region::Region;
     use rustix::fs::MemfdFlags;
     use std::sync::Arc;
 

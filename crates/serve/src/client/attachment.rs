@@ -13,11 +13,13 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Nanos, Result, StoreId};
 use dalsegno_io::{Access, ChannelError, Memory, Region, SystemClock};
 use dalsegno_pool::{ArenaHeader, Stamp, UNIT_BYTES, is_current};
-use dalsegno_store::{Cancel, Cause};
+use dalsegno_store::Cancel;
 use parking_lot::{Condvar, Mutex};
 
 use super::connection::{Connection, HELLO_TIMEOUT, Welcome, Window};
+use super::ended_leases::EndedLeases;
 use super::facts::Facts;
+use super::limit::{Limit, Lost};
 use crate::wire::{self, PlaceRow, Reply, Request};
 
 /// Most connections of a client. Further calls wait for one of them.
@@ -29,37 +31,6 @@ const LOOK: Duration = Duration::from_millis(50);
 /// A server whose heartbeat stands still for so long does not respond.
 const STALL: Duration = Duration::from_secs(1);
 const NEVER_STALLED: u64 = u64::MAX;
-
-/// Why there is no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lost {
-    /// The server is gone, or does not respond.
-    Away,
-    /// The call's deadline passed.
-    Late,
-    /// The call was cancelled.
-    Cancelled,
-    /// There is no memory for the bytes of a put.
-    NoMemory,
-}
-
-impl Lost {
-    pub(super) fn cause(self) -> Cause {
-        match self {
-            Self::Away => Cause::Suspended,
-            Self::Late => Cause::Deadline,
-            Self::Cancelled => Cause::Cancelled,
-            Self::NoMemory => Cause::Throttled,
-        }
-    }
-}
-
-/// How long a call may take.
-#[derive(Clone, Debug)]
-pub(super) struct Limit {
-    pub(super) deadline: Deadline,
-    pub(super) cancel: Option<Cancel>,
-}
 
 /// A server that was reached.
 #[derive(Debug)]
@@ -77,23 +48,6 @@ pub(super) struct Attachment {
     ended: Arc<EndedLeases>,
     /// Whether the client does not use it any more, but for leases.
     is_retired: AtomicBool,
-}
-
-/// Leases of a client that ended, by the epoch of their server. The attachments of a client share it, because a lease
-/// may outlive its attachment, and the server that gave it.
-#[derive(Debug, Default)]
-pub(super) struct EndedLeases(Mutex<Vec<(u64, u64)>>);
-
-impl EndedLeases {
-    fn add(&self, epoch: u64, lease: u64) {
-        self.0.lock().push((epoch, lease));
-    }
-
-    /// Takes those of one server. The others are forgotten: their server has ended.
-    fn take(&self, epoch: u64) -> Vec<u64> {
-        let all = std::mem::take(&mut *self.0.lock());
-        all.into_iter().filter(|(of, _)| *of == epoch).map(|(_, lease)| lease).collect()
-    }
 }
 
 #[derive(Debug, Default)]
@@ -446,11 +400,6 @@ impl Attachment {
         self.connections.lock().idle.push(connection);
         self.returned.notify_one();
     }
-}
-
-/// A timeout as messages have it.
-pub(super) fn timeout_ns(timeout: Option<Duration>) -> Option<u64> {
-    timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Whether a call whose deadline passed has waited long enough for the answer.

@@ -11,7 +11,8 @@ use dalsegno_store::{
 };
 use parking_lot::Mutex;
 
-use super::attachment::{Attachment, Limit, Lost};
+use super::attachment::Attachment;
+use super::limit::{Limit, Lost};
 use super::link::Link;
 use super::save;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};

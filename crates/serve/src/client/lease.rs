@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Namespace};
 
-use super::attachment::{Attachment, Limit, timeout_ns};
+use super::attachment::Attachment;
+use super::limit::{Limit, timeout_ns};
 use crate::wire::{self, MOST_HASHES, PlaceRow, Reply, Request};
 
 /// Leading blocks of a chain in the pool of a server. Dropping it ends the lease.

@@ -17,8 +17,10 @@ use dalsegno_io::{SystemClock, Workers};
 use dalsegno_store::RegisterOptions;
 use parking_lot::{Mutex, RwLock};
 
-use super::attachment::{Attachment, EndedLeases, Limit};
+use super::attachment::Attachment;
+use super::ended_leases::EndedLeases;
 use super::facts::Facts;
+use super::limit::Limit;
 use crate::wire::{self, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 use dalsegno_core::{ChainHash, Error, Namespace, Result};
 use dalsegno_store::{Cause, GetReport, Memory, Outcome, Scope, check_blocks};
 
-use super::attachment::{Attachment, Limit, Lost, timeout_ns};
+use super::attachment::Attachment;
+use super::limit::{Limit, Lost, timeout_ns};
 use crate::wire::{self, MOST_HASHES, Malformed, PlaceRow, Reply, Request};
 
 /// A get under way.

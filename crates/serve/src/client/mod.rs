@@ -7,10 +7,12 @@
 
 mod attachment;
 mod connection;
+mod ended_leases;
 mod facts;
 mod inner;
 mod layers;
 mod lease;
+mod limit;
 mod link;
 mod load;
 mod removals;
@@ -36,8 +38,8 @@ pub use self::lease::ServedLease;
 pub use self::removals::ServedWatch;
 pub use self::save::Allocation;
 
-use self::attachment::timeout_ns;
 use self::inner::{Inner, Parts, look};
+use self::limit::timeout_ns;
 use self::link::Link;
 use self::load::Load;
 #[cfg(feature = "fuzzing")]

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attachment::{Attachment, Limit, Lost};
+use super::attachment::Attachment;
 use super::connection::Connection;
 use super::inner::Inner;
+use super::limit::{Limit, Lost};
 use crate::wire::{self, Reply, Request};
 
 /// How long taking removals waits for the server.

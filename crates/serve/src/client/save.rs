@@ -6,8 +6,9 @@ use dalsegno_core::{ChainHash, Error, ErrorKind, KvLayout, Namespace, NamespaceI
 use dalsegno_io::Claim;
 use dalsegno_store::{Memory, Put, PutOutcome, PutReport, check_blocks};
 
-use super::attachment::{Attachment, Limit, Lost, timeout_ns};
+use super::attachment::Attachment;
 use super::connection::Window;
+use super::limit::{Limit, Lost, timeout_ns};
 use crate::wire::{self, MOST_HASHES, Malformed, Reply, Request, WINDOW_HEADER_BYTES};
 
 /// Bytes of blocks that one message hands over, unless one block has more.

@@ -63,6 +63,11 @@ impl Lease {
         self.is_truncated
     }
 
+    /// Where its blocks are in the arena, in order: see [`LeasedBlock::place`].
+    pub fn places(&self) -> impl Iterator<Item = (u32, Stamp)> {
+        self.blocks.iter().map(|block| block.at())
+    }
+
     /// A block by its position in the chain.
     #[must_use]
     pub fn block(&self, at: usize) -> Option<LeasedBlock> {

@@ -1,0 +1,51 @@
+//! The files behind regions that several processes map.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use crate::IoError;
+
+/// `f_type` of tmpfs, which also holds unnamed files in memory.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// What holds the bytes of a region that several processes map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// An unnamed file in memory. It ends with the last process that maps it.
+    MemoryFile,
+    /// A named file on tmpfs or hugetlbfs, or a DAX device. Its bytes stay.
+    Named(PathBuf),
+}
+
+/// Opens a named file for a region, for this process alone. A file of another size is replaced, not truncated: another
+/// process may still read it, and would end.
+pub(super) fn open_named(path: &Path, bytes: usize) -> Result<OwnedFd, IoError> {
+    let named = |operation| move |error| IoError::os(operation, path.display().to_string(), error);
+    let open = || {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(named("open"))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(named("lock"))?;
+        Ok(file)
+    };
+    let file = open()?;
+    let size = rustix::fs::fstat(&file).map_err(named("stat"))?.st_size.unsigned_abs();
+    if !is_regular(&file) || size == 0 || size == bytes as u64 {
+        return Ok(file);
+    }
+    rustix::fs::unlink(path).map_err(named("replace"))?;
+    open()
+}
+
+/// Whether the file takes ordinary memory. Huge pages and DAX devices have their own.
+pub(super) fn is_in_memory(file: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
+}
+
+pub(super) fn is_regular(file: &OwnedFd) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| {
+        rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
+    })
+}

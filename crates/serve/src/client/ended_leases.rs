@@ -1,0 +1,20 @@
+//! Leases that ended in a client, until their server hears of it.
+
+use parking_lot::Mutex;
+
+/// Leases of a client that ended, by the epoch of their server. The attachments of a client share it, because a lease
+/// may outlive its attachment, and the server that gave it.
+#[derive(Debug, Default)]
+pub(super) struct EndedLeases(Mutex<Vec<(u64, u64)>>);
+
+impl EndedLeases {
+    pub(super) fn add(&self, epoch: u64, lease: u64) {
+        self.0.lock().push((epoch, lease));
+    }
+
+    /// Takes those of one server. The others are forgotten: their server has ended.
+    pub(super) fn take(&self, epoch: u64) -> Vec<u64> {
+        let all = std::mem::take(&mut *self.0.lock());
+        all.into_iter().filter(|(of, _)| *of == epoch).map(|(_, lease)| lease).collect()
+    }
+}

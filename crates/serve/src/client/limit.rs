@@ -1,0 +1,42 @@
+//! How long a call may take, and why it has no answer.
+
+use std::time::Duration;
+
+use dalsegno_core::Deadline;
+use dalsegno_store::{Cancel, Cause};
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// The server is gone, or does not respond.
+    Away,
+    /// The call's deadline passed.
+    Late,
+    /// The call was cancelled.
+    Cancelled,
+    /// There is no memory for the bytes of a put.
+    NoMemory,
+}
+
+impl Lost {
+    pub(super) fn cause(self) -> Cause {
+        match self {
+            Self::Away => Cause::Suspended,
+            Self::Late => Cause::Deadline,
+            Self::Cancelled => Cause::Cancelled,
+            Self::NoMemory => Cause::Throttled,
+        }
+    }
+}
+
+/// How long a call may take.
+#[derive(Clone, Debug)]
+pub(super) struct Limit {
+    pub(super) deadline: Deadline,
+    pub(super) cancel: Option<Cancel>,
+}
+
+/// A timeout as messages have it.
+pub(super) fn timeout_ns(timeout: Option<Duration>) -> Option<u64> {
+    timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX))
+}
