@@ -159,8 +159,8 @@ class ChaosClient:
             self.counts["leased hits"] += valid
 
     def remove(self, space: dalsegno.Namespace, hashes: list[bytes]) -> None:
-        # It says so if the server is away.
-        with contextlib.suppress(dalsegno.UnavailableError):
+        # It says so if the server is away, or if there is no space to record the removal.
+        with contextlib.suppress(dalsegno.UnavailableError, dalsegno.FullError):
             space.remove(hashes[TRUNK:][: self.dice.randrange(3)], timeout_s=self.timeout())
 
 
