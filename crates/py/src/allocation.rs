@@ -1,21 +1,20 @@
 //! `Allocation`.
 
 use std::any::Any;
-use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use dalsegno_serve::{Allocation, Handle};
 use dalsegno_store::{Memory, Namespace, Put, Terms};
-use pyo3::exceptions::PyIndexError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
+use crate::access::Access;
 use crate::arguments::{Number, timeout};
 use crate::buffers::hashes;
 use crate::errors::OrRaise;
 use crate::transfer::PyPutReport;
+use crate::view::{position, view_of};
 
 /// Memory for blocks that a program writes and then puts, from :meth:`Namespace.allocate`.
 ///
@@ -103,50 +102,12 @@ impl PyAllocation {
 
     fn __getitem__<'py>(&self, py: Python<'py>, at: isize) -> PyResult<Bound<'py, PyMemoryView>> {
         self.store.check_process().or_raise()?;
-        let count = self.memory.len();
-        let position = if at < 0 { count.checked_add_signed(at) } else { usize::try_from(at).ok() };
-        let range = position.and_then(|position| self.memory.range(position));
-        let Some((start, bytes)) = range else {
-            let text = format!("block {at} of an allocation of {count} blocks");
-            return Err(PyIndexError::new_err(text));
-        };
-        let block = PyAllocatedBlock { start, bytes, _memory: Arc::clone(&self.memory) };
-        PyMemoryView::from(Bound::new(py, block)?.as_any())
+        let at = position(at, self.memory.len(), "an allocation")?;
+        let range = self.memory.range(at).expect("one of its blocks");
+        view_of(py, range, Access::Write, Arc::<Allocation>::clone(&self.memory))
     }
 
     fn __repr__(&self) -> String {
         format!("<Allocation of {} blocks>", self.memory.len())
-    }
-}
-
-/// What a memoryview of an allocated block exports. Python sees only the view.
-#[pyclass(name = "AllocatedBlock", module = "dalsegno._native", frozen)]
-struct PyAllocatedBlock {
-    start: usize,
-    bytes: usize,
-    /// Keeps the bytes where they are.
-    _memory: Arc<Allocation>,
-}
-
-#[pymethods]
-impl PyAllocatedBlock {
-    /// # Safety
-    ///
-    /// Called by the interpreter, with a view that it owns.
-    #[expect(clippy::needless_pass_by_value, reason = "PyO3 passes it so")]
-    unsafe fn __getbuffer__(
-        this: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
-        let block = this.get();
-        let start = block.start as *mut std::ffi::c_void;
-        let length = isize::try_from(block.bytes).expect("a block is at most isize::MAX bytes");
-        // SAFETY: `view` is the interpreter's. The bytes stay mapped while the view lives, which holds a reference to
-        // this object. Only Python writes them; a store reads them only during a commit, and a server through the
-        // system.
-        let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, this.as_ptr(), start, length, 0, flags) };
-        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(this.py())) }
     }
 }

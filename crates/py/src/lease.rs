@@ -1,16 +1,16 @@
 //! `Lease`.
 
-use std::ffi::c_int;
 use std::sync::Arc;
 
 use dalsegno_serve::{Handle, HandleLease};
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyBufferError, PyIndexError};
-use pyo3::ffi;
+use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList, PyMemoryView};
 
+use crate::access::Access;
 use crate::errors::{InvalidError, OrRaise};
+use crate::view::{position, view_of};
 
 /// Leading blocks of a chain in the store's memory, from :meth:`Namespace.lease`.
 ///
@@ -85,18 +85,14 @@ impl PyLease {
 
     fn __getitem__<'py>(&self, py: Python<'py>, at: isize) -> PyResult<Bound<'py, PyMemoryView>> {
         let lease = self.held()?;
-        let count = lease.len();
-        let position = if at < 0 { count.checked_add_signed(at) } else { usize::try_from(at).ok() };
-        position.and_then(|position| view_of(py, &lease, position)).unwrap_or_else(|| {
-            Err(PyIndexError::new_err(format!("block {at} of a lease of {count} blocks")))
-        })
+        let at = position(at, lease.len(), "a lease")?;
+        block_of(py, &lease, at)
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
         let lease = self.held()?;
-        let views = (0..lease.len()).map(|at| view_of(py, &lease, at));
         let views: Vec<_> =
-            views.map(|view| view.expect("a block of the lease")).collect::<PyResult<_>>()?;
+            (0..lease.len()).map(|at| block_of(py, &lease, at)).collect::<PyResult<_>>()?;
         PyList::new(py, views)?.try_iter()
     }
 
@@ -125,45 +121,13 @@ impl PyLease {
     }
 }
 
-/// A memoryview of a block; `None` if there is no such block.
-fn view_of<'py>(
+/// A memoryview of a block of the lease.
+fn block_of<'py>(
     py: Python<'py>,
     lease: &Arc<HandleLease>,
     at: usize,
-) -> Option<PyResult<Bound<'py, PyMemoryView>>> {
-    let (start, bytes) = lease.range(at)?;
-    let block = PyLeasedBlock { start, bytes, _lease: Arc::clone(lease) };
-    Some(Bound::new(py, block).and_then(|block| PyMemoryView::from(block.as_any())))
-}
-
-/// What a memoryview of a leased block exports. Python sees only the view.
-#[pyclass(name = "LeasedBlock", module = "dalsegno._native", frozen)]
-struct PyLeasedBlock {
-    start: usize,
-    bytes: usize,
-    /// Keeps the bytes where they are, and counts the buffers of the lease.
-    _lease: Arc<HandleLease>,
-}
-
-#[pymethods]
-impl PyLeasedBlock {
-    /// # Safety
-    ///
-    /// Called by the interpreter, with a view that it owns.
-    #[expect(clippy::needless_pass_by_value, reason = "PyO3 passes it so")]
-    unsafe fn __getbuffer__(
-        this: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
-        let block = this.get();
-        let start = block.start as *mut std::ffi::c_void;
-        let length = isize::try_from(block.bytes).expect("a block is at most isize::MAX bytes");
-        // SAFETY: `view` is the interpreter's. The bytes stay mapped while the lease lives; the view holds a reference
-        // to this object, which holds the lease. The view is read-only, and nobody in this process writes the bytes. A
-        // server that lost sight of this process may: then they are arbitrary bytes, which Python bears.
-        let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, this.as_ptr(), start, length, 1, flags) };
-        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(this.py())) }
-    }
+) -> PyResult<Bound<'py, PyMemoryView>> {
+    let range = lease.range(at).expect("a block of the lease");
+    // The keeper counts the buffers of the lease.
+    view_of(py, range, Access::Read, Arc::<HandleLease>::clone(lease))
 }

@@ -21,6 +21,7 @@ mod server;
 mod store;
 mod tensors;
 mod transfer;
+mod view;
 mod watch;
 mod writer;
 

@@ -101,7 +101,7 @@ struct Holdings {
 /// A lease. Dropping it frees its places.
 #[derive(Debug)]
 enum Held {
-    Copy { _blocks: Vec<(usize, LeasedBlock)>, bytes: u64, until: Nanos },
+    Copy { _blocks: Vec<LeasedBlock>, bytes: u64, until: Nanos },
     View { _lease: Lease, bytes: u64 },
 }
 
@@ -322,12 +322,7 @@ impl Grant {
     }
 
     /// Records blocks of `bytes` in all that the process copies until `until`. Returns the lease's number.
-    pub(crate) fn hold_copy(
-        mut self,
-        blocks: Vec<(usize, LeasedBlock)>,
-        bytes: u64,
-        until: Nanos,
-    ) -> u64 {
+    pub(crate) fn hold_copy(mut self, blocks: Vec<LeasedBlock>, bytes: u64, until: Nanos) -> u64 {
         let bytes = self.settle(bytes);
         self.account.held.lock().insert(Held::Copy { _blocks: blocks, bytes, until })
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use dalsegno_core::{Clock, Error, ErrorKind, Result};
 use dalsegno_io::{Channel, ChannelError, IoError, Listener, SystemClock, Workers};
-use dalsegno_store::{Pool, PoolUse};
+use dalsegno_store::{Pool, PoolUse, no_thread};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -125,9 +125,6 @@ impl Server {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let mut workers = Workers::new();
         let (beating, accepting) = (Arc::clone(&shared), Arc::clone(&shared));
-        let no_thread = |error| {
-            Error::new(ErrorKind::Unavailable, "the system refuses a thread").with_source(error)
-        };
         workers.start("dalsegno-beat", move || beat(&beating, &stopped)).map_err(no_thread)?;
         workers
             .start("dalsegno-accept", move || accept(&accepting, &listener))

@@ -287,7 +287,7 @@ impl Exchange<'_> {
         let mut tail: Vec<u8> =
             acquired.outcomes.iter().map(|outcome| wire::outcome_byte(*outcome)).collect();
         let mut bytes = 0;
-        for (_, block) in &acquired.blocks {
+        for block in &acquired.blocks {
             let (unit, stamp) = block.place();
             wire::push_row(&mut tail, PlaceRow { unit, stamp });
             bytes += block.place_bytes();

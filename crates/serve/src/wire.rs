@@ -129,7 +129,11 @@ pub(crate) fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<(M, &'a 
 }
 
 /// Appends hashes to a message.
-pub(crate) fn push_hashes(bytes: &mut Vec<u8>, hashes: &[ChainHash]) {
+pub(crate) fn push_hashes<'a>(
+    bytes: &mut Vec<u8>,
+    hashes: impl IntoIterator<Item = &'a ChainHash, IntoIter: ExactSizeIterator>,
+) {
+    let hashes = hashes.into_iter();
     bytes.reserve(hashes.len() * HASH_BYTES);
     for hash in hashes {
         bytes.extend_from_slice(&hash.0);

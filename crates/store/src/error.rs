@@ -62,6 +62,7 @@ pub fn forked(process: Process) -> Error {
 }
 
 /// The error of an open when the system refuses threads.
-pub(crate) fn no_thread(error: std::io::Error) -> Error {
+#[must_use]
+pub fn no_thread(error: std::io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, "the system refused to start a thread").with_source(error)
 }

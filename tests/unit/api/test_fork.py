@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.forks import in_child
 from tests.unit.stores import chain, open_store
 
 import dalsegno
@@ -22,8 +21,6 @@ import dalsegno
 # Python warns of every fork beside threads; what that does to us is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
-# A child that takes longer hangs: a signal ends it, and the test fails.
-LIMIT_S = 20
 BLOCK = 8192
 BLOCKS = [os.urandom(BLOCK) for _ in range(4)]
 ENGINES = ("auto", "psync")
@@ -63,23 +60,6 @@ def parts(path: Path) -> Iterator[Parts]:
         assert put.wait(60)
         assert get.wait(60)
         yield Parts(store, namespace, writer, put, get, store.watch_removals())
-
-
-def in_child(work: Callable[[], None]) -> None:
-    """Runs `work` in a forked child that ends at once; fails if it raises, hangs or dies."""
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LIMIT_S)
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:  # noqa: BLE001 - a child never returns into the tests
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def calls(parts: Parts) -> dict[str, Callable[[], Any]]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from tests.checkout import ROOT
 from tests.contract.subjects import chain, contents
 from tests.served import ServerProcess
+from tests.unit.forks import in_child
 from tests.unit.serve.blocks import (
     BLOCK_BYTES,
     COUNT,
@@ -28,23 +27,6 @@ import dalsegno
 
 # Python warns of every fork beside threads; what that does to us is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-
-
-def in_child(work: Callable[[], None]) -> None:
-    """Runs `work` in a forked child that ends at once; fails if it raises, hangs or dies."""
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LIMIT_S)
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:  # noqa: BLE001 - a child never returns into the tests
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def calls(blocks: Blocks, lease: dalsegno.Lease) -> dict[str, Callable[[], Any]]:

@@ -225,21 +225,6 @@ impl Attachment {
         self.settle(connection, answered)
     }
 
-    /// Opens a connection for one purpose, which is not shared with other calls.
-    pub(super) fn dedicated(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
-        self.connect(limit)
-    }
-
-    /// As [`Attachment::call`], on a connection of the caller's. After an error it must be dropped.
-    pub(super) fn call_on(
-        &self,
-        connection: &mut Connection,
-        message: &[u8],
-        limit: &Limit,
-    ) -> std::result::Result<Vec<u8>, Lost> {
-        self.exchange(connection, message, limit)
-    }
-
     fn exchange_window(
         &self,
         connection: &mut Connection,
@@ -258,7 +243,8 @@ impl Attachment {
         self.exchange(connection, message, limit)
     }
 
-    fn exchange(
+    /// As [`Attachment::call`], on a connection of the caller's. After an error it must be dropped.
+    pub(super) fn exchange(
         &self,
         connection: &mut Connection,
         message: &[u8],
@@ -363,7 +349,8 @@ impl Attachment {
         }
     }
 
-    fn connect(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
+    /// Opens a connection.
+    pub(super) fn connect(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
         let timeout = self.left(limit)?.map_or(HELLO_TIMEOUT, |left| left + GRACE);
         match Connection::open(&self.socket, timeout.min(HELLO_TIMEOUT)) {
             Ok((connection, welcome)) if welcome.epoch == self.header.epoch => Ok(connection),

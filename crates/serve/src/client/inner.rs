@@ -99,7 +99,7 @@ impl Inner {
     ) -> Result<PutReport> {
         let parts = self.enter()?;
         let namespace = parts.link.namespace(namespace)?;
-        save::check(&namespace, put)?;
+        put.check(&namespace)?;
         match parts.server() {
             Ok(server) => save::put(&server, &namespace, put, &parts.limit(terms)),
             Err(_) => Ok(PutReport { outcomes: vec![PutOutcome::Failed; put.blocks.len()] }),

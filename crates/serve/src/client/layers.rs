@@ -38,7 +38,7 @@ enum Progress {
 impl LayerPut {
     pub(super) fn open(
         client: Arc<Inner>,
-        namespace: Namespace,
+        namespace: Arc<Namespace>,
         chain: &[ChainHash],
         (first, count): (usize, usize),
     ) -> Result<Self> {
@@ -62,7 +62,7 @@ impl LayerPut {
             Progress::Gathering { blocks: save::gathered(count, layout), layers: BTreeSet::new() };
         Ok(Self {
             client,
-            namespace: Arc::new(namespace),
+            namespace,
             chain: chain[..end].into(),
             first,
             count,

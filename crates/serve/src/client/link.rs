@@ -14,7 +14,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Namespace, NamespaceId, Result};
 use dalsegno_io::{SystemClock, Workers};
-use dalsegno_store::RegisterOptions;
+use dalsegno_store::{RegisterOptions, no_thread};
 use parking_lot::{Mutex, RwLock};
 
 use super::attachment::Attachment;
@@ -30,7 +30,7 @@ const WATCH: Duration = Duration::from_millis(100);
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-type Namespaces = BTreeMap<NamespaceId, (Namespace, RegisterOptions)>;
+type Namespaces = BTreeMap<NamespaceId, (Arc<Namespace>, RegisterOptions)>;
 
 /// The way to a server.
 #[derive(Debug)]
@@ -78,9 +78,7 @@ impl Link {
         let mut workers = Workers::new();
         let of_thread = Arc::clone(&shared);
         let body = move || keep_attached(&of_thread, &woken);
-        workers.start("dalsegno-connect", body).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "the system refuses a thread").with_source(error)
-        })?;
+        workers.start("dalsegno-connect", body).map_err(no_thread)?;
         Ok(Self { shared, wake: Mutex::new(Some(wake)), worker: Mutex::new(workers) })
     }
 
@@ -124,13 +122,19 @@ impl Link {
         }
         let known = namespaces.get(&namespace.id()).map(|(_, known)| known.compression);
         let compression = options.compression.or(known.flatten());
-        namespaces.insert(namespace.id(), (namespace.clone(), RegisterOptions { compression }));
+        let namespace = Arc::new(namespace.clone());
+        namespaces.insert(namespace.id(), (namespace, RegisterOptions { compression }));
         Ok(())
     }
 
     /// The namespaces of this client.
     pub(super) fn namespaces(&self) -> Vec<Namespace> {
-        self.shared.namespaces.lock().values().map(|(namespace, _)| namespace.clone()).collect()
+        self.shared
+            .namespaces
+            .lock()
+            .values()
+            .map(|(namespace, _)| Namespace::clone(namespace))
+            .collect()
     }
 
     /// A namespace of this client.
@@ -138,9 +142,9 @@ impl Link {
     /// # Errors
     ///
     /// `Invalid` if it was not registered.
-    pub(super) fn namespace(&self, id: NamespaceId) -> Result<Namespace> {
+    pub(super) fn namespace(&self, id: NamespaceId) -> Result<Arc<Namespace>> {
         let namespaces = self.shared.namespaces.lock();
-        let found = namespaces.get(&id).map(|(namespace, _)| namespace.clone());
+        let found = namespaces.get(&id).map(|(namespace, _)| Arc::clone(namespace));
         found.ok_or_else(|| Error::invalid(format!("namespace {id} is unknown; register it first")))
     }
 
@@ -148,7 +152,7 @@ impl Link {
     pub(super) fn learn(&self, namespace: &Namespace) {
         let mut namespaces = self.shared.namespaces.lock();
         let options = RegisterOptions::default();
-        namespaces.entry(namespace.id()).or_insert_with(|| (namespace.clone(), options));
+        namespaces.entry(namespace.id()).or_insert_with(|| (Arc::new(namespace.clone()), options));
     }
 
     /// Ends the connections.

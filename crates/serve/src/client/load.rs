@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 
-use dalsegno_core::{ChainHash, Error, Namespace, Result};
-use dalsegno_store::{Cause, GetReport, Memory, Outcome, Scope, check_blocks};
+use dalsegno_core::{ChainHash, Namespace, Result};
+use dalsegno_store::{Cause, GetReport, Memory, Outcome, Scope, check_get};
 
 use super::attachment::Attachment;
 use super::limit::{Limit, Lost, timeout_ns};
@@ -46,22 +46,8 @@ impl<'a> Load<'a> {
         layer: Option<u32>,
     ) -> Result<Self> {
         let layout = namespace.layout();
-        if let Some(layer) = layer.filter(|layer| *layer >= layout.layers()) {
-            return Err(Error::invalid(format!(
-                "layer {layer} does not exist; the namespace has layers 0 to {}",
-                layout.layers() - 1
-            )));
-        }
-        if chain.len() != out.len() {
-            return Err(Error::invalid(format!(
-                "{} hashes but {} buffers; give one buffer per block",
-                chain.len(),
-                out.len()
-            )));
-        }
-        let slice = layout.slice_bytes();
-        check_blocks(&out, layer.map_or(layout.block_bytes(), |_| u64::from(slice)))?;
-        let from = layer.map_or(0, |layer| layer as usize * slice as usize);
+        let layers = check_get(layout, chain, &out, layer)?;
+        let from = layers.start as usize * layout.slice_bytes() as usize;
         let outcomes = vec![Outcome::Absent; chain.len()];
         Ok(Self { namespace, chain, out, from, outcomes, pending: (0..chain.len()).collect() })
     }
@@ -106,8 +92,7 @@ impl<'a> Load<'a> {
             each: scope == Scope::Each,
             timeout_ns: timeout_ns(server.left(limit)?),
         });
-        let hashes: Vec<ChainHash> = asked.iter().map(|at| self.chain[*at]).collect();
-        wire::push_hashes(&mut message, &hashes);
+        wire::push_hashes(&mut message, asked.iter().map(|at| &self.chain[*at]));
         let answer = server.call(&message, limit)?;
         round_of(&answer, asked.len()).map_err(|_| Lost::Away)
     }

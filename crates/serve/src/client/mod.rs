@@ -27,7 +27,7 @@ use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, NamespaceId, Result,
 use dalsegno_io::SystemClock;
 use dalsegno_store::{
     Direction, GetReport, Memory, Outcome, Put, PutOutcome, PutReport, RegisterOptions, Scope,
-    Terms, Transfer, TransferLanes,
+    Terms, Transfer, TransferLanes, no_thread,
 };
 use parking_lot::Mutex;
 
@@ -64,9 +64,6 @@ impl Client {
     /// `Incompatible` if the server does not speak our version; `Unavailable` if the system refuses a thread.
     pub fn open(socket: &Path) -> Result<Self> {
         let clock = SystemClock::new();
-        let no_thread = |error| {
-            Error::new(ErrorKind::Unavailable, "the system refuses a thread").with_source(error)
-        };
         let lanes = TransferLanes::of_threads(LANES.0, LANES.1).map_err(no_thread)?;
         let parts = Parts {
             link: Link::start(socket, clock)?,

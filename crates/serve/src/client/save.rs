@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Error, ErrorKind, KvLayout, Namespace, NamespaceId, Result};
 use dalsegno_io::Claim;
-use dalsegno_store::{Memory, Put, PutOutcome, PutReport, check_blocks};
+use dalsegno_store::{Memory, Put, PutOutcome, PutReport};
 
 use super::attachment::Attachment;
 use super::connection::Window;
@@ -87,20 +87,6 @@ impl Allocation {
 
 fn block_bytes(layout: KvLayout) -> usize {
     usize::try_from(layout.block_bytes()).expect("64-bit addresses")
-}
-
-/// Checks the sizes of a put, as the store does.
-pub(super) fn check(namespace: &Namespace, put: &Put<'_>) -> Result<()> {
-    let given = put.first.checked_add(put.blocks.len());
-    if given.is_none_or(|end| end > put.chain.len()) {
-        return Err(Error::invalid(format!(
-            "first is {} and there are {} blocks; together they must be at most the {} hashes of the chain",
-            put.first,
-            put.blocks.len(),
-            put.chain.len()
-        )));
-    }
-    check_blocks(&put.blocks, namespace.layout().block_bytes())
 }
 
 /// A part of a put that one message carries.

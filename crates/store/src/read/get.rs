@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, DramAdmission, Error, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
 use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::{Memory, Operation, WaitLimit};
 use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
@@ -24,7 +24,7 @@ use crate::engine::Engine;
 use crate::read::arena::{PlacedBlock, ReservedPlace};
 use crate::read::dram::Leaving;
 use crate::read::quarantine::quarantine;
-use crate::sizes::check_blocks;
+use crate::sizes::check_get;
 use crate::stats::{Counters, add};
 
 /// How a wanted block ended.
@@ -87,24 +87,9 @@ pub(crate) fn get(
 ) -> Result<GetReport> {
     let GetRequest { chain, out, layer, scope } = request;
     let namespace = engine.namespaces.get(namespace)?;
-    let layer_count = namespace.layout().layers();
-    if let Some(layer) = layer.filter(|layer| *layer >= layer_count) {
-        return Err(Error::invalid(format!(
-            "layer {layer} does not exist; the namespace has layers 0 to {}",
-            layer_count - 1
-        )));
-    }
-    let layers = layer.map_or(0..layer_count, |layer| layer..layer + 1);
-    if chain.len() != out.len() {
-        return Err(Error::invalid(format!(
-            "{} hashes but {} buffers; give one buffer per block",
-            chain.len(),
-            out.len()
-        )));
-    }
-    let wanted = u64::from(layers.end - layers.start);
-    let bytes = wanted * u64::from(namespace.layout().slice_bytes());
-    check_blocks(&out, bytes)?;
+    let layout = namespace.layout();
+    let layers = check_get(layout, chain, &out, layer)?;
+    let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
     let call = terms.call(engine.clock.as_ref());
     let _in_progress = engine.reads.begin();
     let mut get = Get::new(engine, &namespace, chain, layers, &call);

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_log::Cause;
 use dalsegno_pool::Stamp;
@@ -111,8 +111,26 @@ pub struct Acquired {
     /// How the first blocks of the request ended. There are fewer than were requested if more would hold too many bytes
     /// at a time: ask for the rest when these were copied.
     pub outcomes: Vec<Outcome>,
-    /// The hits, in order: position in the request, and block.
-    pub blocks: Vec<(usize, LeasedBlock)>,
+    /// The hits, in order.
+    pub blocks: Vec<LeasedBlock>,
+}
+
+/// Finds blocks, and keeps them in their places: how each ended, and the hits by their positions.
+fn find(
+    engine: &Engine,
+    namespace: &Namespace,
+    (hashes, scope): (&[ChainHash], Scope),
+    terms: &Terms,
+) -> (GetReport, Vec<Option<Arc<PlacedBlock>>>) {
+    let layout = namespace.layout();
+    let call = terms.call(engine.clock.as_ref());
+    let _in_progress = engine.reads.begin();
+    let mut get = Get::new(engine, namespace, hashes, 0..layout.layers(), &call);
+    get.run(hashes.iter().map(|_| Wanted::Lease), scope);
+    let Get { outcomes, leased, .. } = get;
+    let report = GetReport { outcomes };
+    count(&engine.counters, &report, layout.block_bytes());
+    (report, leased)
 }
 
 /// See [`Pool::acquire`](crate::Pool::acquire).
@@ -124,19 +142,12 @@ pub(crate) fn acquire(
     terms: &Terms,
 ) -> Result<Acquired> {
     let namespace = engine.namespaces.get(namespace)?;
-    let layout = namespace.layout();
-    let place_bytes = usize::try_from(layout.block_bytes()).map_or(u64::MAX, Arena::place_bytes);
+    let block_bytes = namespace.layout().block_bytes();
+    let place_bytes = usize::try_from(block_bytes).map_or(u64::MAX, Arena::place_bytes);
     let most = usize::try_from(most_bytes / place_bytes).unwrap_or(usize::MAX).max(1);
     let hashes = &hashes[..hashes.len().min(most)];
-    let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.reads.begin();
-    let mut get = Get::new(engine, &namespace, hashes, 0..layout.layers(), &call);
-    get.run(hashes.iter().map(|_| Wanted::Lease), scope);
-    let Get { outcomes, leased, .. } = get;
-    let report = GetReport { outcomes };
-    count(&engine.counters, &report, layout.block_bytes());
-    let hits = leased.into_iter().enumerate();
-    let blocks = hits.filter_map(|(at, block)| Some((at, LeasedBlock(block?)))).collect();
+    let (report, leased) = find(engine, &namespace, (hashes, scope), terms);
+    let blocks = leased.into_iter().flatten().map(LeasedBlock).collect();
     Ok(Acquired { blocks, outcomes: report.outcomes })
 }
 
@@ -148,16 +159,10 @@ pub(crate) fn lease(
     terms: &Terms,
 ) -> Result<Lease> {
     let namespace = engine.namespaces.get(namespace)?;
-    let block_bytes = namespace.layout().block_bytes();
-    let bytes = usize::try_from(block_bytes).expect("64-bit addresses");
+    let bytes = usize::try_from(namespace.layout().block_bytes()).expect("64-bit addresses");
     let mut share = engine.front.dram.lease_share(bytes, chain.len());
     let (asked, further) = chain.split_at(share.count());
-    let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.reads.begin();
-    let mut get = Get::new(engine, &namespace, asked, 0..namespace.layout().layers(), &call);
-    get.run(asked.iter().map(|_| Wanted::Lease), Scope::Prefix);
-    let Get { outcomes, leased, .. } = get;
-    let report = GetReport { outcomes };
+    let (report, leased) = find(engine, &namespace, (asked, Scope::Prefix), terms);
     let hits = report.leading_blocks();
     let blocks: Vec<_> = leased.into_iter().take(hits).map(|one| one.expect("a hit")).collect();
     share.shrink(hits);
@@ -168,6 +173,5 @@ pub(crate) fn lease(
             engine.index.probe(namespace.id(), std::slice::from_ref(hash), limit) == 1
         }),
     };
-    count(&engine.counters, &report, block_bytes);
     Ok(Lease { blocks, is_truncated, _share: share })
 }

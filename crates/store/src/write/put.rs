@@ -40,6 +40,22 @@ pub struct Put<'a> {
     pub blocks: Vec<Vec<Memory>>,
 }
 
+impl Put<'_> {
+    /// Whether its numbers agree with its chain, and its sizes with the namespace. Fails with `Invalid`.
+    pub fn check(&self, namespace: &Namespace) -> Result<()> {
+        let given = self.first.checked_add(self.blocks.len());
+        if given.is_none_or(|end| end > self.chain.len()) {
+            return Err(Error::invalid(format!(
+                "first is {} and there are {} blocks; together they must be at most the {} hashes of the chain",
+                self.first,
+                self.blocks.len(),
+                self.chain.len()
+            )));
+        }
+        check_blocks(&self.blocks, namespace.layout().block_bytes())
+    }
+}
+
 /// How one block of a put ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
@@ -113,7 +129,7 @@ impl Writer {
     ) -> Result<PutReport> {
         let engine = self.engine.as_ref();
         let namespace = engine.namespaces.get(namespace)?;
-        check_sizes(&namespace, &put)?;
+        put.check(&namespace)?;
         let call = terms.call(engine.clock.as_ref());
         let report = self.put(&namespace, put, placed, &call)?;
         self.merger.after_put();
@@ -197,17 +213,4 @@ impl Writer {
         }
         Plan { wanted, outcomes, _claim: claim }
     }
-}
-
-fn check_sizes(namespace: &Namespace, put: &Put<'_>) -> Result<()> {
-    let given = put.first.checked_add(put.blocks.len());
-    if given.is_none_or(|end| end > put.chain.len()) {
-        return Err(Error::invalid(format!(
-            "first is {} and there are {} blocks; together they must be at most the {} hashes of the chain",
-            put.first,
-            put.blocks.len(),
-            put.chain.len()
-        )));
-    }
-    check_blocks(&put.blocks, namespace.layout().block_bytes())
 }
