@@ -1,0 +1,128 @@
+//! Names at a far location: docs/formats/pack.md.
+//!
+//! 1. A name is written once and never again: a writer draws 64 random bits at each open, and its numbers only grow.
+
+use std::fmt;
+
+use dalsegno_core::{COUNT_LIMIT, NamespaceId, StoreId};
+
+/// A writer: a store while it is open. Names a folder at the location.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WriterId {
+    /// The store's random name.
+    pub store: StoreId,
+    /// Random, drawn when the store was opened. A directory that was copied therefore has another one.
+    pub open: u64,
+}
+
+/// An object in the folder of a writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Object {
+    /// Records, one after the other.
+    Pack(u64),
+    /// What a pack holds. The pack is published when this appears.
+    Catalog(u64),
+    /// The description of a namespace.
+    Namespace(NamespaceId),
+    /// Shows that the writer runs. The newest one counts.
+    Beat(u64),
+}
+
+/// The full name of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectName {
+    /// Whose folder it is in.
+    pub writer: WriterId,
+    /// Its name there.
+    pub object: Object,
+}
+
+impl fmt::Display for WriterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:016x}", self.store, self.open)
+    }
+}
+
+impl WriterId {
+    /// Parses the name of a folder; `None` if it is not that of a writer.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (store, open) = text.split_once('-')?;
+        let id = Self { store: StoreId::from_hex(store).ok()?, open: parse_hex(open)? };
+        (id.to_string() == text).then_some(id)
+    }
+
+    /// An object in the folder of this writer.
+    #[must_use]
+    pub fn object(self, object: Object) -> ObjectName {
+        ObjectName { writer: self, object }
+    }
+}
+
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pack(number) => write!(f, "{number:016x}.pack"),
+            Self::Catalog(number) => write!(f, "{number:016x}.catalog"),
+            Self::Namespace(id) => write!(f, "namespace-{id}.meta"),
+            Self::Beat(number) => write!(f, "{number:016x}.beat"),
+        }
+    }
+}
+
+impl Object {
+    /// Parses a name; `None` if it is not that of an object.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (stem, kind) = text.split_once('.')?;
+        let number = || parse_hex(stem).filter(|number| *number < COUNT_LIMIT);
+        let object = match kind {
+            "pack" => Self::Pack(number()?),
+            "catalog" => Self::Catalog(number()?),
+            "beat" => Self::Beat(number()?),
+            "meta" => {
+                Self::Namespace(NamespaceId::from_hex(stem.strip_prefix("namespace-")?).ok()?)
+            }
+            _ => return None,
+        };
+        (object.to_string() == text).then_some(object)
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.writer, self.object)
+    }
+}
+
+fn parse_hex(text: &str) -> Option<u64> {
+    if text.len() != 16 {
+        return None;
+    }
+    u64::from_str_radix(text, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_to_what_they_were_made_of_and_nothing_else_parses() {
+        let writer = WriterId { store: StoreId([0xab; 16]), open: 0x12 };
+        assert_eq!(writer.to_string(), format!("{}-0000000000000012", "ab".repeat(16)));
+        assert_eq!(WriterId::parse(&writer.to_string()), Some(writer));
+        let namespace = Object::Namespace(NamespaceId([3; 16]));
+        for object in [Object::Pack(1), Object::Catalog(COUNT_LIMIT - 1), Object::Beat(0), namespace]
+        {
+            assert_eq!(Object::parse(&object.to_string()), Some(object));
+        }
+        let upper = writer.to_string().to_uppercase();
+        for text in ["", "-", "..", &upper, &"é".repeat(16)] {
+            assert_eq!(WriterId::parse(text), None, "{text}");
+        }
+        let over = Object::Pack(COUNT_LIMIT).to_string();
+        for text in ["", "1.pack", "+000000000000001.pack", "0000000000000001.tmp", &over] {
+            assert_eq!(Object::parse(text), None, "{text}");
+        }
+    }
+}

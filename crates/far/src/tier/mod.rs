@@ -1,0 +1,96 @@
+//! A place beyond the host that keeps objects.
+//!
+//! 1. No call waits. Each one that asks for something gets one reply, whatever happens, unless the tier itself hangs.
+//! 2. An object is written once: publishing never replaces one, and a reader sees a whole object or none.
+//! 3. The number of threads, of waiting calls and of open files is bounded.
+
+use crossbeam_channel::Sender;
+use dalsegno_core::Deadline;
+use dalsegno_io::{FileId, IoError, Memory, Source, Space};
+
+use crate::names::{Object, ObjectName, WriterId};
+
+/// What a tier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierFacts {
+    /// `"directory"` or `"memory"`.
+    pub name: &'static str,
+    /// Calls that it works on at a time.
+    pub workers: u32,
+}
+
+/// An object as a listing shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Listed {
+    /// Its name in the folder.
+    pub object: Object,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Where the reply to a call goes. A reply that nobody waits for any more is dropped.
+#[derive(Debug)]
+pub struct Ask<T> {
+    /// Returned with the reply.
+    pub tag: u64,
+    /// After this moment the call is no longer started.
+    pub deadline: Deadline,
+    /// Where the reply goes. It must have space for every outstanding reply.
+    pub reply: Sender<Reply<T>>,
+}
+
+/// A reply.
+#[derive(Debug)]
+pub struct Reply<T> {
+    /// The call's tag.
+    pub tag: u64,
+    /// How it ended.
+    pub result: Result<T, IoError>,
+}
+
+impl<T> Ask<T> {
+    /// Answers the call.
+    pub fn answer(self, result: Result<T, IoError>) {
+        // The caller may have left.
+        drop(self.reply.send(Reply { tag: self.tag, result }));
+    }
+}
+
+/// A place that keeps objects. Packs are read with requests, as the files of a device are; a sector is the unit.
+pub trait Tier: Source {
+    /// What it is.
+    fn facts(&self) -> TierFacts;
+
+    /// A name for requests that read this object. Opens nothing: a request fails with `ENOENT` if there is no such
+    /// object. The name is valid until [`Tier::forget`].
+    fn file(&self, name: ObjectName) -> FileId;
+
+    /// Makes a name for requests invalid. Requests under way still complete.
+    fn forget(&self, file: FileId);
+
+    /// Writes an object; creates the writer's folder if needed. It is durable when the reply says so. The memory is
+    /// dropped before the reply. Each piece is in whole sectors. Fails with `EEXIST` if the object exists.
+    fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>);
+
+    /// Reads a whole object of at most `limit` bytes. Fails with `EFBIG` if it is larger, with `ENOENT` if there is
+    /// none.
+    fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>);
+
+    /// Removes an object. Not an error if there is none.
+    fn remove(&self, name: ObjectName, ask: Ask<()>);
+
+    /// Removes the empty folder of a writer. Not an error if there is none, or if it is not empty.
+    fn remove_writer(&self, writer: WriterId, ask: Ask<()>);
+
+    /// Lists the writers, sorted.
+    fn writers(&self, ask: Ask<Vec<WriterId>>);
+
+    /// Lists the objects of a writer that come after `after` in their order, sorted. Empty if there is no such writer.
+    fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>);
+
+    /// The seconds since an object was published, by the clock of the tier where it has one.
+    fn age(&self, name: ObjectName, ask: Ask<std::time::Duration>);
+
+    /// Space of the location.
+    fn space(&self, ask: Ask<Space>);
+}
