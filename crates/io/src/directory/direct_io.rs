@@ -9,7 +9,7 @@ use dalsegno_core::SECTOR_BYTES;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::BufferPool;
+use crate::{PageBuffer, random_bytes};
 
 /// How to try direct I/O.
 #[derive(Clone, Copy, Debug)]
@@ -21,17 +21,16 @@ pub(crate) enum DirectIoTrial<'a> {
 }
 
 /// The alignment of memory that direct I/O requires in an open directory; `None` without direct I/O.
-pub(crate) fn probe(
-    directory: &OwnedFd,
-    trial: DirectIoTrial<'_>,
-    pool: &BufferPool,
-) -> Option<usize> {
+pub(crate) fn probe(directory: &OwnedFd, trial: DirectIoTrial<'_>) -> Option<usize> {
+    // A mapping of its own starts at a page.
+    let mut sector = PageBuffer::default();
+    sector.resize(SECTOR);
     let tried = match trial {
         DirectIoTrial::Write => {
-            scratch(directory).and_then(|file| try_write(&file, pool).map(|()| file))
+            scratch(directory).and_then(|file| try_write(&file, &sector).map(|()| file))
         }
         DirectIoTrial::Read(name) => rustix::fs::openat(directory, name, READ, Mode::empty())
-            .and_then(|file| try_read(&file, pool).map(|()| file)),
+            .and_then(|file| try_read(&file, &mut sector).map(|()| file)),
     };
     match tried {
         Ok(file) => alignment(&file),
@@ -55,25 +54,24 @@ fn scratch(directory: &OwnedFd) -> Result<OwnedFd, Errno> {
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {}
         other => return other,
     }
-    let name = format!("probe-{}", std::process::id());
+    // On a shared file system, a process of another host may have the same id.
+    let random = random_bytes().map(u64::from_le_bytes).map_err(|_| Errno::NOSYS)?;
+    let name = format!("probe-{random:016x}");
     let file = rustix::fs::openat(directory, &name, WRITE | OFlags::CREATE | OFlags::EXCL, mode)?;
     rustix::fs::unlinkat(directory, &name, AtFlags::empty())?;
     Ok(file)
 }
 
-fn try_write(file: &OwnedFd, pool: &BufferPool) -> Result<(), Errno> {
-    let mut memory = pool.try_take(SECTOR).ok_or(Errno::NOMEM)?;
-    memory.as_mut_slice()[..SECTOR].fill(0);
-    match rustix::io::pwrite(file, &memory.as_slice()[..SECTOR], 0) {
+fn try_write(file: &OwnedFd, sector: &[u8]) -> Result<(), Errno> {
+    match rustix::io::pwrite(file, sector, 0) {
         // A full disk says nothing about direct I/O.
         Ok(_) | Err(Errno::NOSPC | Errno::DQUOT) => Ok(()),
         Err(errno) => Err(errno),
     }
 }
 
-fn try_read(file: &OwnedFd, pool: &BufferPool) -> Result<(), Errno> {
-    let mut memory = pool.try_take(SECTOR).ok_or(Errno::NOMEM)?;
-    rustix::io::pread(file, &mut memory.as_mut_slice()[..SECTOR], 0).map(|_| ())
+fn try_read(file: &OwnedFd, sector: &mut [u8]) -> Result<(), Errno> {
+    rustix::io::pread(file, sector, 0).map(|_| ())
 }
 
 /// The alignment that the kernel reports (since 6.1), otherwise the one that every disk accepts.

@@ -16,11 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{Clock, EngineChoice};
 use parking_lot::RwLock;
-use rustix::fs::{Advice, AtFlags, CWD, Dir, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Advice, AtFlags, CWD, Dir, FallocateFlags, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::direct_io::{self, DirectIoTrial};
-use crate::engine::{self, Engine, OpenFile, Setup};
+use super::entries::{
+    CONFINED, OWNER_ONLY, check_name, is_plain, is_regular, size, space_of, stat_at,
+};
+use crate::engine::{self, Engine, OpenFile, Setup, check_bounds};
 use crate::{
     BufferPool, CallRing, Device, DirEntry, FileId, Geometry, IoError, OpenMode, Opened, Request,
     Source, Space,
@@ -28,16 +31,8 @@ use crate::{
 
 /// Most requests the device works on at a time. More would only lengthen queues.
 const MAX_DEPTH: u32 = 128;
-/// Most pieces of one request, the kernel's `IOV_MAX`.
-const MAX_PIECES: usize = 1024;
-/// Most bytes of one request. The kernel itself cuts a transfer at 2 GiB less a page.
-const MAX_REQUEST_BYTES: u64 = 1 << 30;
-const MAX_NAME_BYTES: usize = 255;
 /// The unit of `Stat::st_blocks`, on every file system.
 const STAT_BLOCK_BYTES: u64 = 512;
-
-/// Flags of every open: the descriptor is not inherited, and no link leaves the directory.
-const CONFINED: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
 
 /// How to open a [`LocalDirectory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +107,7 @@ impl LocalDirectory {
             engine: engine::start(options.engine, &setup)?,
         };
         if options.direct {
-            opened.direct = opened.probe_direct(pool)?;
+            opened.direct = opened.probe_direct()?;
         }
         Ok(opened)
     }
@@ -142,22 +137,18 @@ impl LocalDirectory {
         Ok(())
     }
 
-    fn probe_direct(&self, pool: &BufferPool) -> Result<Option<usize>, IoError> {
+    fn probe_direct(&self) -> Result<Option<usize>, IoError> {
         if !self.read_only {
-            return Ok(direct_io::probe(&self.directory, DirectIoTrial::Write, pool));
+            return Ok(direct_io::probe(&self.directory, DirectIoTrial::Write));
         }
         // Without a file there is nothing to try and nothing to read.
         let files = self.list()?;
         let trial = files.first().map(|file| DirectIoTrial::Read(&file.name));
-        Ok(trial.and_then(|trial| direct_io::probe(&self.directory, trial, pool)))
+        Ok(trial.and_then(|trial| direct_io::probe(&self.directory, trial)))
     }
 
     fn refuse_changes(&self, operation: &'static str, name: &str) -> Result<(), IoError> {
         if self.read_only { Err(IoError::os(operation, name, Errno::ROFS)) } else { Ok(()) }
-    }
-
-    fn stat(&self, name: &str) -> Result<Stat, Errno> {
-        rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
     fn open_file(&self, name: &str, mode: OpenMode, flags: OFlags) -> Result<Opened, IoError> {
@@ -181,7 +172,7 @@ impl LocalDirectory {
 
     fn open_existing(&self, name: &str, access: OFlags) -> Result<(OwnedFd, u64), IoError> {
         let failed = |errno| IoError::os("open", name, errno);
-        let stat = self.stat(name).map_err(failed)?;
+        let stat = stat_at(&self.directory, name).map_err(failed)?;
         if !is_regular(&stat) {
             // Checked before opening, because opening a pipe would wait forever.
             return Err(failed(Errno::INVAL));
@@ -193,7 +184,7 @@ impl LocalDirectory {
 
     fn create(&self, name: &str, bytes: u64, flags: OFlags) -> Result<OwnedFd, IoError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | flags;
-        let file = rustix::fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)
+        let file = rustix::fs::openat(&self.directory, name, flags, OWNER_ONLY)
             .map_err(|errno| IoError::os("create", name, errno))?;
         let made = allocate(&file, name, bytes).and_then(|()| {
             rustix::fs::fsync(&file).map_err(|errno| IoError::os("sync", name, errno))
@@ -208,7 +199,7 @@ impl LocalDirectory {
 
     /// The entry of a regular file.
     fn entry(&self, name: &str) -> Result<Option<DirEntry>, IoError> {
-        match self.stat(name) {
+        match stat_at(&self.directory, name) {
             Ok(stat) if is_regular(&stat) => {
                 let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
                 let allocated_bytes = blocks.saturating_mul(STAT_BLOCK_BYTES);
@@ -237,7 +228,7 @@ impl Source for LocalDirectory {
     ///
     /// If a request fails [`Request::check`], has more than 1024 pieces or more than 1 GiB. Nothing is submitted then.
     fn submit(&self, requests: Vec<Request>) {
-        requests.iter().for_each(check);
+        requests.iter().for_each(check_bounds);
         let mut known = Vec::with_capacity(requests.len());
         let mut unknown = Vec::new();
         let files = self.files.read();
@@ -261,7 +252,7 @@ impl Source for LocalDirectory {
     }
 
     fn submit_on(&self, ring: &mut CallRing, request: Request) {
-        check(&request);
+        check_bounds(&request);
         let file = self.files.read().get(&request.file).map(Arc::clone);
         let Some(file) = file else { return self.submit(vec![request]) };
         if let Some(for_the_queue) = ring.submit(request, file) {
@@ -363,10 +354,7 @@ impl Device for LocalDirectory {
     }
 
     fn space(&self) -> Result<Space, IoError> {
-        let reported = rustix::fs::fstatvfs(&self.directory)
-            .map_err(|errno| IoError::os("statvfs", self.path(), errno))?;
-        let bytes = |blocks: u64| blocks.saturating_mul(reported.f_frsize);
-        Ok(Space { free_bytes: bytes(reported.f_bavail), total_bytes: bytes(reported.f_blocks) })
+        space_of(&self.directory).map_err(|errno| IoError::os("statvfs", self.path(), errno))
     }
 }
 
@@ -389,32 +377,4 @@ fn allocate(file: &OwnedFd, name: &str, bytes: u64) -> Result<(), IoError> {
         }
         Err(errno) => Err(IoError::os("allocate", name, errno)),
     }
-}
-
-fn is_regular(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-}
-
-fn size(stat: &Stat) -> u64 {
-    u64::try_from(stat.st_size).unwrap_or(0)
-}
-
-fn check(request: &Request) {
-    request.check();
-    assert!(request.memory.len() <= MAX_PIECES, "{} pieces", request.memory.len());
-    assert!(request.bytes() <= MAX_REQUEST_BYTES, "{} bytes", request.bytes());
-}
-
-/// File names come from this code, never from users. Any other name is a bug, and a path out of the directory a severe
-/// one.
-fn check_name(name: &str) {
-    assert!(is_plain(name), "{name:?} is not a plain file name");
-}
-
-fn is_plain(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    (1..=MAX_NAME_BYTES).contains(&name.len())
-        && name.bytes().all(plain)
-        && name != "."
-        && name != ".."
 }

@@ -1,6 +1,7 @@
-//! A directory of the local file system: its files, whether they bypass the page cache, and who owns it.
+//! Directories: local ones, their files and who owns them; and those that hosts share.
 
 mod direct_io;
+mod entries;
 mod local;
 mod lock;
 

@@ -9,9 +9,11 @@ mod psync;
 mod queue;
 mod queued_request;
 mod select;
+mod transfer;
 mod uring;
 
 pub(crate) use self::backend::{Engine, Setup};
 pub(crate) use self::open_file::OpenFile;
 pub(crate) use self::select::start;
+pub(crate) use self::transfer::check_bounds;
 pub use self::uring::CallRing;

@@ -116,6 +116,10 @@ impl QueuedRequest {
         IoError::os(self.request().operation.name(), &self.file.name, source)
     }
 
+    fn panicked(&self) -> IoError {
+        IoError::panicked(self.request().operation.name(), &self.file.name)
+    }
+
     /// Completes the request and returns its memory.
     pub(super) fn finish(mut self, result: Result<(), IoError>) {
         if let Some(request) = self.take() {
@@ -125,7 +129,7 @@ impl QueuedRequest {
 
     /// Completes the request but never returns its memory: the kernel may still touch it.
     pub(super) fn abandon(mut self) {
-        let error = self.os_error(io::Error::other("the I/O thread failed"));
+        let error = self.panicked();
         if let Some(request) = self.take() {
             // The file may still be written, too.
             std::mem::forget(Arc::clone(&self.file));
@@ -147,7 +151,7 @@ impl QueuedRequest {
 impl Drop for QueuedRequest {
     fn drop(&mut self) {
         if self.request.is_some() {
-            let error = self.os_error(io::Error::other("the I/O thread failed"));
+            let error = self.panicked();
             if let Some(request) = self.take() {
                 request.complete(Err(error));
             }
