@@ -51,7 +51,7 @@ pub struct Space {
 pub struct Geometry {
     /// Required alignment in bytes of memory addresses and lengths. Other memory needs a copy.
     pub memory_align: usize,
-    /// `"uring"`, `"psync"` or `"sim"`.
+    /// `"uring"`, `"psync"` or `"sim"`; a tier's own name.
     pub engine: &'static str,
     /// Whether requests bypass the page cache.
     pub direct: bool,

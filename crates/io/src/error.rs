@@ -1,5 +1,6 @@
 //! Errors between the store and a device.
 
+use rustix::io::Errno;
 use thiserror::Error;
 
 /// Why a request failed.
@@ -51,6 +52,42 @@ impl IoError {
         Self::Os { operation, file: file.into(), source: source.into() }
     }
 
+    /// There is no file or directory of this name (`ENOENT`).
+    #[must_use]
+    pub fn not_found(operation: &'static str, file: impl Into<String>) -> Self {
+        Self::os(operation, file, Errno::NOENT)
+    }
+
+    /// The file already exists (`EEXIST`).
+    #[must_use]
+    pub fn exists(operation: &'static str, file: impl Into<String>) -> Self {
+        Self::os(operation, file, Errno::EXIST)
+    }
+
+    /// The file is larger than allowed (`EFBIG`).
+    #[must_use]
+    pub fn too_large(operation: &'static str, file: impl Into<String>) -> Self {
+        Self::os(operation, file, Errno::FBIG)
+    }
+
+    /// No space is left (`ENOSPC`).
+    #[must_use]
+    pub fn no_space(operation: &'static str, file: impl Into<String>) -> Self {
+        Self::os(operation, file, Errno::NOSPC)
+    }
+
+    /// The file is not open, or was closed (`EBADF`).
+    #[must_use]
+    pub fn not_open(operation: &'static str, file: impl Into<String>) -> Self {
+        Self::os(operation, file, Errno::BADF)
+    }
+
+    /// A thread failed while it carried out the operation.
+    #[must_use]
+    pub fn panicked(operation: &'static str, file: impl Into<String>) -> Self {
+        Self::os(operation, file, std::io::Error::other("the I/O thread failed"))
+    }
+
     /// Whether it is a system error with one of these numbers.
     fn is_one_of(&self, numbers: &[i32]) -> bool {
         matches!(self, Self::Os { source, .. }
@@ -97,6 +134,11 @@ impl IoError {
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.is_one_of(&[libc::ENOENT])
+    }
+
+    /// Whether the arguments do not suit the file or its file system (`EINVAL`).
+    pub(crate) fn is_invalid(&self) -> bool {
+        self.is_one_of(&[libc::EINVAL])
     }
 
     /// Whether the file already exists.

@@ -22,7 +22,9 @@ mod wait_limit;
 pub use channel::{Channel, ChannelError, Frame, Listener, Peer};
 pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
-pub use directory::{DirectoryLock, DirectoryOptions, LocalDirectory, LockError};
+pub use directory::{
+    DirectoryLock, DirectoryOptions, FolderEntry, LocalDirectory, LockError, SharedDirectory,
+};
 pub use engine::CallRing;
 pub use error::IoError;
 pub use file_limit::allow_open_files;

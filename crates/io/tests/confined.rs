@@ -14,8 +14,11 @@ use std::sync::{Arc, Mutex};
 
 use common::{Random, Rig, SECTOR, pool, skip};
 use dalsegno_core::EngineChoice;
-use dalsegno_io::{DirectoryOptions, IoError, LocalDirectory, Operation, Source, SystemClock};
-use limits::{forbid, limit_locked_memory};
+use dalsegno_io::{
+    DirectoryOptions, IoError, LocalDirectory, Memory, Operation, SharedDirectory, Source,
+    SystemClock,
+};
+use limits::{forbid, limit_file_bytes, limit_locked_memory};
 
 /// Set in the child process.
 const CHILD: &str = "DALSEGNO_TEST_CHILD";
@@ -194,4 +197,67 @@ fn with_locked_memory_the_arena_is_registered() {
     let log = Log::listen();
     assert_serves(&Rig::new(EngineChoice::Uring));
     assert_eq!(log.count("DEBUG", "cannot register"), 0);
+}
+
+/// Publishes a file that fails in a confined process, and asserts that nothing is left of it.
+fn assert_publish_leaves_nothing(confine: impl Fn(), is_expected: impl Fn(&IoError) -> bool) {
+    let home = tempfile::tempdir().unwrap();
+    let directory = SharedDirectory::open(home.path()).unwrap();
+    directory.publish("folder", "before", &[]).unwrap();
+    confine();
+    for _ in 0..2 {
+        let memory = [Memory::owned(vec![1; 3 * SECTOR], ())];
+        let error = directory.publish("folder", "file", &memory).unwrap_err();
+        assert!(is_expected(&error) && error.to_string().contains("folder/file"), "{error}");
+        #[expect(clippy::disallowed_methods, reason = "looks at files from outside of the crate")]
+        let left = std::fs::read_dir(home.path().join("folder")).unwrap().count();
+        assert_eq!(left, 1);
+    }
+}
+
+#[test]
+fn a_publish_over_the_limit_of_file_sizes_leaves_nothing() {
+    if !is_child() {
+        return run_child("a_publish_over_the_limit_of_file_sizes_leaves_nothing");
+    }
+    // The first write is short, the second one fails.
+    let limit = || limit_file_bytes(Some(SECTOR as u64 + 100));
+    assert_publish_leaves_nothing(limit, IoError::is_too_large);
+}
+
+#[test]
+fn a_publish_whose_sync_fails_leaves_nothing() {
+    if !is_child() {
+        return run_child("a_publish_whose_sync_fails_leaves_nothing");
+    }
+    let limit = || forbid(libc::SYS_fsync, libc::EIO);
+    assert_publish_leaves_nothing(limit, IoError::is_of_medium);
+}
+
+#[test]
+fn without_an_exclusive_rename_a_name_is_published_once() {
+    if !is_child() {
+        return run_child("without_an_exclusive_rename_a_name_is_published_once");
+    }
+    forbid(libc::SYS_renameat2, libc::EINVAL);
+    let home = tempfile::tempdir().unwrap();
+    let directory = SharedDirectory::open(home.path()).unwrap();
+    let publish = |byte| directory.publish("folder", "file", &[Memory::owned(vec![byte; 9], ())]);
+    publish(1).unwrap();
+    assert!(publish(2).unwrap_err().is_exists());
+    assert_eq!(directory.read_whole("folder", "file", 9).unwrap(), [1; 9]);
+}
+
+#[test]
+fn without_a_sync_of_directories_files_are_published() {
+    if !is_child() {
+        return run_child("without_a_sync_of_directories_files_are_published");
+    }
+    forbid(libc::SYS_fsync, libc::EINVAL);
+    let home = tempfile::tempdir().unwrap();
+    let directory = SharedDirectory::open(home.path()).unwrap();
+    // That a file cannot be synced is an error, however.
+    let error = directory.publish("folder", "file", &[]).unwrap_err();
+    assert!(error.to_string().starts_with("sync of folder/file"), "{error}");
+    assert_eq!(directory.folders().unwrap(), ["folder"]);
 }

@@ -4,6 +4,10 @@ mod direct_io;
 mod entries;
 mod local;
 mod lock;
+mod open_files;
+mod publish;
+mod shared;
 
 pub use self::local::{DirectoryOptions, LocalDirectory};
 pub use self::lock::{DirectoryLock, LockError};
+pub use self::shared::{FolderEntry, SharedDirectory};

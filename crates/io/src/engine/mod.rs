@@ -15,5 +15,5 @@ mod uring;
 pub(crate) use self::backend::{Engine, Setup};
 pub(crate) use self::open_file::OpenFile;
 pub(crate) use self::select::start;
-pub(crate) use self::transfer::check_bounds;
+pub(crate) use self::transfer::{MAX_PIECES, check_bounds, read, retried};
 pub use self::uring::CallRing;
