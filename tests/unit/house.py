@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "io": {"core"},
     "extent": {"core", "io"},
     "log": {"core", "io", "extent"},
+    "far": {"core", "io", "extent"},
     "index": {"core", "policy", "io"},
     "store": {"core", "policy", "pool", "io", "extent", "log", "index"},
     "serve": {"core", "pool", "io", "store"},

@@ -112,7 +112,8 @@ mod tests {
         assert_eq!(writer.to_string(), format!("{}-0000000000000012", "ab".repeat(16)));
         assert_eq!(WriterId::parse(&writer.to_string()), Some(writer));
         let namespace = Object::Namespace(NamespaceId([3; 16]));
-        for object in [Object::Pack(1), Object::Catalog(COUNT_LIMIT - 1), Object::Beat(0), namespace]
+        for object in
+            [Object::Pack(1), Object::Catalog(COUNT_LIMIT - 1), Object::Beat(0), namespace]
         {
             assert_eq!(Object::parse(&object.to_string()), Some(object));
         }

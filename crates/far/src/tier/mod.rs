@@ -4,10 +4,19 @@
 //! 2. An object is written once: publishing never replaces one, and a reader sees a whole object or none.
 //! 3. The number of threads, of waiting calls and of open files is bounded.
 
+mod directory;
+mod file_names;
+mod memory;
+mod workers;
+
+use std::time::Duration;
+
 use crossbeam_channel::Sender;
 use dalsegno_core::Deadline;
 use dalsegno_io::{FileId, IoError, Memory, Source, Space};
 
+pub use self::directory::{DirectoryTier, DirectoryTierOptions};
+pub use self::memory::{MemoryLocation, MemoryTier, StopMode};
 use crate::names::{Object, ObjectName, WriterId};
 
 /// What a tier is.
@@ -89,7 +98,7 @@ pub trait Tier: Source {
     fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>);
 
     /// The seconds since an object was published, by the clock of the tier where it has one.
-    fn age(&self, name: ObjectName, ask: Ask<std::time::Duration>);
+    fn age(&self, name: ObjectName, ask: Ask<Duration>);
 
     /// Space of the location.
     fn space(&self, ask: Ask<Space>);

@@ -1,0 +1,222 @@
+//! A directory of a mounted file system as a [`Tier`]: a folder for each writer, a file for each object.
+//!
+//! 1. Every access to the file system runs on a thread of the pool, never on the caller's.
+//! 2. Every call gets one reply, and every request one completion, even if the job panics or is refused.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline};
+use dalsegno_io::{
+    FileId, FolderEntry, Geometry, IoError, Memory, Request, SharedDirectory, Source, Space,
+};
+
+use super::file_names::FileNames;
+use super::workers::{CLOSE_TIMEOUT, Job, Lane, PoolBounds, WorkerPool};
+use super::{Ask, Listed, Tier, TierFacts};
+use crate::names::{Object, ObjectName, WriterId};
+
+/// Most threads. More calls at a time do not make a file system faster.
+const MAX_WORKERS: u32 = 64;
+
+/// How to open a [`DirectoryTier`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryTierOptions {
+    /// Calls and requests that it works on at a time, 1 to 64. Each takes a thread, which is started on demand. All but
+    /// requests take at most half of them. With one worker, a write that hangs blocks reads.
+    pub workers: u32,
+    /// Requests that wait for a thread, and other calls that do. More are refused as busy.
+    pub queue: usize,
+}
+
+impl Default for DirectoryTierOptions {
+    fn default() -> Self {
+        Self { workers: 16, queue: 1024 }
+    }
+}
+
+/// Objects as files of a directory that hosts share.
+#[derive(Debug)]
+pub struct DirectoryTier {
+    directory: Arc<SharedDirectory>,
+    workers: u32,
+    files: FileNames,
+    pool: WorkerPool,
+}
+
+impl DirectoryTier {
+    /// Opens an existing directory of a mounted file system. Waits for the file system; no later call does. `clock`
+    /// decides whether a deadline has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] with the path.
+    ///
+    /// # Panics
+    ///
+    /// If an option is out of range.
+    pub fn open(
+        path: &Path,
+        options: DirectoryTierOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, IoError> {
+        let DirectoryTierOptions { workers, queue } = options;
+        assert!((1..=MAX_WORKERS).contains(&workers), "{workers} workers are out of range");
+        assert!(queue > 0, "the queue has no space");
+        let bounds = PoolBounds { workers, queue, close_timeout: CLOSE_TIMEOUT };
+        Ok(Self {
+            directory: Arc::new(SharedDirectory::open(path)?),
+            workers,
+            files: FileNames::default(),
+            pool: WorkerPool::new(bounds, clock),
+        })
+    }
+
+    /// Runs a call on a thread of the pool, and answers it.
+    fn answer<T: Send + 'static>(
+        &self,
+        ask: Ask<T>,
+        call: impl FnOnce(&SharedDirectory) -> Result<T, IoError> + Send + 'static,
+    ) {
+        let (directory, deadline) = (Arc::clone(&self.directory), ask.deadline);
+        let work = move |permission: Result<(), IoError>| {
+            let result = match permission {
+                Ok(()) => catch_unwind(AssertUnwindSafe(|| call(&directory)))
+                    .unwrap_or_else(|_| Err(IoError::panicked("call", "a far location"))),
+                Err(error) => {
+                    // With its memory, which must be free before the reply.
+                    drop(call);
+                    Err(error)
+                }
+            };
+            ask.answer(result);
+        };
+        self.pool.submit(Lane::Other, Job::new(deadline, work));
+    }
+}
+
+impl Source for DirectoryTier {
+    /// See [`Source::submit`].
+    ///
+    /// # Panics
+    ///
+    /// If a request is not a read, fails [`Request::check`], or has more than 1024 pieces or 1 GiB. Nothing is
+    /// submitted then.
+    fn submit(&self, requests: Vec<Request>) {
+        requests.iter().for_each(SharedDirectory::check);
+        for request in requests {
+            let name = match self.files.get(request.file) {
+                Ok(name) => name,
+                Err(error) => {
+                    request.complete(Err(error));
+                    continue;
+                }
+            };
+            let (directory, deadline) = (Arc::clone(&self.directory), request.deadline);
+            let work = move |permission: Result<(), IoError>| match permission {
+                Ok(()) => directory.serve(&folder(name.writer), &file(name.object), request),
+                Err(error) => request.complete(Err(error)),
+            };
+            self.pool.submit(Lane::Reads, Job::new(deadline, work));
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        let direct = self.directory.direct();
+        Geometry {
+            memory_align: direct.unwrap_or(1),
+            engine: "directory",
+            direct: direct.is_some(),
+        }
+    }
+}
+
+impl Tier for DirectoryTier {
+    fn facts(&self) -> TierFacts {
+        TierFacts { name: "directory", workers: self.workers }
+    }
+
+    fn file(&self, name: ObjectName) -> FileId {
+        self.files.add(name)
+    }
+
+    fn forget(&self, file_id: FileId) {
+        let Some(name) = self.files.forget(file_id) else { return };
+        let directory = Arc::clone(&self.directory);
+        // A close may wait for the network. If it is refused, the file stays open until others need its place.
+        let work = move |permission: Result<(), IoError>| {
+            if permission.is_ok() {
+                directory.close(&folder(name.writer), &file(name.object));
+            }
+        };
+        self.pool.submit(Lane::Other, Job::new(Deadline::Never, work));
+    }
+
+    fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
+        self.answer(ask, move |directory| {
+            directory.publish(&folder(name.writer), &file(name.object), &bytes)
+        });
+    }
+
+    fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
+        self.answer(ask, move |directory| {
+            directory.read_whole(&folder(name.writer), &file(name.object), limit)
+        });
+    }
+
+    fn remove(&self, name: ObjectName, ask: Ask<()>) {
+        self.answer(ask, move |directory| {
+            directory.remove(&folder(name.writer), &file(name.object))
+        });
+    }
+
+    fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
+        self.answer(ask, move |directory| directory.remove_folder(&folder(writer)));
+    }
+
+    fn writers(&self, ask: Ask<Vec<WriterId>>) {
+        self.answer(ask, |directory| {
+            let folders = directory.folders()?;
+            let mut writers: Vec<WriterId> =
+                folders.iter().filter_map(|folder| WriterId::parse(folder)).collect();
+            writers.sort_unstable();
+            Ok(writers)
+        });
+    }
+
+    fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
+        self.answer(ask, move |directory| {
+            let is_wanted = |name: &str| {
+                Object::parse(name).is_some_and(|object| after.is_none_or(|after| object > after))
+            };
+            let entries = match directory.entries(&folder(writer), is_wanted) {
+                Err(error) if error.is_not_found() => return Ok(Vec::new()),
+                entries => entries?,
+            };
+            let listed = |entry: &FolderEntry| {
+                Object::parse(&entry.name).map(|object| Listed { object, bytes: entry.bytes })
+            };
+            let mut objects: Vec<Listed> = entries.iter().filter_map(listed).collect();
+            objects.sort_unstable();
+            Ok(objects)
+        });
+    }
+
+    fn age(&self, name: ObjectName, ask: Ask<Duration>) {
+        self.answer(ask, move |directory| directory.age(&folder(name.writer), &file(name.object)));
+    }
+
+    fn space(&self, ask: Ask<Space>) {
+        self.answer(ask, SharedDirectory::space);
+    }
+}
+
+fn folder(writer: WriterId) -> String {
+    writer.to_string()
+}
+
+fn file(object: Object) -> String {
+    object.to_string()
+}

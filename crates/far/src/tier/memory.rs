@@ -1,0 +1,417 @@
+//! A location in memory as a [`Tier`], for tests and simulations.
+//!
+//! 1. Every call is answered, and every request completed, before the call returns. There are no threads.
+//! 2. Each mount is a host of its own: one can stop like a killed process while the others continue.
+//! 3. The clock of the location decides about ages and deadlines: same calls and same clock, same replies.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_io::{FileId, Geometry, IoError, Memory, Operation, Request, Source, Space};
+use parking_lot::Mutex;
+
+use super::file_names::FileNames;
+use super::{Ask, Listed, Tier, TierFacts};
+use crate::names::{Object, ObjectName, WriterId};
+
+/// The size that a location reports.
+const TOTAL_BYTES: u64 = 1 << 50;
+
+/// A location that several [`MemoryTier`]s mount.
+#[derive(Clone, Debug)]
+pub struct MemoryLocation {
+    clock: Arc<dyn Clock>,
+    contents: Arc<Mutex<LocationContents>>,
+}
+
+#[derive(Debug, Default)]
+struct LocationContents {
+    /// Created by the first object of a writer; stays when the last one is removed.
+    folders: BTreeMap<WriterId, BTreeMap<Object, StoredObject>>,
+    is_full: bool,
+}
+
+#[derive(Debug)]
+struct StoredObject {
+    bytes: Vec<u8>,
+    published: Nanos,
+}
+
+/// What happens to the operation at which a mount stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopMode {
+    /// It has no effect.
+    NotDone,
+    /// It takes effect, but its caller sees a failure.
+    DoneUnanswered,
+}
+
+/// A mount of a [`MemoryLocation`].
+#[derive(Debug)]
+pub struct MemoryTier {
+    location: MemoryLocation,
+    files: FileNames,
+    progress: Mutex<MountProgress>,
+}
+
+/// How far a mount is, and where it stops.
+#[derive(Debug, Default)]
+struct MountProgress {
+    changes: u64,
+    stop: Option<(u64, StopMode)>,
+    is_stopped: bool,
+}
+
+impl MemoryLocation {
+    /// An empty location.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, contents: Arc::default() }
+    }
+
+    /// Mounts it on another host.
+    #[must_use]
+    pub fn mount(&self) -> MemoryTier {
+        let (location, files) = (self.clone(), FileNames::default());
+        MemoryTier { location, files, progress: Mutex::default() }
+    }
+
+    /// Whether publishing fails for lack of space.
+    pub fn set_full(&self, is_full: bool) {
+        self.contents.lock().is_full = is_full;
+    }
+
+    /// Inverts the byte at `offset` of an object. Returns whether there is such a byte.
+    pub fn damage(&self, name: ObjectName, offset: u64) -> bool {
+        let mut contents = self.contents.lock();
+        let (object, at) = (contents.object_mut(name), usize::try_from(offset).ok());
+        let byte = object.zip(at).and_then(|(object, at)| object.bytes.get_mut(at));
+        byte.map(|byte| *byte = !*byte).is_some()
+    }
+
+    /// Shortens an object to at most `bytes`. Returns whether it exists.
+    pub fn truncate(&self, name: ObjectName, bytes: u64) -> bool {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let mut contents = self.contents.lock();
+        contents.object_mut(name).map(|object| object.bytes.truncate(bytes)).is_some()
+    }
+
+    /// Every object and its size, sorted by name.
+    #[must_use]
+    pub fn objects(&self) -> Vec<(ObjectName, u64)> {
+        let contents = self.contents.lock();
+        let of_folder = |(writer, objects): (&WriterId, &BTreeMap<Object, StoredObject>)| {
+            let writer = *writer;
+            let named = |(object, stored): (&Object, &StoredObject)| {
+                (writer.object(*object), stored.bytes.len() as u64)
+            };
+            objects.iter().map(named).collect::<Vec<_>>()
+        };
+        contents.folders.iter().flat_map(of_folder).collect()
+    }
+}
+
+impl MemoryTier {
+    /// Lets `changes` more operations that change the location succeed. The next one stops the mount: from then on
+    /// every operation fails with [`IoError::Closed`], as after its process was killed.
+    pub fn stop_after(&self, changes: u64, mode: StopMode) {
+        let mut progress = self.progress.lock();
+        progress.stop = Some((progress.changes + changes, mode));
+    }
+
+    /// Whether the mount has stopped.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.progress.lock().is_stopped
+    }
+
+    /// How many operations that change the location this mount has carried out, failed ones included.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.progress.lock().changes
+    }
+
+    /// Whether an operation may begin.
+    fn admit(&self, deadline: Deadline) -> Result<(), IoError> {
+        if self.is_stopped() {
+            return Err(IoError::Closed);
+        }
+        let is_late = deadline.is_bounded() && deadline.expired(self.location.clock.now());
+        if is_late { Err(IoError::Deadline) } else { Ok(()) }
+    }
+
+    fn read<T>(&self, ask: Ask<T>, read: impl FnOnce(&LocationContents) -> Result<T, IoError>) {
+        let result = self.admit(ask.deadline).and_then(|()| read(&self.location.contents.lock()));
+        ask.answer(result);
+    }
+
+    fn change(
+        &self,
+        ask: Ask<()>,
+        change: impl FnOnce(&mut LocationContents) -> Result<(), IoError>,
+    ) {
+        let result = self.admit(ask.deadline).and_then(|()| {
+            let mut progress = self.progress.lock();
+            let stop = progress.stop.filter(|(at, _)| progress.changes >= *at);
+            progress.changes += 1;
+            progress.is_stopped |= stop.is_some();
+            drop(progress);
+            match stop {
+                None => change(&mut self.location.contents.lock()),
+                Some((_, mode)) => {
+                    if mode == StopMode::DoneUnanswered {
+                        // Nobody learns how it ended.
+                        let _ = change(&mut self.location.contents.lock());
+                    }
+                    Err(IoError::Closed)
+                }
+            }
+        });
+        ask.answer(result);
+    }
+
+    fn serve(&self, request: &mut Request) -> Result<(), IoError> {
+        self.admit(request.deadline)?;
+        let name = self.files.get(request.file)?;
+        let contents = self.location.contents.lock();
+        let object = contents.object("read", name)?;
+        let expected = request.bytes();
+        let start = usize::try_from(request.offset).unwrap_or(usize::MAX);
+        let mut rest = object.bytes.get(start..).unwrap_or_default();
+        let got = expected.min(rest.len() as u64);
+        for memory in &mut request.memory {
+            let len = memory.len().min(rest.len());
+            memory.as_mut_slice()[..len].copy_from_slice(&rest[..len]);
+            rest = &rest[len..];
+        }
+        if got == expected {
+            return Ok(());
+        }
+        Err(IoError::Short { operation: "read", file: name.to_string(), expected, got })
+    }
+}
+
+impl LocationContents {
+    fn object(&self, operation: &'static str, name: ObjectName) -> Result<&StoredObject, IoError> {
+        let object = self.folders.get(&name.writer).and_then(|folder| folder.get(&name.object));
+        object.ok_or_else(|| IoError::not_found(operation, name.to_string()))
+    }
+
+    fn object_mut(&mut self, name: ObjectName) -> Option<&mut StoredObject> {
+        self.folders.get_mut(&name.writer)?.get_mut(&name.object)
+    }
+
+    fn publish(&mut self, name: ObjectName, object: StoredObject) -> Result<(), IoError> {
+        let folder = self.folders.entry(name.writer).or_default();
+        if folder.contains_key(&name.object) {
+            return Err(IoError::exists("create", name.to_string()));
+        }
+        if self.is_full {
+            return Err(IoError::no_space("write", name.to_string()));
+        }
+        folder.insert(name.object, object);
+        Ok(())
+    }
+
+    fn remove(&mut self, name: ObjectName) {
+        if let Some(folder) = self.folders.get_mut(&name.writer) {
+            folder.remove(&name.object);
+        }
+    }
+
+    fn remove_writer(&mut self, writer: WriterId) {
+        if self.folders.get(&writer).is_some_and(BTreeMap::is_empty) {
+            self.folders.remove(&writer);
+        }
+    }
+
+    fn list(&self, writer: WriterId, after: Option<Object>) -> Vec<Listed> {
+        let Some(folder) = self.folders.get(&writer) else { return Vec::new() };
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let listed = |(object, stored): (&Object, &StoredObject)| Listed {
+            object: *object,
+            bytes: stored.bytes.len() as u64,
+        };
+        folder.range((start, Bound::Unbounded)).map(listed).collect()
+    }
+
+    fn space(&self) -> Space {
+        let objects = self.folders.values().flat_map(BTreeMap::values);
+        let used: u64 = objects.map(|object| object.bytes.len() as u64).sum();
+        let free_bytes = if self.is_full { 0 } else { TOTAL_BYTES.saturating_sub(used) };
+        Space { free_bytes, total_bytes: TOTAL_BYTES }
+    }
+}
+
+impl Source for MemoryTier {
+    /// See [`Source::submit`].
+    ///
+    /// # Panics
+    ///
+    /// If a request is not a read, or fails [`Request::check`].
+    fn submit(&self, requests: Vec<Request>) {
+        for request in &requests {
+            request.check();
+            assert_eq!(request.operation, Operation::Read, "an object is written once");
+        }
+        for mut request in requests {
+            let result = self.serve(&mut request);
+            request.complete(result);
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { memory_align: 1, engine: "memory", direct: false }
+    }
+}
+
+impl Tier for MemoryTier {
+    fn facts(&self) -> TierFacts {
+        TierFacts { name: "memory", workers: 1 }
+    }
+
+    fn file(&self, name: ObjectName) -> FileId {
+        self.files.add(name)
+    }
+
+    fn forget(&self, file: FileId) {
+        self.files.forget(file);
+    }
+
+    fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
+        let copy = bytes.iter().flat_map(Memory::as_slice).copied().collect();
+        drop(bytes);
+        let object = StoredObject { bytes: copy, published: self.location.clock.now() };
+        self.change(ask, |contents| contents.publish(name, object));
+    }
+
+    fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
+        self.read(ask, |contents| {
+            let object = contents.object("read", name)?;
+            if object.bytes.len() as u64 > limit {
+                return Err(IoError::too_large("read", name.to_string()));
+            }
+            Ok(object.bytes.clone())
+        });
+    }
+
+    fn remove(&self, name: ObjectName, ask: Ask<()>) {
+        self.change(ask, |contents| {
+            contents.remove(name);
+            Ok(())
+        });
+    }
+
+    fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
+        self.change(ask, |contents| {
+            contents.remove_writer(writer);
+            Ok(())
+        });
+    }
+
+    fn writers(&self, ask: Ask<Vec<WriterId>>) {
+        self.read(ask, |contents| Ok(contents.folders.keys().copied().collect()));
+    }
+
+    fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
+        self.read(ask, |contents| Ok(contents.list(writer, after)));
+    }
+
+    fn age(&self, name: ObjectName, ask: Ask<Duration>) {
+        let now = self.location.clock.now();
+        self.read(ask, |contents| Ok(now.since(contents.object("stat", name)?.published)));
+    }
+
+    fn space(&self, ask: Ask<Space>) {
+        self.read(ask, |contents| Ok(contents.space()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::unbounded;
+    use dalsegno_core::{ManualClock, StoreId};
+
+    fn call<T>(act: impl FnOnce(Ask<T>)) -> Result<T, IoError> {
+        let (reply, replies) = unbounded();
+        act(Ask { tag: 0, deadline: Deadline::Never, reply });
+        replies.try_recv().expect("answered before the call returned").result
+    }
+
+    fn name(number: u64) -> ObjectName {
+        WriterId { store: StoreId([7; 16]), open: 1 }.object(Object::Pack(number))
+    }
+
+    fn publish(tier: &MemoryTier, number: u64) -> Result<(), IoError> {
+        let bytes = vec![Memory::owned(vec![1; 4096], ())];
+        call(|ask| tier.publish(name(number), bytes, ask))
+    }
+
+    fn location() -> (MemoryLocation, Arc<ManualClock>) {
+        let clock = Arc::new(ManualClock::default());
+        (MemoryLocation::new(Arc::clone(&clock) as Arc<dyn Clock>), clock)
+    }
+
+    #[test]
+    fn a_mount_stops_before_or_after_its_last_change_and_the_other_continues() {
+        for (mode, left) in [(StopMode::NotDone, 2), (StopMode::DoneUnanswered, 3)] {
+            let (location, _) = location();
+            let (stopping, other) = (location.mount(), location.mount());
+            stopping.stop_after(2, mode);
+            for number in 0..2 {
+                publish(&stopping, number).unwrap();
+            }
+            assert!(!stopping.is_stopped());
+            for number in 2..4 {
+                assert!(matches!(publish(&stopping, number), Err(IoError::Closed)));
+            }
+            assert!(stopping.is_stopped());
+            assert!(matches!(call(|ask| stopping.writers(ask)), Err(IoError::Closed)));
+            let listed = call(|ask| other.list(name(0).writer, None, ask)).unwrap();
+            assert_eq!((listed.len(), stopping.changes(), other.changes()), (left, 3, 0));
+        }
+    }
+
+    #[test]
+    fn a_full_location_publishes_nothing_and_reads_on() {
+        let (location, _) = location();
+        let tier = location.mount();
+        publish(&tier, 0).unwrap();
+        location.set_full(true);
+        assert!(publish(&tier, 1).unwrap_err().is_no_space());
+        assert_eq!(call(|ask| tier.space(ask)).unwrap().free_bytes, 0);
+        assert_eq!(call(|ask| tier.fetch(name(0), 4096, ask)).unwrap().len(), 4096);
+        location.set_full(false);
+        publish(&tier, 1).unwrap();
+    }
+
+    #[test]
+    fn damage_and_truncation_change_what_is_read() {
+        let (location, _) = location();
+        let tier = location.mount();
+        publish(&tier, 0).unwrap();
+        assert!(location.damage(name(0), 7) && !location.damage(name(0), 4096));
+        assert!(!location.damage(name(1), 0) && !location.truncate(name(1), 0));
+        let bytes = call(|ask| tier.fetch(name(0), 4096, ask)).unwrap();
+        assert_eq!((bytes[6], bytes[7]), (1, 0xfe));
+        assert!(location.truncate(name(0), 10));
+        assert_eq!(location.objects(), [(name(0), 10)]);
+    }
+
+    #[test]
+    fn ages_and_deadlines_follow_the_clock_of_the_location() {
+        let (location, clock) = location();
+        let tier = location.mount();
+        publish(&tier, 0).unwrap();
+        clock.advance(Duration::from_secs(3));
+        assert_eq!(call(|ask| tier.age(name(0), ask)).unwrap(), Duration::from_secs(3));
+        let (reply, replies) = unbounded();
+        tier.space(Ask { tag: 9, deadline: Deadline::At(clock.now()), reply });
+        let late = replies.try_recv().unwrap();
+        assert!(late.tag == 9 && matches!(late.result, Err(IoError::Deadline)));
+    }
+}
