@@ -36,7 +36,7 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test check lint lint-rust lint-python \
 	fmt test-rust test-python test-vllm test-sglang test-lmcache test-long sim fuzz fuzz-seeds mutations audit bench \
-	docs faultbench clean clean-all need-cargo env-engines build-rust-tests lint-rust lint-python \
+	docs faultbench far-packages clean clean-all need-cargo env-engines build-rust-tests lint-rust lint-python \
 	run-rust run-python run-vllm run-sglang run-lmcache
 
 help: ## show this list
@@ -94,6 +94,9 @@ test-rust: build-rust-tests run-rust ## run the Rust tests
 
 test-python: dev run-python ## run the Python tests that need no engine
 
+far-packages: ## install the file systems that the tests of the far tier mount: GlusterFS needs root
+	@$(PYTHON) tools/far_packages.py
+
 test-vllm: env-vllm run-vllm ## run the tests against real vLLM
 
 test-sglang: env-sglang run-sglang ## run the tests against real SGLang
@@ -121,7 +124,7 @@ bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: m
 
 faultbench: dev ## inject the same faults into every store that has an environment (ARGS="--probe kill")
 	@$(DEV)/python -m dalsegno.cli faultbench $(foreach one,$(wildcard .envs/*/bin/python), \
-		$(if $(filter-out .envs/dev/% .envs/uv/%,$(one)),--python $(one))) $(ARGS)
+		$(if $(filter-out .envs/dev/% .envs/uv/% .envs/far/%,$(one)),--python $(one))) $(ARGS)
 
 clean: ## remove what was built; environments stay
 	@rm -rf target site $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -41,6 +41,7 @@ TESTS = (
     ("docs/", "tests/unit/project"),
     ("examples/", "tests/unit/project"),
     ("Makefile", "tests/unit/project"),
+    ("tests/far/", "tests/far"),
 )
 # Rules about the whole repository.
 HOUSE = (

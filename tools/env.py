@@ -166,6 +166,12 @@ ENVIRONMENTS = {
             "import lmcache.v1.distributed.l2_adapters, pytest",
             (stub_cuda, fetch_lmcache_tests),
         ),
+        Environment(
+            "far",
+            "mount SeaweedFS in the tests of the far tier",
+            # The package has no module, only the program.
+            "import subprocess, sys; subprocess.check_call([sys.prefix + '/bin/weed', 'version'])",
+        ),
     )
 }
 

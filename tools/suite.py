@@ -54,6 +54,7 @@ class Step:
 
 STEPS = (
     Step("env-dev", "fetch what building, linting and testing need"),
+    Step("far-packages", "install the file systems that tests mount", ("env-dev",)),
     Step("dev", "compile the extension", ("env-dev",)),
     Step("wheel", "pack the wheels", ("dev",)),
     Step("env-engines", "fetch vLLM, SGLang and LMCache", ("env-dev",)),
@@ -62,7 +63,11 @@ STEPS = (
     Step("run-rust", "run the Rust tests", ("build-rust-tests",)),
     Step("run-sglang", "test against real SGLang", ("wheel", "env-engines")),
     Step("lint-rust", "check format and lints of Rust", ("build-rust-tests",)),
-    Step("run-python", "run the Python tests that need no engine", ("build-rust-tests", "wheel")),
+    Step(
+        "run-python",
+        "run the Python tests that need no engine",
+        ("build-rust-tests", "wheel", "far-packages"),
+    ),
     Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines")),
     Step("lint-python", "check format, lints and types of Python", ("dev",)),
 )

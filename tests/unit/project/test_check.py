@@ -74,6 +74,7 @@ def test_the_crate_under_python_is_linted_and_not_tested(check: Any) -> None:
         ("docs/guides/vllm.md", ["tests/unit/project"]),
         ("tests/unit/cli/test_output.py", ["tests/unit/cli/test_output.py"]),
         ("tests/unit/bench/helper.py", ["tests/unit/bench"]),
+        ("tests/far/gluster.py", ["tests/far"]),
         ("README.md", []),
     ],
 )

@@ -80,6 +80,7 @@ def test_the_exit_code_says_whether_all_passed(
 def test_naming_a_step_includes_the_steps_it_needs() -> None:
     suite = load_tool("suite")
     named = [step.target for step in suite.chosen(["run-python"])]
-    assert named == ["env-dev", "dev", "wheel", "build-rust-tests", "run-python"]
+    needed = ["env-dev", "far-packages", "dev", "wheel", "build-rust-tests"]
+    assert named == [*needed, "run-python"]
     with pytest.raises(SystemExit, match="no step nonsense; the steps are env-dev"):
         suite.chosen(["nonsense"])

@@ -1,0 +1,67 @@
+"""Installing the file systems that tests mount (tools/far_packages.py)."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+from tests.checkout import load_tool
+
+
+def ended(code: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess(["env.py"], code)
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module on a machine that has apt-get and none of the programs; nothing is installed."""
+    module = load_tool("far_packages")
+    monkeypatch.setattr(module, "missing_programs", lambda: ["glusterd"])
+    monkeypatch.setattr(module.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(module, "apt", lambda *words: "no network")
+    monkeypatch.setattr(module.subprocess, "run", lambda *_, **__: ended(1))
+    return module
+
+
+def test_what_cannot_be_installed_is_reported_and_no_failure(
+    tool: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tool.main() == 0
+    shown = capsys.readouterr().out
+    assert "SKIPPED GlusterFS: glusterd missing, and no network" in shown
+    assert "SKIPPED SeaweedFS: its environment could not be built" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("os.geteuid", lambda: 1000, "only root may install packages"),
+        ("shutil.which", lambda name: None, "there is no apt-get"),
+    ],
+)
+def test_without_root_or_apt_get_nothing_is_installed(
+    tool: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: object,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(name, value)
+    monkeypatch.setattr(tool, "apt", lambda *words: pytest.fail("apt-get ran"))
+    assert tool.main() == 0
+    assert reason in capsys.readouterr().out
+
+
+def test_what_is_there_is_not_installed_again(
+    tool: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool, "missing_programs", list)
+    monkeypatch.setattr(tool, "apt", lambda *words: pytest.fail("apt-get ran"))
+    monkeypatch.setattr(
+        tool.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess(["env.py"], 0)
+    )
+    assert tool.main() == 0
+    assert capsys.readouterr().out == "far-packages: GlusterFS is there\n"
