@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.checkout import ROOT
+from tests.skipping import skip_if_missing
 
 if TYPE_CHECKING:
     from dalsegno_bench.machine.faulty import Faulty
@@ -95,10 +96,7 @@ def disk(tmp_path: Path) -> Iterator[Faulty]:
     """A disk that hangs and fails on command."""
     from dalsegno_bench.machine import faulty
 
-    if (what := faulty.missing()) is not None:
-        if os.environ.get("CI") and "fuse" not in os.environ.get("DALSEGNO_MAY_SKIP", ""):
-            pytest.fail(f"{what}; let it be skipped with DALSEGNO_MAY_SKIP=fuse")
-        pytest.skip(what)
+    skip_if_missing(faulty.missing(), "fuse")
     with faulty.mounted(tmp_path, ROOT) as mounted:
         yield mounted
         mounted.send("clear")
