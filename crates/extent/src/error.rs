@@ -44,7 +44,7 @@ pub enum Cause {
     Cancelled,
     /// The queue or the staging pool was exhausted.
     Throttled,
-    /// The segment was recycled meanwhile.
+    /// The segment was recycled meanwhile, or the pack was removed.
     Recycled,
 }
 
@@ -103,6 +103,7 @@ impl Cause {
             IoError::Deadline => Self::Deadline,
             IoError::Busy => Self::Throttled,
             IoError::Suspended => Self::Suspended,
+            error if error.is_not_found() => Self::Recycled,
             IoError::Os { .. } | IoError::Closed => Self::Device,
         }
     }

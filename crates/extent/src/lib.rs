@@ -25,11 +25,12 @@ pub use compress::{
 pub use error::{Cause, TransferError};
 pub use format::NewExtent;
 pub use read::{
-    BlockOutcome, BlockRead, BlockTarget, ExtentRead, ExtentTables, HeaderCache, PinnedRead, Reader,
+    BlockOutcome, BlockRead, BlockTarget, ExtentRead, ExtentTables, HeaderCache, HeaderRead,
+    PinnedRead, Reader, RecordMemory, read_headers,
 };
 pub use stats::{CompressionStats, TransferStats, TransferStatsView};
 pub use transfer::{
-    DeviceIo, IoBounds, OWN_LIMIT, Piece, PinnedFile, PlanRules, RecordWrite, check_reads,
-    into_slices, offline_io, payload_pieces, pieces_of, read_at, read_first_sector, start_sync,
-    sync, write_all, write_at, write_one, write_unwatched,
+    DeviceIo, IoBounds, OWN_LIMIT, Piece, PinnedFile, PlanRules, RecordWrite, SourceIo,
+    check_reads, into_slices, offline_io, payload_pieces, pieces_of, read_at, read_first_sector,
+    start_sync, sync, write_all, write_at, write_one, write_unwatched,
 };

@@ -6,7 +6,7 @@ use dalsegno_core::{Clock, ExtentId, Limits, Location, StoreId};
 use dalsegno_extent::format::StoreHeader;
 use dalsegno_extent::{
     BlockRead, Call, CodecPool, CompressedExtent, Compressor, DeviceIo, ExtentRead, HeaderCache,
-    IoBounds, PinnedRead, Reader, read_stored,
+    IoBounds, PinnedFile, PinnedRead, Reader, SourceIo, read_stored,
 };
 use dalsegno_io::{BufferPool, Device};
 
@@ -102,7 +102,7 @@ impl Log {
     ) -> Result<(Self, Recovered), LogError> {
         let limits = &options.limits;
         let bounds = IoBounds { depth: limits.io_depth, request_bytes: limits.io_request_bytes };
-        let io = Arc::new(DeviceIo { device, clock, pool, bounds, stats: Arc::default() });
+        let io = Arc::new(DeviceIo::new(device, clock, pool, bounds));
         let stats = Arc::new(LogStats::of(Arc::clone(&io.stats)));
         let syncer = Arc::new(Syncer::new(Arc::clone(&io), Arc::clone(&stats), options.read_only));
         let segment_bytes = limits.segment_bytes;
@@ -198,7 +198,7 @@ impl Log {
         let Owners { segments, reader, .. } = &*self.owners;
         let pinned = |read: ExtentRead| {
             let pin = segments.pin(read.extent.location);
-            PinnedRead { pinned: pin.map(|pin| Arc::new(pin).pinned_file()), read }
+            PinnedRead { pinned: pin.map(|pin| Arc::new(pin).pinned_file()), read, tables: None }
         };
         reader.read(reads.into_iter().map(pinned), call, &|file| segments.other_file(file))
     }
@@ -211,6 +211,18 @@ impl Log {
         let Owners { segments, io, .. } = &*self.owners;
         let pin = segments.pin(extent.location).filter(|_| extent.is_compressed())?;
         read_stored(io, &Arc::new(pin).pinned_file(), segments.store(), extent)
+    }
+
+    /// The file of an extent, which stays in its place as long as this lives; `None` if it was recycled already.
+    #[must_use]
+    pub fn pinned_file(&self, location: Location) -> Option<PinnedFile> {
+        self.pin(location).map(|pin| Arc::new(pin).pinned_file())
+    }
+
+    /// What reads the files of [`Self::pinned_file`].
+    #[must_use]
+    pub fn source(&self) -> &SourceIo {
+        &self.owners.io
     }
 
     /// Keeps the segment of `location` from being recycled; `None` if it was recycled already.
@@ -287,7 +299,12 @@ impl Owners {
         let segments_of = || Arc::clone(&segments);
         let headers = Arc::new(HeaderCache::new(limits.header_cache_bytes));
         let codecs = Arc::new(CodecPool::default());
-        let reader = Reader::new(io_of(), store, Arc::clone(&headers), Arc::clone(&codecs));
+        let reader = Reader::new(
+            Arc::clone(&io.transfers),
+            store,
+            Arc::clone(&headers),
+            Arc::clone(&codecs),
+        );
         let (clock, transfers) = (Arc::clone(&io.clock), Arc::clone(&io.stats));
         let bytes = limits.compression_bytes;
         let compressor =

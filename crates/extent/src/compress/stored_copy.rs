@@ -44,7 +44,8 @@ pub fn read_stored(
     Some(CompressedExtent { slice_crcs, units, payload })
 }
 
-fn is_whole(units: &Units, stored: &[u8]) -> bool {
+/// Whether every unit of a compressed payload matches its checksum.
+pub(crate) fn is_whole(units: &Units, stored: &[u8]) -> bool {
     let mut rest = stored;
     units.table.iter().all(|unit| {
         let (bytes, behind) = rest.split_at(unit.bytes as usize);

@@ -16,7 +16,7 @@ pub const MAX_RECORD_HEADER_BYTES: u32 = 262_144;
 pub const SECTOR: usize = 4096;
 
 /// Refuses counts so large that an addition could overflow.
-pub(super) fn check_counts(counts: &[(&'static str, u64)]) -> Result<(), FormatError> {
+pub fn check_counts(counts: &[(&'static str, u64)]) -> Result<(), FormatError> {
     match counts.iter().find(|(_, count)| *count >= COUNT_LIMIT) {
         Some((field, _)) => Err(FormatError::Field(field)),
         None => Ok(()),
@@ -53,24 +53,27 @@ impl FieldReader<'_> {
 }
 
 /// Writes fields one after the other into a buffer that is large enough.
-pub(crate) struct FieldWriter<'a> {
+pub struct FieldWriter<'a> {
     bytes: &'a mut [u8],
     at: usize,
 }
 
 impl<'a> FieldWriter<'a> {
     /// Zeroes the buffer, so that reserved bytes and padding are zero.
-    pub(crate) fn new(bytes: &'a mut [u8]) -> Self {
+    #[must_use]
+    pub fn new(bytes: &'a mut [u8]) -> Self {
         bytes.fill(0);
         Self { bytes, at: 0 }
     }
 
-    pub(crate) fn put(&mut self, field: &[u8]) {
+    /// Writes the next bytes.
+    pub fn put(&mut self, field: &[u8]) {
         self.bytes[self.at..self.at + field.len()].copy_from_slice(field);
         self.at += field.len();
     }
 
-    pub(crate) fn skip_to(&mut self, offset: usize) {
+    /// Leaves zeros up to an offset.
+    pub fn skip_to(&mut self, offset: usize) {
         assert!(self.at <= offset, "fields overlap at {offset}");
         self.at = offset;
     }

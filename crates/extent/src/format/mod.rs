@@ -15,7 +15,7 @@ mod sector;
 mod units;
 
 pub use bytes::{COMPRESSED_VERSION, MAX_RECORD_HEADER_BYTES, PLAIN_VERSION};
-pub use bytes::{FieldReader, SECTOR, all_zero};
+pub use bytes::{FieldReader, FieldWriter, SECTOR, all_zero, check_counts};
 pub use error::FormatError;
 pub use list::{LIST_FILE, ListedSegment, SegmentList};
 pub use names::{STORE_FILE, namespace_file, namespace_of_file, segment_file, segment_number};
@@ -24,6 +24,7 @@ pub use place::RecordPlace;
 pub use record::{RecordHeader, RecordKind, compressed_header_bytes, record_header_bytes};
 pub use sector::CRC_AT as SECTOR_CRC_AT;
 pub use sector::{NamespaceSector, SegmentHeader, StoreHeader};
+pub use sector::{begin, expect_zero, open, seal};
 pub use units::row_bytes;
 pub(crate) use units::unit_count;
 pub use units::{StoredUnit, Units};

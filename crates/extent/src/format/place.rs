@@ -4,7 +4,7 @@ use dalsegno_core::{ChainHash, NamespaceId, StoreId};
 
 use super::record::{RecordHeader, RecordKind};
 
-/// A place for a record in a segment.
+/// A place for a record in a segment or a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordPlace {
     /// The segment's number.
@@ -16,6 +16,12 @@ pub struct RecordPlace {
 }
 
 impl RecordPlace {
+    /// Makes a header that of the same record here, in a file of `store`.
+    pub fn move_here(self, store: StoreId, header: &mut RecordHeader) {
+        header.store = store;
+        (header.segment, header.epoch, header.offset) = (self.segment, self.epoch, self.offset);
+    }
+
     /// The header of a record here that names no blocks.
     #[must_use]
     pub fn bare_header(self, store: StoreId, sequence: u64, kind: RecordKind) -> RecordHeader {

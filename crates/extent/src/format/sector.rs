@@ -162,12 +162,12 @@ fn read_compression(reader: &mut FieldReader<'_>) -> Result<Compression, FormatE
     Compression::zstd(reader.u32()?).map_err(|_| FormatError::Field("element_bytes"))
 }
 
-pub(super) fn begin(
-    sector: &mut [u8],
-    magic: [u8; 8],
-    version: u32,
-    length: u32,
-) -> FieldWriter<'_> {
+/// Starts a header sector: magic, version and length are written.
+///
+/// # Panics
+///
+/// If `sector` is not 4,096 bytes long.
+pub fn begin(sector: &mut [u8], magic: [u8; 8], version: u32, length: u32) -> FieldWriter<'_> {
     assert_eq!(sector.len(), SECTOR, "a header of this kind is one sector");
     let mut writer = FieldWriter::new(sector);
     writer.put(&magic);
@@ -176,13 +176,14 @@ pub(super) fn begin(
     writer
 }
 
-pub(super) fn seal(sector: &mut [u8]) {
+/// Writes the checksum of a header sector.
+pub fn seal(sector: &mut [u8]) {
     let crc = crc32c::crc32c(&sector[..CRC_AT]);
     sector[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Checks what all versions share, and returns a reader of the fields, the version and the length field.
-pub(super) fn open(
+pub fn open(
     sector: &[u8],
     magic: [u8; 8],
     newest: u32,
@@ -214,7 +215,8 @@ fn check_segment_bytes(bytes: u64) -> Result<(), FormatError> {
     if may_be_segment_bytes(bytes) { Ok(()) } else { Err(FormatError::Field("segment_bytes")) }
 }
 
-pub(super) fn expect_zero(reader: &FieldReader<'_>) -> Result<(), FormatError> {
+/// Fails unless all bytes that are left are zero.
+pub fn expect_zero(reader: &FieldReader<'_>) -> Result<(), FormatError> {
     if all_zero(reader.0) { Ok(()) } else { Err(FormatError::Field("reserved")) }
 }
 

@@ -254,11 +254,7 @@ impl ExtentReading {
 
     /// Compares the slices that arrived with the checksums of the header.
     pub(super) fn verdict(self, stop: Option<PumpStop>) -> Vec<BlockRead> {
-        let stopped = stop.map(|stop| match stop {
-            PumpStop::Deadline => Cause::Deadline,
-            PumpStop::Cancelled => Cause::Cancelled,
-            PumpStop::Throttled => Cause::Throttled,
-        });
+        let stopped = stop.map(PumpStop::cause);
         let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
         let outcomes = outcomes.into_iter();
         let Some(tables) = tables else {

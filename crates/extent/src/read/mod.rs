@@ -2,12 +2,15 @@
 
 mod extent_reading;
 mod header_cache;
+mod headers;
 mod read_pump;
 mod reader;
+mod record_copy;
 mod salvage;
 mod units;
 
 pub use extent_reading::{BlockOutcome, BlockRead, BlockTarget};
 pub use header_cache::{ExtentTables, HeaderCache};
-pub use reader::ExtentRead;
-pub use reader::{PinnedRead, Reader};
+pub use headers::{HeaderRead, read_headers};
+pub use reader::{ExtentRead, PinnedRead, Reader};
+pub use record_copy::RecordMemory;

@@ -12,12 +12,12 @@ use crate::call::Call;
 use crate::compress::CodecPool;
 use crate::error::Cause;
 use crate::stats::TransferStats;
-use crate::transfer::{Chunk, DeviceIo, PinnedFile, Pump, PumpStop, Transfer};
+use crate::transfer::{Chunk, PinnedFile, Pump, PumpStop, SourceIo, Transfer};
 
-/// What reading needs of the log.
+/// What reading needs.
 #[derive(Clone, Debug)]
 pub(super) struct ReadParts {
-    pub(super) io: Arc<DeviceIo>,
+    pub(super) io: Arc<SourceIo>,
     pub(super) store: StoreId,
     pub(super) headers: Arc<HeaderCache>,
     pub(super) codecs: Arc<CodecPool>,
@@ -185,9 +185,9 @@ impl<'a> ReadPump<'a> {
     }
 }
 
-/// Whether the device tried the request.
+/// Whether the device tried the request, and could try parts of it.
 pub(super) fn is_of_device(error: &IoError) -> bool {
-    matches!(error, IoError::Short { .. } | IoError::Os { .. })
+    matches!(error, IoError::Short { .. } | IoError::Os { .. }) && !error.is_not_found()
 }
 
 /// Puts the caller's memory, which a direct request gave away, back in its place; `false` if it did not come back.

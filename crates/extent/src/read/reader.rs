@@ -11,13 +11,13 @@ use dalsegno_core::{Extent, StoreId};
 use dalsegno_io::FileId;
 
 use super::extent_reading::{BlockRead, BlockTarget, ExtentReading, ReadRequest};
-use super::header_cache::HeaderCache;
+use super::header_cache::{ExtentTables, HeaderCache};
 use super::read_pump::{ReadParts, ReadPump};
 use super::salvage::salvage;
 use crate::call::Call;
 use crate::compress::CodecPool;
 use crate::error::Cause;
-use crate::transfer::{DeviceIo, PinnedFile};
+use crate::transfer::{PinnedFile, SourceIo};
 
 /// The part of one extent to read.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub struct PinnedRead {
     pub read: ExtentRead,
     /// Where the extent is; `None` if its file was recycled, and the blocks are lost.
     pub pinned: Option<PinnedFile>,
+    /// The tables of its header, if the caller has verified that. Otherwise the header is read, unless it is cached.
+    pub tables: Option<Arc<ExtentTables>>,
 }
 
 /// Reads the extents of one store.
@@ -45,10 +47,10 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader of extents whose headers name `store`.
+    /// A reader of extents. The headers that it reads itself must name `store`.
     #[must_use]
     pub fn new(
-        io: Arc<DeviceIo>,
+        io: Arc<SourceIo>,
         store: StoreId,
         headers: Arc<HeaderCache>,
         codecs: Arc<CodecPool>,
@@ -74,11 +76,11 @@ impl Reader {
         let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         let mut pump = ReadPump::new(&self.parts, call, reads.len());
-        for (index, PinnedRead { read, pinned }) in reads.enumerate() {
+        for (index, PinnedRead { read, pinned, tables }) in reads.enumerate() {
             results.push(read.targets.iter().map(|_| BlockRead::lost(Cause::Recycled)).collect());
             let Some(pinned) = pinned else { continue };
             let ExtentRead { extent, layers, targets } = read;
-            let tables = self.parts.headers.get(extent.id);
+            let tables = tables.or_else(|| self.parts.headers.get(extent.id));
             let (reading, chunks) =
                 ExtentReading::plan(extent, pinned, layers, targets, tables, rules);
             let number = pump.readings.len();

@@ -1,12 +1,13 @@
-//! The device, and what every transfer needs next to it: clock, staging buffers, bounds and counters.
+//! A source or a device, and what every transfer needs next to it: clock, staging buffers, bounds and counters.
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::Clock;
-use dalsegno_io::{BufferPool, Device, FileId};
+use dalsegno_io::{BufferPool, Device, FileId, Source};
 
 use super::plan::{DirectUse, PlanRules};
 use crate::call::Call;
@@ -24,11 +25,11 @@ pub struct IoBounds {
     pub request_bytes: u64,
 }
 
-/// A device with its clock, its staging buffers and the counters of transfers.
+/// A source of bytes with its clock, its staging buffers and the counters of transfers.
 #[derive(Debug)]
-pub struct DeviceIo {
-    /// The device.
-    pub device: Arc<dyn Device>,
+pub struct SourceIo {
+    /// The source.
+    pub source: Arc<dyn Source>,
     /// The clock of deadlines.
     pub clock: Arc<dyn Clock>,
     /// Staging buffers.
@@ -37,6 +38,38 @@ pub struct DeviceIo {
     pub bounds: IoBounds,
     /// The counters.
     pub stats: Arc<TransferStats>,
+}
+
+/// A device, and what moves bytes to and from its files.
+#[derive(Debug)]
+pub struct DeviceIo {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// The same device as a source.
+    pub transfers: Arc<SourceIo>,
+}
+
+impl DeviceIo {
+    /// A device with new counters.
+    #[must_use]
+    pub fn new(
+        device: Arc<dyn Device>,
+        clock: Arc<dyn Clock>,
+        pool: BufferPool,
+        bounds: IoBounds,
+    ) -> Self {
+        let source = Arc::clone(&device) as Arc<dyn Source>;
+        let transfers = SourceIo { source, clock, pool, bounds, stats: Arc::default() };
+        Self { device, transfers: Arc::new(transfers) }
+    }
+}
+
+impl Deref for DeviceIo {
+    type Target = SourceIo;
+
+    fn deref(&self) -> &SourceIo {
+        &self.transfers
+    }
 }
 
 /// A file, and a guard that keeps the bytes at their place as long as a request holds it.
@@ -54,7 +87,7 @@ impl fmt::Debug for PinnedFile {
     }
 }
 
-impl DeviceIo {
+impl SourceIo {
     /// How pieces become requests. Only a call that waits for its requests may `allow_direct` use of its memory.
     #[must_use]
     pub fn rules(&self, allow_direct: bool) -> PlanRules {
@@ -69,7 +102,7 @@ impl DeviceIo {
     fn rules_for(&self, direct: DirectUse) -> PlanRules {
         PlanRules {
             limit: usize::try_from(self.bounds.request_bytes).expect("64-bit addresses"),
-            memory_align: self.device.geometry().memory_align,
+            memory_align: self.source.geometry().memory_align,
             direct,
         }
     }
@@ -90,5 +123,5 @@ const OFFLINE_DEPTH: u32 = 8;
 #[must_use]
 pub fn offline_io(device: Arc<dyn Device>, clock: Arc<dyn Clock>, pool: BufferPool) -> DeviceIo {
     let bounds = IoBounds { depth: OFFLINE_DEPTH, request_bytes: pool.largest() as u64 };
-    DeviceIo { device, clock, pool, bounds, stats: Arc::default() }
+    DeviceIo::new(device, clock, pool, bounds)
 }

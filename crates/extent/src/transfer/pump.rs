@@ -13,8 +13,9 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use dalsegno_core::Deadline;
 use dalsegno_io::{CallRing, Class, Completion, FileId, Memory, Operation, Request};
 
-use super::device_io::DeviceIo;
+use super::device_io::SourceIo;
 use crate::call::{CANCEL_POLL, Call};
+use crate::error::Cause;
 
 /// Bytes in flight that saturate a device: a device of 7 GB/s moves them in half a millisecond.
 const BUSY_BYTES: usize = 4 << 20;
@@ -31,8 +32,19 @@ pub(crate) enum PumpStop {
     Throttled,
 }
 
+impl PumpStop {
+    /// Why blocks that did not arrive are misses.
+    pub(crate) fn cause(self) -> Cause {
+        match self {
+            Self::Deadline => Cause::Deadline,
+            Self::Cancelled => Cause::Cancelled,
+            Self::Throttled => Cause::Throttled,
+        }
+    }
+}
+
 pub(crate) struct Pump<'a> {
-    io: &'a DeviceIo,
+    io: &'a SourceIo,
     call: &'a Call,
     in_flight: u32,
     in_flight_bytes: usize,
@@ -60,9 +72,9 @@ pub(crate) struct Transfer {
 }
 
 impl<'a> Pump<'a> {
-    pub(crate) fn new(io: &'a DeviceIo, call: &'a Call) -> Self {
+    pub(crate) fn new(io: &'a SourceIo, call: &'a Call) -> Self {
         let (sender, receiver) = unbounded();
-        let ring = if call.class == Class::Foreground { io.device.call_ring() } else { None };
+        let ring = if call.class == Class::Foreground { io.source.call_ring() } else { None };
         Self {
             io,
             call,
@@ -76,7 +88,7 @@ impl<'a> Pump<'a> {
     }
 
     /// For writes. A call that writes from its own memory has no other bound than the depth.
-    pub(crate) fn for_writes(io: &'a DeviceIo, call: &'a Call) -> Self {
+    pub(crate) fn for_writes(io: &'a SourceIo, call: &'a Call) -> Self {
         let busy_bytes = if call.must_stage() { BUSY_BYTES } else { usize::MAX };
         Self { busy_bytes, ..Self::new(io, call) }
     }
@@ -113,8 +125,8 @@ impl<'a> Pump<'a> {
         self.in_flight += 1;
         self.in_flight_bytes += bytes_of(&request.memory);
         match &mut self.ring {
-            Some(ring) if class == Class::Foreground => self.io.device.submit_on(ring, request),
-            _ => self.io.device.submit(vec![request]),
+            Some(ring) if class == Class::Foreground => self.io.source.submit_on(ring, request),
+            _ => self.io.source.submit(vec![request]),
         }
     }
 

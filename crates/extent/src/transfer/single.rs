@@ -4,14 +4,14 @@ use crossbeam_channel::bounded;
 use dalsegno_core::Deadline;
 use dalsegno_io::{Class, Completion, FileId, IoError, OpenMode, Operation, Request};
 
-use super::device_io::{DeviceIo, PinnedFile};
+use super::device_io::{DeviceIo, PinnedFile, SourceIo};
 use super::pump::{Pump, Transfer};
 use crate::call::Call;
 use crate::format::{SECTOR, STORE_FILE};
 
 /// Fills `bytes` from a file.
 pub fn read_at(
-    io: &DeviceIo,
+    io: &SourceIo,
     file: FileId,
     offset: u64,
     bytes: &mut [u8],
@@ -27,7 +27,7 @@ pub fn read_at(
 
 /// Writes `bytes` to a file.
 pub fn write_at(
-    io: &DeviceIo,
+    io: &SourceIo,
     file: FileId,
     offset: u64,
     bytes: &[u8],
@@ -40,7 +40,7 @@ pub fn write_at(
 }
 
 /// Makes completed writes of a file durable. The caller decides what a failure means.
-pub fn sync(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
+pub fn sync(io: &SourceIo, file: FileId) -> Result<(), IoError> {
     let (operation, memory) = (Operation::Sync, Vec::new());
     let transfer = Transfer { operation, file, offset: 0, memory, tag: 0, guard: None };
     // In the background class it could wait behind gets for longer than its limit.
@@ -73,7 +73,7 @@ pub fn check_reads(io: &DeviceIo, file: FileId) -> Result<(), IoError> {
 }
 
 /// Submits a write without waiting for it. The write is dropped if no staging buffer is free.
-pub fn write_unwatched(io: &DeviceIo, pinned: PinnedFile, offset: u64, bytes: &[u8]) {
+pub fn write_unwatched(io: &SourceIo, pinned: PinnedFile, offset: u64, bytes: &[u8]) {
     let Some(mut memory) = io.pool.try_take(bytes.len()) else {
         tracing::debug!(offset, "marker not written: no staging buffer is free");
         return;
@@ -92,11 +92,11 @@ pub fn write_unwatched(io: &DeviceIo, pinned: PinnedFile, offset: u64, bytes: &[
         reply: bounded(1).0,
     };
     request.check();
-    io.device.submit(vec![request]);
+    io.source.submit(vec![request]);
 }
 
 /// Submits a sync of a file and returns the channel of its completion.
-pub fn start_sync(io: &DeviceIo, file: FileId) -> crossbeam_channel::Receiver<Completion> {
+pub fn start_sync(io: &SourceIo, file: FileId) -> crossbeam_channel::Receiver<Completion> {
     let (sender, receiver) = bounded(1);
     let request = Request {
         operation: Operation::Sync,
@@ -112,11 +112,11 @@ pub fn start_sync(io: &DeviceIo, file: FileId) -> crossbeam_channel::Receiver<Co
         reply: sender,
     };
     request.check();
-    io.device.submit(vec![request]);
+    io.source.submit(vec![request]);
     receiver
 }
 
-fn run(io: &DeviceIo, transfer: Transfer, call: &Call) -> Result<Completion, IoError> {
+fn run(io: &SourceIo, transfer: Transfer, call: &Call) -> Result<Completion, IoError> {
     // A write that is cancelled in the middle of a header would leave its segment in doubt.
     let call = Call { cancel: None, ..call.clone() };
     let mut pump = Pump::new(io, &call);
