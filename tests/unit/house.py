@@ -24,10 +24,10 @@ ARROWS: dict[str, set[str]] = {
     "log": {"core", "io", "extent"},
     "far": {"core", "io", "extent"},
     "index": {"core", "policy", "io"},
-    "store": {"core", "policy", "pool", "io", "extent", "log", "index"},
+    "store": {"core", "policy", "pool", "io", "extent", "far", "log", "index"},
     "serve": {"core", "pool", "io", "store"},
     "py": {"store", "serve"},
-    "sim": {"core", "policy", "pool", "io", "extent", "log", "index", "store", "serve"},
+    "sim": {"core", "policy", "pool", "io", "extent", "far", "log", "index", "store", "serve"},
 }
 # Crates that only tests may use; nothing of a release depends on them.
 DEV_ONLY = {"sim"}

@@ -1,19 +1,32 @@
-//! Beyond the host: what a store writes to and reads from locations that other hosts share.
+//! Tiers beyond the host: packs of extents that the stores of many hosts write and read.
 //!
-//! A location is a [`Tier`]: it keeps objects that are written once. [`DirectoryTier`] is a directory of a mounted file
-//! system, [`MemoryTier`] a location in memory for tests and simulations.
+//! The format is docs/formats/pack.md. A [`Publisher`] writes the packs of one store, a [`Follower`] indexes those of
+//! all others, a [`FarReader`] reads blocks of any. They need no lock and no agreement, because every name is written
+//! once.
 //!
-//! 1. A name at a location is written once and never again.
-//! 2. No call waits for a location: each gets a reply, and has a deadline.
-//! 3. Bytes of a location are trusted only after their checksum was verified. A wrong, missing or truncated object is a
-//!    miss.
+//! 1. No object is overwritten, appended to, or renamed over another.
+//! 2. Every returned byte was verified with a checksum from a header that names its writer, pack and offset.
+//! 3. A lookup never waits for the location.
+//! 4. Memory, threads, calls under way and own bytes at the location are bounded.
 
 #![forbid(unsafe_code)]
 
+mod follower;
+pub mod format;
+mod index;
 mod names;
+mod publisher;
+mod reader;
+mod replies;
 mod tier;
 
+pub use follower::{Follower, LIST_EVERY, Polled};
+pub use format::{KnownWriter, Tombstone};
+pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
+pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};
+pub use reader::{FarReader, FarShape, FarWanted};
+pub use replies::wait_for;
 pub use tier::{
     Ask, DirectoryTier, DirectoryTierOptions, Listed, MemoryLocation, MemoryTier, Reply, StopMode,
     Tier, TierFacts,

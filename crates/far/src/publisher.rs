@@ -1,0 +1,421 @@
+//! Publishes packs of this store.
+//!
+//! 1. Memory is bounded: one pack is filled while at most [`IN_FLIGHT`] are written. Adding extents never waits for the
+//!    location.
+//! 2. A catalog is written after its pack is durable, and its blocks are found here after the catalog is durable.
+//! 3. A pack that cannot be written is dropped and counted; its number is not used again.
+//! 4. Own packs stay within a bound on their bytes: the oldest go first, pack before catalog.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, StoreId};
+use dalsegno_extent::format::RecordPlace;
+use dalsegno_extent::{Cause, PinnedFile, RecordMemory, SourceIo};
+use dalsegno_io::{Claim, IoError, Memory, Region, Touch};
+
+use crate::format::{Catalog, Entry, KnownWriter, MAX_CATALOG_BYTES, MAX_PACK_BYTES, Tombstone};
+use crate::index::FarIndex;
+use crate::names::{Object, ObjectName, WriterId};
+use crate::replies::{Replies, wait_for};
+use crate::tier::Tier;
+
+/// Packs that are written at a time.
+pub const IN_FLIGHT: usize = 4;
+/// How long the location may take to start a call.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// A pack is closed when its catalog has this size.
+const CATALOG_BYTES: usize = 1 << 20;
+
+/// What became of publishing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct PublisherStats {
+    /// Packs that were published.
+    pub packs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their blocks.
+    pub blocks: u64,
+    /// Blocks of packs that could not be written.
+    pub failed_blocks: u64,
+    /// How often the location had no space.
+    pub full: u64,
+    /// Packs that were removed to stay within the bound.
+    pub evicted_packs: u64,
+    /// Bytes of own packs at the location.
+    pub own_bytes: u64,
+}
+
+/// How a publisher works.
+#[derive(Clone, Copy, Debug)]
+pub struct PublisherOptions {
+    /// Size of a full pack.
+    pub pack_bytes: u64,
+    /// Most bytes of own packs.
+    pub capacity_bytes: u64,
+}
+
+/// Why an extent was not added to a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is larger than a pack.
+    TooLarge,
+    /// All packs are being written, or there is no memory for another one.
+    Busy,
+    /// It could not be read.
+    Unread(Cause),
+}
+
+/// The pack that is being filled.
+#[derive(Debug)]
+struct Filling {
+    number: u64,
+    memory: RecordMemory,
+    bytes: usize,
+    entries: Vec<Entry>,
+    catalog_bytes: usize,
+    /// When it is published even if it is not full.
+    due: Deadline,
+}
+
+/// A pack that is being written, or its catalog.
+#[derive(Debug)]
+struct Writing {
+    catalog: Catalog,
+    /// The bytes of the pack, until it is written.
+    memory: Option<RecordMemory>,
+}
+
+/// Publishes packs of this store.
+pub struct Publisher {
+    tier: Arc<dyn Tier>,
+    index: Arc<FarIndex>,
+    clock: Arc<dyn Clock>,
+    writer: WriterId,
+    options: PublisherOptions,
+    next: u64,
+    filling: Option<Filling>,
+    /// By number.
+    writing: BTreeMap<u64, Writing>,
+    /// Memory of packs that were written.
+    spare: Vec<RecordMemory>,
+    replies: Replies<()>,
+    /// Own packs at the location, with their bytes.
+    own: BTreeMap<u64, u64>,
+    described: BTreeSet<NamespaceId>,
+    beats: u64,
+    stats: PublisherStats,
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher")
+            .field("writer", &self.writer)
+            .field("next", &self.next)
+            .field("writing", &self.writing.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Publisher {
+    /// A publisher whose folder does not exist yet.
+    #[must_use]
+    pub fn new(
+        tier: Arc<dyn Tier>,
+        index: Arc<FarIndex>,
+        clock: Arc<dyn Clock>,
+        writer: WriterId,
+        options: PublisherOptions,
+    ) -> Self {
+        let replies = Replies::new(&clock);
+        Self {
+            tier,
+            index,
+            clock,
+            writer,
+            options,
+            next: 1,
+            filling: None,
+            writing: BTreeMap::new(),
+            spare: Vec::new(),
+            replies,
+            own: BTreeMap::new(),
+            described: BTreeSet::new(),
+            beats: 0,
+            stats: PublisherStats::default(),
+        }
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn stats(&self) -> PublisherStats {
+        PublisherStats { own_bytes: self.own.values().sum(), ..self.stats }
+    }
+
+    /// Whether a namespace was described.
+    #[must_use]
+    pub fn is_described(&self, namespace: NamespaceId) -> bool {
+        self.described.contains(&namespace)
+    }
+
+    /// Whether it has published anything.
+    #[must_use]
+    pub fn has_published(&self) -> bool {
+        !self.described.is_empty() || self.next > 1
+    }
+
+    /// Publishes the description of a namespace, one sector, unless that was done. Waits for the location.
+    ///
+    /// # Errors
+    ///
+    /// That of the location. Then no block of the namespace may be added.
+    pub fn describe(&mut self, namespace: NamespaceId, sector: &[u8]) -> Result<(), IoError> {
+        if !self.described.contains(&namespace) {
+            self.publish_now(
+                Object::Namespace(namespace),
+                vec![Memory::owned(sector.to_vec(), ())],
+            )?;
+            self.described.insert(namespace);
+        }
+        Ok(())
+    }
+
+    /// Copies an extent of the store's log to the pack that is being filled. Waits only for the store's own device.
+    ///
+    /// # Errors
+    ///
+    /// Why the extent is not in the pack.
+    pub fn add(
+        &mut self,
+        io: &SourceIo,
+        pinned: &PinnedFile,
+        (store, extent): (StoreId, &Extent),
+        flush_after: Duration,
+    ) -> Result<(), Refused> {
+        assert!(self.described.contains(&extent.namespace), "its namespace is described first");
+        let bytes = usize::try_from(extent.total_bytes()).expect("64-bit addresses");
+        if bytes as u64 > MAX_PACK_BYTES {
+            return Err(Refused::TooLarge);
+        }
+        let most = usize::try_from(MAX_PACK_BYTES).expect("64-bit addresses");
+        if self.filling.as_ref().is_some_and(|filling| filling.bytes + bytes > most) {
+            self.close_pack();
+        }
+        let mut filling = match self.filling.take() {
+            Some(filling) => filling,
+            None => self.new_pack(flush_after).ok_or(Refused::Busy)?,
+        };
+        let at = filling.bytes;
+        let mut header = match filling.memory.read(io, pinned, (store, extent), at) {
+            Ok(header) => header,
+            Err(cause) => {
+                if filling.memory.is_usable() {
+                    self.filling = Some(filling);
+                } else {
+                    // The device may write to it at any time: what it holds is lost.
+                    self.stats.failed_blocks += blocks_of(&filling.entries);
+                }
+                return Err(Refused::Unread(cause));
+            }
+        };
+        let place =
+            RecordPlace { segment: filling.number, epoch: self.writer.open, offset: at as u64 };
+        place.move_here(self.writer.store, &mut header);
+        let mut memory = filling.memory.memory();
+        header.encode(&mut memory.as_mut_slice()[at..at + header.header_bytes() as usize]);
+        drop(memory);
+        let entry = Entry::Extent(header.extent().expect("the record of an extent"));
+        filling.bytes += bytes;
+        filling.catalog_bytes += entry.encoded_bytes();
+        filling.entries.push(entry);
+        let is_full = filling.bytes as u64 >= self.options.pack_bytes
+            || filling.catalog_bytes >= CATALOG_BYTES;
+        self.filling = Some(filling);
+        if is_full {
+            self.close_pack();
+        }
+        Ok(())
+    }
+
+    fn new_pack(&mut self, flush_after: Duration) -> Option<Filling> {
+        if self.writing.len() >= IN_FLIGHT {
+            return None;
+        }
+        let memory = match self.spare.pop() {
+            Some(memory) => memory,
+            None => pack_memory()?,
+        };
+        let number = self.next;
+        self.next += 1;
+        let due = Deadline::At(self.clock.now().after(flush_after));
+        Some(Filling { number, memory, bytes: 0, entries: Vec::new(), catalog_bytes: 0, due })
+    }
+
+    /// Publishes the pack that is being filled.
+    fn close_pack(&mut self) {
+        let Some(Filling { number, mut memory, bytes, entries, .. }) = self.filling.take() else {
+            return;
+        };
+        let payload = memory.memory().split_to(bytes);
+        let (writer, pack_bytes) = (self.writer, bytes as u64);
+        let catalog = Catalog { writer, number, pack_bytes, entries, known: Vec::new() };
+        let name = writer.object(Object::Pack(number));
+        self.tier.publish(name, vec![payload], self.replies.ask(number, CALL_LIMIT));
+        self.writing.insert(number, Writing { catalog, memory: Some(memory) });
+    }
+
+    /// Handles what the location has answered, and publishes a pack that is due. Returns how many packs are being
+    /// written.
+    pub fn advance(&mut self) -> usize {
+        while let Some(reply) = self.replies.arrived() {
+            self.handle(reply.tag, reply.result);
+        }
+        let now = self.clock.now();
+        if self.filling.as_ref().is_some_and(|filling| filling.due.expired(now)) {
+            self.close_pack();
+        }
+        self.writing.len()
+    }
+
+    fn handle(&mut self, number: u64, result: Result<(), IoError>) {
+        let Some(mut writing) = self.writing.remove(&number) else { return };
+        let is_pack = writing.memory.is_some();
+        self.spare.extend(writing.memory.take());
+        match result {
+            Ok(()) if is_pack => {
+                let bytes = writing.catalog.encode();
+                let name = self.writer.object(Object::Catalog(number));
+                let ask = self.replies.ask(number, CALL_LIMIT);
+                self.tier.publish(name, vec![Memory::owned(bytes, ())], ask);
+                self.writing.insert(number, writing);
+            }
+            Ok(()) => self.publish_index(&writing.catalog),
+            Err(error) => {
+                tracing::warn!(
+                    writer = %self.writer,
+                    number,
+                    %error,
+                    "pack not published; its blocks are only stored here"
+                );
+                self.stats.full += u64::from(error.is_no_space());
+                self.stats.failed_blocks += blocks_of(&writing.catalog.entries);
+                // What is there of it is of no use.
+                let ask = self.replies.ask(0, CALL_LIMIT);
+                self.tier.remove(self.writer.object(Object::Pack(number)), ask);
+            }
+        }
+    }
+
+    fn publish_index(&mut self, catalog: &Catalog) {
+        self.stats.packs += 1;
+        self.stats.bytes += catalog.pack_bytes;
+        self.stats.blocks += blocks_of(&catalog.entries);
+        self.own.insert(catalog.number, catalog.pack_bytes);
+        self.index_own(catalog);
+    }
+
+    fn index_own(&self, catalog: &Catalog) {
+        let pack = self.writer.object(Object::Pack(catalog.number));
+        let indexed = self.index.insert(catalog, || self.tier.file(pack));
+        indexed.forgotten.into_iter().for_each(|file| self.tier.forget(file));
+    }
+
+    /// Publishes the removal of blocks. Blocks that are published later are not affected. Waits for the location.
+    ///
+    /// # Errors
+    ///
+    /// That of the location. The blocks are gone from the index even so.
+    pub fn remove(
+        &mut self,
+        tombstone: Tombstone,
+        mut known: Vec<KnownWriter>,
+    ) -> Result<(), IoError> {
+        let (writer, number) = (self.writer, self.next);
+        self.next += 1;
+        // Also packs that are being filled or written: their blocks were put before the removal.
+        known.retain(|known| known.writer != writer);
+        known.push(KnownWriter { writer, number });
+        known.sort_unstable();
+        let entries = vec![Entry::Tombstone(tombstone)];
+        let catalog = Catalog { writer, number, pack_bytes: 0, entries, known };
+        self.index_own(&catalog);
+        let bytes = catalog.encode();
+        debug_assert!(bytes.len() as u64 <= MAX_CATALOG_BYTES);
+        self.publish_now(Object::Catalog(number), vec![Memory::owned(bytes, ())])
+    }
+
+    /// Shows that this writer runs. Waits for the location.
+    ///
+    /// # Errors
+    ///
+    /// That of the location.
+    pub fn beat(&mut self) -> Result<(), IoError> {
+        self.beats += 1;
+        self.publish_now(Object::Beat(self.beats), Vec::new())?;
+        if self.beats > 1 { self.remove_now(Object::Beat(self.beats - 1)) } else { Ok(()) }
+    }
+
+    /// Removes the oldest own packs beyond the bound. Waits for the location.
+    ///
+    /// # Errors
+    ///
+    /// That of the location.
+    pub fn evict(&mut self) -> Result<(), IoError> {
+        let mut bytes: u64 = self.own.values().sum();
+        while bytes > self.options.capacity_bytes
+            && let Some((number, pack_bytes)) = self.own.pop_first()
+        {
+            bytes -= pack_bytes;
+            if let Some(file) = self.index.remove_pack(self.writer, number) {
+                self.tier.forget(file);
+            }
+            self.stats.evicted_packs += 1;
+            self.remove_now(Object::Pack(number))?;
+            self.remove_now(Object::Catalog(number))?;
+        }
+        Ok(())
+    }
+
+    /// Publishes what is being filled, and waits for everything that is being written.
+    pub fn finish(&mut self, deadline: Deadline) {
+        self.close_pack();
+        while !self.writing.is_empty()
+            && let Some(reply) = self.replies.next(deadline)
+        {
+            self.handle(reply.tag, reply.result);
+        }
+        let left: u64 = self.writing.values().map(|one| blocks_of(&one.catalog.entries)).sum();
+        self.stats.failed_blocks += left;
+    }
+
+    fn publish_now(&self, object: Object, bytes: Vec<Memory>) -> Result<(), IoError> {
+        let name = self.writer.object(object);
+        wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.publish(name, bytes, ask))
+    }
+
+    fn remove_now(&self, object: Object) -> Result<(), IoError> {
+        let name: ObjectName = self.writer.object(object);
+        wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.remove(name, ask))
+    }
+}
+
+fn blocks_of(entries: &[Entry]) -> u64 {
+    let blocks = entries.iter().map(|entry| match entry {
+        Entry::Extent(extent) => extent.hashes.len() as u64,
+        Entry::Tombstone(_) => 0,
+    });
+    blocks.sum()
+}
+
+/// Memory for a pack; `None` if the system has none.
+fn pack_memory() -> Option<RecordMemory> {
+    let bytes = usize::try_from(MAX_PACK_BYTES).expect("64-bit addresses");
+    match Region::anonymous(bytes, Touch::AtUse, "memory for a pack") {
+        Ok(region) => Some(RecordMemory::new(Claim::of(&Arc::new(region), 0, bytes, ()))),
+        Err(error) => {
+            tracing::warn!(%error, "no memory for a pack");
+            None
+        }
+    }
+}
