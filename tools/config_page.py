@@ -196,6 +196,45 @@ SETTINGS = (
         ("1", "65536"),
         "Maximum namespaces of a store. An open forgets those without a block.",
     ),
+    Setting(
+        "far",
+        "path",
+        "none",
+        (),
+        "A directory of a shared file system, in which the stores of many hosts share blocks.",
+        derived=True,
+    ),
+    Setting(
+        "far_capacity",
+        "bytes",
+        "a tenth of its file system",
+        ("0",),
+        "Maximum bytes that this store writes there while it is open. Beyond it, its oldest packs "
+        "are removed.",
+        derived=True,
+    ),
+    Setting(
+        "far_workers",
+        "number",
+        "32",
+        ("1", "64"),
+        "Maximum requests to the far directory at a time. Each takes a thread while it runs.",
+    ),
+    Setting(
+        "far_write",
+        "choice",
+        "put",
+        ("put", "second-put", "evict"),
+        "When a block is written to the far directory: after it was put, when it is put again, or "
+        "when it is evicted here. Writing happens in the background and never delays a put.",
+    ),
+    Setting(
+        "far_flush_s",
+        "seconds",
+        "5",
+        ("0.1", "3600"),
+        "Blocks are published there at the latest after this time, even if their pack is not full.",
+    ),
 )
 
 EXAMPLE = """\
@@ -241,6 +280,8 @@ def _value(setting: Setting) -> str:
     if setting.kind == "choice":
         names = [f"`{one}`" for one in setting.allowed]
         return " or ".join([*names, setting.also] if setting.also else names)
+    if not setting.allowed:
+        return setting.kind
     low, *high = setting.allowed
     bounds = f", {low} to {high[0]}" if high else f", {low} or more" if low != "0" else ""
     return setting.kind + bounds

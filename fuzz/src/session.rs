@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, KvLayout, ManualClock, Namespace, SpaceFacts};
 use dalsegno_io::BufferPool;
 use dalsegno_serve::fuzzing::{Talk, answer, messages};
-use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
 use dalsegno_store::{ArenaBacking, Backing, Config, Memory, Pool, Put, Store, StoreId, Terms};
 
 use crate::device::MemoryDevice;
@@ -35,7 +35,7 @@ fn pool(clock: &Arc<ManualClock>) -> Pool {
         limits: config.validate(space).expect("settings"),
         lock: None,
         new_store: StoreId([5; 16]),
-        arena: ArenaBacking::Shared(Backing::MemoryFile),
+        tiers: Tiers { arena: ArenaBacking::Shared(Backing::MemoryFile), far: None },
         executor: Executor::Inline,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),

@@ -76,7 +76,7 @@ fn open(device: &Arc<MemoryDevice>, index: IndexChoice) -> dalsegno_store::Resul
         limits,
         lock: None,
         new_store: STORE,
-        arena: dalsegno_store::ArenaBacking::Private,
+        tiers: dalsegno_store::testing::Tiers::default(),
         executor: Executor::Inline,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),

@@ -93,6 +93,44 @@ class LogStats(TypedDict):
     misses: dict[MissCause, int]
 
 
+class FarPublishedStats(TypedDict):
+    """What this store wrote to the far location."""
+
+    packs: int  # packs that were published
+    bytes: int  # their bytes
+    blocks: int  # their blocks
+    failed_blocks: int  # blocks of packs that could not be written
+    full: int  # how often the location had no space
+    evicted_packs: int  # packs removed to stay within ``far_capacity``
+    own_bytes: int  # gauge: bytes of own packs at the location
+
+
+class FarStats(TypedDict):
+    """The far tier."""
+
+    reads: str  # gauge: ``"working"``, or ``"suspended"`` while the location does not respond
+    suspensions: int  # how often reads were suspended
+    refused_requests: int  # reads that were refused meanwhile
+    packs: int  # gauge: packs of all stores that are indexed
+    pack_bytes: int  # gauge: their bytes
+    blocks: int  # gauge: blocks that are found there
+    duplicate_blocks: int  # gauge: blocks that another pack has as well
+    forgotten_blocks: int  # blocks of packs forgotten to bound the memory of the index
+    index_bytes: int  # gauge: memory of the index, about
+    used_bytes: int  # bytes of blocks that were hits
+    fetched_bytes: int  # bytes fetched for them, including padding and headers
+    read_requests: int  # read requests sent to the location
+    # blocks that were found there and lost while reading, by cause
+    misses: dict[MissCause, int]
+    promoted_blocks: int  # blocks copied to the log because they were hit twice
+    waiting_extents: int  # gauge: extents that wait to be written
+    dropped_blocks: int  # blocks not written: too many waited, or they were gone too soon
+    present_blocks: int  # blocks not written because they were there already
+    bad_catalogs: int  # catalogs that were damaged or newer
+    failed_polls: int  # polls that failed
+    published: FarPublishedStats  # what this store wrote
+
+
 class IndexShape(TypedDict):
     """Shape of the on-disk index."""
 
@@ -161,6 +199,7 @@ class Stats(TypedDict):
     get_calls: int  # calls of get
     get_dram_blocks: int  # blocks served from DRAM
     get_log_blocks: int  # blocks served from the log
+    get_far_blocks: int  # blocks served from the far tier
     get_missed_blocks: int  # blocks that were misses, whatever the cause
     get_bytes: int  # bytes served
     probe_calls: int  # calls of probe
@@ -190,3 +229,4 @@ class Stats(TypedDict):
     io_direct: bool  # whether requests bypass the page cache
     index: IndexStats | None  # the on-disk index; ``None`` for an in-memory index
     log: LogStats  # the log
+    far: FarStats | None  # the far tier; ``None`` without the setting ``far``

@@ -59,3 +59,16 @@ pub enum IndexChoice {
     /// In files next to the log: bounded memory and a fast open, for any number of blocks.
     Lsm,
 }
+
+/// When a block is written to the far tier. Writing never delays a put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FarWrite {
+    /// In the background, after it was put.
+    #[default]
+    Put,
+    /// In the background, when it is put again.
+    SecondPut,
+    /// When it is evicted from the log.
+    Evict,
+}

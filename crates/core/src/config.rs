@@ -2,10 +2,12 @@
 //!
 //! 1. An unknown key is an error that names the nearest known one.
 
+use std::time::Duration;
+
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::choices::{Admission, DramAdmission, Durability, EngineChoice, IndexChoice};
+use crate::choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
 use crate::index_tuning::IndexTuning;
 use crate::limits::{Limits, SpaceFacts};
 use crate::{Error, Result, SECTOR_BYTES, format_bytes, parse_bytes, sector_down};
@@ -91,6 +93,17 @@ pub struct Config {
     pub transfer_queue: Option<u32>,
     /// Most namespaces of one store. Those without blocks are forgotten at open. Default: 4096.
     pub namespaces: Option<u32>,
+    /// A directory of a shared file system, where the stores of many hosts share blocks. Default: none.
+    pub far: Option<String>,
+    /// Most bytes that this store writes there. Default: a tenth of the file system.
+    #[serde(deserialize_with = "optional_bytes")]
+    pub far_capacity: Option<u64>,
+    /// Requests to the far directory at a time. Default: 32.
+    pub far_workers: Option<u32>,
+    /// When a block is written to the far directory.
+    pub far_write: FarWrite,
+    /// Seconds until blocks are published in the far directory even if their pack is not full. Default: 5.
+    pub far_flush_s: Option<f64>,
 }
 
 impl Config {
@@ -202,9 +215,25 @@ impl Config {
                 65_536,
             )?,
             namespace_count: within("namespaces", self.namespaces.unwrap_or(4096), 1, 65_536)?,
+            far: self.far.clone(),
+            far_capacity_bytes: self.far_capacity,
+            far_workers: within("far_workers", self.far_workers.unwrap_or(32), 1, 64)?,
+            far_write: self.far_write,
+            far_flush_ms: self.far_flush_ms()?,
         };
         limits.check();
         Ok(limits)
+    }
+
+    fn far_flush_ms(&self) -> Result<u64> {
+        let flush_s = self.far_flush_s.unwrap_or(5.0);
+        if !(0.1..=3600.0).contains(&flush_s) {
+            return Err(Error::invalid(format!(
+                "far_flush_s is {flush_s}; it must be 0.1 to 3600"
+            )));
+        }
+        let flush = Duration::from_secs_f64(flush_s);
+        Ok(u64::try_from(flush.as_millis()).expect("at most an hour"))
     }
 
     /// How many segments fit in the capacity next to the other files.

@@ -18,7 +18,7 @@ mod namespace;
 mod shape;
 mod units;
 
-pub use choices::{Admission, DramAdmission, Durability, EngineChoice, IndexChoice};
+pub use choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
 pub use clock::{Clock, Deadline, ManualClock, Nanos};
 pub use compression::{Compression, MAX_ELEMENT_BYTES, MAX_EXTENT_UNITS, MAX_UNIT_BYTES};
 pub use config::{Config, MIN_SEGMENTS, may_be_segment_bytes};

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use crate::SECTOR_BYTES;
-use crate::choices::{Admission, DramAdmission, Durability, EngineChoice, IndexChoice};
+use crate::choices::{Admission, DramAdmission, Durability, EngineChoice, FarWrite, IndexChoice};
 use crate::index_tuning::IndexTuning;
 
 /// Space of the file system when the store is opened.
@@ -72,6 +72,16 @@ pub struct Limits {
     pub transfer_queue: u32,
     /// Most namespaces.
     pub namespace_count: u32,
+    /// The directory of the far tier, if there is one.
+    pub far: Option<String>,
+    /// Most bytes that this store writes there; `None` for a tenth of the file system.
+    pub far_capacity_bytes: Option<u64>,
+    /// Requests to the far directory at a time.
+    pub far_workers: u32,
+    /// When a block is written there.
+    pub far_write: FarWrite,
+    /// How long blocks wait for their pack to be full, in milliseconds.
+    pub far_flush_ms: u64,
 }
 
 impl Limits {

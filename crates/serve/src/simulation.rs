@@ -9,7 +9,7 @@ use dalsegno_core::{ChainHash, Clock, KvLayout, ManualClock, Namespace, SpaceFac
 use dalsegno_io::{Access, Backing, BufferPool, Memory, Region, lend};
 use dalsegno_pool::{ArenaHeader, Places, UNIT_BYTES, is_current};
 use dalsegno_sim::{Blocks, DeviceOptions, Outage, Random, SimDevice, Style, chain_hashes};
-use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
 use dalsegno_store::{ArenaBacking, Durability, Pool, Store};
 
 use crate::account::{Accounts, Bounds};
@@ -111,7 +111,7 @@ impl World {
             limits: config.validate(space).unwrap(),
             lock: None,
             new_store: StoreId([7; 16]),
-            arena: ArenaBacking::Shared(Backing::MemoryFile),
+            tiers: Tiers { arena: ArenaBacking::Shared(Backing::MemoryFile), far: None },
             executor: Executor::Inline,
             merging: MergeRules::default(),
             scrubbing: ScrubRules::default(),

@@ -196,12 +196,14 @@ const OUTCOME_LOG: u8 = 1;
 const OUTCOME_ABSENT: u8 = 2;
 /// The first of the causes, in their order.
 const OUTCOME_LOST: u8 = 3;
+const OUTCOME_FAR: u8 = 255;
 
 /// The byte of an outcome of a get.
 pub(crate) fn outcome_byte(outcome: Outcome) -> u8 {
     match outcome {
         Outcome::Dram => OUTCOME_DRAM,
         Outcome::Log => OUTCOME_LOG,
+        Outcome::Far => OUTCOME_FAR,
         Outcome::Absent => OUTCOME_ABSENT,
         Outcome::Lost(cause) => {
             let at = Cause::ALL.iter().position(|one| *one == cause).unwrap_or_default();
@@ -215,6 +217,7 @@ pub(crate) fn outcome_of(byte: u8) -> Result<Outcome, Malformed> {
     match byte {
         OUTCOME_DRAM => Ok(Outcome::Dram),
         OUTCOME_LOG => Ok(Outcome::Log),
+        OUTCOME_FAR => Ok(Outcome::Far),
         OUTCOME_ABSENT => Ok(Outcome::Absent),
         lost => {
             let cause = Cause::ALL.get(usize::from(lost - OUTCOME_LOST));
@@ -285,13 +288,15 @@ mod tests {
     #[test]
     fn every_outcome_and_error_kind_survives() {
         let lost = Cause::ALL.iter().map(|cause| Outcome::Lost(*cause));
-        for outcome in [Outcome::Dram, Outcome::Log, Outcome::Absent].into_iter().chain(lost) {
+        for outcome in
+            [Outcome::Dram, Outcome::Log, Outcome::Far, Outcome::Absent].into_iter().chain(lost)
+        {
             assert_eq!(outcome_of(outcome_byte(outcome)), Ok(outcome));
         }
         for outcome in PUT_OUTCOMES {
             assert_eq!(put_outcome_of(put_outcome_byte(outcome)), Ok(outcome));
         }
-        assert!(outcome_of(u8::MAX).is_err() && put_outcome_of(5).is_err());
+        assert!(outcome_of(u8::MAX - 1).is_err() && put_outcome_of(5).is_err());
         for kind in KINDS {
             let Reply::Failed { kind: byte, message } = failed(&Error::new(kind, "why")) else {
                 panic!("not a failure")

@@ -54,7 +54,7 @@ impl Setup {
             limits,
             lock: None,
             new_store: StoreId([7; 16]),
-            arena: dalsegno_store::ArenaBacking::Private,
+            tiers: dalsegno_store::testing::Tiers::default(),
             executor: Executor::Inline,
             merging: style.merging,
             scrubbing: ScrubRules::default(),

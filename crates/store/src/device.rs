@@ -67,6 +67,49 @@ pub(crate) struct Watched {
     trial: Mutex<Option<(FileId, BufferPool)>>,
 }
 
+/// Watches the reads of a source that has no file to try it with: requests of callers try it.
+#[derive(Debug)]
+pub(crate) struct WatchedReads([Arc<DirectionWatch>; 2]);
+
+impl WatchedReads {
+    pub(crate) fn new(what: &'static str, clock: &Arc<dyn Clock>) -> Self {
+        Self(WatchedDirection::watches(what, BreakerRules::READS, clock, None))
+    }
+
+    /// The request with its watch if it may be sent; otherwise it is completed with an error.
+    pub(crate) fn admit(&self, mut request: Request) -> Option<Request> {
+        let [usual, trial] = &self.0;
+        let may_refuse = is_refusable(request.operation, request.class, request.deadline);
+        let verdict = usual.side.verdict(may_refuse);
+        if verdict == Verdict::Refuse {
+            usual.side.refused.fetch_add(1, Ordering::Relaxed);
+            request.complete(Err(IoError::Suspended));
+            return None;
+        }
+        let watch = if verdict == Verdict::Trial { trial } else { usual };
+        request.add_watch(Arc::clone(watch) as Arc<dyn Watch>);
+        Some(request)
+    }
+
+    /// Whether reads are refused now.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.0[0].side.with(Breaker::refuses)
+    }
+
+    /// Notes how something else ended that shows whether the source responds.
+    pub(crate) fn note(&self, result: Result<(), &IoError>) {
+        let [usual, _] = &self.0;
+        usual.side.with(|breaker, now| breaker.begin(now, RequestKind::Regular));
+        usual.ended(result);
+    }
+
+    /// How often reads were suspended, and how many were refused.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let side = &self.0[0].side;
+        (side.with(|breaker, _| breaker.suspensions()), side.refused.load(Ordering::Relaxed))
+    }
+}
+
 impl WatchedDirection {
     fn watches(
         what: &'static str,
@@ -79,6 +122,19 @@ impl WatchedDirection {
         let side = Arc::new(Self { what, breaker, clock, refused, _lock: lock });
         [RequestKind::Regular, RequestKind::Trial]
             .map(|kind| Arc::new(DirectionWatch { side: Arc::clone(&side), kind }))
+    }
+
+    /// Whether a request may be sent. It counts as sent unless it is refused.
+    fn verdict(&self, may_refuse: bool) -> Verdict {
+        self.with(|breaker, now| {
+            let verdict = if may_refuse { breaker.admit(now) } else { Verdict::Admit };
+            match verdict {
+                Verdict::Admit => breaker.begin(now, RequestKind::Regular),
+                Verdict::Trial => breaker.begin(now, RequestKind::Trial),
+                Verdict::Refuse => {}
+            }
+            verdict
+        })
     }
 
     /// Lets `update` use the breaker, and logs if that suspends the device.
@@ -207,15 +263,7 @@ impl Watched {
         let [usual, trial] = self.watches(request.operation);
         let side = &usual.side;
         let may_refuse = is_refusable(request.operation, request.class, request.deadline);
-        let verdict = side.with(|breaker, now| {
-            let verdict = if may_refuse { breaker.admit(now) } else { Verdict::Admit };
-            match verdict {
-                Verdict::Admit => breaker.begin(now, RequestKind::Regular),
-                Verdict::Trial => breaker.begin(now, RequestKind::Trial),
-                Verdict::Refuse => {}
-            }
-            verdict
-        });
+        let verdict = side.verdict(may_refuse);
         let ending = if verdict == Verdict::Admit { usual } else { trial };
         let watch = Arc::clone(ending) as Arc<dyn Watch>;
         let is_read = request.operation == Operation::Read;

@@ -9,6 +9,7 @@ use dalsegno_log::{Call, Log};
 
 use crate::background::index_care::IndexCare;
 use crate::device::Watched;
+use crate::far::tier::FarTier;
 use crate::read::dram::Dram;
 use crate::read::failed_reads::FailedReads;
 use crate::read::gauge::ReadGauge;
@@ -27,8 +28,9 @@ pub(crate) struct Engine {
     pub(crate) index_care: IndexCare,
     pub(crate) counters: Counters,
     pub(crate) namespaces: NamespaceTable,
-    pub(crate) reads: ReadGauge,
     pub(crate) front: Front,
+    /// Blocks beyond this host, if the store has a far tier.
+    pub(crate) far: Option<Arc<FarTier>>,
 }
 
 impl Engine {
@@ -44,4 +46,6 @@ pub(crate) struct Front {
     pub(crate) dram: Dram,
     pub(crate) failed_reads: FailedReads,
     pub(crate) removal_feed: RemovalFeed,
+    /// Reads in progress.
+    pub(crate) reads: ReadGauge,
 }

@@ -14,6 +14,7 @@ mod block_key;
 mod device;
 mod engine;
 mod error;
+mod far;
 mod offline;
 mod open;
 mod read;
@@ -31,20 +32,21 @@ pub use background::tuner::{DecisionRow, IndexStats};
 pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
     Admission, ChainHash, Compression, Config, DramAdmission, Durability, EngineChoice, Error,
-    ErrorKind, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId, Result,
-    StoreId, format_bytes, parse_bytes, to_hex,
+    ErrorKind, FarWrite, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId,
+    Result, StoreId, format_bytes, parse_bytes, to_hex,
 };
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Backing, Lender, Memory, lend};
 pub use dalsegno_log::{Cause, CompressionStats, Inspection, ShownField, ShownPart, ShownRecord};
 pub use device::DeviceStats;
 pub use error::{forked, no_thread};
+pub use far::stats::FarStats;
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};
 pub use read::arena::ArenaBacking;
-pub use read::get::{GetReport, Outcome};
 pub use read::lease::{Acquired, Lease, LeasedBlock};
+pub use read::outcome::{GetReport, Outcome};
 pub use sizes::{check_blocks, check_get};
 pub use stats::{MergeStats, ScrubStats, Stats};
 pub use write::put::{Put, PutOutcome, PutReport};
@@ -57,5 +59,5 @@ pub mod testing {
     pub use crate::background::helper::Executor;
     pub use crate::background::scrubber::ScrubRules;
     pub use crate::background::tuner::Tuner;
-    pub use crate::open::assemble::Parts;
+    pub use crate::open::assemble::{Parts, Tiers};
 }

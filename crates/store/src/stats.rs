@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::background::tuner::IndexStats;
 use crate::device::DeviceStats;
+use crate::far::stats::FarStats;
 
 /// Counters that the store itself keeps. They only grow.
 #[derive(Debug, Default)]
@@ -21,6 +22,7 @@ pub(crate) struct Counters {
     pub(crate) get_calls: AtomicU64,
     pub(crate) get_dram_blocks: AtomicU64,
     pub(crate) get_log_blocks: AtomicU64,
+    pub(crate) get_far_blocks: AtomicU64,
     pub(crate) get_missed_blocks: AtomicU64,
     pub(crate) get_bytes: AtomicU64,
     pub(crate) probe_calls: AtomicU64,
@@ -128,6 +130,8 @@ pub struct Stats {
     pub get_dram_blocks: u64,
     /// Blocks served from the log.
     pub get_log_blocks: u64,
+    /// Blocks served from the far tier.
+    pub get_far_blocks: u64,
     /// Blocks that were a miss, for any cause.
     pub get_missed_blocks: u64,
     /// Bytes served.
@@ -184,6 +188,8 @@ pub struct Stats {
     pub index: Option<IndexStats>,
     /// The log's counters; `misses` counts the blocks that could not be read from the log, by cause.
     pub log: LogStatsView,
+    /// The far tier; none without the setting `far`.
+    pub far: Option<FarStats>,
 }
 
 impl MergeCounters {

@@ -337,7 +337,7 @@ fn open_noting(dir: &Path, config: &Config) -> (Store, usize) {
         limits,
         lock: None,
         new_store: StoreId::default(),
-        arena: dalsegno_store::ArenaBacking::Private,
+        tiers: dalsegno_store::testing::Tiers::default(),
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),

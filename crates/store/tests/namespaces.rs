@@ -180,7 +180,7 @@ fn a_description_that_cannot_be_removed_does_not_fail_the_open() {
         limits,
         lock: None,
         new_store,
-        arena: dalsegno_store::ArenaBacking::Private,
+        tiers: dalsegno_store::testing::Tiers::default(),
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),

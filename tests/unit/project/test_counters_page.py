@@ -23,7 +23,9 @@ def names(stats: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_the_page_of_counters_names_every_counter_of_the_store(tmp_path: Path) -> None:
-    with dalsegno.open(tmp_path / "kv", capacity="64MiB", index="lsm") as store:
+    (tmp_path / "far").mkdir()
+    far = str(tmp_path / "far")
+    with dalsegno.open(tmp_path / "kv", capacity="64MiB", index="lsm", far=far) as store:
         exported = set(names(store.stats()))
     assert table_rows(PAGE, "counter of the store").keys() == exported
 

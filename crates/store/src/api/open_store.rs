@@ -12,6 +12,7 @@ use crate::background::merger::Merger;
 use crate::background::scrubber::Scrubber;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
+use crate::far::lanes::FarLanes;
 use crate::stats::Stats;
 use crate::write::put::Writer;
 use crate::write::remove::Remover;
@@ -23,18 +24,24 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct OpenStore {
     pub(crate) engine: Arc<Engine>,
-    pub(crate) writer: Writer,
+    pub(crate) writer: Arc<Writer>,
     pub(crate) merger: Arc<Merger>,
     pub(crate) scrubber: Scrubber,
     /// Records removals and namespaces. Closed before the space lane, because a removal asks for space.
-    pub(crate) records: JobLane,
+    pub(crate) records: Arc<JobLane>,
     pub(crate) space: Arc<SpaceLane>,
+    pub(crate) far: Option<FarLanes>,
 }
 
 impl OpenStore {
     /// The path of removals.
     pub(crate) fn remover(&self) -> Remover<'_> {
-        Remover { engine: &self.engine, space: &self.space, records: &self.records }
+        Remover {
+            engine: &self.engine,
+            space: &self.space,
+            records: &self.records,
+            far: self.far.as_ref(),
+        }
     }
 
     /// All counters and gauges.
@@ -56,6 +63,7 @@ impl OpenStore {
             get_calls: get(&counters.get_calls),
             get_dram_blocks: get(&counters.get_dram_blocks),
             get_log_blocks: get(&counters.get_log_blocks),
+            get_far_blocks: get(&counters.get_far_blocks),
             get_missed_blocks: get(&counters.get_missed_blocks),
             get_bytes: get(&counters.get_bytes),
             probe_calls: get(&counters.probe_calls),
@@ -84,11 +92,15 @@ impl OpenStore {
             io_direct: geometry.direct,
             index: engine.index_care.stats(),
             log: engine.log.stats().view(),
+            far: engine.far.as_ref().map(|far| far.stats()),
         }
     }
 
-    /// Ends merging and scrubbing.
+    /// Ends merging, scrubbing and the far tier.
     pub(crate) fn close_periodic_work(&self, deadline: Deadline) {
+        if let Some(far) = &self.far {
+            far.close(self.left(deadline));
+        }
         self.merger.close(self.left(deadline));
         self.scrubber.close(self.left(deadline));
     }

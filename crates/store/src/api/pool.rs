@@ -60,7 +60,7 @@ impl Pool {
     /// As [`Store::open`]; `Invalid` if the DRAM tier is off.
     pub fn open(path: &Path, config: &Config, backing: Backing) -> Result<Self> {
         let mut parts = parts_of(path, config)?;
-        parts.arena = ArenaBacking::Shared(backing);
+        parts.tiers.arena = ArenaBacking::Shared(backing);
         let pool = Self::of(Store::open_parts(parts)?)?;
         let limits = pool.store.limits();
         tracing::info!(

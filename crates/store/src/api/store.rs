@@ -15,9 +15,10 @@ use crate::api::removal_watch::RemovalWatch;
 use crate::api::terms::Terms;
 use crate::api::transfer::{Direction, Start, Transfer, TransferLanes};
 use crate::open::assemble::{Parts, assemble, parts_of};
-use crate::read::get::{GetReport, GetRequest, Outcome, get};
+use crate::read::get::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
 use crate::read::lookup;
+use crate::read::outcome::{GetReport, Outcome};
 use crate::stats::Stats;
 use crate::write::put::{Put, PutOutcome, PutReport};
 use crate::write::register::{RegisterOptions, register};
@@ -259,11 +260,7 @@ impl Store {
         Ok(lookup::probe(&self.door.enter()?.engine, namespace, chain))
     }
 
-    /// Which of these blocks are present, each for itself; as for [`Store::probe`].
-    ///
-    /// # Errors
-    ///
-    /// `Closed`.
+    /// Which of these blocks are present, each for itself; as for [`Store::probe`]. Fails with `Closed`.
     pub fn contains(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
         Ok(lookup::contains(&self.door.enter()?.engine, namespace, hashes))
     }

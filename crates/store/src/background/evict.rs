@@ -176,6 +176,11 @@ fn relocate(
             Err(error) => tracing::debug!(%error, segment, "extents evicted instead of moved"),
         }
     }
+    if let Some(far) = &engine.far {
+        let kept: BTreeSet<ExtentId> = kept.iter().map(|extent| extent.id).collect();
+        let evicted = by_id.values().filter(|extent| !kept.contains(&extent.id));
+        evicted.for_each(|extent| far.demote(&engine.log, extent));
+    }
     Ok(())
 }
 

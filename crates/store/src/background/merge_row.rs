@@ -242,10 +242,10 @@ impl Merge<'_> {
 
     /// Yields to reads, within bounds; fails if the store is being closed.
     fn yield_to_reads(&self) -> Result<(), Skip> {
-        if self.engine.reads.is_busy() {
+        if self.engine.front.reads.is_busy() {
             add(&self.engine.counters.merging.deferrals, 1);
         }
-        if self.engine.reads.yield_to_reads(|| self.queue.is_closed()) {
+        if self.engine.front.reads.yield_to_reads(|| self.queue.is_closed()) {
             Ok(())
         } else {
             Err(LogError::Io(IoError::Closed).into())

@@ -143,7 +143,7 @@ impl ScrubDuty {
         // If the index cannot be read now, another round checks the extent.
         let visible = visible_blocks(engine, &[extent]).unwrap_or_default();
         for spots in visible.chunks(blocks_at_once(block_bytes)) {
-            if !engine.reads.yield_to_reads(|| queue.is_closed()) {
+            if !engine.front.reads.yield_to_reads(|| queue.is_closed()) {
                 return;
             }
             let bytes = self.buffer.of(spots.len() * block_bytes);

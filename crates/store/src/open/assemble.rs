@@ -7,11 +7,13 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use dalsegno_core::{
     ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
     Result, StoreId, format_bytes,
 };
+use dalsegno_far::{DirectoryTier, DirectoryTierOptions, Tier, wait_for};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, SystemClock,
@@ -22,6 +24,7 @@ use dalsegno_log::format::{STORE_FILE, namespace_file};
 use dalsegno_policy::merging::MergeRules;
 
 use crate::api::open_store::OpenStore;
+use crate::api::terms::Terms;
 use crate::api::transfer::TransferLanes;
 use crate::background::helper::{Executor, JobLane};
 use crate::background::index_care::{IndexCare, IndexCareOptions};
@@ -32,6 +35,8 @@ use crate::background::tuner::Tuner;
 use crate::device::Watched;
 use crate::engine::{Engine, Front};
 use crate::error::{no_thread, to_error, unavailable};
+use crate::far::lanes::{FarLanes, LocalStore, RemoveHere};
+use crate::far::tier::{FarParts, FarTier, writer_id};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::read::arena::ArenaBacking;
@@ -42,7 +47,14 @@ use crate::read::removal_feed::RemovalFeed;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
 use crate::write::put::Writer;
+use crate::write::remove::Remover;
 
+/// The part of the far file system that a store fills by default.
+const FAR_SHARE: u64 = 10;
+/// How long opening waits for the far file system.
+const FAR_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the removal of blocks may take that another store removed.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
 const OTHER_FILES: u64 = 512;
 
@@ -62,14 +74,23 @@ pub struct Parts {
     pub lock: Option<DirectoryLock>,
     /// The id if the store is new.
     pub new_store: StoreId,
-    /// Who can map the memory of the DRAM tier.
-    pub arena: ArenaBacking,
+    /// The tiers above and below the log.
+    pub tiers: Tiers,
     /// What carries out background work. [`Executor::Inline`] also makes the open read headers one after the other.
     pub executor: Executor,
     /// What merging of small extents aims at.
     pub merging: MergeRules,
     /// When scrubbing starts.
     pub scrubbing: ScrubRules,
+}
+
+/// What the tiers above and below the log are made of.
+#[derive(Debug, Default)]
+pub struct Tiers {
+    /// Who can map the memory of the DRAM tier.
+    pub arena: ArenaBacking,
+    /// The far tier, if the limits have one. It has threads, whatever the executor is.
+    pub far: Option<Arc<dyn Tier>>,
 }
 
 /// The real parts of the store in a directory.
@@ -89,7 +110,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
     let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let facts = reader.facts(path)?;
-    let limits = config.validate(facts.space)?;
+    let mut limits = config.validate(facts.space)?;
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)
         .map_err(|error| unavailable(path, error))?;
     let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
@@ -107,6 +128,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
     }
     let new_store =
         dalsegno_io::random_bytes().map(StoreId).map_err(|error| unavailable(path, error))?;
+    let far = open_far(&mut limits, &clock)?;
     Ok(Parts {
         device: Arc::new(device),
         clock,
@@ -114,7 +136,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
         limits,
         lock: Some(lock),
         new_store,
-        arena: ArenaBacking::Private,
+        tiers: Tiers { arena: ArenaBacking::Private, far },
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
@@ -127,7 +149,8 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
 ///
 /// See [`Store::open`](crate::Store::open).
 pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
-    let Parts { device, clock, pool, limits, lock, new_store, arena, executor, .. } = parts;
+    let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
+    let Tiers { arena, far } = parts.tiers;
     let (merging, scrubbing) = (parts.merging, parts.scrubbing);
     let device = Arc::new(Watched::new(device, &clock, lock));
     let dram = open_dram(&limits, &arena)?;
@@ -141,7 +164,15 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     };
     let counters = Counters::default();
     let LogAndIndex { log, index, lsm } = source.open(&counters)?;
-    device.try_with(STORE_FILE, pool);
+    device.try_with(STORE_FILE, pool.clone());
+    let far = match far {
+        Some(tier) => {
+            let writer = writer_id(log.store(), random_name()?);
+            let (limits, clock) = (limits.clone(), Arc::clone(&clock));
+            Some(Arc::new(FarTier::new(FarParts { tier, writer, limits, clock, pool })))
+        }
+        None => None,
+    };
     let is_used =
         |namespace| has_blocks(index.as_ref(), namespace) || !knows_all(lsm.as_deref(), &counters);
     let namespaces = NamespaceTable::new(namespaces_in_use(&log, device.as_ref(), is_used)?);
@@ -169,8 +200,8 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         index_care,
         counters,
         namespaces,
-        reads: ReadGauge::default(),
-        front: Front { dram, failed_reads, removal_feed },
+        front: Front { dram, failed_reads, removal_feed, reads: ReadGauge::default() },
+        far,
     });
     start_helpers(engine, executor, merging, scrubbing)
 }
@@ -183,7 +214,7 @@ fn start_helpers(
 ) -> Result<(OpenStore, TransferLanes)> {
     let limits = &engine.limits;
     let records = JobLane::start_lane("dalsegno-record", executor, 1, LANE_JOBS);
-    let records = records.map_err(no_thread)?;
+    let records = Arc::new(records.map_err(no_thread)?);
     let space = Arc::new(SpaceLane::start(Arc::clone(&engine), executor)?);
     let (threads, queue) = (limits.transfer_threads, limits.transfer_queue);
     let transfers = TransferLanes::start(executor, threads, queue).map_err(no_thread)?;
@@ -191,7 +222,57 @@ fn start_helpers(
     let merger = Arc::new(merger);
     let scrubber = Scrubber::start(scrubbing, Arc::clone(&engine), executor)?;
     let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
-    Ok((OpenStore { engine, writer, merger, scrubber, records, space }, transfers))
+    let writer = Arc::new(writer);
+    let far = match &engine.far {
+        Some(far) => {
+            let local = LocalStore {
+                engine: Arc::downgrade(&engine),
+                writer: Arc::downgrade(&writer),
+                remove: remove_here(&engine, &space, &records),
+            };
+            Some(FarLanes::start(far, &engine.clock, local)?)
+        }
+        None => None,
+    };
+    Ok((OpenStore { engine, writer, merger, scrubber, records, space, far }, transfers))
+}
+
+/// Opens the directory of the far tier, if there is one, and completes its limits.
+fn open_far(limits: &mut Limits, clock: &Arc<dyn Clock>) -> Result<Option<Arc<dyn Tier>>> {
+    let Some(path) = limits.far.as_ref().map(Path::new) else { return Ok(None) };
+    let failed = |error: IoError| {
+        let message = format!(
+            "the far directory {} cannot be used; mount it and create it, or leave `far` out",
+            path.display()
+        );
+        Error::new(ErrorKind::Unavailable, message).with_source(error)
+    };
+    let options = DirectoryTierOptions { workers: limits.far_workers, ..Default::default() };
+    let tier = DirectoryTier::open(path, options, Arc::clone(clock)).map_err(failed)?;
+    if limits.far_capacity_bytes.is_none() {
+        let space = wait_for(clock, FAR_TIMEOUT, |ask| tier.space(ask)).map_err(failed)?;
+        limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE);
+    }
+    Ok(Some(Arc::new(tier)))
+}
+
+/// The random part of the name under which a store writes to a far location.
+fn random_name() -> Result<[u8; 8]> {
+    dalsegno_io::random_bytes().map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "the system gives no random bytes").with_source(error)
+    })
+}
+
+/// Removes blocks from a store as long as it is open.
+fn remove_here(engine: &Arc<Engine>, space: &Arc<SpaceLane>, records: &Arc<JobLane>) -> RemoveHere {
+    let (engine, space) = (Arc::downgrade(engine), Arc::downgrade(space));
+    let records = Arc::downgrade(records);
+    Box::new(move |namespace, hashes| {
+        let parts = (engine.upgrade(), space.upgrade(), records.upgrade());
+        let (Some(engine), Some(space), Some(records)) = parts else { return Ok(()) };
+        let remover = Remover { engine: &engine, space: &space, records: &records, far: None };
+        remover.remove(namespace, hashes, &Terms::within(REMOVE_TIMEOUT)).map(drop)
+    })
 }
 
 fn open_dram(limits: &Limits, arena: &ArenaBacking) -> Result<Dram> {

@@ -21,53 +21,14 @@ use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 use crate::api::terms::Terms;
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
+use crate::far::promotions::PromotedBlock;
+use crate::far::tier::FarBlock;
 use crate::read::arena::{PlacedBlock, ReservedPlace};
 use crate::read::dram::Leaving;
+use crate::read::outcome::{GetReport, Outcome, count};
 use crate::read::quarantine::quarantine;
+use crate::read::whereabouts::{Whereabouts, is_known};
 use crate::sizes::check_get;
-use crate::stats::{Counters, add};
-
-/// How a wanted block ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Served from DRAM.
-    Dram,
-    /// Served from the log.
-    Log,
-    /// Not stored, or behind the first miss of a prefix.
-    Absent,
-    /// Stored, but it could not be read. The counter of the cause's name says how often.
-    Lost(Cause),
-}
-
-impl Outcome {
-    /// Whether the bytes are in the caller's memory.
-    #[must_use]
-    pub fn is_hit(self) -> bool {
-        matches!(self, Self::Dram | Self::Log)
-    }
-}
-
-/// How each block of a get ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GetReport {
-    /// One per block, in order.
-    pub outcomes: Vec<Outcome>,
-}
-
-impl GetReport {
-    /// How many leading blocks are hits.
-    #[must_use]
-    pub fn leading_blocks(&self) -> usize {
-        self.outcomes.iter().take_while(|outcome| outcome.is_hit()).count()
-    }
-
-    /// How many blocks are hits.
-    #[must_use]
-    pub fn hit_blocks(&self) -> usize {
-        self.outcomes.iter().filter(|outcome| outcome.is_hit()).count()
-    }
-}
 
 /// A get: which blocks, which of their layers, and the memory for them.
 pub(crate) struct GetRequest<'a> {
@@ -91,24 +52,12 @@ pub(crate) fn get(
     let layers = check_get(layout, chain, &out, layer)?;
     let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
     let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.reads.begin();
+    let _in_progress = engine.front.reads.begin();
     let mut get = Get::new(engine, &namespace, chain, layers, &call);
     get.run(out.into_iter().map(Wanted::Copy), scope);
     let report = GetReport { outcomes: get.outcomes };
     count(&engine.counters, &report, bytes);
     Ok(report)
-}
-
-pub(super) fn count(counters: &Counters, report: &GetReport, bytes: u64) {
-    let count = |wanted: &dyn Fn(&Outcome) -> bool| {
-        report.outcomes.iter().filter(|outcome| wanted(outcome)).count() as u64
-    };
-    let (dram, log) = (count(&|o| *o == Outcome::Dram), count(&|o| *o == Outcome::Log));
-    add(&counters.get_calls, 1);
-    add(&counters.get_dram_blocks, dram);
-    add(&counters.get_log_blocks, log);
-    add(&counters.get_missed_blocks, report.outcomes.len() as u64 - dram - log);
-    add(&counters.get_bytes, (dram + log) * bytes);
 }
 
 /// What the caller wants of a block.
@@ -161,51 +110,105 @@ impl<'a> Get<'a> {
         if out.iter().any(|wanted| matches!(wanted, Some(Wanted::Lease))) {
             self.leased.resize(out.len(), None);
         }
-        // DRAM holds only blocks that the index knows.
-        let runs = self.engine.index.resolve(self.namespace.id(), self.chain, scope, self.wait);
-        note_use(self.engine.index.as_ref(), &runs, self.engine.log.segments().round(), self.wait);
-        self.take_dram(&runs, &mut out);
-        self.reserve_leases(&runs, &mut out);
-        let rest = runs.iter().flat_map(|run| missing_parts(run, &out)).collect();
+        // DRAM holds only blocks that one of the indexes knows.
+        let found =
+            Whereabouts::find(self.engine, self.namespace.id(), self.chain, scope, self.wait);
+        let Whereabouts { near, far } = found;
+        note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
+        let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
+        drop(self.take_dram(&positions, &mut out));
+        let far_positions: Vec<usize> = far.iter().map(|block| block.at).collect();
+        for (at, block) in self.take_dram(&far_positions, &mut out) {
+            self.note_far(at, || PromotedBlock::Placed(block));
+        }
+        positions.extend(far_positions);
+        positions.sort_unstable();
+        self.reserve_leases(&positions, &mut out);
+        let rest = near.iter().flat_map(|run| missing_parts(run, &out)).collect();
         self.take_log(rest, &mut out);
+        self.take_far(&far, &mut out);
     }
 
-    /// Serves the found blocks that DRAM holds.
-    fn take_dram(&mut self, runs: &[Run], out: &mut [Option<Wanted>]) {
-        if self.engine.front.dram.is_off() {
-            return;
+    /// Serves the found blocks that DRAM holds, and returns them.
+    fn take_dram(
+        &mut self,
+        positions: &[usize],
+        out: &mut [Option<Wanted>],
+    ) -> Vec<(usize, Arc<PlacedBlock>)> {
+        let mut served = Vec::new();
+        if self.engine.front.dram.is_off() || positions.is_empty() {
+            return served;
         }
         let slice = self.namespace.layout().slice_bytes() as usize;
         let layers_start = self.layers.start as usize * slice;
-        for run in runs {
-            let hashes = &self.chain[positions_of(run)];
-            let found = self.engine.front.dram.get(self.namespace.id(), hashes);
-            for (at, block) in positions_of(run).zip(found) {
-                let Some(block) = block else { continue };
-                match out[at].take().expect("each block is requested once") {
-                    Wanted::Copy(mut pieces) => block.copy_to(layers_start, &mut pieces),
-                    Wanted::Lease => self.leased[at] = Some(block),
-                }
-                self.outcomes[at] = Outcome::Dram;
+        let hashes: Vec<ChainHash> = positions.iter().map(|at| self.chain[*at]).collect();
+        let found = self.engine.front.dram.get(self.namespace.id(), &hashes);
+        for (at, block) in positions.iter().zip(found) {
+            let Some(block) = block else { continue };
+            match out[*at].take().expect("each block is requested once") {
+                Wanted::Copy(mut pieces) => block.copy_to(layers_start, &mut pieces),
+                Wanted::Lease => self.leased[*at] = Some(Arc::clone(&block)),
             }
+            self.outcomes[*at] = Outcome::Dram;
+            served.push((*at, block));
         }
+        served
     }
 
     /// Reserves places for blocks to be leased that are not in DRAM. Without a place, a block is not read, nor are
     /// those behind it: a lease ends there.
-    fn reserve_leases(&mut self, runs: &[Run], out: &mut [Option<Wanted>]) {
+    fn reserve_leases(&mut self, positions: &[usize], out: &mut [Option<Wanted>]) {
         let mut is_full = false;
-        for at in runs.iter().flat_map(positions_of) {
-            if !matches!(out[at], Some(Wanted::Lease)) {
+        for at in positions {
+            if !matches!(out[*at], Some(Wanted::Lease)) {
                 continue;
             }
             let place = if is_full { None } else { self.place(Leaving::Any) };
             is_full = place.is_none();
             if let Some(place) = place {
-                self.placed.insert(at, PlacedRead { place, is_leased: true });
+                self.placed.insert(*at, PlacedRead { place, is_leased: true });
             } else {
-                out[at] = None;
-                self.outcomes[at] = Outcome::Lost(Cause::Throttled);
+                out[*at] = None;
+                self.outcomes[*at] = Outcome::Lost(Cause::Throttled);
+            }
+        }
+    }
+
+    /// Reads blocks from the far tier.
+    fn take_far(&mut self, blocks: &[FarBlock], out: &mut [Option<Wanted>]) {
+        let Some(far) = &self.engine.far else { return };
+        let blocks = blocks.iter().filter(|block| out[block.at].is_some());
+        let blocks: Vec<FarBlock> = blocks.copied().collect();
+        if blocks.is_empty() {
+            return;
+        }
+        if far.is_suspended() && self.call.deadline.is_bounded() {
+            far.count_suspended(blocks.len() as u64);
+            return self.lose(blocks.iter().map(|block| block.at), Cause::Suspended);
+        }
+        let mut wanted = Vec::with_capacity(blocks.len());
+        for FarBlock { at, place } in &blocks {
+            let memory = out[*at].take().expect("filtered above");
+            let target = self.target(*at, u32::from(place.block), memory);
+            wanted.push((*place, self.chain[*at], target));
+        }
+        let read = far.read(self.namespace, self.layers.clone(), wanted, self.call);
+        for (FarBlock { at, .. }, block) in blocks.into_iter().zip(read) {
+            if let Err(cause) = block.outcome {
+                self.outcomes[at] = Outcome::Lost(cause);
+                continue;
+            }
+            self.outcomes[at] = Outcome::Far;
+            let key = (self.namespace.id(), self.chain[at]);
+            if let Some(placed) = self.placed.remove(&at) {
+                drop(block.memory);
+                let block = self.settle_placed(at, key, placed);
+                self.note_far(at, || PromotedBlock::Placed(block));
+            } else if self.is_whole() {
+                if self.admits() {
+                    bring_to_dram(self.engine, key, &block.memory, self.wait);
+                }
+                self.note_far(at, || PromotedBlock::copy_of(&block.memory));
             }
         }
     }
@@ -213,10 +216,9 @@ impl<'a> Get<'a> {
     /// Reads blocks from the log; looks up once more those that were moved meanwhile.
     fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>]) {
         if self.engine.device.refuses(Operation::Read, self.call) {
-            let suspended: Vec<usize> = runs.iter().flat_map(positions_of).collect();
-            let cause = Cause::Suspended;
-            self.engine.log.stats().count_miss(cause, suspended.len() as u64);
-            return self.lose(suspended, cause);
+            let blocks: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+            self.engine.log.stats().count_miss(Cause::Suspended, blocks);
+            return self.lose(runs.iter().flat_map(positions_of), Cause::Suspended);
         }
         let positions: Vec<usize> = (0..self.chain.len()).collect();
         let moved = self.read_runs(runs, &positions, out);
@@ -229,7 +231,14 @@ impl<'a> Get<'a> {
         self.lose(moved_again, Cause::Recycled);
     }
 
-    fn lose(&mut self, positions: Vec<usize>, cause: Cause) {
+    /// Notes a hit of a block that only the far tier has. The second one copies it to the log.
+    fn note_far(&self, at: usize, block: impl FnOnce() -> PromotedBlock) {
+        if let Some(far) = &self.engine.far {
+            far.note_hit(self.namespace.id(), &self.chain[..=at], block);
+        }
+    }
+
+    fn lose(&mut self, positions: impl IntoIterator<Item = usize>, cause: Cause) {
         for at in positions {
             self.outcomes[at] = Outcome::Lost(cause);
         }
@@ -257,7 +266,7 @@ impl<'a> Get<'a> {
                     &[(run.first_block, Cause::WrongPlace)],
                     self.wait,
                 );
-                self.lose(positions[positions_of(&run)].to_vec(), Cause::WrongPlace);
+                self.lose(positions[positions_of(&run)].iter().copied(), Cause::WrongPlace);
                 continue;
             }
             let Some(pin) = self.engine.log.pin(run.extent.location) else {
@@ -320,10 +329,14 @@ impl<'a> Get<'a> {
         }
     }
 
+    /// Whether whole blocks are read.
+    fn is_whole(&self) -> bool {
+        self.layers.end - self.layers.start == self.namespace.layout().layers()
+    }
+
     /// Whether DRAM admits the blocks that are read.
     fn admits(&self) -> bool {
-        let whole = self.layers.end - self.layers.start == self.namespace.layout().layers();
-        whole && self.engine.limits.dram_admission == DramAdmission::Get
+        self.is_whole() && self.engine.limits.dram_admission == DramAdmission::Get
     }
 
     /// A place in DRAM for one block of this get, if there is one.
@@ -346,7 +359,7 @@ impl<'a> Get<'a> {
                     if let Some(placed) = self.placed.remove(&at) {
                         // All pieces of the place's memory: every slice arrived and was verified.
                         drop(block.memory);
-                        self.settle_placed(at, key, placed);
+                        drop(self.settle_placed(at, key, placed));
                     } else if admits {
                         bring_to_dram(self.engine, key, &block.memory, self.wait);
                     }
@@ -368,14 +381,15 @@ impl<'a> Get<'a> {
 
     /// Gives a verified block to the caller, and keeps it in its place, unless it was removed or evicted while it was
     /// read.
-    fn settle_placed(&mut self, at: usize, key: BlockKey, placed: PlacedRead) {
+    fn settle_placed(&mut self, at: usize, key: BlockKey, placed: PlacedRead) -> Arc<PlacedBlock> {
         let block = placed.place.complete().expect("a hit has all of its memory back");
         let block = Arc::new(block);
         if placed.is_leased {
             self.leased[at] = Some(Arc::clone(&block));
         }
-        self.engine.front.dram.keep(key, block);
-        remove_unless_present(self.engine, key, self.wait);
+        self.engine.front.dram.keep(key, Arc::clone(&block));
+        remove_unless_known(self.engine, key, self.wait);
+        block
     }
 }
 
@@ -406,12 +420,11 @@ fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLi
         return;
     }
     dram.insert(key, memory);
-    remove_unless_present(engine, key, wait);
+    remove_unless_known(engine, key, wait);
 }
 
-fn remove_unless_present(engine: &Engine, key: BlockKey, wait: WaitLimit) {
-    let dram = &engine.front.dram;
-    if engine.index.probe(key.0, &[key.1], wait) == 0 {
-        dram.remove(key.0, &[key.1]);
+fn remove_unless_known(engine: &Engine, key: BlockKey, wait: WaitLimit) {
+    if !is_known(engine, key, wait) {
+        engine.front.dram.remove(key.0, &[key.1]);
     }
 }

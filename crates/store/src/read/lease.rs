@@ -14,9 +14,10 @@ use dalsegno_pool::Stamp;
 use crate::api::terms::Terms;
 use crate::engine::Engine;
 use crate::read::arena::{Arena, PlacedBlock};
-use crate::read::get::{Get, GetReport, Outcome, Wanted, count};
+use crate::read::get::{Get, Wanted};
 use crate::read::lease_share::LeaseShare;
 use crate::read::lookup::lookup_limit;
+use crate::read::outcome::{GetReport, Outcome, count};
 
 /// Leading blocks of a chain, to be read in their places. Dropping it ends the lease.
 ///
@@ -124,7 +125,7 @@ fn find(
 ) -> (GetReport, Vec<Option<Arc<PlacedBlock>>>) {
     let layout = namespace.layout();
     let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.reads.begin();
+    let _in_progress = engine.front.reads.begin();
     let mut get = Get::new(engine, namespace, hashes, 0..layout.layers(), &call);
     get.run(hashes.iter().map(|_| Wanted::Lease), scope);
     let Get { outcomes, leased, .. } = get;

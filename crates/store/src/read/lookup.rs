@@ -1,7 +1,8 @@
 //! Finding blocks in the index.
 //!
-//! 1. A lookup touches no payload and does not wait for a device that hangs.
-//! 2. While reads are suspended only blocks in DRAM are present: a load could not deliver the others.
+//! 1. A lookup touches no payload and does not wait for a device that hangs, nor for the far location.
+//! 2. While reads of the device are suspended, only blocks in DRAM and at the far location are present: a load could
+//!    not deliver the others.
 //! 3. A lookup counts as a use, since a load follows if it finds the blocks. [`peek`] is no use.
 
 use std::time::Duration;
@@ -11,6 +12,7 @@ use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::WaitLimit;
 
 use crate::engine::Engine;
+use crate::read::whereabouts::Whereabouts;
 use crate::stats::add;
 
 /// How long a lookup may wait for files of the index. A working disk responds within some milliseconds. Blocks that are
@@ -19,36 +21,36 @@ pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// See [`Store::probe`](crate::Store::probe).
 pub(crate) fn probe(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
-    let runs = find_used(engine, namespace, chain, Scope::Prefix, lookup_limit(engine));
-    let mut present = blocks_of(&runs);
+    let found = find_used(engine, namespace, chain, Scope::Prefix, lookup_limit(engine));
+    let mut count = found.count();
     if engine.device.is_suspended() {
-        let is_in_dram = |hash: &&ChainHash| engine.front.dram.holds(&(namespace, **hash));
-        present = chain[..present].iter().take_while(is_in_dram).count();
+        let present = present(engine, namespace, &chain[..count], &found);
+        count = present.into_iter().take_while(|present| *present).count();
     }
     let counters = &engine.counters;
     add(&counters.probe_calls, 1);
     add(&counters.probe_asked_blocks, chain.len() as u64);
-    add(&counters.probe_present_blocks, present as u64);
-    present
+    add(&counters.probe_present_blocks, count as u64);
+    count
 }
 
 /// See [`Store::contains`](crate::Store::contains).
 pub(crate) fn contains(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
-    let runs = find_used(engine, namespace, hashes, Scope::Each, lookup_limit(engine));
-    present(engine, namespace, hashes, &runs)
+    let found = find_used(engine, namespace, hashes, Scope::Each, lookup_limit(engine));
+    present(engine, namespace, hashes, &found)
 }
 
 /// See [`Store::peek`](crate::Store::peek).
 pub(crate) fn peek(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
-    let runs = engine.index.resolve(namespace, hashes, Scope::Each, lookup_limit(engine));
-    present(engine, namespace, hashes, &runs)
+    let found = Whereabouts::find(engine, namespace, hashes, Scope::Each, lookup_limit(engine));
+    present(engine, namespace, hashes, &found)
 }
 
 /// See [`Store::touch`](crate::Store::touch).
 pub(crate) fn touch(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
     let now = Deadline::At(engine.clock.now());
     let wait = WaitLimit::until(now, engine.clock.as_ref());
-    blocks_of(&find_used(engine, namespace, chain, Scope::Prefix, wait))
+    find_used(engine, namespace, chain, Scope::Prefix, wait).count()
 }
 
 /// How long the index may wait for a caller that gave no timeout.
@@ -73,15 +75,10 @@ fn find_used(
     hashes: &[ChainHash],
     scope: Scope,
     wait: WaitLimit,
-) -> Vec<Run> {
-    let index = engine.index.as_ref();
-    let runs = index.resolve(namespace, hashes, scope, wait);
-    note_use(index, &runs, engine.log.segments().round(), wait);
-    runs
-}
-
-fn blocks_of(runs: &[Run]) -> usize {
-    runs.iter().map(|run| run.count as usize).sum()
+) -> Whereabouts {
+    let found = Whereabouts::find(engine, namespace, hashes, scope, wait);
+    note_use(engine.index.as_ref(), &found.near, engine.log.segments().round(), wait);
+    found
 }
 
 /// Which of these blocks can be loaded, of those that the index found.
@@ -89,13 +86,16 @@ fn present(
     engine: &Engine,
     namespace: NamespaceId,
     hashes: &[ChainHash],
-    runs: &[Run],
+    found: &Whereabouts,
 ) -> Vec<bool> {
-    let mut present = are_found(hashes.len(), runs);
+    let mut present = are_found(hashes.len(), &found.near);
     if engine.device.is_suspended() {
         for (hash, present) in hashes.iter().zip(&mut present) {
             *present &= engine.front.dram.holds(&(namespace, *hash));
         }
+    }
+    for block in &found.far {
+        present[block.at] = true;
     }
     present
 }

@@ -9,5 +9,7 @@ pub(crate) mod get;
 pub(crate) mod lease;
 pub(crate) mod lease_share;
 pub(crate) mod lookup;
+pub(crate) mod outcome;
 pub(crate) mod quarantine;
 pub(crate) mod removal_feed;
+pub(crate) mod whereabouts;

@@ -1,6 +1,6 @@
 //! The two ends of a write in the index: the place of a new extent, and its publication.
 
-use dalsegno_core::{ChainHash, Extent, Namespace};
+use dalsegno_core::{ChainHash, Extent, FarWrite, Namespace};
 use dalsegno_index::{Scope, raise_parent};
 use dalsegno_io::WaitLimit;
 use dalsegno_log::{Appended, Call, NewExtent};
@@ -42,6 +42,9 @@ pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call
     let failed = front.failed_reads.among(namespace, &extent.hashes);
     let wait = engine.wait_limit(call);
     take_over(engine, &extent, &failed, wait);
+    if let Some(far) = &engine.far {
+        far.offer(&extent, FarWrite::Put);
+    }
     let round = engine.log.segments().round();
     raise_parent(engine.index.as_ref(), &extent, round, wait);
     let mut visible = engine.index.insert(extent.clone(), Use::written(round), &|_| true, wait);

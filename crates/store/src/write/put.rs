@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, Error, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Error, FarWrite, Namespace, NamespaceId, Result};
 use dalsegno_index::{Scope, note_use};
 use dalsegno_io::{Memory, Operation, WaitLimit};
 use dalsegno_log::Call;
@@ -183,6 +183,9 @@ impl Writer {
         let present = engine.index.resolve(namespace, hashes, Scope::Each, wait);
         note_use(engine.index.as_ref(), &present, engine.log.segments().round(), wait);
         for run in present {
+            if let Some(far) = &engine.far {
+                far.offer(&run.extent, FarWrite::SecondPut);
+            }
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
         }
         let failed = engine.front.failed_reads.among(namespace, hashes);

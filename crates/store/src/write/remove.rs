@@ -3,13 +3,15 @@
 //! 1. A removal is announced before the index is read, so that a put under way does not publish what it removes.
 //! 2. An on-disk index may have to wait for the device. Then the space lane removes the blocks from it, and the caller
 //!    waits for the answer within its terms.
-//! 3. The lane of records writes and syncs the tombstone, so that a slow sync does not delay a put that needs space
+//! 3. With a far tier, the removal is published there as well.
+//! 4. The lane of records writes and syncs the tombstone, so that a slow sync does not delay a put that needs space
 //!    (`background/space.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, IndexChoice, MAX_EXTENT_BLOCKS, NamespaceId, Result};
+use dalsegno_index::Scope;
 use dalsegno_log::{Call, Log, LogError, Removals};
 
 use crate::api::terms::Terms;
@@ -18,6 +20,9 @@ use crate::background::helper::JobLane;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
+use crate::far::lanes::FarLanes;
+use crate::read::lookup::lookup_limit;
+use crate::read::whereabouts::Whereabouts;
 use crate::stats::add;
 
 /// Removes blocks.
@@ -25,6 +30,8 @@ pub(crate) struct Remover<'a> {
     pub(crate) engine: &'a Arc<Engine>,
     pub(crate) space: &'a Arc<SpaceLane>,
     pub(crate) records: &'a JobLane,
+    /// Where the removal is published, unless it came from there.
+    pub(crate) far: Option<&'a FarLanes>,
 }
 
 impl Remover<'_> {
@@ -36,7 +43,8 @@ impl Remover<'_> {
         terms: &Terms,
     ) -> Result<u64> {
         let call = terms.call(self.engine.clock.as_ref());
-        match hashes {
+        let only_far = self.count_far(namespace, hashes.unwrap_or_default());
+        let removed = match hashes {
             None => self.remove_part(namespace, &[], &call),
             Some(hashes) => {
                 let parts = hashes.chunks(MAX_EXTENT_BLOCKS as usize);
@@ -45,7 +53,22 @@ impl Remover<'_> {
                     parts.map(|part| self.remove_part(namespace, part, &call)).collect();
                 removed.into_iter().sum()
             }
+        };
+        // Also if it could not be made durable here.
+        let clock = self.engine.clock.as_ref();
+        let far = self.far.map_or(Ok(()), |far| far.remove(namespace, hashes, (&call, clock)));
+        let removed = removed?;
+        far.map(|()| removed + only_far)
+    }
+
+    /// How many blocks only the far location has.
+    fn count_far(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
+        if self.far.is_none() {
+            return 0;
         }
+        let wait = lookup_limit(self.engine);
+        let found = Whereabouts::find(self.engine, namespace, hashes, Scope::Each, wait);
+        found.far.len() as u64
     }
 
     /// Removes blocks that fit one record, or the whole namespace if there are none.

@@ -151,7 +151,7 @@ pub(crate) fn hanging_with_pool(dir: &Path, config: &Config) -> (Arc<Hanging>, S
         limits,
         lock: None,
         new_store: StoreId([7; 16]),
-        arena: dalsegno_store::ArenaBacking::Private,
+        tiers: dalsegno_store::testing::Tiers::default(),
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),

@@ -130,7 +130,7 @@ pub(crate) fn open_by(
         limits: config.validate(space).unwrap(),
         lock: None,
         new_store: StoreId([7; 16]),
-        arena: dalsegno_store::ArenaBacking::Private,
+        tiers: dalsegno_store::testing::Tiers::default(),
         executor: Executor::Threads,
         merging,
         scrubbing,

@@ -1,0 +1,393 @@
+//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log.
+//!
+//! 1. A thread that waits for the location holds nothing of the store but the far tier, so a location that hangs does
+//!    not keep the store's directory locked.
+//! 2. A removal is published before its call returns. Blocks that were put before it are not published after it.
+//! 3. What others removed is removed here when it becomes known.
+//! 4. Closing publishes what waits, within its time.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dalsegno_core::{
+    ChainHash, Clock, Deadline, FarWrite, MAX_EXTENT_BLOCKS, Namespace, NamespaceId, Nanos, Result,
+};
+use dalsegno_far::{Follower, KnownWriter, Publisher, Refused, Tombstone};
+use dalsegno_io::{IoError, Memory};
+use dalsegno_log::format::{NamespaceSector, SECTOR};
+use dalsegno_log::{Call, LogError};
+use parking_lot::Mutex;
+
+use crate::api::terms::Terms;
+use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
+use crate::background::task_queue::{Next, TaskQueue};
+use crate::engine::Engine;
+use crate::error::{no_thread, to_error};
+use crate::far::promotions::{PromotedBlock, Promotion};
+use crate::far::tier::FarTier;
+use crate::read::arena::PlacedBlock;
+use crate::stats::add;
+use crate::write::put::{Put, PutOutcome, Writer};
+
+/// How often others' catalogs are looked for.
+const POLL: Duration = Duration::from_secs(2);
+/// How often a sign of life is published.
+const BEAT: Duration = Duration::from_secs(60);
+/// Steps of the publishing thread while packs are being written, and otherwise.
+const BUSY_STEP: Duration = Duration::from_millis(5);
+const IDLE_STEP: Duration = Duration::from_millis(100);
+/// Pause after a failure of the location.
+const PAUSE: Duration = Duration::from_secs(5);
+/// Extents that one step of the publishing thread copies.
+const STEP_EXTENTS: usize = 64;
+/// How long closing waits for packs to be published.
+const FINISH: Duration = Duration::from_secs(8);
+/// How long a copy to the log may take.
+const PROMOTE: Duration = Duration::from_secs(30);
+
+/// What the threads use of a store, unless it is closed.
+pub(crate) struct LocalStore {
+    pub(crate) engine: Weak<Engine>,
+    pub(crate) writer: Weak<Writer>,
+    /// Removes blocks here that another store removed, or a namespace.
+    pub(crate) remove: RemoveHere,
+}
+
+/// Removes blocks from the store, or a namespace if there are none.
+pub(crate) type RemoveHere = Box<dyn Fn(NamespaceId, Option<&[ChainHash]>) -> Result<()> + Send>;
+
+/// The threads of the far tier.
+#[derive(Debug)]
+pub(crate) struct FarLanes {
+    far: Arc<FarTier>,
+    known: Arc<Mutex<Vec<KnownWriter>>>,
+    removals: JobLane,
+    publish: Helper<PublishDuty>,
+    follow: Helper<FollowDuty>,
+    promote: Helper<PromoteDuty>,
+}
+
+impl FarLanes {
+    pub(crate) fn start(
+        far: &Arc<FarTier>,
+        clock: &Arc<dyn Clock>,
+        local: LocalStore,
+    ) -> Result<Self> {
+        let known = Arc::default();
+        let first = Next::After(Duration::ZERO);
+        let threads = Executor::Threads;
+        let duty = PublishDuty {
+            far: Arc::clone(far),
+            clock: Arc::clone(clock),
+            engine: Weak::clone(&local.engine),
+            next_beat: clock.now(),
+            paused_until: clock.now(),
+        };
+        let publish = Helper::start("dalsegno-far-put", threads, duty, first).map_err(no_thread)?;
+        let follower = Follower::new(
+            Arc::clone(&far.tier),
+            Arc::clone(&far.index),
+            Arc::clone(clock),
+            far.writer,
+        );
+        let duty = FollowDuty {
+            far: Arc::clone(far),
+            follower,
+            known: Arc::clone(&known),
+            remove: local.remove,
+        };
+        let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
+        let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
+        let promote =
+            Helper::start("dalsegno-far-copy", threads, duty, first).map_err(no_thread)?;
+        let removals =
+            JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
+        let far = Arc::clone(far);
+        Ok(Self { far, known, removals, publish, follow, promote })
+    }
+
+    /// Publishes the removal of blocks, or of a namespace if there are none.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if that is not durable within the terms of the call; it still completes if the location responds.
+    pub(crate) fn remove(
+        &self,
+        namespace: NamespaceId,
+        hashes: Option<&[ChainHash]>,
+        (call, clock): (&Call, &dyn Clock),
+    ) -> Result<()> {
+        self.far.forget(namespace, hashes.unwrap_or_default());
+        let parts: Vec<Vec<ChainHash>> = match hashes {
+            None => vec![Vec::new()],
+            Some(hashes) => {
+                hashes.chunks(MAX_EXTENT_BLOCKS as usize).map(<[ChainHash]>::to_vec).collect()
+            }
+        };
+        let (far, known) = (Arc::clone(&self.far), self.known.lock().clone());
+        let publish = move || {
+            let mut publisher = far.publisher.lock();
+            for hashes in parts {
+                let tombstone = Tombstone { sequence: 0, namespace, hashes };
+                publisher.remove(tombstone, known.clone()).map_err(LogError::Io)?;
+            }
+            Ok(())
+        };
+        self.removals.run_blocking(call, clock, publish).map_err(to_error)
+    }
+
+    /// Ends the threads, after what waits was published or the time is over.
+    pub(crate) fn close(&self, timeout: Duration) {
+        self.follow.close();
+        self.promote.close();
+        self.removals.close();
+        self.publish.close();
+        self.promote.join(timeout);
+        self.publish.join(timeout.min(FINISH + Duration::from_secs(1)));
+        self.removals.join(Duration::from_secs(1));
+        self.follow.join(Duration::from_secs(1));
+    }
+}
+
+struct PublishDuty {
+    far: Arc<FarTier>,
+    clock: Arc<dyn Clock>,
+    engine: Weak<Engine>,
+    next_beat: Nanos,
+    /// After a failure of the location.
+    paused_until: Nanos,
+}
+
+/// Whether more extents can be added now.
+enum Added {
+    More,
+    /// Nothing waits, or all packs are being written.
+    Enough,
+}
+
+impl PublishDuty {
+    /// Copies the next waiting extent to a pack.
+    fn add_next(&mut self, publisher: &mut Publisher) -> std::result::Result<Added, IoError> {
+        let Some(extent) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let blocks = extent.hashes.len() as u64;
+        let counters = &self.far.counters;
+        if self.far.has_all(&extent) {
+            add(&counters.present_blocks, blocks);
+            return Ok(Added::More);
+        }
+        let Some(sector) =
+            self.engine.upgrade().and_then(|engine| sector_of(&engine, extent.namespace))
+        else {
+            add(&counters.dropped_blocks, blocks);
+            return Ok(Added::More);
+        };
+        if let Err(error) = publisher.describe(extent.namespace, &sector) {
+            self.far.put_back(extent);
+            return Err(error);
+        }
+        let engine = self.engine.upgrade();
+        let gone = Err(Refused::Unread(dalsegno_log::Cause::Recycled));
+        match engine.map_or(gone, |engine| self.far.add(publisher, &engine.log, &extent)) {
+            Ok(()) => Ok(Added::More),
+            Err(Refused::Busy) => {
+                self.far.put_back(extent);
+                Ok(Added::Enough)
+            }
+            Err(Refused::TooLarge | Refused::Unread(_)) => {
+                add(&counters.dropped_blocks, blocks);
+                Ok(Added::More)
+            }
+        }
+    }
+
+    /// Does what waits for the location.
+    fn keep_up(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
+        if self.far.write == FarWrite::Evict {
+            self.describe_all(publisher)?;
+        }
+        publisher.evict()?;
+        let now = self.clock.now();
+        if now >= self.next_beat && publisher.has_published() {
+            self.next_beat = now.after(BEAT);
+            publisher.beat()?;
+        }
+        Ok(())
+    }
+}
+
+impl PublishDuty {
+    /// Describes all namespaces, because an eviction cannot wait for that.
+    fn describe_all(&self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
+        let Some(engine) = self.engine.upgrade() else { return Ok(()) };
+        let namespaces = engine.namespaces.list();
+        let of = |namespace: &Namespace| sector_of(&engine, namespace.id());
+        let sectors: Vec<_> =
+            namespaces.iter().filter_map(|one| Some((one.id(), of(one)?))).collect();
+        drop(engine);
+        sectors.into_iter().try_for_each(|(id, sector)| publisher.describe(id, &sector))
+    }
+}
+
+impl Duty for PublishDuty {
+    type Task = NoTask;
+
+    fn run(&mut self, task: NoTask) {
+        match task {}
+    }
+
+    fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
+        let far = Arc::clone(&self.far);
+        let mut publisher = far.publisher.lock();
+        let writing = publisher.advance();
+        let mut failed = None;
+        let mut is_behind = false;
+        if self.clock.now() >= self.paused_until {
+            for number in 0..STEP_EXTENTS {
+                match self.add_next(&mut publisher) {
+                    Ok(Added::More) if !queue.is_closed() => {
+                        is_behind = number + 1 == STEP_EXTENTS;
+                    }
+                    Ok(_) => break,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+            failed = failed.or_else(|| self.keep_up(&mut publisher).err());
+        }
+        *self.far.published.lock() = publisher.stats();
+        if let Some(error) = failed {
+            tracing::warn!(%error, pause_s = PAUSE.as_secs(), "the far location fails; publishing pauses");
+            self.paused_until = self.clock.now().after(PAUSE);
+            return Next::After(PAUSE);
+        }
+        Next::After(match (is_behind, writing) {
+            (true, _) => Duration::ZERO,
+            (false, 0) => IDLE_STEP,
+            (false, _) => BUSY_STEP,
+        })
+    }
+
+    fn finish(&mut self) {
+        let deadline = Deadline::At(self.clock.now().after(FINISH));
+        let far = Arc::clone(&self.far);
+        let mut publisher = far.publisher.lock();
+        while !self.far.is_idle() && !deadline.expired(self.clock.now()) {
+            match self.add_next(&mut publisher) {
+                Ok(Added::More) => {}
+                Ok(Added::Enough) => {
+                    publisher.advance();
+                    std::thread::sleep(BUSY_STEP);
+                }
+                Err(_) => break,
+            }
+        }
+        publisher.finish(deadline);
+        self.far.drop_waiting();
+        *self.far.published.lock() = publisher.stats();
+    }
+}
+
+/// The description of a namespace, as it is stored.
+fn sector_of(engine: &Engine, id: NamespaceId) -> Option<Vec<u8>> {
+    let namespace = engine.namespaces.get(id).ok()?;
+    let compression = engine.namespaces.compression(id);
+    let mut sector = vec![0; SECTOR];
+    let fits = NamespaceSector(namespace.as_ref().clone(), compression).encode(&mut sector);
+    fits.then_some(sector)
+}
+
+struct FollowDuty {
+    far: Arc<FarTier>,
+    follower: Follower,
+    known: Arc<Mutex<Vec<KnownWriter>>>,
+    remove: RemoveHere,
+}
+
+impl Duty for FollowDuty {
+    type Task = NoTask;
+
+    fn run(&mut self, task: NoTask) {
+        match task {}
+    }
+
+    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+        let polled = self.follower.poll();
+        self.far.source.note(polled.as_ref().map(|_| ()));
+        match polled {
+            Ok(polled) => {
+                add(&self.far.counters.bad_catalogs, polled.bad_catalogs);
+                // Removals of this store, when it was open before, are in its log.
+                let own = self.far.writer.store;
+                let others = polled.tombstones.iter().filter(|(writer, _, _)| writer.store != own);
+                others.for_each(|(_, _, tombstone)| self.remove_here(tombstone));
+                *self.known.lock() = self.follower.known();
+            }
+            Err(error) => {
+                tracing::debug!(%error, "poll of the far location failed");
+                add(&self.far.counters.failed_polls, 1);
+            }
+        }
+        Next::After(POLL)
+    }
+}
+
+impl FollowDuty {
+    /// Removes from this store what another one removed.
+    fn remove_here(&self, tombstone: &Tombstone) {
+        let hashes = Some(tombstone.hashes.as_slice()).filter(|hashes| !hashes.is_empty());
+        if let Err(error) = (self.remove)(tombstone.namespace, hashes) {
+            tracing::warn!(%error, "blocks that another store removed are still stored here");
+        }
+    }
+}
+
+/// The bytes of blocks, and their places if all of them have one.
+fn memory_of(blocks: Vec<PromotedBlock>) -> (Vec<Vec<Memory>>, Vec<Arc<PlacedBlock>>) {
+    let (count, mut placed) = (blocks.len(), Vec::new());
+    let memory = blocks.into_iter().map(|block| match block {
+        PromotedBlock::Copied(bytes) => vec![Memory::owned(bytes, ())],
+        PromotedBlock::Placed(block) => {
+            let memory = vec![block.memory()];
+            placed.push(block);
+            memory
+        }
+    });
+    let memory: Vec<Vec<Memory>> = memory.collect();
+    if placed.len() < count {
+        placed.clear();
+    }
+    (memory, placed)
+}
+
+struct PromoteDuty {
+    far: Arc<FarTier>,
+    writer: Weak<Writer>,
+}
+
+impl Duty for PromoteDuty {
+    type Task = NoTask;
+
+    fn run(&mut self, task: NoTask) {
+        match task {}
+    }
+
+    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+        for promotion in self.far.promotions.take() {
+            let Some(writer) = self.writer.upgrade() else { break };
+            let Promotion { namespace, chain, blocks } = promotion;
+            let first = chain.len() - blocks.len();
+            let (memory, placed) = memory_of(blocks);
+            let put = Put { chain: &chain, first, blocks: memory };
+            match writer.put_batch(namespace, put, &placed, &Terms::within(PROMOTE)) {
+                Ok(report) => {
+                    let stored = report.count(PutOutcome::Stored);
+                    add(&self.far.counters.promoted_blocks, stored);
+                }
+                Err(error) => tracing::debug!(%error, "blocks not copied to the log"),
+            }
+        }
+        Next::After(IDLE_STEP)
+    }
+}

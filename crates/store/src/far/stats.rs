@@ -1,0 +1,51 @@
+//! The counters of the far tier.
+
+use std::collections::BTreeMap;
+
+use dalsegno_far::PublisherStats;
+use serde::Serialize;
+
+/// What the far tier holds, and what it did since the store was opened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct FarStats {
+    /// `"working"`, or `"suspended"` while the location does not respond, so that its blocks are misses.
+    pub reads: &'static str,
+    /// How often reads were suspended.
+    pub suspensions: u64,
+    /// Reads that were refused meanwhile.
+    pub refused_requests: u64,
+    /// Packs of all stores that are indexed.
+    pub packs: u64,
+    /// Bytes of these packs.
+    pub pack_bytes: u64,
+    /// Blocks that are found there.
+    pub blocks: u64,
+    /// Blocks that another pack has, too.
+    pub duplicate_blocks: u64,
+    /// Blocks of packs that were forgotten to bound the memory of the index.
+    pub forgotten_blocks: u64,
+    /// Bytes of memory of the index, about.
+    pub index_bytes: u64,
+    /// Bytes of blocks that were hits.
+    pub used_bytes: u64,
+    /// Bytes that were fetched for them, including padding and headers.
+    pub fetched_bytes: u64,
+    /// Read requests sent to the location.
+    pub read_requests: u64,
+    /// Blocks that were found there and lost while reading, by cause.
+    pub misses: BTreeMap<&'static str, u64>,
+    /// Blocks copied to the log because they were hit twice.
+    pub promoted_blocks: u64,
+    /// Extents that wait to be written there.
+    pub waiting_extents: u64,
+    /// Blocks that were not written there because too many waited, or they could not be read in time.
+    pub dropped_blocks: u64,
+    /// Blocks that were not written there because they are there already.
+    pub present_blocks: u64,
+    /// Catalogs that were damaged, or that a newer Dalsegno wrote.
+    pub bad_catalogs: u64,
+    /// Polls that failed.
+    pub failed_polls: u64,
+    /// What this store published.
+    pub published: PublisherStats,
+}

@@ -1,0 +1,277 @@
+//! The far tier as the paths of a store use it.
+//!
+//! 1. A lookup reads memory. While the location does not respond, its blocks are not present.
+//! 2. No put and no reclaim waits for the location: an extent that finds no place in the queue is not written there,
+//!    and counted.
+//! 3. Memory of the index, of headers and of packs is bounded.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Clock, Extent, FarWrite, Limits, Namespace, NamespaceId, StoreId};
+use dalsegno_extent::{IoBounds, SourceIo};
+use dalsegno_far::{
+    FarIndex, FarPlace, FarReader, FarShape, FarWanted, Publisher, PublisherOptions, Refused, Tier,
+    WriterId,
+};
+use dalsegno_io::{BufferPool, Source};
+use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, Log};
+use parking_lot::Mutex;
+
+use crate::far::promotions::{PromotedBlock, Promotions};
+use crate::far::stats::FarStats;
+use crate::far::watched::WatchedSource;
+use crate::stats::add;
+
+/// Memory of the index: 8 million blocks.
+const INDEX_BYTES: u64 = 256 << 20;
+/// Memory of headers.
+const HEADER_BYTES: u64 = 64 << 20;
+/// Size of a full pack.
+const PACK_BYTES: u64 = 32 << 20;
+/// How long an eviction waits for others that copy extents to packs.
+const DEMOTE_WAIT: Duration = Duration::from_millis(5);
+/// Extents that wait to be written.
+const MOST_WAITING: usize = 4096;
+/// The largest single request.
+const REQUEST_BYTES: u64 = 1 << 20;
+
+/// The parts that a far tier is made of.
+#[derive(Debug)]
+pub(crate) struct FarParts {
+    pub(crate) tier: Arc<dyn Tier>,
+    pub(crate) writer: WriterId,
+    pub(crate) limits: Limits,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) pool: BufferPool,
+}
+
+/// The far tier of a store.
+#[derive(Debug)]
+pub(crate) struct FarTier {
+    pub(super) tier: Arc<dyn Tier>,
+    /// When a block is written.
+    pub(super) write: FarWrite,
+    flush: Duration,
+    pub(super) writer: WriterId,
+    pub(super) index: Arc<FarIndex>,
+    pub(super) source: Arc<WatchedSource>,
+    pub(super) publisher: Mutex<Publisher>,
+    reader: FarReader,
+    waiting: Mutex<VecDeque<Extent>>,
+    pub(super) promotions: Promotions,
+    /// Its counters are copied here, so that reading them does not wait for the location.
+    pub(super) published: Mutex<dalsegno_far::PublisherStats>,
+    pub(super) counters: FarCounters,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct FarCounters {
+    pub(super) promoted_blocks: AtomicU64,
+    pub(super) dropped_blocks: AtomicU64,
+    pub(super) present_blocks: AtomicU64,
+    pub(super) bad_catalogs: AtomicU64,
+    pub(super) failed_polls: AtomicU64,
+}
+
+/// A block of a get that is at the far location.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FarBlock {
+    /// Its position in the chain.
+    pub(crate) at: usize,
+    /// Where it is.
+    pub(crate) place: FarPlace,
+}
+
+impl FarTier {
+    pub(crate) fn new(parts: FarParts) -> Self {
+        let FarParts { tier, writer, limits, clock, pool } = parts;
+        let index = Arc::new(FarIndex::new(INDEX_BYTES));
+        let as_source = Arc::clone(&tier) as Arc<dyn Source>;
+        let source = Arc::new(WatchedSource::new(as_source, &clock));
+        let bounds = IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES };
+        let io = Arc::new(SourceIo {
+            source: Arc::<WatchedSource>::clone(&source),
+            clock: Arc::clone(&clock),
+            pool,
+            bounds,
+            stats: Arc::default(),
+        });
+        let reader = FarReader::new(io, Arc::clone(&tier), Arc::clone(&index), HEADER_BYTES);
+        let options = PublisherOptions {
+            pack_bytes: PACK_BYTES,
+            capacity_bytes: limits.far_capacity_bytes.unwrap_or(u64::MAX),
+        };
+        let publisher =
+            Publisher::new(Arc::clone(&tier), Arc::clone(&index), clock, writer, options);
+        Self {
+            tier,
+            write: limits.far_write,
+            flush: Duration::from_millis(limits.far_flush_ms),
+            writer,
+            index,
+            source,
+            publisher: Mutex::new(publisher),
+            reader,
+            waiting: Mutex::default(),
+            promotions: Promotions::default(),
+            published: Mutex::default(),
+            counters: FarCounters::default(),
+        }
+    }
+
+    /// Where a block is, if it can be read.
+    pub(crate) fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<FarPlace> {
+        self.index.find(namespace, hash)
+    }
+
+    /// Whether reads are refused because the location does not respond.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.source.is_suspended()
+    }
+
+    /// Reads blocks, and returns one result for each target.
+    pub(crate) fn read(
+        &self,
+        namespace: &Namespace,
+        layers: std::ops::Range<u32>,
+        wanted: Vec<(FarPlace, ChainHash, BlockTarget)>,
+        call: &Call,
+    ) -> Vec<BlockRead> {
+        let shape = FarShape { namespace: namespace.id(), layout: namespace.layout(), layers };
+        let wanted = wanted.into_iter();
+        let wanted =
+            wanted.map(|(place, hash, target)| FarWanted { place, hash, target }).collect();
+        self.reader.read(&shape, wanted, call)
+    }
+
+    /// Counts blocks that were not read because the location is suspended.
+    pub(crate) fn count_suspended(&self, blocks: u64) {
+        self.reader.count_miss(Cause::Suspended, blocks);
+    }
+
+    /// Notes a hit of the last block of `chain`. At the second one its bytes are queued to be copied to the log.
+    pub(crate) fn note_hit(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        block: impl FnOnce() -> PromotedBlock,
+    ) {
+        self.promotions.note_hit(namespace, chain, block);
+    }
+
+    /// Queues an extent of the log to be written, for the reason `why`.
+    pub(crate) fn offer(&self, extent: &Extent, why: FarWrite) {
+        if self.write != why {
+            return;
+        }
+        let mut waiting = self.waiting.lock();
+        if waiting.len() < MOST_WAITING {
+            waiting.push_back(extent.clone());
+        } else {
+            add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
+        }
+    }
+
+    /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
+    pub(crate) fn demote(&self, log: &Log, extent: &Extent) {
+        if self.write != FarWrite::Evict || self.has_all(extent) {
+            return;
+        }
+        let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
+        let added = publisher.map(|mut publisher| self.add(&mut publisher, log, extent));
+        if added != Some(Ok(())) {
+            add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
+        }
+    }
+
+    /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
+    pub(super) fn add(
+        &self,
+        publisher: &mut Publisher,
+        log: &Log,
+        extent: &Extent,
+    ) -> Result<(), Refused> {
+        let gone = Refused::Unread(Cause::Recycled);
+        if !publisher.is_described(extent.namespace) {
+            return Err(gone);
+        }
+        let removed = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
+        if !removed.is_empty() {
+            return Err(gone);
+        }
+        let pinned = log.pinned_file(extent.location).ok_or(gone)?;
+        let of = (log.store(), extent);
+        publisher.add(log.source(), &pinned, of, self.flush)
+    }
+
+    /// The next extent to be written.
+    pub(super) fn next_waiting(&self) -> Option<Extent> {
+        self.waiting.lock().pop_front()
+    }
+
+    /// Puts an extent back that could not be written yet.
+    pub(super) fn put_back(&self, extent: Extent) {
+        self.waiting.lock().push_front(extent);
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.lock().is_empty()
+    }
+
+    /// Stops finding blocks.
+    pub(super) fn forget(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
+        for hash in hashes {
+            self.index.forget(namespace, hash);
+        }
+    }
+
+    /// Drops the extents that still wait when the store is closed.
+    pub(super) fn drop_waiting(&self) {
+        let left: usize = self.waiting.lock().drain(..).map(|extent| extent.hashes.len()).sum();
+        add(&self.counters.dropped_blocks, left as u64);
+    }
+
+    /// Whether the location has all blocks of an extent.
+    pub(super) fn has_all(&self, extent: &Extent) -> bool {
+        extent.hashes.iter().all(|hash| self.find(extent.namespace, hash).is_some())
+    }
+
+    /// All counters.
+    pub(crate) fn stats(&self) -> FarStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let index = self.index.view();
+        let (suspensions, refused_requests) = self.source.counts();
+        let transfers = self.reader.stats();
+        FarStats {
+            reads: if self.is_suspended() { "suspended" } else { "working" },
+            suspensions,
+            refused_requests,
+            packs: index.packs,
+            pack_bytes: index.pack_bytes,
+            blocks: index.blocks,
+            duplicate_blocks: index.duplicate_blocks,
+            forgotten_blocks: index.forgotten_blocks,
+            index_bytes: index.memory_bytes,
+            used_bytes: self.reader.used_bytes(),
+            fetched_bytes: transfers.read_bytes,
+            read_requests: transfers.read_requests,
+            misses: transfers.misses,
+            promoted_blocks: get(&self.counters.promoted_blocks),
+            waiting_extents: self.waiting.lock().len() as u64,
+            dropped_blocks: get(&self.counters.dropped_blocks),
+            present_blocks: get(&self.counters.present_blocks),
+            bad_catalogs: get(&self.counters.bad_catalogs),
+            failed_polls: get(&self.counters.failed_polls),
+            published: *self.published.lock(),
+        }
+    }
+}
+
+/// The name under which a store writes while it is open.
+pub(crate) fn writer_id(store: StoreId, random: [u8; 8]) -> WriterId {
+    // Below 2^62, as all counts of the formats.
+    WriterId { store, open: u64::from_le_bytes(random) >> 2 }
+}
