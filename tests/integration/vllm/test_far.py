@@ -1,0 +1,56 @@
+"""Two real vLLM engines on two nodes that share GlusterFS: what one computed, the other loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from tests.far.processes import until
+from tests.far.shared_fs import mounted
+from tests.integration.vllm import small_model
+from tests.integration.vllm.test_shared import (
+    DOCUMENT_CHARS,
+    QUESTIONS,
+    connector,
+    engines,
+    loaded_share,
+)
+
+from dalsegno.demo import primer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+def node(path: Path, far: Path) -> dict[str, Any]:
+    """The connector of an engine with a local directory and a far one."""
+    config = connector(str(path))
+    config["kv_connector_extra_config"]["store"] = {"far": str(far), "far_flush_s": 0.5}
+    config["kv_connector_extra_config"]["capacity"] = "1GiB"
+    return config
+
+
+def catalogs(far: Path) -> int:
+    return len(list(far.glob("*/*.catalog")))
+
+
+def test_a_prompt_of_a_killed_node_is_loaded_by_another_one(tmp_path: Path) -> None:
+    small_model.prepare(tmp_path / "model")
+    (tmp_path / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
+    with engines(tmp_path, oracle=None) as alone:
+        right = alone["oracle"].ask()["token_ids"]
+    with mounted("gluster_default") as fs:
+        (fs.a / "kv").mkdir()
+        with engines(tmp_path, a=node(tmp_path / "a", fs.a / "kv")) as first:
+            answer = first["a"].ask()
+            assert answer["token_ids"] == right
+            assert loaded_share(answer) == 0
+            until("A has published", lambda: catalogs(fs.a / "kv") > 0)
+        # `engines` kills what it started. The second one has an empty local directory.
+        with engines(tmp_path, b=node(tmp_path / "b", fs.b / "kv")) as second:
+            answer = second["b"].ask()
+        assert answer["token_ids"] == right, QUESTIONS[0]
+        assert loaded_share(answer) >= 0.95
