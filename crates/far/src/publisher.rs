@@ -4,7 +4,8 @@
 //!    location.
 //! 2. A catalog is written after its pack is durable, and its blocks are found here after the catalog is durable.
 //! 3. A pack that cannot be written is dropped and counted; its number is not used again.
-//! 4. Own packs stay within a bound on their bytes: the oldest go first, pack before catalog.
+//! 4. Own packs stay within a bound on their bytes, and give way when the location has no space: the oldest go first,
+//!    pack before catalog.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -105,6 +106,8 @@ pub struct Publisher {
     own: BTreeMap<u64, u64>,
     described: BTreeSet<NamespaceId>,
     beats: u64,
+    /// Whether the location had no space since packs were last evicted.
+    is_full: bool,
     stats: PublisherStats,
 }
 
@@ -143,6 +146,7 @@ impl Publisher {
             own: BTreeMap::new(),
             described: BTreeSet::new(),
             beats: 0,
+            is_full: false,
             stats: PublisherStats::default(),
         }
     }
@@ -298,6 +302,7 @@ impl Publisher {
                     %error,
                     "pack not published; its blocks are only stored here"
                 );
+                self.is_full |= error.is_no_space();
                 self.stats.full += u64::from(error.is_no_space());
                 self.stats.failed_blocks += blocks_of(&writing.catalog.entries);
                 // What is there of it is of no use.
@@ -331,9 +336,10 @@ impl Publisher {
         tombstone: Tombstone,
         mut known: Vec<KnownWriter>,
     ) -> Result<(), IoError> {
+        // Its blocks were put before the removal. Those that are put from now on go into a pack with a larger number.
+        self.close_pack();
         let (writer, number) = (self.writer, self.next);
         self.next += 1;
-        // Also packs that are being filled or written: their blocks were put before the removal.
         known.retain(|known| known.writer != writer);
         known.push(KnownWriter { writer, number });
         known.sort_unstable();
@@ -356,14 +362,18 @@ impl Publisher {
         if self.beats > 1 { self.remove_now(Object::Beat(self.beats - 1)) } else { Ok(()) }
     }
 
-    /// Removes the oldest own packs beyond the bound. Waits for the location.
+    /// Removes the oldest own packs beyond the bound, and one more if the location had no space. Waits for the location.
     ///
     /// # Errors
     ///
     /// That of the location.
     pub fn evict(&mut self) -> Result<(), IoError> {
         let mut bytes: u64 = self.own.values().sum();
-        while bytes > self.options.capacity_bytes
+        let mut bound = self.options.capacity_bytes;
+        if std::mem::take(&mut self.is_full) {
+            bound = bound.min(bytes.saturating_sub(self.options.pack_bytes));
+        }
+        while bytes > bound
             && let Some((number, pack_bytes)) = self.own.pop_first()
         {
             bytes -= pack_bytes;

@@ -225,6 +225,22 @@ fn what_one_host_removed_does_not_come_back_on_another() {
 }
 
 #[test]
+fn a_block_that_is_put_again_right_after_its_removal_is_published() {
+    let far = tempfile::tempdir().unwrap();
+    let a = Host::with(&Config { far_flush_s: Some(1.5), ..config(far.path()) });
+    a.put(1, 4);
+    until("its pack is being filled", || a.far().waiting_extents == 0);
+    std::thread::sleep(Duration::from_millis(300));
+    let removed = chain(1, 1);
+    a.store.remove(a.namespace, Some(&removed), &Terms::within(LIMIT)).unwrap();
+    a.put(1, 4);
+    a.publish(5);
+    let b = Host::new(far.path());
+    until("another host finds all of them", || b.probe(1, 4) == 4);
+    assert_eq!(b.get(1, 4), 4);
+}
+
+#[test]
 fn damage_costs_the_blocks_that_it_hits_and_nothing_else() {
     let far = tempfile::tempdir().unwrap();
     let (a, b) = (Host::new(far.path()), Host::new(far.path()));
