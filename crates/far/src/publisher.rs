@@ -362,7 +362,8 @@ impl Publisher {
         if self.beats > 1 { self.remove_now(Object::Beat(self.beats - 1)) } else { Ok(()) }
     }
 
-    /// Removes the oldest own packs beyond the bound, and one more if the location had no space. Waits for the location.
+    /// Removes the oldest own packs beyond the bound, and one more if the location had no space. Waits for the
+    /// location.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Two hosts share a location, and one of them is killed at every operation that changes it.
 //!
-//! A third host, which starts afterwards, finds everything that was published and not removed, nothing that was removed,
-//! and reads the right bytes.
+//! A third host, which starts afterwards, finds everything that was published and not removed, finds nothing that was
+//! removed, and reads the right bytes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
