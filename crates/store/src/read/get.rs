@@ -115,13 +115,10 @@ impl<'a> Get<'a> {
             Whereabouts::find(self.engine, self.namespace.id(), self.chain, scope, self.wait);
         let Whereabouts { near, far } = found;
         note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
+        self.take_dram(&near, &mut out);
+        self.take_far_dram(&far, &mut out);
         let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
-        drop(self.take_dram(&positions, &mut out));
-        let far_positions: Vec<usize> = far.iter().map(|block| block.at).collect();
-        for (at, block) in self.take_dram(&far_positions, &mut out) {
-            self.note_far(at, || PromotedBlock::Placed(block));
-        }
-        positions.extend(far_positions);
+        positions.extend(far.iter().map(|block| block.at));
         positions.sort_unstable();
         self.reserve_leases(&positions, &mut out);
         let rest = near.iter().flat_map(|run| missing_parts(run, &out)).collect();
@@ -129,30 +126,47 @@ impl<'a> Get<'a> {
         self.take_far(&far, &mut out);
     }
 
-    /// Serves the found blocks that DRAM holds, and returns them.
-    fn take_dram(
-        &mut self,
-        positions: &[usize],
-        out: &mut [Option<Wanted>],
-    ) -> Vec<(usize, Arc<PlacedBlock>)> {
-        let mut served = Vec::new();
-        if self.engine.front.dram.is_off() || positions.is_empty() {
-            return served;
+    /// Serves the blocks of the log that DRAM holds.
+    fn take_dram(&mut self, runs: &[Run], out: &mut [Option<Wanted>]) {
+        if self.engine.front.dram.is_off() {
+            return;
         }
-        let slice = self.namespace.layout().slice_bytes() as usize;
-        let layers_start = self.layers.start as usize * slice;
-        let hashes: Vec<ChainHash> = positions.iter().map(|at| self.chain[*at]).collect();
-        let found = self.engine.front.dram.get(self.namespace.id(), &hashes);
-        for (at, block) in positions.iter().zip(found) {
-            let Some(block) = block else { continue };
-            match out[*at].take().expect("each block is requested once") {
-                Wanted::Copy(mut pieces) => block.copy_to(layers_start, &mut pieces),
-                Wanted::Lease => self.leased[*at] = Some(Arc::clone(&block)),
+        for run in runs {
+            let hashes = &self.chain[positions_of(run)];
+            let found = self.engine.front.dram.get(self.namespace.id(), hashes);
+            for (at, block) in positions_of(run).zip(found) {
+                if let Some(block) = block {
+                    self.serve(at, block, out);
+                }
             }
-            self.outcomes[*at] = Outcome::Dram;
-            served.push((*at, block));
         }
-        served
+    }
+
+    /// Serves the blocks of the far tier that DRAM holds.
+    fn take_far_dram(&mut self, blocks: &[FarBlock], out: &mut [Option<Wanted>]) {
+        if self.engine.front.dram.is_off() || blocks.is_empty() {
+            return;
+        }
+        let hashes: Vec<ChainHash> = blocks.iter().map(|block| self.chain[block.at]).collect();
+        let found = self.engine.front.dram.get(self.namespace.id(), &hashes);
+        for (FarBlock { at, .. }, block) in blocks.iter().zip(found) {
+            if let Some(block) = block {
+                self.note_far(*at, || PromotedBlock::Placed(Arc::clone(&block)));
+                self.serve(*at, block, out);
+            }
+        }
+    }
+
+    /// Gives the caller a block that is in DRAM.
+    fn serve(&mut self, at: usize, block: Arc<PlacedBlock>, out: &mut [Option<Wanted>]) {
+        match out[at].take().expect("each block is requested once") {
+            Wanted::Copy(mut pieces) => {
+                let slice = self.namespace.layout().slice_bytes() as usize;
+                block.copy_to(self.layers.start as usize * slice, &mut pieces);
+            }
+            Wanted::Lease => self.leased[at] = Some(block),
+        }
+        self.outcomes[at] = Outcome::Dram;
     }
 
     /// Reserves places for blocks to be leased that are not in DRAM. Without a place, a block is not read, nor are
