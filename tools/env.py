@@ -177,7 +177,7 @@ ENVIRONMENTS = {
 
 
 def say(text: str) -> None:
-    """Prints one line of progress at once."""
+    """Prints one line of progress immediately."""
     print(f"env: {text}", flush=True)
 
 

@@ -33,7 +33,7 @@ OPTIONS = (
 
 
 def say(text: str) -> None:
-    """Prints one line of progress at once."""
+    """Prints one line of progress immediately."""
     print(f"far-packages: {text}", flush=True)
 
 

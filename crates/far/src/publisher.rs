@@ -55,6 +55,8 @@ pub struct PublisherOptions {
     pub pack_bytes: u64,
     /// Most bytes of own packs.
     pub capacity_bytes: u64,
+    /// How long a pack waits to be full before it is published.
+    pub flush: Duration,
 }
 
 /// Why an extent was not added to a pack.
@@ -195,7 +197,6 @@ impl Publisher {
         io: &SourceIo,
         pinned: &PinnedFile,
         (store, extent): (StoreId, &Extent),
-        flush_after: Duration,
     ) -> Result<(), Refused> {
         assert!(self.described.contains(&extent.namespace), "its namespace is described first");
         let bytes = usize::try_from(extent.total_bytes()).expect("64-bit addresses");
@@ -208,7 +209,7 @@ impl Publisher {
         }
         let mut filling = match self.filling.take() {
             Some(filling) => filling,
-            None => self.new_pack(flush_after).ok_or(Refused::Busy)?,
+            None => self.new_pack().ok_or(Refused::Busy)?,
         };
         let at = filling.bytes;
         let mut header = match filling.memory.read(io, pinned, (store, extent), at) {
@@ -242,7 +243,7 @@ impl Publisher {
         Ok(())
     }
 
-    fn new_pack(&mut self, flush_after: Duration) -> Option<Filling> {
+    fn new_pack(&mut self) -> Option<Filling> {
         if self.writing.len() >= IN_FLIGHT {
             return None;
         }
@@ -252,7 +253,7 @@ impl Publisher {
         };
         let number = self.next;
         self.next += 1;
-        let due = Deadline::At(self.clock.now().after(flush_after));
+        let due = Deadline::At(self.clock.now().after(self.options.flush));
         Some(Filling { number, memory, bytes: 0, entries: Vec::new(), catalog_bytes: 0, due })
     }
 

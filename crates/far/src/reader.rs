@@ -115,11 +115,6 @@ impl FarReader {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts blocks that were not read.
-    pub fn count_miss(&self, cause: Cause, blocks: u64) {
-        self.io.stats.count_miss(cause, blocks);
-    }
-
     /// Reads blocks, and returns one result for each, in order.
     pub fn read(&self, shape: &FarShape, wanted: Vec<FarWanted>, call: &Call) -> Vec<BlockRead> {
         let mut results: Vec<Option<BlockRead>> = wanted.iter().map(|_| None).collect();

@@ -70,8 +70,11 @@ impl Host {
         let as_tier = Arc::clone(&tier) as Arc<dyn Tier>;
         let index = Arc::new(FarIndex::new(1 << 20));
         let writer = WriterId { store: StoreId([number; 16]), open: u64::from(number) };
-        let options =
-            PublisherOptions { pack_bytes: RECORD_BYTES, capacity_bytes: packs * RECORD_BYTES };
+        let options = PublisherOptions {
+            pack_bytes: RECORD_BYTES,
+            capacity_bytes: packs * RECORD_BYTES,
+            flush: LIMIT,
+        };
         let (of_index, of_clock) = (|| Arc::clone(&index), || Arc::clone(clock));
         let publisher =
             Publisher::new(Arc::clone(&as_tier), of_index(), of_clock(), writer, options);
@@ -120,7 +123,7 @@ impl Host {
         }
         let (pinned, extent) = self.record(first);
         let of = (self.writer.store, &extent);
-        self.publisher.add(&self.log_io, &pinned, of, LIMIT).unwrap();
+        self.publisher.add(&self.log_io, &pinned, of).unwrap();
         while self.publisher.advance() > 0 {}
         self.index.find(NAMESPACE, &hash(first)).is_some()
     }

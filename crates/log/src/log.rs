@@ -196,9 +196,10 @@ impl Log {
     #[must_use]
     pub fn read(&self, reads: Vec<ExtentRead>, call: &Call) -> Vec<Vec<BlockRead>> {
         let Owners { segments, reader, .. } = &*self.owners;
-        let pinned = |read: ExtentRead| {
-            let pin = segments.pin(read.extent.location);
-            PinnedRead { pinned: pin.map(|pin| Arc::new(pin).pinned_file()), read, tables: None }
+        let pinned = |read: ExtentRead| PinnedRead {
+            pinned: self.pinned_file(read.extent.location),
+            read,
+            tables: None,
         };
         reader.read(reads.into_iter().map(pinned), call, &|file| segments.other_file(file))
     }
@@ -209,8 +210,8 @@ impl Log {
     #[must_use]
     pub fn read_compressed(&self, extent: &dalsegno_core::Extent) -> Option<CompressedExtent> {
         let Owners { segments, io, .. } = &*self.owners;
-        let pin = segments.pin(extent.location).filter(|_| extent.is_compressed())?;
-        read_stored(io, &Arc::new(pin).pinned_file(), segments.store(), extent)
+        let pinned = self.pinned_file(extent.location).filter(|_| extent.is_compressed())?;
+        read_stored(io, &pinned, segments.store(), extent)
     }
 
     /// The file of an extent, which stays in its place as long as this lives; `None` if it was recycled already.

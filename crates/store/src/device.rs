@@ -67,18 +67,21 @@ pub(crate) struct Watched {
     trial: Mutex<Option<(FileId, BufferPool)>>,
 }
 
-/// Watches the reads of a source that has no file to try it with: requests of callers try it.
+/// A source that gets reads only as long as it responds. It has no file to try it with: requests of callers try it.
 #[derive(Debug)]
-pub(crate) struct WatchedReads([Arc<DirectionWatch>; 2]);
+pub(crate) struct WatchedSource {
+    source: Arc<dyn Source>,
+    reads: [Arc<DirectionWatch>; 2],
+}
 
-impl WatchedReads {
-    pub(crate) fn new(what: &'static str, clock: &Arc<dyn Clock>) -> Self {
-        Self(WatchedDirection::watches(what, BreakerRules::READS, clock, None))
+impl WatchedSource {
+    pub(crate) fn new(source: Arc<dyn Source>, what: &'static str, clock: &Arc<dyn Clock>) -> Self {
+        Self { source, reads: WatchedDirection::watches(what, BreakerRules::READS, clock, None) }
     }
 
     /// The request with its watch if it may be sent; otherwise it is completed with an error.
-    pub(crate) fn admit(&self, mut request: Request) -> Option<Request> {
-        let [usual, trial] = &self.0;
+    fn admit(&self, mut request: Request) -> Option<Request> {
+        let [usual, trial] = &self.reads;
         let may_refuse = is_refusable(request.operation, request.class, request.deadline);
         let verdict = usual.side.verdict(may_refuse);
         if verdict == Verdict::Refuse {
@@ -93,19 +96,19 @@ impl WatchedReads {
 
     /// Whether reads are refused now.
     pub(crate) fn is_suspended(&self) -> bool {
-        self.0[0].side.with(Breaker::refuses)
+        self.reads[0].side.with(Breaker::refuses)
     }
 
     /// Notes how something else ended that shows whether the source responds.
     pub(crate) fn note(&self, result: Result<(), &IoError>) {
-        let [usual, _] = &self.0;
+        let [usual, _] = &self.reads;
         usual.side.with(|breaker, now| breaker.begin(now, RequestKind::Regular));
         usual.ended(result);
     }
 
     /// How often reads were suspended, and how many were refused.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        let side = &self.0[0].side;
+        let side = &self.reads[0].side;
         (side.with(|breaker, _| breaker.suspensions()), side.refused.load(Ordering::Relaxed))
     }
 }
@@ -311,6 +314,20 @@ fn watching<R>(
 
 fn is_refusable(operation: Operation, class: Class, deadline: Deadline) -> bool {
     operation != Operation::Sync && class == Class::Foreground && deadline.is_bounded()
+}
+
+impl Source for WatchedSource {
+    fn submit(&self, requests: Vec<Request>) {
+        let admitted: Vec<_> =
+            requests.into_iter().filter_map(|request| self.admit(request)).collect();
+        if !admitted.is_empty() {
+            self.source.submit(admitted);
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.source.geometry()
+    }
 }
 
 impl Source for Watched {

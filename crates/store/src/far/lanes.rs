@@ -24,7 +24,7 @@ use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::error::{no_thread, to_error};
 use crate::far::promotions::{PromotedBlock, Promotion};
-use crate::far::tier::FarTier;
+use crate::far::tier::{FarTier, add_to_pack};
 use crate::read::arena::PlacedBlock;
 use crate::stats::add;
 use crate::write::put::{Put, PutOutcome, Writer};
@@ -187,7 +187,7 @@ impl PublishDuty {
         }
         let engine = self.engine.upgrade();
         let gone = Err(Refused::Unread(dalsegno_log::Cause::Recycled));
-        match engine.map_or(gone, |engine| self.far.add(publisher, &engine.log, &extent)) {
+        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine.log, &extent)) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
                 self.far.put_back(extent);

@@ -5,11 +5,9 @@
 //! | `tier` | what the paths of the store use: lookups, reads, and offers of extents |
 //! | `lanes` | the threads that publish and follow, and what they do |
 //! | `promotions` | blocks that were hit twice, on their way to the log |
-//! | `watched` | stops reads while the location does not respond |
 //! | `stats` | the counters |
 
 pub(crate) mod lanes;
 pub(crate) mod promotions;
 pub(crate) mod stats;
 pub(crate) mod tier;
-mod watched;

@@ -17,12 +17,12 @@ use dalsegno_far::{
     WriterId,
 };
 use dalsegno_io::{BufferPool, Source};
-use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, Log};
+use dalsegno_log::{BlockRead, Call, Cause, Log};
 use parking_lot::Mutex;
 
+use crate::device::WatchedSource;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::stats::FarStats;
-use crate::far::watched::WatchedSource;
 use crate::stats::add;
 
 /// Memory of the index: 8 million blocks.
@@ -54,7 +54,6 @@ pub(crate) struct FarTier {
     pub(super) tier: Arc<dyn Tier>,
     /// When a block is written.
     pub(super) write: FarWrite,
-    flush: Duration,
     pub(super) writer: WriterId,
     pub(super) index: Arc<FarIndex>,
     pub(super) source: Arc<WatchedSource>,
@@ -90,7 +89,7 @@ impl FarTier {
         let FarParts { tier, writer, limits, clock, pool } = parts;
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let as_source = Arc::clone(&tier) as Arc<dyn Source>;
-        let source = Arc::new(WatchedSource::new(as_source, &clock));
+        let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
         let bounds = IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES };
         let io = Arc::new(SourceIo {
             source: Arc::<WatchedSource>::clone(&source),
@@ -103,13 +102,13 @@ impl FarTier {
         let options = PublisherOptions {
             pack_bytes: PACK_BYTES,
             capacity_bytes: limits.far_capacity_bytes.unwrap_or(u64::MAX),
+            flush: Duration::from_millis(limits.far_flush_ms),
         };
         let publisher =
             Publisher::new(Arc::clone(&tier), Arc::clone(&index), clock, writer, options);
         Self {
             tier,
             write: limits.far_write,
-            flush: Duration::from_millis(limits.far_flush_ms),
             writer,
             index,
             source,
@@ -137,19 +136,11 @@ impl FarTier {
         &self,
         namespace: &Namespace,
         layers: std::ops::Range<u32>,
-        wanted: Vec<(FarPlace, ChainHash, BlockTarget)>,
+        wanted: Vec<FarWanted>,
         call: &Call,
     ) -> Vec<BlockRead> {
         let shape = FarShape { namespace: namespace.id(), layout: namespace.layout(), layers };
-        let wanted = wanted.into_iter();
-        let wanted =
-            wanted.map(|(place, hash, target)| FarWanted { place, hash, target }).collect();
         self.reader.read(&shape, wanted, call)
-    }
-
-    /// Counts blocks that were not read because the location is suspended.
-    pub(crate) fn count_suspended(&self, blocks: u64) {
-        self.reader.count_miss(Cause::Suspended, blocks);
     }
 
     /// Notes a hit of the last block of `chain`. At the second one its bytes are queued to be copied to the log.
@@ -181,30 +172,10 @@ impl FarTier {
             return;
         }
         let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
-        let added = publisher.map(|mut publisher| self.add(&mut publisher, log, extent));
+        let added = publisher.map(|mut publisher| add_to_pack(&mut publisher, log, extent));
         if added != Some(Ok(())) {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
-    }
-
-    /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
-    pub(super) fn add(
-        &self,
-        publisher: &mut Publisher,
-        log: &Log,
-        extent: &Extent,
-    ) -> Result<(), Refused> {
-        let gone = Refused::Unread(Cause::Recycled);
-        if !publisher.is_described(extent.namespace) {
-            return Err(gone);
-        }
-        let removed = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
-        if !removed.is_empty() {
-            return Err(gone);
-        }
-        let pinned = log.pinned_file(extent.location).ok_or(gone)?;
-        let of = (log.store(), extent);
-        publisher.add(log.source(), &pinned, of, self.flush)
     }
 
     /// The next extent to be written.
@@ -268,6 +239,25 @@ impl FarTier {
             published: *self.published.lock(),
         }
     }
+}
+
+/// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
+pub(super) fn add_to_pack(
+    publisher: &mut Publisher,
+    log: &Log,
+    extent: &Extent,
+) -> Result<(), Refused> {
+    let gone = Refused::Unread(Cause::Recycled);
+    if !publisher.is_described(extent.namespace) {
+        return Err(gone);
+    }
+    let removed = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
+    if !removed.is_empty() {
+        return Err(gone);
+    }
+    let pinned = log.pinned_file(extent.location).ok_or(gone)?;
+    let of = (log.store(), extent);
+    publisher.add(log.source(), &pinned, of)
 }
 
 /// The name under which a store writes while it is open.

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
+use dalsegno_far::FarWanted;
 use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::{Memory, Operation, WaitLimit};
 use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
@@ -117,10 +118,12 @@ impl<'a> Get<'a> {
         note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
         self.take_dram(&near, &mut out);
         self.take_far_dram(&far, &mut out);
-        let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
-        positions.extend(far.iter().map(|block| block.at));
-        positions.sort_unstable();
-        self.reserve_leases(&positions, &mut out);
+        if !self.leased.is_empty() {
+            let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
+            positions.extend(far.iter().map(|block| block.at));
+            positions.sort_unstable();
+            self.reserve_leases(&positions, &mut out);
+        }
         let rest = near.iter().flat_map(|run| missing_parts(run, &out)).collect();
         self.take_log(rest, &mut out);
         self.take_far(&far, &mut out);
@@ -196,15 +199,11 @@ impl<'a> Get<'a> {
         if blocks.is_empty() {
             return;
         }
-        if far.is_suspended() && self.call.deadline.is_bounded() {
-            far.count_suspended(blocks.len() as u64);
-            return self.lose(blocks.iter().map(|block| block.at), Cause::Suspended);
-        }
         let mut wanted = Vec::with_capacity(blocks.len());
         for FarBlock { at, place } in &blocks {
             let memory = out[*at].take().expect("filtered above");
             let target = self.target(*at, u32::from(place.block), memory);
-            wanted.push((*place, self.chain[*at], target));
+            wanted.push(FarWanted { place: *place, hash: self.chain[*at], target });
         }
         let read = far.read(self.namespace, self.layers.clone(), wanted, self.call);
         for (FarBlock { at, .. }, block) in blocks.into_iter().zip(read) {
