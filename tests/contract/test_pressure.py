@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.contract.expect import buffers, expect, expect_right_or_absent
-from tests.contract.subjects import Box, chain, content, contents
+from tests.contract.subjects import Box, Served, chain, content, contents
 from tests.contract.threads import threads
 from tests.outside import disk_bytes
 
@@ -45,7 +45,10 @@ def test_a_short_timeout_yields_right_blocks_or_misses(timeout_s: float, box: Bo
         found = namespace.get_batch(hashes, out, timeout_s=timeout_s)
         assert out[:found] == contents(hashes, 40_000)[:found]
         kept = namespace.put_batch(more, contents(more, 40_000), timeout_s=timeout_s).kept
-        assert namespace.contains(more) == kept
+        present = namespace.contains(more)
+        assert all(there for there, was_kept in zip(present, kept, strict=True) if was_kept)
+        # A client gives a put up by its own clock. The server may have stored blocks by then.
+        assert present == kept or isinstance(box.subject, Served)
         assert namespace.put_batch(more, contents(more, 40_000)).kept == [True] * 60
         expect(namespace, more, more)
 
