@@ -4,25 +4,35 @@
 //! 2. A slot is either on one list or on the free list. Slots are reused, so the slab never outgrows the largest number
 //!    of items at one time.
 
-/// No slot.
-const NONE: usize = usize::MAX;
+/// Identifies an item until it is removed. Small, because millions of them are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(u32);
 
-/// Identifies an item until it is removed.
-pub(crate) type Slot = usize;
+/// No slot.
+const NONE: Slot = Slot(u32::MAX);
 
 #[derive(Debug)]
 struct Node<T> {
-    older: usize,
-    newer: usize,
-    list: usize,
+    older: Slot,
+    newer: Slot,
+    list: u8,
     item: Option<T>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Ends {
-    oldest: usize,
-    newest: usize,
+    oldest: Slot,
+    newest: Slot,
     len: usize,
+}
+
+impl Slot {
+    /// A slot that no item has.
+    pub(crate) const NONE: Self = NONE;
+
+    fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 /// `N` lists over one slab, numbered from 0.
@@ -30,7 +40,7 @@ struct Ends {
 pub(crate) struct Lists<T, const N: usize> {
     nodes: Vec<Node<T>>,
     /// First free slot. The others follow through `newer`.
-    free: usize,
+    free: Slot,
     ends: [Ends; N],
 }
 
@@ -53,28 +63,35 @@ impl<T, const N: usize> Lists<T, N> {
 
     /// The list that an item is on.
     pub(crate) fn list_of(&self, slot: Slot) -> usize {
-        self.nodes[slot].list
+        usize::from(self.nodes[slot.index()].list)
+    }
+
+    /// The item in a slot, and its list; `None` if the slot is free.
+    pub(crate) fn occupant(&self, slot: Slot) -> Option<(usize, &T)> {
+        let node = self.nodes.get(slot.index())?;
+        Some((usize::from(node.list), node.item.as_ref()?))
     }
 
     /// An item.
     pub(crate) fn item(&self, slot: Slot) -> &T {
-        self.nodes[slot].item.as_ref().expect("the slot is taken")
+        self.nodes[slot.index()].item.as_ref().expect("the slot is taken")
     }
 
     /// An item, mutable.
     pub(crate) fn item_mut(&mut self, slot: Slot) -> &mut T {
-        self.nodes[slot].item.as_mut().expect("the slot is taken")
+        self.nodes[slot.index()].item.as_mut().expect("the slot is taken")
     }
 
     /// Adds an item at the newest end of a list.
     pub(crate) fn push(&mut self, list: usize, item: T) -> Slot {
         let slot = if self.free == NONE {
-            self.nodes.push(Node { older: NONE, newer: NONE, list, item: Some(item) });
-            self.nodes.len() - 1
+            let slot = u32::try_from(self.nodes.len()).ok().map(Slot).filter(|slot| *slot != NONE);
+            self.nodes.push(Node { older: NONE, newer: NONE, list: 0, item: Some(item) });
+            slot.expect("fewer items than 2^32")
         } else {
             let slot = self.free;
-            self.free = self.nodes[slot].newer;
-            self.nodes[slot].item = Some(item);
+            self.free = self.nodes[slot.index()].newer;
+            self.nodes[slot.index()].item = Some(item);
             slot
         };
         self.link(list, slot);
@@ -84,8 +101,8 @@ impl<T, const N: usize> Lists<T, N> {
     /// Removes an item.
     pub(crate) fn take(&mut self, slot: Slot) -> T {
         self.unlink(slot);
-        let item = self.nodes[slot].item.take().expect("the slot is taken");
-        self.nodes[slot].newer = self.free;
+        let item = self.nodes[slot.index()].item.take().expect("the slot is taken");
+        self.nodes[slot.index()].newer = self.free;
         self.free = slot;
         item
     }
@@ -98,28 +115,30 @@ impl<T, const N: usize> Lists<T, N> {
 
     fn link(&mut self, list: usize, slot: Slot) {
         let before = self.ends[list].newest;
-        let node = &mut self.nodes[slot];
-        (node.older, node.newer, node.list) = (before, NONE, list);
+        let node = &mut self.nodes[slot.index()];
+        (node.older, node.newer) = (before, NONE);
+        node.list = u8::try_from(list).expect("few lists");
         if before == NONE {
             self.ends[list].oldest = slot;
         } else {
-            self.nodes[before].newer = slot;
+            self.nodes[before.index()].newer = slot;
         }
         self.ends[list].newest = slot;
         self.ends[list].len += 1;
     }
 
     fn unlink(&mut self, slot: Slot) {
-        let Node { older, newer, list, .. } = self.nodes[slot];
+        let Node { older, newer, list, .. } = self.nodes[slot.index()];
+        let list = usize::from(list);
         if older == NONE {
             self.ends[list].oldest = newer;
         } else {
-            self.nodes[older].newer = newer;
+            self.nodes[older.index()].newer = newer;
         }
         if newer == NONE {
             self.ends[list].newest = older;
         } else {
-            self.nodes[newer].older = older;
+            self.nodes[newer.index()].older = older;
         }
         self.ends[list].len -= 1;
     }
@@ -130,7 +149,7 @@ impl<T, const N: usize> Lists<T, N> {
         let mut next = self.oldest(list);
         std::iter::from_fn(move || {
             let slot = next?;
-            next = Some(self.nodes[slot].newer).filter(|slot| *slot != NONE);
+            next = Some(self.nodes[slot.index()].newer).filter(|slot| *slot != NONE);
             Some(self.item(slot))
         })
     }
@@ -151,5 +170,8 @@ mod tests {
         assert_eq!(lists.iter(1).copied().collect::<Vec<_>>(), [0]);
         assert_eq!(lists.push(1, 9), slots[1]);
         assert_eq!((lists.len(0), lists.len(1), lists.nodes.len()), (2, 2, 4));
+        assert_eq!(lists.occupant(slots[0]), Some((1, &0)));
+        lists.take(slots[0]);
+        assert_eq!((lists.occupant(slots[0]), lists.occupant(Slot::NONE)), (None, None));
     }
 }

@@ -8,9 +8,11 @@
 //! 2. A key is in exactly one place: small, main, ghost or nowhere. One map points to one slot on one list.
 //! 3. The ghost holds only names: at most [`GHOST_COUNT`], and never for more bytes than the capacity.
 //! 4. Amortised O(1): an earlier hit pays for each lap of an item, at most [`MAX_FREQUENCY`].
+//! 5. An item remembers which one was wanted after it. That is a guess: the key in the slot decides.
 
-use std::collections::HashMap;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash, RandomState};
+
+use hashbrown::HashTable;
 
 use crate::lists::{Lists, Slot};
 
@@ -54,6 +56,8 @@ struct Entry<K, V> {
     value: Option<V>,
     bytes: u64,
     frequency: u8,
+    /// The item that was wanted, or inserted, after this one.
+    next: Slot,
 }
 
 /// A byte-weighted S3-FIFO cache. It holds the values and decides only which ones to drop.
@@ -70,8 +74,12 @@ struct Entry<K, V> {
 /// ```
 #[derive(Debug)]
 pub struct S3Fifo<K, V> {
-    // The map is never iterated in an order that matters, so its random seed cannot reach a decision.
-    slots: HashMap<K, Slot>,
+    // Never iterated in an order that matters, so the random seed cannot reach a decision. It has slots and not keys:
+    // a lookup reads a few bytes here, and then the item that it wants anyway.
+    slots: HashTable<Slot>,
+    hasher: RandomState,
+    /// The item that was inserted last; [`Slot::NONE`] before the first.
+    newest: Slot,
     lists: Lists<Entry<K, V>, 3>,
     /// Bytes on each list.
     held_bytes: [u64; 3],
@@ -85,7 +93,9 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
     #[must_use]
     pub fn new(capacity_bytes: u64) -> Self {
         Self {
-            slots: HashMap::new(),
+            slots: HashTable::new(),
+            hasher: RandomState::new(),
+            newest: Slot::NONE,
             lists: Lists::new(),
             held_bytes: [0; 3],
             capacity_bytes,
@@ -118,8 +128,12 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         } else {
             self.make_space(bytes, &mut leaving);
             self.held_bytes[list] += bytes;
-            let slot = self.lists.push(list, Entry { key, value: Some(value), bytes, frequency });
-            self.slots.insert(key, slot);
+            let next = Slot::NONE;
+            let entry = Entry { key, value: Some(value), bytes, frequency, next };
+            let slot = self.lists.push(list, entry);
+            self.name(slot);
+            self.follow(self.newest, slot);
+            self.newest = slot;
             self.stats.inserted += 1;
         }
         self.check();
@@ -128,14 +142,35 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
 
     /// The value of a key. Counts as a hit or a miss.
     pub fn get(&mut self, key: &K) -> Option<&V> {
-        let Some(slot) = self.resident(key) else {
-            self.stats.misses += 1;
-            return None;
-        };
-        self.stats.hits += 1;
-        let entry = self.lists.item_mut(slot);
-        entry.frequency = MAX_FREQUENCY.min(entry.frequency + 1);
-        entry.value.as_ref()
+        let slot = self.slot_of(key).filter(|slot| self.hit(*slot));
+        self.stats.misses += u64::from(slot.is_none());
+        self.lists.item(slot?).value.as_ref()
+    }
+
+    /// The values of some keys, as [`S3Fifo::get`] finds each. Keys in an order in which they were wanted before, or
+    /// inserted, are found without a lookup.
+    pub fn get_each(&mut self, keys: impl ExactSizeIterator<Item = K>) -> Vec<Option<V>>
+    where
+        V: Clone,
+    {
+        let mut slots = Vec::with_capacity(keys.len());
+        let mut before = Slot::NONE;
+        for key in keys {
+            let guess = self.lists.occupant(before).map_or(Slot::NONE, |(_, entry)| entry.next);
+            let is_right = self.lists.occupant(guess).is_some_and(|(_, entry)| entry.key == key);
+            let slot = if is_right { Some(guess) } else { self.slot_of(&key) };
+            if let Some(slot) = slot {
+                if !is_right {
+                    self.follow(before, slot);
+                }
+                before = slot;
+            }
+            let slot = slot.filter(|slot| self.hit(*slot));
+            self.stats.misses += u64::from(slot.is_none());
+            slots.push(slot);
+        }
+        // Apart from the search, so that counting references does not stop the processor from reading ahead there.
+        slots.into_iter().map(|slot| self.lists.item(slot?).value.clone()).collect()
     }
 
     /// The value of a key, without counting: a probe cannot keep an item alive.
@@ -152,7 +187,8 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
 
     /// Removes every item whose key is gone and forgets these keys, in the ghost as well. Visits every key.
     pub fn remove_all(&mut self, is_gone: impl Fn(&K) -> bool) {
-        let gone: Vec<K> = self.slots.keys().filter(|key| is_gone(key)).copied().collect();
+        let keys = self.slots.iter().map(|slot| self.lists.item(*slot).key);
+        let gone: Vec<K> = keys.filter(|key| is_gone(key)).collect();
         // The order in which they leave does not matter: the others keep theirs.
         for key in &gone {
             self.take_out(key);
@@ -206,16 +242,54 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
         self.stats
     }
 
-    fn resident(&self, key: &K) -> Option<Slot> {
-        self.slots.get(key).copied().filter(|slot| self.lists.list_of(*slot) != GHOST)
+    /// The slot of a key, in the ghost as well.
+    fn slot_of(&self, key: &K) -> Option<Slot> {
+        let is_key = |slot: &Slot| self.lists.item(*slot).key == *key;
+        self.slots.find(self.hasher.hash_one(key), is_key).copied()
     }
 
-    fn take_out(&mut self, key: &K) -> Option<(usize, Entry<K, V>)> {
-        let slot = self.slots.remove(key)?;
+    fn resident(&self, key: &K) -> Option<Slot> {
+        self.slot_of(key).filter(|slot| self.lists.list_of(*slot) != GHOST)
+    }
+
+    /// Counts a request for an item; false if it is only a name in the ghost.
+    fn hit(&mut self, slot: Slot) -> bool {
+        if self.lists.list_of(slot) == GHOST {
+            return false;
+        }
+        self.stats.hits += 1;
+        let entry = self.lists.item_mut(slot);
+        entry.frequency = MAX_FREQUENCY.min(entry.frequency + 1);
+        true
+    }
+
+    /// Remembers that `next` was wanted after the item of `before`, if there still is one.
+    fn follow(&mut self, before: Slot, next: Slot) {
+        if self.lists.occupant(before).is_some() {
+            self.lists.item_mut(before).next = next;
+        }
+    }
+
+    /// Makes a new item findable.
+    fn name(&mut self, slot: Slot) {
+        let (lists, hasher) = (&self.lists, &self.hasher);
+        let hash_of = |slot: &Slot| hasher.hash_one(lists.item(*slot).key);
+        self.slots.insert_unique(hash_of(&slot), slot, hash_of);
+    }
+
+    /// Removes an item from its list and from the table.
+    fn take(&mut self, slot: Slot) -> (usize, Entry<K, V>) {
         let list = self.lists.list_of(slot);
         let entry = self.lists.take(slot);
         self.held_bytes[list] -= entry.bytes;
-        Some((list, entry))
+        let named = self.slots.find_entry(self.hasher.hash_one(entry.key), |one| *one == slot);
+        named.expect("every item is in the table").remove();
+        (list, entry)
+    }
+
+    fn take_out(&mut self, key: &K) -> Option<(usize, Entry<K, V>)> {
+        let slot = self.slot_of(key)?;
+        Some(self.take(slot))
     }
 
     fn make_space(&mut self, wanted_bytes: u64, leaving: &mut Vec<(K, V)>) {
@@ -262,9 +336,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
             self.lists.relink(slot, MAIN);
             return;
         }
-        let entry = self.lists.take(slot);
-        self.held_bytes[MAIN] -= entry.bytes;
-        self.slots.remove(&entry.key);
+        let (_, entry) = self.take(slot);
         self.stats.evicted += 1;
         leaving.push((entry.key, entry.value.expect("a resident item has its value")));
     }
@@ -281,9 +353,7 @@ impl<K: Copy + Eq + Hash, V> S3Fifo<K, V> {
             || self.held_bytes[GHOST] > self.capacity_bytes
         {
             let slot = self.lists.oldest(GHOST).expect("a bound is exceeded, so a name is there");
-            let entry = self.lists.take(slot);
-            self.held_bytes[GHOST] -= entry.bytes;
-            self.slots.remove(&entry.key);
+            self.take(slot);
         }
     }
 
@@ -312,7 +382,7 @@ mod tests {
                 assert_eq!(entries.len(), self.lists.len(list));
                 assert_eq!(entries.iter().map(|e| e.bytes).sum::<u64>(), self.held_bytes[list]);
                 for entry in entries {
-                    let slot = self.slots[&entry.key];
+                    let slot = self.slot_of(&entry.key).unwrap();
                     assert_eq!(self.lists.list_of(slot), list, "{:?}", entry.key);
                     assert_eq!(entry.value.is_none(), list == GHOST, "{:?}", entry.key);
                 }
@@ -336,7 +406,7 @@ mod tests {
         assert_eq!(cache.peek(&1), None);
         cache.insert(1, (), 2);
         assert_eq!(cache.stats().returned, 1);
-        assert_eq!(cache.lists.list_of(cache.slots[&1]), MAIN);
+        assert_eq!(cache.lists.list_of(cache.slot_of(&1).unwrap()), MAIN);
         cache.check_all();
     }
 
@@ -378,6 +448,27 @@ mod tests {
         assert_eq!(keys(&cache.insert(2, 'c', 5)), [1], "6 and 5 do not fit together");
         assert_eq!(cache.stats().promoted, 1);
         cache.check_all();
+    }
+
+    #[test]
+    fn keys_are_found_in_any_order_whatever_was_wanted_after_what_before() {
+        let (mut guessing, mut plain) = (S3Fifo::new(40), S3Fifo::new(40));
+        let orders: [&[u32]; 5] =
+            [&[0, 1, 2, 3, 4, 5], &[5, 3, 1], &[0, 1, 2, 99, 3], &[2, 2, 2], &[7, 8, 0, 1]];
+        for round in 0..60 {
+            let order = orders[round as usize % orders.len()];
+            let found = guessing.get_each(order.iter().copied());
+            let wanted: Vec<_> = order.iter().map(|key| plain.get(key).copied()).collect();
+            assert_eq!(found, wanted, "{order:?} in round {round}");
+            let (key, bytes) = (round * 7 % 11, 3 + u64::from(round % 5));
+            assert_eq!(guessing.insert(key, round, bytes), plain.insert(key, round, bytes));
+            if round % 9 == 0 {
+                assert_eq!(guessing.remove(&(round % 4)), plain.remove(&(round % 4)));
+            }
+            guessing.check_all();
+        }
+        assert_eq!(guessing.stats(), plain.stats());
+        assert!(plain.stats().hits > 20 && plain.stats().evicted > 20, "{:?}", plain.stats());
     }
 
     #[test]

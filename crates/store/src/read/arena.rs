@@ -204,8 +204,9 @@ impl ReservedPlace {
     /// Says that all bytes were written. Returns `None`, and gives the place up, if its memory still exists.
     pub(crate) fn complete(self) -> Option<PlacedBlock> {
         let filled = self.claim.fill().ok()?;
-        let stamp = self.owned.arena.generations.complete(self.owned.place());
-        Some(PlacedBlock { filled, stamp, owned: self.owned })
+        let place = self.owned.place();
+        let (start, stamp) = (place.start(), self.owned.arena.generations.complete(place));
+        Some(PlacedBlock { filled, start, stamp, _owned: self.owned })
     }
 
     /// Copies the bytes of all pieces into the place, in order.
@@ -232,8 +233,10 @@ impl ReservedPlace {
 pub(crate) struct PlacedBlock {
     // Dropped first: the claim ends before the place.
     filled: Filled,
+    /// The first unit of the place.
+    start: u32,
     stamp: Stamp,
-    owned: Arc<OwnedPlace>,
+    _owned: Arc<OwnedPlace>,
 }
 
 impl PlacedBlock {
@@ -263,7 +266,7 @@ impl PlacedBlock {
 
     /// The first unit of its place, and the stamp by which a reader finds out whether the place ended.
     pub(crate) fn at(&self) -> (u32, Stamp) {
-        (self.owned.place().start(), self.stamp)
+        (self.start, self.stamp)
     }
 }
 

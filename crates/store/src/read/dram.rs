@@ -106,7 +106,7 @@ impl Dram {
             return vec![None; hashes.len()];
         }
         let mut blocks = self.blocks.lock();
-        hashes.iter().map(|hash| blocks.get(&(namespace, *hash)).map(Arc::clone)).collect()
+        blocks.get_each(hashes.iter().map(|hash| (namespace, *hash)))
     }
 
     /// A share of the memory that leases may hold, for as many blocks of `bytes` as it allows, at most `count`.
