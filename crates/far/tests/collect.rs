@@ -7,10 +7,15 @@ mod hosts;
 mod world;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use dalsegno_core::Clock;
-use dalsegno_far::{DEAD_AFTER, Object, Tier, WATCHED, WriterId, wait_for};
+use dalsegno_core::{Clock, ManualClock};
+use dalsegno_far::{
+    Collector, DEAD_AFTER, DirectoryTier, DirectoryTierOptions, Object, Tier, WATCHED, WriterId,
+    wait_for,
+};
 use dalsegno_io::Memory;
 use hosts::{Host, LIMIT, NAMESPACE};
 use world::{HOUR, World, YEAR, collect};
@@ -90,7 +95,9 @@ fn a_writer_whose_beats_look_a_year_old_is_not_collected() {
         a.publisher.beat().unwrap();
         // The clock of the location jumps.
         world.clock.advance(YEAR);
-        assert!(b.collect());
+        for _ in 0..3 {
+            assert!(b.collect() && !b.collector.is_working());
+        }
         world.pass(WATCHED);
         a.publisher.beat().unwrap();
         world.clock.advance(YEAR);
@@ -186,4 +193,115 @@ fn a_catalog_of_a_newer_version_stays() {
     let left = [Object::Catalog(7), Object::Namespace(NAMESPACE), Object::Beat(1)];
     assert_eq!(world.objects(a.writer), left);
     assert!(!world.has_folder(c.writer));
+}
+
+/// Files of a directory that look older than they are.
+#[expect(clippy::disallowed_methods, reason = "changes the times of files")]
+fn make_older(folder: &Path, by: Duration) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let file = std::fs::File::open(entry.unwrap().path()).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.set_modified(modified - by).unwrap();
+    }
+    let folder = std::fs::File::open(folder).unwrap();
+    let modified = folder.metadata().unwrap().modified().unwrap();
+    folder.set_modified(modified - by).unwrap();
+}
+
+#[test]
+fn in_a_directory_the_times_of_its_file_system_count() {
+    let home = tempfile::tempdir().unwrap();
+    // The host's clock is decades away from that of the file system.
+    let clock = Arc::new(ManualClock::default());
+    let host_clock = Arc::clone(&clock) as Arc<dyn Clock>;
+    let options = DirectoryTierOptions::default();
+    let tier = DirectoryTier::open(home.path(), options, Arc::clone(&host_clock)).unwrap();
+    let tier: Arc<dyn Tier> = Arc::new(tier);
+    let writer = |open| WriterId { store: dalsegno_core::StoreId([7; 16]), open };
+    let path = |open| home.path().join(writer(open).to_string());
+    let publish = |open, object| {
+        let bytes = vec![Memory::owned(vec![7; 4096], ())];
+        wait_for(&host_clock, LIMIT, |ask| tier.publish(writer(open).object(object), bytes, ask))
+            .unwrap();
+    };
+    for open in 1..=4 {
+        publish(open, Object::Pack(1));
+        publish(open, Object::Namespace(NAMESPACE));
+        publish(open, Object::Beat(1));
+        make_older(&path(open), DEAD_AFTER - HOUR);
+    }
+    make_older(&path(2), HOUR);
+    make_older(&path(3), HOUR);
+    // One of the old ones beats again, and a crash left a file under a temporary name in the other one.
+    publish(3, Object::Beat(2));
+    #[expect(clippy::disallowed_methods, reason = "what a crash leaves")]
+    std::fs::write(path(2).join(".0000000000000002.pack.0123456789abcdef.tmp"), b"x").unwrap();
+    #[expect(clippy::disallowed_methods, reason = "an empty folder, which is old")]
+    std::fs::create_dir(path(5)).unwrap();
+    make_older(&path(5), DEAD_AFTER);
+    let mut collector = Collector::new(Arc::clone(&tier), Arc::clone(&host_clock), writer(9));
+    for _ in 0..4 {
+        for _ in 0..12 {
+            collector.step(&|| false).unwrap();
+        }
+        clock.advance(WATCHED);
+    }
+    let left = wait_for(&host_clock, LIMIT, |ask| tier.writers(ask)).unwrap();
+    assert_eq!(left, [1, 3, 4].map(writer));
+    assert!(!path(2).exists() && !path(5).exists());
+    assert_eq!((collector.stats().writers, collector.stats().packs), (2, 1));
+}
+
+#[test]
+fn a_step_ends_between_two_calls_when_the_store_is_closed() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.host(1), world.host(2));
+    for first in [10, 20, 30] {
+        assert!(a.publish(first));
+    }
+    a.publisher.beat().unwrap();
+    world.pass(DEAD_AFTER);
+    assert!(b.collect());
+    world.pass(WATCHED);
+    assert!(b.collect() && b.collector.is_working());
+    let calls = std::cell::Cell::new(0);
+    let is_closing = || {
+        calls.set(calls.get() + 1);
+        calls.get() > 1
+    };
+    b.collector.step(&is_closing).unwrap();
+    assert_eq!((packs_of(&b), b.tier.changes()), (1, 1));
+    b.collector.step(&|| true).unwrap();
+    assert_eq!(b.tier.changes(), 1);
+}
+
+/// The numbers of the packs and catalogs of a host.
+fn numbers(world: &World, host: &Host) -> (Vec<u64>, Vec<u64>) {
+    let (mut packs, mut catalogs) = (Vec::new(), Vec::new());
+    for object in world.objects(host.writer) {
+        match object {
+            Object::Pack(number) => packs.push(number),
+            Object::Catalog(number) => catalogs.push(number),
+            _ => {}
+        }
+    }
+    (packs, catalogs)
+}
+
+#[test]
+fn a_pack_whose_publication_failed_is_removed_by_its_writer() {
+    let mut world = World::new();
+    let mut a = world.host(1);
+    assert!(a.publish(10) && a.publish(20));
+    // The pack is published, its catalog is not.
+    assert!(a.begin(30));
+    world.location.set_full(true);
+    assert!(!a.complete());
+    assert_eq!(numbers(&world, &a), (vec![1, 2, 3], vec![1, 2]));
+    world.location.set_full(false);
+    a.publisher.evict().unwrap();
+    assert_eq!(numbers(&world, &a), (vec![2], vec![2]), "the oldest one makes space");
+    assert_eq!(a.publisher.stats().evicted_packs, 1);
+    assert!(a.publish(40) && a.reads(20));
+    assert_eq!(numbers(&world, &a), (vec![2, 4], vec![2, 4]));
 }

@@ -131,12 +131,22 @@ impl Host {
 
     /// Publishes two blocks, `first` and the next one; whether that succeeded.
     pub fn publish(&mut self, first: u8) -> bool {
+        self.begin(first) && self.complete()
+    }
+
+    /// Publishes the pack of two blocks, and not yet its catalog.
+    pub fn begin(&mut self, first: u8) -> bool {
         if self.publisher.describe(NAMESPACE, &[0; 4096]).is_err() {
             return false;
         }
         let (pinned, extent) = self.record(first);
         let of = (self.writer.store, &extent);
         self.publisher.add(&self.log_io, &pinned, of).unwrap();
+        true
+    }
+
+    /// Publishes the catalog; whether all succeeded.
+    pub fn complete(&mut self) -> bool {
         let before = self.publisher.stats().packs;
         while self.publisher.advance() > 0 {}
         self.publisher.stats().packs > before
