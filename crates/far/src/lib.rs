@@ -24,7 +24,7 @@ mod tier;
 
 pub use collector::{CHECK_EVERY, Collector, CollectorStats, DEAD_AFTER, WATCHED};
 pub use follower::{Follower, LIST_EVERY, Polled};
-pub use format::{KnownWriter, Tombstone};
+pub use format::{AppliedCatalogs, KnownWriter, MAX_APPLIED_BYTES, Tombstone};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
 pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};

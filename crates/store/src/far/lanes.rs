@@ -24,6 +24,7 @@ use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::error::{no_thread, to_error};
+use crate::far::applied::{RemovalsHere, RemoveHere};
 use crate::far::collect::CollectDuty;
 use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::{FarTier, add_to_pack};
@@ -54,9 +55,6 @@ pub(crate) struct LocalStore {
     /// Removes blocks here that another store removed, or a namespace.
     pub(crate) remove: RemoveHere,
 }
-
-/// Removes blocks from the store, or a namespace if there are none.
-pub(crate) type RemoveHere = Box<dyn Fn(NamespaceId, Option<&[ChainHash]>) -> Result<()> + Send>;
 
 /// The threads of the far tier.
 #[derive(Debug)]
@@ -97,7 +95,7 @@ impl FarLanes {
             far: Arc::clone(far),
             follower,
             known: Arc::clone(&known),
-            remove: local.remove,
+            removals: RemovalsHere::open(local.engine, local.remove, far.writer),
         };
         let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
@@ -310,7 +308,7 @@ struct FollowDuty {
     far: Arc<FarTier>,
     follower: Follower,
     known: Arc<Mutex<Vec<KnownWriter>>>,
-    remove: RemoveHere,
+    removals: RemovalsHere,
 }
 
 impl Duty for FollowDuty {
@@ -326,11 +324,9 @@ impl Duty for FollowDuty {
         match polled {
             Ok(polled) => {
                 add(&self.far.counters.bad_catalogs, polled.bad_catalogs);
-                // Removals of this store, when it was open before, are in its log.
-                let own = self.far.writer.store;
-                let others = polled.tombstones.iter().filter(|(writer, _, _)| writer.store != own);
-                others.for_each(|(_, _, tombstone)| self.remove_here(tombstone));
-                *self.known.lock() = self.follower.known();
+                let known = self.follower.known();
+                self.removals.apply(&polled.tombstones, &known);
+                *self.known.lock() = known;
             }
             Err(error) => {
                 tracing::debug!(%error, "poll of the far location failed");
@@ -338,16 +334,6 @@ impl Duty for FollowDuty {
             }
         }
         Next::After(POLL)
-    }
-}
-
-impl FollowDuty {
-    /// Removes from this store what another one removed.
-    fn remove_here(&self, tombstone: &Tombstone) {
-        let hashes = Some(tombstone.hashes.as_slice()).filter(|hashes| !hashes.is_empty());
-        if let Err(error) = (self.remove)(tombstone.namespace, hashes) {
-            tracing::warn!(%error, "blocks that another store removed are still stored here");
-        }
     }
 }
 
