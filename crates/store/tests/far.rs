@@ -242,6 +242,8 @@ fn a_block_that_was_put_again_after_another_hosts_removal_stays_when_the_store_i
     let (a, mut b) = (Host::new(far.path()), Host::new(far.path()));
     a.put(1, 10);
     a.publish(10);
+    // So it does not publish them once more.
+    until("the other host finds them", || b.probe(1, 10) == 10);
     b.put(1, 10);
     assert_eq!(b.store.stats().blocks, 10);
     let gone = chain(1, 10)[4];
