@@ -7,6 +7,7 @@
 //! 3. Checksums guard nothing here: they are made valid after each change, because random bytes would never pass them.
 
 mod device;
+mod far;
 mod headers;
 mod index;
 mod memory;
@@ -16,6 +17,7 @@ mod session;
 mod settings;
 mod store;
 
+pub use far::{applied_seed, catalog_seeds};
 pub use memory::Meter;
 pub use mutate::{Random, mutate};
 pub use session::session_seeds;
@@ -58,12 +60,14 @@ impl Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 17] = [
     Target::new("record", headers::record),
     Target::new("sector", headers::sector),
     Target::new("namespace", headers::namespace),
     Target::new("list", headers::list),
     Target::new("unit", headers::unit),
+    Target::new("catalog", far::catalog),
+    Target::new("applied", far::applied),
     Target::new("checkpoint", headers::checkpoint),
     Target::new("key", index::key),
     Target::new("block", index::block),

@@ -128,6 +128,8 @@ class FarStats(TypedDict):
     present_blocks: int  # blocks not written because they were there already
     bad_catalogs: int  # catalogs that were damaged or newer
     failed_polls: int  # polls that failed
+    collected_writers: int  # folders of dead stores that this store removed
+    collected_packs: int  # packs in such folders that this store removed
     published: FarPublishedStats  # what this store wrote
 
 

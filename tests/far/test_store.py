@@ -103,6 +103,8 @@ def test_every_tier_does_what_the_store_needs(fs: SharedFs) -> None:
         "dalsegno-far",
         "--test",
         "conformance",
+        "--test",
+        "collectable",
     ]
     ran = subprocess.run(
         command,

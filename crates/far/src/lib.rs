@@ -1,7 +1,7 @@
 //! Tiers beyond the host: packs of extents that the stores of many hosts write and read.
 //!
 //! The format is docs/formats/pack.md. A [`Publisher`] writes the packs of one store, a [`Follower`] indexes those of
-//! all others, a [`FarReader`] reads blocks of any. They need no lock and no agreement, because every name is written
+//! all others, a [`FarReader`] reads blocks of any, and a [`Collector`] removes what dead writers left. They need no lock and no agreement, because every name is written
 //! once.
 //!
 //! 1. No object is overwritten, appended to, or renamed over another.
@@ -11,17 +11,20 @@
 
 #![forbid(unsafe_code)]
 
+mod collector;
 mod follower;
 pub mod format;
 mod index;
 mod names;
+mod own_folder;
 mod publisher;
 mod reader;
 mod replies;
 mod tier;
 
+pub use collector::{CHECK_EVERY, Collector, CollectorStats, DEAD_AFTER, WATCHED};
 pub use follower::{Follower, LIST_EVERY, Polled};
-pub use format::{KnownWriter, Tombstone};
+pub use format::{AppliedCatalogs, KnownWriter, MAX_APPLIED_BYTES, Tombstone};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
 pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};

@@ -3,11 +3,12 @@
 //! 1. Memory is bounded: one pack is filled while at most [`IN_FLIGHT`] are written. Adding extents never waits for the
 //!    location.
 //! 2. A catalog is written after its pack is durable, and its blocks are found here after the catalog is durable.
-//! 3. A pack that cannot be written is dropped and counted; its number is not used again.
+//! 3. A pack that cannot be written is dropped and counted. Its number is not used again, and what is there of it is
+//!    removed.
 //! 4. Own packs stay within a bound on their bytes, and give way when the location has no space: the oldest go first,
 //!    pack before catalog.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,14 +19,13 @@ use dalsegno_io::{Claim, IoError, Memory, Region, Touch};
 
 use crate::format::{Catalog, Entry, KnownWriter, MAX_CATALOG_BYTES, MAX_PACK_BYTES, Tombstone};
 use crate::index::FarIndex;
-use crate::names::{Object, ObjectName, WriterId};
-use crate::replies::{Replies, wait_for};
+use crate::names::{Object, WriterId};
+use crate::own_folder::{CALL_LIMIT, OwnFolder};
+use crate::replies::Replies;
 use crate::tier::Tier;
 
 /// Packs that are written at a time.
 pub const IN_FLIGHT: usize = 4;
-/// How long the location may take to start a call.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// A pack is closed when its catalog has this size.
 const CATALOG_BYTES: usize = 1 << 20;
 
@@ -104,10 +104,7 @@ pub struct Publisher {
     /// Memory of packs that were written.
     spare: Vec<RecordMemory>,
     replies: Replies<()>,
-    /// Own packs at the location, with their bytes.
-    own: BTreeMap<u64, u64>,
-    described: BTreeSet<NamespaceId>,
-    beats: u64,
+    folder: OwnFolder,
     /// Whether the location had no space since packs were last evicted.
     is_full: bool,
     stats: PublisherStats,
@@ -134,6 +131,8 @@ impl Publisher {
         options: PublisherOptions,
     ) -> Self {
         let replies = Replies::new(&clock);
+        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
+        let folder = OwnFolder::new(of_tier, of_index, Arc::clone(&clock), writer);
         Self {
             tier,
             index,
@@ -145,9 +144,7 @@ impl Publisher {
             writing: BTreeMap::new(),
             spare: Vec::new(),
             replies,
-            own: BTreeMap::new(),
-            described: BTreeSet::new(),
-            beats: 0,
+            folder,
             is_full: false,
             stats: PublisherStats::default(),
         }
@@ -156,19 +153,19 @@ impl Publisher {
     /// The counters.
     #[must_use]
     pub fn stats(&self) -> PublisherStats {
-        PublisherStats { own_bytes: self.own.values().sum(), ..self.stats }
+        PublisherStats { own_bytes: self.folder.bytes(), ..self.stats }
     }
 
     /// Whether a namespace was described.
     #[must_use]
     pub fn is_described(&self, namespace: NamespaceId) -> bool {
-        self.described.contains(&namespace)
+        self.folder.is_described(namespace)
     }
 
     /// Whether it has published anything.
     #[must_use]
     pub fn has_published(&self) -> bool {
-        !self.described.is_empty() || self.next > 1
+        self.folder.has_descriptions() || self.next > 1
     }
 
     /// Publishes the description of a namespace, one sector, unless that was done. Waits for the location.
@@ -177,14 +174,7 @@ impl Publisher {
     ///
     /// That of the location. Then no block of the namespace may be added.
     pub fn describe(&mut self, namespace: NamespaceId, sector: &[u8]) -> Result<(), IoError> {
-        if !self.described.contains(&namespace) {
-            self.publish_now(
-                Object::Namespace(namespace),
-                vec![Memory::owned(sector.to_vec(), ())],
-            )?;
-            self.described.insert(namespace);
-        }
-        Ok(())
+        self.folder.describe(namespace, sector)
     }
 
     /// Copies an extent of the store's log to the pack that is being filled. Waits only for the store's own device.
@@ -198,7 +188,7 @@ impl Publisher {
         pinned: &PinnedFile,
         (store, extent): (StoreId, &Extent),
     ) -> Result<(), Refused> {
-        assert!(self.described.contains(&extent.namespace), "its namespace is described first");
+        assert!(self.folder.is_described(extent.namespace), "its namespace is described first");
         let bytes = usize::try_from(extent.total_bytes()).expect("64-bit addresses");
         if bytes as u64 > MAX_PACK_BYTES {
             return Err(Refused::TooLarge);
@@ -306,9 +296,7 @@ impl Publisher {
                 self.is_full |= error.is_no_space();
                 self.stats.full += u64::from(error.is_no_space());
                 self.stats.failed_blocks += blocks_of(&writing.catalog.entries);
-                // What is there of it is of no use.
-                let ask = self.replies.ask(0, CALL_LIMIT);
-                self.tier.remove(self.writer.object(Object::Pack(number)), ask);
+                self.folder.add_failed(number);
             }
         }
     }
@@ -317,7 +305,7 @@ impl Publisher {
         self.stats.packs += 1;
         self.stats.bytes += catalog.pack_bytes;
         self.stats.blocks += blocks_of(&catalog.entries);
-        self.own.insert(catalog.number, catalog.pack_bytes);
+        self.folder.add(catalog.number, catalog.pack_bytes);
         self.index_own(catalog);
     }
 
@@ -349,44 +337,32 @@ impl Publisher {
         self.index_own(&catalog);
         let bytes = catalog.encode();
         debug_assert!(bytes.len() as u64 <= MAX_CATALOG_BYTES);
-        self.publish_now(Object::Catalog(number), vec![Memory::owned(bytes, ())])
+        self.folder.publish(Object::Catalog(number), vec![Memory::owned(bytes, ())])
     }
 
-    /// Shows that this writer runs. Waits for the location.
-    ///
-    /// # Errors
-    ///
-    /// That of the location.
-    pub fn beat(&mut self) -> Result<(), IoError> {
-        self.beats += 1;
-        self.publish_now(Object::Beat(self.beats), Vec::new())?;
-        if self.beats > 1 { self.remove_now(Object::Beat(self.beats - 1)) } else { Ok(()) }
-    }
-
-    /// Removes the oldest own packs beyond the bound, and one more if the location had no space. Waits for the
+    /// Shows that this writer runs. If others collected its folder, forgets the packs that are gone. Waits for the
     /// location.
     ///
     /// # Errors
     ///
     /// That of the location.
+    pub fn beat(&mut self) -> Result<(), IoError> {
+        self.folder.beat()
+    }
+
+    /// Removes the oldest own packs beyond the bound, one more if the location had no space, and what is left of packs
+    /// that could not be published. Waits for the location.
+    ///
+    /// # Errors
+    ///
+    /// That of the location.
     pub fn evict(&mut self) -> Result<(), IoError> {
-        let mut bytes: u64 = self.own.values().sum();
         let mut bound = self.options.capacity_bytes;
         if std::mem::take(&mut self.is_full) {
-            bound = bound.min(bytes.saturating_sub(self.options.pack_bytes));
+            bound = bound.min(self.folder.bytes().saturating_sub(self.options.pack_bytes));
         }
-        while bytes > bound
-            && let Some((number, pack_bytes)) = self.own.pop_first()
-        {
-            bytes -= pack_bytes;
-            if let Some(file) = self.index.remove_pack(self.writer, number) {
-                self.tier.forget(file);
-            }
-            self.stats.evicted_packs += 1;
-            self.remove_now(Object::Pack(number))?;
-            self.remove_now(Object::Catalog(number))?;
-        }
-        Ok(())
+        self.stats.evicted_packs += self.folder.evict(bound);
+        self.folder.remove_leaving()
     }
 
     /// Publishes what is being filled, and waits for everything that is being written.
@@ -399,16 +375,6 @@ impl Publisher {
         }
         let left: u64 = self.writing.values().map(|one| blocks_of(&one.catalog.entries)).sum();
         self.stats.failed_blocks += left;
-    }
-
-    fn publish_now(&self, object: Object, bytes: Vec<Memory>) -> Result<(), IoError> {
-        let name = self.writer.object(object);
-        wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.publish(name, bytes, ask))
-    }
-
-    fn remove_now(&self, object: Object) -> Result<(), IoError> {
-        let name: ObjectName = self.writer.object(object);
-        wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.remove(name, ask))
     }
 }
 

@@ -267,6 +267,7 @@ fn a_late_call_ends_with_its_deadline() {
             call_until(past, |ask| near.list(writer(1), None, ask)).map(drop),
             call_until(past, |ask| near.fetch(pack(1), 1, ask)).map(drop),
             call_until(past, |ask| near.age(pack(1), ask)).map(drop),
+            call_until(past, |ask| near.writer_age(writer(1), ask)).map(drop),
             call_until(past, |ask| near.space(ask)).map(drop),
         ];
         for result in results {

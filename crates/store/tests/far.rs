@@ -49,6 +49,17 @@ impl Host {
         Self { store, namespace, _dir: dir }
     }
 
+    /// Closes the store, changes its directory, and opens it again.
+    fn reopen(self, config: &Config, change: impl FnOnce(&Path)) -> Self {
+        let Self { store, _dir: dir, .. } = self;
+        store.close();
+        drop(store);
+        change(dir.path());
+        let store = Store::open(dir.path(), config).unwrap();
+        let namespace = namespace(&store, 4, 65_536, "far");
+        Self { store, namespace, _dir: dir }
+    }
+
     fn put(&self, name: u64, blocks: usize) {
         let report = put(&self.store, self.namespace, &chain(name, blocks), 0, BYTES);
         assert_eq!(report.outcomes.len(), blocks);
@@ -222,6 +233,43 @@ fn what_one_host_removed_does_not_come_back_on_another() {
     assert_eq!(c.get(1, 10), 10);
     a.store.remove(a.namespace, None, &Terms::within(LIMIT)).unwrap();
     until("all are gone", || b.probe(1, 1) == 0 && c.probe(1, 1) == 0);
+}
+
+#[test]
+fn a_block_that_was_put_again_after_another_hosts_removal_stays_when_the_store_is_opened_again() {
+    let far = tempfile::tempdir().unwrap();
+    let config = config(far.path());
+    let (a, mut b) = (Host::new(far.path()), Host::new(far.path()));
+    a.put(1, 10);
+    a.publish(10);
+    // So it does not publish them once more.
+    until("the other host finds them", || b.probe(1, 10) == 10);
+    b.put(1, 10);
+    assert_eq!(b.store.stats().blocks, 10);
+    let gone = chain(1, 10)[4];
+    a.store.remove(a.namespace, Some(&[gone]), &Terms::within(LIMIT)).unwrap();
+    until("it is gone on the other host", || b.probe(1, 10) == 4);
+    put(&b.store, b.namespace, &chain(1, 5), 4, BYTES);
+    b.publish(1);
+    assert_eq!(b.store.stats().blocks, 10);
+    // The tombstone is found at each open. With the file it is known, without or with a damaged one it is not.
+    let file = |dir: &Path| dir.join("far.meta");
+    let damage = |dir: &Path| fs::write(file(dir), vec![7; 8192]).unwrap();
+    let remove = |dir: &Path| fs::remove_file(file(dir)).unwrap();
+    let changes: [(u64, &dyn Fn(&Path)); 4] =
+        [(10, &|_| ()), (10, &|_| ()), (9, &damage), (9, &remove)];
+    for (at, (blocks, change)) in changes.into_iter().enumerate() {
+        b = b.reopen(&config, change);
+        until("the location is read", || b.far().packs >= 2);
+        let settled = Instant::now();
+        until("removals are applied", || {
+            b.store.stats().blocks == blocks && settled.elapsed() > Duration::from_millis(500)
+        });
+        assert_eq!(b.store.stats().blocks, blocks, "{at}");
+        put(&b.store, b.namespace, &chain(1, 5), 4, BYTES);
+        assert_eq!(b.store.stats().blocks, 10);
+    }
+    assert_eq!(b.outcomes(1, 10)[4], Outcome::Log);
 }
 
 #[test]

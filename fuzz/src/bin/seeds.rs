@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use dalsegno_fuzz::{TARGETS, seed_files, session_seeds};
+use dalsegno_fuzz::{TARGETS, applied_seed, catalog_seeds, seed_files, session_seeds};
 
 const SECTOR: usize = 4096;
 
@@ -101,6 +101,10 @@ fn others() {
     write("settings", "some", br#"{"capacity": "2GiB", "dram": 0, "index": "lsm"}"#);
     write("settings", "shape", br#"{"index_tuning": "T=4,K=2", "segment": 1048576}"#);
     write("settings", "fields", b"model=m\nsalt=s\n12.5 MiB");
+    for (name, bytes) in catalog_seeds() {
+        write("catalog", name, trimmed(&bytes));
+    }
+    write("applied", "far.meta", trimmed(&applied_seed()));
     for (number, seed) in session_seeds().iter().enumerate() {
         write("session", &format!("talk-{number:02}"), seed);
     }

@@ -208,6 +208,10 @@ impl Tier for DirectoryTier {
         self.answer(ask, move |directory| directory.age(&folder(name.writer), &file(name.object)));
     }
 
+    fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
+        self.answer(ask, move |directory| directory.folder_age(&folder(writer)));
+    }
+
     fn space(&self, ask: Ask<Space>) {
         self.answer(ask, SharedDirectory::space);
     }

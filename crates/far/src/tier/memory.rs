@@ -30,8 +30,15 @@ pub struct MemoryLocation {
 #[derive(Debug, Default)]
 struct LocationContents {
     /// Created by the first object of a writer; stays when the last one is removed.
-    folders: BTreeMap<WriterId, BTreeMap<Object, StoredObject>>,
+    folders: BTreeMap<WriterId, StoredFolder>,
     is_full: bool,
+}
+
+#[derive(Debug)]
+struct StoredFolder {
+    objects: BTreeMap<Object, StoredObject>,
+    /// When an object was last published or removed.
+    changed: Nanos,
 }
 
 #[derive(Debug)]
@@ -103,12 +110,12 @@ impl MemoryLocation {
     #[must_use]
     pub fn objects(&self) -> Vec<(ObjectName, u64)> {
         let contents = self.contents.lock();
-        let of_folder = |(writer, objects): (&WriterId, &BTreeMap<Object, StoredObject>)| {
+        let of_folder = |(writer, folder): (&WriterId, &StoredFolder)| {
             let writer = *writer;
             let named = |(object, stored): (&Object, &StoredObject)| {
                 (writer.object(*object), stored.bytes.len() as u64)
             };
-            objects.iter().map(named).collect::<Vec<_>>()
+            folder.objects.iter().map(named).collect::<Vec<_>>()
         };
         contents.folders.iter().flat_map(of_folder).collect()
     }
@@ -196,34 +203,40 @@ impl MemoryTier {
 
 impl LocationContents {
     fn object(&self, operation: &'static str, name: ObjectName) -> Result<&StoredObject, IoError> {
-        let object = self.folders.get(&name.writer).and_then(|folder| folder.get(&name.object));
+        let folder = self.folders.get(&name.writer);
+        let object = folder.and_then(|folder| folder.objects.get(&name.object));
         object.ok_or_else(|| IoError::not_found(operation, name.to_string()))
     }
 
     fn object_mut(&mut self, name: ObjectName) -> Option<&mut StoredObject> {
-        self.folders.get_mut(&name.writer)?.get_mut(&name.object)
+        self.folders.get_mut(&name.writer)?.objects.get_mut(&name.object)
     }
 
     fn publish(&mut self, name: ObjectName, object: StoredObject) -> Result<(), IoError> {
-        let folder = self.folders.entry(name.writer).or_default();
-        if folder.contains_key(&name.object) {
+        let changed = object.published;
+        let new = || StoredFolder { objects: BTreeMap::new(), changed };
+        let folder = self.folders.entry(name.writer).or_insert_with(new);
+        if folder.objects.contains_key(&name.object) {
             return Err(IoError::exists("create", name.to_string()));
         }
         if self.is_full {
             return Err(IoError::no_space("write", name.to_string()));
         }
-        folder.insert(name.object, object);
+        folder.changed = changed;
+        folder.objects.insert(name.object, object);
         Ok(())
     }
 
-    fn remove(&mut self, name: ObjectName) {
-        if let Some(folder) = self.folders.get_mut(&name.writer) {
-            folder.remove(&name.object);
+    fn remove(&mut self, name: ObjectName, now: Nanos) {
+        if let Some(folder) = self.folders.get_mut(&name.writer)
+            && folder.objects.remove(&name.object).is_some()
+        {
+            folder.changed = now;
         }
     }
 
     fn remove_writer(&mut self, writer: WriterId) {
-        if self.folders.get(&writer).is_some_and(BTreeMap::is_empty) {
+        if self.folders.get(&writer).is_some_and(|folder| folder.objects.is_empty()) {
             self.folders.remove(&writer);
         }
     }
@@ -235,11 +248,11 @@ impl LocationContents {
             object: *object,
             bytes: stored.bytes.len() as u64,
         };
-        folder.range((start, Bound::Unbounded)).map(listed).collect()
+        folder.objects.range((start, Bound::Unbounded)).map(listed).collect()
     }
 
     fn space(&self) -> Space {
-        let objects = self.folders.values().flat_map(BTreeMap::values);
+        let objects = self.folders.values().flat_map(|folder| folder.objects.values());
         let used: u64 = objects.map(|object| object.bytes.len() as u64).sum();
         let free_bytes = if self.is_full { 0 } else { TOTAL_BYTES.saturating_sub(used) };
         Space { free_bytes, total_bytes: TOTAL_BYTES }
@@ -299,8 +312,9 @@ impl Tier for MemoryTier {
     }
 
     fn remove(&self, name: ObjectName, ask: Ask<()>) {
+        let now = self.location.clock.now();
         self.change(ask, |contents| {
-            contents.remove(name);
+            contents.remove(name, now);
             Ok(())
         });
     }
@@ -323,6 +337,15 @@ impl Tier for MemoryTier {
     fn age(&self, name: ObjectName, ask: Ask<Duration>) {
         let now = self.location.clock.now();
         self.read(ask, |contents| Ok(now.since(contents.object("stat", name)?.published)));
+    }
+
+    fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
+        let now = self.location.clock.now();
+        self.read(ask, |contents| {
+            let folder = contents.folders.get(&writer);
+            let folder = folder.ok_or_else(|| IoError::not_found("stat", writer.to_string()))?;
+            Ok(now.since(folder.changed))
+        });
     }
 
     fn space(&self, ask: Ask<Space>) {

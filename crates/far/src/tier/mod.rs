@@ -100,6 +100,10 @@ pub trait Tier: Source {
     /// The seconds since an object was published, by the clock of the tier where it has one.
     fn age(&self, name: ObjectName, ask: Ask<Duration>);
 
+    /// The seconds since an object appeared in a writer's folder or was removed from it, where the location notes that,
+    /// or since the folder was created; by the same clock. Fails with `ENOENT` if there is no such folder.
+    fn writer_age(&self, writer: WriterId, ask: Ask<Duration>);
+
     /// Space of the location.
     fn space(&self, ask: Ask<Space>);
 }

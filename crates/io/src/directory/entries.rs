@@ -3,6 +3,7 @@
 //! 1. A name is plain: it has no separator, and no path leads out of the directory.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -42,6 +43,13 @@ pub(super) fn is_regular(stat: &Stat) -> bool {
 
 pub(super) fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// When a file or folder was last written, by the clock of its file system since 1970.
+pub(super) fn modified(stat: &Stat) -> Duration {
+    let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+    let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or(0);
+    Duration::new(seconds, nanos)
 }
 
 /// Space of the file system of an open directory.

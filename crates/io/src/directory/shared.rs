@@ -19,7 +19,9 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::direct_io::{self, DirectIoTrial};
-use super::entries::{CONFINED, check_name, is_plain, is_regular, size, space_of, stat_at};
+use super::entries::{
+    CONFINED, check_name, is_plain, is_regular, modified, size, space_of, stat_at,
+};
 use super::open_files::{OpenFiles, SharedFile};
 use super::publish::{TemporaryFile, create_folder, is_temporary, sync_directory};
 use crate::engine::{check_bounds, read, retried};
@@ -261,10 +263,27 @@ impl SharedDirectory {
             .folder(folder)
             .and_then(|directory| stat_at(directory, name))
             .map_err(|errno| IoError::os("stat", label, errno))?;
+        self.time_since(&written)
+    }
+
+    /// The time since a file appeared in a folder or was removed from it, where the file system notes that, or since
+    /// the folder was created. The clock is that of [`Self::age`].
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`]: with `ENOENT` if there is no such folder.
+    pub fn folder_age(&self, folder: &str) -> Result<Duration, IoError> {
+        check_visible(folder);
+        let changed =
+            stat_at(&self.directory, folder).map_err(|errno| IoError::os("stat", folder, errno))?;
+        self.time_since(&changed)
+    }
+
+    fn time_since(&self, earlier: &Stat) -> Result<Duration, IoError> {
         let temporary = TemporaryFile::create(&self.directory, "now", false)?;
         let now = rustix::fs::fstat(temporary.descriptor())
             .map_err(|errno| IoError::os("stat", "a temporary file", errno))?;
-        Ok(modified(&now).saturating_sub(modified(&written)))
+        Ok(modified(&now).saturating_sub(modified(earlier)))
     }
 
     /// Space of the file system.
@@ -426,11 +445,4 @@ fn names_in(directory: &OwnedFd) -> Result<Vec<(String, FileType)>, Errno> {
         }
     }
     Ok(names)
-}
-
-/// When a file was last written, by the clock of its file system since 1970.
-fn modified(stat: &Stat) -> Duration {
-    let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
-    let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or(0);
-    Duration::new(seconds, nanos)
 }

@@ -11,9 +11,13 @@ use dalsegno_io::OpenMode;
 
 use super::store_header::create_sector_file;
 use crate::error::LogError;
+use crate::segment::{read_file, replace_file};
 use crate::sync::Syncer;
 
-/// The files of one sector that describe a store.
+/// Name of the file that says which tombstones of other stores were applied.
+const APPLIED_FILE: &str = "far.meta";
+
+/// The files that describe a store.
 #[derive(Debug)]
 pub struct StoreFiles {
     io: Arc<DeviceIo>,
@@ -85,6 +89,28 @@ impl StoreFiles {
         }
         create_sector_file(&self.io, &self.syncer, &name, &sector)?;
         Ok(true)
+    }
+
+    /// Replaces the file that says which tombstones of other stores were applied to this one. A crash may leave none, or
+    /// one whose first sector is zero.
+    ///
+    /// # Errors
+    ///
+    /// The device's error.
+    pub fn write_applied(&self, applied: &[u8]) -> Result<(), LogError> {
+        self.syncer.check_writable()?;
+        replace_file(&self.io, &self.syncer, APPLIED_FILE, applied)
+    }
+
+    /// Reads that file, at most `limit` bytes of it; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The device's error, or that the file is not in whole sectors.
+    pub fn read_applied(&self, limit: u64) -> Result<Option<Vec<u8>>, LogError> {
+        let bytes = read_file(&self.io, APPLIED_FILE, limit)?;
+        let file = APPLIED_FILE.to_owned();
+        bytes.transpose().map_err(|source| LogError::Format { file, source })
     }
 
     /// Reads the namespace descriptors, with how new extents are stored. Damaged ones are left out.

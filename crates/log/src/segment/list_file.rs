@@ -153,30 +153,73 @@ impl SegmentListFile {
     }
 
     fn write(&self, list: &SegmentList) -> Result<(), LogError> {
-        let bytes = list.encode();
-        match self.io.device.remove(LIST_FILE) {
-            Err(error) if !error.is_not_found() => return Err(error.into()),
-            _ => {}
-        }
-        let mode = OpenMode::Create { bytes: bytes.len() as u64 };
-        let opened = self.io.device.open(LIST_FILE, mode)?;
-        let (header, body) = bytes.split_at(SECTOR);
-        let write = |offset, bytes: &[u8]| -> Result<(), IoError> {
-            write_at(&self.io, opened.file, offset, bytes, &self.io.own_call())
-        };
-        let largest = self.io.pool.largest();
-        let offsets = (SECTOR_BYTES..).step_by(largest);
-        let written = offsets
-            .zip(body.chunks(largest))
-            .try_for_each(|(offset, part)| write(offset, part))
-            // The header claims that the entries are there.
-            .and_then(|()| self.syncer.sync_file(opened.file))
-            .and_then(|()| write(0, header))
-            .and_then(|()| self.syncer.sync_file(opened.file))
-            .and_then(|()| self.syncer.sync_names());
-        self.io.device.close(opened.file);
-        Ok(written?)
+        replace_file(&self.io, &self.syncer, LIST_FILE, &list.encode())
     }
+}
+
+/// Writes a small file again, durably. Its first sector is written last, over zeros, so it is recognized if a crash
+/// interrupted that.
+pub(crate) fn replace_file(
+    io: &DeviceIo,
+    syncer: &Syncer,
+    name: &str,
+    bytes: &[u8],
+) -> Result<(), LogError> {
+    match io.device.remove(name) {
+        Err(error) if !error.is_not_found() => return Err(error.into()),
+        _ => {}
+    }
+    let mode = OpenMode::Create { bytes: bytes.len() as u64 };
+    let opened = io.device.open(name, mode)?;
+    let (header, body) = bytes.split_at(SECTOR);
+    let write = |offset, bytes: &[u8]| -> Result<(), IoError> {
+        write_at(io, opened.file, offset, bytes, &io.own_call())
+    };
+    let largest = io.pool.largest();
+    let offsets = (SECTOR_BYTES..).step_by(largest);
+    let written = offsets
+        .zip(body.chunks(largest))
+        .try_for_each(|(offset, part)| write(offset, part))
+        // The header claims that the entries are there.
+        .and_then(|()| syncer.sync_file(opened.file))
+        .and_then(|()| write(0, header))
+        .and_then(|()| syncer.sync_file(opened.file))
+        .and_then(|()| syncer.sync_names());
+    io.device.close(opened.file);
+    Ok(written?)
+}
+
+/// Reads a small file, at most `limit` bytes of it. `None` if there is no such file; the inner error says why it cannot
+/// be whole.
+///
+/// # Errors
+///
+/// If the device fails to read it.
+pub(crate) fn read_file(
+    io: &DeviceIo,
+    name: &str,
+    limit: u64,
+) -> Result<Option<Result<Vec<u8>, FormatError>>, LogError> {
+    let opened = match io.device.open(name, OpenMode::Read) {
+        Err(error) if error.is_not_found() => return Ok(None),
+        opened => opened?,
+    };
+    if !opened.bytes.is_multiple_of(SECTOR_BYTES) {
+        io.device.close(opened.file);
+        return Ok(Some(Err(FormatError::Truncated)));
+    }
+    let mut bytes = vec![0; usize::try_from(opened.bytes.min(limit)).expect("bounded")];
+    let (mut offset, mut read) = (0, Ok(()));
+    for part in bytes.chunks_mut(io.pool.largest()) {
+        read = read_at(io, opened.file, offset, part, &io.own_call());
+        if read.is_err() {
+            break;
+        }
+        offset += part.len() as u64;
+    }
+    io.device.close(opened.file);
+    read?;
+    Ok(Some(Ok(bytes)))
 }
 
 /// Reads the list of a store. `None` if there is no list; the inner error says why the list is not valid.
@@ -188,26 +231,8 @@ pub(crate) fn read_list(
     io: &DeviceIo,
     store: StoreId,
 ) -> Result<Option<Result<SegmentList, FormatError>>, LogError> {
-    let opened = match io.device.open(LIST_FILE, OpenMode::Read) {
-        Err(error) if error.is_not_found() => return Ok(None),
-        opened => opened?,
-    };
-    if !opened.bytes.is_multiple_of(SECTOR_BYTES) {
-        io.device.close(opened.file);
-        return Ok(Some(Err(FormatError::Truncated)));
-    }
-    let mut bytes = vec![0; usize::try_from(opened.bytes.min(MAX_LIST_BYTES)).expect("bounded")];
-    let (mut offset, mut read) = (0, Ok(()));
-    for part in bytes.chunks_mut(io.pool.largest()) {
-        read = read_at(io, opened.file, offset, part, &io.own_call());
-        if read.is_err() {
-            break;
-        }
-        offset += part.len() as u64;
-    }
-    io.device.close(opened.file);
-    read?;
-    let decoded = SegmentList::decode(&bytes);
+    let Some(bytes) = read_file(io, LIST_FILE, MAX_LIST_BYTES)? else { return Ok(None) };
+    let decoded = bytes.and_then(|bytes| SegmentList::decode(&bytes));
     Ok(Some(match decoded {
         Ok(list) if list.store != store => Err(FormatError::Place("store")),
         decoded => decoded,

@@ -18,7 +18,7 @@ mod tombstones;
 pub use checkpoint::removals_of;
 pub(crate) use checkpoint::{Checkpoint, SegmentCheckpoint, make_checkpoint};
 pub use list_file::SegmentListFile;
-pub(crate) use list_file::read_list;
+pub(crate) use list_file::{read_file, read_list, replace_file};
 pub use pin::Pin;
 pub(crate) use pin::Segment;
 pub use recycler::Recycler;

@@ -1,4 +1,5 @@
-//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log.
+//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log, one
+//! removes what dead stores left.
 //!
 //! 1. A thread that waits for the location holds nothing of the store but the far tier, so a location that hangs does
 //!    not keep the store's directory locked.
@@ -12,7 +13,7 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, Deadline, FarWrite, MAX_EXTENT_BLOCKS, Namespace, NamespaceId, Nanos, Result,
 };
-use dalsegno_far::{Follower, KnownWriter, Publisher, Refused, Tombstone};
+use dalsegno_far::{CHECK_EVERY, Follower, KnownWriter, Publisher, Refused, Tombstone};
 use dalsegno_io::{IoError, Memory};
 use dalsegno_log::format::{NamespaceSector, SECTOR};
 use dalsegno_log::{Call, LogError};
@@ -23,6 +24,8 @@ use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::error::{no_thread, to_error};
+use crate::far::applied::{RemovalsHere, RemoveHere};
+use crate::far::collect::CollectDuty;
 use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::{FarTier, add_to_pack};
 use crate::read::arena::PlacedBlock;
@@ -53,9 +56,6 @@ pub(crate) struct LocalStore {
     pub(crate) remove: RemoveHere,
 }
 
-/// Removes blocks from the store, or a namespace if there are none.
-pub(crate) type RemoveHere = Box<dyn Fn(NamespaceId, Option<&[ChainHash]>) -> Result<()> + Send>;
-
 /// The threads of the far tier.
 #[derive(Debug)]
 pub(crate) struct FarLanes {
@@ -65,6 +65,7 @@ pub(crate) struct FarLanes {
     publish: Helper<PublishDuty>,
     follow: Helper<FollowDuty>,
     promote: Helper<PromoteDuty>,
+    collect: Helper<CollectDuty>,
 }
 
 impl FarLanes {
@@ -94,16 +95,19 @@ impl FarLanes {
             far: Arc::clone(far),
             follower,
             known: Arc::clone(&known),
-            remove: local.remove,
+            removals: RemovalsHere::open(local.engine, local.remove, far.writer),
         };
         let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
             Helper::start("dalsegno-far-copy", threads, duty, first).map_err(no_thread)?;
+        let duty = CollectDuty::new(far, clock);
+        let collect = Helper::start("dalsegno-far-gc", threads, duty, Next::After(CHECK_EVERY))
+            .map_err(no_thread)?;
         let removals =
             JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
         let far = Arc::clone(far);
-        Ok(Self { far, known, removals, publish, follow, promote })
+        Ok(Self { far, known, removals, publish, follow, promote, collect })
     }
 
     /// Publishes the removal of blocks, or of a namespace if there are none.
@@ -139,6 +143,7 @@ impl FarLanes {
     /// Ends the threads, after what waits was published or the time is over.
     pub(crate) fn close(&self, timeout: Duration) {
         self.follow.close();
+        self.collect.close();
         self.promote.close();
         self.removals.close();
         self.publish.close();
@@ -146,6 +151,7 @@ impl FarLanes {
         self.publish.join(timeout.min(FINISH + Duration::from_secs(1)));
         self.removals.join(Duration::from_secs(1));
         self.follow.join(Duration::from_secs(1));
+        self.collect.join(Duration::from_secs(1));
     }
 }
 
@@ -302,7 +308,7 @@ struct FollowDuty {
     far: Arc<FarTier>,
     follower: Follower,
     known: Arc<Mutex<Vec<KnownWriter>>>,
-    remove: RemoveHere,
+    removals: RemovalsHere,
 }
 
 impl Duty for FollowDuty {
@@ -318,11 +324,9 @@ impl Duty for FollowDuty {
         match polled {
             Ok(polled) => {
                 add(&self.far.counters.bad_catalogs, polled.bad_catalogs);
-                // Removals of this store, when it was open before, are in its log.
-                let own = self.far.writer.store;
-                let others = polled.tombstones.iter().filter(|(writer, _, _)| writer.store != own);
-                others.for_each(|(_, _, tombstone)| self.remove_here(tombstone));
-                *self.known.lock() = self.follower.known();
+                let known = self.follower.known();
+                self.removals.apply(&polled.tombstones, &known);
+                *self.known.lock() = known;
             }
             Err(error) => {
                 tracing::debug!(%error, "poll of the far location failed");
@@ -330,16 +334,6 @@ impl Duty for FollowDuty {
             }
         }
         Next::After(POLL)
-    }
-}
-
-impl FollowDuty {
-    /// Removes from this store what another one removed.
-    fn remove_here(&self, tombstone: &Tombstone) {
-        let hashes = Some(tombstone.hashes.as_slice()).filter(|hashes| !hashes.is_empty());
-        if let Err(error) = (self.remove)(tombstone.namespace, hashes) {
-            tracing::warn!(%error, "blocks that another store removed are still stored here");
-        }
     }
 }
 

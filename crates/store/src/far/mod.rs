@@ -4,9 +4,13 @@
 //! |---|---|
 //! | `tier` | what the paths of the store use: lookups, reads, and offers of extents |
 //! | `lanes` | the threads that publish and follow, and what they do |
+//! | `applied` | applies what other stores removed, each removal once |
+//! | `collect` | removes what dead stores left |
 //! | `promotions` | blocks that were hit twice, on their way to the log |
 //! | `stats` | the counters |
 
+pub(crate) mod applied;
+pub(crate) mod collect;
 pub(crate) mod lanes;
 pub(crate) mod promotions;
 pub(crate) mod stats;

@@ -73,6 +73,8 @@ pub(super) struct FarCounters {
     pub(super) present_blocks: AtomicU64,
     pub(super) bad_catalogs: AtomicU64,
     pub(super) failed_polls: AtomicU64,
+    pub(super) collected_writers: AtomicU64,
+    pub(super) collected_packs: AtomicU64,
 }
 
 /// A block of a get that is at the far location.
@@ -236,6 +238,8 @@ impl FarTier {
             present_blocks: get(&self.counters.present_blocks),
             bad_catalogs: get(&self.counters.bad_catalogs),
             failed_polls: get(&self.counters.failed_polls),
+            collected_writers: get(&self.counters.collected_writers),
+            collected_packs: get(&self.counters.collected_packs),
             published: *self.published.lock(),
         }
     }

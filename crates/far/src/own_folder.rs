@@ -1,0 +1,202 @@
+//! The folder of this writer: what is in it, and what leaves it.
+//!
+//! 1. A pack leaves before its catalog. What could not be removed is tried again.
+//! 2. If other stores collected the folder, because this host was suspended for more than a day, the packs that are gone
+//!    are forgotten, and descriptions are published again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, NamespaceId};
+use dalsegno_io::{IoError, Memory};
+
+use crate::index::FarIndex;
+use crate::names::{Object, WriterId};
+use crate::replies::wait_for;
+use crate::tier::{Ask, Tier};
+
+/// How long the location may take for a call.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// Packs whose publication failed that are remembered until they are removed.
+const MOST_FAILED: usize = 4096;
+/// Beats that are remembered until they are removed.
+const MOST_BEATS: usize = 64;
+
+/// The folder of this writer.
+pub(crate) struct OwnFolder {
+    tier: Arc<dyn Tier>,
+    index: Arc<FarIndex>,
+    clock: Arc<dyn Clock>,
+    writer: WriterId,
+    /// Packs that were published, with their bytes.
+    packs: BTreeMap<u64, u64>,
+    /// Packs that are to be removed.
+    leaving: BTreeSet<u64>,
+    described: BTreeSet<NamespaceId>,
+    /// The number of the last beat.
+    beat: u64,
+    /// Beats that may be there.
+    beats: BTreeSet<u64>,
+    /// The newest beat that certainly was there.
+    shown: Option<u64>,
+}
+
+impl OwnFolder {
+    /// A folder that does not exist yet.
+    pub(crate) fn new(
+        tier: Arc<dyn Tier>,
+        index: Arc<FarIndex>,
+        clock: Arc<dyn Clock>,
+        writer: WriterId,
+    ) -> Self {
+        Self {
+            tier,
+            index,
+            clock,
+            writer,
+            packs: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            described: BTreeSet::new(),
+            beat: 0,
+            beats: BTreeSet::new(),
+            shown: None,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.packs.values().sum()
+    }
+
+    pub(crate) fn add(&mut self, number: u64, bytes: u64) {
+        self.packs.insert(number, bytes);
+    }
+
+    /// Notes that publishing a pack failed. What is there of it is of no use.
+    pub(crate) fn add_failed(&mut self, number: u64) {
+        if self.leaving.len() < MOST_FAILED {
+            self.leaving.insert(number);
+        }
+    }
+
+    pub(crate) fn is_described(&self, namespace: NamespaceId) -> bool {
+        self.described.contains(&namespace)
+    }
+
+    pub(crate) fn has_descriptions(&self) -> bool {
+        !self.described.is_empty()
+    }
+
+    /// Publishes the description of a namespace, unless that was done.
+    pub(crate) fn describe(
+        &mut self,
+        namespace: NamespaceId,
+        sector: &[u8],
+    ) -> Result<(), IoError> {
+        if !self.described.contains(&namespace) {
+            let bytes = vec![Memory::owned(sector.to_vec(), ())];
+            match self.publish(Object::Namespace(namespace), bytes) {
+                // An earlier call took too long, and completed.
+                Err(error) if error.is_exists() => {}
+                published => published?,
+            }
+            self.described.insert(namespace);
+        }
+        Ok(())
+    }
+
+    /// Shows that this writer runs, and looks whether the sign before is still there.
+    pub(crate) fn beat(&mut self) -> Result<(), IoError> {
+        if let Some(shown) = self.shown.take() {
+            if self.is_gone(Object::Beat(shown))? {
+                self.forget_collected()?;
+            }
+            self.shown = Some(shown);
+        }
+        self.beat += 1;
+        self.beats.insert(self.beat);
+        if self.beats.len() > MOST_BEATS {
+            self.beats.pop_first();
+        }
+        self.publish(Object::Beat(self.beat), Vec::new())?;
+        self.shown = Some(self.beat);
+        while let Some(old) = self.beats.first().copied().filter(|old| *old < self.beat) {
+            self.remove(Object::Beat(old))?;
+            self.beats.remove(&old);
+        }
+        Ok(())
+    }
+
+    /// Marks the oldest packs to be removed until at most `bound` bytes are left. Returns how many there were.
+    pub(crate) fn evict(&mut self, bound: u64) -> u64 {
+        let (mut bytes, mut evicted) = (self.bytes(), 0);
+        while bytes > bound
+            && let Some((number, pack_bytes)) = self.packs.pop_first()
+        {
+            bytes -= pack_bytes;
+            self.forget(number);
+            self.leaving.insert(number);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    /// Removes the packs that are to leave.
+    pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
+        while let Some(number) = self.leaving.first().copied() {
+            self.remove(Object::Pack(number))?;
+            self.remove(Object::Catalog(number))?;
+            self.leaving.remove(&number);
+        }
+        Ok(())
+    }
+
+    /// Forgets what others removed from the folder.
+    fn forget_collected(&mut self) -> Result<(), IoError> {
+        let listed = self.ask(|tier, ask| tier.list(self.writer, None, ask))?;
+        let is_there = |object| listed.binary_search_by_key(&object, |one| one.object).is_ok();
+        let gone: Vec<u64> =
+            self.packs.keys().copied().filter(|number| !is_there(Object::Pack(*number))).collect();
+        self.described.retain(|namespace| is_there(Object::Namespace(*namespace)));
+        tracing::warn!(
+            writer = %self.writer,
+            packs = gone.len(),
+            "other stores removed packs of this one, because it gave no sign of life for a day"
+        );
+        for number in gone {
+            self.packs.remove(&number);
+            self.forget(number);
+        }
+        Ok(())
+    }
+
+    fn forget(&self, number: u64) {
+        if let Some(file) = self.index.remove_pack(self.writer, number) {
+            self.tier.forget(file);
+        }
+    }
+
+    fn is_gone(&self, object: Object) -> Result<bool, IoError> {
+        let name = self.writer.object(object);
+        match self.ask(|tier, ask| tier.fetch(name, 0, ask)) {
+            Err(error) if error.is_not_found() => Ok(true),
+            Err(error) if !error.is_too_large() => Err(error),
+            _ => Ok(false),
+        }
+    }
+
+    /// Publishes an object, and waits for that.
+    pub(crate) fn publish(&self, object: Object, bytes: Vec<Memory>) -> Result<(), IoError> {
+        let name = self.writer.object(object);
+        self.ask(|tier, ask| tier.publish(name, bytes, ask))
+    }
+
+    fn remove(&self, object: Object) -> Result<(), IoError> {
+        let name = self.writer.object(object);
+        self.ask(|tier, ask| tier.remove(name, ask))
+    }
+
+    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
+        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
+    }
+}

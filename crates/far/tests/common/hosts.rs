@@ -1,0 +1,193 @@
+//! Hosts that share a location in memory: what each publishes, knows, reads and collects.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Clock, Extent, KvLayout, NamespaceId, StoreId};
+use dalsegno_extent::format::{NewExtent, RecordPlace};
+use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
+use dalsegno_far::{
+    Collector, FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation, MemoryTier,
+    Object, Publisher, PublisherOptions, Tier, Tombstone, WriterId, wait_for,
+};
+use dalsegno_io::{BufferPool, Memory, Source};
+
+const LAYERS: u32 = 2;
+const SLICE_BYTES: u32 = 4096;
+pub const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+pub const LIMIT: Duration = Duration::from_secs(1);
+/// A record of two blocks takes a sector and four.
+pub const RECORD_BYTES: u64 = 5 * 4096;
+
+fn layout() -> KvLayout {
+    KvLayout::new(LAYERS, SLICE_BYTES).unwrap()
+}
+
+pub fn hash(number: u8) -> ChainHash {
+    ChainHash([number; 32])
+}
+
+/// The bytes of a layer of a block.
+fn slice(number: u8, layer: u32) -> Vec<u8> {
+    let layer = u8::try_from(layer).unwrap();
+    vec![number.wrapping_mul(7) ^ (layer << 6); SLICE_BYTES as usize]
+}
+
+/// A host: the packs that it writes, and what it knows of the location.
+pub struct Host {
+    pub tier: Arc<MemoryTier>,
+    pub index: Arc<FarIndex>,
+    pub publisher: Publisher,
+    pub follower: Follower,
+    pub collector: Collector,
+    reader: FarReader,
+    /// Where its log is.
+    log: Arc<MemoryTier>,
+    log_io: SourceIo,
+    pub writer: WriterId,
+    records: u64,
+}
+
+fn io_of(source: Arc<dyn Source>, clock: &Arc<dyn Clock>) -> SourceIo {
+    SourceIo {
+        source,
+        clock: Arc::clone(clock),
+        pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
+        bounds: IoBounds { depth: 8, request_bytes: 1 << 20 },
+        stats: Arc::default(),
+    }
+}
+
+impl Host {
+    pub fn new(
+        location: &MemoryLocation,
+        clock: &Arc<dyn Clock>,
+        (number, open): (u8, u64),
+        packs: u64,
+    ) -> Self {
+        let tier = Arc::new(location.mount());
+        let as_tier = Arc::clone(&tier) as Arc<dyn Tier>;
+        let index = Arc::new(FarIndex::new(1 << 20));
+        let writer = WriterId { store: StoreId([number; 16]), open };
+        let options = PublisherOptions {
+            pack_bytes: RECORD_BYTES,
+            capacity_bytes: packs * RECORD_BYTES,
+            flush: LIMIT,
+        };
+        let (of_index, of_clock) = (|| Arc::clone(&index), || Arc::clone(clock));
+        let publisher =
+            Publisher::new(Arc::clone(&as_tier), of_index(), of_clock(), writer, options);
+        let follower = Follower::new(Arc::clone(&as_tier), of_index(), of_clock(), writer);
+        let collector = Collector::new(Arc::clone(&as_tier), of_clock(), writer);
+        let source = Arc::new(io_of(Arc::<MemoryTier>::clone(&tier), clock));
+        let reader = FarReader::new(source, as_tier, of_index(), 1 << 20);
+        let log = Arc::new(MemoryLocation::new(of_clock()).mount());
+        let log_io = io_of(Arc::<MemoryTier>::clone(&log), clock);
+        Self {
+            tier,
+            index,
+            publisher,
+            follower,
+            collector,
+            reader,
+            log,
+            log_io,
+            writer,
+            records: 0,
+        }
+    }
+
+    /// Writes a record of two blocks to the host's log.
+    fn record(&mut self, first: u8) -> (PinnedFile, Extent) {
+        self.records += 1;
+        let blocks = [first, first + 1];
+        let new = NewExtent {
+            namespace: NAMESPACE,
+            lineage: hash(first),
+            first_block_index: 0,
+            parent: ChainHash::default(),
+            layout: layout(),
+            hashes: blocks.map(hash).to_vec(),
+            born: None,
+        };
+        let slices: Vec<Vec<u8>> =
+            (0..LAYERS).flat_map(|layer| blocks.map(|block| slice(block, layer))).collect();
+        let crcs = slices.iter().map(|slice| crc32c::crc32c(slice)).collect();
+        let place = RecordPlace { segment: self.records, epoch: 1, offset: 0 };
+        let header = new.header(self.writer.store, place, self.records, crcs, None);
+        let mut bytes = vec![0; header.header_bytes() as usize];
+        header.encode(&mut bytes);
+        bytes.extend(slices.concat());
+        assert_eq!(bytes.len() as u64, RECORD_BYTES);
+        let name = self.writer.object(Object::Pack(self.records));
+        let bytes = vec![Memory::owned(bytes, ())];
+        let clock = &self.log_io.clock;
+        wait_for(clock, LIMIT, |ask| self.log.publish(name, bytes, ask)).unwrap();
+        let pinned = PinnedFile { file: self.log.file(name), guard: Arc::new(()) };
+        (pinned, header.extent().unwrap())
+    }
+
+    /// Publishes two blocks, `first` and the next one; whether that succeeded.
+    pub fn publish(&mut self, first: u8) -> bool {
+        self.begin(first) && self.complete()
+    }
+
+    /// Publishes the pack of two blocks, and not yet its catalog.
+    pub fn begin(&mut self, first: u8) -> bool {
+        if self.publisher.describe(NAMESPACE, &[0; 4096]).is_err() {
+            return false;
+        }
+        let (pinned, extent) = self.record(first);
+        let of = (self.writer.store, &extent);
+        self.publisher.add(&self.log_io, &pinned, of).unwrap();
+        true
+    }
+
+    /// Publishes the catalog; whether all succeeded.
+    pub fn complete(&mut self) -> bool {
+        let before = self.publisher.stats().packs;
+        while self.publisher.advance() > 0 {}
+        self.publisher.stats().packs > before
+    }
+
+    pub fn remove(&mut self, block: u8) -> bool {
+        let tombstone =
+            Tombstone { sequence: self.records, namespace: NAMESPACE, hashes: vec![hash(block)] };
+        let known = self.follower.known();
+        self.publisher.remove(tombstone, known).is_ok()
+    }
+
+    pub fn finds(&self, block: u8) -> bool {
+        self.index.find(NAMESPACE, &hash(block)).is_some()
+    }
+
+    /// Reads a block that is found, and compares its bytes. Whether it is a hit.
+    pub fn reads(&self, block: u8) -> bool {
+        let Some(place) = self.index.find(NAMESPACE, &hash(block)) else { return false };
+        let bytes = (SLICE_BYTES * LAYERS) as usize;
+        let memory = vec![Memory::zeroed(bytes)];
+        let target = BlockTarget { block: 0, memory, outlives_call: true, copy: Vec::new() };
+        let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..LAYERS };
+        let wanted = vec![FarWanted { place, hash: hash(block), target }];
+        let read = self.reader.read(&shape, wanted, &Call::foreground()).remove(0);
+        if read.outcome.is_ok() {
+            let got: Vec<u8> =
+                read.memory.iter().flat_map(|piece| piece.as_slice().to_vec()).collect();
+            let expected: Vec<u8> = (0..LAYERS).flat_map(|layer| slice(block, layer)).collect();
+            assert!(got == expected, "wrong bytes of block {block}");
+        }
+        read.outcome.is_ok()
+    }
+
+    /// Checks one writer, or removes some more of a dead one; whether that succeeded.
+    pub fn collect(&mut self) -> bool {
+        self.collector.step(&|| false).is_ok()
+    }
+
+    /// The blocks that can be read.
+    pub fn readable(&self) -> BTreeSet<u8> {
+        (0..=u8::MAX).filter(|block| self.reads(*block)).collect()
+    }
+}

@@ -1,0 +1,152 @@
+//! A location with hosts that die, and what a host that starts at any moment must find there.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, ManualClock, Nanos};
+use dalsegno_far::{MemoryLocation, Object, ObjectName, Tier, WATCHED, WriterId, wait_for};
+
+use crate::hosts::{Host, LIMIT};
+
+pub const HOUR: Duration = Duration::from_secs(3600);
+pub const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A location, and the clocks of the hosts that share it: each is a century ahead, or some years more.
+pub struct World {
+    pub clock: Arc<ManualClock>,
+    pub location: MemoryLocation,
+    clocks: Vec<Arc<ManualClock>>,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let clock = Arc::new(ManualClock::default());
+        clock.advance(YEAR);
+        let location = MemoryLocation::new(Arc::clone(&clock) as Arc<dyn Clock>);
+        Self { clock, location, clocks: Vec::new() }
+    }
+
+    /// A host that starts now.
+    pub fn host(&mut self, number: u8) -> Host {
+        self.host_of(number, 99)
+    }
+
+    /// A host whose folder holds at most so many packs.
+    pub fn host_of(&mut self, number: u8, packs: u64) -> Host {
+        let clock = Arc::new(ManualClock::default());
+        let open = self.clocks.len() as u64 + 1;
+        clock.advance(self.clock.now().since(Nanos::default()));
+        clock.advance(YEAR * (100 + u32::try_from(open % 3).unwrap()));
+        self.clocks.push(Arc::clone(&clock));
+        let clock: Arc<dyn Clock> = clock;
+        Host::new(&self.location, &clock, (number, open), packs)
+    }
+
+    pub fn pass(&self, time: Duration) {
+        for clock in self.clocks.iter().chain([&self.clock]) {
+            clock.advance(time);
+        }
+    }
+
+    pub fn objects(&self, writer: WriterId) -> Vec<Object> {
+        let all = self.location.objects().into_iter().map(|(name, _)| name);
+        all.filter(|name| name.writer == writer).map(|name| name.object).collect()
+    }
+
+    pub fn has_packs(&self, writer: WriterId) -> bool {
+        self.objects(writer).iter().any(|object| matches!(object, Object::Pack(_)))
+    }
+
+    pub fn has_folder(&self, writer: WriterId) -> bool {
+        let tier = self.location.mount();
+        let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
+        let writers = wait_for(&clock, LIMIT, |ask| tier.writers(ask)).unwrap();
+        writers.contains(&writer)
+    }
+}
+
+/// Lets these hosts collect for a while, and show that they run. Calls `check` after every step.
+pub fn collect(world: &mut World, hosts: &mut [&mut Host], check: &mut dyn FnMut(&mut World)) {
+    for _ in 0..3 {
+        for _ in 0..12 {
+            for host in &mut *hosts {
+                host.collect();
+                check(world);
+            }
+        }
+        world.pass(WATCHED);
+        for host in &mut *hosts {
+            drop(host.publisher.beat());
+        }
+    }
+}
+
+/// What a host that starts now must find.
+#[derive(Debug, Default)]
+pub struct Model {
+    /// Blocks that were published and not removed, and their writers.
+    pub present: BTreeMap<u8, WriterId>,
+    /// Blocks whose removal was acknowledged.
+    pub removed: BTreeSet<u8>,
+    pub checks: u64,
+    /// What the location had at the last check.
+    seen: Vec<ObjectName>,
+}
+
+impl Model {
+    pub fn publish(&mut self, host: &mut Host, first: u8) {
+        // Blocks that are put again may be there, also if that was not acknowledged.
+        self.removed.retain(|block| *block != first && *block != first + 1);
+        if host.publish(first) {
+            self.present.extend([(first, host.writer), (first + 1, host.writer)]);
+        }
+    }
+
+    pub fn remove(&mut self, host: &mut Host, block: u8) {
+        let knew = host.finds(block);
+        self.present.remove(&block);
+        if host.remove(block) && knew {
+            self.removed.insert(block);
+        }
+    }
+
+    /// A writer that gave no sign of life for a day may be collected.
+    pub fn is_dead(&mut self, writer: WriterId) {
+        self.present.retain(|_, of| *of != writer);
+    }
+
+    /// Compares everything with what a host finds that starts now, if the location has changed.
+    pub fn check(&mut self, world: &mut World) {
+        let objects = world.location.objects().into_iter().map(|(name, _)| name).collect();
+        if self.seen == objects {
+            return;
+        }
+        self.seen = objects;
+        self.checks += 1;
+        let mut fresh = world.host(77);
+        world.clocks.pop();
+        for _ in 0..2 {
+            assert_eq!(fresh.follower.poll().unwrap().bad_catalogs, 0);
+        }
+        let readable = fresh.readable();
+        self.check_removed(&readable);
+        for (block, writer) in &self.present {
+            assert!(readable.contains(block), "block {block} of {writer} is lost");
+        }
+        let running: BTreeSet<WriterId> = self.present.values().copied().collect();
+        for writer in running {
+            let objects = world.objects(writer);
+            for number in fresh.index.numbers(writer) {
+                let has_pack = objects.contains(&Object::Pack(number));
+                assert!(has_pack, "pack {number} of {writer} is gone, its catalog is not");
+            }
+        }
+    }
+
+    pub fn check_removed(&self, readable: &BTreeSet<u8>) {
+        let back: Vec<&u8> = self.removed.intersection(readable).collect();
+        assert!(back.is_empty(), "blocks are back: {back:?}");
+    }
+}

@@ -1,0 +1,159 @@
+//! Every version must read the objects in `tests/golden/pack-v1`. The catalog 7 is the worked example of
+//! `docs/formats/pack.md`.
+//!
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-far --test golden` writes missing files. An existing one is never changed: a
+//! new format gets a new folder.
+#![expect(clippy::disallowed_methods, reason = "golden files are read as files")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Clock, KvLayout, ManualClock, NamespaceId, StoreId};
+use dalsegno_extent::format::{NewExtent, RecordPlace};
+use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
+use dalsegno_far::format::Catalog;
+use dalsegno_far::{
+    FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation, Object, Publisher,
+    PublisherOptions, Tier, Tombstone, WriterId, wait_for,
+};
+use dalsegno_io::{BufferPool, Memory, Source};
+
+const LIMIT: Duration = Duration::from_secs(1);
+const SLICE_BYTES: u32 = 4096;
+const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+const WRITER: WriterId = WriterId { store: StoreId([7; 16]), open: 9 };
+/// A pack of two blocks, and the removal of the second one.
+const OBJECTS: [Object; 3] = [Object::Pack(7), Object::Catalog(7), Object::Catalog(8)];
+
+fn golden(object: Object) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/pack-v1");
+    folder.join(object.to_string())
+}
+
+fn layout() -> KvLayout {
+    KvLayout::new(1, SLICE_BYTES).unwrap()
+}
+
+fn hash(block: u8) -> ChainHash {
+    ChainHash([block; 32])
+}
+
+/// Byte `i` of block `b` is `(b * 4 + i) mod 251`.
+fn bytes_of(block: u8) -> Vec<u8> {
+    let byte = |at: usize| u8::try_from((usize::from(block) * 4 + at) % 251).unwrap();
+    (0..SLICE_BYTES as usize).map(byte).collect()
+}
+
+fn io_of(source: Arc<dyn Source>, clock: &Arc<dyn Clock>) -> SourceIo {
+    SourceIo {
+        source,
+        clock: Arc::clone(clock),
+        pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
+        bounds: IoBounds { depth: 8, request_bytes: 1 << 20 },
+        stats: Arc::default(),
+    }
+}
+
+fn new_clock() -> Arc<dyn Clock> {
+    Arc::new(ManualClock::default())
+}
+
+fn publish(tier: &dyn Tier, clock: &Arc<dyn Clock>, object: Object, bytes: Vec<u8>) {
+    let memory = vec![Memory::owned(bytes, ())];
+    wait_for(clock, LIMIT, |ask| tier.publish(WRITER.object(object), memory, ask)).unwrap();
+}
+
+/// The objects as this version writes them.
+fn written() -> Vec<Vec<u8>> {
+    let clock = new_clock();
+    let tier: Arc<dyn Tier> = Arc::new(MemoryLocation::new(Arc::clone(&clock)).mount());
+    let index = Arc::new(FarIndex::new(1 << 20));
+    let options = PublisherOptions { pack_bytes: 12_288, capacity_bytes: u64::MAX, flush: LIMIT };
+    let mut publisher =
+        Publisher::new(Arc::clone(&tier), index, Arc::clone(&clock), WRITER, options);
+    let remove = |publisher: &mut Publisher, sequence, block| {
+        let hashes = vec![hash(block)];
+        let tombstone = Tombstone { sequence, namespace: NAMESPACE, hashes };
+        publisher.remove(tombstone, Vec::new()).unwrap();
+    };
+    // Numbers 1 to 6.
+    for sequence in 1..=6 {
+        remove(&mut publisher, sequence, 99);
+    }
+    publisher.describe(NAMESPACE, &[0; 4096]).unwrap();
+    let new = NewExtent {
+        namespace: NAMESPACE,
+        lineage: ChainHash([2; 32]),
+        first_block_index: 0,
+        parent: ChainHash::default(),
+        layout: layout(),
+        hashes: vec![hash(0), hash(1)],
+        born: None,
+    };
+    let crcs = [0, 1].map(|block| crc32c::crc32c(&bytes_of(block))).to_vec();
+    let place = RecordPlace { segment: 3, epoch: 1, offset: 0 };
+    let header = new.header(WRITER.store, place, 5, crcs, None);
+    let mut record = vec![0; header.header_bytes() as usize];
+    header.encode(&mut record);
+    record.extend([0, 1].map(bytes_of).concat());
+    let log = Arc::new(MemoryLocation::new(Arc::clone(&clock)).mount());
+    publish(&*log, &clock, Object::Pack(3), record);
+    let pinned = PinnedFile { file: log.file(WRITER.object(Object::Pack(3))), guard: Arc::new(()) };
+    let of = (WRITER.store, &header.extent().unwrap());
+    publisher.add(&io_of(log, &clock), &pinned, of).unwrap();
+    while publisher.advance() > 0 {}
+    remove(&mut publisher, 6, 1);
+    let fetch = |object| {
+        wait_for(&clock, LIMIT, |ask| tier.fetch(WRITER.object(object), 1 << 20, ask)).unwrap()
+    };
+    OBJECTS.map(fetch).to_vec()
+}
+
+#[test]
+fn this_version_writes_the_golden_files() {
+    for (object, bytes) in OBJECTS.into_iter().zip(written()) {
+        let path = golden(object);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() && !path.exists() {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, &bytes).unwrap();
+        }
+        assert!(fs::read(&path).unwrap() == bytes, "{object} differs");
+    }
+}
+
+#[test]
+fn the_golden_files_are_read() {
+    let clock = new_clock();
+    let location = MemoryLocation::new(Arc::clone(&clock));
+    let tier: Arc<dyn Tier> = Arc::new(location.mount());
+    for object in OBJECTS {
+        let bytes = fs::read(golden(object)).unwrap();
+        if let Object::Catalog(number) = object {
+            let catalog = Catalog::decode(&bytes).unwrap();
+            assert_eq!((catalog.writer, catalog.number), (WRITER, number));
+            assert!(catalog.encode() == bytes);
+        }
+        publish(&*tier, &clock, object, bytes);
+    }
+    let index = Arc::new(FarIndex::new(1 << 20));
+    let own = WriterId { open: 1, ..WRITER };
+    let mut follower =
+        Follower::new(Arc::clone(&tier), Arc::clone(&index), Arc::clone(&clock), own);
+    let polled = follower.poll().unwrap();
+    assert_eq!((polled.catalogs, polled.tombstones.len(), polled.bad_catalogs), (2, 1, 0));
+    assert!(index.find(NAMESPACE, &hash(1)).is_none(), "it was removed");
+    let place = index.find(NAMESPACE, &hash(0)).unwrap();
+    let of_tier: Arc<dyn Source> = Arc::clone(&tier) as Arc<dyn Source>;
+    let reader =
+        FarReader::new(Arc::new(io_of(of_tier, &clock)), Arc::clone(&tier), index, 1 << 20);
+    let memory = vec![Memory::zeroed(SLICE_BYTES as usize)];
+    let target = BlockTarget { block: 0, memory, outlives_call: true, copy: Vec::new() };
+    let shape = FarShape { namespace: NAMESPACE, layout: layout(), layers: 0..1 };
+    let wanted = vec![FarWanted { place, hash: hash(0), target }];
+    let read = reader.read(&shape, wanted, &Call::foreground()).remove(0);
+    read.outcome.unwrap();
+    assert!(read.memory[0].as_slice() == bytes_of(0));
+}

@@ -1,0 +1,91 @@
+//! The thread that removes what dead stores left at the far location.
+//!
+//! 1. It holds nothing of the store but the far tier, and a call that hangs keeps nobody waiting.
+//! 2. It ends between two calls when the store is closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::Clock;
+use dalsegno_far::{CHECK_EVERY, Collector};
+
+use crate::background::helper::{Duty, NoTask};
+use crate::background::task_queue::{Next, TaskQueue};
+use crate::far::tier::FarTier;
+use crate::stats::add;
+
+/// Pause between two steps in one folder.
+const STEP: Duration = Duration::from_secs(2);
+
+/// Checks one writer after the other, and removes the folders of dead ones.
+pub(super) struct CollectDuty {
+    far: Arc<FarTier>,
+    collector: Collector,
+}
+
+impl CollectDuty {
+    pub(super) fn new(far: &Arc<FarTier>, clock: &Arc<dyn Clock>) -> Self {
+        let collector = Collector::new(Arc::clone(&far.tier), Arc::clone(clock), far.writer);
+        Self { far: Arc::clone(far), collector }
+    }
+}
+
+impl Duty for CollectDuty {
+    type Task = NoTask;
+
+    fn run(&mut self, task: NoTask) {
+        match task {}
+    }
+
+    fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
+        let before = self.collector.stats();
+        if let Err(error) = self.collector.step(&|| queue.is_closed()) {
+            tracing::debug!(%error, "a dead store's folder is not removed; it is tried again later");
+        }
+        let now = self.collector.stats();
+        let counters = &self.far.counters;
+        add(&counters.collected_writers, now.writers - before.writers);
+        add(&counters.collected_packs, now.packs - before.packs);
+        Next::After(if self.collector.is_working() { STEP } else { CHECK_EVERY })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dalsegno_core::{Limits, ManualClock, StoreId};
+    use dalsegno_far::{DEAD_AFTER, MemoryLocation, Object, Tier, WATCHED, WriterId, wait_for};
+    use dalsegno_io::{BufferPool, Memory};
+
+    use super::*;
+    use crate::far::tier::FarParts;
+
+    #[test]
+    fn what_is_collected_is_counted_and_the_pace_depends_on_the_work() {
+        let manual = Arc::new(ManualClock::default());
+        let clock = Arc::clone(&manual) as Arc<dyn Clock>;
+        let location = MemoryLocation::new(Arc::clone(&clock));
+        let writer = |open| WriterId { store: StoreId([1; 16]), open };
+        let dead = location.mount();
+        for object in [Object::Pack(1), Object::Pack(2), Object::Beat(1)] {
+            let (name, bytes) = (writer(1).object(object), vec![Memory::owned(vec![7; 4096], ())]);
+            wait_for(&clock, STEP, |ask| dead.publish(name, bytes, ask)).unwrap();
+        }
+        let far = Arc::new(FarTier::new(FarParts {
+            tier: Arc::new(location.mount()),
+            writer: writer(2),
+            limits: Limits { far_workers: 1, ..Limits::default() },
+            clock: Arc::clone(&clock),
+            pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
+        }));
+        let mut duty = CollectDuty::new(&far, &clock);
+        let queue = TaskQueue::new(0);
+        let mut step = || duty.step(&queue);
+        manual.advance(DEAD_AFTER);
+        assert_eq!(step(), Next::After(CHECK_EVERY));
+        manual.advance(WATCHED);
+        assert_eq!([step(), step()], [Next::After(STEP), Next::After(CHECK_EVERY)]);
+        let stats = far.stats();
+        assert_eq!((stats.collected_writers, stats.collected_packs), (1, 2));
+        assert!(location.objects().is_empty());
+    }
+}
