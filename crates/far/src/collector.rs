@@ -4,8 +4,8 @@
 //!    appeared while it was watched for [`WATCHED`]. No host's clock is compared with another one.
 //! 2. Packs go first, then catalogs, descriptions, beats, and the folder.
 //! 3. A catalog with tombstones stays while the location has a pack that they name, so removed blocks do not come back.
-//! 4. A step makes a bounded number of calls, each with a limit. A step that fails, or a crash between two calls, leaves
-//!    the rest to any other collector. Several may work on one folder.
+//! 4. A step makes a bounded number of calls, each with a limit. A step that fails, or a crash between two calls,
+//!    leaves the rest to any other collector. Several may work on one folder.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -132,8 +132,8 @@ impl Collector {
         self.stats
     }
 
-    /// Whether it is removing a folder, so that the next step should follow soon. Otherwise the next step checks another
-    /// writer.
+    /// Whether it is removing a folder, so that the next step should follow soon. Otherwise the next step checks
+    /// another writer.
     #[must_use]
     pub fn is_working(&self) -> bool {
         self.work.is_some()
@@ -197,16 +197,12 @@ impl Collector {
             return self.is_age_of_dead(|tier, ask| tier.writer_age(writer, ask));
         }
         let is_description = |object: &Object| matches!(object, Object::Namespace(_));
-        let all: Vec<Object> = match signs.beat {
-            Some(beat) => vec![Object::Beat(beat)],
-            None => {
-                let packs = signs.pack.map(Object::Pack).into_iter();
-                let descriptions = listed.iter().map(|one| one.object).filter(is_description);
-                packs
-                    .chain(signs.catalog.map(Object::Catalog))
-                    .chain(descriptions.take(DESCRIPTIONS))
-                    .collect()
-            }
+        let all: Vec<Object> = if let Some(beat) = signs.beat {
+            vec![Object::Beat(beat)]
+        } else {
+            let others = [signs.pack.map(Object::Pack), signs.catalog.map(Object::Catalog)];
+            let descriptions = listed.iter().map(|one| one.object).filter(is_description);
+            others.into_iter().flatten().chain(descriptions.take(DESCRIPTIONS)).collect()
         };
         for object in all {
             if !self.is_age_of_dead(|tier, ask| tier.age(writer.object(object), ask))? {

@@ -1,8 +1,8 @@
 //! Tiers beyond the host: packs of extents that the stores of many hosts write and read.
 //!
 //! The format is docs/formats/pack.md. A [`Publisher`] writes the packs of one store, a [`Follower`] indexes those of
-//! all others, a [`FarReader`] reads blocks of any, and a [`Collector`] removes what dead writers left. They need no lock and no agreement, because every name is written
-//! once.
+//! all others, a [`FarReader`] reads blocks of any, and a [`Collector`] removes what dead writers left. They need no
+//! lock and no agreement, because every name is written once.
 //!
 //! 1. No object is overwritten, appended to, or renamed over another.
 //! 2. Every returned byte was verified with a checksum from a header that names its writer, pack and offset.

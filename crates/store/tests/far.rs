@@ -256,9 +256,9 @@ fn a_block_that_was_put_again_after_another_hosts_removal_stays_when_the_store_i
     let file = |dir: &Path| dir.join("far.meta");
     let damage = |dir: &Path| fs::write(file(dir), vec![7; 8192]).unwrap();
     let remove = |dir: &Path| fs::remove_file(file(dir)).unwrap();
-    let changes: [(u64, &dyn Fn(&Path)); 4] =
-        [(10, &|_| ()), (10, &|_| ()), (9, &damage), (9, &remove)];
-    for (at, (blocks, change)) in changes.into_iter().enumerate() {
+    let keep = |_: &Path| ();
+    let changes: [&dyn Fn(&Path); 4] = [&keep, &keep, &damage, &remove];
+    for (at, (blocks, change)) in [10, 10, 9, 9].into_iter().zip(changes).enumerate() {
         b = b.reopen(&config, change);
         until("the location is read", || b.far().packs >= 2);
         let settled = Instant::now();

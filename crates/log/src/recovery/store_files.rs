@@ -91,8 +91,8 @@ impl StoreFiles {
         Ok(true)
     }
 
-    /// Replaces the file that says which tombstones of other stores were applied to this one. A crash may leave none, or
-    /// one whose first sector is zero.
+    /// Replaces the file that says which tombstones of other stores were applied to this one. A crash may leave none,
+    /// or one whose first sector is zero.
     ///
     /// # Errors
     ///
