@@ -25,7 +25,7 @@ pub use format::{KnownWriter, Tombstone};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
 pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};
-pub use reader::{FarReader, FarShape, FarWanted};
+pub use reader::{FarReader, FarReading, FarShape, FarWanted};
 pub use replies::wait_for;
 pub use tier::{
     Ask, DirectoryTier, DirectoryTierOptions, Listed, MemoryLocation, MemoryTier, Reply, StopMode,

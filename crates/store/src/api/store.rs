@@ -15,7 +15,7 @@ use crate::api::removal_watch::RemovalWatch;
 use crate::api::terms::Terms;
 use crate::api::transfer::{Direction, Start, Transfer, TransferLanes};
 use crate::open::assemble::{Parts, assemble, parts_of};
-use crate::read::get::{GetRequest, get};
+use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
 use crate::read::lookup;
 use crate::read::outcome::{GetReport, Outcome};

@@ -36,6 +36,8 @@ pub struct FarStats {
     pub misses: BTreeMap<&'static str, u64>,
     /// Blocks copied to the log because they were hit twice.
     pub promoted_blocks: u64,
+    /// Blocks that the local disk could not return, and that were read from the far tier instead.
+    pub rescued_blocks: u64,
     /// Extents that wait to be written there.
     pub waiting_extents: u64,
     /// Blocks that were not written there because too many waited, or they could not be read in time.

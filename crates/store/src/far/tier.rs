@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Extent, FarWrite, Limits, Namespace, NamespaceId, StoreId};
+use dalsegno_core::{ChainHash, Clock, Extent, FarWrite, Limits, NamespaceId, StoreId};
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
-    FarIndex, FarPlace, FarReader, FarShape, FarWanted, Publisher, PublisherOptions, Refused, Tier,
-    WriterId,
+    FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Publisher, PublisherOptions,
+    Refused, Tier, WriterId,
 };
-use dalsegno_io::{BufferPool, Source};
-use dalsegno_log::{BlockRead, Call, Cause, Log};
+use dalsegno_io::{BufferPool, IoError, Source};
+use dalsegno_log::{Call, Cause, Log};
 use parking_lot::Mutex;
 
 use crate::device::WatchedSource;
@@ -37,6 +37,12 @@ const DEMOTE_WAIT: Duration = Duration::from_millis(5);
 const MOST_WAITING: usize = 4096;
 /// The largest single request.
 const REQUEST_BYTES: u64 = 1 << 20;
+
+/// Staging memory of a far tier with so many workers, of which its requests take nothing from the log's: a location that
+/// hangs keeps its memory.
+pub(crate) fn staging_of(workers: u32) -> Result<BufferPool, IoError> {
+    BufferPool::new(u64::from(workers + 2) * REQUEST_BYTES * 8 / 7, REQUEST_BYTES)
+}
 
 /// The parts that a far tier is made of.
 #[derive(Debug)]
@@ -69,6 +75,7 @@ pub(crate) struct FarTier {
 #[derive(Debug, Default)]
 pub(super) struct FarCounters {
     pub(super) promoted_blocks: AtomicU64,
+    pub(super) rescued_blocks: AtomicU64,
     pub(super) dropped_blocks: AtomicU64,
     pub(super) present_blocks: AtomicU64,
     pub(super) bad_catalogs: AtomicU64,
@@ -87,10 +94,13 @@ pub(crate) struct FarBlock {
 impl FarTier {
     pub(crate) fn new(parts: FarParts) -> Self {
         let FarParts { tier, writer, limits, clock, pool } = parts;
+        // A far file system is fast only with all of its workers busy.
+        let busy_bytes = limits.far_workers as usize * REQUEST_BYTES as usize;
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let as_source = Arc::clone(&tier) as Arc<dyn Source>;
         let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
-        let bounds = IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES };
+        let bounds =
+            IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
         let io = Arc::new(SourceIo {
             source: Arc::<WatchedSource>::clone(&source),
             clock: Arc::clone(&clock),
@@ -131,16 +141,19 @@ impl FarTier {
         self.source.is_suspended()
     }
 
-    /// Reads blocks, and returns one result for each target.
-    pub(crate) fn read(
-        &self,
-        namespace: &Namespace,
-        layers: std::ops::Range<u32>,
+    /// Plans to read blocks.
+    pub(crate) fn begin_read<'a>(
+        &'a self,
+        shape: FarShape,
         wanted: Vec<FarWanted>,
-        call: &Call,
-    ) -> Vec<BlockRead> {
-        let shape = FarShape { namespace: namespace.id(), layout: namespace.layout(), layers };
-        self.reader.read(&shape, wanted, call)
+        call: &'a Call,
+    ) -> FarReading<'a> {
+        self.reader.begin(shape, wanted, call)
+    }
+
+    /// Counts a block that the log could not return, and that was read here.
+    pub(crate) fn count_rescued(&self) {
+        add(&self.counters.rescued_blocks, 1);
     }
 
     /// Notes a hit of the last block of `chain`. At the second one its bytes are queued to be copied to the log.
@@ -231,6 +244,7 @@ impl FarTier {
             read_requests: transfers.read_requests,
             misses: transfers.misses,
             promoted_blocks: get(&self.counters.promoted_blocks),
+            rescued_blocks: get(&self.counters.rescued_blocks),
             waiting_extents: self.waiting.lock().len() as u64,
             dropped_blocks: get(&self.counters.dropped_blocks),
             present_blocks: get(&self.counters.present_blocks),

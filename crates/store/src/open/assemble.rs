@@ -36,7 +36,7 @@ use crate::device::Watched;
 use crate::engine::{Engine, Front};
 use crate::error::{no_thread, to_error, unavailable};
 use crate::far::lanes::{FarLanes, LocalStore, RemoveHere};
-use crate::far::tier::{FarParts, FarTier, writer_id};
+use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::read::arena::ArenaBacking;
@@ -169,6 +169,10 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         Some(tier) => {
             let writer = writer_id(log.store(), random_name()?);
             let (limits, clock) = (limits.clone(), Arc::clone(&clock));
+            let pool = staging_of(limits.far_workers).map_err(|error| {
+                let message = "the system cannot provide memory for a far tier";
+                Error::new(ErrorKind::Unavailable, message).with_source(error)
+            })?;
             Some(Arc::new(FarTier::new(FarParts { tier, writer, limits, clock, pool })))
         }
         None => None,

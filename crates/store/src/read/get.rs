@@ -6,60 +6,32 @@
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
 //! 4. A block that DRAM admits is read into its place there, and copied to the caller as it arrives. No call waits for
 //!    a read into a place that outlives it, so a deadline needs no staging buffer.
-//! 5. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
+//! 5. The far tier is read while the log is. A block that the log could not return is then read from the far tier, if
+//!    that has a copy and the call has time left.
+//! 6. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
 //!    lookup and read.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
-use dalsegno_far::FarWanted;
+use dalsegno_core::{ChainHash, DramAdmission, Namespace};
+use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::{Memory, Operation, WaitLimit};
 use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 
-use crate::api::terms::Terms;
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
 use crate::far::promotions::PromotedBlock;
 use crate::far::tier::FarBlock;
 use crate::read::arena::{PlacedBlock, ReservedPlace};
 use crate::read::dram::Leaving;
-use crate::read::outcome::{GetReport, Outcome, count};
+use crate::read::far_part::FarPart;
+use crate::read::outcome::Outcome;
 use crate::read::quarantine::quarantine;
-use crate::read::whereabouts::{Whereabouts, is_known};
-use crate::sizes::check_get;
-
-/// A get: which blocks, which of their layers, and the memory for them.
-pub(crate) struct GetRequest<'a> {
-    pub(crate) chain: &'a [ChainHash],
-    pub(crate) out: Vec<Vec<Memory>>,
-    /// None for all.
-    pub(crate) layer: Option<u32>,
-    pub(crate) scope: Scope,
-}
-
-/// See [`Store::get_batch`](crate::Store::get_batch) and [`Store::retrieve_layer`](crate::Store::retrieve_layer).
-pub(crate) fn get(
-    engine: &Engine,
-    namespace: NamespaceId,
-    request: GetRequest<'_>,
-    terms: &Terms,
-) -> Result<GetReport> {
-    let GetRequest { chain, out, layer, scope } = request;
-    let namespace = engine.namespaces.get(namespace)?;
-    let layout = namespace.layout();
-    let layers = check_get(layout, chain, &out, layer)?;
-    let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
-    let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.front.reads.begin();
-    let mut get = Get::new(engine, &namespace, chain, layers, &call);
-    get.run(out.into_iter().map(Wanted::Copy), scope);
-    let report = GetReport { outcomes: get.outcomes };
-    count(&engine.counters, &report, bytes);
-    Ok(report)
-}
+use crate::read::run_parts::{missing_parts, positions_of};
+use crate::read::whereabouts::{Whereabouts, remove_unless_known};
 
 /// What the caller wants of a block.
 pub(super) enum Wanted {
@@ -67,6 +39,8 @@ pub(super) enum Wanted {
     Copy(Vec<Memory>),
     /// The block in its place in DRAM.
     Lease,
+    /// One of these. The log could not return the block, and gave its memory back.
+    Again(BlockTarget),
 }
 
 /// A block that is read into a place in DRAM.
@@ -125,8 +99,10 @@ impl<'a> Get<'a> {
             self.reserve_leases(&positions, &mut out);
         }
         let rest = near.iter().flat_map(|run| missing_parts(run, &out)).collect();
-        self.take_log(rest, &mut out);
-        self.take_far(&far, &mut out);
+        let mut parts: Vec<FarPart<'a>> = self.begin_far(far, &mut out).into_iter().collect();
+        self.take_log(rest, &mut out, &mut parts);
+        parts.extend(self.begin_far(self.copies_of_lost(&out), &mut out));
+        parts.into_iter().for_each(|part| self.settle_far(part));
     }
 
     /// Serves the blocks of the log that DRAM holds.
@@ -168,6 +144,7 @@ impl<'a> Get<'a> {
                 block.copy_to(self.layers.start as usize * slice, &mut pieces);
             }
             Wanted::Lease => self.leased[at] = Some(block),
+            Wanted::Again(_) => unreachable!("the log is read after DRAM"),
         }
         self.outcomes[at] = Outcome::Dram;
     }
@@ -191,29 +168,44 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Reads blocks from the far tier.
-    fn take_far(&mut self, blocks: &[FarBlock], out: &mut [Option<Wanted>]) {
-        let Some(far) = &self.engine.far else { return };
-        let blocks = blocks.iter().filter(|block| out[block.at].is_some());
-        let blocks: Vec<FarBlock> = blocks.copied().collect();
-        if blocks.is_empty() {
-            return;
-        }
+    /// Starts to read blocks from the far tier.
+    fn begin_far(
+        &mut self,
+        mut blocks: Vec<FarBlock>,
+        out: &mut [Option<Wanted>],
+    ) -> Option<FarPart<'a>> {
+        blocks.retain(|block| out[block.at].is_some());
+        let far = self.engine.far.as_ref().filter(|_| !blocks.is_empty())?;
         let mut wanted = Vec::with_capacity(blocks.len());
         for FarBlock { at, place } in &blocks {
             let memory = out[*at].take().expect("filtered above");
             let target = self.target(*at, u32::from(place.block), memory);
             wanted.push(FarWanted { place: *place, hash: self.chain[*at], target });
         }
-        let read = far.read(self.namespace, self.layers.clone(), wanted, self.call);
-        for (FarBlock { at, .. }, block) in blocks.into_iter().zip(read) {
+        let (namespace, layout) = (self.namespace.id(), self.namespace.layout());
+        let shape = FarShape { namespace, layout, layers: self.layers.clone() };
+        let call = self.call;
+        Some(FarPart::begin(blocks, wanted, |wanted| far.begin_read(shape, wanted, call)))
+    }
+
+    /// Applies the results of a read from the far tier.
+    fn settle_far(&mut self, part: FarPart<'_>) {
+        for (FarBlock { at, .. }, block) in part.finish() {
+            let was_lost = matches!(self.outcomes[at], Outcome::Lost(_));
             if let Err(cause) = block.outcome {
-                self.outcomes[at] = Outcome::Lost(cause);
+                // What the log lost keeps the first cause.
+                if !was_lost {
+                    self.outcomes[at] = Outcome::Lost(cause);
+                }
                 continue;
             }
             self.outcomes[at] = Outcome::Far;
             let key = (self.namespace.id(), self.chain[at]);
-            if let Some(placed) = self.placed.remove(&at) {
+            let placed = self.placed.remove(&at);
+            if was_lost {
+                self.engine.far.iter().for_each(|far| far.count_rescued());
+            }
+            if let Some(placed) = placed {
                 drop(block.memory);
                 let block = self.settle_placed(at, key, placed);
                 self.note_far(at, || PromotedBlock::Placed(block));
@@ -226,21 +218,37 @@ impl<'a> Get<'a> {
         }
     }
 
+    /// Copies at the far location of the blocks that the log could not return, as long as the call has time left.
+    fn copies_of_lost(&self, out: &[Option<Wanted>]) -> Vec<FarBlock> {
+        let far = self.engine.far.as_ref().filter(|far| !far.is_suspended());
+        let Some(far) = far.filter(|_| self.call.timeout(self.engine.clock.as_ref()).is_ok())
+        else {
+            return Vec::new();
+        };
+        let is_lost =
+            |at: &usize| out[*at].is_some() && matches!(self.outcomes[*at], Outcome::Lost(_));
+        let found = |at: usize| {
+            let place = far.find(self.namespace.id(), &self.chain[at])?;
+            Some(FarBlock { at, place })
+        };
+        (0..self.chain.len()).filter(is_lost).filter_map(found).collect()
+    }
+
     /// Reads blocks from the log; looks up once more those that were moved meanwhile.
-    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>]) {
+    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>], far: &mut [FarPart<'_>]) {
         if self.engine.device.refuses(Operation::Read, self.call) {
             let blocks: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
             self.engine.log.stats().count_miss(Cause::Suspended, blocks);
             return self.lose(runs.iter().flat_map(positions_of), Cause::Suspended);
         }
         let positions: Vec<usize> = (0..self.chain.len()).collect();
-        let moved = self.read_runs(runs, &positions, out);
+        let moved = self.read_runs(runs, &positions, (out, far));
         if moved.is_empty() {
             return;
         }
         let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
         let runs = self.engine.index.resolve(self.namespace.id(), &hashes, Scope::Each, self.wait);
-        let moved_again = self.read_runs(runs, &moved, out);
+        let moved_again = self.read_runs(runs, &moved, (out, far));
         self.lose(moved_again, Cause::Recycled);
     }
 
@@ -257,13 +265,13 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Reads runs in parallel. `positions` holds the position in the chain of each hash that was looked up. Returns the
+    /// Reads runs in parallel, while blocks of the far tier are read. `positions` holds the position in the chain of each hash that was looked up. Returns the
     /// positions of blocks whose segment was recycled meanwhile.
     fn read_runs(
         &mut self,
         runs: Vec<Run>,
         positions: &[usize],
-        out: &mut [Option<Wanted>],
+        (out, far): (&mut [Option<Wanted>], &mut [FarPart<'_>]),
     ) -> Vec<usize> {
         let mut moved = Vec::new();
         let mut reads = Vec::new();
@@ -290,10 +298,11 @@ impl<'a> Get<'a> {
             reads.push(self.extent_read(&run, positions, out));
             read_runs.push(run);
         }
-        let results = self.engine.log.read(reads, self.call);
+        let mut meanwhile = || far.iter_mut().fold(false, |more, part| part.advance() | more);
+        let results = self.engine.log.read_with(reads, self.call, &mut meanwhile);
         drop(pins);
         for (run, blocks) in read_runs.iter().zip(results) {
-            self.settle(run, positions, blocks);
+            self.settle(run, positions, blocks, out);
         }
         moved
     }
@@ -325,6 +334,7 @@ impl<'a> Get<'a> {
                 let placed = self.placed.get_mut(&at).expect("reserved before it is read");
                 in_place(&mut placed.place, Vec::new())
             }
+            Wanted::Again(target) => BlockTarget { block, ..target },
             Wanted::Copy(out) => {
                 let place = if self.admits() { self.place(Leaving::Newcomers) } else { None };
                 let Some(mut place) = place else {
@@ -359,7 +369,13 @@ impl<'a> Get<'a> {
     }
 
     /// Applies the results of a run: outcomes, DRAM, quarantine.
-    fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<BlockRead>) {
+    fn settle(
+        &mut self,
+        run: &Run,
+        positions: &[usize],
+        blocks: Vec<BlockRead>,
+        out: &mut [Option<Wanted>],
+    ) {
         let (mut damaged, mut failed, mut read) = (Vec::new(), Vec::new(), Vec::new());
         let admits = self.admits();
         for (offset, block) in (0_u32..).zip(blocks) {
@@ -379,6 +395,7 @@ impl<'a> Get<'a> {
                 }
                 Err(cause) => {
                     self.outcomes[at] = Outcome::Lost(cause);
+                    out[at] = self.again(at, block);
                     if cause.is_damage() {
                         damaged.push((run.first_block + offset, cause));
                     } else if cause == Cause::Device {
@@ -390,6 +407,16 @@ impl<'a> Get<'a> {
         quarantine(self.engine, &run.extent, &damaged, self.wait);
         self.engine.front.failed_reads.note(self.namespace.id(), &failed);
         self.engine.front.failed_reads.forget(self.namespace.id(), &read);
+    }
+
+    /// The request for a block once more, if all of its memory came back.
+    fn again(&self, at: usize, read: BlockRead) -> Option<Wanted> {
+        let BlockRead { memory, copy, .. } = read;
+        let layers = (self.layers.end - self.layers.start) as usize;
+        let bytes = layers * self.namespace.layout().slice_bytes() as usize;
+        let is_whole = memory.iter().map(Memory::len).sum::<usize>() == bytes;
+        let outlives_call = self.placed.contains_key(&at);
+        is_whole.then(|| Wanted::Again(BlockTarget { block: 0, memory, outlives_call, copy }))
     }
 
     /// Gives a verified block to the caller, and keeps it in its place, unless it was removed or evicted while it was
@@ -406,26 +433,6 @@ impl<'a> Get<'a> {
     }
 }
 
-/// The positions of a run's blocks in the hashes that were looked up.
-fn positions_of(run: &Run) -> Range<usize> {
-    run.at..run.at + run.count as usize
-}
-
-/// The parts of a run that have not been served.
-fn missing_parts(run: &Run, out: &[Option<Wanted>]) -> Vec<Run> {
-    let mut parts: Vec<Run> = Vec::new();
-    for (first_block, at) in (run.first_block..).zip(positions_of(run)) {
-        if out[at].is_none() {
-            continue;
-        }
-        match parts.last_mut() {
-            Some(part) if positions_of(part).end == at => part.count += 1,
-            _ => parts.push(Run { at, extent: Arc::clone(&run.extent), first_block, count: 1 }),
-        }
-    }
-    parts
-}
-
 /// Copies a block to DRAM, unless it was removed or evicted while it was read.
 fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLimit) {
     let dram = &engine.front.dram;
@@ -434,10 +441,4 @@ fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLi
     }
     dram.insert(key, memory);
     remove_unless_known(engine, key, wait);
-}
-
-fn remove_unless_known(engine: &Engine, key: BlockKey, wait: WaitLimit) {
-    if !is_known(engine, key, wait) {
-        engine.front.dram.remove(key.0, &[key.1]);
-    }
 }

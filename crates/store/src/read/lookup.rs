@@ -90,8 +90,10 @@ fn present(
 ) -> Vec<bool> {
     let mut present = are_found(hashes.len(), &found.near);
     if engine.device.is_suspended() {
+        let far = engine.far.as_ref().filter(|far| !far.is_suspended());
         for (hash, present) in hashes.iter().zip(&mut present) {
-            *present &= engine.front.dram.holds(&(namespace, *hash));
+            *present &= engine.front.dram.holds(&(namespace, *hash))
+                || far.is_some_and(|far| far.find(namespace, hash).is_some());
         }
     }
     for block in &found.far {

@@ -87,9 +87,16 @@ impl Whereabouts {
 }
 
 /// Whether the log or the far location has a block.
-pub(crate) fn is_known(engine: &Engine, key: BlockKey, wait: WaitLimit) -> bool {
+fn is_known(engine: &Engine, key: BlockKey, wait: WaitLimit) -> bool {
     engine.index.probe(key.0, &[key.1], wait) == 1
         || engine.far.as_ref().is_some_and(|far| far.find(key.0, &key.1).is_some())
+}
+
+/// Removes a block from DRAM if it was removed or evicted while it was read.
+pub(super) fn remove_unless_known(engine: &Engine, key: BlockKey, wait: WaitLimit) {
+    if !is_known(engine, key, wait) {
+        engine.front.dram.remove(key.0, &[key.1]);
+    }
 }
 
 fn blocks_of(runs: &[Run]) -> usize {
