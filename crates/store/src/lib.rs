@@ -46,6 +46,7 @@ pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};
 pub use read::arena::ArenaBacking;
 pub use read::lease::{Acquired, Lease, LeasedBlock};
+pub use read::locate::Located;
 pub use read::outcome::{GetReport, Outcome};
 pub use sizes::{check_blocks, check_get};
 pub use stats::{MergeStats, ScrubStats, Stats};

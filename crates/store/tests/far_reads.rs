@@ -223,6 +223,127 @@ fn a_lease_has_the_far_copies_of_blocks_that_the_log_lost() {
     assert_eq!(host.far_stats().rescued_blocks, 1);
 }
 
+#[test]
+fn the_rest_of_a_chain_is_prefetched_when_its_beginning_was_read() {
+    let far = published(1);
+    let host = Host::new(far.path(), 0, 64 << 20);
+    let (chain, terms) = (chain(1, 24), Terms::within(LIMIT));
+    assert_eq!(host.store.probe(host.namespace, &chain).unwrap(), 24);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(host.far_stats().fetched_bytes, 0, "a lookup alone reads nothing");
+    assert_eq!(host.outcomes(&chain[..4], &terms), [Outcome::Far; 4]);
+    until("the rest is prefetched", || host.far_stats().prefetched_blocks == 20);
+    assert_eq!(host.outcomes(&chain[4..], &terms), [Outcome::Dram; 20]);
+    let stats = host.far_stats();
+    assert_eq!((stats.prefetch_used_blocks, stats.prefetch_dropped_blocks), (20, 0));
+    assert!(stats.fetched_bytes < 25 * BYTES as u64, "each block once: {stats:?}");
+}
+
+#[test]
+fn what_is_prefetched_and_not_used_is_bounded() {
+    let far = published(1);
+    // A quarter is 8 blocks.
+    let host = Host::new(far.path(), 0, 32 * BYTES as u64);
+    let (chain, terms) = (chain(1, 24), Terms::within(LIMIT));
+    host.store.probe(host.namespace, &chain).unwrap();
+    host.outcomes(&chain[..2], &terms);
+    until("8 blocks are prefetched", || host.far_stats().prefetched_blocks == 8);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(host.far_stats().prefetched_blocks, 8);
+    assert_eq!(host.outcomes(&chain[2..5], &terms), [Outcome::Dram; 3]);
+    until("3 more are prefetched", || host.far_stats().prefetched_blocks == 11);
+}
+
+#[test]
+fn a_prefetch_evicts_nothing_that_was_requested() {
+    let far = published(2);
+    let host = Host::new(far.path(), 0, 24 * BYTES as u64);
+    let (hot, terms) = (chain(2, 24), Terms::within(LIMIT));
+    until("both chains are found", || host.far_stats().blocks == 48);
+    host.outcomes(&hot, &terms);
+    assert_eq!(host.outcomes(&hot, &terms), [Outcome::Dram; 24]);
+    host.store.probe(host.namespace, &chain(1, 24)).unwrap();
+    host.outcomes(&chain(1, 2), &terms);
+    until("the prefetch is given up", || host.far_stats().prefetch_dropped_blocks > 0);
+    assert_eq!(host.far_stats().prefetched_blocks, 0);
+    assert_eq!(host.outcomes(&hot, &terms), [Outcome::Dram; 24]);
+}
+
+#[test]
+fn a_get_of_blocks_that_are_being_prefetched_waits_a_while_and_reads_them_itself() {
+    let far = published(1);
+    // A quarter is 4 blocks.
+    let host = Host::new(far.path(), 0, 16 * BYTES as u64);
+    let (chain, terms) = (chain(1, 24), Terms::within(LIMIT));
+    host.store.probe(host.namespace, &chain).unwrap();
+    host.outcomes(&chain[..2], &terms);
+    until("4 blocks are prefetched", || host.far_stats().prefetched_blocks == 4);
+    host.far.hold();
+    assert_eq!(host.outcomes(&chain[2..4], &terms), [Outcome::Dram; 2]);
+    until("2 more are being read", || host.far.waiting() > 0);
+    let short = Terms::within(Duration::from_millis(400));
+    let began = Instant::now();
+    let outcomes = host.outcomes(&chain[4..8], &short);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_eq!(outcomes[..2], [Outcome::Dram; 2]);
+    assert!(outcomes[2..].iter().all(|outcome| !outcome.is_hit()), "{outcomes:?}");
+    let outcomes = std::thread::scope(|scope| {
+        let get = scope.spawn(|| host.outcomes(&chain[6..8], &terms));
+        std::thread::sleep(Duration::from_millis(20));
+        host.far.go_on();
+        get.join().unwrap()
+    });
+    assert!(outcomes.iter().all(|outcome| outcome.is_hit()), "{outcomes:?}");
+}
+
+#[test]
+fn locate_names_the_tier_of_each_block_and_waits_for_none() {
+    let far = published(1);
+    let host = Host::new(far.path(), 4, 64 << 20);
+    let (chain, terms) = (chain(1, 30), Terms::within(LIMIT));
+    let parts = || {
+        let located = host.store.locate(host.namespace, &chain).unwrap();
+        located.iter().map(|part| (part.tier, part.blocks)).collect::<Vec<_>>()
+    };
+    assert_eq!(parts(), [("log", 4), ("far", 20)]);
+    assert_eq!(host.outcomes(&chain[..2], &terms), [Outcome::Log; 2]);
+    host.device.hang(Hung::Everything);
+    host.far.hold();
+    let began = Instant::now();
+    assert_eq!(parts(), [("dram", 2), ("log", 2), ("far", 20)]);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    host.device.go_on();
+    host.far.go_on();
+    let located = host.store.locate(host.namespace, &chain).unwrap();
+    let bytes: Vec<u64> = located.iter().map(|part| part.bytes / BYTES as u64).collect();
+    assert_eq!(bytes, [2, 2, 20]);
+    assert!(located[1].latency_p50_ns.is_some() && located[1].bytes_per_s.is_some());
+    assert_eq!((located[2].latency_p50_ns, located[2].bytes_per_s), (None, None));
+    assert_eq!(host.outcomes(&chain[4..14], &terms), [Outcome::Far; 10]);
+    let located = host.store.locate(host.namespace, &chain).unwrap();
+    assert_eq!(located.last().unwrap().tier, "far");
+    assert!(located.last().unwrap().bytes_per_s.unwrap() > 1 << 20, "{located:?}");
+}
+
+#[test]
+fn requests_to_the_far_location_are_measured() {
+    let far = published(1);
+    let host = Host::new(far.path(), 0, 0);
+    host.outcomes(&chain(1, 10), &Terms::within(LIMIT));
+    let stats = host.far_stats();
+    assert!(stats.read_requests > 0);
+    // The headers of records are requests, too.
+    assert!(stats.requests_by_us.values().sum::<u64>() >= stats.read_requests, "{stats:?}");
+    assert_eq!(stats.in_flight_bytes, 0);
+    host.far.hold();
+    host.outcomes(&chain(1, 20)[10..], &Terms::within(Duration::from_millis(200)));
+    let in_flight = host.far_stats().in_flight_bytes;
+    // At most as many bytes as the workers have requests of a megabyte.
+    assert!(in_flight > 0 && in_flight <= u64::from(WORKERS) << 20, "{in_flight}");
+    host.far.go_on();
+    until("nothing is in flight", || host.far_stats().in_flight_bytes == 0);
+}
+
 /// Changes a byte of these bytes in the files of a store.
 fn damage(dir: &Path, bytes: &[u8]) {
     for entry in fs::read_dir(dir).unwrap() {

@@ -1,4 +1,5 @@
-//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log.
+//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log, and one
+//! reads blocks into DRAM before they are requested.
 //!
 //! 1. A thread that waits for the location holds nothing of the store but the far tier, so a location that hangs does
 //!    not keep the store's directory locked.
@@ -23,6 +24,7 @@ use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::error::{no_thread, to_error};
+use crate::far::prefetch::PrefetchDuty;
 use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::{FarTier, add_to_pack};
 use crate::read::arena::PlacedBlock;
@@ -65,6 +67,7 @@ pub(crate) struct FarLanes {
     publish: Helper<PublishDuty>,
     follow: Helper<FollowDuty>,
     promote: Helper<PromoteDuty>,
+    prefetch: Helper<PrefetchDuty>,
 }
 
 impl FarLanes {
@@ -100,10 +103,14 @@ impl FarLanes {
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
             Helper::start("dalsegno-far-copy", threads, duty, first).map_err(no_thread)?;
+        let engine = Weak::clone(&local.engine);
+        let duty = PrefetchDuty { far: Arc::clone(far), clock: Arc::clone(clock), engine };
+        let prefetch =
+            Helper::start("dalsegno-far-get", threads, duty, first).map_err(no_thread)?;
         let removals =
             JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
         let far = Arc::clone(far);
-        Ok(Self { far, known, removals, publish, follow, promote })
+        Ok(Self { far, known, removals, publish, follow, promote, prefetch })
     }
 
     /// Publishes the removal of blocks, or of a namespace if there are none.
@@ -140,9 +147,11 @@ impl FarLanes {
     pub(crate) fn close(&self, timeout: Duration) {
         self.follow.close();
         self.promote.close();
+        self.prefetch.close();
         self.removals.close();
         self.publish.close();
         self.promote.join(timeout);
+        self.prefetch.join(Duration::from_secs(1));
         self.publish.join(timeout.min(FINISH + Duration::from_secs(1)));
         self.removals.join(Duration::from_secs(1));
         self.follow.join(Duration::from_secs(1));

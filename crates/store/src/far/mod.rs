@@ -5,9 +5,14 @@
 //! | `tier` | what the paths of the store use: lookups, reads, and offers of extents |
 //! | `lanes` | the threads that publish and follow, and what they do |
 //! | `promotions` | blocks that were hit twice, on their way to the log |
+//! | `prefetches`, `prefetch` | blocks that are likely to be requested next, and the thread that reads them into DRAM |
+//! | `timed_source` | how long requests take |
 //! | `stats` | the counters |
 
 pub(crate) mod lanes;
+mod prefetch;
+mod prefetches;
 pub(crate) mod promotions;
 pub(crate) mod stats;
 pub(crate) mod tier;
+mod timed_source;

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Extent, FarWrite, Limits, NamespaceId, StoreId};
+use dalsegno_core::{
+    ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, StoreId,
+};
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
     FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Publisher, PublisherOptions,
@@ -20,9 +22,12 @@ use dalsegno_io::{BufferPool, IoError, Source};
 use dalsegno_log::{Call, Cause, Log};
 use parking_lot::Mutex;
 
+use crate::block_key::BlockKey;
 use crate::device::WatchedSource;
+use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::stats::FarStats;
+use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
 
 /// Memory of the index: 8 million blocks.
@@ -67,6 +72,8 @@ pub(crate) struct FarTier {
     reader: FarReader,
     waiting: Mutex<VecDeque<Extent>>,
     pub(super) promotions: Promotions,
+    pub(super) prefetches: Prefetches,
+    times: Arc<RequestTimes>,
     /// Its counters are copied here, so that reading them does not wait for the location.
     pub(super) published: Mutex<dalsegno_far::PublisherStats>,
     pub(super) counters: FarCounters,
@@ -101,8 +108,12 @@ impl FarTier {
         let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
         let bounds =
             IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
+        let watched = Arc::<WatchedSource>::clone(&source);
+        let timed = TimedSource::new(watched, Arc::clone(&clock));
+        let times = timed.times();
+        let admits = limits.dram_admission == DramAdmission::Get;
         let io = Arc::new(SourceIo {
-            source: Arc::<WatchedSource>::clone(&source),
+            source: Arc::new(timed),
             clock: Arc::clone(&clock),
             pool,
             bounds,
@@ -126,6 +137,8 @@ impl FarTier {
             reader,
             waiting: Mutex::default(),
             promotions: Promotions::default(),
+            prefetches: Prefetches::new(if admits { limits.dram_bytes } else { 0 }),
+            times,
             published: Mutex::default(),
             counters: FarCounters::default(),
         }
@@ -164,6 +177,40 @@ impl FarTier {
         block: impl FnOnce() -> PromotedBlock,
     ) {
         self.promotions.note_hit(namespace, chain, block);
+    }
+
+    /// Names the blocks of a chain that only this tier has, for prefetching.
+    pub(crate) fn name_chain(
+        &self,
+        namespace: NamespaceId,
+        hashes: impl Iterator<Item = ChainHash>,
+    ) {
+        self.prefetches.name(namespace, hashes);
+    }
+
+    /// Takes over blocks that a get reads itself, so that they are not prefetched. Returns what [`Self::prefetch`] wants.
+    pub(crate) fn take_over(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<u64> {
+        self.prefetches.take_over(namespace, hashes)
+    }
+
+    /// Prefetches what follows blocks that a get has read here.
+    pub(crate) fn prefetch(&self, chains: &[u64]) {
+        self.prefetches.begin(chains);
+    }
+
+    /// Whether a block is being prefetched.
+    pub(crate) fn is_prefetching(&self, key: &BlockKey) -> bool {
+        self.prefetches.is_reading(key)
+    }
+
+    /// Waits until none of these blocks is being prefetched, at most `timeout`.
+    pub(crate) fn wait_for_prefetch(&self, keys: &[BlockKey], timeout: Duration) {
+        self.prefetches.wait_for(keys, timeout);
+    }
+
+    /// Notes that a get was served with a block that only this tier has. It may have been prefetched.
+    pub(crate) fn note_prefetch_use(&self, key: &BlockKey) {
+        self.prefetches.note_use(key);
     }
 
     /// Queues an extent of the log to be written, for the reason `why`.
@@ -229,6 +276,7 @@ impl FarTier {
         let index = self.index.view();
         let (suspensions, refused_requests) = self.source.counts();
         let transfers = self.reader.stats();
+        let prefetches = self.prefetches.counts();
         FarStats {
             reads: if self.is_suspended() { "suspended" } else { "working" },
             suspensions,
@@ -245,6 +293,11 @@ impl FarTier {
             misses: transfers.misses,
             promoted_blocks: get(&self.counters.promoted_blocks),
             rescued_blocks: get(&self.counters.rescued_blocks),
+            prefetched_blocks: prefetches.fetched,
+            prefetch_used_blocks: prefetches.used,
+            prefetch_dropped_blocks: prefetches.dropped,
+            in_flight_bytes: self.times.in_flight_bytes(),
+            requests_by_us: self.times.buckets(),
             waiting_extents: self.waiting.lock().len() as u64,
             dropped_blocks: get(&self.counters.dropped_blocks),
             present_blocks: get(&self.counters.present_blocks),

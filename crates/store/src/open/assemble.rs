@@ -44,6 +44,7 @@ use crate::read::dram::Dram;
 use crate::read::failed_reads::FailedReads;
 use crate::read::gauge::ReadGauge;
 use crate::read::removal_feed::RemovalFeed;
+use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
 use crate::write::put::Writer;
@@ -204,7 +205,13 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         index_care,
         counters,
         namespaces,
-        front: Front { dram, failed_reads, removal_feed, reads: ReadGauge::default() },
+        front: Front {
+            dram,
+            failed_reads,
+            removal_feed,
+            reads: ReadGauge::default(),
+            speeds: TierSpeeds::default(),
+        },
         far,
     });
     start_helpers(engine, executor, merging, scrubbing)

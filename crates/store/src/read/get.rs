@@ -6,19 +6,19 @@
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
 //! 4. A block that DRAM admits is read into its place there, and copied to the caller as it arrives. No call waits for
 //!    a read into a place that outlives it, so a deadline needs no staging buffer.
-//! 5. The far tier is read while the log is. A block that the log could not return is then read from the far tier, if
-//!    that has a copy and the call has time left.
+//! 5. The far tier is read while the log is, and then for what the log could not return if the call has time left.
 //! 6. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
 //!    lookup and read.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dalsegno_core::{ChainHash, DramAdmission, Namespace};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_index::{Run, Scope, note_use};
-use dalsegno_io::{Memory, Operation, WaitLimit};
+use dalsegno_io::{Operation, WaitLimit};
 use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 
 use crate::block_key::BlockKey;
@@ -27,21 +27,13 @@ use crate::far::promotions::PromotedBlock;
 use crate::far::tier::FarBlock;
 use crate::read::arena::{PlacedBlock, ReservedPlace};
 use crate::read::dram::Leaving;
-use crate::read::far_part::FarPart;
+use crate::read::far_part::{FarPart, FarPartRead, PrefetchedPart, far_copies, wait_for_prefetch};
 use crate::read::outcome::Outcome;
 use crate::read::quarantine::quarantine;
 use crate::read::run_parts::{missing_parts, positions_of};
-use crate::read::whereabouts::{Whereabouts, remove_unless_known};
-
-/// What the caller wants of a block.
-pub(super) enum Wanted {
-    /// Its bytes in the caller's memory.
-    Copy(Vec<Memory>),
-    /// The block in its place in DRAM.
-    Lease,
-    /// One of these. The log could not return the block, and gave its memory back.
-    Again(BlockTarget),
-}
+use crate::read::speeds::BlockTier;
+use crate::read::wanted::Wanted;
+use crate::read::whereabouts::{Whereabouts, bring_to_dram, remove_unless_known};
 
 /// A block that is read into a place in DRAM.
 struct PlacedRead {
@@ -88,10 +80,15 @@ impl<'a> Get<'a> {
         // DRAM holds only blocks that one of the indexes knows.
         let found =
             Whereabouts::find(self.engine, self.namespace.id(), self.chain, scope, self.wait);
-        let Whereabouts { near, far } = found;
+        let Whereabouts { near, mut far } = found;
         note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
+        let began = self.engine.clock.now();
         self.take_dram(&near, &mut out);
         self.take_far_dram(&far, &mut out);
+        if self.leased.is_empty() {
+            let hits = self.outcomes.iter().filter(|one| one.is_hit()).count();
+            self.note_speed(BlockTier::Dram, hits, self.engine.clock.now().since(began));
+        }
         if !self.leased.is_empty() {
             let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
             positions.extend(far.iter().map(|block| block.at));
@@ -99,10 +96,17 @@ impl<'a> Get<'a> {
             self.reserve_leases(&positions, &mut out);
         }
         let rest = near.iter().flat_map(|run| missing_parts(run, &out)).collect();
+        far.retain(|block| out[block.at].is_some());
+        let key = |at: usize| (self.namespace.id(), self.chain[at]);
+        let prefetched = PrefetchedPart::take(self.engine, &mut far, key);
         let mut parts: Vec<FarPart<'a>> = self.begin_far(far, &mut out).into_iter().collect();
         self.take_log(rest, &mut out, &mut parts);
-        parts.extend(self.begin_far(self.copies_of_lost(&out), &mut out));
+        let is_lost =
+            |at: &usize| out[*at].is_some() && matches!(self.outcomes[*at], Outcome::Lost(_));
+        let copies = far_copies(self.engine, (0..out.len()).filter(is_lost), key, self.call);
+        parts.extend(self.begin_far(copies, &mut out));
         parts.into_iter().for_each(|part| self.settle_far(part));
+        self.take_prefetched(prefetched, &mut out);
     }
 
     /// Serves the blocks of the log that DRAM holds.
@@ -184,13 +188,16 @@ impl<'a> Get<'a> {
         }
         let (namespace, layout) = (self.namespace.id(), self.namespace.layout());
         let shape = FarShape { namespace, layout, layers: self.layers.clone() };
-        let call = self.call;
-        Some(FarPart::begin(blocks, wanted, |wanted| far.begin_read(shape, wanted, call)))
+        let reading = far.begin_read(shape, wanted, self.call);
+        Some(FarPart::begin(blocks, reading, self.engine.clock.as_ref()))
     }
 
     /// Applies the results of a read from the far tier.
     fn settle_far(&mut self, part: FarPart<'_>) {
-        for (FarBlock { at, .. }, block) in part.finish() {
+        let FarPartRead { blocks, took } = part.finish();
+        let hits = blocks.iter().filter(|(_, read)| read.outcome.is_ok()).count();
+        self.note_speed(BlockTier::Far, hits, took);
+        for (FarBlock { at, .. }, block) in blocks {
             let was_lost = matches!(self.outcomes[at], Outcome::Lost(_));
             if let Err(cause) = block.outcome {
                 // What the log lost keeps the first cause.
@@ -218,20 +225,34 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Copies at the far location of the blocks that the log could not return, as long as the call has time left.
-    fn copies_of_lost(&self, out: &[Option<Wanted>]) -> Vec<FarBlock> {
-        let far = self.engine.far.as_ref().filter(|far| !far.is_suspended());
-        let Some(far) = far.filter(|_| self.call.timeout(self.engine.clock.as_ref()).is_ok())
-        else {
-            return Vec::new();
-        };
-        let is_lost =
-            |at: &usize| out[*at].is_some() && matches!(self.outcomes[*at], Outcome::Lost(_));
-        let found = |at: usize| {
-            let place = far.find(self.namespace.id(), &self.chain[at])?;
-            Some(FarBlock { at, place })
-        };
-        (0..self.chain.len()).filter(is_lost).filter_map(found).collect()
+    /// Serves blocks that were being prefetched, and reads what did not arrive. Then what follows is prefetched.
+    fn take_prefetched(&mut self, prefetched: PrefetchedPart, out: &mut [Option<Wanted>]) {
+        let PrefetchedPart { blocks, chains } = prefetched;
+        if !blocks.is_empty() {
+            let key = |block: &FarBlock| (self.namespace.id(), self.chain[block.at]);
+            let keys: Vec<BlockKey> = blocks.iter().map(key).collect();
+            wait_for_prefetch(self.engine, &keys, self.call);
+            self.take_far_dram(&blocks, out);
+            // A lease has the place of the prefetched block.
+            self.placed.retain(|at, _| out[*at].is_some());
+            if let Some(part) = self.begin_far(blocks, out) {
+                self.settle_far(part);
+            }
+        }
+        if self.outcomes.contains(&Outcome::Far) {
+            self.engine.far.iter().for_each(|far| far.prefetch(&chains));
+        }
+    }
+
+    /// Bytes of the wanted layers of a block.
+    fn block_bytes(&self) -> usize {
+        let layers = (self.layers.end - self.layers.start) as usize;
+        layers * self.namespace.layout().slice_bytes() as usize
+    }
+
+    fn note_speed(&self, tier: BlockTier, blocks: usize, took: Duration) {
+        let bytes = (blocks * self.block_bytes()) as u64;
+        self.engine.front.speeds.note(tier, bytes, took);
     }
 
     /// Reads blocks from the log; looks up once more those that were moved meanwhile.
@@ -256,6 +277,7 @@ impl<'a> Get<'a> {
     fn note_far(&self, at: usize, block: impl FnOnce() -> PromotedBlock) {
         if let Some(far) = &self.engine.far {
             far.note_hit(self.namespace.id(), &self.chain[..=at], block);
+            far.note_prefetch_use(&(self.namespace.id(), self.chain[at]));
         }
     }
 
@@ -299,8 +321,11 @@ impl<'a> Get<'a> {
             read_runs.push(run);
         }
         let mut meanwhile = || far.iter_mut().fold(false, |more, part| part.advance() | more);
+        let began = self.engine.clock.now();
         let results = self.engine.log.read_with(reads, self.call, &mut meanwhile);
         drop(pins);
+        let hits = results.iter().flatten().filter(|read| read.outcome.is_ok()).count();
+        self.note_speed(BlockTier::Log, hits, self.engine.clock.now().since(began));
         for (run, blocks) in read_runs.iter().zip(results) {
             self.settle(run, positions, blocks, out);
         }
@@ -395,7 +420,8 @@ impl<'a> Get<'a> {
                 }
                 Err(cause) => {
                     self.outcomes[at] = Outcome::Lost(cause);
-                    out[at] = self.again(at, block);
+                    let outlives_call = self.placed.contains_key(&at);
+                    out[at] = Wanted::again(block, self.block_bytes(), outlives_call);
                     if cause.is_damage() {
                         damaged.push((run.first_block + offset, cause));
                     } else if cause == Cause::Device {
@@ -407,16 +433,6 @@ impl<'a> Get<'a> {
         quarantine(self.engine, &run.extent, &damaged, self.wait);
         self.engine.front.failed_reads.note(self.namespace.id(), &failed);
         self.engine.front.failed_reads.forget(self.namespace.id(), &read);
-    }
-
-    /// The request for a block once more, if all of its memory came back.
-    fn again(&self, at: usize, read: BlockRead) -> Option<Wanted> {
-        let BlockRead { memory, copy, .. } = read;
-        let layers = (self.layers.end - self.layers.start) as usize;
-        let bytes = layers * self.namespace.layout().slice_bytes() as usize;
-        let is_whole = memory.iter().map(Memory::len).sum::<usize>() == bytes;
-        let outlives_call = self.placed.contains_key(&at);
-        is_whole.then(|| Wanted::Again(BlockTarget { block: 0, memory, outlives_call, copy }))
     }
 
     /// Gives a verified block to the caller, and keeps it in its place, unless it was removed or evicted while it was
@@ -431,14 +447,4 @@ impl<'a> Get<'a> {
         remove_unless_known(self.engine, key, self.wait);
         block
     }
-}
-
-/// Copies a block to DRAM, unless it was removed or evicted while it was read.
-fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLimit) {
-    let dram = &engine.front.dram;
-    if dram.is_off() {
-        return;
-    }
-    dram.insert(key, memory);
-    remove_unless_known(engine, key, wait);
 }

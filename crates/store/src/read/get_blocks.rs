@@ -6,8 +6,9 @@ use dalsegno_io::Memory;
 
 use crate::api::terms::Terms;
 use crate::engine::Engine;
-use crate::read::get::{Get, Wanted};
+use crate::read::get::Get;
 use crate::read::outcome::{GetReport, count};
+use crate::read::wanted::Wanted;
 use crate::sizes::check_get;
 
 /// A get: which blocks, which of their layers, and the memory for them.
