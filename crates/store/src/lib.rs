@@ -48,6 +48,7 @@ pub use read::arena::ArenaBacking;
 pub use read::lease::{Acquired, Lease, LeasedBlock};
 pub use read::locate::Located;
 pub use read::outcome::{GetReport, Outcome};
+pub use read::speeds::BlockTier;
 pub use sizes::{check_blocks, check_get};
 pub use stats::{MergeStats, ScrubStats, Stats};
 pub use write::put::{Put, PutOutcome, PutReport};

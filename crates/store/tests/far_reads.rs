@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
-use dalsegno_store::{ChainHash, Config, NamespaceId, Outcome, Scope, Store, Terms, lend};
+use dalsegno_store::{
+    BlockTier, ChainHash, Config, NamespaceId, Outcome, Scope, Store, Terms, lend,
+};
 use support::hanging::{Hanging, Hung, hanging_with};
 use support::held_tier::HeldTier;
 use support::{block, chain, namespace, put};
@@ -150,8 +152,8 @@ fn a_far_location_that_hangs_costs_its_blocks_and_no_local_one() {
 
 #[test]
 fn a_suspended_device_falls_back_to_copies_at_the_far_location() {
-    let far = published(1);
     for dram in [0, 32 << 20] {
+        let far = published(1);
         let host = Host::new(far.path(), 24, dram);
         put(&host.store, host.namespace, &chain(9, 4), 0, BYTES);
         host.device.hang(Hung::Reads);
@@ -173,13 +175,13 @@ fn a_suspended_device_falls_back_to_copies_at_the_far_location() {
 
 #[test]
 fn what_the_device_fails_to_read_is_read_from_the_far_tier_in_the_same_call() {
-    let far = published(1);
     for (dram, terms) in [
         (0, Terms::within(LIMIT)),
         (0, Terms::default()),
         (32 << 20, Terms::within(LIMIT)),
         (32 << 20, Terms::default()),
     ] {
+        let far = published(1);
         let host = Host::new(far.path(), 12, dram);
         put(&host.store, host.namespace, &chain(9, 4), 0, BYTES);
         host.device.hang(Hung::FailReads);
@@ -257,16 +259,19 @@ fn what_is_prefetched_and_not_used_is_bounded() {
 #[test]
 fn a_prefetch_evicts_nothing_that_was_requested() {
     let far = published(2);
-    let host = Host::new(far.path(), 0, 24 * BYTES as u64);
-    let (hot, terms) = (chain(2, 24), Terms::within(LIMIT));
+    let host = Host::new(far.path(), 0, 16 * BYTES as u64);
+    let (hot, terms) = (chain(2, 13), Terms::within(LIMIT));
     until("both chains are found", || host.far_stats().blocks == 48);
-    host.outcomes(&hot, &terms);
-    assert_eq!(host.outcomes(&hot, &terms), [Outcome::Dram; 24]);
+    // One at a time, because the places of one get are reserved together.
+    let requested = || hot.chunks(1).flat_map(|one| host.outcomes(one, &terms)).collect::<Vec<_>>();
+    requested();
+    assert_eq!(requested(), [Outcome::Dram; 13]);
+    assert_eq!(requested(), [Outcome::Dram; 13]);
     host.store.probe(host.namespace, &chain(1, 24)).unwrap();
     host.outcomes(&chain(1, 2), &terms);
     until("the prefetch is given up", || host.far_stats().prefetch_dropped_blocks > 0);
-    assert_eq!(host.far_stats().prefetched_blocks, 0);
-    assert_eq!(host.outcomes(&hot, &terms), [Outcome::Dram; 24]);
+    assert!(host.far_stats().prefetched_blocks <= 3, "{:?}", host.far_stats());
+    assert_eq!(requested(), [Outcome::Dram; 13]);
 }
 
 #[test]
@@ -305,12 +310,12 @@ fn locate_names_the_tier_of_each_block_and_waits_for_none() {
         let located = host.store.locate(host.namespace, &chain).unwrap();
         located.iter().map(|part| (part.tier, part.blocks)).collect::<Vec<_>>()
     };
-    assert_eq!(parts(), [("log", 4), ("far", 20)]);
+    assert_eq!(parts(), [(BlockTier::Log, 4), (BlockTier::Far, 20)]);
     assert_eq!(host.outcomes(&chain[..2], &terms), [Outcome::Log; 2]);
     host.device.hang(Hung::Everything);
     host.far.hold();
     let began = Instant::now();
-    assert_eq!(parts(), [("dram", 2), ("log", 2), ("far", 20)]);
+    assert_eq!(parts(), [(BlockTier::Dram, 2), (BlockTier::Log, 2), (BlockTier::Far, 20)]);
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     host.device.go_on();
     host.far.go_on();
@@ -321,7 +326,7 @@ fn locate_names_the_tier_of_each_block_and_waits_for_none() {
     assert_eq!((located[2].latency_p50_ns, located[2].bytes_per_s), (None, None));
     assert_eq!(host.outcomes(&chain[4..14], &terms), [Outcome::Far; 10]);
     let located = host.store.locate(host.namespace, &chain).unwrap();
-    assert_eq!(located.last().unwrap().tier, "far");
+    assert_eq!(located.last().unwrap().tier, BlockTier::Far);
     assert!(located.last().unwrap().bytes_per_s.unwrap() > 1 << 20, "{located:?}");
 }
 

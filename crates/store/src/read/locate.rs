@@ -17,8 +17,8 @@ use crate::read::whereabouts::Whereabouts;
 /// Consecutive blocks that one tier would serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Located {
-    /// `"dram"`, `"log"` or `"far"`.
-    pub tier: &'static str,
+    /// The tier.
+    pub tier: BlockTier,
     /// How many blocks.
     pub blocks: u64,
     /// Their bytes.
@@ -54,10 +54,10 @@ pub(crate) fn locate(
         } else {
             break;
         };
-        if located.last().is_none_or(|last| last.tier != tier.name()) {
+        if located.last().is_none_or(|last| last.tier != tier) {
             let speed = engine.front.speeds.view(tier);
             located.push(Located {
-                tier: tier.name(),
+                tier,
                 blocks: 0,
                 bytes: 0,
                 latency_p50_ns: speed.map(|(latency_ns, _)| latency_ns),

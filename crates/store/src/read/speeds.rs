@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 
 /// How far one sample moves the median.
 const MEDIAN_STEP: f64 = 1.05;
@@ -10,25 +11,15 @@ const MEDIAN_STEP: f64 = 1.05;
 const KEPT: f64 = 0.9;
 
 /// Where a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BlockTier {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BlockTier {
     /// The memory of the store.
     Dram,
     /// The local disk.
     Log,
     /// The far directory.
     Far,
-}
-
-impl BlockTier {
-    /// The name in counters and messages.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Dram => "dram",
-            Self::Log => "log",
-            Self::Far => "far",
-        }
-    }
 }
 
 /// Recent reads of a tier.
