@@ -328,9 +328,7 @@ class Namespace:
         """Returns the same as :meth:`contains`, but no block counts as used."""
 
     def locate(self, chain: Sequence[bytes]) -> list[Located]:
-        """Returns from which tiers the leading present blocks of ``chain`` would be read.
-
-        Never waits, and nothing counts as used.
+        """Returns which tiers would serve the leading present blocks of ``chain``; never waits.
 
         Args:
             chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.

@@ -363,6 +363,11 @@ impl Publisher {
         if self.beats > 1 { self.remove_now(Object::Beat(self.beats - 1)) } else { Ok(()) }
     }
 
+    /// Sets the bound on the bytes of own packs.
+    pub fn set_capacity(&mut self, bytes: u64) {
+        self.options.capacity_bytes = bytes;
+    }
+
     /// Removes the oldest own packs beyond the bound, and one more if the location had no space. Waits for the
     /// location.
     ///

@@ -152,9 +152,7 @@ impl PyNamespace {
         py.detach(|| self.store.peek(self.namespace.id(), &hashes)).or_raise()
     }
 
-    /// Returns from which tiers the leading present blocks of ``chain`` would be read.
-    ///
-    /// Never waits, and nothing counts as used.
+    /// Returns which tiers would serve the leading present blocks of ``chain``; never waits.
     ///
     /// Args:
     ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.

@@ -349,6 +349,29 @@ fn requests_to_the_far_location_are_measured() {
     until("nothing is in flight", || host.far_stats().in_flight_bytes == 0);
 }
 
+#[test]
+fn a_store_opens_while_its_far_location_does_not_respond_and_uses_it_later() {
+    let far = published(1);
+    let dir = tempfile::tempdir().unwrap();
+    let tier = HeldTier::open(far.path(), WORKERS);
+    tier.set_silent(true);
+    let as_tier = Arc::<HeldTier>::clone(&tier) as Arc<dyn Tier>;
+    let tiers = Tiers { far: Some(as_tier), ..Tiers::default() };
+    let began = Instant::now();
+    let config = Config { far_capacity: None, ..config(far.path(), 0) };
+    let (_, store, _) = hanging_with(dir.path(), &config, tiers);
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let namespace = namespace(&store, 4, SLICE, "far");
+    put(&store, namespace, &chain(7, 4), 0, BYTES);
+    assert_eq!(support::get(&store, namespace, &chain(7, 4), BYTES, &Terms::within(LIMIT)), 4);
+    assert_eq!(store.stats().far.unwrap().reads, "suspended");
+    assert_eq!(store.probe(namespace, &chain(1, 24)).unwrap(), 0);
+    tier.set_silent(false);
+    until("the far chain is found", || store.probe(namespace, &chain(1, 24)).unwrap() == 24);
+    assert_eq!(support::get(&store, namespace, &chain(1, 24), BYTES, &Terms::within(LIMIT)), 24);
+    until("own blocks are published", || store.stats().far.unwrap().published.blocks == 4);
+}
+
 /// Changes a byte of these bytes in the files of a store.
 fn damage(dir: &Path, bytes: &[u8]) {
     for entry in fs::read_dir(dir).unwrap() {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, Deadline, FarWrite, MAX_EXTENT_BLOCKS, Namespace, NamespaceId, Nanos, Result,
 };
-use dalsegno_far::{Follower, KnownWriter, Publisher, Refused, Tombstone};
+use dalsegno_far::{Follower, KnownWriter, Publisher, Refused, Tombstone, wait_for};
 use dalsegno_io::{IoError, Memory};
 use dalsegno_log::format::{NamespaceSector, SECTOR};
 use dalsegno_log::{Call, LogError};
@@ -35,6 +35,10 @@ use crate::write::put::{Put, PutOutcome, Writer};
 const POLL: Duration = Duration::from_secs(2);
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
+/// The part of the far file system that a store fills by default.
+pub(crate) const FAR_SHARE: u64 = 10;
+/// How long the publishing thread waits to learn how large the far file system is.
+const SPACE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Steps of the publishing thread while packs are being written, and otherwise.
 const BUSY_STEP: Duration = Duration::from_millis(5);
 const IDLE_STEP: Duration = Duration::from_millis(100);
@@ -83,6 +87,7 @@ impl FarLanes {
             far: Arc::clone(far),
             clock: Arc::clone(clock),
             engine: Weak::clone(&local.engine),
+            capacity: OwnCapacity::of(far),
             next_beat: clock.now(),
             paused_until: clock.now(),
         };
@@ -162,9 +167,24 @@ struct PublishDuty {
     far: Arc<FarTier>,
     clock: Arc<dyn Clock>,
     engine: Weak<Engine>,
+    capacity: OwnCapacity,
     next_beat: Nanos,
     /// After a failure of the location.
     paused_until: Nanos,
+}
+
+/// The bound on the bytes of own packs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OwnCapacity {
+    Known,
+    /// A part of the location, which has not responded yet.
+    Unknown,
+}
+
+impl OwnCapacity {
+    fn of(far: &FarTier) -> Self {
+        if far.has_capacity() { Self::Known } else { Self::Unknown }
+    }
 }
 
 /// Whether more extents can be added now.
@@ -209,6 +229,16 @@ impl PublishDuty {
         }
     }
 
+    /// Learns how large the location is, if it did not respond when the store was opened. Nothing is written before.
+    fn learn_capacity(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
+        if self.capacity == OwnCapacity::Unknown {
+            let space = wait_for(&self.clock, SPACE_TIMEOUT, |ask| self.far.tier.space(ask))?;
+            publisher.set_capacity(space.total_bytes / FAR_SHARE);
+            self.capacity = OwnCapacity::Known;
+        }
+        Ok(())
+    }
+
     /// Does what waits for the location.
     fn keep_up(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
         if self.far.write == FarWrite::Evict {
@@ -251,6 +281,9 @@ impl Duty for PublishDuty {
         let mut failed = None;
         let mut is_behind = false;
         if self.clock.now() >= self.paused_until {
+            failed = self.learn_capacity(&mut publisher).err();
+        }
+        if self.clock.now() >= self.paused_until && failed.is_none() {
             for number in 0..STEP_EXTENTS {
                 match self.add_next(&mut publisher) {
                     Ok(Added::More) if !queue.is_closed() => {
@@ -282,6 +315,9 @@ impl Duty for PublishDuty {
         let deadline = Deadline::At(self.clock.now().after(FINISH));
         let far = Arc::clone(&self.far);
         let mut publisher = far.publisher.lock();
+        if self.learn_capacity(&mut publisher).is_err() {
+            return self.far.drop_waiting();
+        }
         while !self.far.is_idle() && !deadline.expired(self.clock.now()) {
             match self.add_next(&mut publisher) {
                 Ok(Added::More) => {}

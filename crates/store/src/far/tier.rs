@@ -63,6 +63,8 @@ pub(crate) struct FarParts {
 #[derive(Debug)]
 pub(crate) struct FarTier {
     pub(super) tier: Arc<dyn Tier>,
+    /// Most bytes of own packs; `None` if the size of the location is not known yet.
+    capacity_bytes: Option<u64>,
     /// When a block is written.
     pub(super) write: FarWrite,
     pub(super) writer: WriterId,
@@ -106,6 +108,9 @@ impl FarTier {
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let as_source = Arc::clone(&tier) as Arc<dyn Source>;
         let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
+        if !tier.facts().is_open {
+            source.suspend();
+        }
         let bounds =
             IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
         let watched = Arc::<WatchedSource>::clone(&source);
@@ -129,6 +134,7 @@ impl FarTier {
             Publisher::new(Arc::clone(&tier), Arc::clone(&index), clock, writer, options);
         Self {
             tier,
+            capacity_bytes: limits.far_capacity_bytes,
             write: limits.far_write,
             writer,
             index,
@@ -147,6 +153,11 @@ impl FarTier {
     /// Where a block is, if it can be read.
     pub(crate) fn find(&self, namespace: NamespaceId, hash: &ChainHash) -> Option<FarPlace> {
         self.index.find(namespace, hash)
+    }
+
+    /// Whether the bound on own packs was known when the store was opened.
+    pub(super) fn has_capacity(&self) -> bool {
+        self.capacity_bytes.is_some()
     }
 
     /// Whether reads are refused because the location does not respond.

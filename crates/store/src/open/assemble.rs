@@ -35,7 +35,7 @@ use crate::background::tuner::Tuner;
 use crate::device::Watched;
 use crate::engine::{Engine, Front};
 use crate::error::{no_thread, to_error, unavailable};
-use crate::far::lanes::{FarLanes, LocalStore, RemoveHere};
+use crate::far::lanes::{FAR_SHARE, FarLanes, LocalStore, RemoveHere};
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
@@ -50,10 +50,8 @@ use crate::write::namespaces::NamespaceTable;
 use crate::write::put::Writer;
 use crate::write::remove::Remover;
 
-/// The part of the far file system that a store fills by default.
-const FAR_SHARE: u64 = 10;
-/// How long opening waits for the far file system.
-const FAR_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long opening waits for the size of the far file system, after it was opened.
+const FAR_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the removal of blocks may take that another store removed.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
@@ -260,9 +258,12 @@ fn open_far(limits: &mut Limits, clock: &Arc<dyn Clock>) -> Result<Option<Arc<dy
     };
     let options = DirectoryTierOptions { workers: limits.far_workers, ..Default::default() };
     let tier = DirectoryTier::open(path, options, Arc::clone(clock)).map_err(failed)?;
-    if limits.far_capacity_bytes.is_none() {
-        let space = wait_for(clock, FAR_TIMEOUT, |ask| tier.space(ask)).map_err(failed)?;
-        limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE);
+    if limits.far_capacity_bytes.is_none() && tier.facts().is_open {
+        match wait_for(clock, FAR_TIMEOUT, |ask| tier.space(ask)) {
+            Ok(space) => limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE),
+            Err(IoError::Deadline) => tracing::warn!("the far directory does not respond"),
+            Err(error) => return Err(failed(error)),
+        }
     }
     Ok(Some(Arc::new(tier)))
 }

@@ -1,6 +1,7 @@
 //! A far location whose reads can be held.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,13 +16,15 @@ pub(crate) struct HeldTier {
     directory: DirectoryTier,
     /// The reads that wait; `None` if reads are not held.
     held: Mutex<Option<Vec<Request>>>,
+    /// Whether calls get no reply.
+    is_silent: AtomicBool,
 }
 
 impl HeldTier {
     pub(crate) fn open(path: &Path, workers: u32) -> Arc<Self> {
         let options = DirectoryTierOptions { workers, ..DirectoryTierOptions::default() };
         let directory = DirectoryTier::open(path, options, Arc::new(SystemClock::new())).unwrap();
-        Arc::new(Self { directory, held: Mutex::default() })
+        Arc::new(Self { directory, held: Mutex::default(), is_silent: AtomicBool::new(false) })
     }
 
     /// Holds reads from now on.
@@ -33,6 +36,11 @@ impl HeldTier {
     pub(crate) fn go_on(&self) {
         let held = self.held.lock().unwrap().take();
         self.directory.submit(held.unwrap_or_default());
+    }
+
+    /// Gives calls no replies, as if the directory had not responded when it was opened.
+    pub(crate) fn set_silent(&self, is_silent: bool) {
+        self.is_silent.store(is_silent, Ordering::Relaxed);
     }
 
     /// How many reads wait.
@@ -56,7 +64,8 @@ impl Source for HeldTier {
 
 impl Tier for HeldTier {
     fn facts(&self) -> TierFacts {
-        self.directory.facts()
+        let is_open = !self.is_silent.load(Ordering::Relaxed);
+        TierFacts { is_open, ..self.directory.facts() }
     }
 
     fn file(&self, name: ObjectName) -> FileId {
@@ -68,34 +77,50 @@ impl Tier for HeldTier {
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
-        self.directory.publish(name, bytes, ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.publish(name, bytes, ask);
+        }
     }
 
     fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
-        self.directory.fetch(name, limit, ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.fetch(name, limit, ask);
+        }
     }
 
     fn remove(&self, name: ObjectName, ask: Ask<()>) {
-        self.directory.remove(name, ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.remove(name, ask);
+        }
     }
 
     fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
-        self.directory.remove_writer(writer, ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.remove_writer(writer, ask);
+        }
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
-        self.directory.writers(ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.writers(ask);
+        }
     }
 
     fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
-        self.directory.list(writer, after, ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.list(writer, after, ask);
+        }
     }
 
     fn age(&self, name: ObjectName, ask: Ask<Duration>) {
-        self.directory.age(name, ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.age(name, ask);
+        }
     }
 
     fn space(&self, ask: Ask<Space>) {
-        self.directory.space(ask);
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.space(ask);
+        }
     }
 }
