@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer
 
-from dalsegno.stats import Stats
+from dalsegno.stats import Located, Stats
 
 class _Tensor(Protocol):
     """The attributes of a ``torch.Tensor`` that identify one."""
@@ -326,6 +326,19 @@ class Namespace:
 
     def peek(self, hashes: Sequence[bytes]) -> list[bool]:
         """Returns the same as :meth:`contains`, but no block counts as used."""
+
+    def locate(self, chain: Sequence[bytes]) -> list[Located]:
+        """Returns which tiers would serve the leading present blocks of ``chain``; never waits.
+
+        Args:
+            chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+
+        Returns:
+            Runs in order; :class:`dalsegno.stats.Located` describes each.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
 
     def touch(self, chain: Sequence[bytes]) -> int:
         """Marks the blocks of a prompt as used without loading them.

@@ -1,4 +1,4 @@
-"""The types of :meth:`dalsegno.Store.stats`.
+"""The types of :meth:`dalsegno.Store.stats` and :meth:`dalsegno.Namespace.locate`.
 
 Counters start at zero when the store is opened and only grow; gauges are marked as such. Sizes are
 in bytes, sectors have 4 KiB.
@@ -123,6 +123,16 @@ class FarStats(TypedDict):
     # blocks that were found there and lost while reading, by cause
     misses: dict[MissCause, int]
     promoted_blocks: int  # blocks copied to the log because they were hit twice
+    rescued_blocks: int  # blocks that the local disk could not return, read from here instead
+    # blocks read into DRAM because the beginning of their chain was read here
+    prefetched_blocks: int
+    prefetch_used_blocks: int  # those that a get used within ten seconds
+    # blocks that were to be prefetched: DRAM had no place, the read failed, or too many waited
+    prefetch_dropped_blocks: int
+    in_flight_bytes: int  # gauge: bytes of read requests that the location has not completed
+    # read requests by the microseconds that they took: ``up_to_64``, ``up_to_128`` and so on up to
+    # ``up_to_4194304``, each without those of the ones before, and ``longer``
+    requests_by_us: dict[str, int]
     waiting_extents: int  # gauge: extents that wait to be written
     dropped_blocks: int  # blocks not written: too many waited, or they were gone too soon
     present_blocks: int  # blocks not written because they were there already
@@ -131,6 +141,18 @@ class FarStats(TypedDict):
     collected_writers: int  # folders of dead stores that this store removed
     collected_packs: int  # packs in such folders that this store removed
     published: FarPublishedStats  # what this store wrote
+
+
+class Located(TypedDict):
+    """Consecutive blocks that one tier would serve: see :meth:`dalsegno.Namespace.locate`."""
+
+    tier: Literal["dram", "log", "far"]  # memory, the local disk, or the far directory
+    blocks: int  # how many blocks
+    bytes: int  # their bytes
+    # the median time in which recent calls had their blocks of this tier, in nanoseconds, and the
+    # bytes per second of these calls; ``None`` before the first one
+    latency_p50_ns: int | None
+    bytes_per_s: int | None
 
 
 class IndexShape(TypedDict):

@@ -25,8 +25,8 @@ pub use compress::{
 pub use error::{Cause, TransferError};
 pub use format::NewExtent;
 pub use read::{
-    BlockOutcome, BlockRead, BlockTarget, ExtentRead, ExtentTables, HeaderCache, HeaderRead,
-    PinnedRead, Reader, RecordMemory, read_headers,
+    BlockOutcome, BlockRead, BlockTarget, BlocksRead, ExtentRead, ExtentTables, HeaderCache,
+    HeaderRead, HeadersRead, PinnedRead, Reader, RecordMemory,
 };
 pub use stats::{CompressionStats, TransferStats, TransferStatsView};
 pub use transfer::{

@@ -28,7 +28,7 @@ pub use format::{AppliedCatalogs, KnownWriter, MAX_APPLIED_BYTES, Tombstone};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
 pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};
-pub use reader::{FarReader, FarShape, FarWanted};
+pub use reader::{FarReader, FarReading, FarShape, FarWanted};
 pub use replies::wait_for;
 pub use tier::{
     Ask, DirectoryTier, DirectoryTierOptions, Listed, MemoryLocation, MemoryTier, Reply, StopMode,

@@ -350,6 +350,11 @@ impl Publisher {
         self.folder.beat()
     }
 
+    /// Sets the bound on the bytes of own packs.
+    pub fn set_capacity(&mut self, bytes: u64) {
+        self.options.capacity_bytes = bytes;
+    }
+
     /// Removes the oldest own packs beyond the bound, one more if the location had no space, and what is left of packs
     /// that could not be published. Waits for the location.
     ///

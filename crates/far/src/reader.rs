@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{ChainHash, Extent, KvLayout, NamespaceId, StoreId};
 use dalsegno_extent::format::{RecordHeader, RecordKind};
 use dalsegno_extent::{
-    BlockRead, BlockTarget, Call, Cause, CodecPool, ExtentRead, ExtentTables, HeaderCache,
-    HeaderRead, PinnedFile, PinnedRead, Reader, SourceIo, TransferStatsView, read_headers,
+    BlockRead, BlockTarget, BlocksRead, Call, Cause, CodecPool, ExtentRead, ExtentTables,
+    HeaderCache, HeaderRead, HeadersRead, PinnedFile, PinnedRead, Reader, SourceIo,
+    TransferStatsView,
 };
 use dalsegno_io::FileId;
 use quick_cache::Weighter;
@@ -117,64 +118,39 @@ impl FarReader {
 
     /// Reads blocks, and returns one result for each, in order.
     pub fn read(&self, shape: &FarShape, wanted: Vec<FarWanted>, call: &Call) -> Vec<BlockRead> {
-        let mut results: Vec<Option<BlockRead>> = wanted.iter().map(|_| None).collect();
+        self.begin(shape.clone(), wanted, call).finish()
+    }
+
+    /// Plans to read blocks. Nothing is sent yet.
+    #[must_use]
+    pub fn begin<'a>(
+        &'a self,
+        shape: FarShape,
+        wanted: Vec<FarWanted>,
+        call: &'a Call,
+    ) -> FarReading<'a> {
         let records = self.records(&wanted);
-        let headers = self.headers(&records, call);
-        let names: Vec<(FarPlace, ChainHash)> =
-            wanted.iter().map(|one| (one.place, one.hash)).collect();
-        let mut targets: Vec<Option<BlockTarget>> =
-            wanted.into_iter().map(|one| Some(one.target)).collect();
-        let (mut reads, mut positions) = (Vec::new(), Vec::new());
-        for (record, header) in records.into_iter().zip(headers) {
-            let header = header.and_then(|header| check_shape(header, shape));
-            let header = match header {
-                Ok(header) => header,
-                Err(cause) => {
-                    for at in &record.wanted {
-                        self.io.stats.count_miss(cause, 1);
-                        self.settle(shape, record.at, &names[*at].1, cause);
-                        results[*at] = Some(lost(cause));
-                    }
-                    continue;
-                }
-            };
-            let is_right = |at: &usize| {
-                let (place, hash) = names[*at];
-                header.extent.hashes.get(usize::from(place.block)) == Some(&hash)
-            };
-            let (right, wrong): (Vec<usize>, Vec<usize>) =
-                record.wanted.iter().partition(|at| is_right(at));
-            for at in wrong {
-                self.io.stats.count_miss(Cause::WrongPlace, 1);
-                self.settle(shape, record.at, &names[at].1, Cause::WrongPlace);
-                results[at] = Some(lost(Cause::WrongPlace));
-            }
-            let of_target = |at: &usize| BlockTarget {
-                block: u32::from(names[*at].0.block),
-                ..targets[*at].take().expect("each block is read once")
-            };
-            let read = ExtentRead {
-                extent: Arc::clone(&header.extent),
-                layers: shape.layers.clone(),
-                targets: right.iter().map(of_target).collect(),
-            };
-            let pinned = Some(pinned(record.at.file));
-            reads.push(PinnedRead { read, pinned, tables: Some(header.tables) });
-            positions.push((record.at, right));
+        let headers: Vec<Option<FarExtent>> = records
+            .iter()
+            .map(|record| self.headers.get(&(record.at.file, record.at.offset)))
+            .collect();
+        let missing = records.iter().zip(&headers).filter(|(_, header)| header.is_none());
+        let of_record = |(record, _): (&RecordRead, _)| HeaderRead {
+            pinned: pinned(record.at.file),
+            offset: record.at.offset,
+            bytes: record.at.header_bytes as usize,
+        };
+        let reading = HeadersRead::new(&self.io, missing.map(of_record).collect(), call);
+        let results = wanted.iter().map(|_| None).collect();
+        let step = FarStep::Headers { records, headers, reading };
+        FarReading {
+            reader: self,
+            shape,
+            call,
+            wanted: wanted.into_iter().map(Some).collect(),
+            results,
+            step,
         }
-        let block_bytes = u64::from(shape.layers.end - shape.layers.start)
-            * u64::from(shape.layout.slice_bytes());
-        let read = self.reader.read(reads.into_iter(), call, &|_| None);
-        for ((at, positions), blocks) in positions.into_iter().zip(read) {
-            for (position, block) in positions.into_iter().zip(blocks) {
-                match block.outcome {
-                    Ok(()) => drop(self.used_bytes.fetch_add(block_bytes, Ordering::Relaxed)),
-                    Err(cause) => self.settle(shape, at, &names[position].1, cause),
-                }
-                results[position] = Some(block);
-            }
-        }
-        results.into_iter().map(|one| one.unwrap_or_else(|| lost(Cause::Recycled))).collect()
     }
 
     /// Groups blocks by record. Blocks whose pack is not indexed any more are left out.
@@ -194,35 +170,15 @@ impl FarReader {
         records
     }
 
-    /// The headers of records, from the cache or from the location.
-    fn headers(&self, records: &[RecordRead], call: &Call) -> Vec<Result<FarExtent, Cause>> {
-        let mut headers: Vec<Option<Result<FarExtent, Cause>>> = records
-            .iter()
-            .map(|record| self.headers.get(&(record.at.file, record.at.offset)).map(Ok))
-            .collect();
-        let missing: Vec<usize> = headers
-            .iter()
-            .enumerate()
-            .filter(|(_, header)| header.is_none())
-            .map(|(at, _)| at)
-            .collect();
-        let wanted: Vec<HeaderRead> = missing
-            .iter()
-            .map(|at| HeaderRead {
-                pinned: pinned(records[*at].at.file),
-                offset: records[*at].at.offset,
-                bytes: records[*at].at.header_bytes as usize,
-            })
-            .collect();
-        for (at, read) in missing.into_iter().zip(read_headers(&self.io, &wanted, call)) {
-            let record = records[at].at;
-            let header = read.and_then(|header| check_place(header, &record));
-            if let Ok(header) = &header {
-                self.headers.insert((record.file, record.offset), header.clone());
-            }
-            headers[at] = Some(header);
-        }
-        headers.into_iter().map(|header| header.expect("cached or read")).collect()
+    /// Keeps a header that was read, if it is the one that the catalog names.
+    fn keep_header(
+        &self,
+        read: Result<RecordHeader, Cause>,
+        at: RecordAt,
+    ) -> Result<FarExtent, Cause> {
+        let header = read.and_then(|header| check_place(header, &at))?;
+        self.headers.insert((at.file, at.offset), header.clone());
+        Ok(header)
     }
 
     /// Forgets what a miss showed to be damaged or gone.
@@ -237,8 +193,129 @@ impl FarReader {
     }
 }
 
-fn lost(cause: Cause) -> BlockRead {
-    BlockRead { outcome: Err(cause), memory: Vec::new() }
+/// A block that was not read, with its memory.
+fn lost(cause: Cause, target: BlockTarget) -> BlockRead {
+    BlockRead { outcome: Err(cause), memory: target.memory, copy: target.copy }
+}
+
+/// Blocks that are being read.
+pub struct FarReading<'a> {
+    reader: &'a FarReader,
+    shape: FarShape,
+    call: &'a Call,
+    /// Those that are not being read yet.
+    wanted: Vec<Option<FarWanted>>,
+    results: Vec<Option<BlockRead>>,
+    step: FarStep<'a>,
+}
+
+/// How far the read of blocks is.
+enum FarStep<'a> {
+    /// The headers of records are being read, of those that are not cached.
+    Headers { records: Vec<RecordRead>, headers: Vec<Option<FarExtent>>, reading: HeadersRead<'a> },
+    /// The blocks are being read.
+    Blocks { records: Vec<PlannedRecord>, reading: BlocksRead<'a> },
+}
+
+/// The blocks of a record that are being read, by position in the request and by name.
+struct PlannedRecord {
+    at: RecordAt,
+    blocks: Vec<(usize, ChainHash)>,
+}
+
+impl FarReading<'_> {
+    /// Sends what may be in flight, and takes what has arrived; returns whether all is done. Does not wait.
+    pub fn advance(&mut self) -> bool {
+        if let FarStep::Headers { reading, .. } = &mut self.step
+            && reading.advance()
+        {
+            self.plan_blocks();
+        }
+        match &mut self.step {
+            FarStep::Headers { .. } => false,
+            FarStep::Blocks { reading, .. } => reading.advance(),
+        }
+    }
+
+    /// Waits for all blocks, and returns one result for each, in order.
+    pub fn finish(mut self) -> Vec<BlockRead> {
+        self.plan_blocks();
+        let Self { reader, shape, wanted, mut results, step, .. } = self;
+        let FarStep::Blocks { records, reading } = step else { unreachable!("planned above") };
+        let block_bytes = u64::from(shape.layers.end - shape.layers.start)
+            * u64::from(shape.layout.slice_bytes());
+        let read = reading.finish(&|_| None, &mut || false);
+        for (PlannedRecord { at, blocks }, read) in records.into_iter().zip(read) {
+            for ((position, hash), block) in blocks.into_iter().zip(read) {
+                match block.outcome {
+                    Ok(()) => drop(reader.used_bytes.fetch_add(block_bytes, Ordering::Relaxed)),
+                    Err(cause) => reader.settle(&shape, at, &hash, cause),
+                }
+                results[position] = Some(block);
+            }
+        }
+        // Of packs that are not indexed any more.
+        let gone = |one: Option<FarWanted>| {
+            lost(Cause::Recycled, one.expect("neither read nor lost").target)
+        };
+        let ended = results.into_iter().zip(wanted);
+        ended.map(|(read, wanted)| read.unwrap_or_else(|| gone(wanted))).collect()
+    }
+
+    /// Waits for the headers that are missing, and plans to read the blocks.
+    fn plan_blocks(&mut self) {
+        let FarStep::Headers { records, headers, reading } = &mut self.step else { return };
+        let (records, headers) = (std::mem::take(records), std::mem::take(headers));
+        let mut read = reading.finish().into_iter();
+        let (mut reads, mut planned) = (Vec::new(), Vec::new());
+        for (record, header) in records.into_iter().zip(headers) {
+            let header = match header {
+                Some(header) => Ok(header),
+                None => self.reader.keep_header(read.next().expect("one per header"), record.at),
+            };
+            match header.and_then(|header| check_shape(header, &self.shape)) {
+                Ok(header) => self.plan_record(record, header, (&mut reads, &mut planned)),
+                Err(cause) => {
+                    record.wanted.into_iter().for_each(|at| self.lose(at, record.at, cause));
+                }
+            }
+        }
+        let reading = self.reader.reader.begin(reads.into_iter(), self.call);
+        self.step = FarStep::Blocks { records: planned, reading };
+    }
+
+    /// Plans to read those blocks of a record that are where the index says.
+    fn plan_record(
+        &mut self,
+        record: RecordRead,
+        header: FarExtent,
+        (reads, planned): (&mut Vec<PinnedRead>, &mut Vec<PlannedRecord>),
+    ) {
+        let (mut targets, mut blocks) = (Vec::new(), Vec::new());
+        for at in record.wanted {
+            let FarWanted { place, hash, .. } = self.wanted[at].as_ref().expect("read once");
+            if header.extent.hashes.get(usize::from(place.block)) != Some(hash) {
+                self.lose(at, record.at, Cause::WrongPlace);
+                continue;
+            }
+            let FarWanted { place, hash, target } = self.wanted[at].take().expect("as above");
+            targets.push(BlockTarget { block: u32::from(place.block), ..target });
+            blocks.push((at, hash));
+        }
+        let layers = self.shape.layers.clone();
+        let read = ExtentRead { extent: Arc::clone(&header.extent), layers, targets };
+        let pinned = Some(pinned(record.at.file));
+        reads.push(PinnedRead { read, pinned, tables: Some(header.tables) });
+        planned.push(PlannedRecord { at: record.at, blocks });
+    }
+
+    /// Makes a block a miss.
+    fn lose(&mut self, at: usize, record: RecordAt, cause: Cause) {
+        let FarWanted { hash, target, .. } = self.wanted[at].take().expect("lost once");
+        self.reader.io.stats.count_miss(cause, 1);
+        self.reader.settle(&self.shape, record, &hash, cause);
+        self.results[at] = Some(lost(cause, target));
+    }
 }
 
 /// Packs never change, so nothing keeps them in their place.

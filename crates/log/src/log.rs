@@ -101,7 +101,7 @@ impl Log {
         checkpoint: impl FnOnce(StoreId) -> Option<Vec<u8>>,
     ) -> Result<(Self, Recovered), LogError> {
         let limits = &options.limits;
-        let bounds = IoBounds { depth: limits.io_depth, request_bytes: limits.io_request_bytes };
+        let bounds = IoBounds::local(limits.io_depth, limits.io_request_bytes);
         let io = Arc::new(DeviceIo::new(device, clock, pool, bounds));
         let stats = Arc::new(LogStats::of(Arc::clone(&io.stats)));
         let syncer = Arc::new(Syncer::new(Arc::clone(&io), Arc::clone(&stats), options.read_only));
@@ -195,13 +195,26 @@ impl Log {
     /// memory after the call.
     #[must_use]
     pub fn read(&self, reads: Vec<ExtentRead>, call: &Call) -> Vec<Vec<BlockRead>> {
+        self.read_with(reads, call, &mut || false)
+    }
+
+    /// As [`Self::read`]. `meanwhile` advances other reads of the call, and returns whether there are any: then it is
+    /// called every few milliseconds.
+    #[must_use]
+    pub fn read_with(
+        &self,
+        reads: Vec<ExtentRead>,
+        call: &Call,
+        meanwhile: &mut dyn FnMut() -> bool,
+    ) -> Vec<Vec<BlockRead>> {
         let Owners { segments, reader, .. } = &*self.owners;
         let pinned = |read: ExtentRead| PinnedRead {
             pinned: self.pinned_file(read.extent.location),
             read,
             tables: None,
         };
-        reader.read(reads.into_iter().map(pinned), call, &|file| segments.other_file(file))
+        let reads = reads.into_iter().map(pinned);
+        reader.read(reads, call, &|file| segments.other_file(file), meanwhile)
     }
 
     /// Reads a compressed extent in its stored form; `None` if the extent is plain, gone, or not fully intact: then

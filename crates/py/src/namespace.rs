@@ -12,6 +12,7 @@ use crate::arguments::{Number, timeout};
 use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
 use crate::lease::PyLease;
+use crate::store::to_python;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;
 
@@ -149,6 +150,22 @@ impl PyNamespace {
     fn peek(&self, py: Python<'_>, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let hashes = self::hashes(hashes)?;
         py.detach(|| self.store.peek(self.namespace.id(), &hashes)).or_raise()
+    }
+
+    /// Returns which tiers would serve the leading present blocks of ``chain``; never waits.
+    ///
+    /// Args:
+    ///     chain: Block hashes in prefix order, 32 bytes each; may start at any block of a prompt.
+    ///
+    /// Returns:
+    ///     Runs in order; :class:`dalsegno.stats.Located` describes each.
+    ///
+    /// Raises:
+    ///     ClosedError: The store is closed.
+    fn locate(&self, py: Python<'_>, chain: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let chain = hashes(chain)?;
+        let located = py.detach(|| self.store.locate(self.namespace.id(), &chain)).or_raise()?;
+        Ok(to_python(py, &serde_json::json!(located))?.unbind())
     }
 
     /// Marks the blocks of a prompt as used without loading them.

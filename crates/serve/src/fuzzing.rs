@@ -58,6 +58,7 @@ pub fn messages(namespace: &Namespace) -> Vec<Vec<u8>> {
         Request::Register { encoding: namespace.encode(), codec: Some(("zstd".to_owned(), 2)) },
         Request::Namespaces { skip: 0 },
         Request::Look { namespace: id, how: Look::Contains },
+        Request::Look { namespace: id, how: Look::Locate },
         Request::Acquire { namespace: id, each: true, timeout_ns },
         Request::Lease { namespace: id, timeout_ns },
         Request::Release { leases: vec![1, 2] },
@@ -77,7 +78,7 @@ pub fn answer(bytes: &[u8]) {
     if let Ok((reply, tail)) = wire::decode::<Reply>(bytes) {
         let again = [wire::encode(&reply), tail.to_vec()].concat();
         assert_eq!(wire::decode::<Reply>(&again).map(|(reply, _)| reply), Ok(reply));
-        drop((wire::rows_of(tail), wire::removals_of(tail)));
+        drop((wire::rows_of(tail), wire::removals_of(tail), wire::located_of(tail)));
     }
     crate::client::understand(bytes);
 }

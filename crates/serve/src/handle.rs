@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
-    GetReport, LayerWriter, Lease, Memory, Put, PutReport, RegisterOptions, RemovalWatch, Removals,
-    Scope, Store, Terms, Transfer,
+    GetReport, LayerWriter, Lease, Located, Memory, Put, PutReport, RegisterOptions, RemovalWatch,
+    Removals, Scope, Store, Terms, Transfer,
 };
 
 use crate::client::{Client, LayerPut, ServedLease, ServedWatch};
@@ -187,6 +187,11 @@ impl Handle {
     /// See [`Store::touch`].
     pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
         either!(self, store => store.touch(namespace, chain))
+    }
+
+    /// See [`Store::locate`].
+    pub fn locate(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<Vec<Located>> {
+        either!(self, store => store.locate(namespace, chain))
     }
 
     /// See [`Store::remove`].

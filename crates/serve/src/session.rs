@@ -262,6 +262,10 @@ impl Exchange<'_> {
             Look::Touch => return Ok(count(store.touch(namespace, &hashes)? as u64)),
             Look::Contains => store.contains(namespace, &hashes)?,
             Look::Peek => store.peek(namespace, &hashes)?,
+            Look::Locate => {
+                let located = wire::located_bytes(&store.locate(namespace, &hashes)?);
+                return Ok(Outgoing::Tailed(Reply::Located, located));
+            }
         };
         Ok(Outgoing::Tailed(Reply::Flags, flags.into_iter().map(u8::from).collect()))
     }

@@ -9,7 +9,7 @@
 
 use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId};
 use dalsegno_pool::Stamp;
-use dalsegno_store::{Cause, Outcome, PutOutcome};
+use dalsegno_store::{BlockTier, Cause, Located, Outcome, PutOutcome};
 use serde::{Deserialize, Serialize};
 
 /// The version that this build speaks.
@@ -75,6 +75,7 @@ pub(crate) enum Look {
     Touch,
     Contains,
     Peek,
+    Locate,
 }
 
 /// What the server answers.
@@ -102,6 +103,8 @@ pub(crate) enum Reply {
     Removals { complete: bool },
     /// It was not done.
     Failed { kind: u8, message: String },
+    /// The tail has a row for each run of leading blocks that one tier would serve.
+    Located,
 }
 
 pub(crate) type NamespaceBytes = [u8; NamespaceId::BYTES];
@@ -189,6 +192,44 @@ pub(crate) fn removals_of(tail: &[u8]) -> Result<Vec<(NamespaceId, ChainHash)>, 
         (namespace, hash)
     };
     Ok(rows.iter().map(row).collect())
+}
+
+const TIERS: [BlockTier; 3] = [BlockTier::Dram, BlockTier::Log, BlockTier::Far];
+const LOCATED_BYTES: usize = 1 + 4 * size_of::<u64>();
+/// In place of a speed that was not measured.
+const UNKNOWN: u64 = u64::MAX;
+
+/// The tail of an answer about where blocks are.
+pub(crate) fn located_bytes(located: &[Located]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(located.len() * LOCATED_BYTES);
+    for run in located {
+        let tier = TIERS.iter().position(|one| *one == run.tier).expect("all tiers are listed");
+        bytes.push(u8::try_from(tier).expect("a few tiers"));
+        let speed = [run.latency_p50_ns, run.bytes_per_s].map(|one| one.unwrap_or(UNKNOWN));
+        for number in [run.blocks, run.bytes].into_iter().chain(speed) {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// Where blocks are, of a tail.
+pub(crate) fn located_of(tail: &[u8]) -> Result<Vec<Located>, Malformed> {
+    let (rows, rest) = tail.as_chunks::<LOCATED_BYTES>();
+    if !rest.is_empty() {
+        return Err(Malformed("the number of runs"));
+    }
+    let of_row = |[tier, numbers @ ..]: &[u8; LOCATED_BYTES]| {
+        let number = |at: usize| {
+            let bytes = numbers.as_chunks().0[at];
+            u64::from_le_bytes(bytes)
+        };
+        let speed = |at| Some(number(at)).filter(|speed| *speed != UNKNOWN);
+        let tier = *TIERS.get(usize::from(*tier)).ok_or(Malformed("a tier"))?;
+        let (latency_p50_ns, bytes_per_s) = (speed(2), speed(3));
+        Ok(Located { tier, blocks: number(0), bytes: number(1), latency_p50_ns, bytes_per_s })
+    };
+    rows.iter().map(of_row).collect()
 }
 
 const OUTCOME_DRAM: u8 = 0;
@@ -279,6 +320,23 @@ mod tests {
         let mut probe = encode(&Request::Look { namespace, how: Look::Probe });
         push_hashes(&mut probe, &[ChainHash([0xbb; 32])]);
         assert_eq!(probe, [&[3][..], &[0xaa; 16], &[0], &[0xbb; 32]].concat());
+        let located = Located {
+            tier: BlockTier::Far,
+            blocks: 3,
+            bytes: 768,
+            latency_p50_ns: Some(500),
+            bytes_per_s: None,
+        };
+        let tail = located_bytes(std::slice::from_ref(&located));
+        let number = |one: u8| [one, 0, 0, 0, 0, 0, 0, 0];
+        let rest = [number(3), [0, 3, 0, 0, 0, 0, 0, 0], [244, 1, 0, 0, 0, 0, 0, 0], [255; 8]];
+        assert_eq!(encode(&Reply::Located), [11]);
+        assert_eq!(tail, [&[2][..], &rest.concat()].concat());
+        assert_eq!(located_of(&tail), Ok(vec![located]));
+        assert!(
+            located_of(&tail[1..]).is_err()
+                && located_of(&[[3; 1].as_slice(), &[0; 32]].concat()).is_err()
+        );
         let mut acquired = encode(&Reply::Acquired { lease: 7, outcomes: 2 });
         acquired.extend([outcome_byte(Outcome::Dram), outcome_byte(Outcome::Absent)]);
         push_row(&mut acquired, PlaceRow { unit: 258, stamp: Stamp(6) });
@@ -314,7 +372,7 @@ mod tests {
                 let _ = hashes_of(tail);
             }
             if let Ok((_, tail)) = decode::<Reply>(&bytes) {
-                let _ = (rows_of(tail), removals_of(tail));
+                let _ = (rows_of(tail), removals_of(tail), located_of(tail));
             }
         }
     }

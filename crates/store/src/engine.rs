@@ -14,6 +14,7 @@ use crate::read::dram::Dram;
 use crate::read::failed_reads::FailedReads;
 use crate::read::gauge::ReadGauge;
 use crate::read::removal_feed::RemovalFeed;
+use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
 
@@ -48,4 +49,6 @@ pub(crate) struct Front {
     pub(crate) removal_feed: RemovalFeed,
     /// Reads in progress.
     pub(crate) reads: ReadGauge,
+    /// How fast each tier is.
+    pub(crate) speeds: TierSpeeds,
 }

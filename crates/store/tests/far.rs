@@ -155,7 +155,7 @@ fn three_blocks_of_a_long_prompt_are_read_and_not_their_pack() {
     let (a, b) = (Host::new(far.path()), Host::new(far.path()));
     a.put(1, 40);
     a.publish(40);
-    until("the other host finds them", || b.probe(1, 40) == 40);
+    until("the other host finds them", || b.far().blocks == 40);
     assert_eq!(b.get(1, 3), 3);
     let stats = b.far();
     assert_eq!(stats.used_bytes, 3 * BYTES as u64);

@@ -72,6 +72,29 @@ def test_layers_come_from_the_far_directory(tmp_path: Path, far: Path) -> None:
             assert [one[0] for one in out] == list(range(1, COUNT + 1))
 
 
+def test_locate_returns_runs_of_blocks_with_their_tier_and_its_speed(
+    tmp_path: Path, far: Path
+) -> None:
+    first, theirs = opened(tmp_path / "a", far)
+    second, ours = opened(tmp_path / "b", far)
+    with first, second:
+        theirs.put_batch(CHAIN, [block(at) for at in range(COUNT)])
+        until(lambda: ours.probe(CHAIN) == COUNT, "the other host finds them")
+        assert ours.locate([]) == []
+        unknown = {"latency_p50_ns": None, "bytes_per_s": None}
+        run = {"tier": "far", "blocks": COUNT, "bytes": COUNT * BLOCK_BYTES}
+        assert ours.locate(CHAIN) == [{**run, **unknown}]
+        out = [bytearray(BLOCK_BYTES) for _ in CHAIN[:5]]
+        assert ours.get_batch(CHAIN[:5], out, timeout_s=LIMIT_S) == 5
+        # What follows is prefetched, so that all of it is in DRAM soon.
+        until(lambda: [one["tier"] for one in ours.locate(CHAIN)] == ["dram"], "prefetched")
+        assert [one["tier"] for one in theirs.locate(CHAIN)] == ["log"]
+        with pytest.raises(dalsegno.InvalidError):
+            ours.locate([b"short"])
+    with pytest.raises(dalsegno.ClosedError):
+        ours.locate(CHAIN)
+
+
 def test_a_store_without_the_setting_has_no_far_counters(tmp_path: Path) -> None:
     with dalsegno.open(tmp_path / "kv", capacity="64MiB") as store:
         assert store.stats()["far"] is None

@@ -58,6 +58,7 @@ READS: dict[str, Callable[[dalsegno.Namespace, list[bytearray]], object]] = {
     "probe": lambda space, _: space.probe(HASHES),
     "contains": lambda space, _: any(space.contains(HASHES)),
     "peek": lambda space, _: any(space.peek(HASHES)),
+    "locate": lambda space, _: space.locate(HASHES),
     "touch": lambda space, _: space.touch(HASHES),
     "get_batch": lambda space, out: space.get_batch(HASHES, out),
     "lease": lambda space, _: len(space.lease(HASHES)),

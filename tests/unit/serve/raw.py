@@ -19,7 +19,7 @@ MOST_HASHES = 4096
 LIMIT_S = 60
 ADD_SEALS, SEAL_SHRINK = 1033, 2
 
-WELCOME, DONE, COUNT, FLAGS, LEASED, PUT, FAILED = 0, 1, 2, 3, 6, 7, 10
+WELCOME, DONE, COUNT, FLAGS, LEASED, PUT, FAILED, LOCATED = 0, 1, 2, 3, 6, 7, 10, 11
 INVALID, INCOMPATIBLE = 0, 1
 
 
@@ -49,6 +49,11 @@ def hello(version: int = 1) -> bytes:
 def look(namespace: bytes, hashes: Sequence[bytes]) -> bytes:
     """A probe."""
     return varint(3) + namespace + varint(0) + b"".join(hashes)
+
+
+def locate(namespace: bytes, hashes: Sequence[bytes]) -> bytes:
+    """Asks from which tiers blocks would be read."""
+    return varint(3) + namespace + varint(4) + b"".join(hashes)
 
 
 def acquire(namespace: bytes, hashes: Sequence[bytes]) -> bytes:

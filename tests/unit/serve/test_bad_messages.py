@@ -64,6 +64,7 @@ LATER: dict[str, Callable[[bytes], bytes]] = {
     "an unknown request": lambda _: raw.varint(14),
     "too many hashes": lambda id_: raw.look(id_, [bytes(32)] * (raw.MOST_HASHES + 1)),
     "a part of a hash": lambda id_: raw.look(id_, [bytes(31)]),
+    "a part of a hash to locate": lambda id_: raw.locate(id_, [bytes(33)]),
     "a part of a namespace": lambda id_: raw.look(id_[:9], []),
     "a window without a descriptor": lambda _: raw.WINDOW,
     "a put without a window": lambda id_: raw.put(id_, HASHES[:1]),
@@ -200,6 +201,9 @@ def test_no_process_releases_leases_of_another(server: ServerProcess, blocks: Bl
         other.send(raw.release([mine, mine]))
         assert other.ask(raw.look(blocks.id, HASHES)) == (raw.COUNT, raw.varint(COUNT))
         assert server.tenant()["leases"] == 0
+        number, runs = other.ask(raw.locate(blocks.id, HASHES))
+        assert (number, len(runs) % 33) == (raw.LOCATED, 0)
+        assert sum(runs[at + 1] for at in range(0, len(runs), 33)) == COUNT
     assert malformed(server) == 0
 
 
@@ -211,6 +215,7 @@ def test_an_unknown_namespace_is_an_error(server: ServerProcess) -> None:
             raw.put(nobody, HASHES[:1]),
             raw.lease(nobody, HASHES),
             raw.acquire(nobody, HASHES),
+            raw.locate(nobody, HASHES),
         ):
             assert bad.failure(message)[0] == raw.INVALID
     assert malformed(server) == 0

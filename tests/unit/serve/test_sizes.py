@@ -29,6 +29,7 @@ def expect_all(space: dalsegno.Namespace, hashes: list[bytes]) -> None:
     assert out[::2] == right
     assert space.contains(mixed) == [True, False] * len(hashes)
     assert space.probe(hashes) == space.touch(hashes) == len(hashes)
+    assert sum(run["blocks"] for run in space.locate(hashes)) == len(hashes)
     assert space.remove(mixed) == len(hashes)
     assert space.probe(hashes) == 0
 

@@ -38,13 +38,16 @@ pub type BlockOutcome = Result<(), Cause>;
 pub struct BlockRead {
     /// Whether the bytes are there and verified.
     pub outcome: BlockOutcome,
-    /// For a hit, the target's memory with its bytes, in order. Otherwise the memory that came back.
+    /// The target's memory, in order: all of it for a hit, otherwise what came back. Less came back if a request is in
+    /// flight.
     pub memory: Vec<Memory>,
+    /// The target's memory for a copy.
+    pub copy: Vec<Memory>,
 }
 
 impl BlockRead {
     pub(super) fn lost(cause: Cause) -> Self {
-        Self { outcome: Err(cause), memory: Vec::new() }
+        Self { outcome: Err(cause), memory: Vec::new(), copy: Vec::new() }
     }
 }
 
@@ -57,7 +60,7 @@ pub(super) struct SliceArrival {
     crc: u32,
     /// The summed parts, in order.
     memory: Vec<Memory>,
-    /// Parts that arrived before their predecessors, by offset.
+    /// Parts that arrived before their predecessors, or that were not read, by offset.
     early: BTreeMap<usize, Memory>,
 }
 
@@ -71,6 +74,11 @@ impl SliceArrival {
         while let Some(memory) = self.early.remove(&self.summed) {
             self.sum(memory);
         }
+    }
+
+    /// Keeps the memory of a part that was not read. The caller makes the block a miss.
+    fn give_back(&mut self, offset: usize, memory: Memory) {
+        self.early.insert(offset, memory);
     }
 
     fn sum(&mut self, memory: Memory) {
@@ -188,24 +196,30 @@ impl ExtentReading {
     }
 
     /// Makes the blocks of a failed request misses. Without the header, these are all blocks.
-    pub(super) fn fail(&mut self, request: &ReadRequest, cause: Cause) {
-        for piece in &request.chunk.pieces {
-            if self.starts_with_header(piece) {
+    pub(super) fn fail(&mut self, request: ReadRequest, cause: Cause) {
+        for piece in request.chunk.pieces {
+            if self.starts_with_header(&piece) {
                 let cause = if cause.is_damage() { Cause::Header } else { cause };
                 (0..self.blocks.len()).for_each(|target| self.lose(target, cause));
             } else {
-                self.lose(piece.slice as usize % self.blocks.len(), cause);
+                self.fail_piece(piece, cause);
             }
         }
-        for unit in &request.units {
+        for unit in request.units {
             self.fail_unit(unit, cause);
         }
     }
 
     /// Makes the blocks of a unit misses.
-    pub(super) fn fail_unit(&mut self, unit: &WantedUnit, cause: Cause) {
-        for piece in &unit.pieces {
-            self.lose(piece.slice as usize % self.blocks.len(), cause);
+    pub(super) fn fail_unit(&mut self, unit: WantedUnit, cause: Cause) {
+        unit.pieces.into_iter().for_each(|piece| self.fail_piece(piece, cause));
+    }
+
+    fn fail_piece(&mut self, piece: Piece, cause: Cause) {
+        let slice = piece.slice as usize;
+        self.lose(slice % self.blocks.len(), cause);
+        if let Some(memory) = piece.memory {
+            self.slices[slice].give_back(piece.slice_offset, memory);
         }
     }
 
@@ -256,28 +270,29 @@ impl ExtentReading {
     pub(super) fn verdict(self, stop: Option<PumpStop>) -> Vec<BlockRead> {
         let stopped = stop.map(PumpStop::cause);
         let Self { extent, first_layer, blocks, tables, slices, outcomes, .. } = self;
-        let outcomes = outcomes.into_iter();
-        let Some(tables) = tables else {
-            let cause = stopped.unwrap_or(Cause::Header);
-            return outcomes.map(|o| BlockRead::lost(o.err().unwrap_or(cause))).collect();
-        };
         let slice_bytes = extent.layout.slice_bytes() as usize;
-        let mut reads: Vec<_> =
-            outcomes.map(|outcome| BlockRead { outcome, memory: Vec::new() }).collect();
+        let of_outcome = |outcome| BlockRead { outcome, memory: Vec::new(), copy: Vec::new() };
+        let mut reads: Vec<_> = outcomes.into_iter().map(of_outcome).collect();
+        for (index, memory) in self.copies.into_iter().enumerate() {
+            reads[index % blocks.len()].copy.extend(memory);
+        }
+        for (index, memory) in self.unplanned.into_iter().enumerate() {
+            reads[index % blocks.len()].memory.extend(memory);
+        }
         // Layer-major, so each block gets its layers lowest first.
         for (index, slice) in slices.into_iter().enumerate() {
             let (layer, target) = (index / blocks.len(), index % blocks.len());
             let row = (first_layer as usize + layer) * extent.hashes.len();
-            let crc = tables.crcs[row + blocks[target] as usize];
-            let verdict = if slice.summed < slice_bytes {
-                Err(stopped.unwrap_or(Cause::Device))
-            } else if slice.crc == crc {
-                Ok(())
-            } else {
-                Err(Cause::SliceChecksum)
+            let crc = tables.as_ref().map(|tables| tables.crcs[row + blocks[target] as usize]);
+            let verdict = match crc {
+                None => Err(stopped.unwrap_or(Cause::Header)),
+                Some(_) if slice.summed < slice_bytes => Err(stopped.unwrap_or(Cause::Device)),
+                Some(crc) if slice.crc == crc => Ok(()),
+                Some(_) => Err(Cause::SliceChecksum),
             };
-            reads[target].outcome = reads[target].outcome.and(verdict);
-            reads[target].memory.extend(slice.memory);
+            let read = &mut reads[target];
+            read.outcome = read.outcome.and(verdict);
+            read.memory.extend(slice.memory.into_iter().chain(slice.early.into_values()));
         }
         reads
     }

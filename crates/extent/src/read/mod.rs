@@ -11,6 +11,6 @@ mod units;
 
 pub use extent_reading::{BlockOutcome, BlockRead, BlockTarget};
 pub use header_cache::{ExtentTables, HeaderCache};
-pub use headers::{HeaderRead, read_headers};
-pub use reader::{ExtentRead, PinnedRead, Reader};
+pub use headers::{HeaderRead, HeadersRead};
+pub use reader::{BlocksRead, ExtentRead, PinnedRead, Reader};
 pub use record_copy::RecordMemory;

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dalsegno_core::StoreId;
-use dalsegno_io::{IoError, Memory, Operation};
+use dalsegno_io::{Completion, IoError, Memory, Operation};
 
 use super::extent_reading::{ExtentReading, ReadRequest};
 use super::header_cache::HeaderCache;
@@ -28,12 +29,25 @@ pub(super) struct ReadPump<'a> {
     pub(super) parts: &'a ReadParts,
     pub(super) pump: Pump<'a>,
     pub(super) readings: Vec<ExtentReading>,
+    waiting: VecDeque<ReadRequest>,
+    /// By tag.
+    in_flight: Vec<Option<ReadRequest>>,
+    failed: Vec<ReadRequest>,
 }
+
+/// How often a call looks after its other reads while it waits for these.
+const LOOK: Duration = Duration::from_millis(2);
 
 impl<'a> ReadPump<'a> {
     pub(super) fn new(parts: &'a ReadParts, call: &'a Call, count: usize) -> Self {
         let pump = Pump::new(&parts.io, call);
-        Self { parts, pump, readings: Vec::with_capacity(count) }
+        let (waiting, in_flight, failed) = (VecDeque::new(), Vec::new(), Vec::new());
+        Self { parts, pump, readings: Vec::with_capacity(count), waiting, in_flight, failed }
+    }
+
+    /// Adds requests to be sent.
+    pub(super) fn plan(&mut self, requests: impl IntoIterator<Item = ReadRequest>) {
+        self.waiting.extend(requests);
     }
 
     /// Requests for the units of a compressed extent, as soon as its tables are known.
@@ -43,42 +57,78 @@ impl<'a> ReadPump<'a> {
         planned.map(|(chunk, units)| ReadRequest { reading: number, chunk, units }).collect()
     }
 
-    /// Reads everything that is planned, and what the extents' tables add. Returns the requests that failed.
+    /// Sends what may be in flight, and takes what has arrived; returns whether everything that is planned was read or
+    /// failed. Does not wait.
+    pub(super) fn advance(&mut self) -> bool {
+        loop {
+            while let Some(len) = self.next_staging() {
+                let staging = if len == 0 { None } else { self.pump.try_staging(len) };
+                if len > 0 && staging.is_none() {
+                    break;
+                }
+                self.send_next(staging);
+            }
+            let Some(completion) = self.pump.try_next() else { return self.is_done() };
+            self.take(completion);
+        }
+    }
+
+    /// Reads everything that is planned, and what the extents' tables add. Returns the requests that failed. `meanwhile`
+    /// advances other reads of the call, and returns whether there are any: then it is called periodically.
     pub(super) fn run(
         &mut self,
-        mut waiting: VecDeque<ReadRequest>,
+        meanwhile: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<ReadRequest>, PumpStop> {
-        let mut in_flight: Vec<Option<ReadRequest>> = Vec::new();
-        let mut failed = Vec::new();
-        while !waiting.is_empty() || !self.pump.is_idle() {
-            if let Some(next) = waiting.front().filter(|_| self.pump.can_submit()) {
-                let first = next.chunk.pieces.first();
-                let header = first.filter(|piece| piece.memory.is_none()).map(|piece| piece.len);
-                let len = if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes };
+        while !self.is_done() {
+            if let Some(len) = self.next_staging() {
                 let staging = if len == 0 { Some(None) } else { self.pump.staging(len)?.map(Some) };
                 if let Some(staging) = staging {
-                    let next = waiting.pop_front().expect("looked at above");
-                    let slot = in_flight.iter().position(Option::is_none);
-                    let slot = slot.unwrap_or(in_flight.len());
-                    if slot == in_flight.len() {
-                        in_flight.push(None);
-                    }
-                    in_flight[slot] = Some(self.submit(next, staging, slot as u64));
+                    self.send_next(staging);
                     continue;
                 }
             }
-            let completion = self.pump.next()?;
-            let slot = usize::try_from(completion.tag).expect("a small number");
-            let done = in_flight[slot].take().expect("each tag completes once");
-            let number = done.reading;
-            if let Err(error) = completion.result {
-                failed.extend(self.retryable(done, completion.memory, &error));
-                continue;
+            let limit = meanwhile().then_some(LOOK);
+            if let Some(completion) = self.pump.next_within(false, limit)? {
+                self.take(completion);
             }
-            self.arrive(done, completion.memory);
-            waiting.extend(self.units_of(number));
         }
-        Ok(failed)
+        Ok(std::mem::take(&mut self.failed))
+    }
+
+    fn is_done(&self) -> bool {
+        self.waiting.is_empty() && self.pump.is_idle()
+    }
+
+    /// Bytes of the staging buffer of the next request, 0 for none; `None` if no request may be sent now.
+    fn next_staging(&self) -> Option<usize> {
+        let next = self.waiting.front().filter(|_| self.pump.can_submit())?;
+        let first = next.chunk.pieces.first();
+        let header = first.filter(|piece| piece.memory.is_none()).map(|piece| piece.len);
+        Some(if next.chunk.direct { header.unwrap_or(0) } else { next.chunk.bytes })
+    }
+
+    fn send_next(&mut self, staging: Option<Memory>) {
+        let next = self.waiting.pop_front().expect("the caller looked");
+        let slot = self.in_flight.iter().position(Option::is_none);
+        let slot = slot.unwrap_or(self.in_flight.len());
+        if slot == self.in_flight.len() {
+            self.in_flight.push(None);
+        }
+        self.in_flight[slot] = Some(self.submit(next, staging, slot as u64));
+    }
+
+    fn take(&mut self, completion: Completion) {
+        let slot = usize::try_from(completion.tag).expect("a small number");
+        let done = self.in_flight[slot].take().expect("each tag completes once");
+        let number = done.reading;
+        if let Err(error) = completion.result {
+            let failed = self.retryable(done, completion.memory, &error);
+            self.failed.extend(failed);
+            return;
+        }
+        self.arrive(done, completion.memory);
+        let units = self.units_of(number);
+        self.waiting.extend(units);
     }
 
     pub(super) fn submit(
@@ -160,7 +210,7 @@ impl<'a> ReadPump<'a> {
                         reading.scatter(unit, &raw);
                         codec.raw = raw;
                     }
-                    Err(cause) => reading.fail_unit(&unit, cause),
+                    Err(cause) => reading.fail_unit(unit, cause),
                 }
             }
         });
@@ -177,10 +227,11 @@ impl<'a> ReadPump<'a> {
     ) -> Option<ReadRequest> {
         tracing::debug!(%error, offset = request.chunk.offset, "read failed");
         let reading = &mut self.readings[request.reading];
-        if is_of_device(error) && give_back(reading, &mut request.chunk, memory) {
+        let is_back = give_back(reading, &mut request.chunk, memory);
+        if is_of_device(error) && is_back {
             return Some(request);
         }
-        reading.fail(&request, Cause::of_io(error));
+        reading.fail(request, Cause::of_io(error));
         None
     }
 }

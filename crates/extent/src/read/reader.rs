@@ -3,7 +3,6 @@
 //! 1. The requests of all extents of one call share one pump, so many small extents are read as fast as one large one.
 //! 2. Bytes that cannot be read cost only the blocks that they belong to: see `salvage.rs`.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -64,15 +63,25 @@ impl Reader {
     /// undefined contents. With a deadline, blocks are copied from staging buffers, and no request uses the caller's
     /// memory after the call.
     ///
-    /// `other_file` names a file of another segment, to find out whether the device reads at all.
+    /// `other_file` names a file of another segment, to find out whether the device reads at all. `meanwhile` advances
+    /// other reads of the call, and returns whether there are any: then it is called every few milliseconds.
     pub fn read(
         &self,
         reads: impl ExactSizeIterator<Item = PinnedRead>,
         call: &Call,
         other_file: &dyn Fn(FileId) -> Option<FileId>,
+        meanwhile: &mut dyn FnMut() -> bool,
     ) -> Vec<Vec<BlockRead>> {
+        self.begin(reads, call).finish(other_file, meanwhile)
+    }
+
+    /// Plans to read blocks of several extents, as [`Self::read`] does. Nothing is sent yet.
+    pub fn begin<'a>(
+        &'a self,
+        reads: impl ExactSizeIterator<Item = PinnedRead>,
+        call: &'a Call,
+    ) -> BlocksRead<'a> {
         let rules = self.parts.io.rules(!call.must_stage());
-        let mut requests = VecDeque::new();
         let mut results: Vec<Vec<BlockRead>> = Vec::with_capacity(reads.len());
         let mut places = Vec::with_capacity(reads.len());
         let mut pump = ReadPump::new(&self.parts, call, reads.len());
@@ -86,19 +95,49 @@ impl Reader {
             let number = pump.readings.len();
             pump.readings.push(reading);
             let plain = |chunk| ReadRequest { reading: number, chunk, units: Vec::new() };
-            requests.extend(chunks.into_iter().map(plain));
-            requests.extend(pump.units_of(number));
+            pump.plan(chunks.into_iter().map(plain));
+            let units = pump.units_of(number);
+            pump.plan(units);
             places.push(index);
         }
-        let stop = pump.run(requests).and_then(|failed| salvage(&mut pump, failed, other_file));
-        if stop.is_err() && !call.must_stage() {
+        BlocksRead { pump, places, results, must_drain: !call.must_stage() }
+    }
+}
+
+/// Blocks that are being read.
+pub struct BlocksRead<'a> {
+    pump: ReadPump<'a>,
+    /// The position among the results of each extent that is read.
+    places: Vec<usize>,
+    results: Vec<Vec<BlockRead>>,
+    /// Whether requests use memory that the call lent.
+    must_drain: bool,
+}
+
+impl BlocksRead<'_> {
+    /// Sends what may be in flight, and takes what has arrived; returns whether all is done. Does not wait.
+    pub fn advance(&mut self) -> bool {
+        self.pump.advance()
+    }
+
+    /// Waits for all blocks: see [`Reader::read`].
+    pub fn finish(
+        self,
+        other_file: &dyn Fn(FileId) -> Option<FileId>,
+        meanwhile: &mut dyn FnMut() -> bool,
+    ) -> Vec<Vec<BlockRead>> {
+        let Self { mut pump, places, mut results, must_drain } = self;
+        let read = pump.run(meanwhile);
+        let stop = read.and_then(|failed| salvage(&mut pump, failed, other_file));
+        if stop.is_err() && must_drain {
             pump.pump.drain();
         }
+        let stats = &pump.parts.io.stats;
         for (index, reading) in places.into_iter().zip(pump.readings) {
             results[index] = reading.verdict(stop.err());
         }
         for cause in results.iter().flatten().filter_map(|read| read.outcome.err()) {
-            self.parts.io.stats.count_miss(cause, 1);
+            stats.count_miss(cause, 1);
         }
         results
     }

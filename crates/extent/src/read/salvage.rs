@@ -56,12 +56,12 @@ impl Salvage<'_, '_> {
                 None => self.check_device(&part)?,
             };
             if self.left == 0 || !is_readable {
-                self.fail(&part, Cause::Device);
+                self.fail(part, Cause::Device);
                 continue;
             }
             let Some((part, error)) = self.read(part)? else { continue };
             if !is_of_device(&error) {
-                self.fail(&part, Cause::of_io(&error));
+                self.fail(part, Cause::of_io(&error));
                 continue;
             }
             match halves(part, self.pump.parts.io.staged_rules()) {
@@ -75,13 +75,13 @@ impl Salvage<'_, '_> {
     /// Reads a part that cannot be smaller once more.
     fn read_for_the_last_time(&mut self, part: ReadRequest) -> Result<(), PumpStop> {
         if !self.check_device(&part)? {
-            self.fail(&part, Cause::Device);
+            self.fail(part, Cause::Device);
         } else if let Some((part, error)) = self.read(part)? {
             let cause = match Cause::of_io(&error) {
                 Cause::Device if error.is_of_medium() => Cause::BadSector,
                 cause => cause,
             };
-            self.fail(&part, cause);
+            self.fail(part, cause);
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Salvage<'_, '_> {
         Ok(self.pump.pump.staging(len)?.expect("nothing is in flight, so it waited for one"))
     }
 
-    fn fail(&mut self, part: &ReadRequest, cause: Cause) {
+    fn fail(&mut self, part: ReadRequest, cause: Cause) {
         self.pump.readings[part.reading].fail(part, cause);
     }
 }

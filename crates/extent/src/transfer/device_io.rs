@@ -16,6 +16,10 @@ use crate::stats::TransferStats;
 /// Operations that no caller started fail after this long, so that no caller waits forever for a device that hangs.
 pub const OWN_LIMIT: Duration = Duration::from_secs(60);
 
+/// Bytes in flight that saturate a local device: one of 7 GB/s moves them in half a millisecond. More buffers would evict
+/// each other from the CPU caches.
+const BUSY_BYTES: usize = 4 << 20;
+
 /// How much one call may have in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct IoBounds {
@@ -23,6 +27,16 @@ pub struct IoBounds {
     pub depth: u32,
     /// Bytes of one request.
     pub request_bytes: u64,
+    /// Bytes of one call from which it adds no request, once it has two or more.
+    pub busy_bytes: usize,
+}
+
+impl IoBounds {
+    /// Bounds for a device of this host, which few megabytes in flight saturate.
+    #[must_use]
+    pub fn local(depth: u32, request_bytes: u64) -> Self {
+        Self { depth, request_bytes, busy_bytes: BUSY_BYTES }
+    }
 }
 
 /// A source of bytes with its clock, its staging buffers and the counters of transfers.
@@ -122,6 +136,6 @@ const OFFLINE_DEPTH: u32 = 8;
 /// The device of a store that nobody has open.
 #[must_use]
 pub fn offline_io(device: Arc<dyn Device>, clock: Arc<dyn Clock>, pool: BufferPool) -> DeviceIo {
-    let bounds = IoBounds { depth: OFFLINE_DEPTH, request_bytes: pool.largest() as u64 };
+    let bounds = IoBounds::local(OFFLINE_DEPTH, pool.largest() as u64);
     DeviceIo::new(device, clock, pool, bounds)
 }

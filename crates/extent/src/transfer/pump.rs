@@ -1,7 +1,7 @@
 //! Keeps a bounded number of a call's requests in flight.
 //!
-//! 1. At most `depth` requests of one call are in flight. Once two or more of them hold [`BUSY_BYTES`] together, the
-//!    pump adds none: the device is saturated, and more buffers would evict each other from the CPU caches.
+//! 1. At most `depth` requests of one call are in flight. Once two or more of them hold `busy_bytes` together, the pump
+//!    adds none, because the device is saturated.
 //! 2. A call that waits for a staging buffer has nothing in flight and holds no other buffer, so calls cannot starve
 //!    each other. The wait is bounded whatever the call's deadline, because a device that hangs may hold all buffers.
 
@@ -16,9 +16,6 @@ use dalsegno_io::{CallRing, Class, Completion, FileId, Memory, Operation, Reques
 use super::device_io::SourceIo;
 use crate::call::{CANCEL_POLL, Call};
 use crate::error::Cause;
-
-/// Bytes in flight that saturate a device: a device of 7 GB/s moves them in half a millisecond.
-const BUSY_BYTES: usize = 4 << 20;
 
 /// How long a call waits for a staging buffer before it is throttled.
 const STAGING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -81,7 +78,7 @@ impl<'a> Pump<'a> {
             in_flight: 0,
             in_flight_bytes: 0,
             ring,
-            busy_bytes: BUSY_BYTES,
+            busy_bytes: io.bounds.busy_bytes,
             sender,
             receiver,
         }
@@ -89,7 +86,7 @@ impl<'a> Pump<'a> {
 
     /// For writes. A call that writes from its own memory has no other bound than the depth.
     pub(crate) fn for_writes(io: &'a SourceIo, call: &'a Call) -> Self {
-        let busy_bytes = if call.must_stage() { BUSY_BYTES } else { usize::MAX };
+        let busy_bytes = if call.must_stage() { io.bounds.busy_bytes } else { usize::MAX };
         Self { busy_bytes, ..Self::new(io, call) }
     }
 
@@ -153,26 +150,50 @@ impl<'a> Pump<'a> {
 
     /// Waits for the next completion. With `all`, a ring waits once for everything in flight.
     pub(crate) fn next_of(&mut self, all: bool) -> Result<Completion, PumpStop> {
-        assert!(self.in_flight > 0, "nothing to wait for");
         loop {
-            if self.call.is_cancelled() {
-                return Err(PumpStop::Cancelled);
-            }
-            let left = self.call.deadline.remaining(self.io.clock.now());
-            let wait = match (left, &self.call.cancel) {
-                (None, None) => None,
-                (left, Some(_)) => Some(left.unwrap_or(CANCEL_POLL).min(CANCEL_POLL)),
-                (left, None) => left,
-            };
-            if let Some(completion) = self.receive(all, wait) {
-                self.in_flight -= 1;
-                self.in_flight_bytes -= bytes_of(&completion.memory);
+            if let Some(completion) = self.next_within(all, None)? {
                 return Ok(completion);
             }
-            if self.call.deadline.expired(self.io.clock.now()) {
-                return Err(PumpStop::Deadline);
-            }
         }
+    }
+
+    /// As [`Self::next_of`], but waits at most `limit`: `None` if nothing completed by then.
+    pub(crate) fn next_within(
+        &mut self,
+        all: bool,
+        limit: Option<Duration>,
+    ) -> Result<Option<Completion>, PumpStop> {
+        assert!(self.in_flight > 0, "nothing to wait for");
+        if self.call.is_cancelled() {
+            return Err(PumpStop::Cancelled);
+        }
+        let left = self.call.deadline.remaining(self.io.clock.now());
+        let poll = self.call.cancel.as_ref().map(|_| CANCEL_POLL);
+        let wait = left.into_iter().chain(poll).chain(limit).min();
+        if let Some(completion) = self.receive(all, wait) {
+            return Ok(Some(self.completed(completion)));
+        }
+        if self.call.deadline.expired(self.io.clock.now()) {
+            return Err(PumpStop::Deadline);
+        }
+        Ok(None)
+    }
+
+    /// A completion that has arrived. Does not wait. A ring delivers none here.
+    pub(crate) fn try_next(&mut self) -> Option<Completion> {
+        let completion = self.receiver.try_recv().ok()?;
+        Some(self.completed(completion))
+    }
+
+    fn completed(&mut self, completion: Completion) -> Completion {
+        self.in_flight -= 1;
+        self.in_flight_bytes -= bytes_of(&completion.memory);
+        completion
+    }
+
+    /// A staging buffer if one is free.
+    pub(crate) fn try_staging(&self, len: usize) -> Option<Memory> {
+        self.io.pool.try_take(len)
     }
 
     /// A staging buffer, or `None` if the caller should wait for a completion first.

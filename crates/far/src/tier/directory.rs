@@ -8,18 +8,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_channel::bounded;
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{
     FileId, FolderEntry, Geometry, IoError, Memory, Request, SharedDirectory, Source, Space,
 };
 
 use super::file_names::FileNames;
+use super::late_directory::LateDirectory;
 use super::workers::{CLOSE_TIMEOUT, Job, Lane, PoolBounds, WorkerPool};
 use super::{Ask, Listed, Tier, TierFacts};
 use crate::names::{Object, ObjectName, WriterId};
 
 /// Most threads. More calls at a time do not make a file system faster.
 const MAX_WORKERS: u32 = 64;
+
+/// How long opening waits for the file system.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How to open a [`DirectoryTier`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,15 +45,16 @@ impl Default for DirectoryTierOptions {
 /// Objects as files of a directory that hosts share.
 #[derive(Debug)]
 pub struct DirectoryTier {
-    directory: Arc<SharedDirectory>,
+    directory: Arc<LateDirectory>,
     workers: u32,
     files: FileNames,
     pool: WorkerPool,
 }
 
 impl DirectoryTier {
-    /// Opens an existing directory of a mounted file system. Waits for the file system; no later call does. `clock`
-    /// decides whether a deadline has passed.
+    /// Opens an existing directory of a mounted file system. Waits for the file system for at most a second; no later
+    /// call does. If it has not responded by then, the tier exists, and its calls fail until the directory could be
+    /// opened. `clock` decides whether a deadline has passed.
     ///
     /// # Errors
     ///
@@ -62,16 +68,36 @@ impl DirectoryTier {
         options: DirectoryTierOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, IoError> {
+        Self::open_late(LateDirectory::new(path), options, clock)
+    }
+
+    fn open_late(
+        directory: LateDirectory,
+        options: DirectoryTierOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, IoError> {
         let DirectoryTierOptions { workers, queue } = options;
         assert!((1..=MAX_WORKERS).contains(&workers), "{workers} workers are out of range");
         assert!(queue > 0, "the queue has no space");
         let bounds = PoolBounds { workers, queue, close_timeout: CLOSE_TIMEOUT };
-        Ok(Self {
-            directory: Arc::new(SharedDirectory::open(path)?),
-            workers,
-            files: FileNames::default(),
-            pool: WorkerPool::new(bounds, clock),
-        })
+        let (directory, files) = (Arc::new(directory), FileNames::default());
+        let pool = WorkerPool::new(bounds, clock);
+        let tier = Self { directory: Arc::clone(&directory), workers, files, pool };
+        let (reply, opened) = bounded(1);
+        let work = move |permission: Result<(), IoError>| {
+            // The caller may have left.
+            drop(reply.send(permission.and_then(|()| directory.get().map(drop))));
+        };
+        tier.pool.submit(Lane::Other, Job::new(Deadline::Never, work));
+        match opened.recv_timeout(OPEN_TIMEOUT) {
+            Ok(result) => result.map(|()| tier),
+            Err(_) => {
+                tracing::warn!(
+                    "the far directory does not respond; it is tried again periodically"
+                );
+                Ok(tier)
+            }
+        }
     }
 
     /// Runs a call on a thread of the pool, and answers it.
@@ -83,7 +109,7 @@ impl DirectoryTier {
         let (directory, deadline) = (Arc::clone(&self.directory), ask.deadline);
         let work = move |permission: Result<(), IoError>| {
             let result = match permission {
-                Ok(()) => catch_unwind(AssertUnwindSafe(|| call(&directory)))
+                Ok(()) => catch_unwind(AssertUnwindSafe(|| call(&*directory.get()?)))
                     .unwrap_or_else(|_| Err(IoError::panicked("call", "a far location"))),
                 Err(error) => {
                     // With its memory, which must be free before the reply.
@@ -116,7 +142,12 @@ impl Source for DirectoryTier {
             };
             let (directory, deadline) = (Arc::clone(&self.directory), request.deadline);
             let work = move |permission: Result<(), IoError>| match permission {
-                Ok(()) => directory.serve(&folder(name.writer), &file(name.object), request),
+                Ok(()) => match directory.get() {
+                    Ok(directory) => {
+                        directory.serve(&folder(name.writer), &file(name.object), request);
+                    }
+                    Err(error) => request.complete(Err(error)),
+                },
                 Err(error) => request.complete(Err(error)),
             };
             self.pool.submit(Lane::Reads, Job::new(deadline, work));
@@ -124,7 +155,7 @@ impl Source for DirectoryTier {
     }
 
     fn geometry(&self) -> Geometry {
-        let direct = self.directory.direct();
+        let direct = self.directory.opened().and_then(|directory| directory.direct());
         Geometry {
             memory_align: direct.unwrap_or(1),
             engine: "directory",
@@ -135,7 +166,8 @@ impl Source for DirectoryTier {
 
 impl Tier for DirectoryTier {
     fn facts(&self) -> TierFacts {
-        TierFacts { name: "directory", workers: self.workers }
+        let is_open = self.directory.opened().is_some();
+        TierFacts { name: "directory", workers: self.workers, is_open }
     }
 
     fn file(&self, name: ObjectName) -> FileId {
@@ -147,7 +179,7 @@ impl Tier for DirectoryTier {
         let directory = Arc::clone(&self.directory);
         // A close may wait for the network. If it is refused, the file stays open until others need its place.
         let work = move |permission: Result<(), IoError>| {
-            if permission.is_ok() {
+            if let Some(directory) = directory.opened().filter(|_| permission.is_ok()) {
                 directory.close(&folder(name.writer), &file(name.object));
             }
         };
@@ -223,4 +255,57 @@ fn folder(writer: WriterId) -> String {
 
 fn file(object: Object) -> String {
     object.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::Receiver;
+    use dalsegno_io::SystemClock;
+
+    use crate::replies::wait_for;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A tier whose directory is opened when the test drops the other end of `held`.
+    fn held_tier(path: &Path, held: Receiver<()>) -> Result<DirectoryTier, IoError> {
+        let of_opener = path.to_owned();
+        let open = move || {
+            assert!(held.recv().is_err());
+            SharedDirectory::open(&of_opener)
+        };
+        let directory = LateDirectory::with(path, Box::new(open));
+        let options = DirectoryTierOptions { workers: 4, queue: 64 };
+        DirectoryTier::open_late(directory, options, Arc::new(SystemClock::new()))
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_delays_an_open_for_a_second_and_is_used_when_it_responds() {
+        let dir = tempfile::tempdir().unwrap();
+        let (release, held) = bounded(0);
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let began = clock.now();
+        let tier = held_tier(dir.path(), held).unwrap();
+        let took = clock.now().since(began);
+        assert!((OPEN_TIMEOUT..OPEN_TIMEOUT * 5).contains(&took), "{took:?}");
+        assert!(!tier.facts().is_open);
+        let error = wait_for(&clock, LIMIT, |ask| tier.space(ask)).unwrap_err();
+        assert!(error.to_string().contains("does not respond"), "{error}");
+        drop(release);
+        let until = Deadline::At(clock.now().after(LIMIT));
+        while wait_for(&clock, LIMIT, |ask| tier.space(ask)).is_err() {
+            assert!(!until.expired(clock.now()), "the directory is never opened");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(tier.facts().is_open);
+    }
+
+    #[test]
+    fn a_directory_that_is_missing_is_an_error_of_the_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        let options = DirectoryTierOptions::default();
+        let error = DirectoryTier::open(&missing, options, Arc::new(SystemClock::new()));
+        assert!(error.unwrap_err().is_not_found());
+    }
 }

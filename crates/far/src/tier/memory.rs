@@ -283,7 +283,7 @@ impl Source for MemoryTier {
 
 impl Tier for MemoryTier {
     fn facts(&self) -> TierFacts {
-        TierFacts { name: "memory", workers: 1 }
+        TierFacts { name: "memory", workers: 1, is_open: true }
     }
 
     fn file(&self, name: ObjectName) -> FileId {

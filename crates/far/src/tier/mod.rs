@@ -6,6 +6,7 @@
 
 mod directory;
 mod file_names;
+mod late_directory;
 mod memory;
 mod workers;
 
@@ -26,6 +27,8 @@ pub struct TierFacts {
     pub name: &'static str,
     /// Calls that it works on at a time.
     pub workers: u32,
+    /// Whether it has responded to its opening.
+    pub is_open: bool,
 }
 
 /// An object as a listing shows it.

@@ -55,7 +55,7 @@ fn io_of(source: Arc<dyn Source>, clock: &Arc<dyn Clock>) -> SourceIo {
         source,
         clock: Arc::clone(clock),
         pool: BufferPool::new(4 << 20, 1 << 20).unwrap(),
-        bounds: IoBounds { depth: 8, request_bytes: 1 << 20 },
+        bounds: IoBounds::local(8, 1 << 20),
         stats: Arc::default(),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, Deadline, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_io::{Process, SystemClock};
 use dalsegno_store::{
-    Direction, Put, PutOutcome, PutReport, Stats, Terms, Transfer, TransferLanes, forked,
+    Direction, Located, Put, PutOutcome, PutReport, Stats, Terms, Transfer, TransferLanes, forked,
 };
 use parking_lot::Mutex;
 
@@ -89,6 +89,35 @@ impl Inner {
             }
         }
         Ok(found)
+    }
+
+    pub(super) fn locate(
+        &self,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+    ) -> Result<Vec<Located>> {
+        let parts = self.enter()?;
+        let mut located: Vec<Located> = Vec::new();
+        for part in chain.chunks(MOST_HASHES) {
+            let message = look(namespace, Look::Locate, part);
+            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok((Reply::Located, tail)) = wire::decode::<Reply>(&answer) else { break };
+            let Ok(runs) = wire::located_of(tail) else { break };
+            let blocks = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.blocks));
+            for run in runs {
+                match located.last_mut().filter(|last| last.tier == run.tier) {
+                    Some(last) => {
+                        last.blocks = last.blocks.saturating_add(run.blocks);
+                        last.bytes = last.bytes.saturating_add(run.bytes);
+                    }
+                    None => located.push(run),
+                }
+            }
+            if blocks < part.len() as u64 {
+                break;
+            }
+        }
+        Ok(located)
     }
 
     pub(super) fn put_batch(

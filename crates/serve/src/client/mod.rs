@@ -26,8 +26,8 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_io::SystemClock;
 use dalsegno_store::{
-    Direction, GetReport, Memory, Outcome, Put, PutOutcome, PutReport, RegisterOptions, Scope,
-    Terms, Transfer, TransferLanes, no_thread,
+    Direction, GetReport, Located, Memory, Outcome, Put, PutOutcome, PutReport, RegisterOptions,
+    Scope, Terms, Transfer, TransferLanes, no_thread,
 };
 use parking_lot::Mutex;
 
@@ -195,6 +195,11 @@ impl Client {
     /// See [`Store::peek`](dalsegno_store::Store::peek).
     pub fn peek(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
         self.flags(namespace, hashes, Look::Peek)
+    }
+
+    /// See [`Store::locate`](dalsegno_store::Store::locate). Nothing while the server is away.
+    pub fn locate(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<Vec<Located>> {
+        self.inner.locate(namespace, chain)
     }
 
     fn flags(&self, namespace: NamespaceId, hashes: &[ChainHash], how: Look) -> Result<Vec<bool>> {

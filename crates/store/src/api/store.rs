@@ -15,8 +15,9 @@ use crate::api::removal_watch::RemovalWatch;
 use crate::api::terms::Terms;
 use crate::api::transfer::{Direction, Start, Transfer, TransferLanes};
 use crate::open::assemble::{Parts, assemble, parts_of};
-use crate::read::get::{GetRequest, get};
+use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
+use crate::read::locate::{Located, locate};
 use crate::read::lookup;
 use crate::read::outcome::{GetReport, Outcome};
 use crate::stats::Stats;
@@ -265,23 +266,23 @@ impl Store {
         Ok(lookup::contains(&self.door.enter()?.engine, namespace, hashes))
     }
 
-    /// As [`Store::contains`], but nothing counts as used: for monitoring.
-    ///
-    /// # Errors
-    ///
-    /// `Closed`.
+    /// As [`Store::contains`], but nothing counts as used: for monitoring. Fails with `Closed`.
     pub fn peek(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Result<Vec<bool>> {
         Ok(lookup::peek(&self.door.enter()?.engine, namespace, hashes))
+    }
+
+    /// From which tiers the leading blocks of a chain that are present would be read: runs in order, each with the speed
+    /// of its tier. Waits for no device and no far location, so blocks whose index entries are not in memory end the
+    /// answer. Nothing counts as used. Fails with `Closed`, or `Invalid` if the namespace is not registered.
+    pub fn locate(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<Vec<Located>> {
+        locate(&self.door.enter()?.engine, namespace, chain)
     }
 
     /// Notes that a prompt was used although none of its blocks is loaded: its leading blocks that are present count as
     /// used. Returns how many. An engine calls this for blocks that it serves from its own memory. Otherwise they look
     /// idle here, and blocks stored behind them would be evicted with them.
     ///
-    /// Never waits for the device: with an on-disk index, blocks whose entries are not in memory are skipped.
-    ///
-    /// # Errors
-    ///
+    /// Never waits for the device: with an on-disk index, blocks whose entries are not in memory are skipped. Fails with
     /// `Closed`.
     pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
         Ok(lookup::touch(&self.door.enter()?.engine, namespace, chain))

@@ -1,5 +1,5 @@
-//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log, one
-//! removes what dead stores left.
+//! The threads of the far tier: one publishes, one follows what others publish, one copies blocks to the log, one reads
+//! blocks into DRAM before they are requested, and one removes what dead stores left.
 //!
 //! 1. A thread that waits for the location holds nothing of the store but the far tier, so a location that hangs does
 //!    not keep the store's directory locked.
@@ -13,7 +13,7 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, Deadline, FarWrite, MAX_EXTENT_BLOCKS, Namespace, NamespaceId, Nanos, Result,
 };
-use dalsegno_far::{CHECK_EVERY, Follower, KnownWriter, Publisher, Refused, Tombstone};
+use dalsegno_far::{CHECK_EVERY, Follower, KnownWriter, Publisher, Refused, Tombstone, wait_for};
 use dalsegno_io::{IoError, Memory};
 use dalsegno_log::format::{NamespaceSector, SECTOR};
 use dalsegno_log::{Call, LogError};
@@ -26,6 +26,7 @@ use crate::engine::Engine;
 use crate::error::{no_thread, to_error};
 use crate::far::applied::{RemovalsHere, RemoveHere};
 use crate::far::collect::CollectDuty;
+use crate::far::prefetch::PrefetchDuty;
 use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::{FarTier, add_to_pack};
 use crate::read::arena::PlacedBlock;
@@ -36,6 +37,10 @@ use crate::write::put::{Put, PutOutcome, Writer};
 const POLL: Duration = Duration::from_secs(2);
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
+/// The part of the far file system that a store fills by default.
+pub(crate) const FAR_SHARE: u64 = 10;
+/// How long the publishing thread waits to learn how large the far file system is.
+const SPACE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Steps of the publishing thread while packs are being written, and otherwise.
 const BUSY_STEP: Duration = Duration::from_millis(5);
 const IDLE_STEP: Duration = Duration::from_millis(100);
@@ -66,6 +71,7 @@ pub(crate) struct FarLanes {
     follow: Helper<FollowDuty>,
     promote: Helper<PromoteDuty>,
     collect: Helper<CollectDuty>,
+    prefetch: Helper<PrefetchDuty>,
 }
 
 impl FarLanes {
@@ -77,10 +83,12 @@ impl FarLanes {
         let known = Arc::default();
         let first = Next::After(Duration::ZERO);
         let threads = Executor::Threads;
+        let engine = || Weak::clone(&local.engine);
         let duty = PublishDuty {
             far: Arc::clone(far),
             clock: Arc::clone(clock),
-            engine: Weak::clone(&local.engine),
+            engine: engine(),
+            capacity: OwnCapacity::of(far),
             next_beat: clock.now(),
             paused_until: clock.now(),
         };
@@ -95,19 +103,23 @@ impl FarLanes {
             far: Arc::clone(far),
             follower,
             known: Arc::clone(&known),
-            removals: RemovalsHere::open(local.engine, local.remove, far.writer),
+            removals: RemovalsHere::open(engine(), local.remove, far.writer),
         };
         let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
             Helper::start("dalsegno-far-copy", threads, duty, first).map_err(no_thread)?;
+        let duty =
+            PrefetchDuty { far: Arc::clone(far), clock: Arc::clone(clock), engine: engine() };
+        let prefetch =
+            Helper::start("dalsegno-far-get", threads, duty, first).map_err(no_thread)?;
         let duty = CollectDuty::new(far, clock);
         let collect = Helper::start("dalsegno-far-gc", threads, duty, Next::After(CHECK_EVERY))
             .map_err(no_thread)?;
         let removals =
             JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
         let far = Arc::clone(far);
-        Ok(Self { far, known, removals, publish, follow, promote, collect })
+        Ok(Self { far, known, removals, publish, follow, promote, prefetch, collect })
     }
 
     /// Publishes the removal of blocks, or of a namespace if there are none.
@@ -145,9 +157,11 @@ impl FarLanes {
         self.follow.close();
         self.collect.close();
         self.promote.close();
+        self.prefetch.close();
         self.removals.close();
         self.publish.close();
         self.promote.join(timeout);
+        self.prefetch.join(Duration::from_secs(1));
         self.publish.join(timeout.min(FINISH + Duration::from_secs(1)));
         self.removals.join(Duration::from_secs(1));
         self.follow.join(Duration::from_secs(1));
@@ -159,9 +173,24 @@ struct PublishDuty {
     far: Arc<FarTier>,
     clock: Arc<dyn Clock>,
     engine: Weak<Engine>,
+    capacity: OwnCapacity,
     next_beat: Nanos,
     /// After a failure of the location.
     paused_until: Nanos,
+}
+
+/// The bound on the bytes of own packs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OwnCapacity {
+    Known,
+    /// A part of the location, which has not responded yet.
+    Unknown,
+}
+
+impl OwnCapacity {
+    fn of(far: &FarTier) -> Self {
+        if far.has_capacity() { Self::Known } else { Self::Unknown }
+    }
 }
 
 /// Whether more extents can be added now.
@@ -206,6 +235,16 @@ impl PublishDuty {
         }
     }
 
+    /// Learns how large the location is, if it did not respond when the store was opened. Nothing is written before.
+    fn learn_capacity(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
+        if self.capacity == OwnCapacity::Unknown {
+            let space = wait_for(&self.clock, SPACE_TIMEOUT, |ask| self.far.tier.space(ask))?;
+            publisher.set_capacity(space.total_bytes / FAR_SHARE);
+            self.capacity = OwnCapacity::Known;
+        }
+        Ok(())
+    }
+
     /// Does what waits for the location.
     fn keep_up(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
         if self.far.write == FarWrite::Evict {
@@ -248,6 +287,9 @@ impl Duty for PublishDuty {
         let mut failed = None;
         let mut is_behind = false;
         if self.clock.now() >= self.paused_until {
+            failed = self.learn_capacity(&mut publisher).err();
+        }
+        if self.clock.now() >= self.paused_until && failed.is_none() {
             for number in 0..STEP_EXTENTS {
                 match self.add_next(&mut publisher) {
                     Ok(Added::More) if !queue.is_closed() => {
@@ -279,6 +321,9 @@ impl Duty for PublishDuty {
         let deadline = Deadline::At(self.clock.now().after(FINISH));
         let far = Arc::clone(&self.far);
         let mut publisher = far.publisher.lock();
+        if self.learn_capacity(&mut publisher).is_err() {
+            return self.far.drop_waiting();
+        }
         while !self.far.is_idle() && !deadline.expired(self.clock.now()) {
             match self.add_next(&mut publisher) {
                 Ok(Added::More) => {}

@@ -7,11 +7,16 @@
 //! | `applied` | applies what other stores removed, each removal once |
 //! | `collect` | removes what dead stores left |
 //! | `promotions` | blocks that were hit twice, on their way to the log |
+//! | `prefetches`, `prefetch` | blocks that are likely to be requested next, and the thread that reads them into DRAM |
+//! | `timed_source` | how long requests take |
 //! | `stats` | the counters |
 
 pub(crate) mod applied;
 pub(crate) mod collect;
 pub(crate) mod lanes;
+mod prefetch;
+mod prefetches;
 pub(crate) mod promotions;
 pub(crate) mod stats;
 pub(crate) mod tier;
+mod timed_source;

@@ -36,6 +36,18 @@ pub struct FarStats {
     pub misses: BTreeMap<&'static str, u64>,
     /// Blocks copied to the log because they were hit twice.
     pub promoted_blocks: u64,
+    /// Blocks that the local disk could not return, and that were read from the far tier instead.
+    pub rescued_blocks: u64,
+    /// Blocks that were read into DRAM before they were requested, because the beginning of their chain was read here.
+    pub prefetched_blocks: u64,
+    /// Prefetched blocks that a get used within ten seconds.
+    pub prefetch_used_blocks: u64,
+    /// Blocks that were to be prefetched and were not: DRAM had no place, the read failed, or too many chains waited.
+    pub prefetch_dropped_blocks: u64,
+    /// Bytes of read requests that the location has not completed.
+    pub in_flight_bytes: u64,
+    /// Read requests that succeeded, by the microseconds that they took: up to this bound and above the one before.
+    pub requests_by_us: BTreeMap<String, u64>,
     /// Extents that wait to be written there.
     pub waiting_extents: u64,
     /// Blocks that were not written there because too many waited, or they could not be read in time.

@@ -10,19 +10,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Extent, FarWrite, Limits, Namespace, NamespaceId, StoreId};
+use dalsegno_core::{
+    ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, StoreId,
+};
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
-    FarIndex, FarPlace, FarReader, FarShape, FarWanted, Publisher, PublisherOptions, Refused, Tier,
-    WriterId,
+    FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Publisher, PublisherOptions,
+    Refused, Tier, WriterId,
 };
-use dalsegno_io::{BufferPool, Source};
-use dalsegno_log::{BlockRead, Call, Cause, Log};
+use dalsegno_io::{BufferPool, IoError, Source};
+use dalsegno_log::{Call, Cause, Log};
 use parking_lot::Mutex;
 
+use crate::block_key::BlockKey;
 use crate::device::WatchedSource;
+use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::stats::FarStats;
+use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
 
 /// Memory of the index: 8 million blocks.
@@ -38,6 +43,12 @@ const MOST_WAITING: usize = 4096;
 /// The largest single request.
 const REQUEST_BYTES: u64 = 1 << 20;
 
+/// Staging memory of a far tier with so many workers, of which its requests take nothing from the log's: a location that
+/// hangs keeps its memory.
+pub(crate) fn staging_of(workers: u32) -> Result<BufferPool, IoError> {
+    BufferPool::new(u64::from(workers + 2) * REQUEST_BYTES * 8 / 7, REQUEST_BYTES)
+}
+
 /// The parts that a far tier is made of.
 #[derive(Debug)]
 pub(crate) struct FarParts {
@@ -52,6 +63,8 @@ pub(crate) struct FarParts {
 #[derive(Debug)]
 pub(crate) struct FarTier {
     pub(super) tier: Arc<dyn Tier>,
+    /// Most bytes of own packs; `None` if the size of the location is not known yet.
+    capacity_bytes: Option<u64>,
     /// When a block is written.
     pub(super) write: FarWrite,
     pub(super) writer: WriterId,
@@ -61,6 +74,8 @@ pub(crate) struct FarTier {
     reader: FarReader,
     waiting: Mutex<VecDeque<Extent>>,
     pub(super) promotions: Promotions,
+    pub(super) prefetches: Prefetches,
+    times: Arc<RequestTimes>,
     /// Its counters are copied here, so that reading them does not wait for the location.
     pub(super) published: Mutex<dalsegno_far::PublisherStats>,
     pub(super) counters: FarCounters,
@@ -69,6 +84,7 @@ pub(crate) struct FarTier {
 #[derive(Debug, Default)]
 pub(super) struct FarCounters {
     pub(super) promoted_blocks: AtomicU64,
+    pub(super) rescued_blocks: AtomicU64,
     pub(super) dropped_blocks: AtomicU64,
     pub(super) present_blocks: AtomicU64,
     pub(super) bad_catalogs: AtomicU64,
@@ -89,12 +105,22 @@ pub(crate) struct FarBlock {
 impl FarTier {
     pub(crate) fn new(parts: FarParts) -> Self {
         let FarParts { tier, writer, limits, clock, pool } = parts;
+        // A far file system is fast only with all of its workers busy.
+        let busy_bytes = limits.far_workers as usize * REQUEST_BYTES as usize;
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let as_source = Arc::clone(&tier) as Arc<dyn Source>;
         let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
-        let bounds = IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES };
+        if !tier.facts().is_open {
+            source.suspend();
+        }
+        let bounds =
+            IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
+        let watched = Arc::<WatchedSource>::clone(&source);
+        let timed = TimedSource::new(watched, Arc::clone(&clock));
+        let times = timed.times();
+        let admits = limits.dram_admission == DramAdmission::Get;
         let io = Arc::new(SourceIo {
-            source: Arc::<WatchedSource>::clone(&source),
+            source: Arc::new(timed),
             clock: Arc::clone(&clock),
             pool,
             bounds,
@@ -110,6 +136,7 @@ impl FarTier {
             Publisher::new(Arc::clone(&tier), Arc::clone(&index), clock, writer, options);
         Self {
             tier,
+            capacity_bytes: limits.far_capacity_bytes,
             write: limits.far_write,
             writer,
             index,
@@ -118,6 +145,8 @@ impl FarTier {
             reader,
             waiting: Mutex::default(),
             promotions: Promotions::default(),
+            prefetches: Prefetches::new(if admits { limits.dram_bytes } else { 0 }),
+            times,
             published: Mutex::default(),
             counters: FarCounters::default(),
         }
@@ -128,21 +157,29 @@ impl FarTier {
         self.index.find(namespace, hash)
     }
 
+    /// Whether the bound on own packs was known when the store was opened.
+    pub(super) fn has_capacity(&self) -> bool {
+        self.capacity_bytes.is_some()
+    }
+
     /// Whether reads are refused because the location does not respond.
     pub(crate) fn is_suspended(&self) -> bool {
         self.source.is_suspended()
     }
 
-    /// Reads blocks, and returns one result for each target.
-    pub(crate) fn read(
-        &self,
-        namespace: &Namespace,
-        layers: std::ops::Range<u32>,
+    /// Plans to read blocks.
+    pub(crate) fn begin_read<'a>(
+        &'a self,
+        shape: FarShape,
         wanted: Vec<FarWanted>,
-        call: &Call,
-    ) -> Vec<BlockRead> {
-        let shape = FarShape { namespace: namespace.id(), layout: namespace.layout(), layers };
-        self.reader.read(&shape, wanted, call)
+        call: &'a Call,
+    ) -> FarReading<'a> {
+        self.reader.begin(shape, wanted, call)
+    }
+
+    /// Counts a block that the log could not return, and that was read here.
+    pub(crate) fn count_rescued(&self) {
+        add(&self.counters.rescued_blocks, 1);
     }
 
     /// Notes a hit of the last block of `chain`. At the second one its bytes are queued to be copied to the log.
@@ -153,6 +190,40 @@ impl FarTier {
         block: impl FnOnce() -> PromotedBlock,
     ) {
         self.promotions.note_hit(namespace, chain, block);
+    }
+
+    /// Names the blocks of a chain that only this tier has, for prefetching.
+    pub(crate) fn name_chain(
+        &self,
+        namespace: NamespaceId,
+        hashes: impl Iterator<Item = ChainHash>,
+    ) {
+        self.prefetches.name(namespace, hashes);
+    }
+
+    /// Takes over blocks that a get reads itself, so that they are not prefetched. Returns what [`Self::prefetch`] wants.
+    pub(crate) fn take_over(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<u64> {
+        self.prefetches.take_over(namespace, hashes)
+    }
+
+    /// Prefetches what follows blocks that a get has read here.
+    pub(crate) fn prefetch(&self, chains: &[u64]) {
+        self.prefetches.begin(chains);
+    }
+
+    /// Whether a block is being prefetched.
+    pub(crate) fn is_prefetching(&self, key: &BlockKey) -> bool {
+        self.prefetches.is_reading(key)
+    }
+
+    /// Waits until none of these blocks is being prefetched, at most `timeout`.
+    pub(crate) fn wait_for_prefetch(&self, keys: &[BlockKey], timeout: Duration) {
+        self.prefetches.wait_for(keys, timeout);
+    }
+
+    /// Notes that a get was served with a block that only this tier has. It may have been prefetched.
+    pub(crate) fn note_prefetch_use(&self, key: &BlockKey) {
+        self.prefetches.note_use(key);
     }
 
     /// Queues an extent of the log to be written, for the reason `why`.
@@ -218,6 +289,7 @@ impl FarTier {
         let index = self.index.view();
         let (suspensions, refused_requests) = self.source.counts();
         let transfers = self.reader.stats();
+        let prefetches = self.prefetches.counts();
         FarStats {
             reads: if self.is_suspended() { "suspended" } else { "working" },
             suspensions,
@@ -233,6 +305,12 @@ impl FarTier {
             read_requests: transfers.read_requests,
             misses: transfers.misses,
             promoted_blocks: get(&self.counters.promoted_blocks),
+            rescued_blocks: get(&self.counters.rescued_blocks),
+            prefetched_blocks: prefetches.fetched,
+            prefetch_used_blocks: prefetches.used,
+            prefetch_dropped_blocks: prefetches.dropped,
+            in_flight_bytes: self.times.in_flight_bytes(),
+            requests_by_us: self.times.buckets(),
             waiting_extents: self.waiting.lock().len() as u64,
             dropped_blocks: get(&self.counters.dropped_blocks),
             present_blocks: get(&self.counters.present_blocks),

@@ -36,8 +36,8 @@ use crate::device::Watched;
 use crate::engine::{Engine, Front};
 use crate::error::{no_thread, to_error, unavailable};
 use crate::far::applied::RemoveHere;
-use crate::far::lanes::{FarLanes, LocalStore};
-use crate::far::tier::{FarParts, FarTier, writer_id};
+use crate::far::lanes::{FAR_SHARE, FarLanes, LocalStore};
+use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::read::arena::ArenaBacking;
@@ -45,15 +45,14 @@ use crate::read::dram::Dram;
 use crate::read::failed_reads::FailedReads;
 use crate::read::gauge::ReadGauge;
 use crate::read::removal_feed::RemovalFeed;
+use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
 use crate::write::put::Writer;
 use crate::write::remove::Remover;
 
-/// The part of the far file system that a store fills by default.
-const FAR_SHARE: u64 = 10;
-/// How long opening waits for the far file system.
-const FAR_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long opening waits for the size of the far file system, after it was opened.
+const FAR_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the removal of blocks may take that another store removed.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
@@ -170,6 +169,10 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         Some(tier) => {
             let writer = writer_id(log.store(), random_name()?);
             let (limits, clock) = (limits.clone(), Arc::clone(&clock));
+            let pool = staging_of(limits.far_workers).map_err(|error| {
+                let message = "the system cannot provide memory for a far tier";
+                Error::new(ErrorKind::Unavailable, message).with_source(error)
+            })?;
             Some(Arc::new(FarTier::new(FarParts { tier, writer, limits, clock, pool })))
         }
         None => None,
@@ -201,7 +204,13 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         index_care,
         counters,
         namespaces,
-        front: Front { dram, failed_reads, removal_feed, reads: ReadGauge::default() },
+        front: Front {
+            dram,
+            failed_reads,
+            removal_feed,
+            reads: ReadGauge::default(),
+            speeds: TierSpeeds::default(),
+        },
         far,
     });
     start_helpers(engine, executor, merging, scrubbing)
@@ -250,9 +259,12 @@ fn open_far(limits: &mut Limits, clock: &Arc<dyn Clock>) -> Result<Option<Arc<dy
     };
     let options = DirectoryTierOptions { workers: limits.far_workers, ..Default::default() };
     let tier = DirectoryTier::open(path, options, Arc::clone(clock)).map_err(failed)?;
-    if limits.far_capacity_bytes.is_none() {
-        let space = wait_for(clock, FAR_TIMEOUT, |ask| tier.space(ask)).map_err(failed)?;
-        limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE);
+    if limits.far_capacity_bytes.is_none() && tier.facts().is_open {
+        match wait_for(clock, FAR_TIMEOUT, |ask| tier.space(ask)) {
+            Ok(space) => limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE),
+            Err(IoError::Deadline) => tracing::warn!("the far directory does not respond"),
+            Err(error) => return Err(failed(error)),
+        }
     }
     Ok(Some(Arc::new(tier)))
 }

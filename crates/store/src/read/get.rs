@@ -6,68 +6,34 @@
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
 //! 4. A block that DRAM admits is read into its place there, and copied to the caller as it arrives. No call waits for
 //!    a read into a place that outlives it, so a deadline needs no staging buffer.
-//! 5. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
+//! 5. The far tier is read while the log is, and then for what the log could not return if the call has time left.
+//! 6. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
 //!    lookup and read.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
-use dalsegno_far::FarWanted;
+use dalsegno_core::{ChainHash, DramAdmission, Namespace};
+use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_index::{Run, Scope, note_use};
-use dalsegno_io::{Memory, Operation, WaitLimit};
+use dalsegno_io::{Operation, WaitLimit};
 use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 
-use crate::api::terms::Terms;
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
 use crate::far::promotions::PromotedBlock;
 use crate::far::tier::FarBlock;
 use crate::read::arena::{PlacedBlock, ReservedPlace};
 use crate::read::dram::Leaving;
-use crate::read::outcome::{GetReport, Outcome, count};
+use crate::read::far_part::{FarPart, FarPartRead, PrefetchedPart, far_copies, wait_for_prefetch};
+use crate::read::outcome::Outcome;
 use crate::read::quarantine::quarantine;
-use crate::read::whereabouts::{Whereabouts, is_known};
-use crate::sizes::check_get;
-
-/// A get: which blocks, which of their layers, and the memory for them.
-pub(crate) struct GetRequest<'a> {
-    pub(crate) chain: &'a [ChainHash],
-    pub(crate) out: Vec<Vec<Memory>>,
-    /// None for all.
-    pub(crate) layer: Option<u32>,
-    pub(crate) scope: Scope,
-}
-
-/// See [`Store::get_batch`](crate::Store::get_batch) and [`Store::retrieve_layer`](crate::Store::retrieve_layer).
-pub(crate) fn get(
-    engine: &Engine,
-    namespace: NamespaceId,
-    request: GetRequest<'_>,
-    terms: &Terms,
-) -> Result<GetReport> {
-    let GetRequest { chain, out, layer, scope } = request;
-    let namespace = engine.namespaces.get(namespace)?;
-    let layout = namespace.layout();
-    let layers = check_get(layout, chain, &out, layer)?;
-    let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
-    let call = terms.call(engine.clock.as_ref());
-    let _in_progress = engine.front.reads.begin();
-    let mut get = Get::new(engine, &namespace, chain, layers, &call);
-    get.run(out.into_iter().map(Wanted::Copy), scope);
-    let report = GetReport { outcomes: get.outcomes };
-    count(&engine.counters, &report, bytes);
-    Ok(report)
-}
-
-/// What the caller wants of a block.
-pub(super) enum Wanted {
-    /// Its bytes in the caller's memory.
-    Copy(Vec<Memory>),
-    /// The block in its place in DRAM.
-    Lease,
-}
+use crate::read::run_parts::{missing_parts, positions_of};
+use crate::read::speeds::BlockTier;
+use crate::read::wanted::Wanted;
+use crate::read::whereabouts::{Whereabouts, bring_to_dram, remove_unless_known};
 
 /// A block that is read into a place in DRAM.
 struct PlacedRead {
@@ -114,10 +80,15 @@ impl<'a> Get<'a> {
         // DRAM holds only blocks that one of the indexes knows.
         let found =
             Whereabouts::find(self.engine, self.namespace.id(), self.chain, scope, self.wait);
-        let Whereabouts { near, far } = found;
+        let Whereabouts { near, mut far } = found;
         note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
+        let began = self.engine.clock.now();
         self.take_dram(&near, &mut out);
         self.take_far_dram(&far, &mut out);
+        if self.leased.is_empty() {
+            let hits = self.outcomes.iter().filter(|one| one.is_hit()).count();
+            self.note_speed(BlockTier::Dram, hits, self.engine.clock.now().since(began));
+        }
         if !self.leased.is_empty() {
             let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
             positions.extend(far.iter().map(|block| block.at));
@@ -125,8 +96,17 @@ impl<'a> Get<'a> {
             self.reserve_leases(&positions, &mut out);
         }
         let rest = near.iter().flat_map(|run| missing_parts(run, &out)).collect();
-        self.take_log(rest, &mut out);
-        self.take_far(&far, &mut out);
+        far.retain(|block| out[block.at].is_some());
+        let key = |at: usize| (self.namespace.id(), self.chain[at]);
+        let prefetched = PrefetchedPart::take(self.engine, &mut far, key);
+        let mut parts: Vec<FarPart<'a>> = self.begin_far(far, &mut out).into_iter().collect();
+        self.take_log(rest, &mut out, &mut parts);
+        let is_lost =
+            |at: &usize| out[*at].is_some() && matches!(self.outcomes[*at], Outcome::Lost(_));
+        let copies = far_copies(self.engine, (0..out.len()).filter(is_lost), key, self.call);
+        parts.extend(self.begin_far(copies, &mut out));
+        parts.into_iter().for_each(|part| self.settle_far(part));
+        self.take_prefetched(prefetched, &mut out);
     }
 
     /// Serves the blocks of the log that DRAM holds.
@@ -168,6 +148,7 @@ impl<'a> Get<'a> {
                 block.copy_to(self.layers.start as usize * slice, &mut pieces);
             }
             Wanted::Lease => self.leased[at] = Some(block),
+            Wanted::Again(_) => unreachable!("the log is read after DRAM"),
         }
         self.outcomes[at] = Outcome::Dram;
     }
@@ -191,29 +172,47 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Reads blocks from the far tier.
-    fn take_far(&mut self, blocks: &[FarBlock], out: &mut [Option<Wanted>]) {
-        let Some(far) = &self.engine.far else { return };
-        let blocks = blocks.iter().filter(|block| out[block.at].is_some());
-        let blocks: Vec<FarBlock> = blocks.copied().collect();
-        if blocks.is_empty() {
-            return;
-        }
+    /// Starts to read blocks from the far tier.
+    fn begin_far(
+        &mut self,
+        mut blocks: Vec<FarBlock>,
+        out: &mut [Option<Wanted>],
+    ) -> Option<FarPart<'a>> {
+        blocks.retain(|block| out[block.at].is_some());
+        let far = self.engine.far.as_ref().filter(|_| !blocks.is_empty())?;
         let mut wanted = Vec::with_capacity(blocks.len());
         for FarBlock { at, place } in &blocks {
             let memory = out[*at].take().expect("filtered above");
             let target = self.target(*at, u32::from(place.block), memory);
             wanted.push(FarWanted { place: *place, hash: self.chain[*at], target });
         }
-        let read = far.read(self.namespace, self.layers.clone(), wanted, self.call);
-        for (FarBlock { at, .. }, block) in blocks.into_iter().zip(read) {
+        let (namespace, layout) = (self.namespace.id(), self.namespace.layout());
+        let shape = FarShape { namespace, layout, layers: self.layers.clone() };
+        let reading = far.begin_read(shape, wanted, self.call);
+        Some(FarPart::begin(blocks, reading, self.engine.clock.as_ref()))
+    }
+
+    /// Applies the results of a read from the far tier.
+    fn settle_far(&mut self, part: FarPart<'_>) {
+        let FarPartRead { blocks, took } = part.finish();
+        let hits = blocks.iter().filter(|(_, read)| read.outcome.is_ok()).count();
+        self.note_speed(BlockTier::Far, hits, took);
+        for (FarBlock { at, .. }, block) in blocks {
+            let was_lost = matches!(self.outcomes[at], Outcome::Lost(_));
             if let Err(cause) = block.outcome {
-                self.outcomes[at] = Outcome::Lost(cause);
+                // What the log lost keeps the first cause.
+                if !was_lost {
+                    self.outcomes[at] = Outcome::Lost(cause);
+                }
                 continue;
             }
             self.outcomes[at] = Outcome::Far;
             let key = (self.namespace.id(), self.chain[at]);
-            if let Some(placed) = self.placed.remove(&at) {
+            let placed = self.placed.remove(&at);
+            if was_lost {
+                self.engine.far.iter().for_each(|far| far.count_rescued());
+            }
+            if let Some(placed) = placed {
                 drop(block.memory);
                 let block = self.settle_placed(at, key, placed);
                 self.note_far(at, || PromotedBlock::Placed(block));
@@ -226,21 +225,51 @@ impl<'a> Get<'a> {
         }
     }
 
+    /// Serves blocks that were being prefetched, and reads what did not arrive. Then what follows is prefetched.
+    fn take_prefetched(&mut self, prefetched: PrefetchedPart, out: &mut [Option<Wanted>]) {
+        let PrefetchedPart { blocks, chains } = prefetched;
+        if !blocks.is_empty() {
+            let key = |block: &FarBlock| (self.namespace.id(), self.chain[block.at]);
+            let keys: Vec<BlockKey> = blocks.iter().map(key).collect();
+            wait_for_prefetch(self.engine, &keys, self.call);
+            self.take_far_dram(&blocks, out);
+            // A lease has the place of the prefetched block.
+            self.placed.retain(|at, _| out[*at].is_some());
+            if let Some(part) = self.begin_far(blocks, out) {
+                self.settle_far(part);
+            }
+        }
+        if self.outcomes.contains(&Outcome::Far) {
+            self.engine.far.iter().for_each(|far| far.prefetch(&chains));
+        }
+    }
+
+    /// Bytes of the wanted layers of a block.
+    fn block_bytes(&self) -> usize {
+        let layers = (self.layers.end - self.layers.start) as usize;
+        layers * self.namespace.layout().slice_bytes() as usize
+    }
+
+    fn note_speed(&self, tier: BlockTier, blocks: usize, took: Duration) {
+        let bytes = (blocks * self.block_bytes()) as u64;
+        self.engine.front.speeds.note(tier, bytes, took);
+    }
+
     /// Reads blocks from the log; looks up once more those that were moved meanwhile.
-    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>]) {
+    fn take_log(&mut self, runs: Vec<Run>, out: &mut [Option<Wanted>], far: &mut [FarPart<'_>]) {
         if self.engine.device.refuses(Operation::Read, self.call) {
             let blocks: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
             self.engine.log.stats().count_miss(Cause::Suspended, blocks);
             return self.lose(runs.iter().flat_map(positions_of), Cause::Suspended);
         }
         let positions: Vec<usize> = (0..self.chain.len()).collect();
-        let moved = self.read_runs(runs, &positions, out);
+        let moved = self.read_runs(runs, &positions, (out, far));
         if moved.is_empty() {
             return;
         }
         let hashes: Vec<ChainHash> = moved.iter().map(|at| self.chain[*at]).collect();
         let runs = self.engine.index.resolve(self.namespace.id(), &hashes, Scope::Each, self.wait);
-        let moved_again = self.read_runs(runs, &moved, out);
+        let moved_again = self.read_runs(runs, &moved, (out, far));
         self.lose(moved_again, Cause::Recycled);
     }
 
@@ -248,6 +277,7 @@ impl<'a> Get<'a> {
     fn note_far(&self, at: usize, block: impl FnOnce() -> PromotedBlock) {
         if let Some(far) = &self.engine.far {
             far.note_hit(self.namespace.id(), &self.chain[..=at], block);
+            far.note_prefetch_use(&(self.namespace.id(), self.chain[at]));
         }
     }
 
@@ -257,13 +287,13 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Reads runs in parallel. `positions` holds the position in the chain of each hash that was looked up. Returns the
+    /// Reads runs in parallel, while blocks of the far tier are read. `positions` holds the position in the chain of each hash that was looked up. Returns the
     /// positions of blocks whose segment was recycled meanwhile.
     fn read_runs(
         &mut self,
         runs: Vec<Run>,
         positions: &[usize],
-        out: &mut [Option<Wanted>],
+        (out, far): (&mut [Option<Wanted>], &mut [FarPart<'_>]),
     ) -> Vec<usize> {
         let mut moved = Vec::new();
         let mut reads = Vec::new();
@@ -290,10 +320,14 @@ impl<'a> Get<'a> {
             reads.push(self.extent_read(&run, positions, out));
             read_runs.push(run);
         }
-        let results = self.engine.log.read(reads, self.call);
+        let mut meanwhile = || far.iter_mut().fold(false, |more, part| part.advance() | more);
+        let began = self.engine.clock.now();
+        let results = self.engine.log.read_with(reads, self.call, &mut meanwhile);
         drop(pins);
+        let hits = results.iter().flatten().filter(|read| read.outcome.is_ok()).count();
+        self.note_speed(BlockTier::Log, hits, self.engine.clock.now().since(began));
         for (run, blocks) in read_runs.iter().zip(results) {
-            self.settle(run, positions, blocks);
+            self.settle(run, positions, blocks, out);
         }
         moved
     }
@@ -325,6 +359,7 @@ impl<'a> Get<'a> {
                 let placed = self.placed.get_mut(&at).expect("reserved before it is read");
                 in_place(&mut placed.place, Vec::new())
             }
+            Wanted::Again(target) => BlockTarget { block, ..target },
             Wanted::Copy(out) => {
                 let place = if self.admits() { self.place(Leaving::Newcomers) } else { None };
                 let Some(mut place) = place else {
@@ -359,7 +394,13 @@ impl<'a> Get<'a> {
     }
 
     /// Applies the results of a run: outcomes, DRAM, quarantine.
-    fn settle(&mut self, run: &Run, positions: &[usize], blocks: Vec<BlockRead>) {
+    fn settle(
+        &mut self,
+        run: &Run,
+        positions: &[usize],
+        blocks: Vec<BlockRead>,
+        out: &mut [Option<Wanted>],
+    ) {
         let (mut damaged, mut failed, mut read) = (Vec::new(), Vec::new(), Vec::new());
         let admits = self.admits();
         for (offset, block) in (0_u32..).zip(blocks) {
@@ -379,6 +420,8 @@ impl<'a> Get<'a> {
                 }
                 Err(cause) => {
                     self.outcomes[at] = Outcome::Lost(cause);
+                    let outlives_call = self.placed.contains_key(&at);
+                    out[at] = Wanted::again(block, self.block_bytes(), outlives_call);
                     if cause.is_damage() {
                         damaged.push((run.first_block + offset, cause));
                     } else if cause == Cause::Device {
@@ -403,41 +446,5 @@ impl<'a> Get<'a> {
         self.engine.front.dram.keep(key, Arc::clone(&block));
         remove_unless_known(self.engine, key, self.wait);
         block
-    }
-}
-
-/// The positions of a run's blocks in the hashes that were looked up.
-fn positions_of(run: &Run) -> Range<usize> {
-    run.at..run.at + run.count as usize
-}
-
-/// The parts of a run that have not been served.
-fn missing_parts(run: &Run, out: &[Option<Wanted>]) -> Vec<Run> {
-    let mut parts: Vec<Run> = Vec::new();
-    for (first_block, at) in (run.first_block..).zip(positions_of(run)) {
-        if out[at].is_none() {
-            continue;
-        }
-        match parts.last_mut() {
-            Some(part) if positions_of(part).end == at => part.count += 1,
-            _ => parts.push(Run { at, extent: Arc::clone(&run.extent), first_block, count: 1 }),
-        }
-    }
-    parts
-}
-
-/// Copies a block to DRAM, unless it was removed or evicted while it was read.
-fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLimit) {
-    let dram = &engine.front.dram;
-    if dram.is_off() {
-        return;
-    }
-    dram.insert(key, memory);
-    remove_unless_known(engine, key, wait);
-}
-
-fn remove_unless_known(engine: &Engine, key: BlockKey, wait: WaitLimit) {
-    if !is_known(engine, key, wait) {
-        engine.front.dram.remove(key.0, &[key.1]);
     }
 }

@@ -14,10 +14,11 @@ use dalsegno_pool::Stamp;
 use crate::api::terms::Terms;
 use crate::engine::Engine;
 use crate::read::arena::{Arena, PlacedBlock};
-use crate::read::get::{Get, Wanted};
+use crate::read::get::Get;
 use crate::read::lease_share::LeaseShare;
 use crate::read::lookup::lookup_limit;
 use crate::read::outcome::{GetReport, Outcome, count};
+use crate::read::wanted::Wanted;
 
 /// Leading blocks of a chain, to be read in their places. Dropping it ends the lease.
 ///

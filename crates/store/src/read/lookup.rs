@@ -3,7 +3,8 @@
 //! 1. A lookup touches no payload and does not wait for a device that hangs, nor for the far location.
 //! 2. While reads of the device are suspended, only blocks in DRAM and at the far location are present: a load could
 //!    not deliver the others.
-//! 3. A lookup counts as a use, since a load follows if it finds the blocks. [`peek`] is no use.
+//! 3. A lookup names the blocks of a chain that only the far tier has, because gets of its parts follow.
+//! 4. A lookup counts as a use, since a load follows if it finds the blocks. [`peek`] is no use.
 
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ pub(crate) const LOOKUP_TIMEOUT: Duration = Duration::from_millis(100);
 pub(crate) fn probe(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]) -> usize {
     let found = find_used(engine, namespace, chain, Scope::Prefix, lookup_limit(engine));
     let mut count = found.count();
+    name_far(engine, namespace, chain, &found);
     if engine.device.is_suspended() {
         let present = present(engine, namespace, &chain[..count], &found);
         count = present.into_iter().take_while(|present| *present).count();
@@ -37,6 +39,7 @@ pub(crate) fn probe(engine: &Engine, namespace: NamespaceId, chain: &[ChainHash]
 /// See [`Store::contains`](crate::Store::contains).
 pub(crate) fn contains(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<bool> {
     let found = find_used(engine, namespace, hashes, Scope::Each, lookup_limit(engine));
+    name_far(engine, namespace, hashes, &found);
     present(engine, namespace, hashes, &found)
 }
 
@@ -68,6 +71,14 @@ pub(crate) fn are_found(count: usize, runs: &[Run]) -> Vec<bool> {
     found
 }
 
+/// Names the blocks that only the far tier has: those that a get does not read itself are prefetched when it reads the
+/// first ones.
+fn name_far(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash], found: &Whereabouts) {
+    if let Some(far) = engine.far.as_ref().filter(|_| !found.far.is_empty()) {
+        far.name_chain(namespace, found.far.iter().map(|block| hashes[block.at]));
+    }
+}
+
 /// Finds blocks, and notes their use.
 fn find_used(
     engine: &Engine,
@@ -90,8 +101,10 @@ fn present(
 ) -> Vec<bool> {
     let mut present = are_found(hashes.len(), &found.near);
     if engine.device.is_suspended() {
+        let far = engine.far.as_ref().filter(|far| !far.is_suspended());
         for (hash, present) in hashes.iter().zip(&mut present) {
-            *present &= engine.front.dram.holds(&(namespace, *hash));
+            *present &= engine.front.dram.holds(&(namespace, *hash))
+                || far.is_some_and(|far| far.find(namespace, hash).is_some());
         }
     }
     for block in &found.far {

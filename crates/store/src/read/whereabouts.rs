@@ -5,7 +5,7 @@
 
 use dalsegno_core::{ChainHash, NamespaceId};
 use dalsegno_index::{Run, Scope};
-use dalsegno_io::WaitLimit;
+use dalsegno_io::{Memory, WaitLimit};
 
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
@@ -87,9 +87,26 @@ impl Whereabouts {
 }
 
 /// Whether the log or the far location has a block.
-pub(crate) fn is_known(engine: &Engine, key: BlockKey, wait: WaitLimit) -> bool {
+fn is_known(engine: &Engine, key: BlockKey, wait: WaitLimit) -> bool {
     engine.index.probe(key.0, &[key.1], wait) == 1
         || engine.far.as_ref().is_some_and(|far| far.find(key.0, &key.1).is_some())
+}
+
+/// Copies a block to DRAM, unless it was removed or evicted while it was read.
+pub(super) fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLimit) {
+    let dram = &engine.front.dram;
+    if dram.is_off() {
+        return;
+    }
+    dram.insert(key, memory);
+    remove_unless_known(engine, key, wait);
+}
+
+/// Removes a block from DRAM if it was removed or evicted while it was read.
+pub(crate) fn remove_unless_known(engine: &Engine, key: BlockKey, wait: WaitLimit) {
+    if !is_known(engine, key, wait) {
+        engine.front.dram.remove(key.0, &[key.1]);
+    }
 }
 
 fn blocks_of(runs: &[Run]) -> usize {

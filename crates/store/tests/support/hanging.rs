@@ -8,7 +8,7 @@ use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
     OpenMode, Opened, Operation, Request, Source, Space, SystemClock,
 };
-use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
 use dalsegno_store::{Config, Store, StoreId};
 
 /// What hangs.
@@ -20,6 +20,8 @@ pub(crate) enum Hung {
     /// The next sync, and nothing after it.
     NextSync,
     Syncs,
+    /// Reads do not hang, but fail.
+    FailReads,
     Creation,
     Everything,
 }
@@ -68,13 +70,20 @@ impl Source for Hanging {
                 *hung = Hung::Nothing;
                 true
             }
-            Hung::Nothing | Hung::Creation | Hung::NextSync => false,
+            Hung::Nothing | Hung::Creation | Hung::NextSync | Hung::FailReads => false,
             Hung::Syncs => operation == Operation::Sync,
             Hung::Everything => true,
         };
         let (hanging, served): (Vec<_>, Vec<_>) =
             requests.into_iter().partition(|request| is_hung(request.operation));
+        let fails = *hung == Hung::FailReads;
         drop(hung);
+        let (failing, served): (Vec<_>, Vec<_>) =
+            served.into_iter().partition(|request| fails && request.operation == Operation::Read);
+        for request in failing {
+            let source = std::io::Error::from_raw_os_error(libc::EIO);
+            request.complete(Err(IoError::Os { operation: "read", file: "log".into(), source }));
+        }
         self.kept.lock().unwrap().extend(hanging);
         self.files.submit(served);
     }
@@ -136,6 +145,15 @@ pub(crate) fn hanging(dir: &Path, config: &Config) -> (Arc<Hanging>, Store) {
 
 /// The same, with its staging memory.
 pub(crate) fn hanging_with_pool(dir: &Path, config: &Config) -> (Arc<Hanging>, Store, BufferPool) {
+    hanging_with(dir, config, Tiers::default())
+}
+
+/// The same, with these tiers.
+pub(crate) fn hanging_with(
+    dir: &Path,
+    config: &Config,
+    tiers: Tiers,
+) -> (Arc<Hanging>, Store, BufferPool) {
     let facts = SpaceFacts { free_bytes: 1 << 30, own_bytes: 0, existing_segment_bytes: None };
     let limits = config.validate(facts).unwrap();
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes).unwrap();
@@ -151,7 +169,7 @@ pub(crate) fn hanging_with_pool(dir: &Path, config: &Config) -> (Arc<Hanging>, S
         limits,
         lock: None,
         new_store: StoreId([7; 16]),
-        tiers: dalsegno_store::testing::Tiers::default(),
+        tiers,
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),

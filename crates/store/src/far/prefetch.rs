@@ -1,0 +1,117 @@
+//! The thread that reads blocks of the far location into DRAM before they are requested.
+//!
+//! While it waits for the location it holds nothing of the store but the far tier and places in DRAM.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Clock, Deadline};
+use dalsegno_far::{FarShape, FarWanted};
+use dalsegno_log::{BlockRead, BlockTarget, Call};
+
+use crate::background::helper::{Duty, NoTask};
+use crate::background::task_queue::{Next, TaskQueue};
+use crate::engine::Engine;
+use crate::far::prefetches::{PrefetchBatch, PrefetchResult};
+use crate::far::tier::FarTier;
+use crate::read::arena::ReservedPlace;
+use crate::read::dram::Leaving;
+use crate::read::lookup::lookup_limit;
+use crate::read::whereabouts::remove_unless_known;
+
+/// How long one wait for blocks to prefetch takes.
+const WAIT: Duration = Duration::from_millis(100);
+/// How long the read of a batch may take.
+const READ: Duration = Duration::from_secs(10);
+
+pub(super) struct PrefetchDuty {
+    pub(super) far: Arc<FarTier>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) engine: Weak<Engine>,
+}
+
+/// The read of a batch.
+struct PlannedBatch {
+    shape: FarShape,
+    wanted: Vec<FarWanted>,
+    places: Vec<(ChainHash, ReservedPlace)>,
+    /// Whether DRAM has no place for more.
+    is_full: bool,
+}
+
+impl PrefetchDuty {
+    /// Reserves places for a batch; `None` if the store or the namespace is gone.
+    fn plan(&self, batch: &PrefetchBatch) -> Option<PlannedBatch> {
+        let engine = self.engine.upgrade()?;
+        let layout = engine.namespaces.get(batch.namespace).ok()?.layout();
+        let shape = FarShape { namespace: batch.namespace, layout, layers: 0..layout.layers() };
+        let bytes = usize::try_from(layout.block_bytes()).ok()?;
+        let mut planned =
+            PlannedBatch { shape, wanted: Vec::new(), places: Vec::new(), is_full: false };
+        for hash in &batch.hashes {
+            let found = self.far.find(batch.namespace, hash);
+            let is_here = engine.front.dram.holds(&(batch.namespace, *hash));
+            let Some(place) = found.filter(|_| !is_here) else { continue };
+            let Some(mut reserved) = engine.front.dram.reserve(bytes, Leaving::Newcomers) else {
+                planned.is_full = true;
+                break;
+            };
+            let target = BlockTarget {
+                block: u32::from(place.block),
+                memory: vec![reserved.memory()],
+                outlives_call: true,
+                copy: Vec::new(),
+            };
+            planned.wanted.push(FarWanted { place, hash: *hash, target });
+            planned.places.push((*hash, reserved));
+        }
+        Some(planned)
+    }
+
+    /// Reads a batch.
+    fn read(&self, batch: &PrefetchBatch) -> PrefetchResult {
+        let failed = |dropped| PrefetchResult { fetched: Vec::new(), dropped, is_over: true };
+        let Some(PlannedBatch { shape, wanted, places, is_full }) = self.plan(batch) else {
+            return failed(batch.hashes.len());
+        };
+        let count = places.len();
+        let call = Call::foreground().until(Deadline::At(self.clock.now().after(READ)));
+        let read = self.far.begin_read(shape, wanted, &call).finish();
+        let Some(engine) = self.engine.upgrade() else { return failed(count) };
+        let mut fetched = Vec::with_capacity(count);
+        for ((hash, place), BlockRead { outcome, memory, .. }) in places.into_iter().zip(read) {
+            drop(memory);
+            let Some(block) = outcome.ok().and_then(|()| place.complete()) else { continue };
+            let key = (batch.namespace, hash);
+            engine.front.dram.keep(key, Arc::new(block));
+            remove_unless_known(&engine, key, lookup_limit(&engine));
+            fetched.push(hash);
+        }
+        let is_over = is_full || fetched.is_empty() && count > 0;
+        PrefetchResult { dropped: count - fetched.len(), fetched, is_over }
+    }
+
+    fn block_bytes(&self, namespace: dalsegno_core::NamespaceId) -> Option<u64> {
+        let engine = self.engine.upgrade()?;
+        Some(engine.namespaces.get(namespace).ok()?.layout().block_bytes())
+    }
+}
+
+impl Duty for PrefetchDuty {
+    type Task = NoTask;
+
+    fn run(&mut self, task: NoTask) {
+        match task {}
+    }
+
+    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+        let prefetches = &self.far.prefetches;
+        let batch = prefetches.next(self.clock.now(), WAIT, |of| self.block_bytes(of));
+        if let Some(batch) = batch {
+            let bytes = self.block_bytes(batch.namespace).unwrap_or_default();
+            let result = self.read(&batch);
+            prefetches.end(&batch, &result, (self.clock.now(), bytes));
+        }
+        Next::After(Duration::ZERO)
+    }
+}

@@ -1,0 +1,111 @@
+//! The blocks of a get that are read from the far location, while others are read from the log.
+
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, Clock, Nanos};
+use dalsegno_far::FarReading;
+use dalsegno_log::{BlockRead, Call};
+
+use crate::block_key::BlockKey;
+use crate::engine::Engine;
+use crate::far::tier::FarBlock;
+
+/// How long a get waits for blocks that are being prefetched. Then it reads them itself.
+const PREFETCH_WAIT: Duration = Duration::from_millis(100);
+
+/// Blocks that are being read from the far location.
+pub(super) struct FarPart<'a> {
+    blocks: Vec<FarBlock>,
+    reading: FarReading<'a>,
+    clock: &'a dyn Clock,
+    began: Nanos,
+    ended: Option<Nanos>,
+}
+
+/// How a read from the far location ended.
+pub(super) struct FarPartRead {
+    pub(super) blocks: Vec<(FarBlock, BlockRead)>,
+    /// The time from its first request to its last completion.
+    pub(super) took: Duration,
+}
+
+impl<'a> FarPart<'a> {
+    /// Sends the first requests.
+    pub(super) fn begin(
+        blocks: Vec<FarBlock>,
+        reading: FarReading<'a>,
+        clock: &'a dyn Clock,
+    ) -> Self {
+        let began = clock.now();
+        let mut part = Self { blocks, reading, clock, began, ended: None };
+        part.advance();
+        part
+    }
+
+    /// Takes what has arrived, and sends further requests; returns whether more is to come. Does not wait.
+    pub(super) fn advance(&mut self) -> bool {
+        let is_done = self.ended.is_some() || self.reading.advance();
+        if is_done && self.ended.is_none() {
+            self.ended = Some(self.clock.now());
+        }
+        !is_done
+    }
+
+    /// Waits for all blocks.
+    pub(super) fn finish(self) -> FarPartRead {
+        let Self { blocks, reading, clock, began, ended } = self;
+        let blocks = blocks.into_iter().zip(reading.finish()).collect();
+        FarPartRead { blocks, took: ended.unwrap_or_else(|| clock.now()).since(began) }
+    }
+}
+
+/// The blocks of a get that are being prefetched.
+pub(super) struct PrefetchedPart {
+    pub(super) blocks: Vec<FarBlock>,
+    /// The chains whose other blocks are prefetched next.
+    pub(super) chains: Vec<u64>,
+}
+
+impl PrefetchedPart {
+    /// Takes those out of `blocks` that are being prefetched. The others are not prefetched any more, because the get
+    /// reads them.
+    pub(super) fn take(
+        engine: &Engine,
+        blocks: &mut Vec<FarBlock>,
+        key: impl Fn(usize) -> BlockKey,
+    ) -> Self {
+        let (mut taken, mut chains) = (Vec::new(), Vec::new());
+        if let (Some(far), Some(first)) = (&engine.far, blocks.first()) {
+            let (namespace, _) = key(first.at);
+            let hashes: Vec<ChainHash> = blocks.iter().map(|block| key(block.at).1).collect();
+            chains = far.take_over(namespace, &hashes);
+            taken.extend(blocks.extract_if(.., |block| far.is_prefetching(&key(block.at))));
+        }
+        Self { blocks: taken, chains }
+    }
+}
+
+/// The copies at the far location of blocks that the log could not return, as long as the call has time left.
+pub(super) fn far_copies(
+    engine: &Engine,
+    lost: impl Iterator<Item = usize>,
+    key: impl Fn(usize) -> BlockKey,
+    call: &Call,
+) -> Vec<FarBlock> {
+    let far = engine.far.as_ref().filter(|far| !far.is_suspended());
+    let Some(far) = far.filter(|_| call.timeout(engine.clock.as_ref()).is_ok()) else {
+        return Vec::new();
+    };
+    let found = |at: usize| {
+        let (namespace, hash) = key(at);
+        far.find(namespace, &hash).map(|place| FarBlock { at, place })
+    };
+    lost.filter_map(found).collect()
+}
+
+/// Waits until none of some blocks is being prefetched, but only for a while.
+pub(super) fn wait_for_prefetch(engine: &Engine, keys: &[BlockKey], call: &Call) {
+    let Ok(left) = call.timeout(engine.clock.as_ref()) else { return };
+    let timeout = left.unwrap_or(PREFETCH_WAIT).min(PREFETCH_WAIT);
+    engine.far.iter().for_each(|far| far.wait_for_prefetch(keys, timeout));
+}

@@ -1,0 +1,42 @@
+//! Getting blocks into the caller's memory.
+
+use dalsegno_core::{ChainHash, NamespaceId, Result};
+use dalsegno_index::Scope;
+use dalsegno_io::Memory;
+
+use crate::api::terms::Terms;
+use crate::engine::Engine;
+use crate::read::get::Get;
+use crate::read::outcome::{GetReport, count};
+use crate::read::wanted::Wanted;
+use crate::sizes::check_get;
+
+/// A get: which blocks, which of their layers, and the memory for them.
+pub(crate) struct GetRequest<'a> {
+    pub(crate) chain: &'a [ChainHash],
+    pub(crate) out: Vec<Vec<Memory>>,
+    /// None for all.
+    pub(crate) layer: Option<u32>,
+    pub(crate) scope: Scope,
+}
+
+/// See [`Store::get_batch`](crate::Store::get_batch) and [`Store::retrieve_layer`](crate::Store::retrieve_layer).
+pub(crate) fn get(
+    engine: &Engine,
+    namespace: NamespaceId,
+    request: GetRequest<'_>,
+    terms: &Terms,
+) -> Result<GetReport> {
+    let GetRequest { chain, out, layer, scope } = request;
+    let namespace = engine.namespaces.get(namespace)?;
+    let layout = namespace.layout();
+    let layers = check_get(layout, chain, &out, layer)?;
+    let bytes = u64::from(layers.end - layers.start) * u64::from(layout.slice_bytes());
+    let call = terms.call(engine.clock.as_ref());
+    let _in_progress = engine.front.reads.begin();
+    let mut get = Get::new(engine, &namespace, chain, layers, &call);
+    get.run(out.into_iter().map(Wanted::Copy), scope);
+    let report = GetReport { outcomes: get.outcomes };
+    count(&engine.counters, &report, bytes);
+    Ok(report)
+}

@@ -1,0 +1,126 @@
+//! A far location whose reads can be held.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dalsegno_far::{
+    Ask, DirectoryTier, DirectoryTierOptions, Listed, Object, ObjectName, Tier, TierFacts, WriterId,
+};
+use dalsegno_io::{FileId, Geometry, Memory, Request, Source, Space, SystemClock};
+
+/// A directory whose reads of packs wait while they are held.
+#[derive(Debug)]
+pub(crate) struct HeldTier {
+    directory: DirectoryTier,
+    /// The reads that wait; `None` if reads are not held.
+    held: Mutex<Option<Vec<Request>>>,
+    /// Whether calls get no reply.
+    is_silent: AtomicBool,
+}
+
+impl HeldTier {
+    pub(crate) fn open(path: &Path, workers: u32) -> Arc<Self> {
+        let options = DirectoryTierOptions { workers, ..DirectoryTierOptions::default() };
+        let directory = DirectoryTier::open(path, options, Arc::new(SystemClock::new())).unwrap();
+        Arc::new(Self { directory, held: Mutex::default(), is_silent: AtomicBool::new(false) })
+    }
+
+    /// Holds reads from now on.
+    pub(crate) fn hold(&self) {
+        *self.held.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// Carries out the reads that waited.
+    pub(crate) fn go_on(&self) {
+        let held = self.held.lock().unwrap().take();
+        self.directory.submit(held.unwrap_or_default());
+    }
+
+    /// Gives calls no replies, as if the directory had not responded when it was opened.
+    pub(crate) fn set_silent(&self, is_silent: bool) {
+        self.is_silent.store(is_silent, Ordering::Relaxed);
+    }
+
+    /// How many reads wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.held.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+}
+
+impl Source for HeldTier {
+    fn submit(&self, requests: Vec<Request>) {
+        match &mut *self.held.lock().unwrap() {
+            Some(held) => held.extend(requests),
+            None => self.directory.submit(requests),
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.directory.geometry()
+    }
+}
+
+impl Tier for HeldTier {
+    fn facts(&self) -> TierFacts {
+        let is_open = !self.is_silent.load(Ordering::Relaxed);
+        TierFacts { is_open, ..self.directory.facts() }
+    }
+
+    fn file(&self, name: ObjectName) -> FileId {
+        self.directory.file(name)
+    }
+
+    fn forget(&self, file: FileId) {
+        self.directory.forget(file);
+    }
+
+    fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.publish(name, bytes, ask);
+        }
+    }
+
+    fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.fetch(name, limit, ask);
+        }
+    }
+
+    fn remove(&self, name: ObjectName, ask: Ask<()>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.remove(name, ask);
+        }
+    }
+
+    fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.remove_writer(writer, ask);
+        }
+    }
+
+    fn writers(&self, ask: Ask<Vec<WriterId>>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.writers(ask);
+        }
+    }
+
+    fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.list(writer, after, ask);
+        }
+    }
+
+    fn age(&self, name: ObjectName, ask: Ask<Duration>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.age(name, ask);
+        }
+    }
+
+    fn space(&self, ask: Ask<Space>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.space(ask);
+        }
+    }
+}
