@@ -15,6 +15,7 @@ mod follower;
 pub mod format;
 mod index;
 mod names;
+pub mod offline;
 mod publisher;
 mod reader;
 mod replies;
