@@ -125,19 +125,36 @@ pub fn prune(
             packs: objects.iter().filter(is_pack).count() as u64,
             bytes: objects.iter().map(|listed| listed.bytes).sum(),
         });
-        chosen.push((writer, objects));
+        chosen.push((writer, objects.len()));
     }
     if remove {
-        let total: usize = chosen.iter().map(|(_, objects)| objects.len()).sum();
-        let mut done = 0;
-        for (writer, objects) in chosen {
-            remove_all(location, writer, &objects, &mut || {
-                done += 1;
-                progress(done, total as u64);
-            })?;
-        }
+        remove_chosen(location, &chosen, &mut report, progress)?;
     }
     Ok(report)
+}
+
+/// Removes the objects of writers, unless one gave a sign of life since it was chosen.
+fn remove_chosen(
+    location: &Location,
+    chosen: &[(WriterId, usize)],
+    report: &mut PruneReport,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), PruneError> {
+    let total: usize = chosen.iter().map(|(_, objects)| objects).sum();
+    let mut done = 0;
+    for (writer, _) in chosen {
+        let objects = location.list(*writer)?;
+        if WriterState::after(location.silent_for(*writer, &objects)) == WriterState::Live {
+            report.writers.retain(|row| row.writer != writer.to_string());
+            report.kept += 1;
+            continue;
+        }
+        remove_all(location, *writer, &objects, &mut || {
+            done += 1;
+            progress(done.min(total as u64), total as u64);
+        })?;
+    }
+    Ok(())
 }
 
 fn is_named(writer: WriterId, name: &str) -> bool {
@@ -145,7 +162,7 @@ fn is_named(writer: WriterId, name: &str) -> bool {
 }
 
 /// Removes the objects of a writer, kind after kind, and its folder.
-fn remove_all(
+pub(super) fn remove_all(
     location: &Location,
     writer: WriterId,
     objects: &[Listed],
