@@ -884,14 +884,14 @@ def is_far_location(path: str | PathLike[str]) -> bool:
 
 def far_survey(
     path: str | PathLike[str],
-    extents: int = 0,
+    extents: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> dict[str, Any]:
     """Returns what a far location holds, while stores may use it. Reads catalogs and no packs.
 
     Args:
         path: The far location; a leading ``~`` is the home directory.
-        extents: Most extents to list.
+        extents: Most extents to list; without it none.
         progress: Called as ``progress(done_objects, total_objects)`` on any thread. Its exceptions
             are ignored.
 
@@ -987,7 +987,7 @@ def far_doctor(
             is over. If it returns true, the examination cleans up and ends.
 
     Returns:
-        ``direct``, ``two_mounts``, ``free_bytes``, ``total_bytes``; ``latency`` in microseconds;
+        ``direct``, ``two_mounts``, ``free_bytes``; ``latency`` in microseconds;
         ``bandwidth`` in bytes per second by ``far_workers``; ``promises``: what stores need, each
         with a ``verdict``, ``holds``, ``slow`` or ``fails``; ``advice``: a list of ``{"severity",
         "what", "action"}``; ``is_safe``; ``written_bytes``, ``left_behind``.

@@ -1,4 +1,5 @@
 //! The examination of a location notices each promise that a file system breaks.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 use dalsegno_core::{Clock, Deadline, Nanos, StoreId};
-use dalsegno_far::offline::{Diagnosis, DoctorOptions, Verdict, examine};
+use dalsegno_far::offline::{DoctorOptions, DoctorReport, Verdict, examine};
 use dalsegno_far::{
     Ask, Listed, MemoryLocation, Object, ObjectName, Reply, Tier, TierFacts, WriterId,
 };
@@ -141,7 +142,7 @@ impl Tier for FaultyTier {
 }
 
 /// Examines a location whose second mount has a fault. Returns what was found, after everything was removed.
-fn examined(fault: Fault) -> Diagnosis {
+fn examined(fault: Fault) -> DoctorReport {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let location = MemoryLocation::new(Arc::clone(&clock));
     let mount = |fault: Fault| -> Arc<dyn Tier> {
@@ -163,7 +164,7 @@ fn examined(fault: Fault) -> Diagnosis {
     found
 }
 
-fn verdict(found: &Diagnosis, name: &str) -> Verdict {
+fn verdict(found: &DoctorReport, name: &str) -> Verdict {
     found.promises.iter().find(|row| row.name.contains(name)).expect("a promise").verdict
 }
 

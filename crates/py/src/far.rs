@@ -25,7 +25,7 @@ pub(crate) fn is_far_location(py: Python<'_>, path: LocalPath) -> PyResult<bool>
 ///
 /// Args:
 ///     path: The far location; a leading ``~`` is the home directory.
-///     extents: Most extents to list.
+///     extents: Most extents to list; without it none.
 ///     progress: Called as ``progress(done_objects, total_objects)`` on any thread. Its exceptions
 ///         are ignored.
 ///
@@ -38,14 +38,14 @@ pub(crate) fn is_far_location(py: Python<'_>, path: LocalPath) -> PyResult<bool>
 ///     InvalidError: The directory is no far location.
 ///     UnavailableError: It cannot be read.
 #[pyfunction]
-#[pyo3(signature = (path, extents=Number::new(0), progress=None))]
+#[pyo3(signature = (path, extents=None, progress=None))]
 pub(crate) fn far_survey<'py>(
     py: Python<'py>,
     path: LocalPath,
-    extents: Number<usize>,
+    extents: Option<Number<usize>>,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let extents = extents.named("extents")?;
+    let extents = extents.map(|extents| extents.named("extents")).transpose()?.unwrap_or(0);
     let progress = progress_callback(progress);
     let found = py.detach(move || dalsegno_store::far_survey(path.as_ref(), extents, &progress));
     to_python(py, &serde_json::to_value(found.or_raise()?).expect("plain fields"))
@@ -149,7 +149,7 @@ pub(crate) fn far_prune<'py>(
 ///         is over. If it returns true, the examination cleans up and ends.
 ///
 /// Returns:
-///     ``direct``, ``two_mounts``, ``free_bytes``, ``total_bytes``; ``latency`` in microseconds;
+///     ``direct``, ``two_mounts``, ``free_bytes``; ``latency`` in microseconds;
 ///     ``bandwidth`` in bytes per second by ``far_workers``; ``promises``: what stores need, each
 ///     with a ``verdict``, ``holds``, ``slow`` or ``fails``; ``advice``: a list of ``{"severity",
 ///     "what", "action"}``; ``is_safe``; ``written_bytes``, ``left_behind``.
@@ -169,10 +169,12 @@ pub(crate) fn far_doctor<'py>(
     let progress = progress.map(Bound::unbind);
     let ask = move |thousandths: u64| {
         let Some(progress) = &progress else { return false };
-        Python::attach(|py| {
+        // Without an interpreter, the process is about to end.
+        Python::try_attach(|py| {
             let answer = progress.call1(py, (thousandths,));
             answer.and_then(|answer| answer.is_truthy(py)).unwrap_or(false)
         })
+        .unwrap_or(true)
     };
     let found = py.detach(move || {
         let other = other.as_ref().map(AsRef::as_ref);

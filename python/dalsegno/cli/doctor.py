@@ -70,12 +70,11 @@ def doctor(
 
 
 def _print(directory: Path, other: Path | None, found: dict[str, Any]) -> None:
-    free, total = show.byte_count(found["free_bytes"]), show.byte_count(found["total_bytes"])
     show.facts(
         [
             ("far location", directory),
             *([("other mount", other)] if other else []),
-            ("space", f"{free} free of {total}"),
+            ("free", show.byte_count(found["free_bytes"])),
             ("direct I/O", "works" if found["direct"] else "does not work"),
             ("written", f"{show.byte_count(found['written_bytes'])}, and removed"),
         ]

@@ -73,6 +73,13 @@ def info(directory: Path, *, as_json: bool) -> None:
             ("damage", _damage(faults)),
         ]
     )
+    _writers(writers)
+    if faults:
+        print()
+        _findings(faults)
+
+
+def _writers(writers: list[dict[str, Any]]) -> None:
     print()
     show.table(
         ("writer", "state", "last sign of life>", "packs>", "blocks>", "size>"),
@@ -88,9 +95,6 @@ def info(directory: Path, *, as_json: bool) -> None:
             for row in writers
         ],
     )
-    if faults:
-        print()
-        _findings(faults)
 
 
 def extents_by_namespace(found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -45,17 +45,19 @@ def with_progress(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        thread = threading.Thread(target=_answer, args=(work, progress, answers), daemon=True)
-        thread.start()
+        # Not joined: Python 3.11 takes a thread for ended if Ctrl-C interrupts a join.
+        ended = threading.Event()
+        given = (work, progress, answers, ended)
+        threading.Thread(target=_answer, args=given, daemon=True).start()
         try:
-            while thread.is_alive():
-                thread.join(0.1)
+            while not ended.wait(0.1):
+                pass
         except KeyboardInterrupt:
             if stop is None:
                 # The work goes on in native code.
                 os._exit(INTERRUPTED)
             stop.set()
-            thread.join()
+            ended.wait()
             raise typer.Exit(INTERRUPTED) from None
     answer = answers[0]
     if isinstance(answer, BaseException):
@@ -64,9 +66,14 @@ def with_progress(
 
 
 def _answer(
-    work: Work, progress: Progressed, answers: list[dict[str, Any] | BaseException]
+    work: Work,
+    progress: Progressed,
+    answers: list[dict[str, Any] | BaseException],
+    ended: threading.Event,
 ) -> None:
     try:
         answers.append(work(progress))
     except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
         answers.append(error)
+    finally:
+        ended.set()

@@ -35,7 +35,10 @@ pub enum PruneError {
     )]
     NoWriter(String),
     /// A named writer runs, or may.
-    #[error("{writer} gave a sign of life {silent_s:.0} s ago, so its store is open; close the store first, and wait {} minutes", super::SILENT_AFTER.as_secs() / 60)]
+    #[error(
+        "{writer} gave a sign of life {silent_s:.0} s ago, so its store is open; close the store first, and wait ten \
+         minutes"
+    )]
     Live {
         /// Its folder.
         writer: String,

@@ -14,13 +14,13 @@ use crate::names::WriterId;
 const MOST_BLOCKS: usize = 1 << 20;
 
 /// The packs to which a tombstone applies.
-type Known = Arc<[KnownWriter]>;
+type KnownPacks = Arc<[KnownWriter]>;
 
 /// The tombstones of all catalogs.
 #[derive(Debug, Default)]
 pub(super) struct RemovedBlocks {
-    blocks: HashMap<(NamespaceId, ChainHash), Vec<Known>>,
-    namespaces: HashMap<NamespaceId, Vec<Known>>,
+    blocks: HashMap<(NamespaceId, ChainHash), Vec<KnownPacks>>,
+    namespaces: HashMap<NamespaceId, Vec<KnownPacks>>,
     /// The newest pack of each writer to which any of them applies.
     newest: HashMap<WriterId, u64>,
 }
@@ -30,7 +30,7 @@ impl RemovedBlocks {
         if catalog.known.is_empty() {
             return;
         }
-        let known: Known = catalog.known.as_slice().into();
+        let known: KnownPacks = catalog.known.as_slice().into();
         for one in known.iter() {
             let newest = self.newest.entry(one.writer).or_default();
             *newest = one.number.max(*newest);

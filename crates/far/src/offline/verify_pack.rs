@@ -4,8 +4,8 @@ use dalsegno_core::Extent;
 use dalsegno_extent::format::{FormatError, RecordHeader, RecordKind, all_zero};
 use dalsegno_extent::offline::check_units;
 
-use super::survey::describe_error;
-use super::verify::FarVerifyReport;
+use super::read::describe_error;
+use super::report::FarVerifyReport;
 use crate::format::Catalog;
 use crate::names::ObjectName;
 

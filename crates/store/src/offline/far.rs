@@ -7,7 +7,7 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Error, ErrorKind, Result, StoreId};
 use dalsegno_extent::offline::Inspection;
 use dalsegno_far::offline::{
-    Diagnosis, DoctorError, DoctorOptions, FarVerifyReport, Location, PruneError, PruneReport,
+    DoctorError, DoctorOptions, DoctorReport, FarVerifyReport, Location, PruneError, PruneReport,
     Survey, SurveyOptions, examine, inspect, prune, survey, verify,
 };
 use dalsegno_far::{DirectoryTier, DirectoryTierOptions, Object, Tier, WriterId};
@@ -117,7 +117,7 @@ pub fn far_doctor(
     other: Option<&Path>,
     seconds: f64,
     progress: &(dyn Fn(u64) -> bool + Sync),
-) -> Result<Diagnosis> {
+) -> Result<DoctorReport> {
     refuse_forked()?;
     if !DOCTOR_SECONDS.contains(&seconds) {
         let message = format!("seconds is {seconds}; it must be 2 to 600");

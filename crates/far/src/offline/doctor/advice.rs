@@ -1,52 +1,22 @@
 //! What a diagnosis means for the settings of stores and mounts.
 
-use serde::Serialize;
-
-use super::Diagnosis;
-use super::promises::{PromiseRow, Verdict};
+use super::report::{Advice, DoctorReport, PromiseRow, Severity, Verdict};
 
 /// The default of `far_workers`.
 const DEFAULT_WORKERS: u32 = 32;
 /// A setting is good enough if it reaches this part of the best, in percent.
 const ENOUGH: u64 = 90;
+/// Below this part of the best, in percent, the default is bad. Short measurements differ by less.
+const BAD: u64 = 75;
 
-/// How much an advice matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Stores must not use the location like this.
-    Unsafe,
-    /// Stores work, but blocks are found late, or more slowly than possible.
-    Slow,
-    /// Worth to know.
-    Note,
-}
-
-/// What was found, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Advice {
-    /// How much it matters.
-    pub severity: Severity,
-    /// What was found.
-    pub what: String,
-    /// What to do.
-    pub action: String,
-}
-
-impl Advice {
-    fn new(severity: Severity, what: impl Into<String>, action: impl Into<String>) -> Self {
-        Self { severity, what: what.into(), action: action.into() }
-    }
-}
-
-pub(super) fn advise(found: &Diagnosis) -> Vec<Advice> {
+pub(super) fn advise(found: &DoctorReport) -> Vec<Advice> {
     let mut all: Vec<Advice> =
         found.promises.iter().filter_map(|row| of_promise(row, found.two_mounts)).collect();
     if !found.direct {
         all.push(Advice::new(
             Severity::Slow,
             "direct I/O does not work, so blocks pass through the page cache, and reads above may come from it",
-            "mount with direct I/O, such as -o direct-io-mode=enable of GlusterFS; leave memory for the page cache if not",
+            "mount with direct I/O, such as -o direct-io-mode=enable of GlusterFS, or leave memory for the page cache",
         ));
     }
     all.extend(of_workers(found));
@@ -95,13 +65,13 @@ fn of_promise(row: &PromiseRow, two_mounts: bool) -> Option<Advice> {
 }
 
 /// The number of workers to set, if the default is not good.
-fn of_workers(found: &Diagnosis) -> Option<Advice> {
+fn of_workers(found: &DoctorReport) -> Option<Advice> {
     let best = found.bandwidth.iter().map(|row| row.read_bytes_per_s).max()?;
-    let is_enough = |rate: u64| rate * 100 >= best * ENOUGH;
-    let least = found.bandwidth.iter().find(|row| is_enough(row.read_bytes_per_s))?;
+    let reaches = |rate: u64, percent: u64| rate * 100 >= best * percent;
+    let least = found.bandwidth.iter().find(|row| reaches(row.read_bytes_per_s, ENOUGH))?;
     let default = found.bandwidth.iter().find(|row| row.far_workers == DEFAULT_WORKERS)?;
     let mib = |rate: u64| rate >> 20;
-    if !is_enough(default.read_bytes_per_s) {
+    if !reaches(default.read_bytes_per_s, BAD) {
         let what = format!(
             "with the default of {DEFAULT_WORKERS} workers reads reach {} MiB/s, with {} workers {} MiB/s",
             mib(default.read_bytes_per_s),

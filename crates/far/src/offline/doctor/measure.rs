@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use dalsegno_io::{Class, Completion, FileId, IoError, Memory, Operation, Request};
-use serde::Serialize;
 
-use super::objects::{Subject, content, in_memory, percentile_us};
-use super::{DoctorError, OpenTier, until};
+use super::objects::{OpenTier, Subject, content, numbered, percentile_us};
+use super::report::{BandwidthRow, DoctorError, LatencyRow};
 use crate::names::ObjectName;
 use crate::publisher::IN_FLIGHT;
 use crate::replies::Replies;
@@ -25,32 +24,6 @@ const MOST_SAMPLES: usize = 2000;
 /// Longest wait for one reply.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Times of one kind of operation, one at a time.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct LatencyRow {
-    /// The operation.
-    pub operation: &'static str,
-    /// Bytes of one.
-    pub bytes: u64,
-    /// Operations that were measured.
-    pub count: u64,
-    /// The median, in microseconds.
-    pub p50_us: u64,
-    /// 99 of 100 took at most this long, in microseconds.
-    pub p99_us: u64,
-}
-
-/// What a store with this setting gets.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct BandwidthRow {
-    /// The setting `far_workers`.
-    pub far_workers: u32,
-    /// Bytes per second of reads of 1 MiB, as many at a time.
-    pub read_bytes_per_s: u64,
-    /// Bytes per second of packs that are published. A store publishes at most four at a time.
-    pub publish_bytes_per_s: u64,
-}
-
 /// Bytes per second by the number of packs that are published at a time.
 pub(super) type PublishRates = Vec<(usize, u64)>;
 
@@ -61,28 +34,31 @@ pub(super) fn publish(
     time: Duration,
 ) -> Result<(Vec<ObjectName>, PublishRates), DoctorError> {
     let (mut packs, mut rates) = (Vec::new(), Vec::new());
-    for at_a_time in [1, 2, IN_FLIGHT] {
-        let workers = u32::try_from(2 * at_a_time).expect("a small number");
-        let tier = open(workers)?;
+    let content = content(0, PACK_BYTES);
+    for (levels_left, at_a_time) in [(3, 1), (2, 2), (1, IN_FLIGHT)] {
+        let tier = open(u32::try_from(2 * at_a_time).expect("a small number"))?;
         let replies = Replies::new(&subject.near.clock);
-        let (start, end) = (subject.now(), until(subject, time));
+        let (start, end) = (subject.now(), subject.until(time));
+        let left = subject.most_bytes.saturating_sub(subject.written_bytes);
+        let limit = subject.written_bytes + left / levels_left;
         let (mut names, mut in_flight, mut published) = (Vec::new(), 0, 0_u64);
         loop {
             let is_over = end.expired(subject.now());
             while in_flight < at_a_time && (!is_over || names.is_empty()) {
-                if !subject.may_write(PACK_BYTES as u64) {
+                if !subject.may_write(PACK_BYTES, limit) {
                     break;
                 }
-                let name = subject.pack(subject.next_number);
-                let bytes = content(subject.number(), PACK_BYTES);
-                tier.publish(name, vec![in_memory(&bytes)], replies.ask(names.len() as u64, LIMIT));
+                let number = subject.number();
+                let name = subject.pack(number);
+                let memory = vec![numbered(&content, number)];
+                tier.publish(name, memory, replies.ask(names.len() as u64, LIMIT));
                 names.push(name);
                 in_flight += 1;
             }
             if in_flight == 0 {
                 break;
             }
-            let reply = replies.next(until(subject, LIMIT)).ok_or(IoError::Deadline)?;
+            let reply = replies.next(subject.until(LIMIT)).ok_or(IoError::Deadline)?;
             reply.result?;
             in_flight -= 1;
             published += PACK_BYTES as u64;
@@ -108,7 +84,7 @@ pub(super) fn latency(
     let mut rows = Vec::new();
     for bytes in [4096, READ_BYTES] {
         let mut reads = Reads::new(subject, Arc::clone(&subject.other.tier), packs, bytes);
-        let (end, mut times) = (until(subject, time), Vec::new());
+        let (end, mut times) = (subject.until(time), Vec::new());
         while !end.expired(subject.now()) && times.len() < MOST_SAMPLES {
             let start = subject.now();
             reads.start();
@@ -139,7 +115,7 @@ pub(super) fn bandwidth(
     let mut rows = Vec::new();
     for far_workers in LEVELS {
         let mut reads = Reads::new(subject, open(far_workers)?, packs, READ_BYTES);
-        let (start, end) = (subject.now(), until(subject, time));
+        let (start, end) = (subject.now(), subject.until(time));
         let mut done = 0_u64;
         (0..far_workers).for_each(|_| reads.start());
         while reads.in_flight > 0 {
@@ -204,7 +180,7 @@ impl<'a> Reads<'a> {
             offset: (place % places * self.bytes) as u64,
             memory: vec![memory],
             tag: 0,
-            deadline: until(self.subject, LIMIT),
+            deadline: self.subject.until(LIMIT),
             guard: None,
             watch: None,
             reply: self.reply.clone(),

@@ -8,24 +8,23 @@ mod advice;
 mod measure;
 mod objects;
 mod promises;
+mod report;
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline};
-use dalsegno_io::{IoError, Space};
-use serde::Serialize;
-use thiserror::Error;
+use dalsegno_core::Clock;
+use dalsegno_io::Space;
 
-pub use self::advice::{Advice, Severity};
-pub use self::measure::{BandwidthRow, LatencyRow};
+pub use self::objects::OpenTier;
 use self::objects::Subject;
-pub use self::promises::{PromiseRow, Verdict};
+pub use self::report::{
+    Advice, BandwidthRow, DoctorError, DoctorReport, LatencyRow, PromiseRow, Severity, Verdict,
+};
 use super::location::Location;
 use super::prune::remove_all;
 use crate::names::WriterId;
-use crate::tier::Tier;
 
 /// Bytes that are written at most, and the part of the free space that they may take.
 const MOST_BYTES: u64 = 2 << 30;
@@ -34,9 +33,6 @@ const SHARE_OF_FREE: u64 = 20;
 const LEAST_FREE: u64 = 2 << 30;
 /// How often the caller is asked whether to stop.
 const ASK_EVERY: Duration = Duration::from_millis(50);
-
-/// Opens the location through a mount, with this number of workers.
-pub type OpenTier<'a> = &'a (dyn Fn(u32) -> Result<Arc<dyn Tier>, IoError> + Sync);
 
 /// What to examine.
 pub struct DoctorOptions<'a> {
@@ -58,52 +54,6 @@ impl std::fmt::Debug for DoctorOptions<'_> {
     }
 }
 
-/// What was found out about a location.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Diagnosis {
-    /// Whether direct I/O works on the mount.
-    pub direct: bool,
-    /// Whether reads were measured on another mount than writes.
-    pub two_mounts: bool,
-    /// Free bytes of the file system.
-    pub free_bytes: u64,
-    /// All bytes of the file system.
-    pub total_bytes: u64,
-    /// Times of single operations.
-    pub latency: Vec<LatencyRow>,
-    /// Bytes per second by the number of workers.
-    pub bandwidth: Vec<BandwidthRow>,
-    /// What the store needs of a file system, and whether it holds.
-    pub promises: Vec<PromiseRow>,
-    /// What is unsafe, and what to set.
-    pub advice: Vec<Advice>,
-    /// Whether stores may use the location: no advice has [`Severity::Unsafe`].
-    pub is_safe: bool,
-    /// Bytes that were written.
-    pub written_bytes: u64,
-    /// Objects that could not be removed; 0 unless the location failed.
-    pub left_behind: u64,
-}
-
-/// Why a location was not examined.
-#[derive(Debug, Error)]
-pub enum DoctorError {
-    /// It cannot be used.
-    #[error(transparent)]
-    Io(#[from] IoError),
-    /// It is nearly full.
-    #[error(
-        "the file system has {free_bytes} bytes left; examining needs 2 GiB free: remove something"
-    )]
-    NoSpace {
-        /// What it has.
-        free_bytes: u64,
-    },
-    /// The caller wanted it to end. Everything was removed.
-    #[error("stopped")]
-    Stopped,
-}
-
 /// Examines a location. `progress` gets the part of the time that is over, in thousandths, and returns whether to stop.
 ///
 /// # Errors
@@ -112,13 +62,13 @@ pub enum DoctorError {
 pub fn examine(
     options: &DoctorOptions<'_>,
     progress: &(dyn Fn(u64) -> bool + Sync),
-) -> Result<Diagnosis, DoctorError> {
+) -> Result<DoctorReport, DoctorError> {
     let near = Location::new((options.near)(objects::WORKERS)?, Arc::clone(&options.clock));
     let other = match options.other {
         Some(open) => Location::new(open(objects::WORKERS)?, Arc::clone(&options.clock)),
         None => near.clone(),
     };
-    let Space { free_bytes, total_bytes, .. } = near.call(|tier, ask| tier.space(ask))?;
+    let Space { free_bytes, .. } = near.call(|tier, ask| tier.space(ask))?;
     if free_bytes < LEAST_FREE {
         return Err(DoctorError::NoSpace { free_bytes });
     }
@@ -142,12 +92,11 @@ pub fn examine(
         written_bytes: 0,
         most_bytes: MOST_BYTES.min(free_bytes / SHARE_OF_FREE),
     };
-    let mut found = Diagnosis {
+    let mut found = DoctorReport {
         direct: subject.near.tier.geometry().direct,
         two_mounts: options.other.is_some(),
         free_bytes,
-        total_bytes,
-        ..Diagnosis::default()
+        ..DoctorReport::default()
     };
     let examined = examine_parts(options, &mut subject, &mut found);
     found.written_bytes = subject.written_bytes;
@@ -161,7 +110,7 @@ pub fn examine(
 fn examine_parts(
     options: &DoctorOptions<'_>,
     subject: &mut Subject<'_>,
-    found: &mut Diagnosis,
+    found: &mut DoctorReport,
 ) -> Result<(), DoctorError> {
     let share = |percent: u32| options.time * percent / 100;
     found.promises = promises::check(subject, share(30))?;
@@ -183,9 +132,4 @@ fn clean_up(subject: &Subject<'_>) -> u64 {
         Ok(()) => 0,
         Err(_) => subject.near.list(subject.writer).map_or(1, |left| left.len() as u64),
     }
-}
-
-/// A deadline after `time`.
-fn until(subject: &Subject<'_>, time: Duration) -> Deadline {
-    Deadline::At(subject.near.clock.now().after(time))
 }

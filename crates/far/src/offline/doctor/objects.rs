@@ -1,17 +1,23 @@
 //! The objects that an examination writes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::Nanos;
+use dalsegno_core::{Deadline, Nanos};
+use dalsegno_extent::format::SECTOR;
 use dalsegno_io::{IoError, Memory};
 
-use super::DoctorError;
+use super::report::DoctorError;
 use crate::format::Catalog;
 use crate::names::{Object, ObjectName, WriterId};
 use crate::offline::location::Location;
+use crate::tier::Tier;
 
 /// Workers of the tiers that check promises.
 pub(super) const WORKERS: u32 = 8;
+
+/// Opens the location through a mount, with this number of workers.
+pub type OpenTier<'a> = &'a (dyn Fn(u32) -> Result<Arc<dyn Tier>, IoError> + Sync);
 
 /// A location under examination.
 pub(super) struct Subject<'a> {
@@ -47,10 +53,10 @@ impl Subject<'_> {
         Catalog { writer, number, pack_bytes, entries, known }.encode()
     }
 
-    /// Counts bytes that are about to be written; `false` if that would be too many.
-    pub(super) fn may_write(&mut self, bytes: u64) -> bool {
-        let may = self.written_bytes + bytes <= self.most_bytes;
-        self.written_bytes += if may { bytes } else { 0 };
+    /// Counts bytes that are about to be written; `false` if all would be more than `limit`.
+    pub(super) fn may_write(&mut self, bytes: usize, limit: u64) -> bool {
+        let may = self.written_bytes + bytes as u64 <= limit;
+        self.written_bytes += if may { bytes as u64 } else { 0 };
         may
     }
 
@@ -67,6 +73,11 @@ impl Subject<'_> {
     pub(super) fn now(&self) -> Nanos {
         self.near.clock.now()
     }
+
+    /// A deadline after `time`.
+    pub(super) fn until(&self, time: Duration) -> Deadline {
+        Deadline::At(self.now().after(time))
+    }
 }
 
 /// Bytes in memory that direct I/O accepts.
@@ -79,13 +90,23 @@ pub(super) fn in_memory(bytes: &[u8]) -> Memory {
 /// Bytes that are different in every object and every sector.
 pub(super) fn content(number: u64, bytes: usize) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = || {
+    let mut content = vec![0; bytes];
+    for word in content.chunks_exact_mut(8) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        state.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(bytes).collect()
+        word.copy_from_slice(&state.to_le_bytes());
+    }
+    content
+}
+
+/// Makes a copy of content different in every sector, which is quicker than making new content.
+pub(super) fn numbered(content: &[u8], number: u64) -> Memory {
+    let mut memory = in_memory(content);
+    for sector in memory.as_mut_slice().chunks_mut(SECTOR) {
+        sector[..8].copy_from_slice(&number.to_le_bytes());
+    }
+    memory
 }
 
 /// The time that passed, in thousandths of `time`; at most 1000.

@@ -8,10 +8,9 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use dalsegno_core::Deadline;
 use dalsegno_io::IoError;
-use serde::Serialize;
 
 use super::objects::{Subject, content, in_memory, percentile_us};
-use super::{DoctorError, until};
+use super::report::{DoctorError, PromiseRow, Verdict};
 use crate::names::{Object, ObjectName};
 use crate::tier::{Ask, Reply};
 
@@ -24,33 +23,12 @@ const LIMIT: Duration = Duration::from_secs(15);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(1);
 const PACK_BYTES: usize = 2 << 20;
+/// The part of the bytes that the rounds may write.
+const SHARE: u64 = 4;
 const MOST_ROUNDS: usize = 40;
 const LEAST_ROUNDS: usize = 2;
 /// Ages that differ by more than this from the time that passed.
 const WRONG_AGE: Duration = Duration::from_secs(60);
-
-/// Whether a promise holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// In every round.
-    Holds,
-    /// It holds, but later than stores expect.
-    Slow,
-    /// Not in every round.
-    Fails,
-}
-
-/// A promise and whether it holds.
-#[derive(Clone, Debug, Serialize)]
-pub struct PromiseRow {
-    /// Its name.
-    pub name: &'static str,
-    /// Whether it holds.
-    pub verdict: Verdict,
-    /// What was seen.
-    pub detail: String,
-}
 
 /// What the rounds saw.
 #[derive(Debug, Default)]
@@ -76,11 +54,12 @@ pub(super) fn check(
     subject: &mut Subject<'_>,
     time: Duration,
 ) -> Result<Vec<PromiseRow>, DoctorError> {
-    let end = until(subject, time);
+    let end = subject.until(time);
+    let limit = subject.most_bytes / SHARE;
     let mut seen = Seen::default();
     while seen.rounds < MOST_ROUNDS
         && (seen.rounds < LEAST_ROUNDS || !end.expired(subject.now()))
-        && subject.may_write(PACK_BYTES as u64)
+        && subject.may_write(PACK_BYTES, limit)
     {
         round(subject, &mut seen)?;
         seen.rounds += 1;
@@ -152,9 +131,9 @@ fn publish_while_reading(
     seen: &mut Seen,
 ) -> Result<(), IoError> {
     let (reply, replies) = bounded::<Reply<()>>(1);
-    let ask = Ask { tag: 0, deadline: until(subject, LIMIT), reply };
+    let ask = Ask { tag: 0, deadline: subject.until(LIMIT), reply };
     subject.near.tier.publish(pack, vec![in_memory(bytes)], ask);
-    let end = until(subject, LIMIT);
+    let end = subject.until(LIMIT);
     loop {
         if let Ok(reply) = replies.recv_timeout(PAUSE) {
             return reply.result;
@@ -204,7 +183,7 @@ fn fetch(subject: &Subject<'_>, name: ObjectName) -> Result<Vec<u8>, IoError> {
 
 /// Repeats `look` until it returns something, for as long as a change may take.
 fn wait_until<T>(subject: &Subject<'_>, look: impl Fn() -> Option<T>) -> Option<T> {
-    let end: Deadline = until(subject, VISIBLE);
+    let end: Deadline = subject.until(VISIBLE);
     loop {
         if let Some(found) = look() {
             return Some(found);
