@@ -265,7 +265,9 @@ unknown name is an error that names the nearest known one. `store.limits()` retu
 follow from all settings. No setting makes a store return wrong bytes.
 
 A store that [`dalsegno serve`](serve.md) shares has the settings of the server: `--pool` is its
-`dram`, `--capacity` its `capacity`, and `--set NAME=VALUE` sets any other. Its `dram_admission` is
+`dram`, `--capacity` its `capacity`, `--far` its `far`, `--far-capacity` its `far_capacity`, and
+`--set NAME=VALUE` sets any other. The integrations of engines take `capacity` and the settings that
+begin with `far` as keys of their own, and all others in `store`. A server's `dram_admission` is
 `put` by default. The settings of its clients are ignored.
 
 The environment variable `DALSEGNO_LOG` (`error`, `warn`, `info`, `debug`, `trace`) sets the level

@@ -52,8 +52,14 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "config_keys",
+    "far_doctor",
+    "far_inspect",
+    "far_prune",
+    "far_survey",
+    "far_verify",
     "info",
     "inspect",
+    "is_far_location",
     "list_extents",
     "parse_bytes",
     "repair",
@@ -875,6 +881,133 @@ def repair(
 
     Raises:
         UnavailableError: The store cannot be written, or a process has it open.
+    """
+
+def is_far_location(path: str | PathLike[str]) -> bool:
+    """Returns whether a directory is a far location: it has folders of writers, and no store.
+
+    Nothing is written.
+
+    Args:
+        path: A directory; a leading ``~`` is the home directory.
+
+    Raises:
+        UnavailableError: The directory cannot be read.
+    """
+
+def far_survey(
+    path: str | PathLike[str],
+    extents: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, Any]:
+    """Returns what a far location holds, while stores may use it. Reads catalogs and no packs.
+
+    Args:
+        path: The far location; a leading ``~`` is the home directory.
+        extents: Most extents to list; without it none.
+        progress: Called as ``progress(done_objects, total_objects)`` on any thread. Its exceptions
+            are ignored.
+
+    Returns:
+        ``writers``, each with its folder and ``state``: ``live``, ``silent`` for more than ten
+        minutes, ``dead`` for more than a day, or ``unknown``; ``namespaces``; ``extents``;
+        ``faults``: a list of ``{"file", "offset", "what"}``.
+
+    Raises:
+        InvalidError: The directory is no far location.
+        UnavailableError: It cannot be read.
+    """
+
+def far_verify(
+    path: str | PathLike[str], progress: Callable[[int, int], object] | None = None
+) -> dict[str, Any]:
+    """Reads and checks every byte of a far location, while stores may use it.
+
+    Args:
+        path: The far location; a leading ``~`` is the home directory.
+        progress: Called as ``progress(done_bytes, total_bytes)``, at least after each object, on
+            any thread. Its exceptions are ignored.
+
+    Returns:
+        Counts; ``unpublished``: packs without a catalog, a list of ``{"file", "bytes"}``, which are
+        no damage; and ``findings``: a list of ``{"file", "offset", "what"}``, empty without damage.
+        ``more_findings`` counts those beyond 10,000.
+
+    Raises:
+        InvalidError: The directory is no far location.
+        UnavailableError: It cannot be read.
+    """
+
+def far_inspect(path: str | PathLike[str], file: str, offset: int | None = None) -> dict[str, Any]:
+    """Decodes an object of a far location, with the names of its format.
+
+    Args:
+        path: The far location; a leading ``~`` is the home directory.
+        file: Folder and name of a catalog, of a pack or of a namespace's description.
+        offset: In a pack, any byte of the record to decode. Without it its records are listed.
+
+    Returns:
+        As `inspect`.
+
+    Raises:
+        InvalidError: There is no such object or record.
+    """
+
+def far_prune(
+    path: str | PathLike[str],
+    writers: Sequence[str],
+    *,
+    remove: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, Any]:
+    """Finds the writers of a far location that do not run any more, and removes their objects.
+
+    A writer is dead after a day without a sign of life. One that gave a sign of life within ten
+    minutes is never removed.
+
+    Args:
+        path: The far location; a leading ``~`` is the home directory.
+        writers: First digits of the folders of further writers, which need not be dead.
+        remove: Whether to remove them. Otherwise nothing is removed.
+        progress: Called as ``progress(done_objects, total_objects)`` on any thread. Its exceptions
+            are ignored.
+
+    Returns:
+        ``writers``: those that were removed, or would be; ``kept``: how many stay; ``is_removed``.
+
+    Raises:
+        InvalidError: The directory is no far location, a name fits no writer, or one that runs.
+        UnavailableError: It cannot be read, or an object cannot be removed.
+    """
+
+def far_doctor(
+    path: str | PathLike[str],
+    *,
+    other: str | PathLike[str] | None = None,
+    seconds: float = 20.0,
+    progress: Callable[[int], object] | None = None,
+) -> dict[str, Any]:
+    """Measures a directory as a far location, and finds out whether stores may use it.
+
+    It writes to a folder of its own, at most 2 GiB and a twentieth of the free space, and removes
+    it.
+
+    Args:
+        path: A directory of a mounted file system; a leading ``~`` is the home directory.
+        other: The same directory through another mount.
+        seconds: How long it may take, about; 2 to 600.
+        progress: Called as ``progress(thousandths)`` on any thread, with the part of the time that
+            is over. If it returns true, the examination cleans up and ends.
+
+    Returns:
+        ``direct``, ``two_mounts``, ``free_bytes``; ``latency`` in microseconds;
+        ``bandwidth`` in bytes per second by ``far_workers``; ``promises``: what stores need, each
+        with a ``verdict``, ``holds``, ``slow`` or ``fails``; ``advice``: a list of ``{"severity",
+        "what", "action"}``; ``is_safe``; ``written_bytes``, ``left_behind``.
+
+    Raises:
+        InvalidError: The directory holds a store, or an argument is wrong.
+        UnavailableError: The directory cannot be written, is nearly full, or ``progress`` ended it.
     """
 
 def config_keys() -> list[str]:

@@ -14,6 +14,7 @@ mod call;
 mod compress;
 mod error;
 pub mod format;
+pub mod offline;
 mod read;
 mod stats;
 mod transfer;

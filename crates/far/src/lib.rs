@@ -16,6 +16,7 @@ mod follower;
 pub mod format;
 mod index;
 mod names;
+pub mod offline;
 mod own_folder;
 mod publisher;
 mod reader;

@@ -23,7 +23,8 @@ pub use channel::{Channel, ChannelError, Frame, Listener, Peer};
 pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
-    DirectoryLock, DirectoryOptions, FolderEntry, LocalDirectory, LockError, SharedDirectory,
+    DirectoryLock, DirectoryNames, DirectoryOptions, FolderEntry, LocalDirectory, LockError,
+    SharedDirectory,
 };
 pub use engine::CallRing;
 pub use error::IoError;

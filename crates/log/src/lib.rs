@@ -29,9 +29,7 @@ pub use dalsegno_extent::{
 };
 pub use error::LogError;
 pub use log::{Log, LogOptions};
-pub use offline::{
-    Finding, Inspection, ShownField, ShownPart, ShownRecord, VerifyReport, inspect, verify,
-};
+pub use offline::{Finding, VerifyReport, inspect, verify};
 pub use recovery::{Recovered, Removal, SegmentFault, StoreFiles, store_header};
 pub use segment::{
     OtherFiles, Pin, Recycler, Removals, Reservation, SegmentListFile, SegmentState, SegmentView,

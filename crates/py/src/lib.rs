@@ -14,6 +14,7 @@ mod allocation;
 mod arguments;
 mod buffers;
 mod errors;
+mod far;
 mod lease;
 mod namespace;
 mod offline;
@@ -89,6 +90,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(offline::inspect, module)?)?;
     module.add_function(wrap_pyfunction!(offline::verify, module)?)?;
     module.add_function(wrap_pyfunction!(offline::repair, module)?)?;
+    module.add_function(wrap_pyfunction!(far::is_far_location, module)?)?;
+    module.add_function(wrap_pyfunction!(far::far_survey, module)?)?;
+    module.add_function(wrap_pyfunction!(far::far_verify, module)?)?;
+    module.add_function(wrap_pyfunction!(far::far_inspect, module)?)?;
+    module.add_function(wrap_pyfunction!(far::far_prune, module)?)?;
+    module.add_function(wrap_pyfunction!(far::far_doctor, module)?)?;
     module.add_function(wrap_pyfunction!(offline::config_keys, module)?)?;
     module.add_function(wrap_pyfunction!(offline::parse_bytes, module)?)?;
     Ok(())

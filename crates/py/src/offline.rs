@@ -1,6 +1,6 @@
 //! Functions on a store that no process has open.
 
-use dalsegno_store::{Config, VerifyReport, to_hex};
+use dalsegno_store::{Config, Inspection, VerifyReport, to_hex};
 use pyo3::prelude::*;
 use serde_json::json;
 
@@ -80,6 +80,11 @@ pub(crate) fn inspect<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let at = offset.map(|offset| offset.named("offset")).transpose()?;
     let found = py.detach(move || dalsegno_store::inspect(path.as_ref(), file, at)).or_raise()?;
+    to_python(py, &shown(&found))
+}
+
+/// What `inspect` returns.
+pub(crate) fn shown(found: &Inspection) -> serde_json::Value {
     let fields = found.fields.iter().map(|one| {
         json!({"offset": one.offset, "name": one.name, "hex": to_hex(&one.bytes), "says": one.says})
     });
@@ -104,16 +109,13 @@ pub(crate) fn inspect<'py>(
             "first": to_hex(&one.first),
         })
     });
-    to_python(
-        py,
-        &json!({
-            "title": found.title,
-            "problem": found.problem,
-            "fields": fields.collect::<Vec<_>>(),
-            "records": records.collect::<Vec<_>>(),
-            "parts": parts.collect::<Vec<_>>(),
-        }),
-    )
+    json!({
+        "title": found.title,
+        "problem": found.problem,
+        "fields": fields.collect::<Vec<_>>(),
+        "records": records.collect::<Vec<_>>(),
+        "parts": parts.collect::<Vec<_>>(),
+    })
 }
 
 /// Reads and checks every byte of a store that no process has open.
@@ -176,7 +178,7 @@ pub(crate) fn repair<'py>(
 }
 
 /// A function that calls Python's `progress` on any thread.
-fn progress_callback(progress: Option<Bound<'_, PyAny>>) -> impl Fn(u64, u64) + Sync {
+pub(crate) fn progress_callback(progress: Option<Bound<'_, PyAny>>) -> impl Fn(u64, u64) + Sync {
     let progress = progress.map(Bound::unbind);
     move |done, total| {
         if let Some(progress) = &progress {

@@ -35,12 +35,16 @@ pub use dalsegno_core::{
     ErrorKind, FarWrite, IndexChoice, KvLayout, Limits, Namespace, NamespaceBuilder, NamespaceId,
     Result, StoreId, format_bytes, parse_bytes, to_hex,
 };
+pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecord};
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Backing, Lender, Memory, lend};
-pub use dalsegno_log::{Cause, CompressionStats, Inspection, ShownField, ShownPart, ShownRecord};
+pub use dalsegno_log::{Cause, CompressionStats};
 pub use device::DeviceStats;
 pub use error::{forked, no_thread};
 pub use far::stats::FarStats;
+pub use offline::far::{
+    far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location,
+};
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};

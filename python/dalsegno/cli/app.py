@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dalsegno import DalsegnoError, __version__
-from dalsegno.cli import demo, info, inspect, ls, output, serve, verify
+from dalsegno.cli import demo, doctor, info, inspect, ls, output, prune, serve, verify
 from dalsegno.cli.commands import Commands, help_of
 
 # What a command could not do, as opposed to what it found.
@@ -26,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _demo = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+_far = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
@@ -44,7 +45,7 @@ def dalsegno(
     """Look into, check and try out a Dalsegno store: the KV cache that survives.
 
     Commands that take a directory work while no process has the store open. They only read, but
-    for `verify --repair`.
+    for `verify --repair`. A far location, which stores of many hosts share, may be in use.
 
     Exit codes: 0 it is well, 1 it is not (damage was found, a demonstration failed),
     2 the question could not be answered (wrong arguments, a locked store, an output that cannot be
@@ -53,11 +54,14 @@ def dalsegno(
 
 
 app.callback(help=help_of(dalsegno))(dalsegno)
-for _command in (info.info, ls.ls, verify.verify, inspect.inspect, serve.serve):
+for _command in (info.info, ls.ls, verify.verify, inspect.inspect, prune.prune, serve.serve):
     app.command(help=help_of(_command))(_command)
 _demo.callback(help=help_of(demo.demo))(demo.demo)
 _demo.command("vllm", help=help_of(demo.demo_vllm))(demo.demo_vllm)
 app.add_typer(_demo, name="demo")
+_far.callback(help=help_of(doctor.far))(doctor.far)
+_far.command("doctor", help=help_of(doctor.doctor))(doctor.doctor)
+app.add_typer(_far, name="far")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

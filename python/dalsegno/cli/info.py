@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dalsegno
-from dalsegno.cli import show
+from dalsegno.cli import far, show
 from dalsegno.cli.options import AsJson, Directory
 
 
@@ -13,7 +13,8 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
     """Show the size of a store, its segments and its contents.
 
     Only headers are read, so it is quick on a large store too. Damage that an open would meet is
-    listed; `dalsegno verify` checks every byte.
+    listed; `dalsegno verify` checks every byte. Of a far location, the writers are shown, and
+    whether each is live, silent for ten minutes, or dead for a day.
 
     Example:
       dalsegno info /var/cache/kv
@@ -21,6 +22,9 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
 
     Exit codes: 0 shown, 2 no store, locked, or of a newer version.
     """
+    if dalsegno.is_far_location(str(directory)):
+        far.info(directory, as_json=as_json)
+        return
     found = dalsegno.info(str(directory))
     if as_json:
         show.as_json({"path": str(directory), **found})

@@ -38,7 +38,8 @@ def inspect(
     The names are those of docs/formats/log.md. Of a segment, that is its header and a list of its
     records; with an offset, the record that holds that byte: every field of its header, and each
     slice compared with its checksum. A damaged header is shown all the same, with what is wrong.
-    Nothing is written.
+    Nothing is written. At a far location, FILE is a folder and a name in it: a catalog with its
+    entries, or a pack with its records, as docs/formats/pack.md names them.
 
     Example:
       dalsegno inspect /var/cache/kv store.meta
@@ -48,7 +49,9 @@ def inspect(
     Exit codes: 0 what is shown is in order, 1 it is damaged, 2 could not look (no store, locked,
     no such file or record).
     """
-    found = dalsegno.inspect(str(directory), file, offset)
+    is_far = dalsegno.is_far_location(str(directory))
+    inspected = dalsegno.far_inspect if is_far else dalsegno.inspect
+    found = inspected(str(directory), file, offset)
     if as_json:
         show.as_json({"path": str(directory), "file": file, **found})
     else:

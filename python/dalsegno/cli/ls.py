@@ -8,7 +8,7 @@ import typer
 
 import dalsegno
 from dalsegno import InvalidError
-from dalsegno.cli import show
+from dalsegno.cli import far, show
 from dalsegno.cli.options import AsJson, Directory
 
 # Digits of a hash in a table, enough to compare rows by eye; --json prints all of them.
@@ -42,7 +42,12 @@ def ls(
 
     Exit codes: 0 listed, 2 no store, locked, of a newer version, or no such namespace.
     """
-    rows = dalsegno.list_extents(str(directory))
+    is_far = dalsegno.is_far_location(str(directory))
+    if is_far:
+        # All of them: which are wanted is known afterwards.
+        rows = far.extents_by_namespace(far.survey(directory, far.MOST_EXTENTS if extents else 0))
+    else:
+        rows = dalsegno.list_extents(str(directory))
     if namespace is not None:
         rows = [row for row in rows if row["id"].startswith(namespace.lower())]
         if not rows:
@@ -75,7 +80,9 @@ def _shorten(rows: list[dict[str, Any]], limit: int | None) -> None:
 
 
 def _namespaces(rows: list[dict[str, Any]]) -> None:
-    columns = ("namespace", "fields", "shape", "lineages>", "extents>", "blocks>", "size>")
+    # A far location has writers, a store lineages.
+    counted = "writers" if "writers" in rows[0] else "lineages"
+    columns = ("namespace", "fields", "shape", f"{counted}>", "extents>", "blocks>", "size>")
     show.table(
         columns,
         [
@@ -84,7 +91,7 @@ def _namespaces(rows: list[dict[str, Any]]) -> None:
                 "\n".join(f"{tag}={text}" for tag, text in row["fields"].items())
                 or "(description lost)",
                 f"{show.plural(row['layers'], 'layer')} of {show.byte_count(row['slice_bytes'])}",
-                f"{row['lineages']:,}",
+                f"{row[counted]:,}",
                 f"{row['extents']:,}",
                 f"{row['blocks']:,}",
                 show.byte_count(row["bytes"]),
@@ -99,7 +106,8 @@ def _extents(row: dict[str, Any]) -> None:
     print(f"\nextents of namespace {row['id'][:SHORT]}, {len(shown):,} of {row['extents']:,}")
     if not shown:
         return
-    place = ("segment>", "offset>", "size>", "sequence>")
+    file = "pack" if "pack" in shown[0] else "segment"
+    place = (file if file == "pack" else "segment>", "offset>", "size>", "sequence>")
     show.table(
         ("lineage", "from block>", "blocks>", "first hash", *place),
         [
@@ -108,7 +116,7 @@ def _extents(row: dict[str, Any]) -> None:
                 one["first_block_index"],
                 one["blocks"],
                 one["first_hash"][:SHORT],
-                one["segment"],
+                one[file],
                 one["offset"],
                 show.byte_count(one["bytes"]),
                 one["sequence"],

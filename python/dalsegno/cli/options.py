@@ -10,6 +10,13 @@ import typer
 from dalsegno.paths import local_path
 
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", parser=local_path, help="The store's directory.")
+    Path,
+    typer.Argument(
+        metavar="DIR", parser=local_path, help="The store's directory, or a far location."
+    ),
+]
+FarDirectory = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", parser=local_path, help="Directory that stores share."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")]

@@ -23,6 +23,20 @@ from dalsegno.settings import merged
 NOT_READY = 1
 STOPPING = {signal.SIGTERM, signal.SIGINT}
 
+_Far = Annotated[
+    Path | None,
+    typer.Option(
+        parser=local_path, metavar="DIR", help="Directory that the stores of all hosts share."
+    ),
+]
+_FarCapacity = Annotated[
+    str | None, typer.Option(help="Most bytes of this store there. Default: 10% of it.")
+]
+_Tenants = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GROUP=UIDS", help="Give users a store and a pool of their own."),
+]
+
 
 def serve(  # noqa: PLR0913 - one argument for each option
     directory: Directory,
@@ -41,14 +55,13 @@ def serve(  # noqa: PLR0913 - one argument for each option
     capacity: Annotated[
         str | None, typer.Option(help="Most bytes of disk. Default: 80% of what is free.")
     ] = None,
+    far: _Far = None,
+    far_capacity: _FarCapacity = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Another setting of the store."),
     ] = None,
-    tenant: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GROUP=UIDS", help="Give users a store and a pool of their own."),
-    ] = None,
+    tenant: _Tenants = None,
     metrics: Annotated[
         int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this port.")
     ] = None,
@@ -63,6 +76,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
 
     Example:
       dalsegno serve /var/cache/kv --pool 64GiB --capacity 1TiB
+      dalsegno serve /var/cache/kv --far /mnt/shared/kv
       dalsegno serve /var/cache/kv --ready && echo it runs
       dalsegno serve /var/cache/kv --tenant blue=1001,1002 --metrics 9400
 
@@ -71,7 +85,8 @@ def serve(  # noqa: PLR0913 - one argument for each option
     if ready:
         _say_ready(f"{SOCKET_PREFIX}{socket or socket_of(directory)}")
         return
-    given = {"capacity": capacity, **dict(_pair(one) for one in setting or ())}
+    own = {"capacity": capacity, "far": str(far) if far else None, "far_capacity": far_capacity}
+    given = _together(own, dict(_pair(one) for one in setting or ()))
     if "dram" in given:
         raise InvalidError("--set dram: the pool is the memory of a server; use --pool")
     settings = {"dram_admission": "put", **merged(given), "dram": _pool_bytes(pool)}
@@ -82,14 +97,14 @@ def serve(  # noqa: PLR0913 - one argument for each option
     server = Server(
         directory, json.dumps(settings), socket=socket, pool_file=pool_file, tenants=tenants
     )
-    _run(directory, server, metrics)
+    _run(directory, server, metrics, settings.get("far"))
 
 
-def _run(directory: Path, server: Server, metrics: int | None) -> None:
+def _run(directory: Path, server: Server, metrics: int | None, far: object) -> None:
     """Waits for a signal, then closes the server."""
     try:
         with _metrics(server, metrics):
-            _announce(directory, server, metrics)
+            _announce(directory, server, metrics, far)
             _notify("READY=1")
             signal.sigwait(STOPPING)
             _notify("STOPPING=1")
@@ -112,6 +127,15 @@ def _pool_bytes(text: str) -> int:
         raise InvalidError(f"--pool {text}: {error}") from error
 
 
+def _together(own: dict[str, str | None], others: dict[str, object]) -> dict[str, object]:
+    """Settings that have an option of their own, and those of `--set`."""
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given.keys() & others.keys():
+        option = f"--{name.replace('_', '-')}"
+        raise InvalidError(f"{option} and --set {name} are given; use {option} only")
+    return {**given, **others}
+
+
 def _pair(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -132,7 +156,7 @@ def _tenant(text: str) -> tuple[str, set[int]]:
     return name, found
 
 
-def _announce(directory: Path, server: Server, metrics: int | None) -> None:
+def _announce(directory: Path, server: Server, metrics: int | None, far: object) -> None:
     stats = server.stats()["tenants"][0]
     store = stats["store"]
     direct = "around the page cache" if store["io_direct"] else "through the page cache"
@@ -142,6 +166,7 @@ def _announce(directory: Path, server: Server, metrics: int | None) -> None:
             ("socket", server.socket),
             ("pool", show.byte_count(stats["pool_bytes"])),
             ("disk", f"at most {show.byte_count(store['capacity_bytes'])}"),
+            *([("far", far)] if far else []),
             ("I/O", f"{store['io_engine']}, {direct}"),
             *([("metrics", f"http://localhost:{metrics}/metrics")] if metrics else []),
             ("engines", f"set their path to {SOCKET_PREFIX}{server.socket} or {directory}"),

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import dalsegno
-from dalsegno.cli import show
+from dalsegno.cli import far, show
 from dalsegno.cli.options import AsJson, Directory
-
-Progressed = Callable[[int, int], None]
-Work = Callable[[str, Progressed], dict[str, Any]]
+from dalsegno.cli.work import with_progress
 
 DAMAGED = 1
-INTERRUPTED = 130
 
 
 def verify(
@@ -42,6 +34,8 @@ def verify(
     the damaged ones are dropped. That needs free space for one segment; without it the segment
     stays as it is.
 
+    A far location is checked while stores use it: every catalog, and every byte of every pack.
+
     Example:
       dalsegno verify /var/cache/kv && echo clean
       dalsegno verify /var/cache/kv --json | jq '.findings[].file'
@@ -50,12 +44,11 @@ def verify(
     Exit codes: 0 clean, also after a repair, 1 findings, or some that could not be repaired,
     2 could not check (no store, locked, of a newer version).
     """
-    work = dalsegno.repair if repair else dalsegno.verify
-    try:
-        report = _answered(work, directory)
-    except KeyboardInterrupt:
-        # The work goes on in native code. A check only reads; a repair may stop anywhere.
-        os._exit(INTERRUPTED)
+    if dalsegno.is_far_location(str(directory)):
+        far.verify(directory, repair=repair, as_json=as_json)
+        return
+    native = dalsegno.repair if repair else dalsegno.verify
+    report = with_progress("checking", lambda progress: native(str(directory), progress))
     last = report["after"] if repair else report
     clean = not last["findings"]
     if as_json:
@@ -66,40 +59,6 @@ def verify(
         _print_report(report)
     if not clean:
         raise typer.Exit(DAMAGED)
-
-
-def _answered(work: Work, directory: Path) -> dict[str, Any]:
-    """Does the work on a thread of its own, so that Ctrl-C works meanwhile."""
-    answers: list[dict[str, Any] | BaseException] = []
-    target = show.console(stderr=True)
-    columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=target, transient=True, disable=not target.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        def progress(done_bytes: int, total_bytes: int) -> None:
-            bar.update(task, completed=done_bytes, total=total_bytes)
-
-        given = (work, directory, progress, answers)
-        thread = threading.Thread(target=_answer, args=given, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.1)
-    answer = answers[0]
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
-
-
-def _answer(
-    work: Work,
-    directory: Path,
-    progress: Progressed,
-    answers: list[dict[str, Any] | BaseException],
-) -> None:
-    try:
-        answers.append(work(str(directory), progress))
-    except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-        answers.append(error)
 
 
 def _print_report(report: dict[str, Any]) -> None:

@@ -28,8 +28,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 def node(path: Path, far: Path) -> dict[str, Any]:
     """The connector of an engine with a local directory and a far one."""
     config = connector(str(path))
-    config["kv_connector_extra_config"]["store"] = {"far": str(far), "far_flush_s": 0.5}
-    config["kv_connector_extra_config"]["capacity"] = "1GiB"
+    config["kv_connector_extra_config"] |= {
+        "capacity": "1GiB",
+        "far": str(far),
+        "far_flush_s": 0.5,
+    }
     return config
 
 

@@ -163,3 +163,18 @@ def test_a_tenant_has_a_store_of_its_own(tmp_path: Path) -> None:
     path.rmdir()
     assert done.stdout.split() == ["True", "0", "1"], done.stderr
     assert dalsegno.info(str(tmp_path / "kv" / "tenants" / "blue"))["blocks"] == 0
+
+
+def test_the_far_directory_is_an_option_and_is_announced(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    options = ("--far", tmp_path / "far", "--far-capacity", "1GiB")
+    with serving(tmp_path / "kv", *options) as server:
+        out, _ = stopped(server)
+    assert f"far {tmp_path / 'far'}" in " ".join(out.split())
+
+
+def test_an_option_and_the_same_setting_are_refused_together(tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    done = run(tmp_path / "kv", "--far", far, "--set", f"far={far}")
+    assert done.returncode == 2
+    assert "--far and --set far are given; use --far only" in done.stderr

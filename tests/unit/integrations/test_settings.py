@@ -9,6 +9,9 @@ import pytest
 
 import dalsegno
 from dalsegno.integrations.common.settings import StoreSettings, byte_count, element_bytes
+from dalsegno.integrations.lmcache.settings import AdapterSettings
+from dalsegno.integrations.sglang.settings import HiCacheSettings
+from dalsegno.integrations.vllm.settings import TierSettings, expand
 
 
 @pytest.mark.parametrize(
@@ -76,3 +79,52 @@ def test_regression_a_setting_that_is_not_a_number_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(dalsegno.InvalidError, match=r"^merge_rate must be a finite number or text"):
         dalsegno.open(tmp_path / "store", merge_rate=value)
+
+
+FAR = {
+    "far": "/mnt/shared/kv",
+    "far_capacity": "1TiB",
+    "far_workers": 8,
+    "far_write": "evict",
+    "far_flush_s": 0.5,
+}
+
+
+def test_settings_of_the_far_tier_reach_the_store_from_every_engine() -> None:
+    base = {"path": "/x", "weights_fingerprint": "w", **FAR}
+    for kind in (StoreSettings, HiCacheSettings, AdapterSettings, TierSettings):
+        settings = kind.read(base, "here", "it").store_settings()
+        assert settings == {"dram": 0, **FAR, "far_capacity": 1 << 40}
+    tier = expand({"cpu_bytes_to_use": "1GiB", **base}, on_cpu=True)["secondary_tiers"][0]
+    assert FAR.items() <= tier.items()
+
+
+def test_a_home_directory_is_found_behind_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/kv")
+    assert StoreSettings.read({"path": "/x", "far": "~/far"}, "here", "it").far == "/home/kv/far"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("far", 7, "must be text"),
+        ("far_capacity", "lots", "must be bytes"),
+        ("far_workers", 65, "from 1 to 64"),
+        ("far_write", "always", "put, second-put, evict"),
+        ("far_flush_s", 0, "seconds above 0"),
+    ],
+)
+def test_a_wrong_setting_of_the_far_tier_is_refused_with_what_is_allowed(
+    name: str, value: object, allowed: str
+) -> None:
+    with pytest.raises(dalsegno.InvalidError, match=rf"^{name} is .*{allowed}"):
+        StoreSettings.read({"path": "/x", name: value}, "here", "it")
+
+
+def test_a_setting_that_has_two_values_is_refused() -> None:
+    given = {"path": "/x", "capacity": "1GiB", "store": {"capacity": "1024MiB", "far": "/a"}}
+    assert StoreSettings.read(given, "here", "it").store_settings()["capacity"] == 1 << 30
+    for name, value in (("far", "/b"), ("capacity", "2GiB")):
+        message = f"^{name} has two values in here: .* give one$"
+        with pytest.raises(dalsegno.InvalidError, match=message):
+            StoreSettings.read({**given, name: value}, "here", "it")

@@ -4,10 +4,12 @@ mod direct_io;
 mod entries;
 mod local;
 mod lock;
+mod look;
 mod open_files;
 mod publish;
 mod shared;
 
 pub use self::local::{DirectoryOptions, LocalDirectory};
 pub use self::lock::{DirectoryLock, LockError};
+pub use self::look::DirectoryNames;
 pub use self::shared::{FolderEntry, SharedDirectory};

@@ -432,7 +432,7 @@ fn is_visible(name: &str) -> bool {
 }
 
 /// Every name in a directory with its kind, which may be unknown.
-fn names_in(directory: &OwnedFd) -> Result<Vec<(String, FileType)>, Errno> {
+pub(super) fn names_in(directory: &OwnedFd) -> Result<Vec<(String, FileType)>, Errno> {
     let mut names = Vec::new();
     // Opened again: each listing has a position of its own.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | CONFINED;

@@ -5,71 +5,23 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::{Clock, Extent, SECTOR_BYTES, sector_down};
-use dalsegno_extent::format::fields::{
-    NAMESPACE_FIELDS, RECORD_FIELDS, SEGMENT_FIELDS, STORE_FIELDS,
-};
+use dalsegno_core::{Clock, SECTOR_BYTES, sector_down};
+use dalsegno_extent::format::fields::{SEGMENT_FIELDS, STORE_FIELDS};
 use dalsegno_extent::format::{
-    NamespaceSector, RecordHeader, RecordKind, SECTOR, SECTOR_CRC_AT as CRC_AT, STORE_FILE,
-    SegmentHeader, StoreHeader, namespace_of_file, segment_number,
+    RecordHeader, SECTOR, SECTOR_CRC_AT as CRC_AT, STORE_FILE, SegmentHeader, StoreHeader,
+    namespace_of_file, segment_number,
+};
+use dalsegno_extent::offline::{
+    Inspection, PartPlace, ShownPart, ShownRecord, kind_name, parts_of, raw_field, sector_crc,
+    show_header, show_namespace, shown_fields,
 };
 use dalsegno_extent::{offline_io, read_first_sector};
 use dalsegno_io::{BufferPool, Device, FileId, OpenMode};
 
-use super::inspect_fields::{ShownField, raw_field, sector_crc, shown_fields, tables};
 use super::offline_store::OfflineStore;
 use super::report::VerifyReport;
 use crate::error::LogError;
 use crate::scan::{SegmentScan, scan_records};
-
-/// A record of a segment, as one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShownRecord {
-    /// Offset in the file.
-    pub offset: u64,
-    /// Bytes of header and payload; 0 for a damaged header.
-    pub bytes: u64,
-    /// `extent`, `compressed extent`, `tombstone`, `void`, `seal`, or `damaged`.
-    pub kind: &'static str,
-    /// Number of blocks that it names.
-    pub blocks: u64,
-    /// Its sequence number.
-    pub sequence: u64,
-    /// What is wrong; empty if nothing is.
-    pub problem: String,
-}
-
-/// A slice of an extent, or a unit of a compressed one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShownPart {
-    /// Offset in the file.
-    pub offset: u64,
-    /// Its bytes in the file.
-    pub bytes: u64,
-    /// Its name.
-    pub name: String,
-    /// The checksum in the header.
-    pub crc: u32,
-    /// Whether the bytes match it; the error if they could not be read.
-    pub verdict: Result<bool, String>,
-    /// The first bytes.
-    pub first: Vec<u8>,
-}
-
-/// The parts of a file, or of one record.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inspection {
-    /// The file or record.
-    pub title: String,
-    /// What is wrong with its header; empty if it is valid.
-    pub problem: String,
-    /// The header, field by field.
-    pub fields: Vec<ShownField>,
-    /// The records, if it is a segment.
-    pub records: Vec<ShownRecord>,
-    /// The payload, if it is an extent.
-    pub parts: Vec<ShownPart>,
-}
 
 /// Shows a file of a store that nobody has open: a small file, or a segment's header and records. With `at`, shows the
 /// record of the segment that holds this offset.
@@ -87,7 +39,9 @@ pub fn inspect(
 ) -> Result<Option<Inspection>, LogError> {
     if file == STORE_FILE || namespace_of_file(file).is_some() {
         let sector = read_first_sector(&offline_io(device, clock, pool), file)?;
-        return Ok((at.unwrap_or(0) < SECTOR_BYTES).then(|| small_file(file, &sector)));
+        let show =
+            || if file == STORE_FILE { store_file(&sector) } else { show_namespace(file, &sector) };
+        return Ok((at.unwrap_or(0) < SECTOR_BYTES).then(show));
     }
     let Some(number) = segment_number(file) else { return Ok(None) };
     let store = OfflineStore::open(device, clock, pool, &mut VerifyReport::default())?;
@@ -103,28 +57,14 @@ pub fn inspect(
     Ok(shown)
 }
 
-fn small_file(file: &str, sector: &[u8; SECTOR]) -> Inspection {
-    let (problem, named) = if file == STORE_FILE {
-        (StoreHeader::decode(sector).err(), &STORE_FIELDS[..])
-    } else {
-        (NamespaceSector::decode(sector).err(), &NAMESPACE_FIELDS[..])
-    };
-    let mut fields = shown_fields(sector, 0, 0, named);
+fn store_file(sector: &[u8; SECTOR]) -> Inspection {
+    let mut fields = shown_fields(sector, 0, 0, &STORE_FIELDS);
     let behind = fields.iter().map(|field| field.bytes.len()).sum::<usize>();
-    if file == STORE_FILE {
-        fields.push(raw_field(sector, 0, behind..CRC_AT, "reserved"));
-    } else {
-        // The length is not trusted: a longer descriptor is shown up to the end of the sector.
-        let length = u32::from_le_bytes([sector[12], sector[13], sector[14], sector[15]]) as usize;
-        let end = behind.saturating_add(length).min(CRC_AT);
-        let mut encoding = raw_field(sector, 0, behind..end, "encoding");
-        encoding.says = String::from_utf8_lossy(&encoding.bytes).escape_default().to_string();
-        fields.push(encoding);
-        fields.push(raw_field(sector, 0, end..CRC_AT, "rest"));
-    }
+    fields.push(raw_field(sector, 0, behind..CRC_AT, "reserved"));
     fields.push(sector_crc(sector));
-    let problem = problem.map(|problem| problem.to_string()).unwrap_or_default();
-    Inspection { title: file.to_owned(), problem, fields, ..Inspection::default() }
+    let problem = StoreHeader::decode(sector).err().map(|problem| problem.to_string());
+    let problem = problem.unwrap_or_default();
+    Inspection { title: STORE_FILE.to_owned(), problem, fields, ..Inspection::default() }
 }
 
 /// A segment's file, open for reading.
@@ -177,7 +117,8 @@ impl SegmentFile<'_> {
         };
         let mut found = self.header_at(record.offset)?;
         if let Some(extent) = record.extent() {
-            found.parts = self.parts(&extent, &record.kind);
+            let places = parts_of(&extent, &record.kind).into_iter();
+            found.parts = places.map(|place| self.part(place)).collect();
         }
         Some(found)
     }
@@ -200,49 +141,14 @@ impl SegmentFile<'_> {
         let header_bytes = RecordHeader::peek_bytes(&sector).ok()? as usize;
         // If the file ends before the header does, only its first sector is shown.
         let header = self.read(offset, header_bytes).unwrap_or(sector);
-        let decoded = RecordHeader::decode(&header);
-        let mut fields = shown_fields(&header, offset, 0, &RECORD_FIELDS);
-        let behind = fields.iter().map(|field| field.bytes.len()).sum::<usize>();
-        match &decoded {
-            Ok(decoded) => fields.extend(tables(&header, offset, behind, decoded)),
-            Err(_) => fields.push(raw_field(&header, offset, behind..header.len(), "not decoded")),
-        }
-        let problem = decoded.err().map(|problem| problem.to_string()).unwrap_or_default();
-        let title = format!("record header at {offset}");
-        Some(Inspection { title, problem, fields, ..Inspection::default() })
+        Some(show_header(&header, offset))
     }
 
-    /// The slices of an extent, or the units of a compressed one, each compared with its checksum.
-    fn parts(&self, extent: &Extent, kind: &RecordKind) -> Vec<ShownPart> {
-        let RecordKind::Extent { slice_crcs, units, .. } = kind else { return Vec::new() };
-        if let Some(units) = units {
-            let mut offset = extent.location.offset + u64::from(extent.location.header_bytes);
-            let rows = units.table.iter().enumerate().map(|(number, unit)| {
-                let start = offset;
-                offset += u64::from(unit.bytes);
-                self.part(start, u64::from(unit.bytes), format!("unit {number}"), unit.crc)
-            });
-            return rows.collect();
-        }
-        let blocks = extent.block_count();
-        let places = (0..extent.layout.layers())
-            .flat_map(|layer| (0..blocks).map(move |block| (layer, block)));
-        let slice_bytes = u64::from(extent.layout.slice_bytes());
-        let rows = places.zip(slice_crcs).map(|((layer, block), crc)| {
-            let name = format!("slice ({layer}, {block})");
-            self.part(extent.slice_offset(layer, block), slice_bytes, name, *crc)
-        });
-        rows.collect()
-    }
-
-    fn part(&self, offset: u64, bytes: u64, name: String, crc: u32) -> ShownPart {
-        let read = usize::try_from(bytes)
+    fn part(&self, place: PartPlace) -> ShownPart {
+        let read = usize::try_from(place.bytes)
             .map_err(|_| "too long".to_owned())
-            .and_then(|len| self.read(offset, len));
-        let first = read.as_deref().map(|read| read[..read.len().min(16)].to_vec());
-        let first = first.unwrap_or_default();
-        let verdict = read.map(|read| crc32c::crc32c(&read) == crc);
-        ShownPart { offset, bytes, name, crc, verdict, first }
+            .and_then(|len| self.read(place.offset, len));
+        place.show(read.as_deref().map_err(Clone::clone))
     }
 }
 
@@ -250,13 +156,7 @@ fn rows(scan: &SegmentScan) -> Vec<ShownRecord> {
     let valid = scan.records.iter().map(|record| ShownRecord {
         offset: record.offset,
         bytes: u64::from(record.header_bytes()) + record.payload_bytes(),
-        kind: match &record.kind {
-            RecordKind::Extent { units: Some(_), .. } => "compressed extent",
-            RecordKind::Extent { .. } => "extent",
-            RecordKind::Tombstone { .. } => "tombstone",
-            RecordKind::Void { .. } => "void",
-            RecordKind::Seal => "seal",
-        },
+        kind: kind_name(&record.kind),
         blocks: record.hashes.len() as u64,
         sequence: record.sequence,
         problem: String::new(),

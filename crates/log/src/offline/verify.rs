@@ -10,6 +10,7 @@ use dalsegno_extent::format::{
     FormatError, ListedSegment, NamespaceSector, RecordHeader, RecordKind, all_zero,
     namespace_of_file, segment_number,
 };
+use dalsegno_extent::offline::check_units;
 use dalsegno_extent::{Call, read_at, read_first_sector};
 use dalsegno_io::{BufferPool, Device, DirEntry, FileId, OpenMode, share_work};
 use parking_lot::Mutex;
@@ -17,7 +18,6 @@ use parking_lot::Mutex;
 use super::offline_store::OfflineStore;
 use super::report::VerifyReport;
 use super::verify_list::{list_of, note_lost_records, note_missing};
-use super::verify_units::verify_units;
 use crate::error::LogError;
 use crate::recovery::read_segment_header;
 use crate::scan::scan_records;
@@ -149,7 +149,8 @@ fn verify_record(
         report.slices += slice_crcs.len() as u64;
         report.bytes += extent.payload_bytes();
         let note = &mut |offset, what| report.note(name, offset, what);
-        verify_units(store, file, &extent, slice_crcs, units, note);
+        let read = &mut |offset, len| store.read_bytes(file, offset, len);
+        check_units(&extent, slice_crcs, units, read, note);
         return;
     }
     let rows = slice_crcs.chunks_exact(extent.hashes.len());

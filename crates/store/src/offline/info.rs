@@ -6,9 +6,10 @@ use std::sync::Arc;
 use dalsegno_core::{
     ChainHash, Compression, Config, Error, NamespaceId, Result, SpaceFacts, StoreId,
 };
+use dalsegno_extent::offline::Inspection;
 use dalsegno_index::{Index, LsmIndex, LsmOptions, LsmStats, MemoryIndex, index_number};
 use dalsegno_io::DirectoryLock;
-use dalsegno_log::{Inspection, Log, LogOptions, SegmentState};
+use dalsegno_log::{Log, LogOptions, SegmentState};
 use serde::Serialize;
 
 use crate::background::tuner::{DecisionRow, read_decisions};

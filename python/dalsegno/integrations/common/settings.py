@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Self
 
 import dalsegno
 from dalsegno import InvalidError
-from dalsegno.paths import SOCKET_PREFIX, is_owned, store_path
+from dalsegno.paths import SOCKET_PREFIX, is_owned, local_path, store_path
 
 Check = Callable[[str, object], Any]
 
 CODECS = ("none", "zstd")
+FAR_WRITES = ("put", "second-put", "evict")
 # Bytes of a number in a KV cache, by the name of the cache's dtype.
 _WIDTHS = {"bfloat16": 2, "float": 4, "float16": 2, "float32": 4, "half": 2}
 # Dtypes with these prefixes have one byte: `fp8_e4m3`, `fp8_ds_mla` ...
@@ -118,8 +119,25 @@ def checked(given: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, 
     }
 
 
-_CHECKS: dict[str, Check] = {
+def far_write(name: str, value: object) -> str:
+    """Checks when a block is written to the far directory."""
+    if value in FAR_WRITES:
+        return str(value)
+    raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(FAR_WRITES)}")
+
+
+# Settings of the store that need no "store": they stand beside the integration's own.
+_OF_STORE: dict[str, Check] = {
     "capacity": byte_count,
+    "far": lambda name, value: str(local_path(text(name, value, 4096))),
+    "far_capacity": byte_count,
+    "far_workers": lambda name, value: count(name, value, 64),
+    "far_write": far_write,
+    "far_flush_s": seconds,
+}
+
+_CHECKS: dict[str, Check] = {
+    **_OF_STORE,
     "codec": codec,
     "store": mapping,
     "load_timeout_s": seconds,
@@ -140,9 +158,20 @@ class StoreSettings:
             ranks in processes of their own have a folder each in it, unless `dalsegno serve` owns
             the directory. Or `unix:` and the path of a server's socket.
         capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
+        far: Directory of a mounted file system that the stores of other hosts use too. None: no far
+            tier.
+        far_capacity: Most bytes there of this store while it is open; the store's default if not
+            given.
+        far_workers: Requests to the far directory at a time, 1 to 64; the store's default if not
+            given.
+        far_write: When a block is written there, `put`, `second-put` or `evict`; the store's
+            default if not given.
+        far_flush_s: Seconds until blocks are published there even if their pack is not full; the
+            store's default if not given.
         codec: `zstd` compresses blocks without loss, `none` does not. It is not part of the
             identity: blocks stored with one codec are found with the other.
-        store: Further settings of the store, as `dalsegno.open` takes them.
+        store: Further settings of the store, as `dalsegno.open` takes them. A setting that is given
+            here as well must have the same value.
         load_timeout_s: Seconds after which blocks that are still being read are misses.
         store_timeout_s: Seconds after which blocks that are still being written fail.
         salt: Separates tenants: stores with different salts never share a block.
@@ -152,6 +181,11 @@ class StoreSettings:
 
     path: Path
     capacity: int | None = None
+    far: str | None = None
+    far_capacity: int | None = None
+    far_workers: int | None = None
+    far_write: str | None = None
+    far_flush_s: float | None = None
     codec: str = "none"
     store: Mapping[str, Any] = field(default_factory=dict)
     load_timeout_s: float = 10.0
@@ -184,7 +218,23 @@ class StoreSettings:
                 f'{who} needs "path", the directory of the store, or "unix:" and a server\'s socket'
             )
         path = Path(store_path(text("path", given["path"], 4096))).expanduser()
-        return cls(path=path, **checked(given, cls.CHECKS))
+        settings = cls(path=path, **checked(given, cls.CHECKS))
+        settings._check_duplicates(where)
+        return settings
+
+    def _check_duplicates(self, where: str) -> None:
+        """Refuses a setting that has one value of its own and another one in `store`."""
+        for name, own in self._given().items():
+            if name in self.store and _OF_STORE[name](name, self.store[name]) != own:
+                raise InvalidError(
+                    f"{name} has two values in {where}: {own!r}, and {self.store[name]!r} in "
+                    '"store"; give one'
+                )
+
+    def _given(self) -> dict[str, Any]:
+        """Returns the settings of the store that are given outside of `store`."""
+        values = {name: getattr(self, name) for name in _OF_STORE}
+        return {name: value for name, value in values.items() if value is not None}
 
     def place(self, folder: str) -> str:
         """Returns what a process opens: the store of a server, or else one of its own.
@@ -204,7 +254,4 @@ class StoreSettings:
 
         Its DRAM tier is off unless asked for: the engine keeps the same blocks in memory itself.
         """
-        settings = {"dram": 0, **self.store}
-        if self.capacity is not None:
-            settings["capacity"] = self.capacity
-        return settings
+        return {"dram": 0, **self.store, **self._given()}

@@ -3,11 +3,9 @@
 //! The check compares every stored unit with its checksum, decompresses it, and compares the slices with theirs.
 
 use dalsegno_core::{Extent, sector_up};
-use dalsegno_extent::UnitCodec;
-use dalsegno_extent::format::{Units, all_zero, row_bytes};
-use dalsegno_io::FileId;
 
-use super::offline_store::OfflineStore;
+use crate::compress::UnitCodec;
+use crate::format::{Units, all_zero, row_bytes};
 
 /// Sums the slices of a row in order.
 struct RowSums<'a> {
@@ -37,13 +35,13 @@ impl RowSums<'_> {
     }
 }
 
-/// Checks a compressed extent's payload. Notes every damaged unit, and the first damaged slice of each row.
-pub(crate) fn verify_units(
-    store: &OfflineStore,
-    file: FileId,
+/// Checks a compressed extent's payload. Notes every damaged unit, and the first damaged slice of each row, with the
+/// offset in the file. `read` returns bytes of the file: offset, count.
+pub fn check_units(
     extent: &Extent,
     slice_crcs: &[u32],
     units: &Units,
+    read: &mut dyn FnMut(u64, usize) -> Result<Vec<u8>, String>,
     note: &mut dyn FnMut(u64, String),
 ) {
     let mut codec = UnitCodec::new();
@@ -59,7 +57,7 @@ pub(crate) fn verify_units(
             let unit = table.next().expect("the table fits the extent");
             let raw_len = left.min(u64::from(units.unit_bytes));
             let mut raw = vec![0; usize::try_from(raw_len).expect("a unit is small")];
-            let stored = store.read_bytes(file, offset, unit.bytes as usize);
+            let stored = read(offset, unit.bytes as usize);
             let width = units.compression.element_bytes() as usize;
             let checked = stored.and_then(|stored| {
                 if crc32c::crc32c(&stored) != unit.crc {
@@ -81,7 +79,7 @@ pub(crate) fn verify_units(
         }
     }
     let padding = usize::try_from(sector_up(offset) - offset).expect("less than a sector");
-    match store.read_bytes(file, offset, padding) {
+    match read(offset, padding) {
         Ok(bytes) if all_zero(&bytes) => {}
         Ok(_) => note(offset, "padding is not zero".to_owned()),
         Err(what) => note(offset, what),

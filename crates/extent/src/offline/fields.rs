@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use dalsegno_extent::format::fields::{Field, Form};
-use dalsegno_extent::format::{RecordHeader, SECTOR, SECTOR_CRC_AT as CRC_AT};
+use crate::format::fields::{Field, Form};
+use crate::format::{RecordHeader, SECTOR, SECTOR_CRC_AT as CRC_AT};
 
 /// A field of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,12 +42,8 @@ pub(super) fn tables(
 }
 
 /// Fields one after the other, from `at` on in `bytes`, whose offset in the file is `offset`.
-pub(super) fn shown_fields(
-    bytes: &[u8],
-    offset: u64,
-    mut at: usize,
-    fields: &[Field],
-) -> Vec<ShownField> {
+#[must_use]
+pub fn shown_fields(bytes: &[u8], offset: u64, mut at: usize, fields: &[Field]) -> Vec<ShownField> {
     let one = |(name, len, form): &Field| {
         let mut field = raw_field(bytes, offset, at..at + len, name);
         at += len;
@@ -65,7 +61,8 @@ pub(super) fn shown_fields(
 }
 
 /// A field of bytes, of which only all zeros mean something.
-pub(super) fn raw_field(bytes: &[u8], offset: u64, range: Range<usize>, name: &str) -> ShownField {
+#[must_use]
+pub fn raw_field(bytes: &[u8], offset: u64, range: Range<usize>, name: &str) -> ShownField {
     let offset = offset + range.start as u64;
     let bytes = bytes[range].to_vec();
     let is_zero = bytes.iter().all(|byte| *byte == 0);
@@ -74,7 +71,8 @@ pub(super) fn raw_field(bytes: &[u8], offset: u64, range: Range<usize>, name: &s
 }
 
 /// The checksum at the end of a header of one sector, and whether it matches.
-pub(super) fn sector_crc(sector: &[u8]) -> ShownField {
+#[must_use]
+pub fn sector_crc(sector: &[u8]) -> ShownField {
     let mut field = raw_field(sector, 0, CRC_AT..SECTOR, "crc");
     let right = crc32c::crc32c(&sector[..CRC_AT]).to_le_bytes() == sector[CRC_AT..SECTOR];
     field.says = String::from(if right { "right" } else { "wrong" });

@@ -1,0 +1,177 @@
+//! Calls of a tier for programs that look at a location: each waits for its reply, for a bounded time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline};
+use dalsegno_io::{Class, IoError, Memory, Operation, Request};
+use serde::Serialize;
+
+use crate::format::MAX_PACK_BYTES;
+use crate::names::{Object, ObjectName, WriterId};
+use crate::replies::{Replies, wait_for};
+use crate::tier::{Ask, Listed, Tier};
+
+/// A writer publishes a sign of life each minute. After ten missing ones it is silent.
+pub const SILENT_AFTER: Duration = Duration::from_secs(10 * 60);
+/// After this time without a sign of life, any store may remove the objects of a writer: docs/formats/pack.md.
+pub const DEAD_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Longest wait for one reply.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Bytes of one request.
+const REQUEST_BYTES: usize = 1 << 20;
+/// Objects that are fetched at a time. The largest has 16 MiB.
+const FETCHES: usize = 8;
+
+/// Whether a writer runs, by its last sign of life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WriterState {
+    /// It gave a sign of life within [`SILENT_AFTER`].
+    Live,
+    /// Its store is closed, or its host does not reach the location.
+    Silent,
+    /// It gave none for [`DEAD_AFTER`].
+    Dead,
+    /// Its age cannot be found out.
+    Unknown,
+}
+
+impl WriterState {
+    /// The state of a writer whose last sign of life has this age.
+    #[must_use]
+    pub fn after(age: Option<Duration>) -> Self {
+        match age {
+            None => Self::Unknown,
+            Some(age) if age < SILENT_AFTER => Self::Live,
+            Some(age) if age < DEAD_AFTER => Self::Silent,
+            Some(_) => Self::Dead,
+        }
+    }
+}
+
+/// A far location that is looked at.
+#[derive(Clone, Debug)]
+pub struct Location {
+    pub(super) tier: Arc<dyn Tier>,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+impl Location {
+    /// The location behind a tier.
+    #[must_use]
+    pub fn new(tier: Arc<dyn Tier>, clock: Arc<dyn Clock>) -> Self {
+        Self { tier, clock }
+    }
+
+    /// Makes a call and waits for its reply.
+    pub(super) fn call<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
+        wait_for(&self.clock, LIMIT, |ask| call(self.tier.as_ref(), ask))
+    }
+
+    pub(super) fn writers(&self) -> Result<Vec<WriterId>, IoError> {
+        self.call(|tier, ask| tier.writers(ask))
+    }
+
+    pub(super) fn list(&self, writer: WriterId) -> Result<Vec<Listed>, IoError> {
+        self.call(|tier, ask| tier.list(writer, None, ask))
+    }
+
+    pub(super) fn fetch(&self, name: ObjectName, limit: u64) -> Result<Vec<u8>, IoError> {
+        self.call(|tier, ask| tier.fetch(name, limit, ask))
+    }
+
+    /// Whether an object is there now.
+    pub(super) fn has(&self, name: ObjectName) -> Result<bool, IoError> {
+        let after = self.list(name.writer)?;
+        Ok(after.iter().any(|listed| listed.object == name.object))
+    }
+
+    /// Fetches objects, several at a time, and passes each to `each` in the order of arrival.
+    pub(super) fn fetch_each(
+        &self,
+        names: &[ObjectName],
+        limit: u64,
+        mut each: impl FnMut(ObjectName, Result<Vec<u8>, IoError>),
+    ) {
+        let replies = Replies::new(&self.clock);
+        let (mut next, mut arrived) = (0, vec![false; names.len()]);
+        let mut in_flight = 0;
+        while next < names.len() || in_flight > 0 {
+            while next < names.len() && in_flight < FETCHES {
+                self.tier.fetch(names[next], limit, replies.ask(next as u64, LIMIT));
+                (next, in_flight) = (next + 1, in_flight + 1);
+            }
+            let Some(reply) = replies.next(Deadline::At(self.clock.now().after(LIMIT))) else {
+                break;
+            };
+            let at = usize::try_from(reply.tag).expect("a position");
+            arrived[at] = true;
+            in_flight -= 1;
+            each(names[at], reply.result);
+        }
+        for (at, name) in names.iter().enumerate() {
+            if !arrived[at] {
+                each(*name, Err(IoError::Deadline));
+            }
+        }
+    }
+
+    /// Reads a whole pack with the requests by which stores read parts of it.
+    pub(super) fn read_pack(&self, name: ObjectName, bytes: u64) -> Result<Vec<u8>, IoError> {
+        assert!(bytes <= MAX_PACK_BYTES, "a pack of {bytes} bytes");
+        let total = usize::try_from(bytes).expect("bounded above");
+        let file = self.tier.file(name);
+        let (reply, replies) = crossbeam_channel::unbounded();
+        let deadline = Deadline::At(self.clock.now().after(LIMIT));
+        let requests = (0..total).step_by(REQUEST_BYTES).map(|at| Request {
+            operation: Operation::Read,
+            class: Class::Background,
+            file,
+            offset: at as u64,
+            memory: vec![Memory::zeroed(REQUEST_BYTES.min(total - at))],
+            tag: at as u64,
+            deadline,
+            guard: None,
+            watch: None,
+            reply: reply.clone(),
+        });
+        self.tier.submit(requests.collect());
+        drop(reply);
+        let mut pack = vec![0; total];
+        let mut left = total;
+        let mut result = Ok(());
+        while left > 0 && result.is_ok() {
+            let wait = deadline.remaining(self.clock.now()).unwrap_or(LIMIT);
+            let Ok(completion) = replies.recv_timeout(wait) else {
+                result = Err(IoError::Deadline);
+                break;
+            };
+            let at = usize::try_from(completion.tag).expect("an offset in a pack");
+            let memory = completion.memory.first().map_or(&[][..], |memory| memory.as_slice());
+            result = completion.result;
+            pack[at..at + memory.len()].copy_from_slice(memory);
+            left -= memory.len();
+        }
+        self.tier.forget(file);
+        result.map(|()| pack)
+    }
+
+    /// The time since a writer gave a sign of life; `None` if it cannot be found out.
+    pub(super) fn silent_for(&self, writer: WriterId, objects: &[Listed]) -> Option<Duration> {
+        // The newest of each kind. Descriptions are older than the packs that need them, unless there are none.
+        let newest =
+            |of: fn(&Object) -> bool| objects.iter().rev().find(|listed| of(&listed.object));
+        let signs = [
+            newest(|object| matches!(object, Object::Beat(_))),
+            newest(|object| matches!(object, Object::Catalog(_))),
+            newest(|object| matches!(object, Object::Pack(_))),
+            newest(|object| matches!(object, Object::Namespace(_))),
+        ];
+        let age = |listed: &Listed| {
+            self.call(|tier, ask| tier.age(writer.object(listed.object), ask)).ok()
+        };
+        signs.into_iter().flatten().filter_map(age).min()
+    }
+}
