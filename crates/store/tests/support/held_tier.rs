@@ -100,6 +100,12 @@ impl Tier for HeldTier {
         }
     }
 
+    fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            self.directory.writer_age(writer, ask);
+        }
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         if !self.is_silent.load(Ordering::Relaxed) {
             self.directory.writers(ask);
