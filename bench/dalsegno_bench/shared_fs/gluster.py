@@ -10,9 +10,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from tests.far.cluster import Cluster
-from tests.far.mounts import SharedFs, mount_both
-from tests.far.processes import Server, processes_of
+from dalsegno_bench.shared_fs.cluster import Cluster
+from dalsegno_bench.shared_fs.mounts import SharedFs, mount_both
+from dalsegno_bench.shared_fs.processes import Server, processes_of
 
 PROGRAMS = ("glusterd", "gluster", "glusterfs", "glusterfsd")
 VOLUME = "far"
