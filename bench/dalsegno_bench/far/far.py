@@ -26,7 +26,7 @@ import dalsegno
 from dalsegno.paths import local_path
 from dalsegno_bench.far import fresh, metadata, scale, stopped
 from dalsegno_bench.far.places import NoPlaceError, Place, opened
-from dalsegno_bench.far.transfer import WORKERS, Cell, Figures, Transfers
+from dalsegno_bench.far.transfer import WORKERS, Figures, Transfers
 from dalsegno_bench.index.program import build
 from dalsegno_bench.shared_fs.cluster import ClusterError
 
@@ -107,7 +107,12 @@ def measure_raw(session: Session) -> dict[str, Any]:
         mode: [[one.workers, one.request_mib, round(speed, 3)] for one, speed in found.items()]
         for mode, found in pilot.items()
     }
-    return {**figures.result(), "raw_cells": shown, "pilot": table, "rounds": len(figures.samples["raw", "read"])}
+    return {
+        **figures.result(),
+        "raw_cells": shown,
+        "pilot": table,
+        "rounds": len(figures.samples["raw", "read"]),
+    }
 
 
 def measure_workers(session: Session) -> dict[str, Any]:

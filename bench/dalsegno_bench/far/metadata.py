@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dalsegno_bench.far.node import BLOCK_BYTES, PACK_BYTES, PUT_BLOCKS, WARM_PACKS, chains
+from dalsegno_bench.far.places import DATA, Place
 from dalsegno_bench.faultbench import stores
 from dalsegno_bench.faultbench.blocks import HIT
 from dalsegno_bench.faultbench.remote import Origin
-from dalsegno_bench.far.node import BLOCK_BYTES, PACK_BYTES, PUT_BLOCKS, WARM_PACKS, chains
-from dalsegno_bench.far.places import DATA, Place
 
 __all__ = ["interpreters", "measure", "row"]
 

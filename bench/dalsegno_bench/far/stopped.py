@@ -1,14 +1,15 @@
-"""Local hits and puts while the servers of the far directory work, while they are stopped, and
-without a far directory.
+"""Local hits and puts while the servers of the far directory are stopped.
 
-A thread puts all the time, so the log is full and space is reclaimed. The phases of a round come in
-an order that changes. In each phase the same blocks are loaded: from the log of a store without
-DRAM, and from the DRAM of another one.
+The other phases are those of servers that work, and of stores without a far directory. A thread
+puts all the time, so the log is full and space is reclaimed. The phases of a round come in an order
+that changes. In each phase the same blocks are loaded: from the log of a store without DRAM, and
+from the DRAM of another one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import statistics
 import threading
@@ -100,7 +101,7 @@ class Side:
             thread.join()
 
     def _put(self, phase: Phase, stop: threading.Event) -> None:
-        blocks = [random.randbytes(BLOCK_BYTES) for _ in range(PUT_BLOCKS)]
+        blocks = [os.urandom(BLOCK_BYTES) for _ in range(PUT_BLOCKS)]
         while not stop.is_set():
             chain = next(chains(f"load {self._next}", PUT_BLOCKS, PUT_BLOCKS))
             self._next += 1
@@ -119,8 +120,8 @@ class Side:
 
     def published(self) -> int:
         """Returns the packs that were published."""
-        far = self.stores["log"].stats()["far"]
-        return far["published"]["packs"] if far is not None else 0
+        counters = self.stores["log"].stats()["far"]
+        return counters["published"]["packs"] if counters is not None else 0
 
 
 @contextlib.contextmanager
@@ -142,8 +143,8 @@ def measure(place: Place, local: Path, rounds: int, seconds: float) -> dict[str,
     phases: dict[str, list[Phase]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         sides = {}
-        for name, far in (("far", at_a), ("none", None)):
-            sides[name] = Side(local / f"stopped-{name}", far)
+        for name, shared in (("far", at_a), ("none", None)):
+            sides[name] = Side(local / f"stopped-{name}", shared)
             stack.callback(sides[name].close)
             sides[name].fill()
         for _ in range(rounds):
@@ -158,7 +159,9 @@ def measure(place: Place, local: Path, rounds: int, seconds: float) -> dict[str,
     place.remove("stopped")
     far = after["far"]["far"]
     assert far is not None
-    evicted = {f"stopped_evicted_blocks_{name}": one["evicted_blocks"] for name, one in after.items()}
+    evicted = {
+        f"stopped_evicted_blocks_{name}": one["evicted_blocks"] for name, one in after.items()
+    }
     return {
         **summary(phases),
         **evicted,
@@ -180,8 +183,8 @@ def summary(phases: dict[str, list[Phase]]) -> dict[str, Any]:
             name: [quantile(one.gets[tier], 0.99) for one in found]
             for name, found in phases.items()
         }
-        for name, found in p99.items():
-            made[f"{tier}_p99_ms_{name}"] = round(1000 * statistics.median(found), 3)
+        for name, values in p99.items():
+            made[f"{tier}_p99_ms_{name}"] = round(1000 * statistics.median(values), 3)
             most = max(max(one.gets[tier]) for one in phases[name])
             made[f"{tier}_max_ms_{name}"] = round(1000 * most, 2)
         for other in ("working", "none"):

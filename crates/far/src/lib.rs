@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod filling;
 mod follower;
 pub mod format;
 mod index;
