@@ -1,8 +1,9 @@
 """Files and operations per GB: ours next to the file tiers of vLLM and LMCache.
 
 All stores put the same number of blocks at one node, and a fresh process gets them at the other.
-The first brick of the private GlusterFS counts what it serves. All operations but reads and writes
-are about names, attributes, locks and syncs; a replicated volume adds some of its own.
+Both bricks of the private GlusterFS count what they serve. All operations but reads and writes are
+about names, attributes, locks and syncs. Both bricks serve each change, and a replicated volume
+adds locks and attributes of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def row(
         store: Its name.
         files: Its files.
         moved: Bytes of blocks by direction, ``put`` and ``get``.
-        operations: What a brick served meanwhile, by direction.
+        operations: What the bricks served meanwhile, by direction.
     """
     made: dict[str, Any] = {"store": store, "files_per_gb": round(files / moved["put"] * 1e9, 1)}
     for direction, counted in operations.items():

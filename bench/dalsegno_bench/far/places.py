@@ -60,12 +60,10 @@ class Place:
         gluster.profile(self._cluster().cluster, "start")
 
     def operations(self) -> Counter[str]:
-        """Returns how many operations the first brick served so far, by name."""
+        """Returns how many operations the bricks served so far, by name."""
         root = ET.fromstring(gluster.profile(self._cluster().cluster, "info", "cumulative"))  # noqa: S314 - of our own process
-        brick = root.find(".//brick")
-        assert brick is not None
         counted: Counter[str] = Counter()
-        for one in brick.findall("./cumulativeStats/fopStats/fop"):
+        for one in root.findall(".//brick/cumulativeStats/fopStats/fop"):
             counted[one.findtext("name", "")] += int(one.findtext("hits", "0"))
         return counted
 

@@ -127,7 +127,9 @@ def _damage(harm: damaging.Harm, nodes: Nodes) -> None:
     nodes.close()
     a.open()
     a.settle()
-    a.lose(set(kept) - nodes.find(a, kept), "a new node does not find")
+    # What B read from a file that it had open, nobody stored again.
+    whole = (set(kept) - touched) | set(gone)
+    a.lose(whole - nodes.find(a, kept), "a new node does not find")
 
 
 def _kill(nodes: Nodes) -> None:
