@@ -36,6 +36,7 @@ TESTS = (
     ("python/dalsegno/paths.py", "tests/unit/cli"),
     ("python/dalsegno/stats.py", "tests/unit/api"),
     ("bench/dalsegno_bench/faultbench/", "tests/unit/faultbench"),
+    ("bench/dalsegno_bench/shared_fs/", "tests/far"),
     ("bench/", "tests/unit/bench"),
     ("tools/", "tests/unit/project"),
     ("docs/", "tests/unit/project"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.far.mounts import SharedFs
 from tests.far.shared_fs import mounted
+
+from dalsegno_bench.shared_fs.mounts import SharedFs
 
 
 @pytest.fixture(scope="module")

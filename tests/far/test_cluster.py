@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.checkout import ROOT
-from tests.far.cluster import ClusterError, opened, sweep
-from tests.far.mounts import mounts_env
-from tests.far.processes import mounts_in, paused, processes_of, until
-from tests.far.shared_fs import KINDS, missing
 from tests.skipping import skip_if_missing
+
+from dalsegno_bench.shared_fs.cluster import ClusterError, opened, sweep
+from dalsegno_bench.shared_fs.kinds import KINDS, missing
+from dalsegno_bench.shared_fs.mounts import mounts_env
+from dalsegno_bench.shared_fs.processes import mounts_in, paused, processes_of, until
 
 # A server that detaches a child, as glusterd does with its bricks.
 DETACHING = "setsid --fork sleep 1000; exec sleep 1000"
@@ -22,7 +23,7 @@ DETACHING = "setsid --fork sleep 1000; exec sleep 1000"
 # Opens a cluster or mounts a file system, says where, and waits to be killed.
 OWNER = """
 import sys
-from tests.far.cluster import opened
+from dalsegno_bench.shared_fs.cluster import opened
 from tests.far.shared_fs import mounted
 
 if sys.argv[1] == "servers":

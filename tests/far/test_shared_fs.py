@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from tests.far.files import in_background, race, read_direct, sync_folder, write
-from tests.far.mounts import SharedFs
-from tests.far.processes import paused, until
-from tests.far.shared_fs import KINDS, mounted
+from tests.far.shared_fs import mounted
+
+from dalsegno_bench.shared_fs.kinds import KINDS
+from dalsegno_bench.shared_fs.mounts import SharedFs
+from dalsegno_bench.shared_fs.processes import paused, until
 
 pytestmark = pytest.mark.slow
 

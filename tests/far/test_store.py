@@ -12,11 +12,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.far.mounts import SharedFs, mounts_env
-from tests.far.processes import paused, until
-from tests.far.shared_fs import KINDS, mounted
+from tests.far.shared_fs import mounted
 
 import dalsegno
+from dalsegno_bench.shared_fs.kinds import KINDS
+from dalsegno_bench.shared_fs.mounts import SharedFs, mounts_env
+from dalsegno_bench.shared_fs.processes import paused, until
 
 pytestmark = pytest.mark.slow
 

@@ -87,6 +87,10 @@ class Cell:
         self._end = time.monotonic() + CELL_S
         self._seed = seed
 
+    def share(self, other: Cell) -> None:
+        """Adds what this cell finds to the outcome of another one, of another node."""
+        self.outcome, self._wrong, self._lost = other.outcome, other._wrong, other._lost
+
     # The store.
 
     def open(self) -> None:
@@ -116,6 +120,11 @@ class Cell:
         host, self._host = self.host, None
         host.kill()
         return host.answers()
+
+    def kill_if_open(self) -> None:
+        """Kills the store's process, if there is one."""
+        if self._host is not None:
+            self.kill()
 
     @property
     def host(self) -> Host:
@@ -313,6 +322,5 @@ def run(probe: Probe, origin: Origin, directory: Path, seed: int) -> Outcome:
     except disk.SkippedError as why:
         cell.outcome.skipped = str(why)
     finally:
-        if cell._host is not None:  # noqa: SLF001 - our own
-            cell.kill()
+        cell.kill_if_open()
     return cell.sum_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -13,10 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from dalsegno.cli import show
 from dalsegno.cli.options import AsJson
 from dalsegno.paths import local_path
-from dalsegno_bench.faultbench import stores, suite
+from dalsegno_bench.faultbench import nodes, stores, suite
 from dalsegno_bench.faultbench.cell import Outcome, Probe
+from dalsegno_bench.faultbench.nodes import NodeProbe
 
 NOT_CLEAN, UNKNOWN, TERMINATED = 1, 2, 143
+Named = Probe | NodeProbe
+# Runs probes on stores with a seed.
+Columns = Callable[[Sequence[stores.Placed], int, suite.Report], list[suite.Column]]
+Run = Callable[[Sequence[str]], tuple[Sequence[Named], Columns]]
 COUNTS = ("wrong", "lost", "hung", "leaked")
 
 Names = Annotated[
@@ -40,7 +45,7 @@ Pythons = Annotated[
 ]
 
 
-def faultbench(
+def faultbench(  # noqa: PLR0913 - the options of the command
     *,
     store: Names = None,
     probe: Probes = None,
@@ -48,6 +53,10 @@ def faultbench(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 1,
     listing: Annotated[
         bool, typer.Option("--list", help="List the stores and probes, and stop.")
+    ] = False,
+    two_nodes: Annotated[
+        bool,
+        typer.Option("--nodes", help="Two nodes that share a GlusterFS, started here as root."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,6 +76,9 @@ def faultbench(
     TMPDIR. Every cell that is not correct comes with the command that reproduces it. A full disk is
     a small file system, which only root can mount; else that probe is skipped.
 
+    With --nodes, other probes run on stores whose nodes share files: one node puts, the other one
+    gets, while shared files are damaged, a node is killed, or the file system stops.
+
     Example:
       dalsegno faultbench --store dalsegno
       dalsegno faultbench --python .envs/vllm/bin/python --python .envs/lmcache/bin/python
@@ -75,43 +87,67 @@ def faultbench(
     Exit codes: 0 our own stores are clean, 1 they are not, 2 no such store or probe. Failures of
     other stores are reported and do not change it.
     """
+    run: Run = _of_nodes if two_nodes else _of_stores
     try:
-        probes = [suite.probe_named(name) for name in probe or ()] or list(suite.PROBES)
-        placed = suite.plan(store or (), [str(local_path(one)) for one in python or ()])
+        probes, columns = run(probe or ())
+        pythons = [str(local_path(one)) for one in python or ()]
+        placed = suite.plan(store or (), pythons, of_nodes=two_nodes)
     except ValueError as error:
         print(f"dalsegno: {error}", file=sys.stderr)
         raise typer.Exit(UNKNOWN) from None
     if listing:
         _list(placed, probes)
         return
-    made = _run(placed, probes, seed=seed)
+    lacking = suite.missing_for_nodes() if two_nodes else None
+    if lacking is not None:
+        print(f"dalsegno: {lacking}", file=sys.stderr)
+        raise typer.Exit(UNKNOWN)
+    made = _run(placed, lambda placed, report: columns(placed, seed, report), len(probes))
     if as_json:
         show.as_json({column.name: column.as_json() for column in made})
     else:
-        _print(made, probes, seed)
+        _print(made, probes, seed, of_nodes=two_nodes)
     if suite.failed(made):
         raise typer.Exit(NOT_CLEAN)
 
 
+def _of_stores(names: Sequence[str]) -> tuple[Sequence[Named], Columns]:
+    """Returns the probes of one store, and what runs them."""
+    probes = [suite.probe_named(name) for name in names] or list(suite.PROBES)
+    return probes, lambda placed, seed, report: suite.columns(
+        placed, probes, seed=seed, report=report
+    )
+
+
+def _of_nodes(names: Sequence[str]) -> tuple[Sequence[Named], Columns]:
+    """The same of two nodes."""
+    probes = [suite.node_probe_named(name) for name in names] or list(nodes.PROBES)
+    return probes, lambda placed, seed, report: suite.node_columns(
+        placed, probes, seed=seed, report=report
+    )
+
+
 def _run(
-    placed: Sequence[stores.Placed], probes: Sequence[Probe], *, seed: int
+    placed: Sequence[stores.Placed],
+    columns: Callable[[Sequence[stores.Placed], suite.Report], list[suite.Column]],
+    probes: int,
 ) -> list[suite.Column]:
     """Runs all cells, with a progress bar in a terminal."""
     # Mounts and processes are removed on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     target = show.console(stderr=True)
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    cells = sum(1 + len(probes) for one in placed if not one.absent)
+    cells = sum(1 + probes for one in placed if not one.absent)
     with Progress(*bars, console=target, transient=True, disable=not target.is_terminal) as bar:
         task = bar.add_task("", total=cells, completed=-1)
 
         def report(what: str) -> None:
             bar.update(task, description=what, advance=1)
 
-        return suite.columns(placed, probes, seed=seed, report=report)
+        return columns(placed, report)
 
 
-def _list(placed: Sequence[stores.Placed], probes: Sequence[Probe]) -> None:
+def _list(placed: Sequence[stores.Placed], probes: Sequence[Named]) -> None:
     rows = [(one.known.name, one.absent or one.version or "built in") for one in placed]
     show.table(("store", "version"), rows)
     print()
@@ -126,7 +162,9 @@ def cell_text(outcome: Outcome) -> str:
     return ", ".join(f"{count} {name}" for count, name in counts if count) or "correct"
 
 
-def _print(made: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:
+def _print(
+    made: Sequence[suite.Column], probes: Sequence[Named], seed: int, *, of_nodes: bool
+) -> None:
     ran = [column for column in made if not column.absent]
     if ran:
         rows = [
@@ -142,7 +180,7 @@ def _print(made: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> 
         if column.absent:
             print(f"  {column.name}: absent: {column.absent}")
     _costs(ran)
-    _details(ran, probes, seed)
+    _details(ran, probes, lambda column, name: suite.command(column, name, seed, of_nodes=of_nodes))
 
 
 def _costs(ran: Sequence[suite.Column]) -> None:
@@ -158,7 +196,11 @@ def _costs(ran: Sequence[suite.Column]) -> None:
         show.table(("store", "empty>", "full>", "ratio>"), rows)
 
 
-def _details(ran: Sequence[suite.Column], probes: Sequence[Probe], seed: int) -> None:
+def _details(
+    ran: Sequence[suite.Column],
+    probes: Sequence[Named],
+    command: Callable[[suite.Column, str], str],
+) -> None:
     """Prints what was seen, and the command that reproduces it."""
     for column in ran:
         for probe in probes:
@@ -170,4 +212,4 @@ def _details(ran: Sequence[suite.Column], probes: Sequence[Probe], seed: int) ->
                 if note:
                     print(f"  {show.plain(note)}")
             if not outcome.correct and not outcome.skipped:
-                print(f"  $ {suite.command(column, probe.name, seed)}")
+                print(f"  $ {command(column, probe.name)}")

@@ -9,7 +9,7 @@ from dalsegno_bench.faultbench.cell import Cell, Probe
 from dalsegno_bench.faultbench.damage import Files
 from dalsegno_bench.faultbench.remote import FailedError
 
-__all__ = ["PROBES"]
+__all__ = ["FILE_VICTIMS", "PROBES", "Harm", "cut", "empty", "flip", "swap"]
 
 BLOCKS = 96
 # How many blocks are hit by damage that touches one block, and by damage to whole files.
@@ -18,24 +18,24 @@ VICTIMS, FILE_VICTIMS = 6, 2
 Harm = Callable[[Cell, Files, list[bytes]], set[bytes]]
 
 
-def _flip(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
+def flip(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
     """Flips one bit of each victim."""
     return set().union(*(files.flip(key, cell.chance) for key in victims))
 
 
-def _cut(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
+def cut(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
     """Truncates the files of some victims in the middle of the victim."""
     del cell
     return set().union(*(files.cut(key) for key in victims[:FILE_VICTIMS]))
 
 
-def _empty(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
+def empty(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
     """Empties the files of some victims."""
     del cell
     return set().union(*(files.empty(key) for key in victims[:FILE_VICTIMS]))
 
 
-def _swap(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
+def swap(cell: Cell, files: Files, victims: list[bytes]) -> set[bytes]:
     """Has two files trade names, and the blocks of other victims trade places."""
     touched = set()
     header_bytes = cell.facts["header_bytes"]
@@ -85,8 +85,8 @@ def _look(cell: Cell, kept: list[bytes], touched: set[bytes]) -> None:
 
 
 PROBES = (
-    Probe("bit-flip", "one bit of each of six blocks flips on the disk", partial(_damage, _flip)),
-    Probe("truncation", "files end in the middle of a block", partial(_damage, _cut)),
-    Probe("swapped", "files trade names, and blocks places", partial(_damage, _swap)),
-    Probe("zero-length", "files are empty", partial(_damage, _empty)),
+    Probe("bit-flip", "one bit of each of six blocks flips on the disk", partial(_damage, flip)),
+    Probe("truncation", "files end in the middle of a block", partial(_damage, cut)),
+    Probe("swapped", "files trade names, and blocks places", partial(_damage, swap)),
+    Probe("zero-length", "files are empty", partial(_damage, empty)),
 )

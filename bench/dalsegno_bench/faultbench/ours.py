@@ -1,4 +1,4 @@
-"""Dalsegno through its public API: its index in memory, in files, and behind a server."""
+"""Dalsegno through its public API: index in memory or in files, behind a server, on two nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any, ClassVar, Literal
 import dalsegno
 from dalsegno_bench.faultbench.adapter import Adapter
 
-__all__ = ["InFiles", "InMemory", "Served"]
+__all__ = ["InFiles", "InMemory", "Node", "Served"]
 
 Index = Literal["memory", "lsm"]
 
 SERVER_START_S = 30
+PUBLISH_S, LOAD_S = 15.0, 10.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -124,6 +126,46 @@ class Served(InMemory):
         super().close()
         self._server.terminate()
         self._server.wait()
+
+
+class Node(InMemory):
+    """A node whose far directory is the given one, and whose local directory is empty and its own.
+
+    A put is acknowledged when its blocks are published, as only then another node can have them.
+    """
+
+    settings: ClassVar[str] = "far directory, far_flush_s=0.2, dram=0, an empty local directory"
+    # Other nodes look for new packs every two seconds.
+    settle_s: ClassVar[float] = 2.5
+    temporary: ClassVar[tuple[str, ...]] = (".*.tmp",)
+
+    def _open(self, path: Path, capacity_bytes: int) -> dalsegno.Store:
+        self._published = 0
+        far = {"far": str(path.parent), "far_flush_s": 0.2}
+        return dalsegno.open(tempfile.mkdtemp(), capacity=capacity_bytes, dram=0, **far)
+
+    def put(self, keys: Sequence[bytes], blocks: Sequence[bytes]) -> list[bool]:
+        """See :class:`Adapter`; waits until the blocks are published."""
+        report = self._blocks.put_batch(keys, blocks)
+        wanted = self._published + report.stored
+        until = time.monotonic() + PUBLISH_S
+        while self._count() < wanted:
+            if time.monotonic() > until:
+                return [False] * len(keys)
+            time.sleep(0.02)
+        self._published = wanted
+        return report.kept
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """See :class:`Adapter`; with the time limit that our integrations set by default."""
+        out = [bytearray(self._block_bytes) for _ in keys]
+        came = self._blocks.get_each(keys, out, timeout_s=LOAD_S)
+        return [bytes(block) if there else None for block, there in zip(out, came, strict=True)]
+
+    def _count(self) -> int:
+        far = self._store.stats()["far"]
+        assert far is not None
+        return far["published"]["blocks"]
 
 
 def _die_with_parent() -> None:

@@ -129,13 +129,14 @@ class Origin:
         facts: What the adapter says of itself.
     """
 
-    def __init__(self, python: str, adapter: str, log: Path) -> None:
+    def __init__(self, python: str, adapter: str, log: Path, temporary: Path | None = None) -> None:
         """Starts it.
 
         Args:
             python: The interpreter.
             adapter: The adapter's ``module:class``.
             log: Where the store's own messages go.
+            temporary: For temporary files of the adapter; those of the system if not given.
 
         Raises:
             AbsentError: The adapter cannot be imported.
@@ -143,6 +144,7 @@ class Origin:
         self._connection, theirs = Pipe()
         arguments = [*_PACKAGES, str(theirs.fileno()), adapter]
         command = [python, "-W", "ignore", "-c", _BOOT, *arguments]
+        chosen = {} if temporary is None else {"TMPDIR": str(temporary)}
         with log.open("ab") as messages:
             self._process = subprocess.Popen(
                 command,
@@ -150,6 +152,7 @@ class Origin:
                 stdout=messages,
                 stderr=messages,
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, **chosen},
                 start_new_session=True,
             )
         theirs.close()

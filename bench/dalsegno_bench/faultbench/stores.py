@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["OURS", "STORES", "Known", "find", "placed"]
+__all__ = ["OURS", "SHARING", "STORES", "Known", "find", "placed"]
 
 # The packages whose versions are asked of an interpreter, by the name they are imported by.
 DISTRIBUTIONS = {
@@ -60,6 +60,7 @@ STORES: dict[str, Known] = {
         Known("dalsegno", "dalsegno_bench.faultbench.ours:InMemory"),
         Known("dalsegno-lsm", "dalsegno_bench.faultbench.ours:InFiles"),
         Known("dalsegno-served", "dalsegno_bench.faultbench.ours:Served"),
+        Known("dalsegno-far", "dalsegno_bench.faultbench.ours:Node"),
         Known("file-per-object", "dalsegno_bench.faultbench.files:Files"),
         Known("vllm-fs", "dalsegno_bench.vllm.faults:FileTier", "vllm", "vllm 0.32"),
         Known("sglang-file", "dalsegno_bench.sglang.faults:Files", "sglang", "sglang 0.5.23"),
@@ -79,8 +80,10 @@ STORES: dict[str, Known] = {
         ),
     )
 }
+# Stores whose nodes share files; the first one needs a shared folder in any case.
+SHARING = ("dalsegno-far", "vllm-fs", "lmcache-fs-native")
 # Whose failures are our failures.
-OURS = ("dalsegno", "dalsegno-lsm", "dalsegno-served")
+OURS = ("dalsegno", "dalsegno-lsm", "dalsegno-served", "dalsegno-far")
 
 
 @dataclass(frozen=True)

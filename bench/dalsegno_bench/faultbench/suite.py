@@ -9,15 +9,31 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from dalsegno_bench.faultbench import damaging, filling, living, stores
+from dalsegno_bench.faultbench import damaging, filling, living, nodes, stores
 from dalsegno_bench.faultbench.cell import Outcome, Probe, run
 from dalsegno_bench.faultbench.remote import AbsentError, Origin
+from dalsegno_bench.shared_fs.kinds import missing, started
+from dalsegno_bench.shared_fs.mounts import SharedFs
 
-__all__ = ["PROBES", "Column", "Report", "columns", "command", "failed", "plan", "probe_named"]
+__all__ = [
+    "PROBES",
+    "Column",
+    "Report",
+    "columns",
+    "command",
+    "failed",
+    "missing_for_nodes",
+    "node_columns",
+    "node_probe_named",
+    "plan",
+    "probe_named",
+]
 
 # In the order of the table.
+# The file system that two nodes share.
+KIND = "gluster_default"
 PROBES: tuple[Probe, ...] = (*living.PROBES, *damaging.PROBES, *filling.PROBES)
 
 # Called before each cell with its name.
@@ -53,25 +69,96 @@ class Column:
 
 
 def probe_named(name: str) -> Probe:
-    """Returns a probe.
+    """Returns a probe of one store.
 
     Raises:
         ValueError: There is no such probe.
     """
-    for probe in PROBES:
+    return _named(PROBES, name)
+
+
+def node_probe_named(name: str) -> nodes.NodeProbe:
+    """Returns a probe of two nodes; raises as :func:`probe_named`."""
+    return _named(nodes.PROBES, name)
+
+
+AnyProbe = TypeVar("AnyProbe", Probe, nodes.NodeProbe)
+
+
+def _named(known: Sequence[AnyProbe], name: str) -> AnyProbe:
+    for probe in known:
         if probe.name == name:
             return probe
-    raise ValueError(f"there is no probe {name!r}; there are {', '.join(p.name for p in PROBES)}")
+    raise ValueError(f"there is no probe {name!r}; there are {', '.join(p.name for p in known)}")
 
 
-def plan(names: Sequence[str], pythons: Sequence[str]) -> list[stores.Placed]:
+def plan(
+    names: Sequence[str], pythons: Sequence[str], *, of_nodes: bool = False
+) -> list[stores.Placed]:
     """Finds the stores of these names, all if there is none, and what runs each.
 
     Raises:
-        ValueError: There is no such store or interpreter.
+        ValueError: There is no such store or interpreter, or its nodes do not share files.
     """
-    wanted = [stores.find(name) for name in names] if names else list(stores.STORES.values())
-    return stores.placed(wanted, pythons)
+    fitting = [name for name in stores.STORES if of_nodes == (name in stores.SHARING)]
+    if not of_nodes:
+        fitting = [name for name in stores.STORES if name != "dalsegno-far"]
+    for name in names:
+        if name in stores.STORES and name not in fitting:
+            flag = "without --nodes" if of_nodes else "with --nodes"
+            raise ValueError(f"{name} runs {flag} only; there are {', '.join(fitting)}")
+    return stores.placed([stores.find(name) for name in names or fitting], pythons)
+
+
+def missing_for_nodes() -> str | None:
+    """Says what is missing to run the probes of two nodes here; ``None`` if nothing is."""
+    return missing(KIND)
+
+
+def node_columns(
+    placed: Sequence[stores.Placed],
+    probes: Sequence[nodes.NodeProbe],
+    *,
+    seed: int,
+    report: Report,
+) -> list[Column]:
+    """Runs the probes of two nodes, each store on a file system of its own; as :func:`columns`."""
+    made = [Column(one, absent=one.absent) for one in placed]
+    for column in made:
+        if column.absent:
+            continue
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="dalsegno-faultbench-", ignore_cleanup_errors=True
+            ) as inside,
+            started(KIND) as fs,
+        ):
+            _run_nodes(column, probes, (fs, seed), Path(inside), report)
+    return made
+
+
+def _run_nodes(
+    column: Column,
+    probes: Sequence[nodes.NodeProbe],
+    where: tuple[SharedFs, int],
+    folder: Path,
+    report: Report,
+) -> None:
+    report(f"{column.name}: import")
+    fs, seed = where
+    adapter = column.placed.known.adapter
+    try:
+        origin = Origin(column.placed.python, adapter, folder / "messages", folder)
+    except AbsentError as why:
+        column.absent = f"it cannot be loaded: {why}"
+        return
+    column.settings = origin.facts["settings"]
+    try:
+        for probe in probes:
+            report(f"{column.name}: {probe.name}")
+            column.outcomes[probe.name] = nodes.run(probe, origin, fs, seed)
+    finally:
+        origin.close()
 
 
 def columns(
@@ -122,10 +209,12 @@ def _run_column(
         origin.close()
 
 
-def command(column: Column, probe: str, seed: int) -> str:
+def command(column: Column, probe: str, seed: int, *, of_nodes: bool = False) -> str:
     """Returns the one command that shows an outcome again."""
     words = ["dalsegno", "faultbench", "--store", column.name, "--probe", probe]
     words += ["--seed", str(seed)]
+    if of_nodes:
+        words.append("--nodes")
     if column.placed.python != sys.executable:
         words += ["--python", column.placed.python]
     return shlex.join(words)

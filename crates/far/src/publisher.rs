@@ -1,7 +1,7 @@
 //! Publishes packs of this store.
 //!
-//! 1. Memory is bounded: one pack is filled while at most [`IN_FLIGHT`] are written. Adding extents never waits for the
-//!    location.
+//! 1. Memory is bounded: one pack is filled while at most [`IN_FLIGHT`] are written, and a full one waits for its turn.
+//!    Adding extents never waits for the location.
 //! 2. A catalog is written after its pack is durable, and its blocks are found here after the catalog is durable.
 //! 3. A pack that cannot be written is dropped and counted. Its number is not used again, and what is there of it is
 //!    removed.
@@ -15,8 +15,9 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, StoreId};
 use dalsegno_extent::format::RecordPlace;
 use dalsegno_extent::{Cause, PinnedFile, RecordMemory, SourceIo};
-use dalsegno_io::{Claim, IoError, Memory, Region, Touch};
+use dalsegno_io::{IoError, Memory};
 
+use crate::filling::{Filling, pack_memory};
 use crate::format::{Catalog, Entry, KnownWriter, MAX_CATALOG_BYTES, MAX_PACK_BYTES, Tombstone};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
@@ -26,6 +27,9 @@ use crate::tier::Tier;
 
 /// Packs that are written at a time.
 pub const IN_FLIGHT: usize = 4;
+/// Packs and catalogs that are written at a time. A catalog takes no memory of a pack, so the next pack does not wait
+/// for it.
+const MOST_WRITING: usize = 2 * IN_FLIGHT;
 /// A pack is closed when its catalog has this size.
 const CATALOG_BYTES: usize = 1 << 20;
 
@@ -68,18 +72,6 @@ pub enum Refused {
     Busy,
     /// It could not be read.
     Unread(Cause),
-}
-
-/// The pack that is being filled.
-#[derive(Debug)]
-struct Filling {
-    number: u64,
-    memory: RecordMemory,
-    bytes: usize,
-    entries: Vec<Entry>,
-    catalog_bytes: usize,
-    /// When it is published even if it is not full.
-    due: Deadline,
 }
 
 /// A pack that is being written, or its catalog.
@@ -193,9 +185,8 @@ impl Publisher {
         if bytes as u64 > MAX_PACK_BYTES {
             return Err(Refused::TooLarge);
         }
-        let most = usize::try_from(MAX_PACK_BYTES).expect("64-bit addresses");
-        if self.filling.as_ref().is_some_and(|filling| filling.bytes + bytes > most) {
-            self.close_pack();
+        if !self.has_space(bytes) {
+            return Err(Refused::Busy);
         }
         let mut filling = match self.filling.take() {
             Some(filling) => filling,
@@ -224,17 +215,51 @@ impl Publisher {
         filling.bytes += bytes;
         filling.catalog_bytes += entry.encoded_bytes();
         filling.entries.push(entry);
-        let is_full = filling.bytes as u64 >= self.options.pack_bytes
-            || filling.catalog_bytes >= CATALOG_BYTES;
         self.filling = Some(filling);
-        if is_full {
-            self.close_pack();
-        }
+        self.close_if_due();
         Ok(())
     }
 
+    /// Whether so many bytes can be added now. Closes the pack that has no space for them if another one can be
+    /// written.
+    fn has_space(&mut self, bytes: usize) -> bool {
+        self.close_if_due();
+        let most = usize::try_from(MAX_PACK_BYTES).expect("64-bit addresses");
+        let fits = |filling: &Filling| !self.is_full(filling) && filling.bytes + bytes <= most;
+        if self.filling.as_ref().is_none_or(fits) {
+            return true;
+        }
+        let can_write = self.can_write();
+        if can_write {
+            self.close_pack();
+        }
+        can_write
+    }
+
+    fn is_full(&self, filling: &Filling) -> bool {
+        filling.bytes as u64 >= self.options.pack_bytes || filling.catalog_bytes >= CATALOG_BYTES
+    }
+
+    fn packs_in_flight(&self) -> usize {
+        self.writing.values().filter(|one| one.memory.is_some()).count()
+    }
+
+    fn can_write(&self) -> bool {
+        self.packs_in_flight() < IN_FLIGHT && self.writing.len() < MOST_WRITING
+    }
+
+    /// Publishes the pack that is being filled if it is full or has waited long enough, and it is its turn.
+    fn close_if_due(&mut self) {
+        let now = self.clock.now();
+        let is_due = |filling: &Filling| self.is_full(filling) || filling.due.expired(now);
+        if self.filling.as_ref().is_some_and(is_due) && self.can_write() {
+            self.close_pack();
+        }
+    }
+
     fn new_pack(&mut self) -> Option<Filling> {
-        if self.writing.len() >= IN_FLIGHT {
+        // A removal closes a pack out of turn.
+        if self.packs_in_flight() > IN_FLIGHT {
             return None;
         }
         let memory = match self.spare.pop() {
@@ -266,10 +291,7 @@ impl Publisher {
         while let Some(reply) = self.replies.arrived() {
             self.handle(reply.tag, reply.result);
         }
-        let now = self.clock.now();
-        if self.filling.as_ref().is_some_and(|filling| filling.due.expired(now)) {
-            self.close_pack();
-        }
+        self.close_if_due();
         self.writing.len()
     }
 
@@ -389,16 +411,4 @@ fn blocks_of(entries: &[Entry]) -> u64 {
         Entry::Tombstone(_) => 0,
     });
     blocks.sum()
-}
-
-/// Memory for a pack; `None` if the system has none.
-fn pack_memory() -> Option<RecordMemory> {
-    let bytes = usize::try_from(MAX_PACK_BYTES).expect("64-bit addresses");
-    match Region::anonymous(bytes, Touch::AtUse, "memory for a pack") {
-        Ok(region) => Some(RecordMemory::new(Claim::of(&Arc::new(region), 0, bytes, ()))),
-        Err(error) => {
-            tracing::warn!(%error, "no memory for a pack");
-            None
-        }
-    }
 }

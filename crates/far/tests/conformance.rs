@@ -375,10 +375,25 @@ fn a_request_that_writes_is_a_bug() {
 /// Keeps a thread of a tier busy when a request ends, until the test releases it.
 struct Hold(crossbeam_channel::Sender<()>, crossbeam_channel::Receiver<()>);
 
-impl Watch for Hold {
-    fn ended(&self, _: Result<(), &IoError>) {
+impl Hold {
+    fn wait(&self) {
         self.0.send(()).unwrap();
         assert!(self.1.recv_timeout(TEST_TIMEOUT).is_err());
+    }
+}
+
+impl Watch for Hold {
+    fn ended(&self, _: Result<(), &IoError>) {
+        self.wait();
+    }
+}
+
+/// Holds the thread that drops the memory of a call.
+struct HoldMemory(Hold);
+
+impl Drop for HoldMemory {
+    fn drop(&mut self) {
+        self.0.wait();
     }
 }
 
@@ -392,8 +407,12 @@ fn a_full_queue_of_a_directory_is_busy_and_a_dropped_tier_answers_what_waits() {
     let (busy, is_busy) = crossbeam_channel::bounded(1);
     let (release, held) = crossbeam_channel::bounded(0);
     let (mut first, first_done) = request();
+    let hold_memory = HoldMemory(Hold(busy.clone(), held.clone()));
     first.watch = Some(Arc::new(Hold(busy, held)));
     tier.submit(vec![first]);
+    is_busy.recv_timeout(TEST_TIMEOUT).unwrap();
+    let memory = vec![Memory::owned(vec![0; SECTOR], hold_memory)];
+    let first_call = start(Deadline::Never, |ask| tier.publish(pack(2), memory, ask));
     is_busy.recv_timeout(TEST_TIMEOUT).unwrap();
     let (requests, completions): (Vec<_>, Vec<_>) = (0..3).map(|_| request()).unzip();
     tier.submit(requests);
@@ -412,5 +431,6 @@ fn a_full_queue_of_a_directory_is_busy_and_a_dropped_tier_answers_what_waits() {
     }
     drop(release);
     assert!(complete(&first_done).unwrap() == bytes_of(pack(1), 1));
+    first_call.recv_timeout(TEST_TIMEOUT).unwrap().result.unwrap();
     dropping.join().unwrap();
 }

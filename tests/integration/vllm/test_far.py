@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.far.processes import until
 from tests.far.shared_fs import mounted
 from tests.integration.vllm import small_model
 from tests.integration.vllm.test_shared import (
@@ -21,6 +20,7 @@ from tests.integration.vllm.test_shared import (
 )
 
 from dalsegno.demo import primer
+from dalsegno_bench.shared_fs.processes import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -20,7 +20,7 @@ use super::workers::{CLOSE_TIMEOUT, Job, Lane, PoolBounds, WorkerPool};
 use super::{Ask, Listed, Tier, TierFacts};
 use crate::names::{Object, ObjectName, WriterId};
 
-/// Most threads. More calls at a time do not make a file system faster.
+/// Most calls of a kind at a time. More do not make a file system faster.
 const MAX_WORKERS: u32 = 64;
 
 /// How long opening waits for the file system.
@@ -29,8 +29,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How to open a [`DirectoryTier`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryTierOptions {
-    /// Calls and requests that it works on at a time, 1 to 64. Each takes a thread, which is started on demand. All but
-    /// requests take at most half of them. With one worker, a write that hangs blocks reads.
+    /// Requests that it works on at a time, and other calls, 1 to 64 of each. Each takes a thread, which is started on
+    /// demand.
     pub workers: u32,
     /// Requests that wait for a thread, and other calls that do. More are refused as busy.
     pub queue: usize,

@@ -1,8 +1,8 @@
 //! Threads for calls that may hang.
 //!
-//! 1. At most `workers` threads run. One is started when a job waits and no thread is free; it stays until the end.
-//! 2. Jobs that are not reads occupy at most half of the threads, at least one. So writes that hang leave threads for
-//!    reads, unless there is only one thread.
+//! 1. At most `workers` jobs of a lane run at a time, each on a thread of its own. A thread is started when a job may
+//!    run and none is free; it stays until the end.
+//! 2. The lanes do not take threads from each other: writes that hang leave all workers to reads.
 //! 3. A queue is bounded. A job that is refused, late, or queued when the pool is dropped ends with an error, and is
 //!    not run.
 //! 4. Dropping the pool waits a bounded time for its threads. One that hangs is left behind.
@@ -58,7 +58,7 @@ impl Job {
 /// How many threads and jobs a pool may have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PoolBounds {
-    /// Most threads.
+    /// Most jobs of each lane that run at a time.
     pub(super) workers: u32,
     /// Most jobs that wait in each queue.
     pub(super) queue: usize,
@@ -82,17 +82,23 @@ struct JobQueues {
     changed: Condvar,
 }
 
+/// The jobs of a lane.
+#[derive(Default)]
+struct LaneJobs {
+    queue: VecDeque<Job>,
+    running: u32,
+}
+
 #[derive(Default)]
 struct PoolState {
-    reads: VecDeque<Job>,
-    others: VecDeque<Job>,
+    reads: LaneJobs,
+    others: LaneJobs,
     /// Threads that run or are being started.
     threads: u32,
-    /// Threads that wait for a job.
+    /// Threads that wait for a job, or that are being started.
     idle: u32,
-    /// Threads that run a job of [`Lane::Other`].
-    running_others: u32,
-    /// Whether the last job was a read. Then another job is next, so that reads do not starve the rest.
+    /// Whether the last job was a read. Then another job is next, so that reads do not starve the rest where threads
+    /// cannot be started.
     last_was_read: bool,
     is_closed: bool,
 }
@@ -158,18 +164,16 @@ impl JobQueues {
         if state.is_closed {
             return Err((job, IoError::Closed));
         }
-        let queue = match lane {
-            Lane::Reads => &mut state.reads,
-            Lane::Other => &mut state.others,
-        };
+        let queue = &mut state.lane(lane).queue;
         if queue.len() >= self.bounds.queue {
             return Err((job, IoError::Busy));
         }
         queue.push_back(job);
-        let needs_thread = state.threads < self.bounds.workers
+        let needs_thread = state.threads < 2 * self.bounds.workers
             && state.runnable(&self.bounds) > state.idle as usize;
         if needs_thread {
             state.threads += 1;
+            state.idle += 1;
         } else {
             self.changed.notify_one();
         }
@@ -180,6 +184,7 @@ impl JobQueues {
     fn without_thread(&self) -> Vec<Job> {
         let mut state = self.state.lock();
         state.threads -= 1;
+        state.idle -= 1;
         if state.threads > 0 { Vec::new() } else { state.take_all() }
     }
 
@@ -192,12 +197,11 @@ impl JobQueues {
 
     /// Runs jobs until the pool is closed.
     fn work(&self) {
+        self.state.lock().idle -= 1;
         while let Some((lane, job)) = self.wait() {
             let is_late = job.deadline.is_bounded() && job.deadline.expired(self.clock.now());
             job.end(if is_late { Err(IoError::Deadline) } else { Ok(()) });
-            if lane == Lane::Other {
-                self.state.lock().running_others -= 1;
-            }
+            self.state.lock().lane(lane).running -= 1;
         }
     }
 
@@ -217,35 +221,42 @@ impl JobQueues {
     }
 }
 
-impl PoolState {
-    /// Jobs that a free thread could run now.
+impl LaneJobs {
+    /// Jobs that could run now if threads were free.
     fn runnable(&self, bounds: &PoolBounds) -> usize {
-        let free = bounds.most_others().saturating_sub(self.running_others);
-        self.reads.len() + self.others.len().min(free as usize)
-    }
-
-    fn take_next(&mut self, bounds: &PoolBounds) -> Option<(Lane, Job)> {
-        let may_run_other = self.running_others < bounds.most_others() && !self.others.is_empty();
-        let read = !may_run_other || !(self.last_was_read || self.reads.is_empty());
-        let (lane, job) = if read {
-            (Lane::Reads, self.reads.pop_front()?)
-        } else {
-            self.running_others += 1;
-            (Lane::Other, self.others.pop_front()?)
-        };
-        self.last_was_read = read;
-        Some((lane, job))
-    }
-
-    fn take_all(&mut self) -> Vec<Job> {
-        self.reads.drain(..).chain(self.others.drain(..)).collect()
+        let free = bounds.workers.saturating_sub(self.running);
+        self.queue.len().min(free as usize)
     }
 }
 
-impl PoolBounds {
-    /// Most threads that run jobs which are not reads.
-    fn most_others(&self) -> u32 {
-        (self.workers / 2).max(1)
+impl PoolState {
+    fn lane(&mut self, lane: Lane) -> &mut LaneJobs {
+        match lane {
+            Lane::Reads => &mut self.reads,
+            Lane::Other => &mut self.others,
+        }
+    }
+
+    fn runnable(&self, bounds: &PoolBounds) -> usize {
+        self.reads.runnable(bounds) + self.others.runnable(bounds)
+    }
+
+    fn take_next(&mut self, bounds: &PoolBounds) -> Option<(Lane, Job)> {
+        let can_run = |jobs: &LaneJobs| jobs.runnable(bounds) > 0;
+        let lane = match (can_run(&self.reads), can_run(&self.others)) {
+            (true, true) if self.last_was_read => Lane::Other,
+            (true, _) => Lane::Reads,
+            (false, true) => Lane::Other,
+            (false, false) => return None,
+        };
+        self.last_was_read = lane == Lane::Reads;
+        let jobs = self.lane(lane);
+        jobs.running += 1;
+        Some((lane, jobs.queue.pop_front()?))
+    }
+
+    fn take_all(&mut self) -> Vec<Job> {
+        self.reads.queue.drain(..).chain(self.others.queue.drain(..)).collect()
     }
 }
 
@@ -314,39 +325,46 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_hang_leave_half_of_the_threads_for_reads() {
-        for (workers, most) in [(2, 1), (5, 2), (8, 4)] {
-            let pool = pool(workers, 100);
-            let (release, held) = bounded(0);
-            let (starts, started) = unbounded();
-            for _ in 0..20 {
-                hang(&pool, Lane::Other, &held, &starts);
+    fn a_lane_that_hangs_leaves_all_workers_to_the_other_one() {
+        for (hanging, other) in [(Lane::Other, Lane::Reads), (Lane::Reads, Lane::Other)] {
+            for workers in [1, 2, 5] {
+                let pool = pool(workers, 100);
+                let (release, held) = bounded(0);
+                let (starts, started) = unbounded();
+                for _ in 0..20 {
+                    hang(&pool, hanging, &held, &starts);
+                }
+                for _ in 0..workers {
+                    started.recv_timeout(WAIT).unwrap();
+                }
+                assert!(started.recv_timeout(Duration::from_millis(20)).is_err());
+                for _ in 0..20 {
+                    ended(&report(&pool, other, Deadline::Never)).unwrap();
+                }
+                for _ in 0..workers {
+                    hang(&pool, other, &held, &starts);
+                }
+                for _ in 0..workers {
+                    assert_eq!(started.recv_timeout(WAIT), Ok(other));
+                }
+                assert_eq!(pool.queues.state.lock().threads, 2 * workers);
+                drop(release);
+                ended(&report(&pool, hanging, Deadline::Never)).unwrap();
             }
-            for _ in 0..most {
-                started.recv_timeout(WAIT).unwrap();
-            }
-            assert!(started.recv_timeout(Duration::from_millis(20)).is_err());
-            for _ in 0..20 {
-                ended(&report(&pool, Lane::Reads, Deadline::Never)).unwrap();
-            }
-            drop(release);
-            ended(&report(&pool, Lane::Other, Deadline::Never)).unwrap();
         }
     }
 
     #[test]
-    fn one_thread_serves_both_queues_in_turn() {
-        let pool = pool(1, 100);
-        let (release, held) = bounded(0);
-        let (starts, started) = unbounded();
-        hang(&pool, Lane::Reads, &held, &starts);
-        started.recv_timeout(WAIT).unwrap();
+    fn a_free_thread_serves_both_lanes_in_turn() {
+        let pool = pool(2, 100);
+        let job = || Job::new(Deadline::Never, |_| ());
+        let mut state = pool.queues.state.lock();
         for lane in [Lane::Reads, Lane::Reads, Lane::Other, Lane::Other] {
-            hang(&pool, lane, &held, &starts);
+            state.lane(lane).queue.push_back(job());
         }
-        drop(release);
-        let order: Vec<Lane> = (0..4).map(|_| started.recv_timeout(WAIT).unwrap()).collect();
-        assert_eq!(order, [Lane::Other, Lane::Reads, Lane::Other, Lane::Reads]);
+        let taken = std::iter::from_fn(|| state.take_next(&pool.queues.bounds));
+        let order: Vec<Lane> = taken.map(|(lane, _)| lane).collect();
+        assert_eq!(order, [Lane::Reads, Lane::Other, Lane::Reads, Lane::Other]);
     }
 
     #[test]
@@ -359,10 +377,9 @@ mod tests {
         let queued: Vec<_> = (0..2).map(|_| report(&pool, Lane::Reads, Deadline::Never)).collect();
         let refused = report(&pool, Lane::Reads, Deadline::Never);
         assert!(matches!(refused.try_recv().unwrap(), Err(IoError::Busy)));
-        let other = report(&pool, Lane::Other, Deadline::Never);
-        assert!(other.try_recv().is_err());
+        ended(&report(&pool, Lane::Other, Deadline::Never)).unwrap();
         drop(release);
-        assert!(queued.iter().chain([&other]).all(|result| ended(result).is_ok()));
+        assert!(queued.iter().all(|result| ended(result).is_ok()));
     }
 
     #[test]
@@ -387,8 +404,10 @@ mod tests {
         Arc::get_mut(&mut pool.queues).unwrap().bounds.close_timeout = Duration::from_millis(20);
         let (release, held) = bounded(0);
         let (starts, started) = unbounded();
-        hang(&pool, Lane::Other, &held, &starts);
-        started.recv_timeout(WAIT).unwrap();
+        for lane in [Lane::Reads, Lane::Other] {
+            hang(&pool, lane, &held, &starts);
+            started.recv_timeout(WAIT).unwrap();
+        }
         let waiting = [Lane::Reads, Lane::Other].map(|lane| report(&pool, lane, Deadline::Never));
         let queues = Arc::clone(&pool.queues);
         drop(pool);

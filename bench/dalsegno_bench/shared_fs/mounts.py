@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.far.cluster import Cluster
-from tests.far.processes import Server
+from dalsegno_bench.shared_fs.cluster import Cluster
+from dalsegno_bench.shared_fs.processes import Server
 
 PROBE = b"both mounts work"
 

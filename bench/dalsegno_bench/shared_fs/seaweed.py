@@ -9,11 +9,12 @@ from __future__ import annotations
 import http.client
 from pathlib import Path
 
-from tests.checkout import ROOT
-from tests.far.cluster import Cluster
-from tests.far.mounts import SharedFs, mount_both
-from tests.far.processes import Server
+from dalsegno_bench.shared_fs.cluster import Cluster
+from dalsegno_bench.shared_fs.mounts import SharedFs, mount_both
+from dalsegno_bench.shared_fs.processes import Server
 
+# The root of the checkout.
+ROOT = Path(__file__).resolve().parents[3]
 # Each program also listens on the port plus 10000, and on 127.0.0.1 where the port is free there.
 MASTER, FILER = 19333, 18888
 VOLUMES = {"volume-1": 18081, "volume-2": 18082}

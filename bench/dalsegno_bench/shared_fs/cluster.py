@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.far.processes import LIMIT_S, MARK, OUTSIDE, Server, mounts_in, remove, until
+from dalsegno_bench.shared_fs.processes import (
+    LIMIT_S,
+    MARK,
+    OUTSIDE,
+    Server,
+    mounts_in,
+    remove,
+    until,
+)
 
 PREFIX = "dalsegno-shared-fs-"
 # What an error shows of a log.

@@ -10,9 +10,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from tests.far.cluster import Cluster
-from tests.far.mounts import SharedFs, mount_both
-from tests.far.processes import Server, processes_of
+from dalsegno_bench.shared_fs.cluster import Cluster
+from dalsegno_bench.shared_fs.mounts import SharedFs, mount_both
+from dalsegno_bench.shared_fs.processes import Server, processes_of
 
 PROGRAMS = ("glusterd", "gluster", "glusterfs", "glusterfsd")
 VOLUME = "far"
@@ -92,14 +92,20 @@ def _start_management(cluster: Cluster) -> None:
     cluster.wait("glusterd listens", socket.is_socket)
 
 
-def _manage(cluster: Cluster, *words: str) -> None:
-    """Runs a command of `gluster volume`."""
+def profile(cluster: Cluster, *words: str) -> str:
+    """Runs `gluster volume profile`, such as `start` and `info`; returns its XML."""
+    return _manage(cluster, "profile", VOLUME, *words)
+
+
+def _manage(cluster: Cluster, *words: str) -> str:
+    """Runs a command of `gluster volume`; returns its XML."""
     options = (
+        "--xml",
         "--mode=script",
         f"--glusterd-sock={cluster.folder}/glusterd.sock",
         f"--log-file={cluster.folder}/log/commands.log",
     )
-    cluster.run("gluster", *options, "volume", *words)
+    return cluster.run("gluster", *options, "volume", *words)
 
 
 def _adopt(cluster: Cluster, name: str, word: str) -> Server:

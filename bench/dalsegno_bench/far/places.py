@@ -1,0 +1,97 @@
+"""Where the far tier is measured: a private GlusterFS with two mounts, or any mounted directory."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dalsegno_bench.shared_fs import gluster
+from dalsegno_bench.shared_fs.kinds import missing, started
+from dalsegno_bench.shared_fs.mounts import SharedFs
+from dalsegno_bench.shared_fs.processes import until
+
+__all__ = ["NoPlaceError", "Place", "opened"]
+
+KIND = "gluster_default"
+# Operations that carry bytes of files; all others are about names, locks and attributes.
+DATA = frozenset({"READ", "WRITE"})
+
+
+class NoPlaceError(RuntimeError):
+    """There is no shared file system to measure; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder of a file system that two nodes mount.
+
+    Attributes:
+        a: The folder at the node that writes.
+        b: The folder at the node that reads; the same as `a` with one mount.
+        fs: The private file system; `None` if it was there before.
+    """
+
+    a: Path
+    b: Path
+    fs: SharedFs | None
+
+    def folder(self, name: str) -> tuple[Path, Path]:
+        """Makes a folder; returns its path at both nodes."""
+        (self.a / name).mkdir()
+        until("the other mount shows the folder", (self.b / name).is_dir)
+        return self.a / name, self.b / name
+
+    def remove(self, name: str) -> None:
+        """Removes a folder with its files."""
+        shutil.rmtree(self.a / name, ignore_errors=True)
+
+    def start_counting(self) -> None:
+        """Has the bricks count operations from now on.
+
+        Raises:
+            NoPlaceError: The file system is not a private one.
+        """
+        gluster.profile(self._cluster().cluster, "start")
+
+    def operations(self) -> Counter[str]:
+        """Returns how many operations the bricks served so far, by name."""
+        root = ET.fromstring(gluster.profile(self._cluster().cluster, "info", "cumulative"))  # noqa: S314 - of our own process
+        counted: Counter[str] = Counter()
+        for one in root.findall(".//brick/cumulativeStats/fopStats/fop"):
+            counted[one.findtext("name", "")] += int(one.findtext("hits", "0"))
+        return counted
+
+    def _cluster(self) -> SharedFs:
+        if self.fs is None:
+            raise NoPlaceError("operations are counted by the bricks of a private GlusterFS only")
+        return self.fs
+
+
+@contextlib.contextmanager
+def opened(directory: Path | None) -> Iterator[Place]:
+    """A place to measure, which ends with the block.
+
+    Args:
+        directory: A folder of a mounted file system; `None` starts a private GlusterFS.
+
+    Raises:
+        NoPlaceError: GlusterFS cannot be started here; the message says why.
+    """
+    if directory is not None:
+        folder = Path(tempfile.mkdtemp(prefix="dalsegno-bench-far-", dir=directory))
+        try:
+            yield Place(folder, folder, None)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    lacking = missing(KIND)
+    if lacking is not None:
+        raise NoPlaceError(f"{lacking}; or name a mounted directory with --dir")
+    with started(KIND) as fs:
+        yield Place(fs.a, fs.b, fs)

@@ -1,0 +1,33 @@
+//! The pack that a publisher fills, and its memory.
+
+use std::sync::Arc;
+
+use dalsegno_core::Deadline;
+use dalsegno_extent::RecordMemory;
+use dalsegno_io::{Claim, Region, Touch};
+
+use crate::format::{Entry, MAX_PACK_BYTES};
+
+/// The pack that is being filled.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    pub(crate) number: u64,
+    pub(crate) memory: RecordMemory,
+    pub(crate) bytes: usize,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) catalog_bytes: usize,
+    /// When it is published even if it is not full.
+    pub(crate) due: Deadline,
+}
+
+/// Memory for a pack; `None` if the system has none.
+pub(crate) fn pack_memory() -> Option<RecordMemory> {
+    let bytes = usize::try_from(MAX_PACK_BYTES).expect("64-bit addresses");
+    match Region::anonymous(bytes, Touch::AtUse, "memory for a pack") {
+        Ok(region) => Some(RecordMemory::new(Claim::of(&Arc::new(region), 0, bytes, ()))),
+        Err(error) => {
+            tracing::warn!(%error, "no memory for a pack");
+            None
+        }
+    }
+}
