@@ -120,6 +120,10 @@ impl Tier for FaultyTier {
         self.inner.remove_writer(writer, ask);
     }
 
+    fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
+        self.inner.writer_age(writer, ask);
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         self.inner.writers(ask);
     }

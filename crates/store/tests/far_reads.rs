@@ -2,6 +2,8 @@
 #![expect(clippy::disallowed_methods, reason = "changes files from outside of the store")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/held_tier.rs"]
+mod held_tier;
 mod support;
 
 use std::fs;
@@ -14,8 +16,8 @@ use dalsegno_store::testing::Tiers;
 use dalsegno_store::{
     BlockTier, ChainHash, Config, NamespaceId, Outcome, Scope, Store, Terms, lend,
 };
+use held_tier::HeldTier;
 use support::hanging::{Hanging, Hung, hanging_with};
-use support::held_tier::HeldTier;
 use support::{block, chain, namespace, put};
 
 const SLICE: u32 = 64 << 10;

@@ -119,7 +119,7 @@ impl FarLanes {
         let removals =
             JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
         let far = Arc::clone(far);
-        Ok(Self { far, known, removals, publish, follow, promote, prefetch, collect })
+        Ok(Self { far, known, removals, publish, follow, promote, collect, prefetch })
     }
 
     /// Publishes the removal of blocks, or of a namespace if there are none.

@@ -81,7 +81,7 @@ impl Source for Hanging {
         let (failing, served): (Vec<_>, Vec<_>) =
             served.into_iter().partition(|request| fails && request.operation == Operation::Read);
         for request in failing {
-            let source = std::io::Error::from_raw_os_error(libc::EIO);
+            let source = std::io::Error::other("the device fails");
             request.complete(Err(IoError::Os { operation: "read", file: "log".into(), source }));
         }
         self.kept.lock().unwrap().extend(hanging);

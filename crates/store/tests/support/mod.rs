@@ -6,7 +6,6 @@ pub(crate) mod disk;
 #[path = "../../../io/tests/common/dose.rs"]
 pub(crate) mod dose;
 pub(crate) mod hanging;
-pub(crate) mod held_tier;
 pub(crate) mod mount;
 #[path = "../../../io/tests/common/power.rs"]
 pub(crate) mod power;
