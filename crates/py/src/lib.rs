@@ -14,6 +14,7 @@ mod allocation;
 mod arguments;
 mod buffers;
 mod errors;
+mod json;
 mod lease;
 mod namespace;
 mod offline;

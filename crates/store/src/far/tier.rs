@@ -43,8 +43,8 @@ const MOST_WAITING: usize = 4096;
 /// The largest single request.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// Staging memory of a far tier with so many workers, of which its requests take nothing from the log's: a location that
-/// hangs keeps its memory.
+/// Staging memory of a far tier with so many workers. It takes none of the log's, because a location that hangs keeps
+/// its memory.
 pub(crate) fn staging_of(workers: u32) -> Result<BufferPool, IoError> {
     BufferPool::new(u64::from(workers + 2) * REQUEST_BYTES * 8 / 7, REQUEST_BYTES)
 }
@@ -199,7 +199,7 @@ impl FarTier {
         self.prefetches.name(namespace, hashes);
     }
 
-    /// Takes over blocks that a get reads itself, so that they are not prefetched. Returns what [`Self::prefetch`] wants.
+    /// Takes over blocks that a get reads itself, so they are not prefetched. Returns what [`Self::prefetch`] wants.
     pub(crate) fn take_over(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<u64> {
         self.prefetches.take_over(namespace, hashes)
     }
