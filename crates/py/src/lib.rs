@@ -15,6 +15,7 @@ mod arguments;
 mod buffers;
 mod errors;
 mod far;
+mod json;
 mod lease;
 mod namespace;
 mod offline;

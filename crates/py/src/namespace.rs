@@ -11,8 +11,8 @@ use crate::allocation::PyAllocation;
 use crate::arguments::{Number, timeout};
 use crate::buffers::{blocks, hashes};
 use crate::errors::OrRaise;
+use crate::json::to_python;
 use crate::lease::PyLease;
-use crate::store::to_python;
 use crate::transfer::{PyPutReport, PyTransfer, hits};
 use crate::writer::PyLayerWriter;
 

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
-use crate::store::to_python;
+use crate::json::to_python;
 
 /// Returns facts about a store that no process has open, without reading payload.
 ///

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::arguments::LocalPath;
 use crate::errors::OrRaise;
-use crate::store::to_python;
+use crate::json::to_python;
 
 /// A store that this process owns and shares with others, over a socket.
 ///

@@ -9,6 +9,7 @@ use pyo3::types::PyMapping;
 
 use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
+use crate::json::to_python;
 use crate::namespace::PyNamespace;
 use crate::watch::PyRemovalWatch;
 
@@ -20,14 +21,6 @@ use crate::watch::PyRemovalWatch;
 pub(crate) struct PyStore {
     store: Handle,
     path: PathBuf,
-}
-
-/// Converts a JSON value to Python objects.
-pub(crate) fn to_python<'py>(
-    py: Python<'py>,
-    value: &serde_json::Value,
-) -> PyResult<Bound<'py, PyAny>> {
-    py.import("json")?.call_method1("loads", (value.to_string(),))
 }
 
 #[pymethods]

@@ -73,8 +73,8 @@ impl<'a> ReadPump<'a> {
         }
     }
 
-    /// Reads everything that is planned, and what the extents' tables add. Returns the requests that failed. `meanwhile`
-    /// advances other reads of the call, and returns whether there are any: then it is called periodically.
+    /// Reads everything that is planned, and what the extents' tables add. Returns the requests that failed.
+    /// `meanwhile` advances other reads of the call, and returns whether there are any: then it is called periodically.
     pub(super) fn run(
         &mut self,
         meanwhile: &mut dyn FnMut() -> bool,

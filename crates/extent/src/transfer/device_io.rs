@@ -16,8 +16,8 @@ use crate::stats::TransferStats;
 /// Operations that no caller started fail after this long, so that no caller waits forever for a device that hangs.
 pub const OWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Bytes in flight that saturate a local device: one of 7 GB/s moves them in half a millisecond. More buffers would evict
-/// each other from the CPU caches.
+/// Bytes in flight that saturate a local device: one of 7 GB/s moves them in half a millisecond. More buffers would
+/// evict each other from the CPU caches.
 const BUSY_BYTES: usize = 4 << 20;
 
 /// How much one call may have in flight.

@@ -271,8 +271,8 @@ impl Store {
         Ok(lookup::peek(&self.door.enter()?.engine, namespace, hashes))
     }
 
-    /// From which tiers the leading blocks of a chain that are present would be read: runs in order, each with the speed
-    /// of its tier. Waits for no device and no far location, so blocks whose index entries are not in memory end the
+    /// From which tiers the leading present blocks of a chain would be read: runs in order, each with the speed of its
+    /// tier. Waits for no device and no far location, so blocks whose index entries are not in memory end the
     /// answer. Nothing counts as used. Fails with `Closed`, or `Invalid` if the namespace is not registered.
     pub fn locate(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<Vec<Located>> {
         locate(&self.door.enter()?.engine, namespace, chain)
@@ -282,8 +282,8 @@ impl Store {
     /// used. Returns how many. An engine calls this for blocks that it serves from its own memory. Otherwise they look
     /// idle here, and blocks stored behind them would be evicted with them.
     ///
-    /// Never waits for the device: with an on-disk index, blocks whose entries are not in memory are skipped. Fails with
-    /// `Closed`.
+    /// Never waits for the device: with an on-disk index, blocks whose entries are not in memory are skipped. Fails
+    /// with `Closed`.
     pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
         Ok(lookup::touch(&self.door.enter()?.engine, namespace, chain))
     }

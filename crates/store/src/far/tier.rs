@@ -43,8 +43,8 @@ const MOST_WAITING: usize = 4096;
 /// The largest single request.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// Staging memory of a far tier with so many workers, of which its requests take nothing from the log's: a location that
-/// hangs keeps its memory.
+/// Staging memory of a far tier with so many workers. It takes none of the log's, because a location that hangs keeps
+/// its memory.
 pub(crate) fn staging_of(workers: u32) -> Result<BufferPool, IoError> {
     BufferPool::new(u64::from(workers + 2) * REQUEST_BYTES * 8 / 7, REQUEST_BYTES)
 }
@@ -106,7 +106,8 @@ impl FarTier {
     pub(crate) fn new(parts: FarParts) -> Self {
         let FarParts { tier, writer, limits, clock, pool } = parts;
         // A far file system is fast only with all of its workers busy.
-        let busy_bytes = limits.far_workers as usize * REQUEST_BYTES as usize;
+        let busy_bytes = u64::from(limits.far_workers) * REQUEST_BYTES;
+        let busy_bytes = usize::try_from(busy_bytes).expect("few workers");
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let as_source = Arc::clone(&tier) as Arc<dyn Source>;
         let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
@@ -117,7 +118,7 @@ impl FarTier {
             IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
         let watched = Arc::<WatchedSource>::clone(&source);
         let timed = TimedSource::new(watched, Arc::clone(&clock));
-        let times = timed.times();
+        let request_times = timed.times();
         let admits = limits.dram_admission == DramAdmission::Get;
         let io = Arc::new(SourceIo {
             source: Arc::new(timed),
@@ -146,7 +147,7 @@ impl FarTier {
             waiting: Mutex::default(),
             promotions: Promotions::default(),
             prefetches: Prefetches::new(if admits { limits.dram_bytes } else { 0 }),
-            times,
+            times: request_times,
             published: Mutex::default(),
             counters: FarCounters::default(),
         }
@@ -201,7 +202,7 @@ impl FarTier {
         self.prefetches.name(namespace, hashes);
     }
 
-    /// Takes over blocks that a get reads itself, so that they are not prefetched. Returns what [`Self::prefetch`] wants.
+    /// Takes over blocks that a get reads itself, so they are not prefetched. Returns what [`Self::prefetch`] wants.
     pub(crate) fn take_over(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<u64> {
         self.prefetches.take_over(namespace, hashes)
     }

@@ -105,7 +105,9 @@ impl<'a> Get<'a> {
             |at: &usize| out[*at].is_some() && matches!(self.outcomes[*at], Outcome::Lost(_));
         let copies = far_copies(self.engine, (0..out.len()).filter(is_lost), key, self.call);
         parts.extend(self.begin_far(copies, &mut out));
-        parts.into_iter().for_each(|part| self.settle_far(part));
+        for part in parts {
+            self.settle_far(part);
+        }
         self.take_prefetched(prefetched, &mut out);
     }
 
@@ -287,8 +289,8 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Reads runs in parallel, while blocks of the far tier are read. `positions` holds the position in the chain of each hash that was looked up. Returns the
-    /// positions of blocks whose segment was recycled meanwhile.
+    /// Reads runs in parallel, while the far tier is read. `positions` holds the position in the chain of each hash that
+    /// was looked up. Returns the positions of blocks whose segment was recycled meanwhile.
     fn read_runs(
         &mut self,
         runs: Vec<Run>,
