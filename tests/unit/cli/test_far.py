@@ -162,9 +162,7 @@ def rewrite_version(catalog: Path, version: int) -> None:
     catalog.write_bytes(data)
 
 
-def test_verify_reads_every_byte_while_a_store_is_open(
-    far: Path, run: Run, tmp_path: Path
-) -> None:
+def test_verify_reads_every_byte_while_a_store_is_open(far: Path, run: Run, tmp_path: Path) -> None:
     with dalsegno.open(tmp_path / "c", capacity="64MiB", far=str(far)):
         report = run("verify", far, "--json").json()
     assert report["clean"]
