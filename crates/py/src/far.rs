@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 
 use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
+use crate::json::to_python;
 use crate::offline::{progress_callback, shown};
-use crate::store::to_python;
 
 /// Returns whether a directory is a far location: it has folders of writers, and no store.
 ///

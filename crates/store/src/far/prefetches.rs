@@ -262,9 +262,8 @@ impl Prefetches {
     /// Waits until none of these blocks is being prefetched, at most `timeout`.
     pub(super) fn wait_for(&self, keys: &[BlockKey], timeout: Duration) {
         let mut progress = self.progress.lock();
-        let is_read = |progress: &mut PrefetchProgress| {
-            keys.iter().any(|key| progress.reading.contains(key))
-        };
+        let is_read =
+            |progress: &mut PrefetchProgress| keys.iter().any(|key| progress.reading.contains(key));
         self.changed.wait_while_for(&mut progress, is_read, timeout);
     }
 
