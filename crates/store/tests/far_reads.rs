@@ -262,10 +262,11 @@ fn what_is_prefetched_and_not_used_is_bounded() {
 fn a_prefetch_evicts_nothing_that_was_requested() {
     let far = published(2);
     let host = Host::new(far.path(), 0, 16 * BYTES as u64);
-    let (hot, terms) = (chain(2, 13), Terms::within(LIMIT));
+    let (popular, terms) = (chain(2, 13), Terms::within(LIMIT));
     until("both chains are found", || host.far_stats().blocks == 48);
     // One at a time, because the places of one get are reserved together.
-    let requested = || hot.chunks(1).flat_map(|one| host.outcomes(one, &terms)).collect::<Vec<_>>();
+    let requested =
+        || popular.chunks(1).flat_map(|one| host.outcomes(one, &terms)).collect::<Vec<_>>();
     requested();
     assert_eq!(requested(), [Outcome::Dram; 13]);
     assert_eq!(requested(), [Outcome::Dram; 13]);
