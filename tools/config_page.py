@@ -218,7 +218,7 @@ SETTINGS = (
         "number",
         "32",
         ("1", "64"),
-        "Maximum requests to the far directory at a time. Each takes a thread while it runs.",
+        "Maximum reads of the far directory at a time, and of other calls. Each takes a thread.",
     ),
     Setting(
         "far_write",

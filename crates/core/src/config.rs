@@ -98,7 +98,7 @@ pub struct Config {
     /// Most bytes that this store writes there. Default: a tenth of the file system.
     #[serde(deserialize_with = "optional_bytes")]
     pub far_capacity: Option<u64>,
-    /// Requests to the far directory at a time. Default: 32.
+    /// Reads of the far directory at a time, and other calls at a time. Default: 32.
     pub far_workers: Option<u32>,
     /// When a block is written to the far directory.
     pub far_write: FarWrite,

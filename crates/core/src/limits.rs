@@ -76,7 +76,7 @@ pub struct Limits {
     pub far: Option<String>,
     /// Most bytes that this store writes there; `None` for a tenth of the file system.
     pub far_capacity_bytes: Option<u64>,
-    /// Requests to the far directory at a time.
+    /// Reads of the far directory at a time, and other calls at a time.
     pub far_workers: u32,
     /// When a block is written there.
     pub far_write: FarWrite,
