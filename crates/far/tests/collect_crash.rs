@@ -2,7 +2,6 @@
 //! location.
 //!
 //! A host that starts at any moment reads no wrong byte and no removed block, and everything of writers that run.
-#![expect(clippy::print_stdout, reason = "the figures are what these tests are for")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "reports what the test ran")]
 
