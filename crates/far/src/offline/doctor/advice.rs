@@ -43,8 +43,8 @@ fn of_promise(row: &PromiseRow, two_mounts: bool) -> Option<Advice> {
         (Verdict::Holds, _) => return None,
         (Verdict::Fails, name) if name.contains("becomes visible") && two_mounts => (
             Severity::Unsafe,
-            "check that both directories are the same one of the same file system; if so, mount with entry-timeout=0 and \
-             negative-timeout=0 (FUSE) or lookupcache=none (NFS)",
+            "check that both directories are the same one of the same file system; if so, mount with entry-timeout=0 \
+             and negative-timeout=0 (FUSE) or lookupcache=none (NFS)",
         ),
         (Verdict::Fails, _) => (
             Severity::Unsafe,
@@ -53,7 +53,7 @@ fn of_promise(row: &PromiseRow, two_mounts: bool) -> Option<Advice> {
         ),
         (Verdict::Slow, name) if name.contains("age") => (
             Severity::Slow,
-            "synchronize the clocks of all hosts and servers (NTP): a writer that seems silent for a day may be removed",
+            "synchronize the clocks of all hosts and servers (NTP): a writer that seems dead may be removed",
         ),
         (Verdict::Slow, _) => (
             Severity::Slow,
