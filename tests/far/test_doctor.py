@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.far.mounts import SharedFs
-from tests.far.processes import until
-from tests.far.shared_fs import KINDS
+
+from dalsegno_bench.shared_fs.kinds import KINDS
+from dalsegno_bench.shared_fs.mounts import SharedFs
+from dalsegno_bench.shared_fs.processes import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -80,7 +80,7 @@ struct DeadFolder {
 }
 
 /// What becomes of a catalog.
-enum Verdict {
+enum Fate {
     Remove,
     Keep,
     /// More folders must be listed to decide, in the next step.
@@ -276,9 +276,9 @@ impl Collector {
         for _ in (0..FETCHES).take_while(|_| !is_closing()) {
             let Some(Object::Catalog(number)) = folder.catalogs.front().copied() else { break };
             match self.judge(folder, number, &mut lists)? {
-                Verdict::Remove => self.remove(folder.writer, Object::Catalog(number))?,
-                Verdict::Keep => folder.kept += 1,
-                Verdict::Undecided => break,
+                Fate::Remove => self.remove(folder.writer, Object::Catalog(number))?,
+                Fate::Keep => folder.kept += 1,
+                Fate::Undecided => break,
             }
             folder.catalogs.pop_front();
         }
@@ -291,26 +291,26 @@ impl Collector {
         folder: &mut DeadFolder,
         number: u64,
         lists: &mut usize,
-    ) -> Result<Verdict, IoError> {
+    ) -> Result<Fate, IoError> {
         let name = folder.writer.object(Object::Catalog(number));
         let bytes = match self.ask(|tier, ask| tier.fetch(name, MAX_CATALOG_BYTES, ask)) {
             Ok(bytes) => bytes,
             // Another collector was faster, or nobody can use it.
             Err(error) if error.is_not_found() || error.is_too_large() => {
-                return Ok(Verdict::Remove);
+                return Ok(Fate::Remove);
             }
             Err(error) => return Err(error),
         };
         let catalog = match Catalog::decode(&bytes) {
             Ok(catalog) if (catalog.writer, catalog.number) == (folder.writer, number) => catalog,
-            Err(FormatError::Newer(_)) => return Ok(Verdict::Keep),
-            Ok(_) | Err(_) => return Ok(Verdict::Remove),
+            Err(FormatError::Newer(_)) => return Ok(Fate::Keep),
+            Ok(_) | Err(_) => return Ok(Fate::Remove),
         };
         // Without a tombstone there are no known writers.
         for known in &catalog.known {
             let oldest = match folder.oldest_packs.get(&known.writer) {
                 Some(oldest) => *oldest,
-                None if *lists == 0 => return Ok(Verdict::Undecided),
+                None if *lists == 0 => return Ok(Fate::Undecided),
                 None => {
                     *lists -= 1;
                     let oldest = self.oldest_pack(known.writer)?;
@@ -319,10 +319,10 @@ impl Collector {
                 }
             };
             if oldest.is_some_and(|oldest| oldest <= known.number) {
-                return Ok(Verdict::Keep);
+                return Ok(Fate::Keep);
             }
         }
-        Ok(Verdict::Remove)
+        Ok(Fate::Remove)
     }
 
     fn oldest_pack(&self, writer: WriterId) -> Result<Option<u64>, IoError> {

@@ -7,6 +7,7 @@ use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{Class, IoError, Memory, Operation, Request};
 use serde::Serialize;
 
+use crate::collector::DEAD_AFTER;
 use crate::format::MAX_PACK_BYTES;
 use crate::names::{Object, ObjectName, WriterId};
 use crate::replies::{Replies, wait_for};
@@ -14,8 +15,6 @@ use crate::tier::{Ask, Listed, Tier};
 
 /// A writer publishes a sign of life each minute. After ten missing ones it is silent.
 pub const SILENT_AFTER: Duration = Duration::from_secs(10 * 60);
-/// After this time without a sign of life, any store may remove the objects of a writer: docs/formats/pack.md.
-pub const DEAD_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Longest wait for one reply.
 const LIMIT: Duration = Duration::from_secs(30);
