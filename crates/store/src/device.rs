@@ -106,12 +106,6 @@ impl WatchedSource {
         usual.ended(result);
     }
 
-    /// Refuses reads until the source responds.
-    pub(crate) fn suspend(&self) {
-        let failed = IoError::Short { operation: "open", file: String::new(), expected: 0, got: 0 };
-        (0..BreakerRules::READS.errors).for_each(|_| self.note(Err(&failed)));
-    }
-
     /// How often reads were suspended, and how many were refused.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let side = &self.reads[0].side;

@@ -111,9 +111,6 @@ impl FarTier {
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let as_source = Arc::clone(&tier) as Arc<dyn Source>;
         let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
-        if !tier.facts().is_open {
-            source.suspend();
-        }
         let bounds =
             IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
         let watched = Arc::<WatchedSource>::clone(&source);
@@ -163,9 +160,9 @@ impl FarTier {
         self.capacity_bytes.is_some()
     }
 
-    /// Whether reads are refused because the location does not respond.
+    /// Whether reads are refused because the location does not respond, or has not responded yet.
     pub(crate) fn is_suspended(&self) -> bool {
-        self.source.is_suspended()
+        !self.tier.facts().is_open || self.source.is_suspended()
     }
 
     /// Plans to read blocks.

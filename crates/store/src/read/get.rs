@@ -289,8 +289,8 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Reads runs in parallel, while the far tier is read. `positions` holds the position in the chain of each hash that
-    /// was looked up. Returns the positions of blocks whose segment was recycled meanwhile.
+    /// Reads runs in parallel, while the far tier is read. `positions` holds the position in the chain of each hash
+    /// that was looked up. Returns the positions of blocks whose segment was recycled meanwhile.
     fn read_runs(
         &mut self,
         runs: Vec<Run>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dalsegno_far::{
     Ask, DirectoryTier, DirectoryTierOptions, Listed, Object, ObjectName, Tier, TierFacts, WriterId,
 };
-use dalsegno_io::{FileId, Geometry, Memory, Request, Source, Space, SystemClock};
+use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space, SystemClock};
 
 /// A directory whose reads of packs wait while they are held.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct HeldTier {
     directory: DirectoryTier,
     /// The reads that wait; `None` if reads are not held.
     held: Mutex<Option<Vec<Request>>>,
-    /// Whether calls get no reply.
+    /// Whether calls fail.
     is_silent: AtomicBool,
 }
 
@@ -38,9 +38,19 @@ impl HeldTier {
         self.directory.submit(held.unwrap_or_default());
     }
 
-    /// Gives calls no replies, as if the directory had not responded when it was opened.
+    /// Fails calls, as if the directory had not responded when it was opened.
     pub(crate) fn set_silent(&self, is_silent: bool) {
         self.is_silent.store(is_silent, Ordering::Relaxed);
+    }
+
+    /// Answers a call with an error if calls fail.
+    fn admit<T>(&self, ask: Ask<T>) -> Option<Ask<T>> {
+        if !self.is_silent.load(Ordering::Relaxed) {
+            return Some(ask);
+        }
+        let source = std::io::ErrorKind::TimedOut.into();
+        ask.answer(Err(IoError::Os { operation: "open", file: "far".into(), source }));
+        None
     }
 
     /// How many reads wait.
@@ -77,25 +87,25 @@ impl Tier for HeldTier {
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.publish(name, bytes, ask);
         }
     }
 
     fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.fetch(name, limit, ask);
         }
     }
 
     fn remove(&self, name: ObjectName, ask: Ask<()>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.remove(name, ask);
         }
     }
 
     fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.remove_writer(writer, ask);
         }
     }
@@ -107,25 +117,25 @@ impl Tier for HeldTier {
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.writers(ask);
         }
     }
 
     fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.list(writer, after, ask);
         }
     }
 
     fn age(&self, name: ObjectName, ask: Ask<Duration>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.age(name, ask);
         }
     }
 
     fn space(&self, ask: Ask<Space>) {
-        if !self.is_silent.load(Ordering::Relaxed) {
+        if let Some(ask) = self.admit(ask) {
             self.directory.space(ask);
         }
     }
