@@ -30,7 +30,7 @@ GET_BLOCKS = 512
 PACK_BYTES = 32 << 20
 # Packs before the clock starts: as many as a store fills and writes at a time.
 WARM_PACKS = 5
-STEP_S, LIMIT_S = 0.01, 120.0
+STEP_S, LOOK_S, LIMIT_S = 0.01, 0.3, 120.0
 
 
 def chains(name: str, blocks: int, per_chain: int) -> Iterator[list[bytes]]:
@@ -69,8 +69,9 @@ def wait_for_packs(store: dalsegno.Store, first: int, last: int) -> None:
         seconds = time.perf_counter() - start
         if seconds > LIMIT_S:
             raise TimeoutError(f"{done} of {last} packs were published within {LIMIT_S:.0f} s")
-        left = seconds * (last - done) / max(done - first, 1)
-        time.sleep(min(max(left / 2, STEP_S), 1.0))
+        # Of what is left by the rate so far; before the first pack nothing is known.
+        left = seconds * (last - done) / (done - first) if done > first else 4 * LOOK_S
+        time.sleep(min(max(left / 4, 2 * STEP_S), LOOK_S))
 
 
 def write(options: argparse.Namespace) -> dict[str, float]:
