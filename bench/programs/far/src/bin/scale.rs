@@ -6,9 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dalsegno_core::{
-    ChainHash, Clock, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId,
-};
+use dalsegno_core::{ChainHash, Clock, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId};
 use dalsegno_far::format::{Catalog, Entry};
 use dalsegno_far::{FarIndex, Follower, MemoryLocation, Object, Tier, WriterId, wait_for};
 use dalsegno_io::{Memory, SystemClock};
@@ -154,8 +152,7 @@ fn main() {
     let first_load_s = start.elapsed().as_secs_f64();
     let rss = rss_bytes() - before;
     let view = index.view();
-    let (present, absent) =
-        (probes(&index, view.blocks, true), probes(&index, view.blocks, false));
+    let (present, absent) = (probes(&index, view.blocks, true), probes(&index, view.blocks, false));
     let quantile = |sorted: &[f64], q: f64| sorted[(sorted.len() as f64 * q) as usize];
     let nothing_new = median_poll_ms(&mut follower);
     let mut next = shape.packs();
