@@ -90,8 +90,8 @@ impl<'a> Get<'a> {
             self.note_speed(BlockTier::Dram, hits, self.engine.clock.now().since(began));
         }
         if !self.leased.is_empty() {
-            let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
-            positions.extend(far.iter().map(|block| block.at));
+            let far = far.iter().map(|block| block.at);
+            let mut positions: Vec<_> = near.iter().flat_map(positions_of).chain(far).collect();
             positions.sort_unstable();
             self.reserve_leases(&positions, &mut out);
         }
@@ -101,8 +101,7 @@ impl<'a> Get<'a> {
         let prefetched = PrefetchedPart::take(self.engine, &mut far, key);
         let mut parts: Vec<FarPart<'a>> = self.begin_far(far, &mut out).into_iter().collect();
         self.take_log(rest, &mut out, &mut parts);
-        let is_lost =
-            |at: &usize| out[*at].is_some() && matches!(self.outcomes[*at], Outcome::Lost(_));
+        let is_lost = |at: &usize| out[*at].is_some() && self.outcomes[*at].is_lost();
         let copies = far_copies(self.engine, (0..out.len()).filter(is_lost), key, self.call);
         parts.extend(self.begin_far(copies, &mut out));
         for part in parts {
@@ -200,7 +199,7 @@ impl<'a> Get<'a> {
         let hits = blocks.iter().filter(|(_, read)| read.outcome.is_ok()).count();
         self.note_speed(BlockTier::Far, hits, took);
         for (FarBlock { at, .. }, block) in blocks {
-            let was_lost = matches!(self.outcomes[at], Outcome::Lost(_));
+            let was_lost = self.outcomes[at].is_lost();
             if let Err(cause) = block.outcome {
                 // What the log lost keeps the first cause.
                 if !was_lost {
@@ -210,11 +209,10 @@ impl<'a> Get<'a> {
             }
             self.outcomes[at] = Outcome::Far;
             let key = (self.namespace.id(), self.chain[at]);
-            let placed = self.placed.remove(&at);
             if was_lost {
                 self.engine.far.iter().for_each(|far| far.count_rescued());
             }
-            if let Some(placed) = placed {
+            if let Some(placed) = self.placed.remove(&at) {
                 drop(block.memory);
                 let block = self.settle_placed(at, key, placed);
                 self.note_far(at, || PromotedBlock::Placed(block));

@@ -25,6 +25,12 @@ impl Outcome {
     pub fn is_hit(self) -> bool {
         matches!(self, Self::Dram | Self::Log | Self::Far)
     }
+
+    /// Whether the block is stored and could not be read.
+    #[must_use]
+    pub fn is_lost(self) -> bool {
+        matches!(self, Self::Lost(_))
+    }
 }
 
 /// How each block of a get ended.
