@@ -89,15 +89,12 @@ impl DirectoryTier {
             drop(reply.send(permission.and_then(|()| directory.get().map(drop))));
         };
         tier.pool.submit(Lane::Other, Job::new(Deadline::Never, work));
-        match opened.recv_timeout(OPEN_TIMEOUT) {
-            Ok(result) => result.map(|()| tier),
-            Err(_) => {
-                tracing::warn!(
-                    "the far directory does not respond; it is tried again periodically"
-                );
-                Ok(tier)
-            }
+        if let Ok(result) = opened.recv_timeout(OPEN_TIMEOUT) {
+            result?;
+        } else {
+            tracing::warn!("the far directory does not respond; it is tried again periodically");
         }
+        Ok(tier)
     }
 
     /// Runs a call on a thread of the pool, and answers it.

@@ -88,8 +88,7 @@ impl<'a> Get<'a> {
         if self.leased.is_empty() {
             let hits = self.outcomes.iter().filter(|one| one.is_hit()).count();
             self.note_speed(BlockTier::Dram, hits, self.engine.clock.now().since(began));
-        }
-        if !self.leased.is_empty() {
+        } else {
             let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
             positions.extend(far.iter().map(|block| block.at));
             positions.sort_unstable();
@@ -101,11 +100,12 @@ impl<'a> Get<'a> {
         let prefetched = PrefetchedPart::take(self.engine, &mut far, key);
         let mut parts: Vec<FarPart<'a>> = self.begin_far(far, &mut out).into_iter().collect();
         self.take_log(rest, &mut out, &mut parts);
-        let is_lost =
-            |at: &usize| out[*at].is_some() && matches!(self.outcomes[*at], Outcome::Lost(_));
-        let copies = far_copies(self.engine, (0..out.len()).filter(is_lost), key, self.call);
-        parts.extend(self.begin_far(copies, &mut out));
-        parts.into_iter().for_each(|part| self.settle_far(part));
+        let is_lost = |at: &usize| out[*at].is_some() && self.outcomes[*at] != Outcome::Absent;
+        let lost = (0..out.len()).filter(is_lost);
+        parts.extend(self.begin_far(far_copies(self.engine, lost, key, self.call), &mut out));
+        for part in parts {
+            self.settle_far(part);
+        }
         self.take_prefetched(prefetched, &mut out);
     }
 
