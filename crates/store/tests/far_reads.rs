@@ -262,19 +262,19 @@ fn what_is_prefetched_and_not_used_is_bounded() {
 fn a_prefetch_evicts_nothing_that_was_requested() {
     let far = published(2);
     let host = Host::new(far.path(), 0, 16 * BYTES as u64);
-    let (popular, terms) = (chain(2, 13), Terms::within(LIMIT));
+    let (requested, terms) = (chain(2, 13), Terms::within(LIMIT));
     until("both chains are found", || host.far_stats().blocks == 48);
     // One at a time, because the places of one get are reserved together.
-    let requested =
-        || popular.chunks(1).flat_map(|one| host.outcomes(one, &terms)).collect::<Vec<_>>();
-    requested();
-    assert_eq!(requested(), [Outcome::Dram; 13]);
-    assert_eq!(requested(), [Outcome::Dram; 13]);
+    let outcomes =
+        || requested.chunks(1).flat_map(|one| host.outcomes(one, &terms)).collect::<Vec<_>>();
+    outcomes();
+    assert_eq!(outcomes(), [Outcome::Dram; 13]);
+    assert_eq!(outcomes(), [Outcome::Dram; 13]);
     host.store.probe(host.namespace, &chain(1, 24)).unwrap();
     host.outcomes(&chain(1, 2), &terms);
     until("the prefetch is given up", || host.far_stats().prefetch_dropped_blocks > 0);
     assert!(host.far_stats().prefetched_blocks <= 3, "{:?}", host.far_stats());
-    assert_eq!(requested(), [Outcome::Dram; 13]);
+    assert_eq!(outcomes(), [Outcome::Dram; 13]);
 }
 
 #[test]

@@ -90,9 +90,10 @@ impl DirectoryTier {
         };
         tier.pool.submit(Lane::Other, Job::new(Deadline::Never, work));
         if let Ok(result) = opened.recv_timeout(OPEN_TIMEOUT) {
-            return result.map(|()| tier);
+            result?;
+        } else {
+            tracing::warn!("the far directory does not respond; it is tried again periodically");
         }
-        tracing::warn!("the far directory does not respond; it is tried again periodically");
         Ok(tier)
     }
 

@@ -262,9 +262,9 @@ impl Prefetches {
     /// Waits until none of these blocks is being prefetched, at most `timeout`.
     pub(super) fn wait_for(&self, keys: &[BlockKey], timeout: Duration) {
         let mut progress = self.progress.lock();
-        let is_read =
+        let is_reading =
             |progress: &mut PrefetchProgress| keys.iter().any(|key| progress.reading.contains(key));
-        self.changed.wait_while_for(&mut progress, is_read, timeout);
+        self.changed.wait_while_for(&mut progress, is_reading, timeout);
     }
 
     pub(super) fn counts(&self) -> PrefetchCounts {

@@ -107,18 +107,18 @@ impl FarTier {
         let FarParts { tier, writer, limits, clock, pool } = parts;
         // A far file system is fast only with all of its workers busy.
         let busy_bytes = u64::from(limits.far_workers) * REQUEST_BYTES;
-        let busy_bytes = usize::try_from(busy_bytes).expect("few workers");
+        let busy_bytes = usize::try_from(busy_bytes).expect("64-bit addresses");
         let index = Arc::new(FarIndex::new(INDEX_BYTES));
         let as_source = Arc::clone(&tier) as Arc<dyn Source>;
         let source = Arc::new(WatchedSource::new(as_source, "reads of the far tier", &clock));
         let bounds =
             IoBounds { depth: limits.far_workers, request_bytes: REQUEST_BYTES, busy_bytes };
         let watched = Arc::<WatchedSource>::clone(&source);
-        let timed = TimedSource::new(watched, Arc::clone(&clock));
-        let request_times = timed.times();
+        let measured = TimedSource::new(watched, Arc::clone(&clock));
+        let times = measured.times();
         let admits = limits.dram_admission == DramAdmission::Get;
         let io = Arc::new(SourceIo {
-            source: Arc::new(timed),
+            source: Arc::new(measured),
             clock: Arc::clone(&clock),
             pool,
             bounds,
@@ -144,7 +144,7 @@ impl FarTier {
             waiting: Mutex::default(),
             promotions: Promotions::default(),
             prefetches: Prefetches::new(if admits { limits.dram_bytes } else { 0 }),
-            times: request_times,
+            times,
             published: Mutex::default(),
             counters: FarCounters::default(),
         }

@@ -88,10 +88,9 @@ impl<'a> Get<'a> {
         if self.leased.is_empty() {
             let hits = self.outcomes.iter().filter(|one| one.is_hit()).count();
             self.note_speed(BlockTier::Dram, hits, self.engine.clock.now().since(began));
-        }
-        if !self.leased.is_empty() {
-            let far = far.iter().map(|block| block.at);
-            let mut positions: Vec<_> = near.iter().flat_map(positions_of).chain(far).collect();
+        } else {
+            let mut positions: Vec<usize> = near.iter().flat_map(positions_of).collect();
+            positions.extend(far.iter().map(|block| block.at));
             positions.sort_unstable();
             self.reserve_leases(&positions, &mut out);
         }
