@@ -146,7 +146,7 @@ def test_an_object_removed_between_lookup_and_load_is_a_miss(make_adapter: Make)
 
 
 def test_a_full_store_evicts_old_objects(make_adapter: Make) -> None:
-    driver = Driver(make_adapter(store={"capacity": "16MiB", "segment": "1MiB"}))
+    driver = Driver(make_adapter(capacity="16MiB", store={"segment": "1MiB"}))
     for number in range(120):
         ours = keys(64, f"prompt {number}")
         assert driver.store(ours, filled(ours)).is_successful()
