@@ -89,7 +89,8 @@ def test_a_directory_that_is_not_ours_has_no_servers_to_stop(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("cargo") is None, reason="the bench compiles a program")
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="the bench compiles two programs")
 def test_a_tiny_run_on_a_directory_leaves_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
