@@ -18,21 +18,36 @@ STAGED_CAPACITY = 384 * MIB
 STAGED_LIMIT_S = 60.0
 
 
-def _kill(cell: Cell) -> None:
-    """Kills the store while it puts, opens it again, and asks for all it had acknowledged."""
+def kill_while_it_puts(cell: Cell, kills: int, within_s: float) -> tuple[list[bytes], list[bytes]]:
+    """Opens the store and kills it while it puts, again and again.
+
+    Args:
+        cell: The store.
+        kills: How often.
+        within_s: It is killed at most so many seconds after its first batches are there.
+
+    Returns:
+        The blocks that it acknowledged, and all that it was asked to put.
+    """
     kept: list[bytes] = []
     asked: list[bytes] = []
-    for number in range(KILLS):
+    for number in range(kills):
         cell.open()
         parts = batches(cell.names(f"round {number}", KILL_BATCHES * BATCH_BLOCKS), BATCH_BLOCKS)
         for batch in parts:
             cell.send("put", batch)
         answers = [cell.answer("put") for _ in range(FIRST_BATCHES)]
-        time.sleep(cell.chance.uniform(0, KILL_AFTER_S))
+        time.sleep(cell.chance.uniform(0, within_s))
         answers += cell.kill()
         for batch, (acknowledged, _) in zip(parts, answers, strict=False):
             kept += [key for key, done in zip(batch, acknowledged, strict=True) if done]
         asked += [key for batch in parts for key in batch]
+    return kept, asked
+
+
+def _kill(cell: Cell) -> None:
+    """Kills the store while it puts, opens it again, and asks for all it had acknowledged."""
+    kept, asked = kill_while_it_puts(cell, KILLS, KILL_AFTER_S)
     cell.open()
     came = set(cell.get(asked))
     cell.lose(set(kept) - came, "were acknowledged, and lost by the kill")

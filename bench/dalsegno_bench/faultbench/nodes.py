@@ -18,6 +18,7 @@ from dalsegno_bench.faultbench import damaging
 from dalsegno_bench.faultbench.blocks import batches
 from dalsegno_bench.faultbench.cell import BATCH_BLOCKS, Cell, EndedError, Outcome
 from dalsegno_bench.faultbench.damage import Files
+from dalsegno_bench.faultbench.living import kill_while_it_puts
 from dalsegno_bench.faultbench.remote import FailedError, Origin
 from dalsegno_bench.shared_fs.mounts import SharedFs
 from dalsegno_bench.shared_fs.processes import until
@@ -25,7 +26,7 @@ from dalsegno_bench.shared_fs.processes import until
 __all__ = ["PROBES", "NodeProbe", "Nodes", "run"]
 
 BLOCKS, READ_BEFORE, VICTIMS = 96, 24, 6
-KILLS, KILL_BATCHES, FIRST_BATCHES, KILL_AFTER_S = 4, 12, 2, 0.3
+KILLS, KILL_AFTER_S = 4, 0.3
 # A stopped server goes on after this time in any case: no signal ends a process that waits for it.
 STOPPED_S = 30.0
 STOPPED_GETS = 3
@@ -136,19 +137,7 @@ def _kill(nodes: Nodes) -> None:
     """Kills A while it puts, again and again; B asks for all that A acknowledged."""
     a, b = nodes.cells
     b.open()
-    kept: list[bytes] = []
-    asked: list[bytes] = []
-    for number in range(KILLS):
-        a.open()
-        parts = batches(a.names(f"round {number}", KILL_BATCHES * BATCH_BLOCKS), BATCH_BLOCKS)
-        for batch in parts:
-            a.send("put", batch)
-        answers = [a.answer("put") for _ in range(FIRST_BATCHES)]
-        time.sleep(a.chance.uniform(0, KILL_AFTER_S))
-        answers += a.kill()
-        for batch, (acknowledged, _) in zip(parts, answers, strict=False):
-            kept += [key for key, done in zip(batch, acknowledged, strict=True) if done]
-        asked += [key for batch in parts for key in batch]
+    kept, asked = kill_while_it_puts(a, KILLS, KILL_AFTER_S)
     b.settle()
     came = nodes.find(b, asked)
     b.lose(set(kept) - came, "were acknowledged, and lost by the kill")

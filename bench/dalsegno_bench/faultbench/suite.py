@@ -137,6 +137,17 @@ def node_columns(
     return made
 
 
+def _load(column: Column, log: Path, temporary: Path | None = None) -> Origin | None:
+    """Loads the store of a column; the column says why if that is impossible."""
+    try:
+        origin = Origin(column.placed.python, column.placed.known.adapter, log, temporary)
+    except AbsentError as why:
+        column.absent = f"it cannot be loaded: {why}"
+        return None
+    column.settings = origin.facts["settings"]
+    return origin
+
+
 def _run_nodes(
     column: Column,
     probes: Sequence[nodes.NodeProbe],
@@ -146,13 +157,9 @@ def _run_nodes(
 ) -> None:
     report(f"{column.name}: import")
     fs, seed = where
-    adapter = column.placed.known.adapter
-    try:
-        origin = Origin(column.placed.python, adapter, folder / "messages", folder)
-    except AbsentError as why:
-        column.absent = f"it cannot be loaded: {why}"
+    origin = _load(column, folder / "messages", folder)
+    if origin is None:
         return
-    column.settings = origin.facts["settings"]
     try:
         for probe in probes:
             report(f"{column.name}: {probe.name}")
@@ -191,13 +198,9 @@ def _run_column(
     column: Column, probes: Sequence[Probe], seed: int, folder: Path, report: Report
 ) -> None:
     report(f"{column.name}: import")
-    log = folder / "messages"
-    try:
-        origin = Origin(column.placed.python, column.placed.known.adapter, log)
-    except AbsentError as why:
-        column.absent = f"it cannot be loaded: {why}"
+    origin = _load(column, folder / "messages")
+    if origin is None:
         return
-    column.settings = origin.facts["settings"]
     try:
         for probe in probes:
             report(f"{column.name}: {probe.name}")
