@@ -31,6 +31,8 @@ pub(crate) struct OwnFolder {
     writer: WriterId,
     /// Packs that were published, with their bytes.
     packs: BTreeMap<u64, u64>,
+    /// The sum of these bytes: it is read at every step, and there may be 100,000 packs.
+    bytes: u64,
     /// Packs that are to be removed.
     leaving: BTreeSet<u64>,
     described: BTreeSet<NamespaceId>,
@@ -56,6 +58,7 @@ impl OwnFolder {
             clock,
             writer,
             packs: BTreeMap::new(),
+            bytes: 0,
             leaving: BTreeSet::new(),
             described: BTreeSet::new(),
             beat: 0,
@@ -65,11 +68,12 @@ impl OwnFolder {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.packs.values().sum()
+        self.bytes
     }
 
     pub(crate) fn add(&mut self, number: u64, bytes: u64) {
-        self.packs.insert(number, bytes);
+        let before = self.packs.insert(number, bytes);
+        self.bytes = self.bytes - before.unwrap_or(0) + bytes;
     }
 
     /// Notes that publishing a pack failed. What is there of it is of no use.
@@ -129,13 +133,12 @@ impl OwnFolder {
 
     /// Marks the oldest packs to be removed until at most `bound` bytes are left. Returns how many there were.
     pub(crate) fn evict(&mut self, bound: u64) -> u64 {
-        let (mut bytes, mut evicted) = (self.bytes(), 0);
-        while bytes > bound
-            && let Some((number, pack_bytes)) = self.packs.pop_first()
+        let mut evicted = 0;
+        while self.bytes > bound
+            && let Some(oldest) = self.packs.first_key_value().map(|(number, _)| *number)
         {
-            bytes -= pack_bytes;
-            self.forget(number);
-            self.leaving.insert(number);
+            self.forget(oldest);
+            self.leaving.insert(oldest);
             evicted += 1;
         }
         evicted
@@ -164,13 +167,15 @@ impl OwnFolder {
             "other stores removed packs of this one, because it gave no sign of life for a day"
         );
         for number in gone {
-            self.packs.remove(&number);
             self.forget(number);
         }
         Ok(())
     }
 
-    fn forget(&self, number: u64) {
+    /// Forgets a pack, so that no block is found in it.
+    fn forget(&mut self, number: u64) {
+        self.bytes -= self.packs.remove(&number).unwrap_or(0);
+        debug_assert_eq!(self.bytes, self.packs.values().sum::<u64>());
         if let Some(file) = self.index.remove_pack(self.writer, number) {
             self.tier.forget(file);
         }
