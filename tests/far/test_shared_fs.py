@@ -125,14 +125,6 @@ def test_free_space_is_reported_to_both_nodes(at: Places) -> None:
         assert space.f_bavail * space.f_frsize > 1 << 20
 
 
-def test_only_one_node_can_make_a_folder(at: Places) -> None:
-    a, b = race(
-        100, (lambda number: (at.a / str(number)).mkdir(), lambda n: (at.b / str(n)).mkdir())
-    )
-    assert not a & b
-    assert a | b == set(range(100))
-
-
 def test_a_paused_server_blocks_a_read_and_a_resumed_one_completes_it(
     fs: SharedFs, at: Places
 ) -> None:
