@@ -7,6 +7,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -90,8 +91,14 @@ impl<'a> TemporaryFile<'a> {
     }
 
     /// Gives the file its name, durably. Fails with `EEXIST` if the name exists.
-    pub(super) fn rename(mut self, name: &str, label: &str) -> Result<(), IoError> {
-        rename_to_new(self.folder, &self.name, name)
+    pub(super) fn rename(
+        mut self,
+        name: &str,
+        label: &str,
+        renames: &Renames,
+    ) -> Result<(), IoError> {
+        renames
+            .to_new(self.folder, &self.name, name)
             .map_err(|errno| IoError::os("rename", label, errno))?;
         self.is_renamed = true;
         sync_directory(self.folder).map_err(|errno| {
@@ -115,17 +122,30 @@ fn remove(folder: &OwnedFd, name: &str) -> Result<(), Errno> {
     rustix::fs::unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Renames to a name that does not exist. Where the file system cannot guarantee that, the name is looked up first: two
-/// writers of one name would be a bug.
-fn rename_to_new(folder: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
-    match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
-        renamed => return renamed,
-    }
-    match stat_at(folder, to) {
-        Ok(_) => Err(Errno::EXIST),
-        Err(Errno::NOENT) => rustix::fs::renameat(folder, from, folder, to),
-        Err(errno) => Err(errno),
+/// Renames on one file system, to names that do not exist.
+#[derive(Debug, Default)]
+pub(super) struct Renames {
+    /// Whether the file system cannot refuse a name that exists. Asking again would cost a round trip each time.
+    replaces: AtomicBool,
+}
+
+impl Renames {
+    /// Renames to a name that does not exist. Where the file system cannot guarantee that, the name is looked up first:
+    /// two writers of one name would be a bug.
+    fn to_new(&self, folder: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
+        if !self.replaces.load(Ordering::Relaxed) {
+            match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
+                Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                    self.replaces.store(true, Ordering::Relaxed);
+                }
+                renamed => return renamed,
+            }
+        }
+        match stat_at(folder, to) {
+            Ok(_) => Err(Errno::EXIST),
+            Err(Errno::NOENT) => rustix::fs::renameat(folder, from, folder, to),
+            Err(errno) => Err(errno),
+        }
     }
 }
 
@@ -239,6 +259,23 @@ mod tests {
     #[test]
     fn no_bytes_need_no_call() {
         assert_eq!(write_pieces(&memory(&[0]), |_, _| panic!("a call")), Ok(0));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "this crate touches files")]
+    fn a_rename_refuses_an_existing_name_with_and_without_help_of_the_file_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+        for replaces in [false, true] {
+            let renames = Renames { replaces: AtomicBool::new(replaces) };
+            let (from, to) = (format!("from-{replaces}"), format!("to-{replaces}"));
+            std::fs::write(dir.path().join(&from), b"first").unwrap();
+            renames.to_new(&folder, &from, &to).unwrap();
+            std::fs::write(dir.path().join(&from), b"second").unwrap();
+            assert_eq!(renames.to_new(&folder, &from, &to), Err(Errno::EXIST));
+            assert_eq!(std::fs::read(dir.path().join(&to)).unwrap(), b"first");
+            assert_eq!(renames.replaces.load(Ordering::Relaxed), replaces);
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::entries::{
     CONFINED, check_name, is_plain, is_regular, modified, size, space_of, stat_at,
 };
 use super::open_files::{OpenFiles, SharedFile};
-use super::publish::{TemporaryFile, create_folder, is_temporary, sync_directory};
+use super::publish::{Renames, TemporaryFile, create_folder, is_temporary, sync_directory};
 use crate::engine::{check_bounds, read, retried};
 use crate::{IoError, Memory, Operation, Request, Space};
 
@@ -50,6 +50,7 @@ pub struct SharedDirectory {
     /// Alignment of memory that direct I/O requires; `None` without direct I/O.
     direct: Option<usize>,
     open_files: OpenFiles,
+    renames: Renames,
     /// Folders whose names this value made durable.
     durable_folders: Mutex<HashSet<String>>,
 }
@@ -69,6 +70,7 @@ impl SharedDirectory {
             direct: direct_io::probe(&directory, DirectIoTrial::Write),
             directory,
             open_files: OpenFiles::new(OPEN_FILES),
+            renames: Renames::default(),
             durable_folders: Mutex::default(),
         })
     }
@@ -88,14 +90,9 @@ impl SharedDirectory {
     pub fn publish(&self, folder: &str, name: &str, memory: &[Memory]) -> Result<(), IoError> {
         let label = path_of(folder, name);
         let directory = self.folder_for_files(folder)?;
-        match stat_at(&directory, name) {
-            Ok(_) => return Err(IoError::exists("create", label)),
-            Err(Errno::NOENT) => {}
-            Err(errno) => return Err(IoError::os("stat", label, errno)),
-        }
         let mut file = TemporaryFile::create(&directory, name, self.is_aligned(memory))?;
         file.write(memory, &label)?;
-        file.rename(name, &label)
+        file.rename(name, &label, &self.renames)
     }
 
     /// Reads a whole file of at most `limit` bytes.
