@@ -169,6 +169,12 @@ impl Publisher {
         self.folder.describe(namespace, sector)
     }
 
+    /// Whether a full pack waits for its turn, so that nothing can be added.
+    pub fn waits_for_turn(&mut self) -> bool {
+        self.close_if_due();
+        self.filling.as_ref().is_some_and(|filling| self.is_full(filling))
+    }
+
     /// Copies an extent of the store's log to the pack that is being filled. Waits only for the store's own device.
     ///
     /// # Errors

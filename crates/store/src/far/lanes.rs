@@ -42,7 +42,7 @@ pub(crate) const FAR_SHARE: u64 = 10;
 /// How long the publishing thread waits to learn how large the far file system is.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Steps of the publishing thread while packs are being written, and otherwise.
-const BUSY_STEP: Duration = Duration::from_millis(5);
+const BUSY_STEP: Duration = Duration::from_millis(10);
 const IDLE_STEP: Duration = Duration::from_millis(100);
 /// Pause after a failure of the location.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -203,6 +203,10 @@ enum Added {
 impl PublishDuty {
     /// Copies the next waiting extent to a pack.
     fn add_next(&mut self, publisher: &mut Publisher) -> std::result::Result<Added, IoError> {
+        // Found out before the extent is looked up: this is asked at every step.
+        if publisher.waits_for_turn() {
+            return Ok(Added::Enough);
+        }
         let Some(extent) = self.far.next_waiting() else { return Ok(Added::Enough) };
         let blocks = extent.hashes.len() as u64;
         let counters = &self.far.counters;
