@@ -7,14 +7,11 @@ use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{Class, IoError, Memory, Operation, Request};
 use serde::Serialize;
 
-use crate::collector::DEAD_AFTER;
 use crate::format::MAX_PACK_BYTES;
 use crate::names::{Object, ObjectName, WriterId};
 use crate::replies::{Replies, wait_for};
+use crate::signs::{DEAD_AFTER, SILENT_AFTER};
 use crate::tier::{Ask, Listed, Tier};
-
-/// A writer publishes a sign of life each minute. After ten missing ones it is silent.
-pub const SILENT_AFTER: Duration = Duration::from_secs(10 * 60);
 
 /// Longest wait for one reply.
 const LIMIT: Duration = Duration::from_secs(30);

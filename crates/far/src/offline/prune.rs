@@ -1,6 +1,6 @@
 //! Removes the objects of writers that do not run any more.
 //!
-//! 1. A writer that gave a sign of life within [`super::SILENT_AFTER`] is never removed, named or not.
+//! 1. A writer that gave a sign of life within [`crate::SILENT_AFTER`] is never removed, named or not.
 //! 2. Packs go first and catalogs last, so a catalog that stays for a while names packs that are gone: misses.
 //! 3. It may stop anywhere, and be started again.
 
