@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod collector;
+mod earlier;
 mod filling;
 mod follower;
 pub mod format;

@@ -12,7 +12,7 @@ use dalsegno_far::{
     Collector, FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation, MemoryTier,
     Object, Publisher, PublisherOptions, Tier, Tombstone, WriterId, wait_for,
 };
-use dalsegno_io::{BufferPool, Memory, Source};
+use dalsegno_io::{BufferPool, IoError, Memory, Source};
 
 const LAYERS: u32 = 2;
 const SLICE_BYTES: u32 = 4096;
@@ -47,6 +47,7 @@ pub struct Host {
     log: Arc<MemoryTier>,
     log_io: SourceIo,
     pub writer: WriterId,
+    pub capacity_bytes: u64,
     records: u64,
 }
 
@@ -95,6 +96,7 @@ impl Host {
             log,
             log_io,
             writer,
+            capacity_bytes: options.capacity_bytes,
             records: 0,
         }
     }
@@ -179,6 +181,12 @@ impl Host {
             assert!(got == expected, "wrong bytes of block {block}");
         }
         read.outcome.is_ok()
+    }
+
+    /// Evicts, and shows that the store lives, as the publishing thread of a store does.
+    pub fn keep_up(&mut self) -> Result<(), IoError> {
+        self.publisher.evict()?;
+        if self.publisher.is_at_location() { self.publisher.beat() } else { Ok(()) }
     }
 
     /// Checks one writer, or removes some more of a dead one; whether that succeeded.

@@ -252,7 +252,7 @@ impl PublishDuty {
         }
         publisher.evict()?;
         let now = self.clock.now();
-        if now >= self.next_beat && publisher.has_published() {
+        if now >= self.next_beat && publisher.is_at_location() {
             self.next_beat = now.after(BEAT);
             publisher.beat()?;
         }

@@ -1,0 +1,254 @@
+//! The folders that earlier opens of this store left: what is in them, and what leaves them.
+//!
+//! 1. They are looked for after the open and then each hour, some in each step. Nothing is written to them.
+//! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
+//!    may be that of a living store with the same id, whose directory was copied.
+//! 3. The oldest folder is emptied first, its packs by number, each before its catalog. What could not be removed is
+//!    found again by the next search. Others may remove the same packs.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Nanos};
+use dalsegno_io::IoError;
+
+use crate::index::FarIndex;
+use crate::names::{Object, WriterId};
+use crate::own_folder::CALL_LIMIT;
+use crate::replies::wait_for;
+use crate::signs::{SILENT_AFTER, Signs, are_of_one_store, is_gone};
+use crate::tier::{Ask, Listed, Tier};
+
+/// From the end of a search to the next one.
+const SEARCH_EVERY: Duration = Duration::from_secs(3600);
+/// The same if a search or a removal failed.
+const SEARCH_AGAIN: Duration = Duration::from_secs(60);
+/// Folders that a step lists.
+const LISTS: usize = 8;
+/// Packs that a step removes.
+const REMOVALS: usize = 16;
+
+/// A folder that was taken over.
+#[derive(Debug)]
+struct EarlierFolder {
+    writer: WriterId,
+    /// The age of its newest sign of life, when the search began.
+    age: Duration,
+    /// Its newest beat: if that is gone, the folder is in use.
+    beat: Option<u64>,
+    /// Numbers and bytes, the oldest first.
+    packs: VecDeque<(u64, u64)>,
+}
+
+/// A search under way.
+#[derive(Debug)]
+struct FolderSearch {
+    began: Nanos,
+    /// Writers whose folders are to be listed.
+    wanted: Vec<WriterId>,
+    found: Vec<EarlierFolder>,
+    /// Folders that have packs, those of others with the same id included.
+    seen: usize,
+    /// From its end to the next search.
+    next: Duration,
+}
+
+#[derive(Debug)]
+enum SearchState {
+    Waiting { until: Nanos },
+    UnderWay(FolderSearch),
+}
+
+/// The folders of earlier opens of this store.
+pub(crate) struct EarlierOpens {
+    tier: Arc<dyn Tier>,
+    index: Arc<FarIndex>,
+    clock: Arc<dyn Clock>,
+    own: WriterId,
+    search: SearchState,
+    /// Those that were taken over and have packs, the oldest first.
+    folders: VecDeque<EarlierFolder>,
+    /// The sum of the bytes of their packs.
+    bytes: u64,
+    /// Folders with packs but the own one that the last search saw, those that were not taken over included.
+    seen: usize,
+    /// Packs that were removed.
+    evicted: u64,
+}
+
+impl EarlierOpens {
+    pub(crate) fn new(
+        tier: Arc<dyn Tier>,
+        index: Arc<FarIndex>,
+        clock: Arc<dyn Clock>,
+        own: WriterId,
+    ) -> Self {
+        let search = SearchState::Waiting { until: clock.now() };
+        let (folders, bytes) = (VecDeque::new(), 0);
+        Self { tier, index, clock, own, search, folders, bytes, seen: 0, evicted: 0 }
+    }
+
+    /// Bytes of the packs that were taken over.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Packs that were removed so far.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Whether the location has packs of this store in other folders than the own one.
+    pub(crate) fn exist(&self) -> bool {
+        self.seen > 0
+    }
+
+    /// Looks for folders, if it is time. Returns whether the search has ended, so that all of them are known.
+    ///
+    /// # Errors
+    ///
+    /// That of the location. The search is tried again a minute later, and what was known before counts until then.
+    pub(crate) fn search(&mut self) -> Result<bool, IoError> {
+        let now = self.clock.now();
+        let again = SearchState::Waiting { until: now.after(SEARCH_AGAIN) };
+        let mut search = match std::mem::replace(&mut self.search, again) {
+            SearchState::Waiting { until } if now < until => {
+                self.search = SearchState::Waiting { until };
+                return Ok(true);
+            }
+            SearchState::Waiting { .. } => self.begin(now)?,
+            SearchState::UnderWay(search) => search,
+        };
+        for _ in 0..LISTS {
+            let Some(writer) = search.wanted.pop() else { break };
+            self.look_at(writer, &mut search)?;
+        }
+        if !search.wanted.is_empty() {
+            self.search = SearchState::UnderWay(search);
+            return Ok(false);
+        }
+        let FolderSearch { mut found, seen, next, .. } = search;
+        self.seen = seen;
+        found.sort_by_key(|folder| (std::cmp::Reverse(folder.age), folder.writer));
+        self.folders = found.into();
+        let packs = self.folders.iter().flat_map(|folder| &folder.packs);
+        self.bytes = packs.map(|(_, bytes)| bytes).sum();
+        self.search = SearchState::Waiting { until: self.clock.now().after(next) };
+        Ok(true)
+    }
+
+    fn begin(&mut self, began: Nanos) -> Result<FolderSearch, IoError> {
+        let mut wanted = self.ask(|tier, ask| tier.writers(ask))?;
+        wanted.retain(|writer| *writer != self.own && are_of_one_store(*writer, self.own));
+        Ok(FolderSearch { began, wanted, found: Vec::new(), seen: 0, next: SEARCH_EVERY })
+    }
+
+    /// Adds a folder to those that were found, if it has packs and is old enough.
+    fn look_at(&self, writer: WriterId, search: &mut FolderSearch) -> Result<(), IoError> {
+        let listed = self.ask(|tier, ask| tier.list(writer, None, ask))?;
+        let packs: VecDeque<(u64, u64)> = listed.iter().filter_map(pack_in).collect();
+        if packs.is_empty() {
+            return Ok(());
+        }
+        search.seen += 1;
+        let signs = Signs::of(&listed);
+        let mut age = Duration::MAX;
+        for object in signs.objects(&listed) {
+            match self.ask(|tier, ask| tier.age(writer.object(object), ask)) {
+                Ok(of_object) => age = age.min(of_object),
+                // It was removed meanwhile, so the folder is in use.
+                Err(error) if error.is_not_found() => age = Duration::ZERO,
+                Err(error) => return Err(error),
+            }
+        }
+        if age < SILENT_AFTER {
+            search.next = SILENT_AFTER;
+            return Ok(());
+        }
+        let age = age.saturating_sub(self.clock.now().since(search.began));
+        search.found.push(EarlierFolder { writer, age, beat: signs.beat, packs });
+        Ok(())
+    }
+
+    /// Removes the oldest packs until at most `bound` bytes are left, or as many as a step may.
+    ///
+    /// # Errors
+    ///
+    /// That of the location. The folder does not count until the next search.
+    pub(crate) fn evict(&mut self, bound: u64) -> Result<(), IoError> {
+        let mut checked = None;
+        for _ in 0..REMOVALS {
+            let Some(folder) = self.folders.front().filter(|_| self.bytes > bound) else { break };
+            let writer = folder.writer;
+            let result = if checked == Some(writer) {
+                self.remove_oldest()
+            } else {
+                checked = Some(writer);
+                self.check_front()
+            };
+            if let Err(error) = result {
+                self.give_up_front(SEARCH_AGAIN);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up the oldest folder if it is in use: its writer, or somebody who collects it, removed its beat.
+    fn check_front(&mut self) -> Result<(), IoError> {
+        let Some(folder) = self.folders.front() else { return Ok(()) };
+        let Some(beat) = folder.beat else { return Ok(()) };
+        let name = folder.writer.object(Object::Beat(beat));
+        if is_gone(self.ask(|tier, ask| tier.fetch(name, 0, ask)))? {
+            self.give_up_front(SILENT_AFTER);
+        }
+        Ok(())
+    }
+
+    /// Stops counting the oldest folder until the next search.
+    fn give_up_front(&mut self, search_after: Duration) {
+        if let Some(folder) = self.folders.pop_front() {
+            self.bytes -= folder.packs.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            let mut until = self.clock.now().after(search_after);
+            if let SearchState::Waiting { until: planned } = self.search {
+                until = until.min(planned);
+            }
+            self.search = SearchState::Waiting { until };
+        }
+    }
+
+    /// Removes the oldest pack, and its catalog.
+    fn remove_oldest(&mut self) -> Result<(), IoError> {
+        let Some(folder) = self.folders.front() else { return Ok(()) };
+        let writer = folder.writer;
+        let (number, bytes) =
+            folder.packs.front().copied().expect("an empty folder does not count");
+        if let Some(file) = self.index.remove_pack(writer, number) {
+            self.tier.forget(file);
+        }
+        for object in [Object::Pack(number), Object::Catalog(number)] {
+            self.ask(|tier, ask| tier.remove(writer.object(object), ask))?;
+        }
+        self.evicted += 1;
+        self.bytes -= bytes;
+        if let Some(folder) = self.folders.front_mut() {
+            folder.packs.pop_front();
+            if folder.packs.is_empty() {
+                self.folders.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
+        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
+    }
+}
+
+fn pack_in(listed: &Listed) -> Option<(u64, u64)> {
+    match listed.object {
+        Object::Pack(number) => Some((number, listed.bytes)),
+        _ => None,
+    }
+}
