@@ -6,10 +6,14 @@ mod hosts;
 #[path = "common/world.rs"]
 mod world;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, WATCHED, WriterId};
-use hosts::{Host, RECORD_BYTES};
+use dalsegno_core::Clock;
+use dalsegno_far::offline::{Location, SurveyOptions, WriterState, prune, survey};
+use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, Tier, WATCHED, WriterId, wait_for};
+use hosts::{Host, LIMIT, NAMESPACE, RECORD_BYTES};
 use world::{HOUR, Model, World, collect};
 
 fn packs_of(world: &World, writer: WriterId) -> Vec<u64> {
@@ -88,14 +92,13 @@ fn an_earlier_folder_without_packs_is_removed_by_anybody_and_tombstones_stay_as_
             let collector = if is_own { &mut again } else { &mut c };
             collect(&mut world, &mut [collector], &mut |_| ());
         }
-        let tombstone = [Object::Catalog(2), Object::Namespace(hosts::NAMESPACE), Object::Beat(1)];
+        let tombstone = [Object::Catalog(2), Object::Namespace(NAMESPACE), Object::Beat(1)];
         assert_eq!(world.objects(first.writer), tombstone, "it names the pack of another store");
         // The other store's bound takes the pack.
         assert!(b.publish(50));
         let pack = b.writer.object(Object::Pack(1));
-        let clock = std::sync::Arc::clone(&world.clock) as std::sync::Arc<dyn dalsegno_core::Clock>;
-        let remove = |ask| dalsegno_far::Tier::remove(&*b.tier, pack, ask);
-        dalsegno_far::wait_for(&clock, hosts::LIMIT, remove).unwrap();
+        let clock = Arc::clone(&world.clock) as Arc<dyn Clock>;
+        wait_for(&clock, LIMIT, |ask| b.tier.remove(pack, ask)).unwrap();
         again.keep_up().unwrap();
         world.pass(HOUR);
         let collector = if is_own { &mut again } else { &mut c };
@@ -312,7 +315,7 @@ fn a_restart_every_day_leaves_few_folders_and_loses_nothing_within_the_bound() {
         assert!(kept.clone().all(|block| store.reads(block)), "day {day}: {kept:?}");
         assert!(own_packs(&store) <= 6);
         let names = world.location.objects().into_iter().map(|(name, _)| name.writer);
-        most = most.max(names.collect::<std::collections::BTreeSet<_>>().len());
+        most = most.max(names.collect::<BTreeSet<_>>().len());
     }
     assert!(most <= 7, "{most} folders");
 }
@@ -373,4 +376,61 @@ fn a_store_that_is_killed_while_it_evicts_from_an_earlier_folder_loses_nothing_e
         let points = (0..1000).take_while(|changes| history(*changes, mode)).count();
         assert!(points >= 10, "{points} operations change the location");
     }
+}
+
+/// The states of all writers, in the order of their names.
+fn states(location: &Location) -> Vec<WriterState> {
+    let found = survey(location, SurveyOptions::default(), &|_, _| ()).unwrap();
+    found.writers.iter().map(|row| row.state).collect()
+}
+
+#[test]
+fn a_look_at_the_location_shows_earlier_opens_and_prune_leaves_them_unless_they_are_named() {
+    use WriterState::{Dead, Earlier, Live, Silent};
+    let mut world = World::new();
+    let clock = Arc::clone(&world.clock) as Arc<dyn Clock>;
+    let location = Location::new(Arc::new(world.location.mount()), clock);
+    let prune = |named: &[String]| {
+        let report = prune(&location, named, true, &|_, _| ()).unwrap();
+        report.writers.iter().map(|row| (row.writer.clone(), row.state)).collect::<Vec<_>>()
+    };
+    let hosts = [1, 1, 1, 2].map(|number| world.host(number));
+    let names = hosts.each_ref().map(|host| host.writer.to_string());
+    let [mut first, mut second, mut empty, mut b] = hosts;
+    assert!(first.publish(10) && second.publish(20) && b.publish(30));
+    first.keep_up().unwrap();
+    b.keep_up().unwrap();
+    empty.publisher.beat().unwrap();
+    world.pass(HOUR);
+    second.keep_up().unwrap();
+    assert_eq!(states(&location), [Earlier, Live, Silent, Silent]);
+    world.pass(DEAD_AFTER);
+    assert_eq!(states(&location), [Dead; 4]);
+    second.keep_up().unwrap();
+    assert_eq!(states(&location), [Earlier, Live, Dead, Dead]);
+    assert_eq!(prune(&[]), [(names[2].clone(), Dead), (names[3].clone(), Dead)]);
+    assert_eq!(states(&location), [Earlier, Live]);
+    // Its store is closed, and not dead.
+    world.pass(HOUR);
+    assert_eq!(states(&location), [Earlier, Silent]);
+    assert_eq!(prune(&[]), []);
+    assert_eq!(prune(&names[..1]), [(names[0].clone(), Earlier)]);
+    assert_eq!(states(&location), [Silent]);
+}
+
+#[test]
+fn prune_removes_all_opens_of_a_store_that_is_dead() {
+    let mut world = World::new();
+    let clock = Arc::clone(&world.clock) as Arc<dyn Clock>;
+    let location = Location::new(Arc::new(world.location.mount()), clock);
+    for block in [10, 20, 30] {
+        let mut host = world.host(1);
+        assert!(host.publish(block));
+        host.publisher.beat().unwrap();
+        world.pass(HOUR);
+    }
+    world.pass(DEAD_AFTER);
+    let report = prune(&location, &[], true, &|_, _| ()).unwrap();
+    assert_eq!((report.writers.len(), report.kept), (3, 0));
+    assert!(world.location.objects().is_empty());
 }
