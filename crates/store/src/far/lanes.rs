@@ -179,7 +179,7 @@ struct PublishDuty {
     paused_until: Nanos,
 }
 
-/// The bound on the bytes of own packs.
+/// The bound on the bytes of this store's packs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OwnCapacity {
     Known,
