@@ -27,6 +27,7 @@ mod signs;
 mod tier;
 
 pub use collector::{CHECK_EVERY, Collector, CollectorStats};
+pub use earlier::{EarlierFolders, EarlierSearch};
 pub use follower::{Follower, LIST_EVERY, Polled};
 pub use format::{AppliedCatalogs, KnownWriter, MAX_APPLIED_BYTES, Tombstone};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};

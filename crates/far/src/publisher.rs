@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, StoreId};
+use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, Nanos, StoreId};
 use dalsegno_extent::format::RecordPlace;
 use dalsegno_extent::{Cause, PinnedFile, RecordMemory, SourceIo};
 use dalsegno_io::{IoError, Memory};
 
-use crate::earlier::EarlierOpens;
+use crate::earlier::{EarlierFolders, EarlierOpens};
 use crate::filling::{Filling, pack_memory};
 use crate::format::{Catalog, Entry, KnownWriter, MAX_CATALOG_BYTES, MAX_PACK_BYTES, Tombstone};
 use crate::index::FarIndex;
@@ -129,7 +129,7 @@ impl Publisher {
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
         let folder = OwnFolder::new(of_tier, of_index, Arc::clone(&clock), writer);
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
-        let earlier = EarlierOpens::new(of_tier, of_index, Arc::clone(&clock), writer);
+        let earlier = EarlierOpens::new(of_tier, of_index, Arc::clone(&clock));
         Self {
             tier,
             index,
@@ -384,22 +384,29 @@ impl Publisher {
         self.folder.beat()
     }
 
+    /// Counts the folders of earlier opens, and evicts from them first.
+    pub fn take_over(&mut self, found: EarlierFolders) {
+        self.earlier.take_over(found);
+    }
+
+    /// When the next search for such folders is to begin, if one was given up since the last call.
+    pub fn take_search_due(&mut self) -> Option<Nanos> {
+        self.earlier.take_search_due()
+    }
+
     /// Sets the bound on the bytes of this store's packs.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.options.capacity_bytes = bytes;
     }
 
     /// Removes the oldest packs of this store beyond the bound, one more if the location had no space, and what is left
-    /// of packs that could not be published. Looks periodically for what earlier opens left, and removes some of that
-    /// in each call. Waits for the location.
+    /// of packs that could not be published. Of what earlier opens left, some is removed in each call. Waits for the
+    /// location.
     ///
     /// # Errors
     ///
     /// That of the location.
     pub fn evict(&mut self) -> Result<(), IoError> {
-        if !self.earlier.search()? {
-            return self.folder.remove_leaving();
-        }
         let mut bound = self.options.capacity_bytes;
         if self.is_full {
             bound = bound.min(self.own_bytes().saturating_sub(self.options.pack_bytes));
