@@ -1,7 +1,7 @@
 //! Removes what dead writers left: docs/formats/pack.md, Collection.
 //!
-//! 1. A writer is silent for a day if its newest sign of life is [`DEAD_AFTER`] old by the clock of the location, and no
-//!    newer one appeared while it was watched for [`WATCHED`]. No host's clock is compared with another one.
+//! 1. A writer is silent for a day if its newest sign of life is [`DEAD_AFTER`] old by the clock of the location, and
+//!    no newer one appeared while it was watched for [`WATCHED`]. No host's clock is compared with another one.
 //! 2. Such a writer is dead if it has no packs, or if every writer of its store is silent for a day. So packs of a
 //!    store that was closed and opened again stay.
 //! 3. Packs go first, then catalogs, descriptions, beats, and the folder.

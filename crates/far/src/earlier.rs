@@ -4,9 +4,9 @@
 //!    Nothing is written to them.
 //! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
 //!    may be that of a living store with the same id, whose directory was copied.
-//! 3. The oldest folder is emptied first, its packs by number, each before its catalog. A pack that could not be removed
-//!    is found again by the next search, and a catalog without its pack leaves with the folder. Others may remove the
-//!    same packs.
+//! 3. The oldest folder is emptied first, its packs by number, each before its catalog. A pack that could not be
+//!    removed is found again by the next search, and a catalog without its pack leaves with the folder. Others may
+//!    remove the same packs.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;

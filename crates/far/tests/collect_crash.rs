@@ -137,8 +137,8 @@ impl Dice {
     }
 }
 
-/// Hosts of a random history. Each is awake, asleep as a suspended one is, or killed and started again. Two have a store
-/// with the same id, because its directory was copied.
+/// Hosts of a random history. Each is awake, asleep as a suspended one is, or killed and started again. Two have a
+/// store with the same id, because its directory was copied.
 struct Crowd {
     world: World,
     model: Model,

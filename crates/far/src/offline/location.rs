@@ -28,7 +28,8 @@ pub enum WriterState {
     Live,
     /// Its store is closed, or its host does not reach the location.
     Silent,
-    /// It is silent, and its store gave a sign of life through a later open within [`DEAD_AFTER`]. Its packs are in use.
+    /// It is silent, and its store gave a sign of life through a later open within [`DEAD_AFTER`]. Its packs are in
+    /// use.
     Earlier,
     /// It gave none for [`DEAD_AFTER`], and has no packs or is of a store that gave none, either.
     Dead,
