@@ -296,13 +296,12 @@ impl Duty for PublishDuty {
         let mut publisher = far.publisher.lock();
         let writing = publisher.advance();
         let mut is_behind = false;
-        let mut failed = match found {
-            Ok(found) => {
-                found.into_iter().for_each(|found| publisher.take_over(found));
-                None
-            }
-            Err(error) => Some(error),
-        };
+        let mut failed = None;
+        match found {
+            Ok(Some(found)) => publisher.take_over(found),
+            Ok(None) => {}
+            Err(error) => failed = Some(error),
+        }
         if self.clock.now() >= self.paused_until && failed.is_none() {
             failed = self.learn_capacity(&mut publisher).err();
         }
