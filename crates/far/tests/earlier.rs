@@ -266,6 +266,11 @@ fn nothing_is_evicted_from_the_folder_of_a_copy_of_the_store_that_lives() {
     }
     assert_eq!(packs_of(&world, copy.writer), [1, 2, 3]);
     assert_eq!(own_packs(&c), 8);
+    // It is silent again, which an early search finds.
+    world.pass(SILENT_AFTER);
+    c.keep_up().unwrap();
+    assert_eq!(packs_of(&world, copy.writer), [0; 0]);
+    assert_eq!(own_packs(&c), 8);
 }
 
 #[test]
