@@ -209,8 +209,8 @@ SETTINGS = (
         "bytes",
         "a tenth of its file system",
         ("0",),
-        "Maximum bytes that this store writes there while it is open. Beyond it, its oldest packs "
-        "are removed.",
+        "Maximum bytes that this store has there, with what it wrote before it was opened again. "
+        "Beyond it, its oldest packs are removed.",
         derived=True,
     ),
     Setting(

@@ -910,8 +910,9 @@ def far_survey(
 
     Returns:
         ``writers``, each with its folder and ``state``: ``live``, ``silent`` for more than ten
-        minutes, ``dead`` for more than a day, or ``unknown``; ``namespaces``; ``extents``;
-        ``faults``: a list of ``{"file", "offset", "what"}``.
+        minutes, ``earlier`` if its store lived longer through a later open, ``dead`` for more than
+        a day, or ``unknown``; ``namespaces``; ``extents``; ``faults``: a list of
+        ``{"file", "offset", "what"}``.
 
     Raises:
         InvalidError: The directory is no far location.
@@ -962,8 +963,8 @@ def far_prune(
 ) -> dict[str, Any]:
     """Finds the writers of a far location that do not run any more, and removes their objects.
 
-    A writer is dead after a day without a sign of life. One that gave a sign of life within ten
-    minutes is never removed.
+    A writer is dead after a day without a sign of life, unless it has packs and its store gave one
+    through a later open. One that gave a sign of life within ten minutes is never removed.
 
     Args:
         path: The far location; a leading ``~`` is the home directory.

@@ -102,7 +102,7 @@ class FarPublishedStats(TypedDict):
     failed_blocks: int  # blocks of packs that could not be written
     full: int  # how often the location had no space
     evicted_packs: int  # packs removed to stay within ``far_capacity``
-    own_bytes: int  # gauge: bytes of own packs at the location
+    own_bytes: int  # gauge: bytes of this store's packs there, earlier opens included
 
 
 class FarStats(TypedDict):

@@ -95,7 +95,7 @@ pub struct Config {
     pub namespaces: Option<u32>,
     /// A directory of a shared file system, where the stores of many hosts share blocks. Default: none.
     pub far: Option<String>,
-    /// Most bytes that this store writes there. Default: a tenth of the file system.
+    /// Most bytes that this store has there, with what its earlier opens wrote. Default: a tenth of the file system.
     #[serde(deserialize_with = "optional_bytes")]
     pub far_capacity: Option<u64>,
     /// Reads of the far directory at a time, and other calls at a time. Default: 32.

@@ -74,7 +74,7 @@ pub struct Limits {
     pub namespace_count: u32,
     /// The directory of the far tier, if there is one.
     pub far: Option<String>,
-    /// Most bytes that this store writes there; `None` for a tenth of the file system.
+    /// Most bytes that this store has there, with what its earlier opens wrote; `None` for a tenth of the file system.
     pub far_capacity_bytes: Option<u64>,
     /// Reads of the far directory at a time, and other calls at a time.
     pub far_workers: u32,

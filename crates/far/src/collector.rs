@@ -1,10 +1,12 @@
 //! Removes what dead writers left: docs/formats/pack.md, Collection.
 //!
-//! 1. A writer is dead if its newest sign of life is [`DEAD_AFTER`] old by the clock of the location, and no newer one
-//!    appeared while it was watched for [`WATCHED`]. No host's clock is compared with another one.
-//! 2. Packs go first, then catalogs, descriptions, beats, and the folder.
-//! 3. A catalog with tombstones stays while the location has a pack that they name, so removed blocks do not come back.
-//! 4. A step makes a bounded number of calls, each with a limit. A step that fails, or a crash between two calls,
+//! 1. A writer is silent for a day if its newest sign of life is [`DEAD_AFTER`] old by the clock of the location, and
+//!    no newer one appeared while it was watched for [`WATCHED`]. No host's clock is compared with another one.
+//! 2. Such a writer is dead if it has no packs, or if every writer of its store is silent for a day. So packs of a
+//!    store that was closed and opened again stay.
+//! 3. Packs go first, then catalogs, descriptions, beats, and the folder.
+//! 4. A catalog with tombstones stays while the location has a pack that they name, so removed blocks do not come back.
+//! 5. A step makes a bounded number of calls, each with a limit. A step that fails, or a crash between two calls,
 //!    leaves the rest to any other collector. Several may work on one folder.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,12 +20,9 @@ use dalsegno_io::IoError;
 use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::names::{Object, WriterId};
 use crate::replies::wait_for;
+use crate::signs::{DEAD_AFTER, Signs, WATCHED, are_of_one_store};
 use crate::tier::{Ask, Listed, Tier};
 
-/// A writer without a sign of life for so long is dead.
-pub const DEAD_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// How long a writer whose sign of life is old is watched for a newer one.
-pub const WATCHED: Duration = Duration::from_secs(300);
 /// How often a writer should be checked, because that costs a listing.
 pub const CHECK_EVERY: Duration = Duration::from_secs(60);
 /// When a folder is looked at again in which catalogs had to stay.
@@ -34,10 +33,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 const REMOVALS: usize = 64;
 /// Catalogs that a step reads.
 const FETCHES: usize = 16;
-/// Folders that a step lists to find the packs that tombstones name.
+/// Folders that a step lists to find the packs that tombstones name, or other writers of the store.
 const LISTS: usize = 8;
-/// Descriptions whose age counts if there is no beat.
-const DESCRIPTIONS: usize = 16;
 
 /// What a collector removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,20 +45,14 @@ pub struct CollectorStats {
     pub packs: u64,
 }
 
-/// The newest objects of a writer. A writer that runs has newer ones after a minute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Signs {
-    beat: Option<u64>,
-    pack: Option<u64>,
-    catalog: Option<u64>,
-}
-
 /// A writer whose signs of life are old.
 #[derive(Clone, Copy, Debug)]
 struct Suspect {
     signs: Signs,
-    /// When its folder may be collected, if there is no newer sign until then.
+    /// Until when it is watched. If there is no newer sign until then, it is silent for a day.
     due: Nanos,
+    /// When its folder is looked at again, if catalogs had to stay in it.
+    again: Nanos,
 }
 
 /// A folder that is being collected.
@@ -69,6 +60,9 @@ struct Suspect {
 struct DeadFolder {
     writer: WriterId,
     beat: Option<u64>,
+    /// Other writers of the store that are looked at before packs are removed: one may have given a sign of life since
+    /// it was checked.
+    others_of_store: Vec<WriterId>,
     packs: VecDeque<Object>,
     catalogs: VecDeque<Object>,
     /// Descriptions, then beats.
@@ -150,15 +144,19 @@ impl Collector {
             self.work = self.check_next()?;
             return Ok(());
         };
-        if self.newest_beat(folder.writer)? != folder.beat {
+        if self.newest_beat(folder.writer)? != folder.beat || !self.is_still_dead(&mut folder)? {
+            return Ok(());
+        }
+        if !folder.others_of_store.is_empty() {
+            self.work = Some(folder);
             return Ok(());
         }
         match self.remove_some(&mut folder, is_closing)? {
             Progress::More => self.work = Some(folder),
             Progress::Done => {}
             Progress::Kept => {
-                let due = self.clock.now().after(AGAIN_AFTER);
-                self.suspects.entry(folder.writer).and_modify(|suspect| suspect.due = due);
+                let again = self.clock.now().after(AGAIN_AFTER);
+                self.suspects.entry(folder.writer).and_modify(|suspect| suspect.again = again);
             }
         }
         Ok(())
@@ -181,14 +179,53 @@ impl Collector {
         let now = self.clock.now();
         match self.suspects.get(&writer) {
             Some(suspect) if !signs.are_newer_than(suspect.signs) => {
-                let is_dead = suspect.due <= now;
-                Ok(is_dead.then(|| DeadFolder::new(writer, &listed, signs.beat)))
+                if suspect.due > now || suspect.again > now {
+                    return Ok(None);
+                }
+                let has_packs = signs.pack.is_some();
+                if has_packs && !self.is_store_silent(writer, &writers) {
+                    return Ok(None);
+                }
+                let mut folder = DeadFolder::new(writer, &listed, signs.beat);
+                if has_packs {
+                    folder.others_of_store = others_of_store(writer, &writers).collect();
+                }
+                Ok(Some(folder))
             }
             _ => {
-                self.suspects.insert(writer, Suspect { signs, due: now.after(WATCHED) });
+                let due = now.after(WATCHED);
+                self.suspects.insert(writer, Suspect { signs, due, again: due });
                 Ok(None)
             }
         }
+    }
+
+    /// Whether all other writers of a store were silent for a day when they were checked. The own store lives.
+    fn is_store_silent(&self, writer: WriterId, writers: &[WriterId]) -> bool {
+        let now = self.clock.now();
+        let is_silent = |other| self.suspects.get(&other).is_some_and(|one| one.due <= now);
+        !are_of_one_store(writer, self.own) && others_of_store(writer, writers).all(is_silent)
+    }
+
+    /// Whether the store of a folder that has packs is still dead: it was not opened again, and none of its writers
+    /// continues. Looks at some of them in each step.
+    fn is_still_dead(&mut self, folder: &mut DeadFolder) -> Result<bool, IoError> {
+        if folder.packs.is_empty() {
+            return Ok(true);
+        }
+        let writers = self.ask(|tier, ask| tier.writers(ask))?;
+        if !self.is_store_silent(folder.writer, &writers) {
+            return Ok(false);
+        }
+        for _ in 0..LISTS {
+            let Some(other) = folder.others_of_store.pop() else { break };
+            let beat = self.newest_beat(other)?;
+            if self.suspects.get(&other).is_some_and(|suspect| beat > suspect.signs.beat) {
+                self.suspects.remove(&other);
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether all signs of life of a writer are old by the clock of the location.
@@ -196,15 +233,7 @@ impl Collector {
         if listed.is_empty() {
             return self.is_age_of_dead(|tier, ask| tier.writer_age(writer, ask));
         }
-        let is_description = |object: &Object| matches!(object, Object::Namespace(_));
-        let all: Vec<Object> = if let Some(beat) = signs.beat {
-            vec![Object::Beat(beat)]
-        } else {
-            let others = [signs.pack.map(Object::Pack), signs.catalog.map(Object::Catalog)];
-            let descriptions = listed.iter().map(|one| one.object).filter(is_description);
-            others.into_iter().flatten().chain(descriptions.take(DESCRIPTIONS)).collect()
-        };
-        for object in all {
+        for object in signs.objects(listed) {
             if !self.is_age_of_dead(|tier, ask| tier.age(writer.object(object), ask))? {
                 return Ok(false);
             }
@@ -339,27 +368,6 @@ impl Collector {
     }
 }
 
-impl Signs {
-    /// Of a sorted listing.
-    fn of(listed: &[Listed]) -> Self {
-        let mut signs = Self::default();
-        for one in listed {
-            match one.object {
-                Object::Pack(number) => signs.pack = Some(number),
-                Object::Catalog(number) => signs.catalog = Some(number),
-                Object::Beat(number) => signs.beat = Some(number),
-                Object::Namespace(_) => {}
-            }
-        }
-        signs
-    }
-
-    /// Whether something appeared since. What went was removed by another collector.
-    fn are_newer_than(self, earlier: Self) -> bool {
-        self.beat > earlier.beat || self.pack > earlier.pack || self.catalog > earlier.catalog
-    }
-}
-
 impl DeadFolder {
     fn new(writer: WriterId, listed: &[Listed], beat: Option<u64>) -> Self {
         let of = |wanted: fn(&Object) -> bool| {
@@ -368,6 +376,7 @@ impl DeadFolder {
         Self {
             writer,
             beat,
+            others_of_store: Vec::new(),
             packs: of(|object| matches!(object, Object::Pack(_))),
             catalogs: of(|object| matches!(object, Object::Catalog(_))),
             others: of(|object| matches!(object, Object::Namespace(_) | Object::Beat(_))),
@@ -375,6 +384,12 @@ impl DeadFolder {
             oldest_packs: BTreeMap::new(),
         }
     }
+}
+
+/// The other writers of a writer's store.
+fn others_of_store(writer: WriterId, writers: &[WriterId]) -> impl Iterator<Item = WriterId> {
+    let is_other = move |one: &WriterId| *one != writer && are_of_one_store(*one, writer);
+    writers.iter().copied().filter(is_other)
 }
 
 /// The number of a pack. Packs come before all other objects in a listing.

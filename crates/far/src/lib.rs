@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod collector;
+mod earlier;
 mod filling;
 mod follower;
 pub mod format;
@@ -22,9 +23,11 @@ mod own_folder;
 mod publisher;
 mod reader;
 mod replies;
+mod signs;
 mod tier;
 
-pub use collector::{CHECK_EVERY, Collector, CollectorStats, DEAD_AFTER, WATCHED};
+pub use collector::{CHECK_EVERY, Collector, CollectorStats};
+pub use earlier::{EarlierFolders, EarlierSearch};
 pub use follower::{Follower, LIST_EVERY, Polled};
 pub use format::{AppliedCatalogs, KnownWriter, MAX_APPLIED_BYTES, Tombstone};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
@@ -32,6 +35,7 @@ pub use names::{Object, ObjectName, WriterId};
 pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};
 pub use reader::{FarReader, FarReading, FarShape, FarWanted};
 pub use replies::wait_for;
+pub use signs::{DEAD_AFTER, SILENT_AFTER, WATCHED};
 pub use tier::{
     Ask, DirectoryTier, DirectoryTierOptions, Listed, MemoryLocation, MemoryTier, Reply, StopMode,
     Tier, TierFacts,

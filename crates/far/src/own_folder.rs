@@ -14,6 +14,7 @@ use dalsegno_io::{IoError, Memory};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
 use crate::replies::wait_for;
+use crate::signs::is_gone;
 use crate::tier::{Ask, Tier};
 
 /// How long the location may take for a call.
@@ -183,11 +184,7 @@ impl OwnFolder {
 
     fn is_gone(&self, object: Object) -> Result<bool, IoError> {
         let name = self.writer.object(object);
-        match self.ask(|tier, ask| tier.fetch(name, 0, ask)) {
-            Err(error) if error.is_not_found() => Ok(true),
-            Err(error) if !error.is_too_large() => Err(error),
-            _ => Ok(false),
-        }
+        is_gone(self.ask(|tier, ask| tier.fetch(name, 0, ask)))
     }
 
     /// Publishes an object, and waits for that.

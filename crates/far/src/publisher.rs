@@ -5,18 +5,19 @@
 //! 2. A catalog is written after its pack is durable, and its blocks are found here after the catalog is durable.
 //! 3. A pack that cannot be written is dropped and counted. Its number is not used again, and what is there of it is
 //!    removed.
-//! 4. Own packs stay within a bound on their bytes, and give way when the location has no space: the oldest go first,
-//!    pack before catalog.
+//! 4. The packs of all opens of this store stay within a bound on their bytes, and give way when the location has no
+//!    space. Those of earlier opens go first, and then the oldest of this one, pack before catalog.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, StoreId};
+use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, Nanos, StoreId};
 use dalsegno_extent::format::RecordPlace;
 use dalsegno_extent::{Cause, PinnedFile, RecordMemory, SourceIo};
 use dalsegno_io::{IoError, Memory};
 
+use crate::earlier::{EarlierFolders, EarlierOpens};
 use crate::filling::{Filling, pack_memory};
 use crate::format::{Catalog, Entry, KnownWriter, MAX_CATALOG_BYTES, MAX_PACK_BYTES, Tombstone};
 use crate::index::FarIndex;
@@ -48,7 +49,8 @@ pub struct PublisherStats {
     pub full: u64,
     /// Packs that were removed to stay within the bound.
     pub evicted_packs: u64,
-    /// Bytes of own packs at the location.
+    /// Bytes of this store's packs at the location, those that its earlier opens left included. Those of an open that
+    /// ended less than ten minutes ago do not count yet.
     pub own_bytes: u64,
 }
 
@@ -57,7 +59,7 @@ pub struct PublisherStats {
 pub struct PublisherOptions {
     /// Size of a full pack.
     pub pack_bytes: u64,
-    /// Most bytes of own packs.
+    /// Most bytes of this store's packs, those of its earlier opens included.
     pub capacity_bytes: u64,
     /// How long a pack waits to be full before it is published.
     pub flush: Duration,
@@ -97,6 +99,7 @@ pub struct Publisher {
     spare: Vec<RecordMemory>,
     replies: Replies<()>,
     folder: OwnFolder,
+    earlier: EarlierOpens,
     /// Whether the location had no space since packs were last evicted.
     is_full: bool,
     stats: PublisherStats,
@@ -125,6 +128,8 @@ impl Publisher {
         let replies = Replies::new(&clock);
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
         let folder = OwnFolder::new(of_tier, of_index, Arc::clone(&clock), writer);
+        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
+        let earlier = EarlierOpens::new(of_tier, of_index, Arc::clone(&clock));
         Self {
             tier,
             index,
@@ -137,6 +142,7 @@ impl Publisher {
             spare: Vec::new(),
             replies,
             folder,
+            earlier,
             is_full: false,
             stats: PublisherStats::default(),
         }
@@ -145,7 +151,12 @@ impl Publisher {
     /// The counters.
     #[must_use]
     pub fn stats(&self) -> PublisherStats {
-        PublisherStats { own_bytes: self.folder.bytes(), ..self.stats }
+        let evicted_packs = self.stats.evicted_packs + self.earlier.evicted();
+        PublisherStats { own_bytes: self.own_bytes(), evicted_packs, ..self.stats }
+    }
+
+    fn own_bytes(&self) -> u64 {
+        self.folder.bytes() + self.earlier.bytes()
     }
 
     /// Whether a namespace was described.
@@ -154,10 +165,11 @@ impl Publisher {
         self.folder.is_described(namespace)
     }
 
-    /// Whether it has published anything.
+    /// Whether the location has anything of this store, of this open or of an earlier one. Then it must
+    /// [beat](Self::beat), so that nobody collects that.
     #[must_use]
-    pub fn has_published(&self) -> bool {
-        self.folder.has_descriptions() || self.next > 1
+    pub fn is_at_location(&self) -> bool {
+        self.folder.has_descriptions() || self.next > 1 || self.earlier.exist()
     }
 
     /// Publishes the description of a namespace, one sector, unless that was done. Waits for the location.
@@ -378,23 +390,38 @@ impl Publisher {
         self.folder.beat()
     }
 
-    /// Sets the bound on the bytes of own packs.
+    /// Counts the folders of earlier opens, and evicts from them first.
+    pub fn take_over(&mut self, found: EarlierFolders) {
+        self.earlier.take_over(found);
+    }
+
+    /// When the next search for such folders is to begin, if one was given up since the last call.
+    pub fn take_search_due(&mut self) -> Option<Nanos> {
+        self.earlier.take_search_due()
+    }
+
+    /// Sets the bound on the bytes of this store's packs.
     pub fn set_capacity(&mut self, bytes: u64) {
         self.options.capacity_bytes = bytes;
     }
 
-    /// Removes the oldest own packs beyond the bound, one more if the location had no space, and what is left of packs
-    /// that could not be published. Waits for the location.
+    /// Removes the oldest packs of this store beyond the bound, one more if the location had no space, and what is left
+    /// of packs that could not be published. Of what earlier opens left, some is removed in each call. Waits for the
+    /// location.
     ///
     /// # Errors
     ///
     /// That of the location.
     pub fn evict(&mut self) -> Result<(), IoError> {
         let mut bound = self.options.capacity_bytes;
-        if std::mem::take(&mut self.is_full) {
-            bound = bound.min(self.folder.bytes().saturating_sub(self.options.pack_bytes));
+        if self.is_full {
+            bound = bound.min(self.own_bytes().saturating_sub(self.options.pack_bytes));
         }
-        self.stats.evicted_packs += self.folder.evict(bound);
+        self.earlier.evict(bound.saturating_sub(self.folder.bytes()))?;
+        if self.earlier.bytes() == 0 {
+            self.stats.evicted_packs += self.folder.evict(bound);
+        }
+        self.is_full = false;
         self.folder.remove_leaving()
     }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, ManualClock};
+use dalsegno_core::{Clock, ManualClock, StoreId};
 use dalsegno_far::{
     Collector, DEAD_AFTER, DirectoryTier, DirectoryTierOptions, Object, Tier, WATCHED, WriterId,
     wait_for,
@@ -65,7 +65,7 @@ fn what_is_left_of_a_writer_that_never_beat_is_collected_too() {
         wait_for(&clock, LIMIT, |ask| tier.remove(writer.object(object), ask)).unwrap();
     };
     let [empty, orphan, damaged, only_described] =
-        [11, 12, 13, 14].map(|open| WriterId { open, ..b.writer });
+        [11, 12, 13, 14].map(|store| WriterId { store: StoreId([store; 16]), open: 1 });
     put(&world, empty, Object::Pack(1));
     remove(&world, empty, Object::Pack(1));
     put(&world, orphan, Object::Pack(4));
@@ -219,18 +219,18 @@ fn in_a_directory_the_times_of_its_file_system_count() {
     let options = DirectoryTierOptions::default();
     let tier = DirectoryTier::open(home.path(), options, Arc::clone(&host_clock)).unwrap();
     let tier: Arc<dyn Tier> = Arc::new(tier);
-    let writer = |open| WriterId { store: dalsegno_core::StoreId([7; 16]), open };
-    let path = |open| home.path().join(writer(open).to_string());
-    let publish = |open, object| {
+    let writer = |store| WriterId { store: StoreId([store; 16]), open: 1 };
+    let path = |store| home.path().join(writer(store).to_string());
+    let publish = |store, object| {
         let bytes = vec![Memory::owned(vec![7; 4096], ())];
-        wait_for(&host_clock, LIMIT, |ask| tier.publish(writer(open).object(object), bytes, ask))
+        wait_for(&host_clock, LIMIT, |ask| tier.publish(writer(store).object(object), bytes, ask))
             .unwrap();
     };
-    for open in 1..=4 {
-        publish(open, Object::Pack(1));
-        publish(open, Object::Namespace(NAMESPACE));
-        publish(open, Object::Beat(1));
-        make_older(&path(open), ALMOST_DEAD);
+    for store in 1..=4 {
+        publish(store, Object::Pack(1));
+        publish(store, Object::Namespace(NAMESPACE));
+        publish(store, Object::Beat(1));
+        make_older(&path(store), ALMOST_DEAD);
     }
     make_older(&path(2), HOUR);
     make_older(&path(3), HOUR);
@@ -251,7 +251,7 @@ fn in_a_directory_the_times_of_its_file_system_count() {
     let left = wait_for(&host_clock, LIMIT, |ask| tier.writers(ask)).unwrap();
     assert_eq!(left, [1, 3, 4].map(writer));
     #[expect(clippy::disallowed_methods, reason = "looks at a directory from outside")]
-    let is_left = [2, 5].map(|open| path(open).exists());
+    let is_left = [2, 5].map(|store| path(store).exists());
     assert_eq!(is_left, [false; 2]);
     assert_eq!((collector.stats().writers, collector.stats().packs), (2, 1));
 }

@@ -14,6 +14,7 @@ mod world;
 
 use std::collections::BTreeSet;
 
+use dalsegno_core::StoreId;
 use dalsegno_far::{DEAD_AFTER, StopMode, WATCHED, WriterId};
 use dose::dose;
 use hosts::Host;
@@ -136,30 +137,35 @@ impl Dice {
     }
 }
 
-/// Hosts of a random history. Each is awake, asleep as a suspended one is, or killed and replaced.
+/// Hosts of a random history. Each is awake, asleep as a suspended one is, or killed and started again. Two have a
+/// store with the same id, because its directory was copied.
 struct Crowd {
     world: World,
     model: Model,
     hosts: Vec<Host>,
     asleep: BTreeSet<WriterId>,
     next_block: u8,
+    next_store: u8,
 }
 
 impl Crowd {
     fn pass_a_day(&mut self) {
-        self.world.pass(DEAD_AFTER + HOUR);
-        for host in &mut self.hosts {
-            if self.asleep.contains(&host.writer) {
-                self.model.is_dead(host.writer);
-            } else {
-                host.publisher.beat().unwrap();
-            }
+        let Self { world, model, hosts, asleep, .. } = self;
+        world.pass(DEAD_AFTER + HOUR);
+        let awake: BTreeSet<StoreId> = hosts
+            .iter()
+            .filter(|host| !asleep.contains(&host.writer))
+            .map(|host| host.writer.store)
+            .collect();
+        model.present.retain(|_, of| awake.contains(&of.store));
+        for host in hosts.iter_mut().filter(|host| !asleep.contains(&host.writer)) {
+            model.keep_up(world, host);
         }
     }
 
     /// One random event at host `at`.
     fn act(&mut self, at: usize, what: u64, dice: &mut Dice) {
-        let Self { world, model, hosts, asleep, next_block } = self;
+        let Self { world, model, hosts, asleep, next_block, next_store } = self;
         let host = &mut hosts[at];
         match what {
             // Wakes up, if it was asleep.
@@ -170,10 +176,11 @@ impl Crowd {
                 asleep.insert(host.writer);
             }
             2 => {
-                model.is_dead(host.writer);
                 asleep.remove(&host.writer);
-                let number = host.writer.store.0[0];
-                *host = world.host(number);
+                // Half of them lost their disk, and continue with an empty store.
+                *next_store += 1;
+                let number = [host.writer.store.0[0], *next_store][usize::from(dice.below(2) == 0)];
+                *host = world.host_of(number, 3 + dice.below(6));
             }
             3 | 4 => self.pass_a_day(),
             5 => world.pass(WATCHED),
@@ -181,7 +188,7 @@ impl Crowd {
             6..=9 if *next_block < 250 => {
                 model.publish(host, *next_block);
                 *next_block += 2;
-                drop(host.publisher.beat());
+                model.keep_up(world, host);
             }
             10 | 11 => {
                 let block = u8::try_from(dice.below(250)).unwrap();
@@ -204,12 +211,12 @@ impl Crowd {
 }
 
 /// A random history, at the end of which all but one host are dead for days.
-fn random_history(seed: u64, events: u64) -> (u64, u64) {
+fn random_history(seed: u64, events: u64) -> [u64; 3] {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut world = World::new();
-    let hosts = (1..5).map(|number| world.host(number)).collect();
+    let hosts = [1, 2, 3, 3].map(|number| world.host_of(number, 6)).into();
     let (model, asleep) = (Model::default(), BTreeSet::new());
-    let mut crowd = Crowd { world, model, hosts, asleep, next_block: 0 };
+    let mut crowd = Crowd { world, model, hosts, asleep, next_block: 0, next_store: 100 };
     for _ in 0..events {
         let at = usize::try_from(dice.below(4)).unwrap();
         let what = dice.below(40);
@@ -219,9 +226,7 @@ fn random_history(seed: u64, events: u64) -> (u64, u64) {
     let Crowd { mut world, mut model, hosts, .. } = crowd;
     let collected = hosts.iter().map(|host| host.collector.stats().packs).sum();
     let mut last = world.host(9);
-    for host in &hosts {
-        model.is_dead(host.writer);
-    }
+    model.present.clear();
     for _ in 0..3 {
         world.pass(DEAD_AFTER + HOUR);
         last.publisher.beat().unwrap();
@@ -231,18 +236,23 @@ fn random_history(seed: u64, events: u64) -> (u64, u64) {
     }
     let left: Vec<_> = world.location.objects();
     assert!(left.iter().all(|(name, _)| name.writer == last.writer), "{seed}: {left:?}");
-    (model.checks, collected)
+    [model.checks, collected, model.evicted]
 }
 
 #[test]
-fn random_histories_of_hosts_that_sleep_die_and_collect_keep_all_promises() {
+fn random_histories_of_hosts_that_sleep_restart_and_collect_keep_all_promises() {
     let (histories, events) = dose((40, 300), (2000, 500));
-    let (mut checks, mut collected) = (0, 0);
+    let [mut checks, mut collected, mut evicted] = [0; 3];
     for seed in 1..=histories {
         let of_history = random_history(seed, events);
-        checks += of_history.0;
-        collected += of_history.1;
+        checks += of_history[0];
+        collected += of_history[1];
+        evicted += of_history[2];
     }
-    println!("{histories} histories, {checks} checks, {collected} packs collected in them");
+    println!(
+        "{histories} histories, {checks} checks, {collected} packs collected and {evicted} of earlier opens evicted \
+         in them"
+    );
     assert!(collected > histories, "{collected} packs were collected");
+    assert!(evicted > histories, "{evicted} packs of earlier opens were evicted");
 }

@@ -355,6 +355,46 @@ fn own_packs_stay_within_their_bound() {
     assert_eq!((b.probe(1, 8), b.get(19, 8)), (0, 8));
 }
 
+/// Makes the files of a folder look older than they are.
+fn make_older(folder: &Path, by: Duration) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let file = fs::File::open(entry.unwrap().path()).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.set_modified(modified - by).unwrap();
+    }
+}
+
+#[test]
+fn packs_of_an_earlier_open_count_to_the_bound_and_leave_first() {
+    let far = tempfile::tempdir().unwrap();
+    let capacity = 40 * BYTES as u64;
+    let a = Host::new(far.path());
+    for name in 1..8 {
+        a.put(name, 8);
+        a.publish(8 * name);
+    }
+    let small = Config { far_capacity: Some(capacity), ..config(far.path()) };
+    let folder = objects(far.path(), ".pack")[0].parent().unwrap().to_owned();
+    // As if it had been closed for a while.
+    let a = a.reopen(&small, |_| make_older(&folder, Duration::from_secs(660)));
+    until("the earlier packs are taken over", || a.far().published.evicted_packs >= 3);
+    for name in 11..13 {
+        a.put(name, 8);
+        a.publish(8 * (name - 10));
+    }
+    until("the earliest packs are gone", || {
+        let published = a.far().published;
+        published.evicted_packs >= 5 && published.own_bytes <= capacity
+    });
+    let packs = objects(far.path(), ".pack");
+    let bytes: u64 = packs.iter().map(|pack| pack.metadata().unwrap().len()).sum();
+    assert_eq!(bytes, a.far().published.own_bytes);
+    assert_eq!(packs.iter().filter(|pack| pack.starts_with(&folder)).count(), 2);
+    let b = Host::new(far.path());
+    until("the newest are found", || [6, 7, 11, 12].into_iter().all(|name| b.probe(name, 8) == 8));
+    assert_eq!((b.probe(5, 8), b.get(7, 8), b.get(12, 8)), (0, 8, 8));
+}
+
 #[test]
 fn blocks_are_written_when_the_setting_says() {
     let far = tempfile::tempdir().unwrap();

@@ -48,7 +48,8 @@ def info(directory: Path, *, as_json: bool) -> None:
         show.as_json({"path": str(directory), "kind": "far", **totals, **found})
         return
     states = [row["state"] for row in writers]
-    counts = {state: states.count(state) for state in ("live", "silent", "dead", "unknown")}
+    known = ("live", "silent", "earlier", "dead", "unknown")
+    counts = {state: states.count(state) for state in known}
     by_state = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     unpublished = totals["unpublished_packs"]
     removed = totals["removed_blocks"]

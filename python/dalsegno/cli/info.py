@@ -14,7 +14,8 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
 
     Only headers are read, so it is quick on a large store too. Damage that an open would meet is
     listed; `dalsegno verify` checks every byte. Of a far location, the writers are shown, and
-    whether each is live, silent for ten minutes, or dead for a day.
+    whether each is live, silent for ten minutes, earlier than another open of its store that lived
+    longer, or dead for a day.
 
     Example:
       dalsegno info /var/cache/kv

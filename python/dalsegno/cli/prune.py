@@ -29,10 +29,11 @@ def prune(
 ) -> None:
     """Remove the packs of writers that are gone from a far location.
 
-    A writer is a store while it is open. It is dead if it gave no sign of life for 24 hours; name
-    a writer to remove it earlier, for example because its store was closed. The digits of a store's
-    id name all of its writers. One that gave a sign of life within ten minutes is never removed.
-    What is removed is a miss for all stores.
+    A writer is a store while it is open. It is dead if it gave no sign of life for 24 hours, and
+    has no packs or is of a store that gave none, either. Name a writer to remove it earlier, for
+    example because its store was closed. The digits of a store's id name all of its writers. One
+    that gave a sign of life within ten minutes is never removed. What is removed is a miss for all
+    stores.
 
     Example:
       dalsegno prune /mnt/shared/kv

@@ -116,6 +116,41 @@ def test_a_writer_grows_silent_and_dies(far: Path, run: Run) -> None:
     assert "3 d ago" in out
 
 
+def reopen(folder: Path, seconds: float) -> Path:
+    """Leaves a folder of that age as an open of this writer's store that was later or earlier."""
+    store = folder.name.split("-")[0]
+    other = Path(shutil.copytree(folder, folder.parent / f"{store}-{7:016x}"))
+    make_old(other, seconds)
+    return other
+
+
+def test_an_earlier_open_of_a_store_that_lives_is_not_dead(far: Path, run: Run) -> None:
+    one, two = folder_of(far, "one"), folder_of(far, "two")
+    earlier, empty = reopen(one, 3 * DAY_S), reopen(two, 3 * DAY_S)
+    for pack in empty.glob("*.pack"):
+        pack.unlink()
+    states = {row["writer"]: row["state"] for row in run("info", far, "--json").json()["writers"]}
+    assert states == {
+        one.name: "live",
+        earlier.name: "earlier",
+        two.name: "live",
+        empty.name: "dead",
+    }
+    assert "4: 2 live, 1 earlier, 1 dead" in run("info", far).out
+    report = run("prune", far, "--remove", "--json").json()
+    assert [row["writer"] for row in report["writers"]] == [empty.name]
+    report = run("prune", far, earlier.name, "--remove", "--json").json()
+    assert [(row["writer"], row["state"]) for row in report["writers"]] == [
+        (earlier.name, "earlier")
+    ]
+    assert not earlier.exists()
+    # A store that is dead in all its opens.
+    reopen(one, 2 * DAY_S)
+    make_old(one, 3 * DAY_S)
+    assert "removed 2 writers" in run("prune", far, "--remove").out
+    assert two.is_dir()
+
+
 def test_info_of_an_unreadable_catalog_says_what_to_do(far: Path, run: Run) -> None:
     catalog = min(folder_of(far, "two").glob("*.catalog"))
     rewrite_version(catalog, 2)
@@ -348,35 +383,6 @@ def test_an_unknown_writer_is_refused(far: Path, run: Run, name: str) -> None:
     answer = run("prune", far, name)
     assert answer.code == 2
     assert f'no writer\'s folder begins with "{name}"' in answer.err
-
-
-# What is no far location.
-
-
-def test_an_empty_directory_and_a_store_are_refused_with_what_is_expected(
-    tmp_path: Path, path: Path, run: Run
-) -> None:
-    (tmp_path / "empty").mkdir()
-    for command in ("info", "ls", "verify"):
-        answer = run(command, tmp_path / "empty")
-        assert answer.code == 2
-        assert "no Dalsegno store" in answer.err
-    answer = run("prune", tmp_path / "empty")
-    assert answer.code == 2
-    assert "has no folder <store id>-<number> of a writer" in answer.err
-    answer = run("prune", path)
-    assert answer.code == 2
-    assert "holds a store and is no far location" in answer.err
-    answer = run("prune", tmp_path / "missing")
-    assert answer.code == 2
-    assert "missing" in answer.err
-
-
-def test_looking_at_a_store_leaves_no_file_in_it(path: Path, run: Run) -> None:
-    before = sorted(path.rglob("*"))
-    for command in ("info", "ls", "verify"):
-        assert run(command, path).code == 0
-    assert sorted(path.rglob("*")) == before
 
 
 def test_looking_at_a_far_location_leaves_no_file_in_it(far: Path, run: Run) -> None:

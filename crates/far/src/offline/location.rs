@@ -3,18 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, StoreId};
 use dalsegno_io::{Class, IoError, Memory, Operation, Request};
 use serde::Serialize;
 
-use crate::collector::DEAD_AFTER;
 use crate::format::MAX_PACK_BYTES;
 use crate::names::{Object, ObjectName, WriterId};
 use crate::replies::{Replies, wait_for};
+use crate::signs::{DEAD_AFTER, SILENT_AFTER};
 use crate::tier::{Ask, Listed, Tier};
-
-/// A writer publishes a sign of life each minute. After ten missing ones it is silent.
-pub const SILENT_AFTER: Duration = Duration::from_secs(10 * 60);
 
 /// Longest wait for one reply.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -31,22 +28,43 @@ pub enum WriterState {
     Live,
     /// Its store is closed, or its host does not reach the location.
     Silent,
-    /// It gave none for [`DEAD_AFTER`].
+    /// It is silent, and its store gave a sign of life through a later open within [`DEAD_AFTER`]. Its packs are in
+    /// use.
+    Earlier,
+    /// It gave none for [`DEAD_AFTER`], and has no packs or is of a store that gave none, either.
     Dead,
     /// Its age cannot be found out.
     Unknown,
 }
 
+/// A writer as a look at the location found it.
+#[derive(Clone, Debug)]
+pub(super) struct SeenWriter {
+    pub(super) writer: WriterId,
+    /// Sorted.
+    pub(super) objects: Vec<Listed>,
+    /// The time since its last sign of life; `None` if it cannot be found out, or there are no objects.
+    pub(super) age: Option<Duration>,
+    pub(super) state: WriterState,
+}
+
 impl WriterState {
-    /// The state of a writer whose last sign of life has this age.
-    #[must_use]
-    pub fn after(age: Option<Duration>) -> Self {
+    /// The state of a writer whose last sign of life has this age, if it is the only one of its store.
+    fn of_one(age: Option<Duration>) -> Self {
         match age {
             None => Self::Unknown,
             Some(age) if age < SILENT_AFTER => Self::Live,
             Some(age) if age < DEAD_AFTER => Self::Silent,
             Some(_) => Self::Dead,
         }
+    }
+}
+
+impl SeenWriter {
+    /// The number of its packs.
+    pub(super) fn packs(&self) -> u64 {
+        let is_pack = |listed: &&Listed| matches!(listed.object, Object::Pack(_));
+        self.objects.iter().filter(is_pack).count() as u64
     }
 }
 
@@ -75,6 +93,47 @@ impl Location {
 
     pub(super) fn list(&self, writer: WriterId) -> Result<Vec<Listed>, IoError> {
         self.call(|tier, ask| tier.list(writer, None, ask))
+    }
+
+    /// Looks at all writers, or at those of a store, in the order of their names. Decides their states.
+    pub(super) fn look(&self, store: Option<StoreId>) -> Result<Vec<SeenWriter>, IoError> {
+        let mut seen = Vec::new();
+        for writer in self.writers()? {
+            if store.is_some_and(|store| store != writer.store) {
+                continue;
+            }
+            let objects = self.list(writer)?;
+            let age = self.silent_for(writer, &objects);
+            seen.push(SeenWriter { writer, objects, age, state: WriterState::of_one(age) });
+        }
+        for of_store in seen.chunk_by_mut(|one, next| one.writer.store == next.writer.store) {
+            self.find_earlier(of_store);
+        }
+        Ok(seen)
+    }
+
+    /// Finds the silent writers of a store whose packs stay, because the store lived longer through another open.
+    fn find_earlier(&self, of_store: &mut [SeenWriter]) {
+        let signs: Vec<Option<Duration>> =
+            of_store.iter().map(|one| self.last_change(one)).collect();
+        for (at, one) in of_store.iter_mut().enumerate() {
+            let is_silent = matches!(one.state, WriterState::Silent | WriterState::Dead);
+            let lives_after_it = |(other, sign): (usize, &Option<Duration>)| {
+                let is_later = sign.is_none() || *sign < one.age;
+                other != at && is_later && WriterState::of_one(*sign) != WriterState::Dead
+            };
+            if is_silent && one.packs() > 0 && signs.iter().enumerate().any(lives_after_it) {
+                one.state = WriterState::Earlier;
+            }
+        }
+    }
+
+    /// The time since a writer gave a sign of life, or since its folder changed if it has no objects.
+    fn last_change(&self, one: &SeenWriter) -> Option<Duration> {
+        if one.objects.is_empty() {
+            return self.call(|tier, ask| tier.writer_age(one.writer, ask)).ok();
+        }
+        one.age
     }
 
     pub(super) fn fetch(&self, name: ObjectName, limit: u64) -> Result<Vec<u8>, IoError> {
@@ -158,7 +217,7 @@ impl Location {
     }
 
     /// The time since a writer gave a sign of life; `None` if it cannot be found out.
-    pub(super) fn silent_for(&self, writer: WriterId, objects: &[Listed]) -> Option<Duration> {
+    fn silent_for(&self, writer: WriterId, objects: &[Listed]) -> Option<Duration> {
         // The newest of each kind. Descriptions are older than the packs that need them, unless there are none.
         let newest =
             |of: fn(&Object) -> bool| objects.iter().rev().find(|listed| of(&listed.object));

@@ -21,7 +21,7 @@ pub use doctor::{
     PromiseRow, Severity, Verdict, examine,
 };
 pub use inspect::inspect;
-pub use location::{Location, SILENT_AFTER, WriterState};
+pub use location::{Location, WriterState};
 pub use prune::{PruneError, PruneReport, PrunedWriter, prune};
 pub use report::{FarFinding, FarVerifyReport, MOST_FINDINGS, Unpublished};
 pub use survey::{FarExtentRow, FarNamespaceRow, FarWriterRow, Survey, SurveyOptions, survey};

@@ -1,8 +1,9 @@
 //! Removes the objects of writers that do not run any more.
 //!
-//! 1. A writer that gave a sign of life within [`super::SILENT_AFTER`] is never removed, named or not.
-//! 2. Packs go first and catalogs last, so a catalog that stays for a while names packs that are gone: misses.
-//! 3. It may stop anywhere, and be started again.
+//! 1. A writer that gave a sign of life within [`crate::SILENT_AFTER`] is never removed, named or not.
+//! 2. An earlier open of a store that lives is only removed if it is named, or has no packs.
+//! 3. Packs go first and catalogs last, so a catalog that stays for a while names packs that are gone: misses.
+//! 4. It may stop anywhere, and be started again.
 
 use std::time::Duration;
 
@@ -57,7 +58,7 @@ pub enum PruneError {
 pub struct PrunedWriter {
     /// Its folder.
     pub writer: String,
-    /// Whether it is silent or dead.
+    /// Whether it is silent, of an earlier open, or dead.
     pub state: WriterState,
     /// Seconds since its last sign of life; `None` for an empty folder.
     pub silent_s: Option<f64>,
@@ -78,7 +79,7 @@ pub struct PruneReport {
     pub is_removed: bool,
 }
 
-/// Finds the writers that are dead, or silent and `named` by the first digits of their folders, and removes their
+/// Finds the writers that are dead, or not live and `named` by the first digits of their folders, and removes their
 /// objects if `remove` is set. `progress` gets the objects removed so far and in all.
 ///
 /// # Errors
@@ -90,45 +91,40 @@ pub fn prune(
     remove: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<PruneReport, PruneError> {
-    let writers = location.writers()?;
+    let seen = location.look(None)?;
     for name in named {
-        let is_known = writers.iter().any(|writer| is_named(*writer, name));
+        let is_known = seen.iter().any(|one| is_named(one.writer, name));
         if name.len() < LEAST_DIGITS || !is_known {
             return Err(PruneError::NoWriter(name.clone()));
         }
     }
     let mut report = PruneReport { is_removed: remove, ..PruneReport::default() };
     let mut chosen = Vec::new();
-    for writer in writers {
-        let objects = location.list(writer)?;
-        let age = location.silent_for(writer, &objects);
-        // A folder without objects is what an interrupted removal left, or a writer that has just opened: it stays
-        // unless it is named, and nothing in it can be lost.
-        let state = WriterState::after(age);
+    for one in seen {
+        let (writer, state, age) = (one.writer, one.state, one.age);
         let is_named = named.iter().any(|name| is_named(writer, name));
         match (state, is_named) {
             (WriterState::Live, true) => {
                 let silent_s = age.unwrap_or_default().as_secs_f64();
                 return Err(PruneError::Live { writer: writer.to_string(), silent_s });
             }
-            (WriterState::Unknown, true) if !objects.is_empty() => {
+            (WriterState::Unknown, true) if !one.objects.is_empty() => {
                 return Err(PruneError::UnknownAge(writer.to_string()));
             }
-            (WriterState::Dead, _) | (WriterState::Silent | WriterState::Unknown, true) => {}
-            (WriterState::Live | WriterState::Silent | WriterState::Unknown, false) => {
+            _ if may_remove(state, is_named) => {}
+            _ => {
                 report.kept += 1;
                 continue;
             }
         }
-        let is_pack = |listed: &&Listed| matches!(listed.object, Object::Pack(_));
         report.writers.push(PrunedWriter {
             writer: writer.to_string(),
             state,
             silent_s: age.map(|age| age.as_secs_f64()),
-            packs: objects.iter().filter(is_pack).count() as u64,
-            bytes: objects.iter().map(|listed| listed.bytes).sum(),
+            packs: one.packs(),
+            bytes: one.objects.iter().map(|listed| listed.bytes).sum(),
         });
-        chosen.push((writer, objects.len()));
+        chosen.push(ChosenWriter { writer, is_named, objects: one.objects.len() });
     }
     if remove {
         remove_chosen(location, &chosen, &mut report, progress)?;
@@ -136,23 +132,43 @@ pub fn prune(
     Ok(report)
 }
 
-/// Removes the objects of writers, unless one gave a sign of life since it was chosen.
+/// Whether a writer may be removed. A folder without objects is what an interrupted removal left, or a writer that has
+/// just opened: it stays unless it is named, and nothing in it can be lost.
+fn may_remove(state: WriterState, is_named: bool) -> bool {
+    match state {
+        WriterState::Dead => true,
+        WriterState::Silent | WriterState::Earlier | WriterState::Unknown => is_named,
+        WriterState::Live => false,
+    }
+}
+
+/// A writer to be removed.
+struct ChosenWriter {
+    writer: WriterId,
+    is_named: bool,
+    /// How many it had.
+    objects: usize,
+}
+
+/// Removes the objects of writers, unless one or its store gave a sign of life since it was chosen.
 fn remove_chosen(
     location: &Location,
-    chosen: &[(WriterId, usize)],
+    chosen: &[ChosenWriter],
     report: &mut PruneReport,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), PruneError> {
-    let total: usize = chosen.iter().map(|(_, objects)| objects).sum();
+    let total: usize = chosen.iter().map(|one| one.objects).sum();
     let mut done = 0;
-    for (writer, _) in chosen {
-        let objects = location.list(*writer)?;
-        if WriterState::after(location.silent_for(*writer, &objects)) == WriterState::Live {
+    for ChosenWriter { writer, is_named, .. } in chosen {
+        let of_store = location.look(Some(writer.store))?;
+        // Otherwise somebody else has removed it.
+        let Some(now) = of_store.iter().find(|one| one.writer == *writer) else { continue };
+        if !may_remove(now.state, *is_named) {
             report.writers.retain(|row| row.writer != writer.to_string());
             report.kept += 1;
             continue;
         }
-        remove_all(location, *writer, &objects, &mut || {
+        remove_all(location, *writer, &now.objects, &mut || {
             done += 1;
             progress(done.min(total as u64), total as u64);
         })?;

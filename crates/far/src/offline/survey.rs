@@ -7,13 +7,12 @@ use dalsegno_extent::format::{NamespaceSector, SECTOR};
 use dalsegno_io::IoError;
 use serde::Serialize;
 
-use super::location::{Location, WriterState};
+use super::location::{Location, SeenWriter, WriterState};
 use super::read::{catalogs_of, number_of, read_catalog, read_namespace};
 use super::removals::RemovedBlocks;
 use super::report::FarFinding;
 use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::names::{Object, ObjectName, WriterId};
-use crate::tier::Listed;
 
 /// What a survey lists.
 #[derive(Clone, Copy, Debug, Default)]
@@ -135,11 +134,8 @@ pub fn survey(
     options: SurveyOptions,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Survey, IoError> {
-    let mut listings = Vec::new();
-    for writer in location.writers()? {
-        listings.push((writer, location.list(writer)?));
-    }
-    let total: usize = listings.iter().map(|(_, objects)| objects.len()).sum();
+    let seen = location.look(None)?;
+    let total: usize = seen.iter().map(|one| one.objects.len()).sum();
     let mut surveyor = Surveyor {
         location,
         options,
@@ -148,19 +144,19 @@ pub fn survey(
         removed: RemovedBlocks::default(),
     };
     let mut done = 0;
-    for (writer, objects) in &listings {
-        surveyor.add_writer(*writer, objects);
-        done += objects.len();
+    for one in &seen {
+        surveyor.add_writer(one);
+        done += one.objects.len();
         progress(done as u64, total as u64);
     }
-    surveyor.subtract_removed(&listings);
-    surveyor.describe(&listings);
+    surveyor.subtract_removed(&seen);
+    surveyor.describe(&seen);
     Ok(surveyor.finish())
 }
 
 impl Surveyor<'_> {
-    fn add_writer(&mut self, writer: WriterId, objects: &[Listed]) {
-        let age = self.location.silent_for(writer, objects);
+    fn add_writer(&mut self, seen: &SeenWriter) {
+        let SeenWriter { writer, ref objects, age, state } = *seen;
         let catalogs = catalogs_of(writer, objects);
         let published: BTreeSet<u64> =
             catalogs.iter().filter_map(|name| number_of(*name)).collect();
@@ -173,7 +169,7 @@ impl Surveyor<'_> {
             .partition(|number| published.contains(number));
         let mut row = FarWriterRow {
             writer: writer.to_string(),
-            state: WriterState::after(age),
+            state,
             silent_s: age.map(|age| age.as_secs_f64()),
             packs: packs.len() as u64,
             unpublished_packs: unpublished.len() as u64,
@@ -215,8 +211,8 @@ impl Surveyor<'_> {
     }
 
     /// Reads again the catalogs to which tombstones apply, and counts what they removed.
-    fn subtract_removed(&mut self, listings: &[(WriterId, Vec<Listed>)]) {
-        for (at, (writer, objects)) in listings.iter().enumerate() {
+    fn subtract_removed(&mut self, seen: &[SeenWriter]) {
+        for (at, SeenWriter { writer, objects, .. }) in seen.iter().enumerate() {
             let mut names = catalogs_of(*writer, objects);
             names.retain(|name| {
                 number_of(*name).is_some_and(|number| self.removed.may_apply(*writer, number))
@@ -244,8 +240,8 @@ impl Surveyor<'_> {
     }
 
     /// Fetches descriptions until each namespace has one.
-    fn describe(&mut self, listings: &[(WriterId, Vec<Listed>)]) {
-        for (writer, objects) in listings {
+    fn describe(&mut self, seen: &[SeenWriter]) {
+        for SeenWriter { writer, objects, .. } in seen {
             let wanted: Vec<ObjectName> = objects
                 .iter()
                 .filter(|listed| match listed.object {

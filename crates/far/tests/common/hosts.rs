@@ -9,10 +9,10 @@ use dalsegno_core::{ChainHash, Clock, Extent, KvLayout, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::{
-    Collector, FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation, MemoryTier,
-    Object, Publisher, PublisherOptions, Tier, Tombstone, WriterId, wait_for,
+    Collector, EarlierSearch, FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation,
+    MemoryTier, Object, Publisher, PublisherOptions, Tier, Tombstone, WriterId, wait_for,
 };
-use dalsegno_io::{BufferPool, Memory, Source};
+use dalsegno_io::{BufferPool, IoError, Memory, Source};
 
 const LAYERS: u32 = 2;
 const SLICE_BYTES: u32 = 4096;
@@ -40,6 +40,7 @@ pub struct Host {
     pub tier: Arc<MemoryTier>,
     pub index: Arc<FarIndex>,
     pub publisher: Publisher,
+    search: EarlierSearch,
     pub follower: Follower,
     pub collector: Collector,
     reader: FarReader,
@@ -47,6 +48,7 @@ pub struct Host {
     log: Arc<MemoryTier>,
     log_io: SourceIo,
     pub writer: WriterId,
+    pub capacity_bytes: u64,
     records: u64,
 }
 
@@ -79,6 +81,7 @@ impl Host {
         let (of_index, of_clock) = (|| Arc::clone(&index), || Arc::clone(clock));
         let publisher =
             Publisher::new(Arc::clone(&as_tier), of_index(), of_clock(), writer, options);
+        let search = EarlierSearch::new(Arc::clone(&as_tier), of_clock(), writer);
         let follower = Follower::new(Arc::clone(&as_tier), of_index(), of_clock(), writer);
         let collector = Collector::new(Arc::clone(&as_tier), of_clock(), writer);
         let source = Arc::new(io_of(Arc::<MemoryTier>::clone(&tier), clock));
@@ -89,12 +92,14 @@ impl Host {
             tier,
             index,
             publisher,
+            search,
             follower,
             collector,
             reader,
             log,
             log_io,
             writer,
+            capacity_bytes: options.capacity_bytes,
             records: 0,
         }
     }
@@ -179,6 +184,16 @@ impl Host {
             assert!(got == expected, "wrong bytes of block {block}");
         }
         read.outcome.is_ok()
+    }
+
+    /// Evicts, and shows that the store lives, as the publishing thread of a store does.
+    pub fn keep_up(&mut self) -> Result<(), IoError> {
+        self.search.hasten(self.publisher.take_search_due());
+        if let Some(found) = self.search.step()? {
+            self.publisher.take_over(found);
+        }
+        self.publisher.evict()?;
+        if self.publisher.is_at_location() { self.publisher.beat() } else { Ok(()) }
     }
 
     /// Checks one writer, or removes some more of a dead one; whether that succeeded.

@@ -44,6 +44,20 @@ impl World {
         Host::new(&self.location, &clock, (number, open), packs)
     }
 
+    /// A host that starts now, finds all catalogs, and stops after the check for which it was started.
+    fn new_host(&mut self) -> Host {
+        let mut fresh = self.host(77);
+        self.clocks.pop();
+        for _ in 0..2 {
+            assert_eq!(fresh.follower.poll().unwrap().bad_catalogs, 0);
+        }
+        fresh
+    }
+
+    fn readable_by_a_new_host(&mut self) -> BTreeSet<u8> {
+        self.new_host().readable()
+    }
+
     pub fn pass(&self, time: Duration) {
         for clock in self.clocks.iter().chain([&self.clock]) {
             clock.advance(time);
@@ -91,6 +105,8 @@ pub struct Model {
     /// Blocks whose removal was acknowledged.
     pub removed: BTreeSet<u8>,
     pub checks: u64,
+    /// Packs that left the folders of earlier opens.
+    pub evicted: u64,
     /// What the location had at the last check.
     seen: Vec<ObjectName>,
 }
@@ -112,9 +128,33 @@ impl Model {
         }
     }
 
-    /// A writer that gave no sign of life for a day may be collected.
+    /// All opens of a writer's store may be collected if none of them gave a sign of life for a day.
     pub fn is_dead(&mut self, writer: WriterId) {
-        self.present.retain(|_, of| *of != writer);
+        self.present.retain(|_, of| of.store != writer.store);
+    }
+
+    /// Lets a host evict, and show that its store lives. Only packs of its store leave, and only beyond its bound.
+    pub fn keep_up(&mut self, world: &mut World, host: &mut Host) {
+        let is_pack = |name: &ObjectName| matches!(name.object, Object::Pack(_));
+        let packs = |world: &World| -> BTreeSet<ObjectName> {
+            world.location.objects().into_iter().map(|(name, _)| name).filter(is_pack).collect()
+        };
+        let before = packs(world);
+        host.keep_up().unwrap();
+        let after = packs(world);
+        let gone: Vec<&ObjectName> = before.difference(&after).collect();
+        if gone.is_empty() {
+            return;
+        }
+        let store = host.writer.store;
+        assert!(gone.iter().all(|name| name.writer.store == store), "{gone:?} left for {store}");
+        let own_bytes = host.publisher.stats().own_bytes;
+        assert!(own_bytes >= host.capacity_bytes, "{gone:?} left, and {own_bytes} bytes stay");
+        self.evicted += gone.iter().filter(|name| name.writer != host.writer).count() as u64;
+        let readable = world.readable_by_a_new_host();
+        let expected = self.present.len();
+        self.present.retain(|block, of| of.store != store || readable.contains(block));
+        assert!(expected - self.present.len() <= 2 * gone.len(), "more is gone than {gone:?}");
     }
 
     /// Compares everything with what a host finds that starts now, if the location has changed.
@@ -125,11 +165,7 @@ impl Model {
         }
         self.seen = objects;
         self.checks += 1;
-        let mut fresh = world.host(77);
-        world.clocks.pop();
-        for _ in 0..2 {
-            assert_eq!(fresh.follower.poll().unwrap().bad_catalogs, 0);
-        }
+        let fresh = world.new_host();
         let readable = fresh.readable();
         self.check_removed(&readable);
         for (block, writer) in &self.present {

@@ -64,7 +64,7 @@ mod tests {
         let manual = Arc::new(ManualClock::default());
         let clock = Arc::clone(&manual) as Arc<dyn Clock>;
         let location = MemoryLocation::new(Arc::clone(&clock));
-        let writer = |open| WriterId { store: StoreId([1; 16]), open };
+        let writer = |store| WriterId { store: StoreId([store; 16]), open: 1 };
         let dead = location.mount();
         for object in [Object::Pack(1), Object::Pack(2), Object::Beat(1)] {
             let (name, bytes) = (writer(1).object(object), vec![Memory::owned(vec![7; 4096], ())]);

@@ -13,7 +13,10 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, Deadline, FarWrite, MAX_EXTENT_BLOCKS, Namespace, NamespaceId, Nanos, Result,
 };
-use dalsegno_far::{CHECK_EVERY, Follower, KnownWriter, Publisher, Refused, Tombstone, wait_for};
+use dalsegno_far::{
+    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, KnownWriter, Publisher, Refused,
+    Tombstone, wait_for,
+};
 use dalsegno_io::{IoError, Memory};
 use dalsegno_log::format::{NamespaceSector, SECTOR};
 use dalsegno_log::{Call, LogError};
@@ -88,6 +91,7 @@ impl FarLanes {
             far: Arc::clone(far),
             clock: Arc::clone(clock),
             engine: engine(),
+            search: EarlierSearch::new(Arc::clone(&far.tier), Arc::clone(clock), far.writer),
             capacity: OwnCapacity::of(far),
             next_beat: clock.now(),
             paused_until: clock.now(),
@@ -173,13 +177,14 @@ struct PublishDuty {
     far: Arc<FarTier>,
     clock: Arc<dyn Clock>,
     engine: Weak<Engine>,
+    search: EarlierSearch,
     capacity: OwnCapacity,
     next_beat: Nanos,
     /// After a failure of the location.
     paused_until: Nanos,
 }
 
-/// The bound on the bytes of own packs.
+/// The bound on the bytes of this store's packs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OwnCapacity {
     Known,
@@ -249,6 +254,11 @@ impl PublishDuty {
         Ok(())
     }
 
+    /// Looks for the folders of earlier opens of this store. Waits for the location, while puts and removals go on.
+    fn look_for_earlier(&mut self) -> std::result::Result<Option<EarlierFolders>, IoError> {
+        if self.clock.now() < self.paused_until { Ok(None) } else { self.search.step() }
+    }
+
     /// Does what waits for the location.
     fn keep_up(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
         if self.far.write == FarWrite::Evict {
@@ -256,7 +266,7 @@ impl PublishDuty {
         }
         publisher.evict()?;
         let now = self.clock.now();
-        if now >= self.next_beat && publisher.has_published() {
+        if now >= self.next_beat && publisher.is_at_location() {
             self.next_beat = now.after(BEAT);
             publisher.beat()?;
         }
@@ -286,11 +296,17 @@ impl Duty for PublishDuty {
 
     fn step(&mut self, queue: &TaskQueue<NoTask>) -> Next {
         let far = Arc::clone(&self.far);
+        let found = self.look_for_earlier();
         let mut publisher = far.publisher.lock();
         let writing = publisher.advance();
-        let mut failed = None;
         let mut is_behind = false;
-        if self.clock.now() >= self.paused_until {
+        let mut failed = None;
+        match found {
+            Ok(Some(found)) => publisher.take_over(found),
+            Ok(None) => {}
+            Err(error) => failed = Some(error),
+        }
+        if self.clock.now() >= self.paused_until && failed.is_none() {
             failed = self.learn_capacity(&mut publisher).err();
         }
         if self.clock.now() >= self.paused_until && failed.is_none() {
@@ -308,6 +324,7 @@ impl Duty for PublishDuty {
             }
             failed = failed.or_else(|| self.keep_up(&mut publisher).err());
         }
+        self.search.hasten(publisher.take_search_due());
         *self.far.published.lock() = publisher.stats();
         if let Some(error) = failed {
             tracing::warn!(%error, pause_s = PAUSE.as_secs(), "the far location fails; publishing pauses");

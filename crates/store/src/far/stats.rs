@@ -58,7 +58,7 @@ pub struct FarStats {
     pub bad_catalogs: u64,
     /// Polls that failed.
     pub failed_polls: u64,
-    /// Folders that this store removed, of stores that gave no sign of life for a day.
+    /// Folders that this store removed, of stores that gave no sign of life for a day, and emptied ones of other opens.
     pub collected_writers: u64,
     /// Packs in such folders that this store removed.
     pub collected_packs: u64,

@@ -63,7 +63,7 @@ pub(crate) struct FarParts {
 #[derive(Debug)]
 pub(crate) struct FarTier {
     pub(super) tier: Arc<dyn Tier>,
-    /// Most bytes of own packs; `None` if the size of the location is not known yet.
+    /// Most bytes of this store's packs; `None` if the size of the location is not known yet.
     capacity_bytes: Option<u64>,
     /// When a block is written.
     pub(super) write: FarWrite,

@@ -160,8 +160,8 @@ class StoreSettings:
         capacity: Most bytes of disk, such as `"200GiB"`; the store's default if not given.
         far: Directory of a mounted file system that the stores of other hosts use too. None: no far
             tier.
-        far_capacity: Most bytes there of this store while it is open; the store's default if not
-            given.
+        far_capacity: Most bytes there of this store, what it wrote before it was opened again
+            included; the store's default if not given.
         far_workers: Requests to the far directory at a time, 1 to 64; the store's default if not
             given.
         far_write: When a block is written there, `put`, `second-put` or `evict`; the store's

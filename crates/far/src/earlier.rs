@@ -1,0 +1,294 @@
+//! The folders that earlier opens of this store left: what is in them, and what leaves them.
+//!
+//! 1. They are looked for after the open and then each hour, some in each step, while nothing of the store is held.
+//!    Nothing is written to them.
+//! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
+//!    may be that of a living store with the same id, whose directory was copied.
+//! 3. The oldest folder is emptied first, its packs by number, each before its catalog. A pack that could not be
+//!    removed is found again by the next search, and a catalog without its pack leaves with the folder. Others may
+//!    remove the same packs.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Nanos};
+use dalsegno_io::IoError;
+
+use crate::index::FarIndex;
+use crate::names::{Object, WriterId};
+use crate::own_folder::CALL_LIMIT;
+use crate::replies::wait_for;
+use crate::signs::{SILENT_AFTER, Signs, are_of_one_store, is_gone};
+use crate::tier::{Ask, Listed, Tier};
+
+/// From the end of a search to the next one.
+const SEARCH_EVERY: Duration = Duration::from_secs(3600);
+/// The same if a search or a removal failed.
+const SEARCH_AGAIN: Duration = Duration::from_secs(60);
+/// Folders that a step lists.
+const LISTS: usize = 8;
+/// Packs that a step removes.
+const REMOVALS: usize = 8;
+
+/// A folder that was taken over.
+#[derive(Debug)]
+struct EarlierFolder {
+    writer: WriterId,
+    /// The age of its newest sign of life, when the search began.
+    age: Duration,
+    /// Its newest beat: if that is gone, the folder is in use.
+    beat: Option<u64>,
+    /// Numbers and bytes, the oldest first.
+    packs: VecDeque<(u64, u64)>,
+}
+
+/// What a search found.
+#[derive(Debug)]
+pub struct EarlierFolders {
+    /// Those to be taken over, the oldest first.
+    folders: VecDeque<EarlierFolder>,
+    /// All that have packs, those of others with the same id included.
+    seen: usize,
+}
+
+/// A search under way.
+#[derive(Debug)]
+struct FolderSearch {
+    began: Nanos,
+    /// Writers whose folders are to be listed.
+    wanted: Vec<WriterId>,
+    found: Vec<EarlierFolder>,
+    seen: usize,
+    /// From its end to the next search.
+    next: Duration,
+}
+
+#[derive(Debug)]
+enum SearchState {
+    Waiting { until: Nanos },
+    UnderWay(FolderSearch),
+}
+
+/// Looks for the folders that earlier opens of a store left.
+pub struct EarlierSearch {
+    tier: Arc<dyn Tier>,
+    clock: Arc<dyn Clock>,
+    own: WriterId,
+    state: SearchState,
+}
+
+impl std::fmt::Debug for EarlierSearch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EarlierSearch").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl EarlierSearch {
+    /// A search for folders of `own`'s store, which begins with the first step.
+    #[must_use]
+    pub fn new(tier: Arc<dyn Tier>, clock: Arc<dyn Clock>, own: WriterId) -> Self {
+        let state = SearchState::Waiting { until: clock.now() };
+        Self { tier, clock, own, state }
+    }
+
+    /// Makes the next search begin at this moment, if it would begin later.
+    pub fn hasten(&mut self, due: Option<Nanos>) {
+        if let (SearchState::Waiting { until }, Some(due)) = (&mut self.state, due) {
+            *until = due.min(*until);
+        }
+    }
+
+    /// Lists some folders, if it is time. Returns what was found when all are listed. Waits for the location.
+    ///
+    /// # Errors
+    ///
+    /// That of the location. The search begins again a minute later, and what was found before counts until then.
+    pub fn step(&mut self) -> Result<Option<EarlierFolders>, IoError> {
+        let now = self.clock.now();
+        let again = SearchState::Waiting { until: now.after(SEARCH_AGAIN) };
+        let mut search = match std::mem::replace(&mut self.state, again) {
+            SearchState::Waiting { until } if now < until => {
+                self.state = SearchState::Waiting { until };
+                return Ok(None);
+            }
+            SearchState::Waiting { .. } => self.begin(now)?,
+            SearchState::UnderWay(search) => search,
+        };
+        for _ in 0..LISTS {
+            let Some(writer) = search.wanted.pop() else { break };
+            self.look_at(writer, &mut search)?;
+        }
+        if !search.wanted.is_empty() {
+            self.state = SearchState::UnderWay(search);
+            return Ok(None);
+        }
+        let FolderSearch { mut found, seen, next, .. } = search;
+        found.sort_by_key(|folder| (Reverse(folder.age), folder.writer));
+        self.state = SearchState::Waiting { until: self.clock.now().after(next) };
+        Ok(Some(EarlierFolders { folders: found.into(), seen }))
+    }
+
+    fn begin(&self, began: Nanos) -> Result<FolderSearch, IoError> {
+        let mut wanted = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.writers(ask))?;
+        wanted.retain(|writer| *writer != self.own && are_of_one_store(*writer, self.own));
+        Ok(FolderSearch { began, wanted, found: Vec::new(), seen: 0, next: SEARCH_EVERY })
+    }
+
+    /// Adds a folder to those that were found, if it has packs and is old enough.
+    fn look_at(&self, writer: WriterId, search: &mut FolderSearch) -> Result<(), IoError> {
+        let listed = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.list(writer, None, ask))?;
+        let packs: VecDeque<(u64, u64)> = listed.iter().filter_map(pack_in).collect();
+        if packs.is_empty() {
+            return Ok(());
+        }
+        search.seen += 1;
+        let signs = Signs::of(&listed);
+        let mut age = Duration::MAX;
+        for object in signs.objects(&listed) {
+            let name = writer.object(object);
+            match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.age(name, ask)) {
+                Ok(of_object) => age = age.min(of_object),
+                // It was removed meanwhile, so the folder is in use.
+                Err(error) if error.is_not_found() => age = Duration::ZERO,
+                Err(error) => return Err(error),
+            }
+        }
+        if age < SILENT_AFTER {
+            search.next = SILENT_AFTER;
+            return Ok(());
+        }
+        let age = age.saturating_sub(self.clock.now().since(search.began));
+        search.found.push(EarlierFolder { writer, age, beat: signs.beat, packs });
+        Ok(())
+    }
+}
+
+/// The folders of earlier opens of this store that were taken over.
+pub(crate) struct EarlierOpens {
+    tier: Arc<dyn Tier>,
+    index: Arc<FarIndex>,
+    clock: Arc<dyn Clock>,
+    /// Those that have packs, the oldest first.
+    folders: VecDeque<EarlierFolder>,
+    /// The sum of the bytes of their packs.
+    bytes: u64,
+    /// Folders with packs but the own one that the last search saw, those that were not taken over included.
+    seen: usize,
+    /// When the next search is to begin, because a folder was given up.
+    search_due: Option<Nanos>,
+    /// Packs that were removed.
+    evicted: u64,
+}
+
+impl EarlierOpens {
+    pub(crate) fn new(tier: Arc<dyn Tier>, index: Arc<FarIndex>, clock: Arc<dyn Clock>) -> Self {
+        let folders = VecDeque::new();
+        Self { tier, index, clock, folders, bytes: 0, seen: 0, search_due: None, evicted: 0 }
+    }
+
+    /// Bytes of the packs that were taken over.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Packs that were removed so far.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Whether the location has packs of this store in other folders than the own one.
+    pub(crate) fn exist(&self) -> bool {
+        self.seen > 0
+    }
+
+    pub(crate) fn take_search_due(&mut self) -> Option<Nanos> {
+        self.search_due.take()
+    }
+
+    /// Takes over what a search found, in place of what one found before.
+    pub(crate) fn take_over(&mut self, found: EarlierFolders) {
+        let EarlierFolders { folders, seen } = found;
+        self.bytes = folders.iter().flat_map(|folder| &folder.packs).map(|(_, bytes)| bytes).sum();
+        (self.folders, self.seen) = (folders, seen);
+    }
+
+    /// Removes the oldest packs until at most `bound` bytes are left, or as many as a step may.
+    ///
+    /// # Errors
+    ///
+    /// That of the location. The folder does not count until the next search.
+    pub(crate) fn evict(&mut self, bound: u64) -> Result<(), IoError> {
+        let mut checked = None;
+        for _ in 0..REMOVALS {
+            let Some(folder) = self.folders.front().filter(|_| self.bytes > bound) else { break };
+            let writer = folder.writer;
+            let result = if checked == Some(writer) {
+                self.remove_oldest()
+            } else {
+                checked = Some(writer);
+                self.check_front()
+            };
+            if let Err(error) = result {
+                self.give_up_front(SEARCH_AGAIN);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up the oldest folder if it is in use: its writer, or somebody who collects it, removed its beat.
+    fn check_front(&mut self) -> Result<(), IoError> {
+        let Some(folder) = self.folders.front() else { return Ok(()) };
+        let Some(beat) = folder.beat else { return Ok(()) };
+        let name = folder.writer.object(Object::Beat(beat));
+        if is_gone(self.ask(|tier, ask| tier.fetch(name, 0, ask)))? {
+            self.give_up_front(SILENT_AFTER);
+        }
+        Ok(())
+    }
+
+    /// Stops counting the oldest folder until the next search.
+    fn give_up_front(&mut self, search_after: Duration) {
+        if let Some(folder) = self.folders.pop_front() {
+            self.bytes -= folder.packs.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            let due = self.clock.now().after(search_after);
+            self.search_due = Some(self.search_due.map_or(due, |earlier| earlier.min(due)));
+        }
+    }
+
+    /// Removes the oldest pack, and its catalog.
+    fn remove_oldest(&mut self) -> Result<(), IoError> {
+        let Some(folder) = self.folders.front() else { return Ok(()) };
+        let writer = folder.writer;
+        let (number, bytes) =
+            folder.packs.front().copied().expect("an empty folder does not count");
+        if let Some(file) = self.index.remove_pack(writer, number) {
+            self.tier.forget(file);
+        }
+        for object in [Object::Pack(number), Object::Catalog(number)] {
+            self.ask(|tier, ask| tier.remove(writer.object(object), ask))?;
+        }
+        self.evicted += 1;
+        self.bytes -= bytes;
+        if let Some(folder) = self.folders.front_mut() {
+            folder.packs.pop_front();
+            if folder.packs.is_empty() {
+                self.folders.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
+        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
+    }
+}
+
+fn pack_in(listed: &Listed) -> Option<(u64, u64)> {
+    match listed.object {
+        Object::Pack(number) => Some((number, listed.bytes)),
+        _ => None,
+    }
+}
