@@ -17,12 +17,11 @@ use dalsegno_far::{
     CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, KnownWriter, Publisher, Refused,
     Tombstone, wait_for,
 };
-use dalsegno_io::{IoError, Memory};
+use dalsegno_io::IoError;
 use dalsegno_log::format::{NamespaceSector, SECTOR};
 use dalsegno_log::{Call, LogError};
 use parking_lot::Mutex;
 
-use crate::api::terms::Terms;
 use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
@@ -30,11 +29,10 @@ use crate::error::{no_thread, to_error};
 use crate::far::applied::{RemovalsHere, RemoveHere};
 use crate::far::collect::CollectDuty;
 use crate::far::prefetch::PrefetchDuty;
-use crate::far::promotions::{PromotedBlock, Promotion};
+use crate::far::promote::PromoteDuty;
 use crate::far::tier::{FarTier, add_to_pack};
-use crate::read::arena::PlacedBlock;
 use crate::stats::add;
-use crate::write::put::{Put, PutOutcome, Writer};
+use crate::write::put::Writer;
 
 /// How often others' catalogs are looked for.
 const POLL: Duration = Duration::from_secs(2);
@@ -53,8 +51,6 @@ const PAUSE: Duration = Duration::from_secs(5);
 const STEP_EXTENTS: usize = 64;
 /// How long closing waits for packs to be published.
 const FINISH: Duration = Duration::from_secs(8);
-/// How long a copy to the log may take.
-const PROMOTE: Duration = Duration::from_secs(30);
 
 /// What the threads use of a store, unless it is closed.
 pub(crate) struct LocalStore {
@@ -400,54 +396,5 @@ impl Duty for FollowDuty {
             }
         }
         Next::After(POLL)
-    }
-}
-
-/// The bytes of blocks, and their places if all of them have one.
-fn memory_of(blocks: Vec<PromotedBlock>) -> (Vec<Vec<Memory>>, Vec<Arc<PlacedBlock>>) {
-    let (count, mut placed) = (blocks.len(), Vec::new());
-    let memory = blocks.into_iter().map(|block| match block {
-        PromotedBlock::Copied(bytes) => vec![Memory::owned(bytes, ())],
-        PromotedBlock::Placed(block) => {
-            let memory = vec![block.memory()];
-            placed.push(block);
-            memory
-        }
-    });
-    let memory: Vec<Vec<Memory>> = memory.collect();
-    if placed.len() < count {
-        placed.clear();
-    }
-    (memory, placed)
-}
-
-struct PromoteDuty {
-    far: Arc<FarTier>,
-    writer: Weak<Writer>,
-}
-
-impl Duty for PromoteDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
-        for promotion in self.far.promotions.take() {
-            let Some(writer) = self.writer.upgrade() else { break };
-            let Promotion { namespace, chain, blocks } = promotion;
-            let first = chain.len() - blocks.len();
-            let (memory, placed) = memory_of(blocks);
-            let put = Put { chain: &chain, first, blocks: memory };
-            match writer.put_batch(namespace, put, &placed, &Terms::within(PROMOTE)) {
-                Ok(report) => {
-                    let stored = report.count(PutOutcome::Stored);
-                    add(&self.far.counters.promoted_blocks, stored);
-                }
-                Err(error) => tracing::debug!(%error, "blocks not copied to the log"),
-            }
-        }
-        Next::After(IDLE_STEP)
     }
 }

@@ -6,7 +6,7 @@
 //! | `lanes` | the threads that publish and follow, and what they do |
 //! | `applied` | applies what other stores removed, each removal once |
 //! | `collect` | removes what dead stores left |
-//! | `promotions` | blocks that were hit twice, on their way to the log |
+//! | `promotions`, `promote` | blocks that were hit twice, and the thread that copies them to the log |
 //! | `prefetches`, `prefetch` | blocks that are likely to be requested next, and the thread that reads them into DRAM |
 //! | `timed_source` | how long requests take |
 //! | `stats` | the counters |
@@ -16,6 +16,7 @@ pub(crate) mod collect;
 pub(crate) mod lanes;
 mod prefetch;
 mod prefetches;
+mod promote;
 pub(crate) mod promotions;
 pub(crate) mod stats;
 pub(crate) mod tier;
