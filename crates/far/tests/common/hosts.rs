@@ -48,7 +48,9 @@ pub struct Host {
     log: Arc<MemoryTier>,
     log_io: SourceIo,
     pub writer: WriterId,
-    pub capacity_bytes: u64,
+    capacity_bytes: u64,
+    /// What its packs had beyond its bound when it evicted last.
+    pub excess_bytes: u64,
     records: u64,
 }
 
@@ -100,6 +102,7 @@ impl Host {
             log_io,
             writer,
             capacity_bytes: options.capacity_bytes,
+            excess_bytes: 0,
             records: 0,
         }
     }
@@ -192,6 +195,8 @@ impl Host {
         if let Some(found) = self.search.step()? {
             self.publisher.take_over(found);
         }
+        let own_bytes = self.publisher.stats().own_bytes;
+        self.excess_bytes = own_bytes.saturating_sub(self.capacity_bytes);
         self.publisher.evict()?;
         if self.publisher.is_at_location() { self.publisher.beat() } else { Ok(()) }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dalsegno_core::{Clock, ManualClock, Nanos};
 use dalsegno_far::{MemoryLocation, Object, ObjectName, Tier, WATCHED, WriterId, wait_for};
 
-use crate::hosts::{Host, LIMIT};
+use crate::hosts::{Host, LIMIT, RECORD_BYTES};
 
 pub const HOUR: Duration = Duration::from_secs(3600);
 pub const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -148,8 +148,8 @@ impl Model {
         }
         let store = host.writer.store;
         assert!(gone.iter().all(|name| name.writer.store == store), "{gone:?} left for {store}");
-        let own_bytes = host.publisher.stats().own_bytes;
-        assert!(own_bytes >= host.capacity_bytes, "{gone:?} left, and {own_bytes} bytes stay");
+        let gone_bytes = RECORD_BYTES * gone.len() as u64;
+        assert!(gone_bytes <= host.excess_bytes, "{gone:?} left for {} bytes", host.excess_bytes);
         self.evicted += gone.iter().filter(|name| name.writer != host.writer).count() as u64;
         let readable = world.readable_by_a_new_host();
         let expected = self.present.len();
