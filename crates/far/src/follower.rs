@@ -3,7 +3,9 @@
 //! 1. A poll fetches the catalogs behind the newest known one of each writer: one lookup if there is none. Every
 //!    [`LIST_EVERY`] polls it lists the folders, finds packs that are gone, and catalogs that appeared out of order.
 //! 2. A catalog that is damaged or newer is counted and not fetched again.
-//! 3. A failure of the location ends the poll. What is indexed stays.
+//! 3. A writer without a new beat, pack or catalog in [`QUIET_LISTS`] listings is looked at only by listings: it ended,
+//!    or is suspended. A writer that runs has a new beat each minute.
+//! 4. A failure of the location ends the poll. What is indexed stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use crate::format::{Catalog, KnownWriter, MAX_CATALOG_BYTES, Tombstone};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
 use crate::replies::{Replies, wait_for};
+use crate::signs::Signs;
 use crate::tier::{Listed, Tier};
 
 /// Polls from one listing to the next.
@@ -24,6 +27,8 @@ pub const LIST_EVERY: u64 = 30;
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Catalogs that are fetched at a time.
 const FETCHES: usize = 16;
+/// Listings in a row without a sign of life after which a writer is quiet.
+const QUIET_LISTS: u32 = 4;
 /// Catalogs behind the newest known one that a poll looks for in the first place.
 const AHEAD: u64 = 2;
 
@@ -49,6 +54,23 @@ struct Followed {
     newest: u64,
     /// Catalogs that were indexed, or that cannot be.
     seen: BTreeSet<u64>,
+    /// What the last listing showed.
+    signs: Signs,
+    /// Listings in a row that showed no newer sign of life.
+    quiet_lists: u32,
+}
+
+impl Followed {
+    fn note(&mut self, listed: &[Listed]) {
+        let signs = Signs::of(listed);
+        self.quiet_lists =
+            if signs.are_newer_than(self.signs) { 0 } else { self.quiet_lists.saturating_add(1) };
+        self.signs = signs;
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.quiet_lists >= QUIET_LISTS
+    }
 }
 
 /// Follows the writers of a location.
@@ -104,10 +126,11 @@ impl Follower {
                 let listed =
                     wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.list(writer, None, ask))?;
                 let numbers = catalogs_in(&listed);
+                followed.note(&listed);
                 let new = numbers.iter().filter(|number| !followed.seen.contains(number));
                 wanted.extend(new.map(|number| (writer, *number)));
                 self.forget_packs(writer, &numbers, &mut polled);
-            } else {
+            } else if !followed.is_quiet() {
                 let next = followed.newest + 1;
                 wanted.extend((next..next + AHEAD).map(|number| (writer, number)));
             }
@@ -225,4 +248,73 @@ fn catalogs_in(listed: &[Listed]) -> BTreeSet<u64> {
         _ => None,
     });
     numbers.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use dalsegno_core::{ManualClock, StoreId};
+    use dalsegno_io::Memory;
+
+    use super::*;
+    use crate::tier::MemoryLocation;
+
+    const WRITER: WriterId = WriterId { store: StoreId([1; 16]), open: 1 };
+    const OWN: WriterId = WriterId { store: StoreId([2; 16]), open: 1 };
+
+    struct Setup {
+        writer: Arc<dyn Tier>,
+        clock: Arc<dyn Clock>,
+        follower: Follower,
+    }
+
+    impl Setup {
+        fn new() -> Self {
+            let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
+            let location = MemoryLocation::new(Arc::clone(&clock));
+            let (index, reader) = (Arc::new(FarIndex::new(1 << 20)), Arc::new(location.mount()));
+            let follower = Follower::new(reader, index, Arc::clone(&clock), OWN);
+            Self { writer: Arc::new(location.mount()), clock, follower }
+        }
+
+        fn publish(&self, object: Object, bytes: Vec<u8>) {
+            let (name, bytes) = (WRITER.object(object), vec![Memory::owned(bytes, ())]);
+            wait_for(&self.clock, CALL_LIMIT, |ask| self.writer.publish(name, bytes, ask)).unwrap();
+        }
+
+        fn publish_catalog(&self, number: u64) {
+            let (entries, known) = (Vec::new(), Vec::new());
+            let catalog = Catalog { writer: WRITER, number, pack_bytes: 0, entries, known };
+            self.publish(Object::Catalog(number), catalog.encode());
+        }
+
+        /// Polls so often; returns how many catalogs were found.
+        fn poll(&mut self, times: u64) -> u64 {
+            (0..times).map(|_| self.follower.poll().unwrap().catalogs).sum()
+        }
+    }
+
+    #[test]
+    fn a_writer_without_signs_of_life_is_looked_at_only_by_listings() {
+        let mut setup = Setup::new();
+        setup.publish_catalog(1);
+        assert_eq!(setup.poll(1 + u64::from(QUIET_LISTS) * LIST_EVERY), 1);
+        setup.publish_catalog(2);
+        assert_eq!([setup.poll(LIST_EVERY - 1), setup.poll(1)], [0, 1]);
+        setup.publish_catalog(3);
+        assert_eq!(setup.poll(1), 1, "it has shown that it runs");
+    }
+
+    #[test]
+    fn a_writer_that_only_beats_is_looked_at_by_every_poll() {
+        let mut setup = Setup::new();
+        setup.publish_catalog(1);
+        for beat in 1..=3 * u64::from(QUIET_LISTS) {
+            setup.publish(Object::Beat(beat), Vec::new());
+            setup.poll(LIST_EVERY);
+        }
+        setup.publish_catalog(2);
+        setup.poll(1);
+        setup.publish_catalog(3);
+        assert_eq!(setup.poll(1), 1);
+    }
 }
