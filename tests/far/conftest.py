@@ -1,6 +1,6 @@
 """Shared file systems, each started once for a module and mounted twice.
 
-JuiceFS takes part only with `--far-all`.
+JuiceFS and CephFS take part only with `--far-all`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.far.shared_fs import mounted
 from dalsegno_bench.shared_fs.kinds import MORE_KINDS
 from dalsegno_bench.shared_fs.mounts import SharedFs
 
-# With all file systems at work, each one is slow.
+# CephFS may take a minute to start next to the others, and each change of a name has its price.
 TIMEOUT_OF_MORE_S = 600
 
 
@@ -26,7 +26,7 @@ def mounts_more(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests on JuiceFS only with `--far-all`, and gives them more time."""
+    """Keeps the tests on JuiceFS and CephFS only with `--far-all`, and gives them more time."""
     more = [item for item in items if mounts_more(item)]
     if config.getoption("--far-all"):
         for item in more:
@@ -61,4 +61,11 @@ def seaweed() -> Iterator[SharedFs]:
 def juicefs() -> Iterator[SharedFs]:
     """JuiceFS, which has no file under a name while another one is renamed over it."""
     with mounted("juicefs") as fs:
+        yield fs
+
+
+@pytest.fixture(scope="module")
+def cephfs() -> Iterator[SharedFs]:
+    """CephFS, whose nodes see each other's changes and wait for each other."""
+    with mounted("cephfs") as fs:
         yield fs

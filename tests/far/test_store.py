@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 24
 BLOCK_BYTES = LAYERS * SLICE_BYTES
 LIMIT_S = 20.0
-# How long another host may have to wait for what a host held that ended.
+# CephFS lets other hosts wait for what a host held that ended, for 60 s.
 AFTER_END_S = 150.0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dalsegno_bench.shared_fs import gluster, juicefs, seaweed
+from dalsegno_bench.shared_fs import ceph, gluster, juicefs, seaweed
 from dalsegno_bench.shared_fs.cluster import Cluster, opened
 from dalsegno_bench.shared_fs.mounts import SharedFs
 
@@ -51,10 +51,12 @@ def _gluster(*, tuned: bool) -> Kind:
 
 _SEAWEED = partial(_lacking, weed=seaweed.program)
 _JUICEFS = partial(_lacking, *juicefs.PROGRAMS, juicefs=juicefs.program)
+_CEPH = partial(_lacking, *ceph.PROGRAMS)
 
-# Only `make test-far-all` mounts this. CI has neither its packages nor the time.
+# Only `make test-far-all` mounts these. CI has neither their packages nor the time.
 MORE_KINDS = {
     "juicefs": Kind("JuiceFS", _JUICEFS, INSTALL_MORE, juicefs.start),
+    "cephfs": Kind("CephFS", _CEPH, INSTALL_MORE, ceph.start),
 }
 
 KINDS = {

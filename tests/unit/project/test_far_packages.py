@@ -17,7 +17,7 @@ def ended(code: int) -> subprocess.CompletedProcess[str]:
 def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module on a machine that has apt-get and none of the programs; nothing is installed."""
     module = load_tool("far_packages")
-    lacking = {"GlusterFS": ["glusterd"], "Redis": ["redis-server"]}
+    lacking = {"GlusterFS": ["glusterd"], "CephFS": ["ceph-mon"], "Redis": ["redis-server"]}
     monkeypatch.setattr(module.Debian, "missing_programs", lambda self: lacking[self.title])
     monkeypatch.setattr(module.os, "geteuid", lambda: 0)
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -33,7 +33,7 @@ def test_what_cannot_be_installed_is_reported_and_no_failure(
     shown = capsys.readouterr().out
     assert "SKIPPED GlusterFS: glusterd missing, and no network" in shown
     assert "SKIPPED SeaweedFS: its environment could not be built" in shown
-    assert not any(name in shown for name in ("Redis", "JuiceFS")), "CI needs none"
+    assert not any(name in shown for name in ("CephFS", "Redis", "JuiceFS")), "CI needs none"
 
 
 def test_all_file_systems_are_installed_on_request(
@@ -41,7 +41,7 @@ def test_all_file_systems_are_installed_on_request(
 ) -> None:
     assert tool.main(["--all"]) == 0
     shown = capsys.readouterr().out
-    for name in ("GlusterFS", "Redis", "SeaweedFS", "JuiceFS"):
+    for name in ("GlusterFS", "CephFS", "Redis", "SeaweedFS", "JuiceFS"):
         assert f"SKIPPED {name}: " in shown
 
 
