@@ -36,8 +36,8 @@ MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test check lint lint-rust lint-python \
 	fmt test-rust test-python test-vllm test-sglang test-lmcache test-long sim fuzz fuzz-seeds mutations audit bench \
-	docs faultbench far-packages clean clean-all need-cargo env-engines build-rust-tests lint-rust lint-python \
-	run-rust run-python run-vllm run-sglang run-lmcache
+	docs faultbench far-packages test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python \
+	run-vllm run-sglang run-lmcache
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,11 @@ test-python: dev run-python ## run the Python tests that need no engine
 far-packages: ## install the file systems that the tests of the far tier mount: GlusterFS needs root
 	@$(PYTHON) tools/far_packages.py
 
+test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
+	@$(PYTHON) tools/far_packages.py --all
+	@cargo test --quiet --locked -p dalsegno-far --test conformance --test collectable --no-run
+	@$(DEV)/python -m pytest -q tests/far --far-all $(ARGS)
+
 test-vllm: env-vllm run-vllm ## run the tests against real vLLM
 
 test-sglang: env-sglang run-sglang ## run the tests against real SGLang
@@ -124,7 +129,7 @@ bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: m
 
 faultbench: dev ## inject the same faults into every store that has an environment (ARGS="--probe kill")
 	@$(DEV)/python -m dalsegno.cli faultbench $(foreach one,$(wildcard .envs/*/bin/python), \
-		$(if $(filter-out .envs/dev/% .envs/uv/% .envs/far/%,$(one)),--python $(one))) $(ARGS)
+		$(if $(filter-out .envs/dev/% .envs/uv/% .envs/far/% .envs/far-all/%,$(one)),--python $(one))) $(ARGS)
 
 clean: ## remove what was built; environments stay
 	@rm -rf target site $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

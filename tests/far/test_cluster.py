@@ -13,7 +13,7 @@ from tests.checkout import ROOT
 from tests.skipping import skip_if_missing
 
 from dalsegno_bench.shared_fs.cluster import ClusterError, opened, sweep
-from dalsegno_bench.shared_fs.kinds import KINDS, missing
+from dalsegno_bench.shared_fs.kinds import KINDS, MORE_KINDS, missing
 from dalsegno_bench.shared_fs.mounts import mounts_env
 from dalsegno_bench.shared_fs.processes import mounts_in, paused, processes_of, until
 
@@ -121,7 +121,7 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_sweep() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gluster_default", "seaweed"])
+@pytest.mark.parametrize("kind", ["gluster_default", "seaweed", *MORE_KINDS])
 def test_a_mounted_file_system_of_a_killed_owner_is_removed_with_a_paused_server(kind: str) -> None:
     skip_if_missing(missing(kind), "shared-fs")
     with another_owner(kind) as (owner, folder):
@@ -135,7 +135,7 @@ def test_a_mounted_file_system_of_a_killed_owner_is_removed_with_a_paused_server
 
 
 def test_what_is_missing_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None if name.startswith("gluster") else name)
+    monkeypatch.setattr("shutil.which", lambda name: name if name == "setpriv" else None)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     for kind in KINDS:
         assert missing(kind) is not None or kind == "seaweed"

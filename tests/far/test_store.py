@@ -15,7 +15,7 @@ import pytest
 from tests.far.shared_fs import mounted
 
 import dalsegno
-from dalsegno_bench.shared_fs.kinds import KINDS
+from dalsegno_bench.shared_fs.kinds import KINDS, MORE_KINDS
 from dalsegno_bench.shared_fs.mounts import SharedFs, mounts_env
 from dalsegno_bench.shared_fs.processes import paused, until
 
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.slow
 LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 24
 BLOCK_BYTES = LAYERS * SLICE_BYTES
 LIMIT_S = 20.0
+# CephFS lets other hosts wait for what a host held that ended, for 60 s.
+AFTER_END_S = 150.0
 
 
 def chain(name: str, count: int = COUNT) -> list[bytes]:
@@ -59,6 +61,13 @@ class Node:
 
     def finds(self, hashes: list[bytes]) -> bool:
         return self.namespace.probe(hashes) == len(hashes)
+
+
+def published(node: Node) -> int:
+    """Returns how many blocks a node has shared."""
+    far = node.store.stats()["far"]
+    assert far is not None
+    return far["published"]["blocks"]
 
 
 @contextmanager
@@ -119,9 +128,10 @@ def test_every_tier_does_what_the_store_needs(fs: SharedFs) -> None:
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
 
 
-def test_a_storage_that_stops_costs_misses_within_their_deadline(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["gluster_default", *MORE_KINDS])
+def test_a_storage_that_stops_costs_misses_within_their_deadline(kind: str, tmp_path: Path) -> None:
     near, far = chain("near"), chain("far")
-    with mounted("gluster_default") as fs, nodes(fs, tmp_path, "stop") as (a, b):
+    with mounted(kind) as fs, nodes(fs, tmp_path, "stop") as (a, b):
         a.put(far)
         b.put(near)
         until("B finds what A stored", lambda: b.finds(far))
@@ -143,6 +153,32 @@ def test_a_storage_that_stops_costs_misses_within_their_deadline(tmp_path: Path)
         assert sum(misses["misses"].values()) > 0, "counted by cause"
 
 
+@pytest.mark.parametrize("kind", list(MORE_KINDS))
+def test_the_end_of_a_host_delays_what_others_find_and_none_of_their_calls(
+    kind: str, tmp_path: Path
+) -> None:
+    near, far, late = chain("near"), chain("far"), chain("late")
+    with mounted(kind) as fs, nodes(fs, tmp_path, "end") as (a, b):
+        a.put(far)
+        b.put(near)
+        until("B finds what A stored", lambda: b.finds(far))
+        a.put(late)
+        until("A has published all", lambda: published(a) == len(far) + len(late))
+        fs.clients[0].kill()
+
+        def finds_late() -> bool:
+            began = time.monotonic()
+            b.get(far, timeout_s=0.5)
+            assert b.get(near, timeout_s=5.0) == COUNT, "what is stored here is served"
+            assert time.monotonic() - began < 2.0, "a call outlived its deadline"
+            return b.finds(late)
+
+        until("B finds what A published last", finds_late, AFTER_END_S)
+        assert b.get(late) == COUNT
+        b.put(chain("after"))
+        until("B publishes", lambda: published(b) == len(near) + COUNT)
+
+
 HOST = """
 import sys, time
 from pathlib import Path
@@ -158,8 +194,12 @@ time.sleep(60)
 """
 
 
-def test_what_a_killed_node_published_stays(gluster_default: SharedFs, tmp_path: Path) -> None:
-    fs, hashes = gluster_default, chain("killed")
+@pytest.mark.parametrize("kind", ["gluster_default", *MORE_KINDS])
+def test_what_a_killed_node_published_stays(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    fs: SharedFs = request.getfixturevalue(kind)
+    hashes = chain("killed")
     folder = fs.a / "killed"
     command = [sys.executable, "-c", HOST, str(tmp_path / "a"), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:

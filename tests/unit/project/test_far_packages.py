@@ -17,7 +17,8 @@ def ended(code: int) -> subprocess.CompletedProcess[str]:
 def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module on a machine that has apt-get and none of the programs; nothing is installed."""
     module = load_tool("far_packages")
-    monkeypatch.setattr(module, "missing_programs", lambda: ["glusterd"])
+    lacking = {"GlusterFS": ["glusterd"], "CephFS": ["ceph-mon"], "Redis": ["redis-server"]}
+    monkeypatch.setattr(module.Debian, "missing_programs", lambda self: lacking[self.title])
     monkeypatch.setattr(module.os, "geteuid", lambda: 0)
     monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(module, "apt", lambda *words: "no network")
@@ -28,10 +29,20 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_cannot_be_installed_is_reported_and_no_failure(
     tool: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tool.main() == 0
+    assert tool.main([]) == 0
     shown = capsys.readouterr().out
     assert "SKIPPED GlusterFS: glusterd missing, and no network" in shown
     assert "SKIPPED SeaweedFS: its environment could not be built" in shown
+    assert not any(name in shown for name in ("CephFS", "Redis", "JuiceFS")), "CI needs none"
+
+
+def test_all_file_systems_are_installed_on_request(
+    tool: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tool.main(["--all"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("GlusterFS", "CephFS", "Redis", "SeaweedFS", "JuiceFS"):
+        assert f"SKIPPED {name}: " in shown
 
 
 @pytest.mark.parametrize(
@@ -51,17 +62,17 @@ def test_without_root_or_apt_get_nothing_is_installed(
 ) -> None:
     monkeypatch.setattr(name, value)
     monkeypatch.setattr(tool, "apt", lambda *words: pytest.fail("apt-get ran"))
-    assert tool.main() == 0
+    assert tool.main([]) == 0
     assert reason in capsys.readouterr().out
 
 
 def test_what_is_there_is_not_installed_again(
     tool: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tool, "missing_programs", list)
+    monkeypatch.setattr(tool.Debian, "missing_programs", lambda self: [])
     monkeypatch.setattr(tool, "apt", lambda *words: pytest.fail("apt-get ran"))
     monkeypatch.setattr(
         tool.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess(["env.py"], 0)
     )
-    assert tool.main() == 0
+    assert tool.main([]) == 0
     assert capsys.readouterr().out == "far-packages: GlusterFS is there\n"

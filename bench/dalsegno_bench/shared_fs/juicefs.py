@@ -1,0 +1,81 @@
+"""JuiceFS: Redis for names, a local directory for bytes, and a FUSE client for each mount.
+
+Names and bytes are in different places. A client asks Redis what a file consists of, and reads its
+blocks from the directory, which stands for the object storage that all nodes of a real cluster use.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from dalsegno_bench.shared_fs.cluster import Cluster
+from dalsegno_bench.shared_fs.mounts import SharedFs, mount_both
+
+PROGRAMS = ("redis-server",)
+# The root of the checkout.
+ROOT = Path(__file__).resolve().parents[3]
+REDIS, METRICS = 6379, 9567
+
+
+def program() -> Path | None:
+    """Returns the program in its environment, if it is there."""
+    path = ROOT / ".envs" / "far-all" / "bin" / "juicefs"
+    return path if path.is_file() else None
+
+
+def start(cluster: Cluster, kind: str) -> SharedFs:
+    """Starts Redis, makes a volume and mounts it twice.
+
+    Args:
+        cluster: An empty cluster.
+        kind: The name of the file system.
+
+    Returns:
+        The mounts. The storage is Redis: a client that does not reach it finds no block.
+
+    Raises:
+        ClusterError: It does not start.
+    """
+    juicefs = program()
+    assert juicefs is not None, "JuiceFS is missing"
+    redis = cluster.start("redis", "redis-server", *_redis_options(cluster))
+    cluster.wait("redis responds", lambda: _responds(cluster.address))
+
+    volume = f"redis://{cluster.address}:{REDIS}/0"
+    # Removed files free their space immediately, as on the other file systems.
+    storage = ("--storage", "file", "--bucket", f"{cluster.path('objects')}/", "--trash-days", "0")
+    cluster.run(juicefs, "format", *storage, volume, "far")
+
+    a, b = cluster.path("a"), cluster.path("b")
+    commands = (_client(cluster, juicefs, volume, a), _client(cluster, juicefs, volume, b))
+    clients = mount_both(cluster, commands)
+    return SharedFs(kind, a, b, (redis,), clients, cluster)
+
+
+def _redis_options(cluster: Cluster) -> list[str | Path]:
+    # Its title would take the place of the environment, by which a process belongs to a cluster.
+    here = ("--bind", cluster.address, "--port", str(REDIS), "--set-proc-title", "no")
+    # Nothing outlives the process.
+    return [*here, "--dir", cluster.path("redis"), "--save", "", "--appendonly", "no"]
+
+
+def _responds(address: str) -> bool:
+    try:
+        with socket.create_connection((address, REDIS), timeout=5) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+def _client(cluster: Cluster, juicefs: Path, volume: str, point: Path) -> list[str | Path]:
+    return [
+        # Without it the process of the mount is a child, and is started again when it is killed.
+        *("env", "JFS_SUPERVISOR=1"),
+        *(juicefs, "mount", "--no-usage-report", "--no-syslog", "--no-agent"),
+        # The second client takes the next free port.
+        f"--metrics={cluster.address}:{METRICS}",
+        f"--cache-dir={cluster.path(f'cache-{point.name}')}",
+        *(volume, point),
+    ]
