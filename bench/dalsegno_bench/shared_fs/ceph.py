@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ OSD_BYTES = 8 << 30
 MDS_TICK_S = 0.1
 
 # All state is in the folder of the cluster. Nobody else reaches its address, so nobody signs in.
-# Daemons would give up being root where they may, and then not find their folders.
+# Its servers would stop being root where they can, and then not find their folders.
 CONFIGURATION = """[global]
 fsid = {fsid}
 mon host = [v2:{address}:3300,v1:{address}:6789]
@@ -79,9 +80,7 @@ def start(cluster: Cluster, kind: str) -> SharedFs:
     _start(cluster, "mds", "a")
     cluster.wait("the metadata server is active", lambda: _is_active(cluster))
 
-    a, b = cluster.path("a"), cluster.path("b")
-    clients = mount_both(cluster, (_client(cluster, a), _client(cluster, b)))
-    return SharedFs(kind, a, b, storage, clients, cluster)
+    return mount_both(cluster, kind, storage, partial(_client, cluster))
 
 
 def _configure(cluster: Cluster) -> None:

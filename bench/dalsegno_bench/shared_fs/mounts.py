@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,27 +40,31 @@ class SharedFs:
 
 
 def mount_both(
-    cluster: Cluster, commands: tuple[list[str | Path], list[str | Path]]
-) -> tuple[Server, Server]:
+    cluster: Cluster,
+    kind: str,
+    storage: tuple[Server, ...],
+    client: Callable[[Path], list[str | Path]],
+) -> SharedFs:
     """Starts the clients `client-a` and `client-b`, and waits until both mounts work.
 
     Args:
-        cluster: The cluster, whose folders `a` and `b` are the mount points.
-        commands: The two clients, which stay in the foreground.
+        cluster: The cluster, whose folders `a` and `b` become the mount points.
+        kind: The name of the file system.
+        storage: The servers that hold the bytes.
+        client: Returns the command of the client for a mount point; it stays in the foreground.
 
     Returns:
-        The clients.
+        The mounts.
 
     Raises:
         ClusterError: A mount does not work.
     """
     a, b = cluster.path("a"), cluster.path("b")
-    first = cluster.start("client-a", *commands[0])
-    second = cluster.start("client-b", *commands[1])
+    clients = (cluster.start("client-a", *client(a)), cluster.start("client-b", *client(b)))
     for point in (a, b):
         cluster.wait(f"{point.name} is mounted", partial(cluster.is_mounted, point))
     cluster.wait("B reads what A writes", lambda: _works(a, b))
-    return first, second
+    return SharedFs(kind, a, b, storage, clients, cluster)
 
 
 def _works(a: Path, b: Path) -> bool:

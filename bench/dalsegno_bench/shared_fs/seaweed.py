@@ -7,23 +7,19 @@ which code that trusts them fails.
 from __future__ import annotations
 
 import http.client
+from functools import partial
 from pathlib import Path
 
 from dalsegno_bench.shared_fs.cluster import Cluster
+from dalsegno_bench.shared_fs.installed import find_program
 from dalsegno_bench.shared_fs.mounts import SharedFs, mount_both
 from dalsegno_bench.shared_fs.processes import Server
 
-# The root of the checkout.
-ROOT = Path(__file__).resolve().parents[3]
 # Each program also listens on the port plus 10000, and on 127.0.0.1 where the port is free there.
 MASTER, FILER = 19333, 18888
 VOLUMES = {"volume-1": 18081, "volume-2": 18082}
 
-
-def program() -> Path | None:
-    """Returns the program in its environment, if it is there."""
-    path = ROOT / ".envs" / "far" / "bin" / "weed"
-    return path if path.is_file() else None
+program = partial(find_program, "far", "weed")
 
 
 def start(cluster: Cluster, kind: str) -> SharedFs:
@@ -56,9 +52,7 @@ def start(cluster: Cluster, kind: str) -> SharedFs:
     _start(cluster, "filer", FILER, state, f"-localSocket={cluster.folder}/filer.sock", master)
     _wait(cluster, "filer", FILER, "/")
 
-    a, b = cluster.path("a"), cluster.path("b")
-    clients = mount_both(cluster, (_client(cluster, a), _client(cluster, b)))
-    return SharedFs(kind, a, b, tuple(storage), clients, cluster)
+    return mount_both(cluster, kind, tuple(storage), partial(_client, cluster))
 
 
 def _command(what: str) -> list[str | Path]:

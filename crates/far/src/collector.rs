@@ -20,7 +20,7 @@ use dalsegno_io::IoError;
 use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::names::{Object, WriterId};
 use crate::replies::wait_for;
-use crate::signs::{DEAD_AFTER, Signs, WATCHED, are_of_one_store};
+use crate::signs::{DEAD_AFTER, Signs, WATCHED};
 use crate::tier::{Ask, Listed, Tier};
 
 /// How often a writer should be checked, because that costs a listing.
@@ -204,7 +204,7 @@ impl Collector {
     fn is_store_silent(&self, writer: WriterId, writers: &[WriterId]) -> bool {
         let now = self.clock.now();
         let is_silent = |other| self.suspects.get(&other).is_some_and(|one| one.due <= now);
-        !are_of_one_store(writer, self.own) && others_of_store(writer, writers).all(is_silent)
+        writer.store != self.own.store && others_of_store(writer, writers).all(is_silent)
     }
 
     /// Whether the store of a folder that has packs is still dead: it was not opened again, and none of its writers
@@ -388,8 +388,7 @@ impl DeadFolder {
 
 /// The other writers of a writer's store.
 fn others_of_store(writer: WriterId, writers: &[WriterId]) -> impl Iterator<Item = WriterId> {
-    let is_other = move |one: &WriterId| *one != writer && are_of_one_store(*one, writer);
-    writers.iter().copied().filter(is_other)
+    writers.iter().copied().filter(move |one| one.is_other_open_of(writer))
 }
 
 /// The number of a pack. Packs come before all other objects in a listing.

@@ -20,7 +20,7 @@ use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
 use crate::own_folder::CALL_LIMIT;
 use crate::replies::wait_for;
-use crate::signs::{SILENT_AFTER, Signs, are_of_one_store, is_gone};
+use crate::signs::{SILENT_AFTER, Signs, is_gone};
 use crate::tier::{Ask, Listed, Tier};
 
 /// From the end of a search to the next one.
@@ -132,7 +132,7 @@ impl EarlierSearch {
 
     fn begin(&self, began: Nanos) -> Result<FolderSearch, IoError> {
         let mut wanted = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.writers(ask))?;
-        wanted.retain(|writer| *writer != self.own && are_of_one_store(*writer, self.own));
+        wanted.retain(|writer| writer.is_other_open_of(self.own));
         Ok(FolderSearch { began, wanted, found: Vec::new(), seen: 0, next: SEARCH_EVERY })
     }
 

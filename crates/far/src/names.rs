@@ -52,6 +52,11 @@ impl WriterId {
         (id.to_string() == text).then_some(id)
     }
 
+    /// Whether this is another open of the same store.
+    pub(crate) fn is_other_open_of(self, other: Self) -> bool {
+        self.store == other.store && self != other
+    }
+
     /// An object in the folder of this writer.
     #[must_use]
     pub fn object(self, object: Object) -> ObjectName {

@@ -182,8 +182,8 @@ impl Publisher {
     }
 
     /// Whether a full pack waits for its turn, so that nothing can be added.
-    pub fn waits_for_turn(&mut self) -> bool {
-        self.close_if_due();
+    #[must_use]
+    pub fn waits_for_turn(&self) -> bool {
         self.filling.as_ref().is_some_and(|filling| self.is_full(filling))
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dalsegno_io::IoError;
 
-use crate::names::{Object, WriterId};
+use crate::names::Object;
 use crate::tier::Listed;
 
 /// A writer without a sign of life for so long is dead, unless its store gave one through another open.
@@ -57,11 +57,6 @@ impl Signs {
         let descriptions = listed.iter().map(|one| one.object).filter(is_description);
         others.into_iter().flatten().chain(descriptions.take(DESCRIPTIONS)).collect()
     }
-}
-
-/// Whether two writers are opens of one store.
-pub(crate) fn are_of_one_store(one: WriterId, other: WriterId) -> bool {
-    one.store == other.store
 }
 
 /// Whether an object is gone, by what fetching none of its bytes returned.
