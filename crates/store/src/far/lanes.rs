@@ -60,6 +60,21 @@ pub(crate) struct LocalStore {
     pub(crate) remove: RemoveHere,
 }
 
+/// Work of the far tier that has a thread of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FarStep {
+    /// Publishes packs, evicts own ones, and gives signs of life.
+    Publish,
+    /// Follows what others published.
+    Poll,
+    /// Copies blocks to the log that were read from the location twice.
+    Promote,
+    /// Reads blocks into DRAM.
+    Prefetch,
+    /// Removes what dead stores left.
+    Collect,
+}
+
 /// The threads of the far tier.
 #[derive(Debug)]
 pub(crate) struct FarLanes {
@@ -77,11 +92,10 @@ impl FarLanes {
     pub(crate) fn start(
         far: &Arc<FarTier>,
         clock: &Arc<dyn Clock>,
-        local: LocalStore,
+        (local, executor): (LocalStore, Executor),
     ) -> Result<Self> {
         let known = Arc::default();
         let first = Next::After(Duration::ZERO);
-        let threads = Executor::Threads;
         let engine = || Weak::clone(&local.engine);
         let duty = PublishDuty {
             far: Arc::clone(far),
@@ -92,7 +106,8 @@ impl FarLanes {
             next_beat: clock.now(),
             paused_until: clock.now(),
         };
-        let publish = Helper::start("dalsegno-far-put", threads, duty, first).map_err(no_thread)?;
+        let publish =
+            Helper::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
         let follower = Follower::new(
             Arc::clone(&far.tier),
             Arc::clone(&far.index),
@@ -105,21 +120,32 @@ impl FarLanes {
             known: Arc::clone(&known),
             removals: RemovalsHere::open(engine(), local.remove, far.writer),
         };
-        let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
+        let follow =
+            Helper::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
-            Helper::start("dalsegno-far-copy", threads, duty, first).map_err(no_thread)?;
-        let duty =
-            PrefetchDuty { far: Arc::clone(far), clock: Arc::clone(clock), engine: engine() };
+            Helper::start("dalsegno-far-copy", executor, duty, first).map_err(no_thread)?;
+        let duty = PrefetchDuty::new(far, clock, (engine(), executor));
         let prefetch =
-            Helper::start("dalsegno-far-get", threads, duty, first).map_err(no_thread)?;
+            Helper::start("dalsegno-far-get", executor, duty, first).map_err(no_thread)?;
         let duty = CollectDuty::new(far, clock);
-        let collect = Helper::start("dalsegno-far-gc", threads, duty, Next::After(CHECK_EVERY))
+        let collect = Helper::start("dalsegno-far-gc", executor, duty, Next::After(CHECK_EVERY))
             .map_err(no_thread)?;
         let removals =
-            JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
+            JobLane::start_lane("dalsegno-far-del", executor, 1, 64).map_err(no_thread)?;
         let far = Arc::clone(far);
         Ok(Self { far, known, removals, publish, follow, promote, collect, prefetch })
+    }
+
+    /// Does a step of work on the caller's thread, unless threads do that.
+    pub(crate) fn step_inline(&self, step: FarStep) {
+        match step {
+            FarStep::Publish => self.publish.step_inline(),
+            FarStep::Poll => self.follow.step_inline(),
+            FarStep::Promote => self.promote.step_inline(),
+            FarStep::Prefetch => self.prefetch.step_inline(),
+            FarStep::Collect => self.collect.step_inline(),
+        }
     }
 
     /// Publishes the removal of blocks, or of a namespace if there are none.

@@ -1,0 +1,18 @@
+//! Steps of the far tier in a simulation, where the caller does the work of its threads.
+
+use dalsegno_core::Result;
+
+use crate::api::store::Store;
+use crate::far::lanes::FarStep;
+
+/// Does one step of the far tier on the caller's thread. Does nothing without a far tier, or if threads do the work.
+///
+/// # Errors
+///
+/// `Closed`.
+pub fn step_far(store: &Store, step: FarStep) -> Result<()> {
+    if let Some(far) = &store.door.enter()?.far {
+        far.step_inline(step);
+    }
+    Ok(())
+}
