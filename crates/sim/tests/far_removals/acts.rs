@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, ErrorKind};
-use dalsegno_far::Tier;
+use dalsegno_far::format::Catalog;
 use dalsegno_far::offline::{Location, prune};
+use dalsegno_far::{LIST_EVERY, Object, Tier, wait_for};
 use dalsegno_io::{Memory, lend};
 use dalsegno_sim::{Fault, Kind, Outage, Rule, chain_hashes};
-use dalsegno_store::testing::{FarStep, step_far};
+use dalsegno_store::testing::{FarStep, applied, step_far};
 use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Store, Terms};
 
 use crate::model::{BLOCK_BYTES, Key, Reach, RemovalFact, RemovalNumber, bytes_of};
-use crate::steps::{BadFile, CHAIN_BLOCKS, CHAINS, NAMESPACES, Span, Step, Target};
+use crate::steps::{BadFile, CHAIN_BLOCKS, CHAINS, HOSTS, NAMESPACES, Span, Step, Target};
 use crate::world::{Directory, OpenLayers, World};
 
 /// How long the location keeps removals.
@@ -82,7 +83,11 @@ impl World {
 
     /// The removals that a host has applied.
     fn knowledge(&self, host: usize) -> BTreeSet<RemovalNumber> {
-        self.hosts[host].lock().directory.known.clone()
+        let Some(store) = self.store(host) else { return BTreeSet::new() };
+        let claimed = self.model.lock().among(&applied(&store).expect("it is open"));
+        let known = &mut self.hosts[host].lock().directory.known;
+        known.extend(claimed);
+        known.clone()
     }
 
     fn versions(&self, host: usize, namespace: usize, hashes: &[ChainHash]) -> Vec<u64> {
@@ -259,11 +264,14 @@ impl World {
         let (published, before) = (self.model.lock().published(), faults());
         step_far(&store, step).expect("it is open");
         let is_complete = faults() == before && !store.stats().poisoned;
+        let state = &mut *self.hosts[host].lock();
         if is_complete {
-            let state = &mut *self.hosts[host].lock();
             state.directory.known.extend(published);
-            state.directory.polled = self.location_clock.now();
+            if state.polls.is_multiple_of(LIST_EVERY) {
+                state.directory.polled = self.location_clock.now();
+            }
         }
+        state.polls += 1;
     }
 
     /// A store that followed nothing for as long as removals are kept may drop everything.
@@ -361,7 +369,11 @@ impl World {
             return;
         }
         self.forgive_if_old(host);
-        let expected = self.live_keys(host);
+        let mut expected = self.live_keys(host);
+        if host == HOSTS {
+            // It has no log, and was polled.
+            expected.extend(self.live_at_location());
+        }
         for namespace in 0..NAMESPACES {
             let chains = (0..CHAINS).map(|chain| chain_hashes(2 * chain, CHAIN_BLOCKS));
             let all: BTreeSet<ChainHash> = chains.flatten().collect();
@@ -384,6 +396,35 @@ impl World {
         let model = self.model.lock();
         let live = state.directory.stored.iter().filter(|version| model.lives(**version));
         live.map(|version| model.key(*version)).collect()
+    }
+
+    /// The blocks in packs at the location that no removal covers.
+    fn live_at_location(&self) -> BTreeSet<Key> {
+        let clock = Arc::clone(&self.location_clock) as Arc<dyn Clock>;
+        let tier = self.location.mount();
+        let fetch = |name| wait_for(&clock, HOUR, |ask| tier.fetch(name, 64 << 20, ask));
+        let model = self.model.lock();
+        let mut live = BTreeSet::new();
+        for (name, _) in self.location.objects() {
+            let Object::Catalog(number) = name.object else { continue };
+            let Ok(pack) = fetch(name.writer.object(Object::Pack(number))) else { continue };
+            let catalog = Catalog::decode(&fetch(name).expect("it is there")).expect("it is whole");
+            for extent in &catalog.extents {
+                let at = extent.location.offset + u64::from(extent.location.header_bytes);
+                let at = usize::try_from(at).expect("64-bit addresses");
+                for (block, bytes) in
+                    pack[at..].chunks(BLOCK_BYTES).enumerate().take(extent.hashes.len())
+                {
+                    let version = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
+                    let key = model.key(version);
+                    assert_eq!(key.1, extent.hashes[block], "a pack has another block");
+                    if model.lives(version) {
+                        live.insert(key);
+                    }
+                }
+            }
+        }
+        live
     }
 
     fn note(&self, text: String) {
@@ -419,10 +460,4 @@ pub(crate) fn come_to_rest(world: &World) {
         world.act(&Step::Far(host, FarStep::Promote, 1, Duration::ZERO));
         world.act(&Step::CheckAll(host));
     }
-}
-
-/// Whether a store is usable.
-#[expect(dead_code, reason = "for later")]
-fn is_usable(store: &Store) -> bool {
-    !store.stats().poisoned
 }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dalsegno_core::ChainHash;
-use dalsegno_far::WriterId;
+use dalsegno_far::{Applied, WriterId};
 use dalsegno_sim::Random;
 
 /// Bytes of a block.
@@ -133,20 +133,15 @@ impl Model {
         self.puts[&version].key
     }
 
-    /// Whether such a put was ever begun for this block.
-    pub(crate) fn is_put_of(&self, version: u64, key: Key) -> bool {
-        self.puts.get(&version).is_some_and(|put| put.key == key)
-    }
-
     /// The removals that every poll finds that begins now.
     pub(crate) fn published(&self) -> BTreeSet<RemovalNumber> {
         let all = self.removals.iter().enumerate();
         all.filter(|(_, one)| one.reach == Reach::Published).map(|(number, _)| number).collect()
     }
 
-    /// The removals among these ids.
-    pub(crate) fn numbers_of(&self, applied: &BTreeMap<WriterId, u64>) -> BTreeSet<RemovalNumber> {
-        let has = |one: &RemovalFact| applied.get(&one.by).is_some_and(|most| one.number <= *most);
+    /// The removals that a store says to have applied.
+    pub(crate) fn among(&self, applied: &Applied) -> BTreeSet<RemovalNumber> {
+        let has = |one: &RemovalFact| one.number <= applied.number(one.by);
         let all = self.removals.iter().enumerate();
         all.filter(|(_, one)| has(one)).map(|(number, _)| number).collect()
     }

@@ -113,12 +113,6 @@ impl RoughTier {
         self.mood.lock().fired
     }
 
-    /// Whether calls may fail.
-    pub(crate) fn is_rough(&self) -> bool {
-        let mood = self.mood.lock();
-        mood.rule.is_some() || !mood.late.is_empty()
-    }
-
     /// Runs `body` once, before the next read of a pack.
     pub(crate) fn interrupt(&self, body: Option<Box<dyn FnOnce() + Send>>) {
         self.mood.lock().interruption = body;
@@ -237,6 +231,18 @@ impl Tier for RoughTier {
 
     fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
         self.change(ask, move |mount, ask| mount.remove_writer(writer, ask));
+    }
+
+    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
+        self.read(ask, |mount, ask| mount.removals(ask));
+    }
+
+    fn now(&self, ask: Ask<Duration>) {
+        // A location shows its time by a new file.
+        if self.mood.lock().rule.is_some_and(|rule| rule.trouble == Trouble::ReadOnly) {
+            return ask.answer(Err(system(EROFS)));
+        }
+        self.read(ask, |mount, ask| mount.now(ask));
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {

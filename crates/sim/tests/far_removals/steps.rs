@@ -157,9 +157,7 @@ pub(crate) fn next(random: &mut Random) -> Step {
         915..925 => Step::Live(*random.pick(&[HOUR, DAY, 8 * DAY])),
         925..940 => Step::Open(host),
         940..950 => Step::Close(host),
-        950..965 => {
-            Step::Crash(host, *random.pick(&[Outage::Power, Outage::Process]))
-        }
+        950..965 => Step::Crash(host, *random.pick(&[Outage::Power, Outage::Process])),
         965..975 => Step::BackUp(host),
         975..985 => Step::Restore(host),
         _ => Step::CheckAll(host),

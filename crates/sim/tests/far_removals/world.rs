@@ -34,7 +34,7 @@ pub(crate) struct Directory {
     pub(crate) known: BTreeSet<RemovalNumber>,
     /// Puts that were acknowledged.
     pub(crate) stored: Vec<u64>,
-    /// The time of the location when the last poll without a failure ended.
+    /// The time of the location at the last poll without a failure that asked for it.
     pub(crate) polled: Nanos,
     /// Whether its disk failed, so that blocks may be missing.
     pub(crate) is_fragile: bool,
@@ -48,6 +48,8 @@ pub(crate) struct HostState {
     pub(crate) writer: WriterId,
     /// Removals of this open.
     pub(crate) removals: u64,
+    /// Polls of this open.
+    pub(crate) polls: u64,
     pub(crate) layers: Option<OpenLayers>,
 }
 
@@ -84,7 +86,8 @@ impl World {
         let mut random = Random::new(seed);
         let write = if random.percent(85) { FarWrite::Put } else { FarWrite::SecondPut };
         let host = |number: usize| {
-            let options = DeviceOptions { seed: seed ^ (number as u64) << 40, ..Default::default() };
+            let options =
+                DeviceOptions { seed: seed ^ (number as u64) << 40, ..Default::default() };
             let directory = Directory {
                 device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
                 known: BTreeSet::new(),
@@ -98,6 +101,7 @@ impl World {
                 tier: RoughTier::new(location.mount(), &clock),
                 writer: WriterId { store: store_id(number), open: 0 },
                 removals: 0,
+                polls: 0,
                 layers: None,
             })
         };
@@ -176,7 +180,8 @@ impl World {
             drop(store.register(namespace, RegisterOptions::default()));
         }
         state.writer = WriterId { store: store.id(), open };
-        (state.store, state.tier, state.removals) = (Some(store), tier, 0);
+        (state.store, state.tier) = (Some(store), tier);
+        (state.removals, state.polls) = (0, 0);
     }
 }
 

@@ -1,6 +1,7 @@
-//! Steps of the far tier in a simulation, where the caller does the work of its threads.
+//! Steps of the far tier in a simulation, where the caller does the work of its threads, and what they led to.
 
 use dalsegno_core::Result;
+use dalsegno_far::Applied;
 
 use crate::api::store::Store;
 use crate::far::lanes::FarStep;
@@ -15,4 +16,19 @@ pub fn step_far(store: &Store, step: FarStep) -> Result<()> {
         far.step_inline(step);
     }
     Ok(())
+}
+
+/// The removals that a store has applied; none without a far tier.
+///
+/// # Errors
+///
+/// `Closed`.
+pub fn applied(store: &Store) -> Result<Applied> {
+    let store = store.door.enter()?;
+    Ok(store
+        .engine
+        .far
+        .as_ref()
+        .map(|far| far.publisher.lock().applied().clone())
+        .unwrap_or_default())
 }
