@@ -23,7 +23,7 @@ use std::time::Duration;
 use dalsegno_io::BufferPool;
 use dalsegno_sim::Random;
 use dose::dose;
-use steps::HOSTS;
+use steps::{HOSTS, Script};
 use world::World;
 
 /// Steps of a history.
@@ -52,10 +52,10 @@ fn run(seed: u64, pool: &BufferPool) -> (u64, u64) {
             world.open(host);
         }
     }
-    let mut random = Random::new(seed ^ 0x5eed);
+    let (mut random, mut script) = (Random::new(seed ^ 0x5eed), Script::default());
     for _ in 0..STEPS {
         world.pass(Duration::from_millis(random.below(1500) as u64));
-        world.act(&steps::next(&mut random));
+        world.act(&script.next(&mut random));
     }
     acts::come_to_rest(&world);
     drop(told);

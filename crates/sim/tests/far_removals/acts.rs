@@ -11,7 +11,7 @@ use dalsegno_far::{LIST_EVERY, Object, Tier, wait_for};
 use dalsegno_io::{Memory, lend};
 use dalsegno_sim::{Fault, Kind, Outage, Rule, chain_hashes};
 use dalsegno_store::testing::{FarStep, applied, step_far};
-use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Store, Terms};
+use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Terms};
 
 use crate::model::{BLOCK_BYTES, Key, Reach, RemovalFact, RemovalNumber, bytes_of};
 use crate::steps::{BadFile, CHAIN_BLOCKS, CHAINS, HOSTS, NAMESPACES, Span, Step, Target};

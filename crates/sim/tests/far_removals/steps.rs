@@ -1,5 +1,6 @@
-//! What happens in a history: random steps.
+//! What happens in a history: random steps, and episodes in which certain steps follow each other.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use dalsegno_sim::{Outage, Random};
@@ -131,8 +132,104 @@ fn meanwhile(random: &mut Random, host: usize) -> Vec<Step> {
     vec![first, Step::Far(host, FarStep::Poll, 1, Duration::ZERO)]
 }
 
+/// The steps of a history.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    episode: VecDeque<Step>,
+}
+
+impl Script {
+    /// The next step: of an episode, or any.
+    pub(crate) fn next(&mut self, random: &mut Random) -> Step {
+        if self.episode.is_empty() && random.percent(12) {
+            self.episode = episode(random).into();
+        }
+        let is_next = !self.episode.is_empty() && random.percent(80);
+        is_next.then(|| self.episode.pop_front()).flatten().unwrap_or_else(|| any(random))
+    }
+}
+
+/// Two different hosts.
+fn two_hosts(random: &mut Random) -> (usize, usize) {
+    let one = random.below(HOSTS);
+    (one, (one + 1 + random.below(HOSTS - 1)) % HOSTS)
+}
+
+/// Blocks of one host that another one reads twice, so that they wait to be promoted.
+fn shared(random: &mut Random, (one, other): (usize, usize)) -> (Span, Vec<Step>) {
+    let span = Span { first: 0, ..span(random) };
+    let steps = vec![
+        Step::Open(one),
+        Step::Open(other),
+        Step::Put(one, span),
+        Step::Far(one, FarStep::Publish, 4, SECOND),
+        poll(other),
+        Step::Probe(other, Span { end: CHAIN_BLOCKS, ..span }),
+        Step::Get(other, span, Vec::new()),
+        Step::Get(other, span, meanwhile(random, other)),
+    ];
+    (span, steps)
+}
+
+fn poll(host: usize) -> Step {
+    Step::Far(host, FarStep::Poll, 1, Duration::ZERO)
+}
+
+/// Steps that follow each other.
+fn episode(random: &mut Random) -> Vec<Step> {
+    let (one, other) = two_hosts(random);
+    let (span, mut steps) = shared(random, (one, other));
+    let target =
+        if random.percent(50) { Target::Blocks(span) } else { Target::Namespace(span.namespace) };
+    let last = [Step::Far(other, FarStep::Publish, 4, SECOND), poll(one), poll(other)];
+    match random.below(7) {
+        // A removal while blocks wait for promotion or publication.
+        0 => {
+            steps.extend([Step::Remove(one, target), poll(other)]);
+            steps.push(Step::Far(other, FarStep::Promote, 1, Duration::ZERO));
+        }
+        1 => {
+            steps = vec![Step::Open(one), Step::Open(other), Step::Put(other, span)];
+            steps.extend([Step::Remove(one, target), Step::Put(other, span), poll(other)]);
+        }
+        // A poll fails, and the next one does not.
+        2 => {
+            let skip = random.below(9) as u64;
+            let rule = Rule { trouble: Trouble::Fails, skip, times: 1 };
+            steps.extend([Step::Remove(one, target), Step::Trouble(other, rule), poll(other)]);
+        }
+        // A removal that cannot be published before its host crashes.
+        3 => {
+            steps.extend([Step::Full(random.percent(30)), Step::Trouble(one, rule(random))]);
+            steps.extend([Step::Remove(one, target), Step::Crash(one, Outage::Power)]);
+            steps.extend([Step::Full(false), Step::Open(one)]);
+            steps.push(Step::Far(one, FarStep::Publish, 4, 3 * SECOND));
+        }
+        // A copy of a directory does not know a removal.
+        4 => {
+            steps.extend([Step::BackUp(one), Step::Remove(one, target)]);
+            steps.extend([Step::Restore(other), poll(other)]);
+        }
+        // A host is away while a removal expires.
+        5 => {
+            steps.extend([Step::Close(other), Step::Remove(one, target)]);
+            steps.extend([Step::Live(8 * DAY), Step::Far(one, FarStep::Collect, 30, MINUTE)]);
+            steps.extend([Step::Open(other), poll(other)]);
+        }
+        // The disk does not store that a removal was applied.
+        _ => {
+            steps.extend([Step::Remove(one, target), Step::DiskTrouble(other, BadFile::FarMeta)]);
+            steps.extend([poll(other), Step::Put(other, span), poll(other)]);
+            steps.extend([Step::Crash(other, Outage::Power), Step::Open(other), poll(other)]);
+        }
+    }
+    steps.extend(last);
+    steps.extend([Step::CheckAll(other), Step::CheckAll(one)]);
+    steps
+}
+
 /// A random step.
-pub(crate) fn next(random: &mut Random) -> Step {
+fn any(random: &mut Random) -> Step {
     let host = random.below(HOSTS);
     match random.below(1000) {
         0..190 => Step::Put(host, span(random)),
@@ -151,8 +248,9 @@ pub(crate) fn next(random: &mut Random) -> Step {
             let file = if random.percent(70) { BadFile::FarMeta } else { BadFile::Segment };
             Step::DiskTrouble(host, file)
         }
-        855..880 => Step::Heal(host),
-        880..895 => Step::Full(random.percent(50)),
+        855..882 => Step::Heal(host),
+        882..885 => Step::Full(true),
+        885..895 => Step::Full(false),
         895..915 => Step::Pass(*random.pick(&[MINUTE, 11 * MINUTE, HOUR, 8 * HOUR, DAY, 8 * DAY])),
         915..925 => Step::Live(*random.pick(&[HOUR, DAY, 8 * DAY])),
         925..940 => Step::Open(host),
