@@ -49,7 +49,8 @@ impl World {
         let mut fresh = self.host(77);
         self.clocks.pop();
         for _ in 0..2 {
-            assert_eq!(fresh.follower.poll().unwrap().bad_catalogs, 0);
+            let polled = fresh.poll();
+            assert!(polled.bad_now == 0 && polled.failure.is_none(), "{polled:?}");
         }
         fresh
     }
