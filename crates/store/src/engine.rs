@@ -17,6 +17,7 @@ use crate::read::removal_feed::RemovalFeed;
 use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
+use crate::write::recent_removals::RecentRemovals;
 
 /// The state that the paths share. Background jobs hold it while they are queued or run, and with it the directory.
 #[derive(Debug)]
@@ -47,6 +48,8 @@ pub(crate) struct Front {
     pub(crate) dram: Dram,
     pub(crate) failed_reads: FailedReads,
     pub(crate) removal_feed: RemovalFeed,
+    /// What was removed lately, for work that is in progress.
+    pub(crate) removals: RecentRemovals,
     /// Reads in progress.
     pub(crate) reads: ReadGauge,
     /// How fast each tier is.

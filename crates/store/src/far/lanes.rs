@@ -30,7 +30,7 @@ use crate::far::applied::{RemovalsHere, RemoveHere};
 use crate::far::collect::CollectDuty;
 use crate::far::prefetch::PrefetchDuty;
 use crate::far::promote::PromoteDuty;
-use crate::far::tier::{FarTier, add_to_pack};
+use crate::far::tier::{FarTier, WaitingExtent, add_to_pack};
 use crate::stats::add;
 use crate::write::put::Writer;
 
@@ -208,10 +208,11 @@ impl PublishDuty {
         if publisher.waits_for_turn() {
             return Ok(Added::Enough);
         }
-        let Some(extent) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let Some(waiting) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let WaitingExtent { extent, mark } = &waiting;
         let blocks = extent.hashes.len() as u64;
         let counters = &self.far.counters;
-        if self.far.has_all(&extent) {
+        if self.far.has_all(extent) {
             add(&counters.present_blocks, blocks);
             return Ok(Added::More);
         }
@@ -222,15 +223,15 @@ impl PublishDuty {
             return Ok(Added::More);
         };
         if let Err(error) = publisher.describe(extent.namespace, &sector) {
-            self.far.put_back(extent);
+            self.far.put_back(waiting);
             return Err(error);
         }
         let engine = self.engine.upgrade();
         let gone = Err(Refused::Unread(dalsegno_log::Cause::Recycled));
-        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine.log, &extent)) {
+        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine, extent, *mark)) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
-                self.far.put_back(extent);
+                self.far.put_back(waiting);
                 Ok(Added::Enough)
             }
             Err(Refused::TooLarge | Refused::Unread(_)) => {

@@ -19,16 +19,18 @@ use dalsegno_far::{
     Refused, Tier, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
-use dalsegno_log::{Call, Cause, Log};
+use dalsegno_log::{Call, Cause};
 use parking_lot::Mutex;
 
 use crate::block_key::BlockKey;
 use crate::device::WatchedSource;
+use crate::engine::Engine;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
+use crate::write::recent_removals::RemovalMark;
 
 /// Memory of the index: 8 million blocks.
 const INDEX_BYTES: u64 = 256 << 20;
@@ -72,7 +74,7 @@ pub(crate) struct FarTier {
     pub(super) source: Arc<WatchedSource>,
     pub(super) publisher: Mutex<Publisher>,
     reader: FarReader,
-    waiting: Mutex<VecDeque<Extent>>,
+    waiting: Mutex<VecDeque<WaitingExtent>>,
     pub(super) promotions: Promotions,
     pub(super) prefetches: Prefetches,
     times: Arc<RequestTimes>,
@@ -91,6 +93,14 @@ pub(super) struct FarCounters {
     pub(super) failed_polls: AtomicU64,
     pub(super) collected_writers: AtomicU64,
     pub(super) collected_packs: AtomicU64,
+}
+
+/// An extent that waits to be written.
+#[derive(Debug)]
+pub(super) struct WaitingExtent {
+    pub(super) extent: Extent,
+    /// From before its blocks were put, or found.
+    pub(super) mark: RemovalMark,
 }
 
 /// A block of a get that is at the far location.
@@ -185,9 +195,10 @@ impl FarTier {
         &self,
         namespace: NamespaceId,
         chain: &[ChainHash],
+        mark: RemovalMark,
         block: impl FnOnce() -> PromotedBlock,
     ) {
-        self.promotions.note_hit(namespace, chain, block);
+        self.promotions.note_hit(namespace, chain, mark, block);
     }
 
     /// Names the blocks of a chain that only this tier has, for prefetching.
@@ -224,38 +235,40 @@ impl FarTier {
         self.prefetches.note_use(key);
     }
 
-    /// Queues an extent of the log to be written, for the reason `why`.
-    pub(crate) fn offer(&self, extent: &Extent, why: FarWrite) {
+    /// Queues an extent of the log to be written, for the reason `why`. `mark` is from before its blocks were put, or
+    /// found.
+    pub(crate) fn offer(&self, extent: &Extent, mark: RemovalMark, why: FarWrite) {
         if self.write != why {
             return;
         }
         let mut waiting = self.waiting.lock();
         if waiting.len() < MOST_WAITING {
-            waiting.push_back(extent.clone());
+            waiting.push_back(WaitingExtent { extent: extent.clone(), mark });
         } else {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
-    pub(crate) fn demote(&self, log: &Log, extent: &Extent) {
+    pub(crate) fn demote(&self, engine: &Engine, extent: &Extent, mark: RemovalMark) {
         if self.write != FarWrite::Evict || self.has_all(extent) {
             return;
         }
         let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
-        let added = publisher.map(|mut publisher| add_to_pack(&mut publisher, log, extent));
+        let added =
+            publisher.map(|mut publisher| add_to_pack(&mut publisher, engine, extent, mark));
         if added != Some(Ok(())) {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// The next extent to be written.
-    pub(super) fn next_waiting(&self) -> Option<Extent> {
+    pub(super) fn next_waiting(&self) -> Option<WaitingExtent> {
         self.waiting.lock().pop_front()
     }
 
     /// Puts an extent back that could not be written yet.
-    pub(super) fn put_back(&self, extent: Extent) {
+    pub(super) fn put_back(&self, extent: WaitingExtent) {
         self.waiting.lock().push_front(extent);
     }
 
@@ -272,7 +285,7 @@ impl FarTier {
 
     /// Drops the extents that still wait when the store is closed.
     pub(super) fn drop_waiting(&self) {
-        let left: usize = self.waiting.lock().drain(..).map(|extent| extent.hashes.len()).sum();
+        let left: usize = self.waiting.lock().drain(..).map(|one| one.extent.hashes.len()).sum();
         add(&self.counters.dropped_blocks, left as u64);
     }
 
@@ -324,15 +337,19 @@ impl FarTier {
 /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
 pub(super) fn add_to_pack(
     publisher: &mut Publisher,
-    log: &Log,
+    engine: &Engine,
     extent: &Extent,
+    mark: RemovalMark,
 ) -> Result<(), Refused> {
+    let log = &engine.log;
     let gone = Refused::Unread(Cause::Recycled);
     if !publisher.is_described(extent.namespace) {
         return Err(gone);
     }
-    let removed = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
-    if !removed.is_empty() {
+    let of_log = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
+    let removals = &engine.front.removals;
+    let of_process = removals.removed_since(mark, extent.namespace, &extent.hashes);
+    if !of_log.is_empty() || !of_process.is_empty() {
         return Err(gone);
     }
     let pinned = log.pinned_file(extent.location).ok_or(gone)?;

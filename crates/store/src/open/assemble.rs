@@ -49,6 +49,7 @@ use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
 use crate::write::put::Writer;
+use crate::write::recent_removals::RecentRemovals;
 use crate::write::remove::Remover;
 
 /// How long opening waits for the size of the far file system, after it was opened.
@@ -208,6 +209,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
             dram,
             failed_reads,
             removal_feed,
+            removals: RecentRemovals::default(),
             reads: ReadGauge::default(),
             speeds: TierSpeeds::default(),
         },

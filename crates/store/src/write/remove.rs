@@ -82,6 +82,7 @@ impl Remover<'_> {
         call: &Call,
     ) -> Result<u64> {
         let engine = self.engine;
+        engine.front.removals.note(namespace, hashes);
         let number = engine.log.removals().begin(namespace, hashes);
         let announced = AnnouncedRemoval { log: engine.log.clone(), number };
         let removed = Arc::new(AtomicU64::new(0));
@@ -126,6 +127,7 @@ fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u6
     let front = &engine.front;
     let removed = if hashes.is_empty() {
         let removed = engine.index.remove_namespace(namespace);
+        front.removals.note(namespace, hashes);
         front.dram.remove_namespace(namespace);
         if removed.blocks > 0 {
             front.removal_feed.note_gap();
@@ -133,6 +135,7 @@ fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u6
         removed
     } else {
         let removed = engine.index.remove_blocks(namespace, hashes);
+        front.removals.note(namespace, hashes);
         front.dram.remove(namespace, hashes);
         if removed.blocks > 0 {
             front.removal_feed.note(namespace, hashes);
