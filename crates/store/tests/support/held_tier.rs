@@ -11,25 +11,36 @@ use dalsegno_far::{
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space, SystemClock};
 
 /// A directory whose reads of packs wait while they are held.
+#[allow(dead_code, reason = "each test file uses its part")]
 #[derive(Debug)]
 pub(crate) struct HeldTier {
     directory: DirectoryTier,
     /// The reads that wait; `None` if reads are not held.
     held: Mutex<Option<Vec<Request>>>,
+    /// The thread whose reads are held; `None` for all.
+    thread: Mutex<Option<&'static str>>,
     /// Whether calls fail.
     is_silent: AtomicBool,
 }
 
+#[allow(dead_code, reason = "each test file uses its part")]
 impl HeldTier {
     pub(crate) fn open(path: &Path, workers: u32) -> Arc<Self> {
         let options = DirectoryTierOptions { workers, ..DirectoryTierOptions::default() };
         let directory = DirectoryTier::open(path, options, Arc::new(SystemClock::new())).unwrap();
-        Arc::new(Self { directory, held: Mutex::default(), is_silent: AtomicBool::new(false) })
+        let (held, thread) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { directory, held, thread, is_silent: AtomicBool::new(false) })
     }
 
     /// Holds reads from now on.
     pub(crate) fn hold(&self) {
         *self.held.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// Holds the reads of one thread from now on.
+    pub(crate) fn hold_thread(&self, name: &'static str) {
+        *self.thread.lock().unwrap() = Some(name);
+        self.hold();
     }
 
     /// Carries out the reads that waited.
@@ -61,9 +72,11 @@ impl HeldTier {
 
 impl Source for HeldTier {
     fn submit(&self, requests: Vec<Request>) {
+        let of = *self.thread.lock().unwrap();
+        let is_meant = of.is_none_or(|name| std::thread::current().name() == Some(name));
         match &mut *self.held.lock().unwrap() {
-            Some(held) => held.extend(requests),
-            None => self.directory.submit(requests),
+            Some(held) if is_meant => held.extend(requests),
+            _ => self.directory.submit(requests),
         }
     }
 
