@@ -2,6 +2,9 @@
 
 mod applied;
 mod catalog;
+mod removals;
+mod writer;
 
 pub use applied::{AppliedCatalogs, MAX_APPLIED_BYTES};
-pub use catalog::{Catalog, Entry, KnownWriter, MAX_CATALOG_BYTES, MAX_PACK_BYTES, Tombstone};
+pub use catalog::{Catalog, MAX_APPLIED_WRITERS, MAX_CATALOG_BYTES, MAX_PACK_BYTES, extent_bytes};
+pub use removals::{FULL_LIST_BYTES, MAX_LIST_BYTES, MAX_LIST_HASHES, RemovalList};

@@ -10,12 +10,10 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{
-    ChainHash, Clock, Deadline, FarWrite, MAX_EXTENT_BLOCKS, Namespace, NamespaceId, Nanos, Result,
-};
+use dalsegno_core::{ChainHash, Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{
-    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, KnownWriter, Publisher, Refused,
-    Tombstone, wait_for,
+    Applied, CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, Removal,
+    RemovalId, wait_for,
 };
 use dalsegno_io::IoError;
 use dalsegno_log::format::{NamespaceSector, SECTOR};
@@ -64,7 +62,8 @@ pub(crate) struct LocalStore {
 #[derive(Debug)]
 pub(crate) struct FarLanes {
     far: Arc<FarTier>,
-    known: Arc<Mutex<Vec<KnownWriter>>>,
+    /// The removals of this open that are applied, and that the packs name.
+    issued: Arc<Mutex<Applied>>,
     removals: JobLane,
     publish: Helper<PublishDuty>,
     follow: Helper<FollowDuty>,
@@ -79,7 +78,7 @@ impl FarLanes {
         clock: &Arc<dyn Clock>,
         local: LocalStore,
     ) -> Result<Self> {
-        let known = Arc::default();
+        let issued = Arc::default();
         let first = Next::After(Duration::ZERO);
         let threads = Executor::Threads;
         let engine = || Weak::clone(&local.engine);
@@ -102,8 +101,8 @@ impl FarLanes {
         let duty = FollowDuty {
             far: Arc::clone(far),
             follower,
-            known: Arc::clone(&known),
-            removals: RemovalsHere::open(engine(), local.remove, far.writer),
+            issued: Arc::clone(&issued),
+            removals: RemovalsHere::new(local.remove),
         };
         let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
@@ -119,7 +118,7 @@ impl FarLanes {
         let removals =
             JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
         let far = Arc::clone(far);
-        Ok(Self { far, known, removals, publish, follow, promote, collect, prefetch })
+        Ok(Self { far, issued, removals, publish, follow, promote, collect, prefetch })
     }
 
     /// Publishes the removal of blocks, or of a namespace if there are none.
@@ -134,20 +133,22 @@ impl FarLanes {
         (call, clock): (&Call, &dyn Clock),
     ) -> Result<()> {
         self.far.forget(namespace, hashes.unwrap_or_default());
-        let parts: Vec<Vec<ChainHash>> = match hashes {
-            None => vec![Vec::new()],
-            Some(hashes) => {
-                hashes.chunks(MAX_EXTENT_BLOCKS as usize).map(<[ChainHash]>::to_vec).collect()
-            }
-        };
-        let (far, known) = (Arc::clone(&self.far), self.known.lock().clone());
+        if hashes.is_some_and(<[ChainHash]>::is_empty) {
+            return Ok(());
+        }
+        let hashes = hashes.unwrap_or_default().to_vec();
+        let (far, issued) = (Arc::clone(&self.far), Arc::clone(&self.issued));
         let publish = move || {
             let mut publisher = far.publisher.lock();
-            for hashes in parts {
-                let tombstone = Tombstone { sequence: 0, namespace, hashes };
-                publisher.remove(tombstone, known.clone()).map_err(LogError::Io)?;
-            }
-            Ok(())
+            let mut issued = issued.lock();
+            let id = RemovalId { by: far.writer, number: issued.number(far.writer) + 1 };
+            issued.note(id);
+            let mut applied = publisher.applied().clone();
+            applied.note(id);
+            drop(issued);
+            publisher.set_applied(applied);
+            let removal = Removal { id, namespace, hashes };
+            publisher.publish_removals(&[removal]).map_err(LogError::Io)
         };
         self.removals.run_blocking(call, clock, publish).map_err(to_error)
     }
@@ -370,7 +371,7 @@ fn sector_of(engine: &Engine, id: NamespaceId) -> Option<Vec<u8>> {
 struct FollowDuty {
     far: Arc<FarTier>,
     follower: Follower,
-    known: Arc<Mutex<Vec<KnownWriter>>>,
+    issued: Arc<Mutex<Applied>>,
     removals: RemovalsHere,
 }
 
@@ -382,19 +383,17 @@ impl Duty for FollowDuty {
     }
 
     fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
-        let polled = self.follower.poll();
-        self.far.source.note(polled.as_ref().map(|_| ()));
-        match polled {
-            Ok(polled) => {
-                add(&self.far.counters.bad_catalogs, polled.bad_catalogs);
-                let known = self.follower.known();
-                self.removals.apply(&polled.tombstones, &known);
-                *self.known.lock() = known;
-            }
-            Err(error) => {
-                tracing::debug!(%error, "poll of the far location failed");
-                add(&self.far.counters.failed_polls, 1);
-            }
+        let mut polled = self.follower.poll();
+        self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
+        add(&self.far.counters.bad_catalogs, polled.bad_objects);
+        let mut applied = self.removals.apply(&mut polled).clone();
+        let mut publisher = self.far.publisher.lock();
+        applied.join(&self.issued.lock());
+        publisher.set_applied(applied);
+        drop(publisher);
+        if let Some(error) = polled.failure {
+            tracing::debug!(%error, "poll of the far location failed");
+            add(&self.far.counters.failed_polls, 1);
         }
         Next::After(POLL)
     }

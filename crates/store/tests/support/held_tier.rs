@@ -129,6 +129,18 @@ impl Tier for HeldTier {
         }
     }
 
+    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
+        if let Some(ask) = self.admit(ask) {
+            self.directory.removals(ask);
+        }
+    }
+
+    fn now(&self, ask: Ask<Duration>) {
+        if let Some(ask) = self.admit(ask) {
+            self.directory.now(ask);
+        }
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         if let Some(ask) = self.admit(ask) {
             self.directory.writers(ask);
