@@ -9,6 +9,7 @@ use dalsegno_log::{Call, Log};
 
 use crate::background::index_care::IndexCare;
 use crate::device::Watched;
+use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::read::dram::Dram;
 use crate::read::failed_reads::FailedReads;
@@ -33,6 +34,8 @@ pub(crate) struct Engine {
     pub(crate) front: Front,
     /// Blocks beyond this host, if the store has a far tier.
     pub(crate) far: Option<Arc<FarTier>>,
+    /// The removals that other hosts must follow, if the store has a far tier or had one before.
+    pub(crate) removal_notes: Option<Arc<RemovalNotes>>,
 }
 
 impl Engine {

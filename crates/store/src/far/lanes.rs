@@ -10,30 +10,27 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
+use dalsegno_core::{Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{
-    Applied, CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, Removal,
-    RemovalId, wait_for,
+    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, wait_for,
 };
 use dalsegno_io::IoError;
 use dalsegno_log::format::{NamespaceSector, SECTOR};
-use dalsegno_log::{Call, LogError};
-use parking_lot::Mutex;
 
-use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
+use crate::background::helper::{Duty, Executor, Helper, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
-use crate::error::{no_thread, to_error};
-use crate::far::applied::{RemovalsHere, RemoveHere};
+use crate::error::no_thread;
 use crate::far::collect::CollectDuty;
+use crate::far::follow::{FollowDuty, RemovalsHere, RemoveHere};
 use crate::far::prefetch::PrefetchDuty;
 use crate::far::promote::PromoteDuty;
+use crate::far::removal_duty::RemovalDuty;
+use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarTier, WaitingExtent, add_to_pack};
 use crate::stats::add;
 use crate::write::put::Writer;
 
-/// How often others' catalogs are looked for.
-const POLL: Duration = Duration::from_secs(2);
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
 /// The part of the far file system that a store fills by default.
@@ -54,6 +51,7 @@ const FINISH: Duration = Duration::from_secs(8);
 pub(crate) struct LocalStore {
     pub(crate) engine: Weak<Engine>,
     pub(crate) writer: Weak<Writer>,
+    pub(crate) notes: Arc<RemovalNotes>,
     /// Removes blocks here that another store removed, or a namespace.
     pub(crate) remove: RemoveHere,
 }
@@ -61,10 +59,7 @@ pub(crate) struct LocalStore {
 /// The threads of the far tier.
 #[derive(Debug)]
 pub(crate) struct FarLanes {
-    far: Arc<FarTier>,
-    /// The removals of this open that are applied, and that the packs name.
-    issued: Arc<Mutex<Applied>>,
-    removals: JobLane,
+    removals: Helper<RemovalDuty>,
     publish: Helper<PublishDuty>,
     follow: Helper<FollowDuty>,
     promote: Helper<PromoteDuty>,
@@ -78,7 +73,6 @@ impl FarLanes {
         clock: &Arc<dyn Clock>,
         local: LocalStore,
     ) -> Result<Self> {
-        let issued = Arc::default();
         let first = Next::After(Duration::ZERO);
         let threads = Executor::Threads;
         let engine = || Weak::clone(&local.engine);
@@ -98,12 +92,10 @@ impl FarLanes {
             Arc::clone(clock),
             far.writer,
         );
-        let duty = FollowDuty {
-            far: Arc::clone(far),
-            follower,
-            issued: Arc::clone(&issued),
-            removals: RemovalsHere::new(local.remove),
-        };
+        let LocalStore { notes, remove, .. } = &local;
+        far.use_applied(notes);
+        let removals = RemovalsHere::new(far, notes, engine(), Arc::clone(remove));
+        let duty = FollowDuty { far: Arc::clone(far), follower, removals };
         let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
@@ -115,42 +107,15 @@ impl FarLanes {
         let duty = CollectDuty::new(far, clock);
         let collect = Helper::start("dalsegno-far-gc", threads, duty, Next::After(CHECK_EVERY))
             .map_err(no_thread)?;
+        let duty = RemovalDuty { far: Arc::clone(far), notes: local.notes, engine: local.engine };
         let removals =
-            JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
-        let far = Arc::clone(far);
-        Ok(Self { far, issued, removals, publish, follow, promote, collect, prefetch })
+            Helper::start("dalsegno-far-del", threads, duty, first).map_err(no_thread)?;
+        Ok(Self { removals, publish, follow, promote, collect, prefetch })
     }
 
-    /// Publishes the removal of blocks, or of a namespace if there are none.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` if that is not durable within the terms of the call; it still completes if the location responds.
-    pub(crate) fn remove(
-        &self,
-        namespace: NamespaceId,
-        hashes: Option<&[ChainHash]>,
-        (call, clock): (&Call, &dyn Clock),
-    ) -> Result<()> {
-        self.far.forget(namespace, hashes.unwrap_or_default());
-        if hashes.is_some_and(<[ChainHash]>::is_empty) {
-            return Ok(());
-        }
-        let hashes = hashes.unwrap_or_default().to_vec();
-        let (far, issued) = (Arc::clone(&self.far), Arc::clone(&self.issued));
-        let publish = move || {
-            let mut publisher = far.publisher.lock();
-            let mut issued = issued.lock();
-            let id = RemovalId { by: far.writer, number: issued.number(far.writer) + 1 };
-            issued.note(id);
-            let mut applied = publisher.applied().clone();
-            applied.note(id);
-            drop(issued);
-            publisher.set_applied(applied);
-            let removal = Removal { id, namespace, hashes };
-            publisher.publish_removals(&[removal]).map_err(LogError::Io)
-        };
-        self.removals.run_blocking(call, clock, publish).map_err(to_error)
+    /// Makes the thread that publishes removals look for new ones.
+    pub(crate) fn publish_removals(&self) {
+        self.removals.wake();
     }
 
     /// Ends the threads, after what waits was published or the time is over.
@@ -366,35 +331,4 @@ fn sector_of(engine: &Engine, id: NamespaceId) -> Option<Vec<u8>> {
     let mut sector = vec![0; SECTOR];
     let fits = NamespaceSector(namespace.as_ref().clone(), compression).encode(&mut sector);
     fits.then_some(sector)
-}
-
-struct FollowDuty {
-    far: Arc<FarTier>,
-    follower: Follower,
-    issued: Arc<Mutex<Applied>>,
-    removals: RemovalsHere,
-}
-
-impl Duty for FollowDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
-        let mut polled = self.follower.poll();
-        self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
-        add(&self.far.counters.bad_catalogs, polled.bad_objects);
-        let mut applied = self.removals.apply(&mut polled).clone();
-        let mut publisher = self.far.publisher.lock();
-        applied.join(&self.issued.lock());
-        publisher.set_applied(applied);
-        drop(publisher);
-        if let Some(error) = polled.failure {
-            tracing::debug!(%error, "poll of the far location failed");
-            add(&self.far.counters.failed_polls, 1);
-        }
-        Next::After(POLL)
-    }
 }

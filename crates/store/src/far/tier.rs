@@ -15,8 +15,8 @@ use dalsegno_core::{
 };
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
-    FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Publisher, PublisherOptions,
-    Refused, Tier, WriterId,
+    BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Polled, Publisher,
+    PublisherOptions, Refused, Removal, Tier, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
 use dalsegno_log::{Call, Cause};
@@ -27,6 +27,7 @@ use crate::device::WatchedSource;
 use crate::engine::Engine;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
+use crate::far::removal_notes::RemovalNotes;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
@@ -81,6 +82,8 @@ pub(crate) struct FarTier {
     /// Its counters are copied here, so that reading them does not wait for the location.
     pub(super) published: Mutex<dalsegno_far::PublisherStats>,
     pub(super) counters: FarCounters,
+    /// The object that was found last that cannot be used, and why.
+    newest_bad: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +92,9 @@ pub(super) struct FarCounters {
     pub(super) rescued_blocks: AtomicU64,
     pub(super) dropped_blocks: AtomicU64,
     pub(super) present_blocks: AtomicU64,
-    pub(super) bad_catalogs: AtomicU64,
+    pub(super) bad_objects: AtomicU64,
+    pub(super) applied_removals: AtomicU64,
+    pub(super) complete_polls: AtomicU64,
     pub(super) failed_polls: AtomicU64,
     pub(super) collected_writers: AtomicU64,
     pub(super) collected_packs: AtomicU64,
@@ -157,6 +162,7 @@ impl FarTier {
             times,
             published: Mutex::default(),
             counters: FarCounters::default(),
+            newest_bad: Mutex::default(),
         }
     }
 
@@ -276,11 +282,23 @@ impl FarTier {
         self.waiting.lock().is_empty()
     }
 
-    /// Stops finding blocks.
-    pub(super) fn forget(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
-        for hash in hashes {
-            self.index.forget(namespace, hash);
-        }
+    /// Stops finding blocks that this store removed.
+    pub(crate) fn remove(&self, removal: &Removal) {
+        self.index.remove_own(removal);
+    }
+
+    /// Names in packs that are begun from now on which removals are applied and stored.
+    pub(super) fn use_applied(&self, notes: &RemovalNotes) {
+        let mut publisher = self.publisher.lock();
+        publisher.set_applied(notes.stored_applied());
+    }
+
+    /// Notes which objects a poll could not use.
+    pub(super) fn note_bad_objects(&self, polled: &mut Polled) {
+        self.counters.bad_objects.store(polled.bad_now, Ordering::Relaxed);
+        let newest = polled.newest_bad.take();
+        *self.newest_bad.lock() =
+            newest.map(|BadObject { name, reason }| format!("{name}: {reason}"));
     }
 
     /// Drops the extents that still wait when the store is closed.
@@ -325,7 +343,11 @@ impl FarTier {
             waiting_extents: self.waiting.lock().len() as u64,
             dropped_blocks: get(&self.counters.dropped_blocks),
             present_blocks: get(&self.counters.present_blocks),
-            bad_catalogs: get(&self.counters.bad_catalogs),
+            bad_objects: get(&self.counters.bad_objects),
+            newest_bad_object: self.newest_bad.lock().clone(),
+            applied_removals: get(&self.counters.applied_removals),
+            pending_removals: 0,
+            complete_polls: get(&self.counters.complete_polls),
             failed_polls: get(&self.counters.failed_polls),
             collected_writers: get(&self.counters.collected_writers),
             collected_packs: get(&self.counters.collected_packs),

@@ -111,7 +111,10 @@ impl<'a> Group<'a> {
         // reservation hides them.
         let removals = &self.engine.front.removals;
         if !removals.removed_since(self.mark, extent.namespace, &extent.hashes).is_empty() {
-            tracing::debug!(blocks = count, "blocks not stored: some of them were removed meanwhile");
+            tracing::debug!(
+                blocks = count,
+                "blocks not stored: some of them were removed meanwhile"
+            );
             return Ok(());
         }
         self.bytes += bytes;

@@ -21,7 +21,11 @@ pub(crate) struct HeldTier {
     thread: Mutex<Option<&'static str>>,
     /// Whether calls fail.
     is_silent: AtomicBool,
+    /// The publications that wait; `None` if they are not held.
+    kept: Mutex<Option<Vec<Kept>>>,
 }
+
+type Kept = (ObjectName, Vec<Memory>, Ask<()>);
 
 #[allow(dead_code, reason = "each test file uses its part")]
 impl HeldTier {
@@ -29,7 +33,8 @@ impl HeldTier {
         let options = DirectoryTierOptions { workers, ..DirectoryTierOptions::default() };
         let directory = DirectoryTier::open(path, options, Arc::new(SystemClock::new())).unwrap();
         let (held, thread) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { directory, held, thread, is_silent: AtomicBool::new(false) })
+        let (is_silent, kept) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { directory, held, thread, is_silent, kept })
     }
 
     /// Holds reads from now on.
@@ -62,6 +67,23 @@ impl HeldTier {
         let source = std::io::ErrorKind::TimedOut.into();
         ask.answer(Err(IoError::Os { operation: "open", file: "far".into(), source }));
         None
+    }
+
+    /// Holds publications from now on.
+    pub(crate) fn hold_publications(&self) {
+        *self.kept.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// How many publications wait.
+    pub(crate) fn waiting_publications(&self) -> usize {
+        self.kept.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+
+    /// Carries out the publications that waited.
+    pub(crate) fn publish_kept(&self) {
+        for (name, bytes, ask) in self.kept.lock().unwrap().take().unwrap_or_default() {
+            self.directory.publish(name, bytes, ask);
+        }
     }
 
     /// How many reads wait.
@@ -100,8 +122,10 @@ impl Tier for HeldTier {
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
-        if let Some(ask) = self.admit(ask) {
-            self.directory.publish(name, bytes, ask);
+        let Some(ask) = self.admit(ask) else { return };
+        match &mut *self.kept.lock().unwrap() {
+            Some(kept) => kept.push((name, bytes, ask)),
+            None => self.directory.publish(name, bytes, ask),
         }
     }
 
