@@ -77,10 +77,7 @@ impl OwnLists {
 
     /// Stops finding here what these removals cover, and keeps them from being forgotten.
     pub(crate) fn apply(&self, removals: &[Removal]) {
-        for removal in removals {
-            self.index.known().add_own(removal.id);
-            self.index.remove(removal);
-        }
+        removals.iter().for_each(|removal| self.index.remove_own(removal));
     }
 
     /// Publishes those of the removals that were not, in the order of their numbers. Waits for the location.
