@@ -13,7 +13,7 @@ use dalsegno_sim::{Fault, Kind, Outage, Rule, chain_hashes};
 use dalsegno_store::testing::{FarStep, applied, step_far};
 use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Terms};
 
-use crate::model::{BLOCK_BYTES, Key, Reach, RemovalFact, RemovalNumber, bytes_of};
+use crate::model::{BLOCK_BYTES, Key, PutFact, Reach, RemovalFact, RemovalNumber, bytes_of};
 use crate::steps::{BadFile, CHAIN_BLOCKS, CHAINS, HOSTS, NAMESPACES, Span, Step, Target};
 use crate::world::{Directory, OpenLayers, World};
 
@@ -96,12 +96,20 @@ impl World {
     /// Begins puts. They know what the host says to have applied, and if its disk never failed, what it must have.
     fn versions(&self, host: usize, namespace: usize, hashes: &[ChainHash]) -> Vec<u64> {
         let known = self.knowledge(host);
-        let knew = {
+        let (knew, unsure) = {
             let directory = &self.hosts[host].lock().directory;
-            if directory.had_faults() { directory.claimed.clone() } else { known }
+            let knew = if directory.had_faults() { directory.claimed.clone() } else { known };
+            let unsure = directory.seen.difference(&knew).copied().collect();
+            (knew, unsure)
+        };
+        let fact = |hash: &ChainHash| PutFact {
+            key: (namespace, *hash),
+            host,
+            knew: knew.clone(),
+            unsure: BTreeSet::clone(&unsure),
         };
         let mut model = self.model.lock();
-        hashes.iter().map(|hash| model.put((namespace, *hash), host, &knew)).collect()
+        hashes.iter().map(|hash| model.put(fact(hash))).collect()
     }
 
     fn put(&self, host: usize, span: Span) {
@@ -241,6 +249,7 @@ impl World {
         if reach != Reach::Unsure {
             state.directory.known.insert(number);
         }
+        state.directory.seen.insert(number);
         state.directory.has_failed |= has_failed;
     }
 
@@ -272,6 +281,8 @@ impl World {
             (state.tier.fired(), state.directory.device.faults_fired())
         };
         let (published, before) = (self.model.lock().published(), faults());
+        let all = 0..self.model.lock().removals.len();
+        self.hosts[host].lock().directory.seen.extend(all);
         step_far(&store, step).expect("it is open");
         let is_complete = faults() == before && !store.stats().poisoned;
         let now = self.clock.now();

@@ -32,6 +32,8 @@ pub(crate) struct Directory {
     pub(crate) device: Arc<SimDevice>,
     /// The removals that must be applied in it.
     pub(crate) known: BTreeSet<RemovalNumber>,
+    /// The removals that its store may have read or issued.
+    pub(crate) seen: BTreeSet<RemovalNumber>,
     /// The removals that its store said to have applied.
     pub(crate) claimed: BTreeSet<RemovalNumber>,
     /// Puts that were acknowledged.
@@ -98,6 +100,7 @@ impl World {
                 device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
                 known: BTreeSet::new(),
                 claimed: BTreeSet::new(),
+                seen: BTreeSet::new(),
                 stored: Vec::new(),
                 polled: location_clock.now(),
                 is_fragile: false,
