@@ -77,6 +77,7 @@ impl World {
             Step::CheckAll(host) => self.check_all(*host),
         }
         self.settle_pending();
+        (0..HOSTS).for_each(|host| self.check_live(host));
     }
 
     fn id(&self, namespace: usize) -> NamespaceId {
@@ -93,23 +94,33 @@ impl World {
         directory.known.clone()
     }
 
-    /// Begins puts. They know what the host says to have applied, and if its disk never failed, what it must have.
+    /// Begins puts. They know what the host says to have applied, and if its disk never failed, what it must have. A
+    /// removal that may have expired covers no new put.
     fn versions(&self, host: usize, namespace: usize, hashes: &[ChainHash]) -> Vec<u64> {
         let known = self.knowledge(host);
         let (knew, unsure) = {
             let directory = &self.hosts[host].lock().directory;
             let knew = if directory.had_faults() { directory.claimed.clone() } else { known };
-            let unsure = directory.seen.difference(&knew).copied().collect();
+            let mut unsure = directory.seen.clone();
+            unsure.extend(self.expired());
             (knew, unsure)
         };
         let fact = |hash: &ChainHash| PutFact {
             key: (namespace, *hash),
             host,
             knew: knew.clone(),
-            unsure: BTreeSet::clone(&unsure),
+            unsure: unsure.clone(),
         };
         let mut model = self.model.lock();
         hashes.iter().map(|hash| model.put(fact(hash))).collect()
+    }
+
+    /// The removals that were issued so long ago that the location may have dropped them.
+    fn expired(&self) -> BTreeSet<RemovalNumber> {
+        let now = self.location_clock.now();
+        let model = self.model.lock();
+        let all = model.removals.iter().enumerate();
+        all.filter(|(_, one)| now.since(one.issued) + 2 * HOUR >= KEEP).map(|(n, _)| n).collect()
     }
 
     fn put(&self, host: usize, span: Span) {
@@ -229,6 +240,7 @@ impl World {
                 namespace,
                 hashes: hashes.clone(),
                 reach: Reach::Unsure,
+                issued: self.location_clock.now(),
             });
             (model.removals.len() - 1, state.directory.device.faults_fired())
         };
@@ -414,6 +426,15 @@ impl World {
                 self.model.lock().checks += 1;
                 assert!(hit || !must_hit, "host {host} lost {hash} of namespace {namespace}");
             }
+        }
+    }
+
+    /// Checks that a host still lists what it accepted and no removal covers.
+    fn check_live(&self, host: usize) {
+        let Some(store) = self.store(host) else { return };
+        for (namespace, hash) in self.live_keys(host) {
+            let is_there = store.peek(self.id(namespace), &[hash]).expect("it is open")[0];
+            assert!(is_there, "host {host} dropped {hash} of namespace {namespace}");
         }
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dalsegno_core::ChainHash;
+use dalsegno_core::{ChainHash, Nanos};
 use dalsegno_far::{Applied, WriterId};
 use dalsegno_sim::Random;
 
@@ -51,6 +51,8 @@ pub(crate) struct RemovalFact {
     /// All blocks of the namespace if there are none.
     pub(crate) hashes: Option<Vec<ChainHash>>,
     pub(crate) reach: Reach,
+    /// The location's time of the call.
+    pub(crate) issued: Nanos,
 }
 
 /// All puts and removals.
