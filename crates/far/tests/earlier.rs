@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use dalsegno_core::Clock;
 use dalsegno_far::offline::{Location, SurveyOptions, WriterState, prune, survey};
-use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, Tier, WATCHED, WriterId, wait_for};
-use hosts::{Host, LIMIT, NAMESPACE, RECORD_BYTES};
+use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, WATCHED, WriterId};
+use hosts::{Host, RECORD_BYTES};
 use world::{HOUR, Model, World, collect};
 
 fn packs_of(world: &World, writer: WriterId) -> Vec<u64> {

@@ -191,6 +191,22 @@ impl Host {
         RemovalId { by: self.writer, number: self.removals }
     }
 
+    /// Publishes what an earlier open of this store could not publish; whether that succeeded.
+    pub fn publish_for(&mut self, earlier: &Self) -> bool {
+        self.pending.extend(earlier.pending.iter().cloned());
+        earlier.pending.iter().for_each(|removal| self.applied.note(removal.id));
+        self.publisher.set_applied(self.applied.clone());
+        self.publish_pending()
+    }
+
+    /// Fills packs of many records from now on. Nothing may have been published.
+    pub fn use_large_packs(&mut self) {
+        let tier = Arc::clone(&self.tier) as Arc<dyn Tier>;
+        let (capacity_bytes, clock) = (self.capacity_bytes, Arc::clone(&self.log_io.clock));
+        let options = PublisherOptions { pack_bytes: 1 << 20, capacity_bytes, flush: LIMIT };
+        self.publisher = Publisher::new(tier, Arc::clone(&self.index), clock, self.writer, options);
+    }
+
     /// Publishes the removals that are not published; whether that succeeded.
     pub fn publish_pending(&mut self) -> bool {
         let is_published = self.publisher.publish_removals(&self.pending).is_ok();
