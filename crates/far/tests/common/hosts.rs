@@ -10,8 +10,8 @@ use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::{
     Applied, Collector, EarlierSearch, FarIndex, FarReader, FarShape, FarWanted, Follower,
-    MemoryLocation, MemoryTier, Object, Polled, Publisher, PublisherOptions, Removal, RemovalId,
-    Tier, WriterId, wait_for,
+    LIST_EVERY, MemoryLocation, MemoryTier, Object, Polled, Publisher, PublisherOptions, Removal,
+    RemovalId, Tier, WriterId, wait_for,
 };
 use dalsegno_io::{BufferPool, IoError, Memory, Source};
 
@@ -178,12 +178,33 @@ impl Host {
     /// Removes blocks everywhere, or the namespace if there are none; whether that is published.
     pub fn remove_all(&mut self, blocks: &[u8]) -> bool {
         self.removals += 1;
-        let id = RemovalId { by: self.writer, number: self.removals };
+        let id = self.last_removal();
         let hashes = blocks.iter().map(|block| hash(*block)).collect();
         self.pending.push(Removal { id, namespace: NAMESPACE, hashes });
         self.applied.note(id);
         self.publisher.set_applied(self.applied.clone());
         self.publish_pending()
+    }
+
+    /// The removal that it issued last.
+    pub fn last_removal(&self) -> RemovalId {
+        RemovalId { by: self.writer, number: self.removals }
+    }
+
+    /// Publishes what an earlier open of this store could not publish; whether that succeeded.
+    pub fn publish_for(&mut self, earlier: &Self) -> bool {
+        self.pending.extend(earlier.pending.iter().cloned());
+        earlier.pending.iter().for_each(|removal| self.applied.note(removal.id));
+        self.publisher.set_applied(self.applied.clone());
+        self.publish_pending()
+    }
+
+    /// Fills packs of many records from now on. Nothing may have been published.
+    pub fn use_large_packs(&mut self) {
+        let tier = Arc::clone(&self.tier) as Arc<dyn Tier>;
+        let (capacity_bytes, clock) = (self.capacity_bytes, Arc::clone(&self.log_io.clock));
+        let options = PublisherOptions { pack_bytes: 1 << 20, capacity_bytes, flush: LIMIT };
+        self.publisher = Publisher::new(tier, Arc::clone(&self.index), clock, self.writer, options);
     }
 
     /// Publishes the removals that are not published; whether that succeeded.
@@ -199,12 +220,18 @@ impl Host {
     pub fn poll(&mut self) -> Polled {
         let polled = self.follower.poll();
         if let Some(at_location) = &polled.at_location {
-            let own = RemovalId { by: self.writer, number: self.removals };
             self.applied = at_location.clone();
-            self.applied.note(own);
+            self.applied.note(self.last_removal());
             self.publisher.set_applied(self.applied.clone());
         }
         polled
+    }
+
+    /// Polls until a poll lists everything.
+    pub fn read_all(&mut self) {
+        for _ in 0..LIST_EVERY {
+            self.poll();
+        }
     }
 
     pub fn finds(&self, block: u8) -> bool {
