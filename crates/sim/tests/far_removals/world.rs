@@ -39,7 +39,7 @@ pub(crate) struct Directory {
     /// Puts that were acknowledged.
     pub(crate) stored: Vec<u64>,
     /// The time of the location at the last poll without a failure that asked for it.
-    pub(crate) polled: Nanos,
+    pub(crate) polled: Option<Nanos>,
     /// Whether its disk failed, so that blocks may be missing.
     pub(crate) is_fragile: bool,
     /// Whether an operation of its disk failed before the last crash.
@@ -102,7 +102,7 @@ impl World {
                 claimed: BTreeSet::new(),
                 seen: BTreeSet::new(),
                 stored: Vec::new(),
-                polled: location_clock.now(),
+                polled: None,
                 is_fragile: false,
                 has_failed: false,
             };
