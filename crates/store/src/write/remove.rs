@@ -176,6 +176,8 @@ impl Remover<'_> {
         };
         let (space, job_engine) = (Arc::clone(self.space), Arc::clone(engine));
         let record = move || {
+            // All of it, not only its number: the announcement lasts until this job has ended, not its caller.
+            let announced = announced;
             space.run_blocking(&Call::background(), prepare)?;
             finish(&job_engine, announced.number)?;
             own.iter().for_each(|own| own.part_done());
