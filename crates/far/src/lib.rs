@@ -34,7 +34,7 @@ mod tier;
 pub use collector::{CHECK_EVERY, Collector, CollectorStats};
 pub use earlier::{EarlierFolders, EarlierSearch};
 pub use follower::{Follower, LIST_EVERY};
-pub use format::{AppliedCatalogs, MAX_APPLIED_BYTES};
+pub use format::{MAX_PENDING_BYTES, MAX_RECORD_BYTES, RemovalRecord};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
 pub use own_lists::{KEEP_REMOVALS, LIST_EXPIRES};

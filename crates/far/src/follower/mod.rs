@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, Nanos};
 use dalsegno_io::IoError;
 
 use self::bad::{BadName, BadObjects};
@@ -31,6 +31,8 @@ use crate::tier::{Listed, Tier};
 
 /// Polls from one listing to the next.
 pub const LIST_EVERY: u64 = 30;
+/// The location's time is asked again after this time, also between two listings: the host may have been suspended.
+const ASK_AFTER: Duration = Duration::from_secs(90);
 /// How long one call may take.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Objects that are fetched at a time.
@@ -94,6 +96,8 @@ pub struct Follower {
     lists: ListFollower,
     bad: BadObjects,
     polls: u64,
+    /// When the location's time was asked last.
+    asked: Option<Nanos>,
 }
 
 /// Notes a failure of the location. The first one of a poll is reported.
@@ -119,7 +123,7 @@ impl Follower {
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
         let lists = ListFollower::new(of_tier, of_index, Arc::clone(&clock), own);
         let (writers, bad) = (BTreeMap::new(), BadObjects::default());
-        Self { tier, index, clock, own, writers, lists, bad, polls: 0 }
+        Self { tier, index, clock, own, writers, lists, bad, polls: 0, asked: None }
     }
 
     /// Reads what was published since the last poll; the first one reads everything. Waits for the location.
@@ -128,7 +132,8 @@ impl Follower {
         self.polls += 1;
         let began = self.clock.now();
         let mut polled = Polled::default();
-        if lists {
+        if lists || self.asked.is_none_or(|asked| began.since(asked) >= ASK_AFTER) {
+            self.asked = Some(began);
             match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
                 Ok(now) => polled.now = Some(now),
                 Err(error @ IoError::Deadline) => fail(&mut polled, error),

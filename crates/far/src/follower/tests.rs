@@ -487,3 +487,12 @@ fn removals_are_reported_for_an_hour_after_their_last_list_has_gone() {
     setup.manual.advance(Duration::from_secs(3601));
     assert_eq!(at_location(&setup.follower.poll()), Some(Vec::new()));
 }
+
+#[test]
+fn regression_a_host_that_was_suspended_asks_for_the_time_at_its_next_poll() {
+    let mut setup = Setup::new();
+    assert!(setup.follower.poll().now.is_some());
+    setup.manual.advance(ASK_AFTER);
+    assert!(setup.follower.poll().now.is_some(), "removals may have expired");
+    assert_eq!(setup.follower.poll().now, None);
+}

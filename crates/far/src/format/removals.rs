@@ -53,15 +53,7 @@ impl RemovalList {
         let mut bytes = vec![0; SECTOR + body];
         assert!(bytes.len() as u64 <= MAX_LIST_BYTES, "a list of {} bytes", bytes.len());
         let mut writer = FieldWriter::new(&mut bytes[SECTOR..]);
-        for Removal { id, namespace, hashes } in &self.removals {
-            write_writer(&mut writer, id.by);
-            writer.put(&id.number.to_le_bytes());
-            writer.put(&namespace.0);
-            let count = u32::try_from(hashes.len()).expect("bounded by MAX_LIST_BYTES");
-            writer.put(&count.to_le_bytes());
-            writer.put(&[0; 4]);
-            hashes.iter().for_each(|hash| writer.put(&hash.0));
-        }
+        self.removals.iter().for_each(|removal| write_removal(&mut writer, removal));
         let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, PLAIN_VERSION, 4096);
@@ -107,7 +99,18 @@ impl RemovalList {
     }
 }
 
-fn read_removal(reader: &mut FieldReader<'_>) -> Result<Removal, FormatError> {
+pub(super) fn write_removal(writer: &mut FieldWriter<'_>, removal: &Removal) {
+    let Removal { id, namespace, hashes } = removal;
+    write_writer(writer, id.by);
+    writer.put(&id.number.to_le_bytes());
+    writer.put(&namespace.0);
+    let count = u32::try_from(hashes.len()).expect("bounded by the size of the object");
+    writer.put(&count.to_le_bytes());
+    writer.put(&[0; 4]);
+    hashes.iter().for_each(|hash| writer.put(&hash.0));
+}
+
+pub(super) fn read_removal(reader: &mut FieldReader<'_>) -> Result<Removal, FormatError> {
     let id = RemovalId { by: read_writer(reader)?, number: reader.u64()? };
     check_counts(&[("open", id.by.open), ("number", id.number)])?;
     if id.number == 0 {

@@ -230,6 +230,12 @@ impl FarIndex {
         self.count_lost(buried, buried);
     }
 
+    /// As [`Self::remove`], for a removal that this store publishes. It is not forgotten while the store is open.
+    pub fn remove_own(&self, removal: &Removal) {
+        self.known().add_own(removal.id);
+        self.remove(removal);
+    }
+
     fn remove_blocks(&self, packs: &mut Packs, removal: &Removal) {
         for hash in &removal.hashes {
             let name = name_of(removal.namespace, hash);

@@ -10,30 +10,27 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
+use dalsegno_core::{Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{
-    Applied, CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, Removal,
-    RemovalId, wait_for,
+    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, wait_for,
 };
 use dalsegno_io::IoError;
 use dalsegno_log::format::{NamespaceSector, SECTOR};
-use dalsegno_log::{Call, LogError};
-use parking_lot::Mutex;
 
-use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
+use crate::background::helper::{Duty, Executor, Helper, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
-use crate::error::{no_thread, to_error};
-use crate::far::applied::{RemovalsHere, RemoveHere};
+use crate::error::no_thread;
 use crate::far::collect::CollectDuty;
+use crate::far::follow::{FollowDuty, RemovalsHere, RemoveHere};
 use crate::far::prefetch::PrefetchDuty;
 use crate::far::promote::PromoteDuty;
-use crate::far::tier::{FarTier, add_to_pack};
+use crate::far::removal_duty::RemovalDuty;
+use crate::far::removal_notes::RemovalNotes;
+use crate::far::tier::{FarTier, WaitingExtent, add_to_pack};
 use crate::stats::add;
 use crate::write::put::Writer;
 
-/// How often others' catalogs are looked for.
-const POLL: Duration = Duration::from_secs(2);
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
 /// The part of the far file system that a store fills by default.
@@ -54,17 +51,32 @@ const FINISH: Duration = Duration::from_secs(8);
 pub(crate) struct LocalStore {
     pub(crate) engine: Weak<Engine>,
     pub(crate) writer: Weak<Writer>,
+    pub(crate) notes: Arc<RemovalNotes>,
     /// Removes blocks here that another store removed, or a namespace.
     pub(crate) remove: RemoveHere,
+}
+
+/// Work of the far tier that has a thread of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FarStep {
+    /// Publishes packs, evicts own ones, and gives signs of life.
+    Publish,
+    /// Publishes removals that wait.
+    Removals,
+    /// Follows what others published.
+    Poll,
+    /// Copies blocks to the log that were read from the location twice.
+    Promote,
+    /// Reads blocks into DRAM.
+    Prefetch,
+    /// Removes what dead stores left.
+    Collect,
 }
 
 /// The threads of the far tier.
 #[derive(Debug)]
 pub(crate) struct FarLanes {
-    far: Arc<FarTier>,
-    /// The removals of this open that are applied, and that the packs name.
-    issued: Arc<Mutex<Applied>>,
-    removals: JobLane,
+    removals: Helper<RemovalDuty>,
     publish: Helper<PublishDuty>,
     follow: Helper<FollowDuty>,
     promote: Helper<PromoteDuty>,
@@ -76,11 +88,9 @@ impl FarLanes {
     pub(crate) fn start(
         far: &Arc<FarTier>,
         clock: &Arc<dyn Clock>,
-        local: LocalStore,
+        (local, executor): (LocalStore, Executor),
     ) -> Result<Self> {
-        let issued = Arc::default();
         let first = Next::After(Duration::ZERO);
-        let threads = Executor::Threads;
         let engine = || Weak::clone(&local.engine);
         let duty = PublishDuty {
             far: Arc::clone(far),
@@ -91,66 +101,51 @@ impl FarLanes {
             next_beat: clock.now(),
             paused_until: clock.now(),
         };
-        let publish = Helper::start("dalsegno-far-put", threads, duty, first).map_err(no_thread)?;
+        let publish =
+            Helper::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
         let follower = Follower::new(
             Arc::clone(&far.tier),
             Arc::clone(&far.index),
             Arc::clone(clock),
             far.writer,
         );
-        let duty = FollowDuty {
-            far: Arc::clone(far),
-            follower,
-            issued: Arc::clone(&issued),
-            removals: RemovalsHere::new(local.remove),
-        };
-        let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
+        let LocalStore { notes, remove, .. } = &local;
+        far.use_applied(notes);
+        let removals = RemovalsHere::new(far, notes, engine(), Arc::clone(remove));
+        let duty = FollowDuty { far: Arc::clone(far), follower, removals };
+        let follow =
+            Helper::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
-            Helper::start("dalsegno-far-copy", threads, duty, first).map_err(no_thread)?;
-        let duty =
-            PrefetchDuty { far: Arc::clone(far), clock: Arc::clone(clock), engine: engine() };
+            Helper::start("dalsegno-far-copy", executor, duty, first).map_err(no_thread)?;
+        let duty = PrefetchDuty::new(far, clock, (engine(), executor));
         let prefetch =
-            Helper::start("dalsegno-far-get", threads, duty, first).map_err(no_thread)?;
+            Helper::start("dalsegno-far-get", executor, duty, first).map_err(no_thread)?;
         let duty = CollectDuty::new(far, clock);
-        let collect = Helper::start("dalsegno-far-gc", threads, duty, Next::After(CHECK_EVERY))
+        let collect = Helper::start("dalsegno-far-gc", executor, duty, Next::After(CHECK_EVERY))
             .map_err(no_thread)?;
+        let duty = RemovalDuty { far: Arc::clone(far), notes: local.notes, engine: local.engine };
         let removals =
-            JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
-        let far = Arc::clone(far);
-        Ok(Self { far, issued, removals, publish, follow, promote, collect, prefetch })
+            Helper::start("dalsegno-far-del", executor, duty, first).map_err(no_thread)?;
+        Ok(Self { removals, publish, follow, promote, collect, prefetch })
     }
 
-    /// Publishes the removal of blocks, or of a namespace if there are none.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` if that is not durable within the terms of the call; it still completes if the location responds.
-    pub(crate) fn remove(
-        &self,
-        namespace: NamespaceId,
-        hashes: Option<&[ChainHash]>,
-        (call, clock): (&Call, &dyn Clock),
-    ) -> Result<()> {
-        self.far.forget(namespace, hashes.unwrap_or_default());
-        if hashes.is_some_and(<[ChainHash]>::is_empty) {
-            return Ok(());
+    /// Makes the thread that publishes removals look for new ones. Publishes them if there are no threads.
+    pub(crate) fn publish_removals(&self) {
+        self.removals.wake();
+        self.removals.step_inline();
+    }
+
+    /// Does a step of work on the caller's thread, unless threads do that.
+    pub(crate) fn step_inline(&self, step: FarStep) {
+        match step {
+            FarStep::Publish => self.publish.step_inline(),
+            FarStep::Removals => self.removals.step_inline(),
+            FarStep::Poll => self.follow.step_inline(),
+            FarStep::Promote => self.promote.step_inline(),
+            FarStep::Prefetch => self.prefetch.step_inline(),
+            FarStep::Collect => self.collect.step_inline(),
         }
-        let hashes = hashes.unwrap_or_default().to_vec();
-        let (far, issued) = (Arc::clone(&self.far), Arc::clone(&self.issued));
-        let publish = move || {
-            let mut publisher = far.publisher.lock();
-            let mut issued = issued.lock();
-            let id = RemovalId { by: far.writer, number: issued.number(far.writer) + 1 };
-            issued.note(id);
-            let mut applied = publisher.applied().clone();
-            applied.note(id);
-            drop(issued);
-            publisher.set_applied(applied);
-            let removal = Removal { id, namespace, hashes };
-            publisher.publish_removals(&[removal]).map_err(LogError::Io)
-        };
-        self.removals.run_blocking(call, clock, publish).map_err(to_error)
     }
 
     /// Ends the threads, after what waits was published or the time is over.
@@ -209,10 +204,11 @@ impl PublishDuty {
         if publisher.waits_for_turn() {
             return Ok(Added::Enough);
         }
-        let Some(extent) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let Some(waiting) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let WaitingExtent { extent, mark } = &waiting;
         let blocks = extent.hashes.len() as u64;
         let counters = &self.far.counters;
-        if self.far.has_all(&extent) {
+        if self.far.has_all(extent) {
             add(&counters.present_blocks, blocks);
             return Ok(Added::More);
         }
@@ -223,15 +219,15 @@ impl PublishDuty {
             return Ok(Added::More);
         };
         if let Err(error) = publisher.describe(extent.namespace, &sector) {
-            self.far.put_back(extent);
+            self.far.put_back(waiting);
             return Err(error);
         }
         let engine = self.engine.upgrade();
         let gone = Err(Refused::Unread(dalsegno_log::Cause::Recycled));
-        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine.log, &extent)) {
+        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine, extent, *mark)) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
-                self.far.put_back(extent);
+                self.far.put_back(waiting);
                 Ok(Added::Enough)
             }
             Err(Refused::TooLarge | Refused::Unread(_)) => {
@@ -365,35 +361,4 @@ fn sector_of(engine: &Engine, id: NamespaceId) -> Option<Vec<u8>> {
     let mut sector = vec![0; SECTOR];
     let fits = NamespaceSector(namespace.as_ref().clone(), compression).encode(&mut sector);
     fits.then_some(sector)
-}
-
-struct FollowDuty {
-    far: Arc<FarTier>,
-    follower: Follower,
-    issued: Arc<Mutex<Applied>>,
-    removals: RemovalsHere,
-}
-
-impl Duty for FollowDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
-        let mut polled = self.follower.poll();
-        self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
-        add(&self.far.counters.bad_catalogs, polled.bad_objects);
-        let mut applied = self.removals.apply(&mut polled).clone();
-        let mut publisher = self.far.publisher.lock();
-        applied.join(&self.issued.lock());
-        publisher.set_applied(applied);
-        drop(publisher);
-        if let Some(error) = polled.failure {
-            tracing::debug!(%error, "poll of the far location failed");
-            add(&self.far.counters.failed_polls, 1);
-        }
-        Next::After(POLL)
-    }
 }

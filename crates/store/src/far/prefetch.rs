@@ -9,7 +9,7 @@ use dalsegno_core::{ChainHash, Clock, Deadline};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_log::{BlockRead, BlockTarget, Call};
 
-use crate::background::helper::{Duty, NoTask};
+use crate::background::helper::{Duty, Executor, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::far::prefetches::{PrefetchBatch, PrefetchResult};
@@ -18,6 +18,7 @@ use crate::read::arena::ReservedPlace;
 use crate::read::dram::Leaving;
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::remove_unless_known;
+use crate::write::recent_removals::RemovalMark;
 
 /// How long one wait for blocks to prefetch takes.
 const WAIT: Duration = Duration::from_millis(100);
@@ -25,9 +26,11 @@ const WAIT: Duration = Duration::from_millis(100);
 const READ: Duration = Duration::from_secs(10);
 
 pub(super) struct PrefetchDuty {
-    pub(super) far: Arc<FarTier>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) engine: Weak<Engine>,
+    far: Arc<FarTier>,
+    clock: Arc<dyn Clock>,
+    engine: Weak<Engine>,
+    /// How long a step waits for blocks to prefetch.
+    wait: Duration,
 }
 
 /// The read of a batch.
@@ -35,19 +38,32 @@ struct PlannedBatch {
     shape: FarShape,
     wanted: Vec<FarWanted>,
     places: Vec<(ChainHash, ReservedPlace)>,
+    /// From before the blocks were looked up.
+    mark: RemovalMark,
     /// Whether DRAM has no place for more.
     is_full: bool,
 }
 
 impl PrefetchDuty {
+    pub(super) fn new(
+        far: &Arc<FarTier>,
+        clock: &Arc<dyn Clock>,
+        (engine, executor): (Weak<Engine>, Executor),
+    ) -> Self {
+        // A caller that does the work itself has nothing to wait for.
+        let wait = if executor == Executor::Inline { Duration::ZERO } else { WAIT };
+        Self { far: Arc::clone(far), clock: Arc::clone(clock), engine, wait }
+    }
+
     /// Reserves places for a batch; `None` if the store or the namespace is gone.
     fn plan(&self, batch: &PrefetchBatch) -> Option<PlannedBatch> {
         let engine = self.engine.upgrade()?;
         let layout = engine.namespaces.get(batch.namespace).ok()?.layout();
         let shape = FarShape { namespace: batch.namespace, layout, layers: 0..layout.layers() };
         let bytes = usize::try_from(layout.block_bytes()).ok()?;
-        let mut planned =
-            PlannedBatch { shape, wanted: Vec::new(), places: Vec::new(), is_full: false };
+        let mark = engine.front.removals.mark();
+        let (wanted, places) = (Vec::new(), Vec::new());
+        let mut planned = PlannedBatch { shape, wanted, places, mark, is_full: false };
         for hash in &batch.hashes {
             let found = self.far.find(batch.namespace, hash);
             let is_here = engine.front.dram.holds(&(batch.namespace, *hash));
@@ -71,7 +87,7 @@ impl PrefetchDuty {
     /// Reads a batch.
     fn read(&self, batch: &PrefetchBatch) -> PrefetchResult {
         let failed = |dropped| PrefetchResult { fetched: Vec::new(), dropped, is_over: true };
-        let Some(PlannedBatch { shape, wanted, places, is_full }) = self.plan(batch) else {
+        let Some(PlannedBatch { shape, wanted, places, mark, is_full }) = self.plan(batch) else {
             return failed(batch.hashes.len());
         };
         let count = places.len();
@@ -84,7 +100,7 @@ impl PrefetchDuty {
             let Some(block) = outcome.ok().and_then(|()| place.complete()) else { continue };
             let key = (batch.namespace, hash);
             engine.front.dram.keep(key, Arc::new(block));
-            remove_unless_known(&engine, key, lookup_limit(&engine));
+            remove_unless_known(&engine, key, (mark, lookup_limit(&engine)));
             fetched.push(hash);
         }
         let is_over = is_full || fetched.is_empty() && count > 0;
@@ -106,7 +122,7 @@ impl Duty for PrefetchDuty {
 
     fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
         let prefetches = &self.far.prefetches;
-        let batch = prefetches.next(self.clock.now(), WAIT, |of| self.block_bytes(of));
+        let batch = prefetches.next(self.clock.now(), self.wait, |of| self.block_bytes(of));
         if let Some(batch) = batch {
             let bytes = self.block_bytes(batch.namespace).unwrap_or_default();
             let result = self.read(&batch);
