@@ -1,17 +1,15 @@
-//! The decoders of a far location: a catalog, a list of removals, and the list of applied ones.
+//! The decoders of a far location: a catalog, a list of removals, and a store's record of removals.
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId};
-use dalsegno_far::format::{AppliedCatalogs, Catalog, RemovalList};
+use dalsegno_far::format::{Catalog, RemovalList, RemovalRecord};
 use dalsegno_far::{Removal, RemovalId, WriterId};
 
 use crate::seal::{SECTOR, seal_sector, sectors};
 
 /// Offset of the checksum of a catalog's body.
 const CATALOG_CRC_AT: usize = 64;
-/// Offset of the checksum of the body of a list of removals.
+/// Offset of the checksum of the body of a list of removals, and of a record of removals.
 const REMOVALS_CRC_AT: usize = 56;
-/// Offset of the checksum of the entries of applied catalogs.
-const APPLIED_CRC_AT: usize = 40;
 
 /// Whole sectors with the right magic number, body size and checksums.
 fn sealed(input: &[u8], magic: [u8; 8], crc_at: usize) -> Vec<u8> {
@@ -19,11 +17,9 @@ fn sealed(input: &[u8], magic: [u8; 8], crc_at: usize) -> Vec<u8> {
     bytes[..8].copy_from_slice(&magic);
     let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
     bytes[crc_at..][..4].copy_from_slice(&body_crc.to_le_bytes());
-    if crc_at != APPLIED_CRC_AT {
-        // The size of the body is the field before its checksum.
-        let body_bytes = (bytes.len() - SECTOR) as u64;
-        bytes[crc_at - 8..crc_at].copy_from_slice(&body_bytes.to_le_bytes());
-    }
+    // The size of the body is the field before its checksum.
+    let body_bytes = (bytes.len() - SECTOR) as u64;
+    bytes[crc_at - 8..crc_at].copy_from_slice(&body_bytes.to_le_bytes());
     seal_sector(&mut bytes);
     bytes
 }
@@ -49,13 +45,13 @@ pub(crate) fn removals(input: &[u8]) {
     let _ = RemovalList::decode(input);
 }
 
-/// The list of applied catalogs.
+/// How far a store is with removals.
 pub(crate) fn applied(input: &[u8]) {
-    let bytes = sealed(input, *b"DSGNFARM", APPLIED_CRC_AT);
-    if let Ok(applied) = AppliedCatalogs::decode(&bytes) {
-        assert!(applied.encode() == bytes, "another list");
+    let bytes = sealed(input, *b"DSGNFARM", REMOVALS_CRC_AT);
+    if let Ok(record) = RemovalRecord::decode(&bytes) {
+        assert!(record.encode() == bytes, "another record");
     }
-    let _ = AppliedCatalogs::decode(input);
+    let _ = RemovalRecord::decode(input);
 }
 
 fn writer(open: u64) -> WriterId {
@@ -98,11 +94,6 @@ pub fn catalog_seeds() -> Vec<(&'static str, Vec<u8>)> {
 /// Lists of removals, by name.
 #[must_use]
 pub fn removal_seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let removal = |number, blocks: u8| Removal {
-        id: RemovalId { by: writer(9), number },
-        namespace: NamespaceId([1; 16]),
-        hashes: (0..blocks).map(|number| ChainHash([number; 32])).collect(),
-    };
     let list = |removals| RemovalList { writer: writer(9), number: 7, removals }.encode();
     vec![
         ("removed-blocks", list(vec![removal(1, 3)])),
@@ -112,10 +103,21 @@ pub fn removal_seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// A list of applied catalogs.
+/// A record of removals: some are applied, and some are pending.
 #[must_use]
 pub fn applied_seed() -> Vec<u8> {
-    let mut applied = AppliedCatalogs::none(StoreId([7; 16]));
-    (1..4).for_each(|number| applied.add(writer(number % 2), number));
-    applied.encode()
+    let mut record = RemovalRecord::new(StoreId([7; 16]));
+    record.polled_at_ms = Some(5);
+    record.applied = (1..4).map(|number| RemovalId { by: writer(number % 2), number }).collect();
+    record.pending = vec![removal(4, 2), removal(5, 0)];
+    record.encode()
+}
+
+/// A removal of so many blocks.
+fn removal(number: u64, blocks: u8) -> Removal {
+    Removal {
+        id: RemovalId { by: writer(9), number },
+        namespace: NamespaceId([1; 16]),
+        hashes: (0..blocks).map(|number| ChainHash([number; 32])).collect(),
+    }
 }
