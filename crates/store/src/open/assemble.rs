@@ -174,7 +174,6 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         None => writer_id(log.store(), random_name()?),
     };
     let removal_notes = RemovalNotes::open(log.store_files(), writer, far.is_some());
-    let removal_notes = removal_notes.map(Arc::new);
     let far = match far {
         Some(tier) => {
             let (limits, clock) = (limits.clone(), Arc::clone(&clock));
