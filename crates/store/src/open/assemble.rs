@@ -155,7 +155,6 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
 pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
     let Tiers { arena, far, far_open } = parts.tiers;
-    let (merging, scrubbing) = (parts.merging, parts.scrubbing);
     let device = Arc::new(Watched::new(device, &clock, lock));
     let dram = open_dram(&limits, &arena)?;
     let source = LogSource {
@@ -223,7 +222,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         },
         far,
     });
-    start_helpers(engine, executor, merging, scrubbing)
+    start_helpers(engine, executor, parts.merging, parts.scrubbing)
 }
 
 fn start_helpers(
