@@ -218,11 +218,11 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
             failed_reads,
             removal_feed,
             removals: RecentRemovals::default(),
+            removal_notes,
             reads: ReadGauge::default(),
             speeds: TierSpeeds::default(),
         },
         far,
-        removal_notes,
     });
     start_helpers(engine, executor, merging, scrubbing)
 }
@@ -245,10 +245,10 @@ fn start_helpers(
     let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
     let writer = Arc::new(writer);
     let remove = remove_here(&engine, &space, &records);
-    if let Some(notes) = &engine.removal_notes {
+    if let Some(notes) = &engine.front.removal_notes {
         resume_removals(&engine, notes, &remove);
     }
-    let far = match (&engine.far, &engine.removal_notes) {
+    let far = match (&engine.far, &engine.front.removal_notes) {
         (Some(far), Some(notes)) => {
             let notes = Arc::clone(notes);
             let (engine, writer) = (Arc::downgrade(&engine), Arc::downgrade(&writer));
