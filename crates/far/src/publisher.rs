@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, Nanos, StoreId};
 use dalsegno_extent::format::RecordPlace;
-use dalsegno_extent::{Cause, PinnedFile, RecordMemory, SourceIo};
+use dalsegno_extent::{PinnedFile, RecordMemory, SourceIo};
 use dalsegno_io::{IoError, Memory};
 
 use crate::earlier::{EarlierFolders, EarlierOpens};
