@@ -70,7 +70,7 @@ class Stage:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
         command = [sys.executable, "-m", engine_program.__name__, json.dumps(spec)]
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, env=environment, check=False, timeout=300
+            command, stdout=subprocess.PIPE, text=True, env=environment, check=False, timeout=900
         )
         records = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode == 0, [records[-1:], self.log(name)[-3000:]]

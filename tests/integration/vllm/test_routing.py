@@ -89,7 +89,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
         command = [sys.executable, "-m", events_engine.__name__, "--spec", json.dumps(spec)]
         with (folder / "engine.log").open("a", encoding="utf-8") as log:
             done = subprocess.run(
-                command, stdout=log, stderr=log, env=environment, check=False, timeout=300
+                command, stdout=log, stderr=log, env=environment, check=False, timeout=900
             )
         said = (folder / "engine.log").read_text(encoding="utf-8", errors="replace")
         assert done.returncode == 0, said[-4000:]
