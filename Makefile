@@ -37,7 +37,7 @@ MAKEFLAGS += --no-print-directory
 .PHONY: help dev env-dev env-vllm env-vllm-next env-vllm-oldest env-sglang env-lmcache env-lmcache-next wheel demo \
 	test check lint lint-rust lint-python fmt test-rust test-python test-vllm test-vllm-next test-vllm-oldest \
 	test-sglang test-lmcache test-lmcache-next test-long sim fuzz fuzz-seeds mutations audit bench docs faultbench \
-	far-packages test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python \
+	far-packages test-far test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python run-far \
 	run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next
 
 help: ## show this list
@@ -73,7 +73,7 @@ check: env-dev need-cargo ## check what differs from main, in less than a minute
 
 test-long: export DALSEGNO_DOSE := long
 test-long: ## the same tests with the full dose of random inputs, crashes and engine starts
-	@$(PYTHON) tools/suite.py run-rust run-python run-vllm run-sglang run-lmcache
+	@$(PYTHON) tools/suite.py run-rust run-python run-far run-vllm run-sglang run-lmcache
 
 lint: lint-rust dev lint-python ## check format, lints, types and the border between Rust and Python
 
@@ -92,6 +92,8 @@ test-python: dev run-python ## run the Python tests that need no engine
 
 far-packages: ## install the file systems that the tests of the far tier mount: GlusterFS needs root
 	@$(PYTHON) tools/far_packages.py
+
+test-far: dev far-packages run-far ## test the far tier on GlusterFS and SeaweedFS, which needs root
 
 test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
 	@$(PYTHON) tools/far_packages.py --all
@@ -162,7 +164,10 @@ run-rust:
 	@cargo test --quiet --no-fail-fast $(RUST_TESTS)
 
 run-python:
-	@$(DEV)/python -m pytest -q $(ARGS)
+	@$(DEV)/python -m pytest -q --ignore tests/far $(ARGS)
+
+run-far:
+	@$(DEV)/python -m pytest -q tests/far $(ARGS)
 
 run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: run-%:
 	@$(call install-wheel,$*)
