@@ -17,7 +17,7 @@ from tests.integration.vllm.tiers import MISS, Primary, Request, counted, finish
 
 from dalsegno_bench.machine import faulty
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 HANG_S = 10.0
 # What one call of vLLM's scheduler may take on a busy machine; a call that waits takes ten seconds.
 CALL_S = 8.0

@@ -11,7 +11,7 @@ from tests.checkout import ROOT, load_tool
 
 MAKEFILE = """
 quick: ; @echo quick was here; touch other.txt
-slow: ; @until test -e other.txt; do sleep 0.05; done; sleep 0.3; echo done > slow.txt
+slow: ; @until test -e other.txt; do sleep 0.05; done; sleep 1; echo done > slow.txt
 after: ; @cat slow.txt
 wrong: ; @touch other.txt; echo it went wrong; exit 3
 """
@@ -51,7 +51,7 @@ def test_a_step_waits_for_what_it_needs_and_others_run_meanwhile(
     costs = suite.run(steps(suite, ("slow",), ("after", "slow"), ("quick",)), 2)
     assert [cost.target for cost in costs] == ["quick", "slow", "after"]
     assert all(cost.passed for cost in costs)
-    assert costs[1].wall_s >= 0.3
+    assert costs[1].wall_s >= 1
     assert "quick was here" in capsys.readouterr().out
 
 
