@@ -16,7 +16,7 @@ use dalsegno_core::{
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
     FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Publisher, PublisherOptions,
-    Refused, Tier, WriterId,
+    Refused, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
 use dalsegno_log::{Call, Cause, Log};
@@ -162,7 +162,7 @@ impl FarTier {
 
     /// Whether reads are refused because the location does not respond, or has not responded yet.
     pub(crate) fn is_suspended(&self) -> bool {
-        !self.tier.facts().is_open || self.source.is_suspended()
+        self.tier.facts().state != TierState::Open || self.source.is_suspended()
     }
 
     /// Plans to read blocks.
