@@ -1,4 +1,4 @@
-"""What a file's times prove: that its bytes are those of an earlier read, or those that were loaded.
+"""What a file's times prove: that its bytes are those of an earlier read, or those in use.
 
 1. Equal times mean equal bytes only where the kernel of this machine sets the ctime, and only for
    as long as this kernel runs: on a writable local file system that is not an image in a file.

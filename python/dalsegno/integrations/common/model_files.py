@@ -32,11 +32,23 @@ MOST_FILES = 10_000
 NO_FILE = "no file"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_LINKS = 40
+# Ends of the names of settings by which a configuration names another model.
+_NAMES_OF_MODELS = ("_model_id", "model_name_or_path")
 
 
 def is_weight(name: str) -> bool:
     """Returns whether a file's name is that of weights."""
     return name.endswith(SUFFIXES)
+
+
+def named_models(config: object) -> Iterator[str]:
+    """Yields the other models that a model's configuration names, whose weights are parts of it."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            if isinstance(value, str) and value and str(name).endswith(_NAMES_OF_MODELS):
+                yield value
+            else:
+                yield from named_models(value)
 
 
 def _is_snapshot(folder: Path) -> bool:
@@ -99,10 +111,7 @@ class ModelFiles:
         path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
         try:
             self._notice_links(path)
-            if path.is_file():
-                found = {path.name: path}
-            else:
-                found = dict(self._walk(path))
+            found = {path.name: path} if path.is_file() else dict(self._walk(path))
             if len(found) > MOST_FILES:
                 self.doubt(f"{path} has more than {MOST_FILES} files")
                 return {}

@@ -77,7 +77,6 @@ LIBRARIES = (
     "xformers",
     "zentorch",
 )
-_PLAIN = (bool, int, float, str, type(None))
 # What transformers notes about where a configuration came from.
 _CONFIG_NOISE = ("_name_or_path", "_commit_hash", "transformers_version")
 
@@ -86,9 +85,7 @@ def fields_of(value: object) -> Iterable[str]:
     """Returns the names of the options that a configuration has, none if it is no configuration."""
     if dataclasses.is_dataclass(value):
         return [one.name for one in dataclasses.fields(value)]
-    return getattr(value, "__struct_fields__", None) or getattr(
-        type(value), "model_fields", {}
-    )
+    return getattr(value, "__struct_fields__", None) or getattr(type(value), "model_fields", {})
 
 
 def without_noise(config: object) -> object:
@@ -119,47 +116,51 @@ class Options:
             names |= self._excluded.get(kind.__name__, {}).keys()
         return names
 
-    def value(self, value: Any, where: str = "", leave: Collection[str] = ()) -> object:
+    def value(self, value: Any, where: str = "") -> object:
         """Returns what counts of a value.
 
         Args:
             value: A configuration, or any value in one.
             where: Its name, for messages.
-            leave: Options of this configuration that the caller counts in another way.
         """
-        if isinstance(value, str) and not isinstance(value, enum.Enum):
-            return self._text(value, where)
         if isinstance(value, enum.Enum):
             return value.name
-        if isinstance(value, _PLAIN):
+        if isinstance(value, str | Path):
+            return self._text(str(value), where)
+        if isinstance(value, bool | int | float | None):
             return value
+        if isinstance(value, Mapping | list | tuple | set | frozenset):
+            return self._collection(value, where)
+        names = fields_of(value)
+        return self._fields(value, names, where) if names else self._object(value, where)
+
+    def _collection(self, value: Any, where: str) -> object:
+        """Returns what counts of several values."""
         if isinstance(value, Mapping):
             pairs = [[str(key), self.value(one, f"{where}.{key}")] for key, one in value.items()]
             return sorted(pairs, key=lambda pair: str(pair[0]))
-        if isinstance(value, list | tuple):
-            return [self.value(one, where) for one in value]
-        if isinstance(value, set | frozenset):
-            return sorted(str(self.value(one, where)) for one in value)
-        return self._object(value, where, leave)
+        found = [self.value(one, where) for one in value]
+        return found if isinstance(value, list | tuple) else sorted(found, key=str)
 
-    def _object(self, value: Any, where: str, leave: Collection[str]) -> object:
+    def _fields(self, value: Any, names: Iterable[str], where: str) -> object:
+        """Returns what counts of a configuration."""
+        skipped = self._skipped(value)
+        if "*" in skipped:
+            return "excluded"
+        return {
+            name: self.value(getattr(value, name, None), f"{where}.{name}".lstrip("."))
+            for name in names
+            if name not in skipped
+        }
+
+    def _object(self, value: Any, where: str) -> object:
         """Returns what counts of an object."""
         if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             return f"{value.__module__}.{value.__qualname__}"
-        if names := fields_of(value):
-            skipped = self._skipped(value)
-            if "*" in skipped:
-                return "excluded"
-            return {
-                name: self.value(getattr(value, name, None), f"{where}.{name}".lstrip("."))
-                for name in names
-                if name not in skipped and name not in leave
-            }
-        to_dict: Callable[[], object] | None = getattr(value, "to_dict", None)
-        if to_dict is not None:
-            return without_noise(to_dict())
-        if isinstance(value, Path):
-            return self._text(str(value), where)
+        for name in ("to_dict", "compute_hash"):
+            method: Callable[[], object] | None = getattr(value, name, None)
+            if method is not None:
+                return without_noise(method())
         text = repr(value)
         if " at 0x" in text:
             self._files.doubt(f"the option {where} is {text}, of which no content is known")
@@ -173,7 +174,9 @@ class Options:
         return text
 
 
-def variables(prefixes: Iterable[str], names: Iterable[str], skipped: Collection[str]) -> Iterator:
+def variables(
+    prefixes: Iterable[str], names: Iterable[str], skipped: Collection[str]
+) -> Iterator[tuple[str, str]]:
     """Yields name and value of every variable of the environment that counts, sorted.
 
     Args:
