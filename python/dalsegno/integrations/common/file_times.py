@@ -52,9 +52,9 @@ def _mount(path: Path) -> tuple[str, bool]:
         return "", False
     finally:
         os.close(handle)
-    for line in mounts.splitlines() if number else ():
+    for line in mounts.splitlines():
         fields, _, rest = line.partition(" - ")
-        if fields.split()[0] == number[1]:
+        if number is not None and fields.split()[0] == number[1]:
             kind, _, options = rest.split()[:3]
             writable = "rw" in options.split(",") and "rw" in fields.split()[5].split(",")
             return kind, writable

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 import stat
@@ -23,7 +24,7 @@ from typing import Any
 
 from dalsegno import UnavailableError
 from dalsegno.integrations.common import excluded, file_times
-from dalsegno.integrations.common.fields import digest
+from dalsegno.integrations.common.fields import digest, nonce
 from dalsegno.integrations.common.fingerprint import hash_files
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
@@ -100,6 +101,17 @@ class ModelFiles:
         """Notes a reason, once."""
         if reason not in self.doubts:
             self.doubts.append(reason)
+
+    def certainty(self, logger: logging.Logger) -> dict[str, str]:
+        """Returns the field of an identity that nobody else has if there are doubts; logs them."""
+        if not self.doubts:
+            return {}
+        logger.warning(
+            "Dalsegno shares no block of this process with others, because it is not certain what "
+            "its blocks depend on: %s.",
+            "; ".join(self.doubts),
+        )
+        return {"uncertain": f"random:{nonce()}"}
 
     def of_path(self, path: Path, *, stated: bool = False) -> dict[str, str]:
         """Returns the SHA-256 of each file of a model that counts, by its name in the folder.
@@ -218,6 +230,10 @@ class ModelFiles:
             self.doubt(f"{mark} changed after the engine began to start")
         return folder
 
+    def folder(self, name: str, revision: str | None) -> Path | None:
+        """Returns the folder or file of a model, None if it is not on this machine."""
+        return Path(name) if Path(name).exists() else self._snapshot(name, revision, None)
+
     def code(self, name: str, revision: str | None, code_revision: str | None) -> str:
         """Returns what stands for modelling code that a model's files take from other repositories.
 
@@ -226,8 +242,8 @@ class ModelFiles:
             revision: Its revision.
             code_revision: Revision of the code.
         """
-        folder = Path(name) if Path(name).exists() else self._snapshot(name, revision, None)
-        names = set()
+        folder = self.folder(name, revision)
+        names: set[str] = set()
         for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
             names |= set(_code_elsewhere(file))
         found = {one: self.of_name(one, code_revision, stated=True) for one in sorted(names)}

@@ -62,7 +62,7 @@ PLUGINS = ("vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_p
 def environment() -> dict[str, str]:
     """Returns the variables of the environment that count."""
     lists = excluded.load(__package__)
-    skipped = {**lists["environment"], **lists["library_environment"]}
+    skipped = {**lists["environment"], **lists["other_environment"]}
     known = getattr(vllm.envs, "environment_variables", {})
     return dict(variables(("VLLM_",), known, skipped))
 
@@ -171,18 +171,6 @@ def engine_options(files: ModelFiles, vllm_config: Any) -> object:
     return Options(files, excluded.load(__package__)["options"]).value(vllm_config)
 
 
-def _certain(files: ModelFiles) -> dict[str, str]:
-    """Returns a random field if there are doubts, and logs them."""
-    if not files.doubts:
-        return {}
-    logger.warning(
-        "Dalsegno shares no block of this engine with other processes, because it is not certain "
-        "what its blocks depend on: %s.",
-        "; ".join(files.doubts),
-    )
-    return {"uncertain": f"random:{nonce()}"}
-
-
 def _hash_algorithm(cache: Any) -> str:
     """Returns how vLLM makes block hashes.
 
@@ -232,7 +220,7 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
         for group in kv_cache_config.kv_cache_groups
     ]
     fields["options"] = digest(engine_options(files, vllm_config))
-    return {**fields, "cache_specs": digest(specs), **_certain(files)}
+    return {**fields, "cache_specs": digest(specs), **files.certainty(logger)}
 
 
 def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[str, str]:
@@ -282,7 +270,7 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
         **_content_fields(found, weights),
         "parts": digest([parts, files.code(str(folder), None, None)]),
         "options": f"stated:{options}",
-        **_certain(files),
+        **files.certainty(logger),
     }
 
 
