@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from vllm.v1.kv_offload.config import (
@@ -45,7 +46,7 @@ def offloading_config(block_bytes: int, block_tokens: int, **changes: Any) -> Of
         "worker_kv_bytes_per_block": block_bytes,
         "enable_kv_cache_events": False,
         "extra_config": {"cpu_bytes_to_use": block_bytes},
-        "engine_id": "rig",
+        "engine_id": f"rig-{os.getpid()}",
         "model": OffloadingModelConfig("model", "float32"),
         "cache": OffloadingCacheConfig(block_tokens, 1),
         "parallel": parallel_config(),

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from dalsegno.integrations.vllm import identity
+from dalsegno.integrations.vllm import doors, identity
 from dalsegno.integrations.vllm.settings import TIER_TYPE, expand
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
@@ -69,6 +69,8 @@ class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
             tier["identity"] = identity.engine_identity(
                 vllm_config, kv_cache_config, tier.get("weights_fingerprint", "")
             )
+        else:
+            doors.watch_worker(vllm_config.kv_transfer_config.engine_id)
         super().__init__(vllm_config, role, kv_cache_config)
 
     def on_new_request(self, request: Any) -> None:

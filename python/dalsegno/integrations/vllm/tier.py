@@ -34,14 +34,13 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from dalsegno import PoisonedError
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
-from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.common.trouble import Trouble
-from dalsegno.integrations.vllm import compat, identity, metrics
+from dalsegno.integrations.vllm import compat, doors, identity, metrics
 from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
 from dalsegno.integrations.vllm.settings import TierSettings
-from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains, touch
+from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, codec_of, contains, touch
 
 logger = init_logger("vllm.dalsegno")
 
@@ -94,42 +93,25 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
-            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()}
+            self._shape = {
+                "layers": 1,
+                "slice_bytes": self._rows.row_bytes,
+                **codec_of(settings, self._config),
+            }
             self._backend = Backend(
-                self._place(),
-                settings.store_settings(),
-                self._prepare,
-                "vLLM",
-                logger,
+                self._place(), settings.store_settings(), self._prepare, "vLLM", logger
             )
         except BaseException:
             self._rows.release()
             raise
+        # From here on nothing is loaded or stored but through it.
+        self._guard = doors.guard(self._backend, self._config.engine_id, self._forget)
 
     def _place(self) -> str:
         """Returns what to open: the store of a server, or else one for each replica."""
         parallel = self._config.parallel
         replicas = parallel.data_parallel_size > 1
         return self._settings.place(f"dp{parallel.data_parallel_index}" if replicas else "")
-
-    def _codec(self) -> dict[str, Any]:
-        """Returns how blocks are stored from now on.
-
-        `none` is said as well: a namespace remembers `zstd`. vLLM gives its tiers one dtype for
-        all KV-cache groups; where a group has another, the codec gains less and loses nothing.
-        """
-        if self._settings.codec == "none":
-            return {"codec": "none"}
-        dtype = self._config.model.dtype
-        width = element_bytes(dtype)
-        if width is None:
-            logger.warning(
-                "Dalsegno stores blocks without a codec: it does not know how wide a number of a "
-                "KV cache in %s is.",
-                dtype,
-            )
-            return {"codec": "none"}
-        return {"codec": self._settings.codec, "element_bytes": width}
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
@@ -184,7 +166,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         vLLM serves a prompt's beginning from its own memory where it can, and then asks the tier
         for none of it: to eviction it would look idle.
         """
-        opened = self._backend.current
+        opened = self._guard.current
         if state is not None and opened is not None and not state.bypass:
             self._safely(call, lambda: touch(opened, state.chains()), None)
 
@@ -195,6 +177,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         requests that are scheduled vLLM knows the tokens: their loaded blocks are announced.
         """
         self._mover.gate.end_step()
+        if self._requests:
+            self._guard.epoch.note_use()
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()
@@ -234,7 +218,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Looks up a key, and those that vLLM will look up next."""
         # Whatever goes wrong below, the same question is not asked again.
         state.known[key] = False
-        opened = self._backend.current
+        opened = self._guard.current
         if opened is None or state.bypass:
             return False
         batch = state.batch(key)
@@ -277,7 +261,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
                 Block(key, row, positions.get(key)) for key, row in zip(job.keys, rows, strict=True)
             ]
             bypass = job.request is not None and job.request.bypass
-            start(None if bypass else self._backend.current, job, blocks)
+            self._guard.epoch.note_use()
+            start(None if bypass else self._guard.current, job, blocks)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             job.failed = True
             self._trouble("submit_load" if job.is_load else "submit_store", error)
@@ -286,8 +271,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def get_finished_jobs(self, **_: Any) -> Iterable[Any]:
         """Reports the jobs that have ended since the last call, and announces what they stored."""
         results = []
+        is_usable = self._guard.epoch.is_usable
         for job in self._mover.jobs.take_ended():
-            results.append(self._mover.result(job))
+            results.append(self._mover.result(job, is_usable=is_usable))
             if not job.is_load:
                 self._announce(job.kept)
             elif job.request is not None and self._events is not None:
@@ -311,13 +297,13 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def _announce(self, keys: list[bytes]) -> None:
         """Puts blocks that the store has into the next events."""
         if (events := self._events) is not None and keys:
-            self._safely("announce", lambda: events.announce(self._backend.current, keys), None)
+            self._safely("announce", lambda: events.announce(self._guard.current, keys), None)
 
     def take_events(self) -> Iterable[Any]:
         """Returns the KV events of this step."""
         if (events := self._events) is None or self._closed:
             return ()
-        return self._safely("take_events", lambda: events.take(self._backend.current), [])
+        return self._safely("take_events", lambda: events.take(self._guard.current), [])
 
     def has_pending_work(self) -> bool:
         """Whether KV events wait: vLLM takes them only at its steps."""
@@ -336,12 +322,16 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             raise RuntimeError(_STUCK)
         try:
             self._mover.gate.end_step()
-            self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
-            if self._events is not None:
-                self._events.withdraw_all()
-            self._backend.renew()
+            self._forget()
+            self._guard.renew()
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("drain_jobs", error)
+
+    def _forget(self) -> None:
+        """Forgets which blocks the store has, and withdraws the announced ones."""
+        self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
+        if self._events is not None:
+            self._events.withdraw_all()
 
     def shutdown(self) -> None:
         """Waits for transfers in flight, closes the store and releases vLLM's memory.
@@ -355,7 +345,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if not self._mover.jobs.wait(SHUTDOWN_S):
             raise RuntimeError(_STUCK)
         self._mover.jobs.take_ended()
-        self._backend.close()
+        self._guard.close()
         self._rows.release()
 
     @classmethod

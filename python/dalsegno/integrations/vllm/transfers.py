@@ -13,15 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.logger import init_logger
+
 from dalsegno import InvalidError, PutReport
 from dalsegno.integrations.common.batch import cut
 from dalsegno.integrations.common.opening import Opened
+from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.identity import HASH_ALGORITHMS
 from dalsegno.integrations.vllm.jobs import Job, JobBook, Part
 from dalsegno.integrations.vllm.load_gate import LoadGate
 from dalsegno.integrations.vllm.metrics import Meter
 from dalsegno.integrations.vllm.settings import TierSettings
+
+logger = init_logger("vllm.dalsegno")
 
 # A large load is cut into parts of this size, at most so many, to keep the store's threads busy.
 PART_BYTES = 64 << 20
@@ -47,6 +52,30 @@ class Block:
     def group(self) -> int:
         """Number of its KV-cache group."""
         return compat.split_key(self.key)[1]
+
+
+def codec_of(settings: TierSettings, config: Any) -> dict[str, Any]:
+    """Returns how blocks are stored from now on: arguments of `Store.namespace`.
+
+    `none` is given as well: a namespace remembers `zstd`. vLLM gives its tiers one dtype for all
+    KV-cache groups; where a group has another, the codec gains less and loses nothing.
+
+    Args:
+        settings: The settings of the tier.
+        config: vLLM's `OffloadingConfig`.
+    """
+    if settings.codec == "none":
+        return {"codec": "none"}
+    dtype = config.model.dtype
+    width = element_bytes(dtype)
+    if width is None:
+        logger.warning(
+            "Dalsegno stores blocks without a codec: it does not know how wide a number of a KV "
+            "cache in %s is.",
+            dtype,
+        )
+        return {"codec": "none"}
+    return {"codec": settings.codec, "element_bytes": width}
 
 
 class Rows:
@@ -222,8 +251,13 @@ class Mover:
                 job.moving_bytes += len(keys) * self._rows.row_bytes
                 job.parts.append(Part(keys, handle))
 
-    def result(self, job: Job) -> Any:
-        """Turns a job that has ended into vLLM's result; never raises."""
+    def result(self, job: Job, *, is_usable: bool = True) -> Any:
+        """Turns a job that has ended into vLLM's result; never raises.
+
+        Args:
+            job: The job.
+            is_usable: Whether what it loaded belongs to the weights that the engine has now.
+        """
         call, done = "load" if job.is_load else "store", list[bytes]()
 
         def failed(_: Part, error: Exception) -> None:
@@ -237,6 +271,8 @@ class Mover:
             lambda part: self._throttle(job, len(part.keys)),
             failed,
         )
+        if job.is_load and not is_usable:
+            done.clear()
         seconds = time.monotonic() - job.started
         self._meter.observe(f"{call}_seconds", seconds)
         job.kept += done
