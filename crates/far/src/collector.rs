@@ -5,7 +5,7 @@
 //! 2. Such a writer is dead if it has no packs, or if every writer of its store is silent for a day. So packs of a
 //!    store that was closed and opened again stay.
 //! 3. Packs go first, then catalogs, descriptions, beats, and the folder.
-//! 4. A catalog with tombstones stays while the location has a pack that they name, so removed blocks do not come back.
+//! 4. A list of removals is removed when it has expired: it is old, and no pack is left that its removals cover.
 //! 5. A step makes a bounded number of calls, each with a limit. A step that fails, or a crash between two calls,
 //!    leaves the rest to any other collector. Several may work on one folder.
 
@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, NamespaceId, Nanos};
-use dalsegno_extent::format::FormatError;
 use dalsegno_io::IoError;
 
-use crate::format::{Catalog, MAX_CATALOG_BYTES};
+use crate::expired_lists::ExpiredLists;
+use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
 use crate::replies::wait_for;
 use crate::signs::{DEAD_AFTER, Signs, WATCHED};
@@ -25,15 +25,11 @@ use crate::tier::{Ask, Listed, Tier};
 
 /// How often a writer should be checked, because that costs a listing.
 pub const CHECK_EVERY: Duration = Duration::from_secs(60);
-/// When a folder is looked at again in which catalogs had to stay.
-const AGAIN_AFTER: Duration = Duration::from_secs(3600);
 /// How long one call may take.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Objects that a step removes.
 const REMOVALS: usize = 64;
-/// Catalogs that a step reads.
-const FETCHES: usize = 16;
-/// Folders that a step lists to find the packs that tombstones name, or other writers of the store.
+/// Folders of other writers of the store that a step lists.
 const LISTS: usize = 8;
 
 /// What a collector removed.
@@ -43,6 +39,8 @@ pub struct CollectorStats {
     pub writers: u64,
     /// Packs.
     pub packs: u64,
+    /// Lists of removals that had expired.
+    pub lists: u64,
 }
 
 /// A writer whose signs of life are old.
@@ -51,8 +49,6 @@ struct Suspect {
     signs: Signs,
     /// Until when it is watched. If there is no newer sign until then, it is silent for a day.
     due: Nanos,
-    /// When its folder is looked at again, if catalogs had to stay in it.
-    again: Nanos,
 }
 
 /// A folder that is being collected.
@@ -64,29 +60,14 @@ struct DeadFolder {
     /// it was checked.
     others_of_store: Vec<WriterId>,
     packs: VecDeque<Object>,
-    catalogs: VecDeque<Object>,
-    /// Descriptions, then beats.
+    /// Catalogs, then descriptions, then beats.
     others: VecDeque<Object>,
-    /// Catalogs that stay because of their tombstones.
-    kept: u64,
-    /// The smallest number of the packs of a writer. No smaller one appears later.
-    oldest_packs: BTreeMap<WriterId, Option<u64>>,
-}
-
-/// What becomes of a catalog.
-enum Fate {
-    Remove,
-    Keep,
-    /// More folders must be listed to decide, in the next step.
-    Undecided,
 }
 
 /// How far a step came.
 enum Progress {
     More,
     Done,
-    /// Catalogs had to stay.
-    Kept,
 }
 
 /// Removes what dead writers left.
@@ -94,6 +75,7 @@ pub struct Collector {
     tier: Arc<dyn Tier>,
     clock: Arc<dyn Clock>,
     own: WriterId,
+    lists: ExpiredLists,
     /// The writer that was checked last.
     last: WriterId,
     suspects: BTreeMap<WriterId, Suspect>,
@@ -113,11 +95,18 @@ impl std::fmt::Debug for Collector {
 }
 
 impl Collector {
-    /// Collects all writers but `own`. `clock` is that of this host: it only measures how long a writer is watched.
+    /// Collects all writers but `own`, and the lists that have expired by what `index` knows. `clock` is that of this
+    /// host: it only measures how long a writer is watched.
     #[must_use]
-    pub fn new(tier: Arc<dyn Tier>, clock: Arc<dyn Clock>, own: WriterId) -> Self {
+    pub fn new(
+        tier: Arc<dyn Tier>,
+        index: Arc<FarIndex>,
+        clock: Arc<dyn Clock>,
+        own: WriterId,
+    ) -> Self {
         let (suspects, stats) = (BTreeMap::new(), CollectorStats::default());
-        Self { tier, clock, own, last: own, suspects, work: None, stats }
+        let lists = ExpiredLists::new(Arc::clone(&tier), index, Arc::clone(&clock));
+        Self { tier, clock, own, lists, last: own, suspects, work: None, stats }
     }
 
     /// What it removed so far.
@@ -133,8 +122,8 @@ impl Collector {
         self.work.is_some()
     }
 
-    /// Checks the next writer, or removes some more of a dead one. Waits for the location. Ends between two calls when
-    /// `is_closing`.
+    /// Checks the next writer and some lists of removals, or removes some more of a dead writer. Waits for the location.
+    /// Ends between two calls when `is_closing`.
     ///
     /// # Errors
     ///
@@ -142,6 +131,7 @@ impl Collector {
     pub fn step(&mut self, is_closing: &dyn Fn() -> bool) -> Result<(), IoError> {
         let Some(mut folder) = self.work.take() else {
             self.work = self.check_next()?;
+            self.stats.lists += self.lists.remove_some(is_closing)?;
             return Ok(());
         };
         if self.newest_beat(folder.writer)? != folder.beat || !self.is_still_dead(&mut folder)? {
@@ -154,10 +144,6 @@ impl Collector {
         match self.remove_some(&mut folder, is_closing)? {
             Progress::More => self.work = Some(folder),
             Progress::Done => {}
-            Progress::Kept => {
-                let again = self.clock.now().after(AGAIN_AFTER);
-                self.suspects.entry(folder.writer).and_modify(|suspect| suspect.again = again);
-            }
         }
         Ok(())
     }
@@ -179,7 +165,7 @@ impl Collector {
         let now = self.clock.now();
         match self.suspects.get(&writer) {
             Some(suspect) if !signs.are_newer_than(suspect.signs) => {
-                if suspect.due > now || suspect.again > now {
+                if suspect.due > now {
                     return Ok(None);
                 }
                 let has_packs = signs.pack.is_some();
@@ -194,7 +180,7 @@ impl Collector {
             }
             _ => {
                 let due = now.after(WATCHED);
-                self.suspects.insert(writer, Suspect { signs, due, again: due });
+                self.suspects.insert(writer, Suspect { signs, due });
                 Ok(None)
             }
         }
@@ -272,13 +258,6 @@ impl Collector {
         if !folder.packs.is_empty() {
             return Ok(Progress::More);
         }
-        if !folder.catalogs.is_empty() {
-            self.remove_catalogs(folder, is_closing)?;
-            return Ok(Progress::More);
-        }
-        if folder.kept > 0 {
-            return Ok(Progress::Kept);
-        }
         for _ in (0..REMOVALS).take_while(|_| !is_closing()) {
             let Some(object) = folder.others.front() else { break };
             self.remove(writer, *object)?;
@@ -294,69 +273,6 @@ impl Collector {
             tracing::info!(%writer, "removed what a store left that gave no sign of life for a day");
         }
         Ok(Progress::Done)
-    }
-
-    fn remove_catalogs(
-        &self,
-        folder: &mut DeadFolder,
-        is_closing: &dyn Fn() -> bool,
-    ) -> Result<(), IoError> {
-        let mut lists = LISTS;
-        for _ in (0..FETCHES).take_while(|_| !is_closing()) {
-            let Some(Object::Catalog(number)) = folder.catalogs.front().copied() else { break };
-            match self.judge(folder, number, &mut lists)? {
-                Fate::Remove => self.remove(folder.writer, Object::Catalog(number))?,
-                Fate::Keep => folder.kept += 1,
-                Fate::Undecided => break,
-            }
-            folder.catalogs.pop_front();
-        }
-        Ok(())
-    }
-
-    /// Decides about a catalog whose packs are gone.
-    fn judge(
-        &self,
-        folder: &mut DeadFolder,
-        number: u64,
-        lists: &mut usize,
-    ) -> Result<Fate, IoError> {
-        let name = folder.writer.object(Object::Catalog(number));
-        let bytes = match self.ask(|tier, ask| tier.fetch(name, MAX_CATALOG_BYTES, ask)) {
-            Ok(bytes) => bytes,
-            // Another collector was faster, or nobody can use it.
-            Err(error) if error.is_not_found() || error.is_too_large() => {
-                return Ok(Fate::Remove);
-            }
-            Err(error) => return Err(error),
-        };
-        let catalog = match Catalog::decode(&bytes) {
-            Ok(catalog) if (catalog.writer, catalog.number) == (folder.writer, number) => catalog,
-            Err(FormatError::Newer(_)) => return Ok(Fate::Keep),
-            Ok(_) | Err(_) => return Ok(Fate::Remove),
-        };
-        // Without a tombstone there are no known writers.
-        for known in &catalog.known {
-            let oldest = match folder.oldest_packs.get(&known.writer) {
-                Some(oldest) => *oldest,
-                None if *lists == 0 => return Ok(Fate::Undecided),
-                None => {
-                    *lists -= 1;
-                    let oldest = self.oldest_pack(known.writer)?;
-                    folder.oldest_packs.insert(known.writer, oldest);
-                    oldest
-                }
-            };
-            if oldest.is_some_and(|oldest| oldest <= known.number) {
-                return Ok(Fate::Keep);
-            }
-        }
-        Ok(Fate::Remove)
-    }
-
-    fn oldest_pack(&self, writer: WriterId) -> Result<Option<u64>, IoError> {
-        let listed = self.ask(|tier, ask| tier.list(writer, None, ask))?;
-        Ok(listed.first().and_then(|first| number_of_pack(first.object)))
     }
 
     fn remove(&self, writer: WriterId, object: Object) -> Result<(), IoError> {
@@ -378,10 +294,8 @@ impl DeadFolder {
             beat,
             others_of_store: Vec::new(),
             packs: of(|object| matches!(object, Object::Pack(_))),
-            catalogs: of(|object| matches!(object, Object::Catalog(_))),
-            others: of(|object| matches!(object, Object::Namespace(_) | Object::Beat(_))),
-            kept: 0,
-            oldest_packs: BTreeMap::new(),
+            // In the order of a listing: catalogs, descriptions, beats.
+            others: of(|object| !matches!(object, Object::Pack(_))),
         }
     }
 }
@@ -389,9 +303,4 @@ impl DeadFolder {
 /// The other writers of a writer's store.
 fn others_of_store(writer: WriterId, writers: &[WriterId]) -> impl Iterator<Item = WriterId> {
     writers.iter().copied().filter(move |one| one.is_other_open_of(writer))
-}
-
-/// The number of a pack. Packs come before all other objects in a listing.
-fn number_of_pack(object: Object) -> Option<u64> {
-    if let Object::Pack(number) = object { Some(number) } else { None }
 }

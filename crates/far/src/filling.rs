@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use dalsegno_core::Deadline;
+use dalsegno_core::{Deadline, Extent, Nanos};
 use dalsegno_extent::RecordMemory;
 use dalsegno_io::{Claim, Region, Touch};
 
-use crate::format::{Entry, MAX_PACK_BYTES};
+use crate::format::MAX_PACK_BYTES;
+use crate::removal::Applied;
 
 /// The pack that is being filled.
 #[derive(Debug)]
@@ -14,8 +15,11 @@ pub(crate) struct Filling {
     pub(crate) number: u64,
     pub(crate) memory: RecordMemory,
     pub(crate) bytes: usize,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) extents: Vec<Extent>,
     pub(crate) catalog_bytes: usize,
+    /// The removals that were applied when it was begun.
+    pub(crate) applied: Applied,
+    pub(crate) begun: Nanos,
     /// When it is published even if it is not full.
     pub(crate) due: Deadline,
 }

@@ -7,12 +7,14 @@
 //! 1. No object is overwritten, appended to, or renamed over another.
 //! 2. Every returned byte was verified with a checksum from a header that names its writer, pack and offset.
 //! 3. A lookup never waits for the location.
-//! 4. Memory, threads, calls under way and own bytes at the location are bounded.
+//! 4. What a removal covers is not found, whoever published it and in whatever order.
+//! 5. Memory, threads, calls under way and own bytes at the location are bounded.
 
 #![forbid(unsafe_code)]
 
 mod collector;
 mod earlier;
+mod expired_lists;
 mod filling;
 mod follower;
 pub mod format;
@@ -20,20 +22,26 @@ mod index;
 mod names;
 pub mod offline;
 mod own_folder;
+mod own_lists;
+mod polled;
 mod publisher;
 mod reader;
+mod removal;
 mod replies;
 mod signs;
 mod tier;
 
 pub use collector::{CHECK_EVERY, Collector, CollectorStats};
 pub use earlier::{EarlierFolders, EarlierSearch};
-pub use follower::{Follower, LIST_EVERY, Polled};
-pub use format::{AppliedCatalogs, KnownWriter, MAX_APPLIED_BYTES, Tombstone};
+pub use follower::{Follower, LIST_EVERY};
+pub use format::{MAX_PENDING_BYTES, MAX_RECORD_BYTES, RemovalRecord};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
+pub use own_lists::{KEEP_REMOVALS, LIST_EXPIRES};
+pub use polled::{BadObject, Polled};
 pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};
 pub use reader::{FarReader, FarReading, FarShape, FarWanted};
+pub use removal::{Applied, Removal, RemovalId};
 pub use replies::wait_for;
 pub use signs::{DEAD_AFTER, SILENT_AFTER, WATCHED};
 pub use tier::{

@@ -15,7 +15,11 @@ pub struct WriterId {
     pub open: u64,
 }
 
-/// An object in the folder of a writer.
+/// The folder of all lists of removals.
+pub(crate) const REMOVALS_FOLDER: &str = "removals";
+const REMOVALS_SUFFIX: &str = ".removals";
+
+/// An object of a writer. All but lists of removals are in the writer's own folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Object {
     /// Records, one after the other.
@@ -26,14 +30,16 @@ pub enum Object {
     Namespace(NamespaceId),
     /// Shows that the writer runs. The newest one counts.
     Beat(u64),
+    /// A list of removals, in the folder that all writers share for them.
+    Removals(u64),
 }
 
 /// The full name of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
-    /// Whose folder it is in.
+    /// Whose it is.
     pub writer: WriterId,
-    /// Its name there.
+    /// Its name among the objects of the writer.
     pub object: Object,
 }
 
@@ -71,12 +77,13 @@ impl fmt::Display for Object {
             Self::Catalog(number) => write!(f, "{number:016x}.catalog"),
             Self::Namespace(id) => write!(f, "namespace-{id}.meta"),
             Self::Beat(number) => write!(f, "{number:016x}.beat"),
+            Self::Removals(number) => write!(f, "{number:016x}{REMOVALS_SUFFIX}"),
         }
     }
 }
 
 impl Object {
-    /// Parses a name; `None` if it is not that of an object.
+    /// Parses a name in the folder of a writer; `None` if it is not that of an object.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (stem, kind) = text.split_once('.')?;
@@ -96,7 +103,51 @@ impl Object {
 
 impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.writer, self.object)
+        write!(f, "{}/{}", self.folder(), self.file())
+    }
+}
+
+impl ObjectName {
+    /// Parses a folder and a file in it; `None` if it is not the name of an object.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (folder, file) = text.split_once('/')?;
+        if folder == REMOVALS_FOLDER {
+            return Self::parse_removals(file);
+        }
+        Some(WriterId::parse(folder)?.object(Object::parse(file)?))
+    }
+
+    /// Parses the name of a list in the folder of all lists; `None` if it is not that of a list.
+    #[must_use]
+    pub fn parse_removals(file: &str) -> Option<Self> {
+        let (writer, number) = file.strip_suffix(REMOVALS_SUFFIX)?.rsplit_once('-')?;
+        let number = parse_hex(number).filter(|number| *number < COUNT_LIMIT)?;
+        let name = WriterId::parse(writer)?.object(Object::Removals(number));
+        (name.file() == file).then_some(name)
+    }
+
+    /// Whether it is a list of removals.
+    pub(crate) fn is_removals(&self) -> bool {
+        matches!(self.object, Object::Removals(_))
+    }
+
+    /// The folder that the object is in.
+    #[must_use]
+    pub fn folder(&self) -> String {
+        match self.object {
+            Object::Removals(_) => REMOVALS_FOLDER.to_owned(),
+            _ => self.writer.to_string(),
+        }
+    }
+
+    /// The name of the file in its folder.
+    #[must_use]
+    pub fn file(&self) -> String {
+        match self.object {
+            Object::Removals(_) => format!("{}-{}", self.writer, self.object),
+            object => object.to_string(),
+        }
     }
 }
 
@@ -125,6 +176,16 @@ mod tests {
         let upper = writer.to_string().to_uppercase();
         for text in ["", "-", "..", &upper, &"é".repeat(16)] {
             assert_eq!(WriterId::parse(text), None, "{text}");
+        }
+        assert_eq!(WriterId::parse(REMOVALS_FOLDER), None);
+        let list = writer.object(Object::Removals(3));
+        let text = format!("removals/{writer}-0000000000000003.removals");
+        assert_eq!((list.to_string(), ObjectName::parse(&text)), (text.clone(), Some(list)));
+        let pack = writer.object(Object::Pack(3));
+        assert_eq!(ObjectName::parse(&pack.to_string()), Some(pack));
+        let own_folder = text.replace("removals/", &format!("{writer}/"));
+        for text in ["removals", "removals/", "removals/x.removals", &own_folder, &text[9..]] {
+            assert_eq!(ObjectName::parse(text), None, "{text}");
         }
         let over = Object::Pack(COUNT_LIMIT).to_string();
         for text in ["", "1.pack", "+000000000000001.pack", "0000000000000001.tmp", &over] {

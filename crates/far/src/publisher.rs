@@ -5,7 +5,9 @@
 //! 2. A catalog is written after its pack is durable, and its blocks are found here after the catalog is durable.
 //! 3. A pack that cannot be written is dropped and counted. Its number is not used again, and what is there of it is
 //!    removed.
-//! 4. The packs of all opens of this store stay within a bound on their bytes, and give way when the location has no
+//! 4. A pack says which removals were applied when it was begun. So a removal that is applied later covers it, although
+//!    it is published afterwards.
+//! 5. The packs of all opens of this store stay within a bound on their bytes, and give way when the location has no
 //!    space. Those of earlier opens go first, and then the oldest of this one, pack before catalog.
 
 use std::collections::BTreeMap;
@@ -19,10 +21,12 @@ use dalsegno_io::{IoError, Memory};
 
 use crate::earlier::{EarlierFolders, EarlierOpens};
 use crate::filling::{Filling, pack_memory};
-use crate::format::{Catalog, Entry, KnownWriter, MAX_CATALOG_BYTES, MAX_PACK_BYTES, Tombstone};
+use crate::format::{Catalog, MAX_PACK_BYTES, extent_bytes};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
 use crate::own_folder::{CALL_LIMIT, OwnFolder};
+use crate::own_lists::OwnLists;
+use crate::removal::{Applied, Removal};
 use crate::replies::Replies;
 use crate::tier::Tier;
 
@@ -33,6 +37,10 @@ pub const IN_FLIGHT: usize = 4;
 const MOST_WRITING: usize = 2 * IN_FLIGHT;
 /// A pack is closed when its catalog has this size.
 const CATALOG_BYTES: usize = 1 << 20;
+/// A pack that was begun earlier is not published any more: the list of a removal that covers it may have expired.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(3600);
+/// How often a list is tried again after packs made space for it.
+const LIST_TRIES: usize = 8;
 
 /// What became of publishing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -82,6 +90,8 @@ struct Writing {
     catalog: Catalog,
     /// The bytes of the pack, until it is written.
     memory: Option<RecordMemory>,
+    /// When the pack was begun; `None` if it is to be dropped.
+    begun: Option<Nanos>,
 }
 
 /// Publishes packs of this store.
@@ -100,6 +110,9 @@ pub struct Publisher {
     replies: Replies<()>,
     folder: OwnFolder,
     earlier: EarlierOpens,
+    lists: OwnLists,
+    /// The removals that are applied here.
+    applied: Applied,
     /// Whether the location had no space since packs were last evicted.
     is_full: bool,
     stats: PublisherStats,
@@ -130,6 +143,8 @@ impl Publisher {
         let folder = OwnFolder::new(of_tier, of_index, Arc::clone(&clock), writer);
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
         let earlier = EarlierOpens::new(of_tier, of_index, Arc::clone(&clock));
+        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
+        let lists = OwnLists::new(of_tier, of_index, Arc::clone(&clock), writer);
         Self {
             tier,
             index,
@@ -143,6 +158,8 @@ impl Publisher {
             replies,
             folder,
             earlier,
+            lists,
+            applied: Applied::default(),
             is_full: false,
             stats: PublisherStats::default(),
         }
@@ -218,7 +235,7 @@ impl Publisher {
                     self.filling = Some(filling);
                 } else {
                     // The device may write to it at any time: what it holds is lost.
-                    self.stats.failed_blocks += blocks_of(&filling.entries);
+                    self.stats.failed_blocks += blocks_of(&filling.extents);
                 }
                 return Err(Refused::Unread(cause));
             }
@@ -229,10 +246,10 @@ impl Publisher {
         let mut memory = filling.memory.memory();
         header.encode(&mut memory.as_mut_slice()[at..at + header.header_bytes() as usize]);
         drop(memory);
-        let entry = Entry::Extent(header.extent().expect("the record of an extent"));
+        let extent = header.extent().expect("the record of an extent");
         filling.bytes += bytes;
-        filling.catalog_bytes += entry.encoded_bytes();
-        filling.entries.push(entry);
+        filling.catalog_bytes += extent_bytes(&extent);
+        filling.extents.push(extent);
         self.filling = Some(filling);
         self.close_if_due();
         Ok(())
@@ -286,21 +303,32 @@ impl Publisher {
         };
         let number = self.next;
         self.next += 1;
-        let due = Deadline::At(self.clock.now().after(self.options.flush));
-        Some(Filling { number, memory, bytes: 0, entries: Vec::new(), catalog_bytes: 0, due })
+        let begun = self.clock.now();
+        let due = Deadline::At(begun.after(self.options.flush));
+        let applied = self.applied.clone();
+        let extents = Vec::new();
+        Some(Filling { number, memory, bytes: 0, extents, catalog_bytes: 0, applied, begun, due })
     }
 
     /// Publishes the pack that is being filled.
     fn close_pack(&mut self) {
-        let Some(Filling { number, mut memory, bytes, entries, .. }) = self.filling.take() else {
-            return;
-        };
+        let Some(filling) = self.filling.take() else { return };
+        let Filling { number, mut memory, bytes, extents, applied, begun, .. } = filling;
+        if self.is_late(begun) {
+            self.stats.failed_blocks += blocks_of(&extents);
+            return self.spare.push(memory);
+        }
         let payload = memory.memory().split_to(bytes);
         let (writer, pack_bytes) = (self.writer, bytes as u64);
-        let catalog = Catalog { writer, number, pack_bytes, entries, known: Vec::new() };
+        let catalog = Catalog { writer, number, pack_bytes, extents, applied };
         let name = writer.object(Object::Pack(number));
         self.tier.publish(name, vec![payload], self.replies.ask(number, CALL_LIMIT));
-        self.writing.insert(number, Writing { catalog, memory: Some(memory) });
+        let (memory, begun) = (Some(memory), Some(begun));
+        self.writing.insert(number, Writing { catalog, memory, begun });
+    }
+
+    fn is_late(&self, begun: Nanos) -> bool {
+        self.clock.now().since(begun) > PUBLISHED_WITHIN
     }
 
     /// Handles what the location has answered, and publishes a pack that is due. Returns how many packs are being
@@ -317,7 +345,9 @@ impl Publisher {
         let Some(mut writing) = self.writing.remove(&number) else { return };
         let is_pack = writing.memory.is_some();
         self.spare.extend(writing.memory.take());
+        let is_wanted = writing.begun.is_some_and(|begun| !self.is_late(begun));
         match result {
+            Ok(()) if !is_wanted => self.drop_pack(&writing.catalog),
             Ok(()) if is_pack => {
                 let bytes = writing.catalog.encode();
                 let name = self.writer.object(Object::Catalog(number));
@@ -335,16 +365,21 @@ impl Publisher {
                 );
                 self.is_full |= error.is_no_space();
                 self.stats.full += u64::from(error.is_no_space());
-                self.stats.failed_blocks += blocks_of(&writing.catalog.entries);
-                self.folder.add_failed(number);
+                self.drop_pack(&writing.catalog);
             }
         }
+    }
+
+    /// Counts a pack that is not published, and removes what is there of it later.
+    fn drop_pack(&mut self, catalog: &Catalog) {
+        self.stats.failed_blocks += catalog.blocks();
+        self.folder.add_failed(catalog.number);
     }
 
     fn publish_index(&mut self, catalog: &Catalog) {
         self.stats.packs += 1;
         self.stats.bytes += catalog.pack_bytes;
-        self.stats.blocks += blocks_of(&catalog.entries);
+        self.stats.blocks += catalog.blocks();
         self.folder.add(catalog.number, catalog.pack_bytes);
         self.index_own(catalog);
     }
@@ -355,29 +390,50 @@ impl Publisher {
         indexed.forgotten.into_iter().for_each(|file| self.tier.forget(file));
     }
 
-    /// Publishes the removal of blocks. Blocks that are published later are not affected. Waits for the location.
+    /// The removals that are applied in this store, as they were set last.
+    #[must_use]
+    pub fn applied(&self) -> &Applied {
+        &self.applied
+    }
+
+    /// Sets the removals that are applied in this store. Packs that are begun from now on are not covered by them. The
+    /// pack that is being filled is closed, because its blocks may have been put before.
+    pub fn set_applied(&mut self, applied: Applied) {
+        if self.applied != applied {
+            self.close_pack();
+            self.applied = applied;
+        }
+    }
+
+    /// Publishes removals for all hosts, and stops finding here what they cover. Removals that are published already
+    /// are left out. A location without space loses packs of this store for them. Waits for the location.
     ///
     /// # Errors
     ///
-    /// That of the location. The blocks are gone from the index even so.
-    pub fn remove(
-        &mut self,
-        tombstone: Tombstone,
-        mut known: Vec<KnownWriter>,
-    ) -> Result<(), IoError> {
-        // Its blocks were put before the removal. Those that are put from now on go into a pack with a larger number.
-        self.close_pack();
-        let (writer, number) = (self.writer, self.next);
-        self.next += 1;
-        known.retain(|known| known.writer != writer);
-        known.push(KnownWriter { writer, number });
-        known.sort_unstable();
-        let entries = vec![Entry::Tombstone(tombstone)];
-        let catalog = Catalog { writer, number, pack_bytes: 0, entries, known };
-        self.index_own(&catalog);
-        let bytes = catalog.encode();
-        debug_assert!(bytes.len() as u64 <= MAX_CATALOG_BYTES);
-        self.folder.publish(Object::Catalog(number), vec![Memory::owned(bytes, ())])
+    /// That of the location. Then some are not published. The blocks are gone from the index even so.
+    pub fn publish_removals(&mut self, removals: &[Removal]) -> Result<(), IoError> {
+        self.lists.apply(removals);
+        for _ in 1..LIST_TRIES {
+            match self.lists.publish(removals) {
+                Err(error) if error.is_no_space() && self.own_bytes() > 0 => {
+                    self.stats.full += 1;
+                    self.is_full = true;
+                    self.evict_packs()?;
+                }
+                published => return published,
+            }
+        }
+        self.lists.publish(removals)
+    }
+
+    /// Drops everything that is not published yet: it may have been removed by hosts that this one did not follow for
+    /// too long.
+    pub fn drop_unpublished(&mut self) {
+        if let Some(filling) = self.filling.take() {
+            self.stats.failed_blocks += blocks_of(&filling.extents);
+            self.spare.push(filling.memory);
+        }
+        self.writing.values_mut().for_each(|writing| writing.begun = None);
     }
 
     /// Shows that this writer runs. If others collected its folder, forgets the packs that are gone. Waits for the
@@ -405,14 +461,19 @@ impl Publisher {
         self.options.capacity_bytes = bytes;
     }
 
-    /// Removes the oldest packs of this store beyond the bound, one more if the location had no space, and what is left
-    /// of packs that could not be published. Of what earlier opens left, some is removed in each call. Waits for the
-    /// location.
+    /// Removes the oldest packs of this store beyond the bound, one more if the location had no space, what is left
+    /// of packs that could not be published, and lists of removals that newer ones contain. Of what earlier opens left,
+    /// some is removed in each call. Waits for the location.
     ///
     /// # Errors
     ///
     /// That of the location.
     pub fn evict(&mut self) -> Result<(), IoError> {
+        self.lists.remove_superseded()?;
+        self.evict_packs()
+    }
+
+    fn evict_packs(&mut self) -> Result<(), IoError> {
         let mut bound = self.options.capacity_bytes;
         if self.is_full {
             bound = bound.min(self.own_bytes().saturating_sub(self.options.pack_bytes));
@@ -433,15 +494,11 @@ impl Publisher {
         {
             self.handle(reply.tag, reply.result);
         }
-        let left: u64 = self.writing.values().map(|one| blocks_of(&one.catalog.entries)).sum();
+        let left: u64 = self.writing.values().map(|one| one.catalog.blocks()).sum();
         self.stats.failed_blocks += left;
     }
 }
 
-fn blocks_of(entries: &[Entry]) -> u64 {
-    let blocks = entries.iter().map(|entry| match entry {
-        Entry::Extent(extent) => extent.hashes.len() as u64,
-        Entry::Tombstone(_) => 0,
-    });
-    blocks.sum()
+fn blocks_of(extents: &[Extent]) -> u64 {
+    extents.iter().map(|extent| extent.hashes.len() as u64).sum()
 }

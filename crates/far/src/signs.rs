@@ -36,7 +36,7 @@ impl Signs {
                 Object::Pack(number) => signs.pack = Some(number),
                 Object::Catalog(number) => signs.catalog = Some(number),
                 Object::Beat(number) => signs.beat = Some(number),
-                Object::Namespace(_) => {}
+                Object::Namespace(_) | Object::Removals(_) => {}
             }
         }
         signs

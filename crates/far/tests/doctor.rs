@@ -124,6 +124,14 @@ impl Tier for FaultyTier {
         self.inner.writer_age(writer, ask);
     }
 
+    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
+        self.inner.removals(ask);
+    }
+
+    fn now(&self, ask: Ask<Duration>) {
+        self.inner.now(ask);
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         self.inner.writers(ask);
     }

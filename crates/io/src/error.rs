@@ -136,6 +136,14 @@ impl IoError {
         self.is_one_of(&[libc::ENOENT])
     }
 
+    /// Whether the name can never be read by this process as a file of the allowed size: it belongs to another user, is
+    /// a directory or a link, or is too large (`EACCES`, `EPERM`, `EISDIR`, `ENOTDIR`, `ELOOP`, `EINVAL`, `EFBIG`).
+    #[must_use]
+    pub fn is_of_object(&self) -> bool {
+        let numbers = [libc::EACCES, libc::EPERM, libc::EISDIR, libc::ENOTDIR, libc::ELOOP];
+        self.is_one_of(&numbers) || self.is_one_of(&[libc::EINVAL, libc::EFBIG])
+    }
+
     /// Whether the arguments do not suit the file or its file system (`EINVAL`).
     pub(crate) fn is_invalid(&self) -> bool {
         self.is_one_of(&[libc::EINVAL])

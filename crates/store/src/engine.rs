@@ -9,6 +9,7 @@ use dalsegno_log::{Call, Log};
 
 use crate::background::index_care::IndexCare;
 use crate::device::Watched;
+use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::read::dram::Dram;
 use crate::read::failed_reads::FailedReads;
@@ -17,6 +18,7 @@ use crate::read::removal_feed::RemovalFeed;
 use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
+use crate::write::recent_removals::RecentRemovals;
 
 /// The state that the paths share. Background jobs hold it while they are queued or run, and with it the directory.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(crate) struct Engine {
     pub(crate) front: Front,
     /// Blocks beyond this host, if the store has a far tier.
     pub(crate) far: Option<Arc<FarTier>>,
+    /// The removals that other hosts must follow, if the store has a far tier or had one before.
+    pub(crate) removal_notes: Option<Arc<RemovalNotes>>,
 }
 
 impl Engine {
@@ -47,6 +51,8 @@ pub(crate) struct Front {
     pub(crate) dram: Dram,
     pub(crate) failed_reads: FailedReads,
     pub(crate) removal_feed: RemovalFeed,
+    /// What was removed lately, for work that is in progress.
+    pub(crate) removals: RecentRemovals,
     /// Reads in progress.
     pub(crate) reads: ReadGauge,
     /// How fast each tier is.

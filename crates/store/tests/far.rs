@@ -105,6 +105,12 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// The files in a directory whose names are like this.
+fn objects_in(dir: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|file| is_meant(&file.file_name().unwrap().to_string_lossy())).collect()
+}
+
 /// The objects at a far location whose names end like this, sorted.
 fn objects(far: &Path, end: &str) -> Vec<PathBuf> {
     let folders = fs::read_dir(far).unwrap().map(|entry| entry.unwrap().path());
@@ -252,10 +258,10 @@ fn a_block_that_was_put_again_after_another_hosts_removal_stays_when_the_store_i
     put(&b.store, b.namespace, &chain(1, 5), 4, BYTES);
     b.publish(1);
     assert_eq!(b.store.stats().blocks, 10);
-    // The tombstone is found at each open. With the file it is known, without or with a damaged one it is not.
-    let file = |dir: &Path| dir.join("far.meta");
-    let damage = |dir: &Path| fs::write(file(dir), vec![7; 8192]).unwrap();
-    let remove = |dir: &Path| fs::remove_file(file(dir)).unwrap();
+    // The removal is found at each open. With a record it is known, without or with damaged ones it is not.
+    let files = |dir: &Path| objects_in(dir, |name| name.starts_with("far-"));
+    let damage = |dir: &Path| files(dir).iter().for_each(|it| fs::write(it, [7; 8192]).unwrap());
+    let remove = |dir: &Path| files(dir).iter().for_each(|it| fs::remove_file(it).unwrap());
     let keep = |_: &Path| ();
     let changes: [&dyn Fn(&Path); 4] = [&keep, &keep, &damage, &remove];
     for (at, (blocks, change)) in [10, 10, 9, 9].into_iter().zip(changes).enumerate() {
@@ -331,7 +337,7 @@ fn packs_and_catalogs_that_are_gone_truncated_or_foreign_are_misses() {
     fs::write(&catalogs[2], &bytes[..bytes.len() - 4096]).unwrap();
     fs::write(&catalogs[0], b"").unwrap();
     let c = Host::new(far.path());
-    until("the other catalogs are read", || c.far().bad_catalogs == 2);
+    until("the other catalogs are read", || c.far().bad_objects == 2);
     assert_eq!((c.probe(1, 4), c.probe(3, 4)), (0, 0));
     assert_eq!(a.get(1, 4), 4, "what is stored here does not depend on the far tier");
 }

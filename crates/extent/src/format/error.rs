@@ -14,6 +14,9 @@ pub enum FormatError {
     /// A newer Dalsegno wrote it.
     #[error("format version {0} is newer than this build reads")]
     Newer(u32),
+    /// An older Dalsegno wrote it, in a format that this build does not read.
+    #[error("format version {0} is older than this build reads")]
+    Older(u32),
     /// The checksum does not match.
     #[error("the header's checksum does not match")]
     Checksum,

@@ -3,12 +3,13 @@
 //! 1. A lookup reads memory of this process and never waits for the location.
 //! 2. The number of blocks is bounded. Beyond the bound, the packs that were indexed first are forgotten. They stay at
 //!    the location.
-//! 3. A block that a tombstone removes is not found, in whatever order packs and tombstones become known.
+//! 3. A block that a removal covers is not found, in whatever order packs and removals become known.
 //! 4. Of a block that several packs have, one copy is found. If it goes, the others are found again when their catalogs
 //!    are [indexed again](FarIndex::to_index_again).
 //! 5. An entry keeps 64 bits of a block's name. A read compares the whole name with the record's header, so a collision
 //!    is a miss.
 
+mod known;
 mod packs;
 mod place;
 mod removed;
@@ -16,21 +17,23 @@ mod removed;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_io::FileId;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::format::{Catalog, KnownWriter, Tombstone};
+use crate::format::Catalog;
 use crate::names::WriterId;
+use crate::removal::{Applied, Removal};
 
+pub(crate) use known::{KnownObjects, PresentRemovals, SeenList};
 pub use packs::RecordAt;
 use packs::{IndexedPack, Packs};
 pub use place::FarPlace;
 use place::name_of;
-use removed::Removed;
+use removed::Covered;
+pub(crate) use removed::Removed;
 
 /// Parts of the table, so that growing or cleaning one part delays lookups only for a moment.
 const SHARDS: usize = 256;
@@ -38,6 +41,10 @@ const SHARDS: usize = 256;
 const BLOCK_BYTES: u64 = 32;
 /// Entries of forgotten packs are dropped when there are so many of them, and at least half as many as of others.
 const MIN_DEAD: u64 = 1 << 16;
+/// Removed blocks that are remembered, as a part of the memory of the index. Each takes about 100 bytes.
+const REMOVED_SHARE: u64 = 1024;
+/// Removed namespaces that are remembered.
+const MOST_NAMESPACES: usize = 1 << 16;
 
 /// The blocks at a far location.
 #[derive(Debug)]
@@ -45,6 +52,7 @@ pub struct FarIndex {
     shards: Box<[RwLock<Shard>]>,
     packs: RwLock<Packs>,
     removed: RwLock<Removed>,
+    known: Mutex<KnownObjects>,
     most_blocks: u64,
     /// Entries of packs that are indexed.
     blocks: AtomicU64,
@@ -118,7 +126,11 @@ impl FarIndex {
         Self {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             packs: RwLock::default(),
-            removed: RwLock::default(),
+            removed: RwLock::new(Removed::new(
+                usize::try_from(memory_bytes / REMOVED_SHARE).unwrap_or(usize::MAX),
+                MOST_NAMESPACES,
+            )),
+            known: Mutex::default(),
             most_blocks: (memory_bytes / BLOCK_BYTES).max(1),
             blocks: AtomicU64::new(0),
             dead: AtomicU64::new(0),
@@ -132,23 +144,20 @@ impl FarIndex {
         &self.shards[low]
     }
 
-    /// Adds the blocks of a pack that are not found yet, and applies the tombstones. `file` gives the pack a name for
+    /// Adds the blocks of a pack that are not found yet and that no removal covers. `file` gives the pack a name for
     /// requests; it is called for a pack that is not indexed.
     pub fn insert(&self, catalog: &Catalog, file: impl FnOnce() -> FileId) -> Indexed {
-        let known: Arc<[KnownWriter]> = catalog.known.as_slice().into();
-        for tombstone in catalog.tombstones() {
-            self.remove(tombstone, &known);
-        }
+        let applied = self.known.lock().add_catalog(catalog);
         let mut added = Indexed::default();
         if catalog.pack_bytes == 0 {
             return added;
         }
         let mut packs = self.packs.write();
         let indexed = packs.find(catalog.writer, catalog.number);
-        let pack = indexed.unwrap_or_else(|| packs.add(catalog, file()));
+        let pack = indexed.unwrap_or_else(|| packs.add(catalog, &applied, file()));
         let mut hidden = 0;
-        for (record, extent) in (0_u16..).zip(catalog.extents()) {
-            let found = self.insert_extent(&packs, (catalog.writer, pack, record), extent);
+        for (record, extent) in (0_u16..).zip(&catalog.extents) {
+            let found = self.insert_extent(&packs, (&applied, pack, record), extent);
             packs.add_blocks(pack, record, found.new);
             added.new_blocks += u64::from(found.new);
             hidden += u64::from(found.hidden);
@@ -173,15 +182,17 @@ impl FarIndex {
     fn insert_extent(
         &self,
         packs: &Packs,
-        (writer, pack, record): (WriterId, u32, u16),
+        (applied, pack, record): (&Applied, u32, u16),
         extent: &Extent,
     ) -> Found {
         let removed = self.removed.read();
-        let number = extent.location.segment;
         let mut found = Found::default();
+        if removed.covers_all(extent.namespace, applied) {
+            return found;
+        }
         for (block, hash) in (0_u16..).zip(&extent.hashes) {
             let name = name_of(extent.namespace, hash);
-            if removed.removes(name, extent.namespace, (writer, number)) {
+            if removed.covers(name, applied) {
                 continue;
             }
             let place = FarPlace { pack, record, block }.encode();
@@ -203,17 +214,31 @@ impl FarIndex {
         found
     }
 
-    /// Applies a tombstone to the packs that its writer knew.
-    fn remove(&self, tombstone: &Tombstone, known: &Arc<[KnownWriter]>) {
-        self.removed.write().add(tombstone, known);
+    /// Stops finding what a removal covers, in the packs that are indexed and in those that will be.
+    pub fn remove(&self, removal: &Removal) {
+        let covered = self.removed.write().add(removal);
         let mut packs = self.packs.write();
-        if tombstone.hashes.is_empty() {
-            let buried = packs.remove_namespace(tombstone.namespace, known);
-            self.count_lost(buried, buried);
-            return;
-        }
-        for hash in &tombstone.hashes {
-            let name = name_of(tombstone.namespace, hash);
+        let namespace = match covered {
+            Covered::Blocks => {
+                self.remove_blocks(&mut packs, removal);
+                return;
+            }
+            Covered::Namespace => Some(removal.namespace),
+            Covered::Everything => None,
+        };
+        let buried = packs.remove_all(namespace, removal.id);
+        self.count_lost(buried, buried);
+    }
+
+    /// As [`Self::remove`], for a removal that this store publishes. It is not forgotten while the store is open.
+    pub fn remove_own(&self, removal: &Removal) {
+        self.known().add_own(removal.id);
+        self.remove(removal);
+    }
+
+    fn remove_blocks(&self, packs: &mut Packs, removal: &Removal) {
+        for hash in &removal.hashes {
+            let name = name_of(removal.namespace, hash);
             let mut shard = self.shard(name).write();
             let Some(place) = shard.get(&name).map(|place| FarPlace::decode(*place)) else {
                 continue;
@@ -221,12 +246,22 @@ impl FarIndex {
             if !packs.finds(place) {
                 shard.remove(&name);
                 self.dead.fetch_sub(1, Ordering::Relaxed);
-            } else if packs.is_known(place.pack, known) {
+            } else if packs.is_covered(place.pack, removal.id) {
                 shard.remove(&name);
                 packs.forget_block(place);
                 self.count_lost(1, 0);
             }
         }
+    }
+
+    /// Forgets all removals but these: the lists of the others have expired.
+    pub(crate) fn retain_removals(&self, present: &PresentRemovals) {
+        self.removed.write().retain(&|id| present.contain(id));
+    }
+
+    /// What is known of the lists and catalogs at the location.
+    pub(crate) fn known(&self) -> MutexGuard<'_, KnownObjects> {
+        self.known.lock()
     }
 
     /// Forgets a block that is damaged or removed; `false` if it was not found.
@@ -244,6 +279,7 @@ impl FarIndex {
 
     /// Forgets a pack that is gone. Returns its file.
     pub fn remove_pack(&self, writer: WriterId, number: u64) -> Option<FileId> {
+        self.known.lock().remove_catalog(writer, number);
         let mut packs = self.packs.write();
         let pack = packs.find(writer, number)?;
         let removed = packs.remove(pack)?;

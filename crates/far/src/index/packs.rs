@@ -1,13 +1,15 @@
 //! The packs of a far index, and the records in them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use dalsegno_core::{NamespaceId, SECTOR_BYTES};
 use dalsegno_io::FileId;
 
 use super::place::FarPlace;
-use crate::format::{Catalog, KnownWriter};
+use crate::format::Catalog;
 use crate::names::WriterId;
+use crate::removal::{Applied, RemovalId};
 
 /// Memory of a pack in addition to its records: entries of three maps.
 const PACK_BYTES: u64 = 224;
@@ -38,13 +40,15 @@ pub(super) struct IndexedPack {
     /// Blocks that are found through other packs.
     hidden: u64,
     bytes: u64,
+    /// What its writer had applied.
+    applied: Arc<Applied>,
     records: Box<[IndexedRecord]>,
 }
 
 /// A record of a pack, in 12 bytes.
 #[derive(Clone, Copy, Debug)]
 struct IndexedRecord {
-    /// Number of a namespace; [`REMOVED`] if a tombstone removed all its blocks.
+    /// Number of a namespace; [`REMOVED`] if a removal covers all its blocks.
     namespace: u32,
     offset_sectors: u32,
     header_sectors: u16,
@@ -68,25 +72,13 @@ pub(super) struct Packs {
     hidden: u64,
 }
 
-impl IndexedPack {
-    /// Whether a writer knew this pack.
-    fn is_known(&self, known: &[KnownWriter]) -> bool {
-        covers(known, (self.writer, self.number))
-    }
-}
-
-/// Whether a writer that knew `known` knew a pack.
-pub(super) fn covers(known: &[KnownWriter], (writer, number): (WriterId, u64)) -> bool {
-    let at = known.binary_search_by_key(&writer, |known| known.writer);
-    at.is_ok_and(|at| number <= known[at].number)
-}
-
 impl Packs {
     /// Adds a pack, without blocks yet.
-    pub(super) fn add(&mut self, catalog: &Catalog, file: FileId) -> u32 {
+    pub(super) fn add(&mut self, catalog: &Catalog, applied: &Arc<Applied>, file: FileId) -> u32 {
         let name = (catalog.writer, catalog.number);
         let records: Box<[IndexedRecord]> = catalog
-            .extents()
+            .extents
+            .iter()
             .map(|extent| {
                 let sectors = |bytes: u64| bytes / SECTOR_BYTES;
                 let header_bytes = u64::from(extent.location.header_bytes);
@@ -107,8 +99,8 @@ impl Packs {
         self.by_name.insert(name, pack);
         self.order.push_back(pack);
         let (writer, number, bytes) = (catalog.writer, catalog.number, catalog.pack_bytes);
-        let (blocks, hidden) = (0, 0);
-        let added = IndexedPack { writer, number, file, blocks, hidden, bytes, records };
+        let (blocks, hidden, applied) = (0, 0, Arc::clone(applied));
+        let added = IndexedPack { writer, number, file, blocks, hidden, bytes, applied, records };
         self.by_number.insert(pack, added);
         pack
     }
@@ -167,18 +159,21 @@ impl Packs {
         Some(removed)
     }
 
-    /// Makes the records of a namespace unreadable in the packs that a writer knew. Returns how many blocks were found
-    /// through them.
-    pub(super) fn remove_namespace(
-        &mut self,
-        namespace: NamespaceId,
-        known: &[KnownWriter],
-    ) -> u64 {
-        let at = self.namespaces.iter().position(|known| *known == namespace);
-        let Some(at) = at.and_then(|at| u32::try_from(at).ok()) else { return 0 };
+    /// Makes the records of a namespace, or of all, unreadable in the packs that a removal covers. Returns how many
+    /// blocks were found through them.
+    pub(super) fn remove_all(&mut self, namespace: Option<NamespaceId>, id: RemovalId) -> u64 {
+        let at = match namespace {
+            None => None,
+            Some(namespace) => match self.namespaces.iter().position(|one| *one == namespace) {
+                Some(at) => u32::try_from(at).ok(),
+                None => return 0,
+            },
+        };
         let mut removed = 0;
-        for pack in self.by_number.values_mut().filter(|pack| pack.is_known(known)) {
-            for record in pack.records.iter_mut().filter(|record| record.namespace == at) {
+        for pack in self.by_number.values_mut().filter(|pack| !pack.applied.contains(id)) {
+            let is_covered =
+                |record: &&mut IndexedRecord| at.is_none_or(|at| record.namespace == at);
+            for record in pack.records.iter_mut().filter(is_covered) {
                 record.namespace = REMOVED;
                 let blocks = u64::from(std::mem::take(&mut record.blocks));
                 pack.blocks -= blocks;
@@ -202,9 +197,9 @@ impl Packs {
         self.by_name.get(&(writer, number)).copied()
     }
 
-    /// Whether a writer knew a pack.
-    pub(super) fn is_known(&self, pack: u32, known: &[KnownWriter]) -> bool {
-        self.by_number.get(&pack).is_some_and(|pack| pack.is_known(known))
+    /// Whether a removal covers a pack.
+    pub(super) fn is_covered(&self, pack: u32, id: RemovalId) -> bool {
+        self.by_number.get(&pack).is_some_and(|pack| !pack.applied.contains(id))
     }
 
     /// Whether the block at a place can be read.

@@ -1,6 +1,6 @@
 //! Shows the bytes of an object with the names of docs/formats/pack.md.
 
-use dalsegno_core::{SECTOR_BYTES, sector_down};
+use dalsegno_core::{Extent, SECTOR_BYTES, sector_down};
 use dalsegno_extent::format::fields::Field;
 use dalsegno_extent::format::fields::Form::{Bytes, Number, Text};
 use dalsegno_extent::format::{RecordHeader, SECTOR, SECTOR_CRC_AT as CRC_AT};
@@ -11,7 +11,9 @@ use dalsegno_extent::offline::{
 use dalsegno_io::IoError;
 
 use super::location::Location;
-use crate::format::{Catalog, Entry, MAX_CATALOG_BYTES, MAX_PACK_BYTES};
+use crate::format::{
+    Catalog, MAX_CATALOG_BYTES, MAX_LIST_BYTES, MAX_PACK_BYTES, RemovalList, extent_bytes,
+};
 use crate::names::{Object, ObjectName};
 
 /// Fields of a catalog's header. Reserved bytes follow, and at 4092 the crc.
@@ -28,7 +30,20 @@ const CATALOG_FIELDS: [Field; 10] = [
     ("entry_count", 4, Number),
 ];
 
-/// Shows a catalog with its entries, a pack with its records, or a description. With `at`, the record of a pack that
+/// Fields of the header of a list of removals, as above.
+const LIST_FIELDS: [Field; 9] = [
+    ("magic", 8, Text),
+    ("version", 4, Number),
+    ("header_bytes", 4, Number),
+    ("store_id", 16, Bytes),
+    ("open", 8, Number),
+    ("number", 8, Number),
+    ("body_bytes", 8, Number),
+    ("body_crc", 4, Bytes),
+    ("entry_count", 4, Number),
+];
+
+/// Shows a catalog or a list of removals with its entries, a pack with its records, or a description. With `at`, the record of a pack that
 /// holds this offset.
 ///
 /// # Errors
@@ -44,6 +59,10 @@ pub fn inspect(
         Object::Catalog(_) => {
             let bytes = location.fetch(name, MAX_CATALOG_BYTES)?;
             Ok(is_in_header.then(|| show_catalog(name, &bytes)))
+        }
+        Object::Removals(_) => {
+            let bytes = location.fetch(name, MAX_LIST_BYTES)?;
+            Ok(is_in_header.then(|| show_list(name, &bytes)))
         }
         Object::Namespace(_) => {
             let mut sector = [0; SECTOR];
@@ -78,7 +97,7 @@ fn show_catalog(name: ObjectName, bytes: &[u8]) -> Inspection {
     }
     found.fields = shown_fields(bytes, 0, 0, &CATALOG_FIELDS);
     let behind = found.fields.iter().map(|field| field.bytes.len()).sum::<usize>();
-    found.fields.extend(shown_fields(bytes, 0, behind, &[("known_count", 4, Number)]));
+    found.fields.extend(shown_fields(bytes, 0, behind, &[("applied_count", 4, Number)]));
     found.fields.push(raw_field(bytes, 0, behind + 4..CRC_AT, "reserved"));
     found.fields.push(sector_crc(bytes));
     match Catalog::decode(bytes) {
@@ -87,41 +106,68 @@ fn show_catalog(name: ObjectName, bytes: &[u8]) -> Inspection {
                 "it belongs to another writer or number than its name says"
                     .clone_into(&mut found.problem);
             }
-            let known_bytes = 32 * catalog.known.len();
-            let entries: usize = catalog.entries.iter().map(Entry::encoded_bytes).sum();
-            let first = SECTOR + entries;
-            for (at, known) in (first..first + known_bytes).step_by(32).zip(&catalog.known) {
-                let field = raw_field(bytes, 0, at..at + 32, "known writer");
-                let says = format!("{} up to {}", known.writer, known.number);
+            let applied = catalog.applied.iter();
+            let first = SECTOR + catalog.extents.iter().map(extent_bytes).sum::<usize>();
+            let behind = first + 32 * applied.len();
+            for (at, id) in (first..behind).step_by(32).zip(applied) {
+                let field = raw_field(bytes, 0, at..at + 32, "applied");
+                let says = format!("removals up to {id}");
                 found.fields.push(ShownField { says, ..field });
             }
-            found.records = catalog.entries.iter().map(show_entry).collect();
+            found.records = catalog.extents.iter().map(show_extent).collect();
         }
         Err(error) => found.problem = error.to_string(),
     }
     found
 }
 
-/// An entry as a line. The offset is that in the pack.
-fn show_entry(entry: &Entry) -> ShownRecord {
-    match entry {
-        Entry::Extent(extent) => ShownRecord {
-            offset: extent.location.offset,
-            bytes: extent.total_bytes(),
-            kind: if extent.is_compressed() { "compressed extent" } else { "extent" },
-            blocks: extent.hashes.len() as u64,
-            sequence: extent.id.0,
-            problem: String::new(),
-        },
-        Entry::Tombstone(tombstone) => ShownRecord {
-            offset: 0,
-            bytes: 0,
-            kind: "tombstone",
-            blocks: tombstone.hashes.len() as u64,
-            sequence: tombstone.sequence,
-            problem: String::new(),
-        },
+/// An entry of a catalog as a line. The offset is that in the pack.
+fn show_extent(extent: &Extent) -> ShownRecord {
+    ShownRecord {
+        offset: extent.location.offset,
+        bytes: extent.total_bytes(),
+        kind: if extent.is_compressed() { "compressed extent" } else { "extent" },
+        blocks: extent.hashes.len() as u64,
+        sequence: extent.id.0,
+        problem: String::new(),
     }
+}
+
+fn show_list(name: ObjectName, bytes: &[u8]) -> Inspection {
+    let title = format!("list of removals {name}");
+    let mut found = Inspection { title, ..Inspection::default() };
+    if bytes.len() < SECTOR {
+        found.problem = format!("it has {} bytes, less than a header", bytes.len());
+        return found;
+    }
+    found.fields = shown_fields(bytes, 0, 0, &LIST_FIELDS);
+    let behind = found.fields.iter().map(|field| field.bytes.len()).sum::<usize>();
+    found.fields.push(raw_field(bytes, 0, behind..CRC_AT, "reserved"));
+    found.fields.push(sector_crc(bytes));
+    let list = match RemovalList::decode(bytes) {
+        Ok(list) => list,
+        Err(error) => {
+            found.problem = error.to_string();
+            return found;
+        }
+    };
+    if list.writer.object(Object::Removals(list.number)) != name {
+        "it belongs to another writer or number than its name says".clone_into(&mut found.problem);
+    }
+    let mut at = SECTOR;
+    for removal in &list.removals {
+        let entry = RemovalList::entry_bytes(removal);
+        found.records.push(ShownRecord {
+            offset: at as u64,
+            bytes: entry as u64,
+            kind: if removal.hashes.is_empty() { "removed namespace" } else { "removed blocks" },
+            blocks: removal.hashes.len() as u64,
+            sequence: removal.id.number,
+            problem: String::new(),
+        });
+        at += entry;
+    }
+    found
 }
 
 /// The records of a pack, and where no valid one begins although one should.

@@ -3,7 +3,7 @@
 use dalsegno_extent::format::{FormatError, NamespaceSector, SECTOR};
 use dalsegno_io::IoError;
 
-use crate::format::Catalog;
+use crate::format::{Catalog, RemovalList};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::tier::Listed;
 
@@ -34,6 +34,19 @@ pub(super) fn read_catalog(
     Ok(Some(catalog))
 }
 
+/// A fetched list of removals; as [`read_catalog`].
+pub(super) fn read_list(
+    name: ObjectName,
+    fetched: Result<Vec<u8>, IoError>,
+) -> Result<Option<RemovalList>, String> {
+    let Some(bytes) = present(fetched)? else { return Ok(None) };
+    let list = RemovalList::decode(&bytes).map_err(|error| describe_error(&error))?;
+    if list.writer.object(Object::Removals(list.number)) != name {
+        return Err("it belongs to another writer or number than its name says".to_owned());
+    }
+    Ok(Some(list))
+}
+
 /// A fetched description; as [`read_catalog`].
 pub(super) fn read_namespace(
     name: ObjectName,
@@ -52,6 +65,9 @@ pub(super) fn read_namespace(
 pub(super) fn describe_error(error: &FormatError) -> String {
     match error {
         FormatError::Newer(_) => format!("{error}; upgrade Dalsegno here to use it"),
+        FormatError::Older(_) => {
+            format!("{error}; `dalsegno prune` removes it when its writer is dead")
+        }
         error => error.to_string(),
     }
 }

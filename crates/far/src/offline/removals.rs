@@ -1,72 +1,73 @@
-//! What the tombstones of a location removed.
+//! What the lists of removals at a location cover: the rule of docs/formats/pack.md.
 //!
-//! 1. At most [`MOST_BLOCKS`] removed blocks are remembered. Further ones count as present.
+//! 1. Memory is bounded as in a store: beyond the bound, a removal covers more than it names.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use dalsegno_core::Extent;
+use dalsegno_io::IoError;
+use serde::Serialize;
 
-use dalsegno_core::{ChainHash, NamespaceId};
+use super::location::Location;
+use super::read::read_list;
+use super::report::FarFinding;
+use crate::format::{MAX_LIST_BYTES, RemovalList};
+use crate::index::Removed;
+use crate::names::ObjectName;
+use crate::removal::Applied;
 
-use crate::format::{Catalog, KnownWriter};
-use crate::names::WriterId;
-
-/// Removed blocks that are remembered, about 100 bytes each.
+/// Removed blocks that are remembered, about 100 bytes each, and removed namespaces.
 const MOST_BLOCKS: usize = 1 << 20;
 
-/// The packs to which a tombstone applies.
-type KnownPacks = Arc<[KnownWriter]>;
+/// The lists of removals of a location.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FarRemovalsRow {
+    /// Lists that can be used.
+    pub lists: u64,
+    /// Removals in them. One that several lists have counts once for each.
+    pub removals: u64,
+    /// Bytes of all lists.
+    pub bytes: u64,
+}
 
-/// The tombstones of all catalogs.
-#[derive(Debug, Default)]
+/// What all lists cover.
+#[derive(Debug)]
 pub(super) struct RemovedBlocks {
-    blocks: HashMap<(NamespaceId, ChainHash), Vec<KnownPacks>>,
-    namespaces: HashMap<NamespaceId, Vec<KnownPacks>>,
-    /// The newest pack of each writer to which any of them applies.
-    newest: HashMap<WriterId, u64>,
+    removed: Removed,
+    pub(super) row: FarRemovalsRow,
 }
 
 impl RemovedBlocks {
-    pub(super) fn add(&mut self, catalog: &Catalog) {
-        if catalog.known.is_empty() {
-            return;
-        }
-        let known: KnownPacks = catalog.known.as_slice().into();
-        for one in known.iter() {
-            let newest = self.newest.entry(one.writer).or_default();
-            *newest = one.number.max(*newest);
-        }
-        for tombstone in catalog.tombstones() {
-            if tombstone.hashes.is_empty() {
-                self.namespaces.entry(tombstone.namespace).or_default().push(Arc::clone(&known));
+    /// Reads all lists. Notes those that cannot be used.
+    pub(super) fn read(location: &Location, faults: &mut Vec<FarFinding>) -> Result<Self, IoError> {
+        let removed = Removed::new(MOST_BLOCKS, MOST_BLOCKS);
+        let mut read = Self { removed, row: FarRemovalsRow::default() };
+        let listed = location.call(|tier, ask| tier.removals(ask))?;
+        read.row.bytes = listed.iter().map(|(_, bytes)| bytes).sum();
+        let names: Vec<ObjectName> = listed.into_iter().map(|(name, _)| name).collect();
+        location.fetch_each(&names, MAX_LIST_BYTES, |name, fetched| {
+            match read_list(name, fetched) {
+                Ok(Some(list)) => read.add(&list),
+                Ok(None) => {}
+                Err(what) => faults.push(FarFinding::new(name, 0, what)),
             }
-            for hash in &tombstone.hashes {
-                if self.blocks.len() < MOST_BLOCKS {
-                    let key = (tombstone.namespace, *hash);
-                    self.blocks.entry(key).or_default().push(Arc::clone(&known));
-                }
-            }
+        });
+        Ok(read)
+    }
+
+    fn add(&mut self, list: &RemovalList) {
+        self.row.lists += 1;
+        self.row.removals += list.removals.len() as u64;
+        for removal in &list.removals {
+            self.removed.add(removal);
         }
     }
 
-    /// Whether a tombstone may apply to blocks of this pack.
-    pub(super) fn may_apply(&self, writer: WriterId, number: u64) -> bool {
-        self.newest.get(&writer).is_some_and(|newest| number <= *newest)
+    /// How many blocks of an extent are covered, in a pack whose writer had applied `applied`.
+    pub(super) fn count(&self, extent: &Extent, applied: &Applied) -> u64 {
+        let hashes = &extent.hashes;
+        if self.removed.covers_all(extent.namespace, applied) {
+            return hashes.len() as u64;
+        }
+        let is_covered = |hash: &&_| self.removed.covers_block(extent.namespace, hash, applied);
+        hashes.iter().filter(is_covered).count() as u64
     }
-
-    /// Whether a block of this pack was removed.
-    pub(super) fn contains(
-        &self,
-        namespace: NamespaceId,
-        hash: &ChainHash,
-        writer: WriterId,
-        number: u64,
-    ) -> bool {
-        let all = self.namespaces.get(&namespace).into_iter();
-        let mut known = all.chain(self.blocks.get(&(namespace, *hash))).flatten();
-        known.any(|known| covers(known, writer, number))
-    }
-}
-
-fn covers(known: &[KnownWriter], writer: WriterId, number: u64) -> bool {
-    known.iter().any(|one| one.writer == writer && number <= one.number)
 }

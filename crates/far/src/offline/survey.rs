@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::location::{Location, SeenWriter, WriterState};
 use super::read::{catalogs_of, number_of, read_catalog, read_namespace};
-use super::removals::RemovedBlocks;
+use super::removals::{FarRemovalsRow, RemovedBlocks};
 use super::report::FarFinding;
 use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::names::{Object, ObjectName, WriterId};
@@ -30,7 +30,9 @@ pub struct Survey {
     pub namespaces: Vec<FarNamespaceRow>,
     /// Extents, by namespace, lineage and position, as many as were wanted.
     pub extents: Vec<FarExtentRow>,
-    /// Catalogs and descriptions that cannot be used.
+    /// The lists of removals.
+    pub removals: FarRemovalsRow,
+    /// Catalogs, descriptions and lists that cannot be used.
     pub faults: Vec<FarFinding>,
 }
 
@@ -136,20 +138,17 @@ pub fn survey(
 ) -> Result<Survey, IoError> {
     let seen = location.look(None)?;
     let total: usize = seen.iter().map(|one| one.objects.len()).sum();
-    let mut surveyor = Surveyor {
-        location,
-        options,
-        survey: Survey::default(),
-        tallies: BTreeMap::new(),
-        removed: RemovedBlocks::default(),
-    };
+    let mut survey = Survey::default();
+    let removed = RemovedBlocks::read(location, &mut survey.faults)?;
+    survey.removals = removed.row;
+    let tallies = BTreeMap::new();
+    let mut surveyor = Surveyor { location, options, survey, tallies, removed };
     let mut done = 0;
     for one in &seen {
         surveyor.add_writer(one);
         done += one.objects.len();
         progress(done as u64, total as u64);
     }
-    surveyor.subtract_removed(&seen);
     surveyor.describe(&seen);
     Ok(surveyor.finish())
 }
@@ -183,9 +182,10 @@ impl Surveyor<'_> {
         location.fetch_each(&catalogs, MAX_CATALOG_BYTES, |name, fetched| {
             match read_catalog(name, fetched) {
                 Ok(Some(catalog)) => {
-                    row.extents += catalog.extents().count() as u64;
-                    row.blocks += catalog.extents().map(|one| one.hashes.len() as u64).sum::<u64>();
-                    self.add_catalog(name, &catalog);
+                    let removed = self.add_catalog(name, &catalog);
+                    row.extents += catalog.extents.len() as u64;
+                    row.blocks += catalog.blocks() - removed;
+                    row.removed_blocks += removed;
                 }
                 Ok(None) => row.catalogs -= 1,
                 Err(what) => self.survey.faults.push(FarFinding::new(name, 0, what)),
@@ -194,49 +194,26 @@ impl Surveyor<'_> {
         self.survey.writers.push(row);
     }
 
-    fn add_catalog(&mut self, name: ObjectName, catalog: &Catalog) {
-        self.removed.add(catalog);
-        for extent in catalog.extents() {
+    /// Adds the extents of a catalog. Returns how many of their blocks are removed.
+    fn add_catalog(&mut self, name: ObjectName, catalog: &Catalog) -> u64 {
+        let mut all_removed = 0;
+        for extent in &catalog.extents {
+            let removed = self.removed.count(extent, &catalog.applied);
+            all_removed += removed;
+            let blocks = u64::from(extent.block_count()) - removed;
             let tally = self.tallies.entry(extent.namespace).or_default();
             tally.writers.insert(name.writer);
             let row = tally.row.get_or_insert_with(|| FarNamespaceRow::new(extent));
             row.extents += 1;
-            row.blocks += u64::from(extent.block_count());
-            row.bytes += u64::from(extent.block_count()) * extent.layout.block_bytes();
+            row.blocks += blocks;
+            row.bytes += blocks * extent.layout.block_bytes();
+            row.removed_blocks += removed;
             row.stored_bytes += extent.total_bytes();
             if self.survey.extents.len() < self.options.extents {
                 self.survey.extents.push(FarExtentRow::new(name.writer, extent));
             }
         }
-    }
-
-    /// Reads again the catalogs to which tombstones apply, and counts what they removed.
-    fn subtract_removed(&mut self, seen: &[SeenWriter]) {
-        for (at, SeenWriter { writer, objects, .. }) in seen.iter().enumerate() {
-            let mut names = catalogs_of(*writer, objects);
-            names.retain(|name| {
-                number_of(*name).is_some_and(|number| self.removed.may_apply(*writer, number))
-            });
-            let (tallies, removed) = (&mut self.tallies, &self.removed);
-            let row = &mut self.survey.writers[at];
-            self.location.fetch_each(&names, MAX_CATALOG_BYTES, |name, fetched| {
-                let Ok(Some(catalog)) = read_catalog(name, fetched) else { return };
-                for extent in catalog.extents() {
-                    let is_removed = |hash: &&_| {
-                        removed.contains(extent.namespace, hash, name.writer, catalog.number)
-                    };
-                    let count = extent.hashes.iter().filter(is_removed).count() as u64;
-                    row.blocks = row.blocks.saturating_sub(count);
-                    row.removed_blocks += count;
-                    let tally = tallies.get_mut(&extent.namespace);
-                    if let Some(row) = tally.and_then(|tally| tally.row.as_mut()) {
-                        row.blocks = row.blocks.saturating_sub(count);
-                        row.bytes = row.bytes.saturating_sub(count * extent.layout.block_bytes());
-                        row.removed_blocks += count;
-                    }
-                }
-            });
-        }
+        all_removed
     }
 
     /// Fetches descriptions until each namespace has one.

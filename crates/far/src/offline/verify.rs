@@ -105,7 +105,7 @@ impl Folder {
                 Object::Pack(number) => drop(folder.packs.insert(number, listed.bytes)),
                 Object::Catalog(number) => drop(folder.catalogs.insert(number, listed.bytes)),
                 Object::Namespace(id) => drop(folder.namespaces.insert(id)),
-                Object::Beat(_) => {}
+                Object::Beat(_) | Object::Removals(_) => {}
             }
         }
         folder
@@ -129,7 +129,8 @@ fn check_catalog(location: &Location, folder: &Folder, number: u64, report: &mut
     };
     report.catalogs += 1;
     report.bytes += folder.catalogs[&number];
-    let namespaces: BTreeSet<NamespaceId> = catalog.extents().map(|one| one.namespace).collect();
+    let namespaces: BTreeSet<NamespaceId> =
+        catalog.extents.iter().map(|one| one.namespace).collect();
     for id in namespaces.difference(&folder.namespaces) {
         let missing = folder.writer.object(Object::Namespace(*id));
         // Listed before the catalog was: the writer may have described it since then.
@@ -160,7 +161,7 @@ fn read_and_check(
             // A writer removes the pack first, so a catalog that stays has lost its pack.
             let catalog_name = folder.writer.object(Object::Catalog(catalog.number));
             if location.has(catalog_name).is_ok_and(|has| has) {
-                let blocks: usize = catalog.extents().map(|one| one.hashes.len()).sum();
+                let blocks: usize = catalog.extents.iter().map(|one| one.hashes.len()).sum();
                 report.note(name, 0, format!("the pack is missing, with {blocks} blocks"));
             }
             return;

@@ -17,7 +17,7 @@ pub(super) fn check_pack(
     report: &mut FarVerifyReport,
 ) {
     let mut end = 0;
-    for extent in catalog.extents() {
+    for extent in &catalog.extents {
         let offset = extent.location.offset;
         if offset != end {
             report.note(name, end, "bytes that the catalog does not name");

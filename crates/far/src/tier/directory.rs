@@ -21,7 +21,7 @@ use super::late_directory::{LateDirectory, LocationPath, OpenDirectory};
 use super::workers::{CLOSE_TIMEOUT, Job, Lane, PoolBounds, WorkerPool};
 use super::written_packs::WrittenPacks;
 use super::{Ask, Listed, Tier, TierFacts};
-use crate::names::{Object, ObjectName, WriterId};
+use crate::names::{Object, ObjectName, REMOVALS_FOLDER, WriterId};
 
 /// Most calls of a kind at a time. More do not make a file system faster.
 const MAX_WORKERS: u32 = 64;
@@ -181,7 +181,7 @@ impl Source for DirectoryTier {
             let work = move |permission: Result<(), IoError>| match permission {
                 Ok(()) => match directory.get() {
                     Ok(open) => {
-                        open.directory.serve(&folder(name.writer), &file(name.object), request);
+                        open.directory.serve(&name.folder(), &name.file(), request);
                     }
                     Err(error) => request.complete(Err(error)),
                 },
@@ -217,7 +217,7 @@ impl Tier for DirectoryTier {
         // A close may wait for the network. If it is refused, the file stays open until others need its place.
         let work = move |permission: Result<(), IoError>| {
             if let Some(directory) = directory.opened().filter(|_| permission.is_ok()) {
-                directory.close(&folder(name.writer), &file(name.object));
+                directory.close(&name.folder(), &name.file());
             }
         };
         self.pool.submit(Lane::Other, Job::new(Deadline::Never, work));
@@ -227,7 +227,7 @@ impl Tier for DirectoryTier {
         let written = Arc::clone(&self.written);
         self.answer_now(ask, move |open| {
             written.check(name, open.number)?;
-            open.directory.publish(&folder(name.writer), &file(name.object), &bytes)?;
+            open.directory.publish(&name.folder(), &name.file(), &bytes)?;
             written.note(name, open.number);
             Ok(())
         });
@@ -235,18 +235,36 @@ impl Tier for DirectoryTier {
 
     fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
         self.answer(ask, move |directory| {
-            directory.read_whole(&folder(name.writer), &file(name.object), limit)
+            directory.read_whole(&name.folder(), &name.file(), limit)
         });
     }
 
     fn remove(&self, name: ObjectName, ask: Ask<()>) {
-        self.answer(ask, move |directory| {
-            directory.remove(&folder(name.writer), &file(name.object))
-        });
+        self.answer(ask, move |directory| directory.remove(&name.folder(), &name.file()));
     }
 
     fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
-        self.answer(ask, move |directory| directory.remove_folder(&folder(writer)));
+        self.answer(ask, move |directory| directory.remove_folder(&writer.to_string()));
+    }
+
+    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
+        self.answer(ask, |directory| {
+            let is_list = |name: &str| ObjectName::parse_removals(name).is_some();
+            let entries = match directory.entries(REMOVALS_FOLDER, is_list) {
+                Err(error) if error.is_not_found() => return Ok(Vec::new()),
+                entries => entries?,
+            };
+            let named = |entry: &FolderEntry| {
+                ObjectName::parse_removals(&entry.name).map(|name| (name, entry.bytes))
+            };
+            let mut lists: Vec<_> = entries.iter().filter_map(named).collect();
+            lists.sort_unstable();
+            Ok(lists)
+        });
+    }
+
+    fn now(&self, ask: Ask<Duration>) {
+        self.answer(ask, SharedDirectory::now);
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
@@ -264,7 +282,7 @@ impl Tier for DirectoryTier {
             let is_wanted = |name: &str| {
                 Object::parse(name).is_some_and(|object| after.is_none_or(|after| object > after))
             };
-            let entries = match directory.entries(&folder(writer), is_wanted) {
+            let entries = match directory.entries(&writer.to_string(), is_wanted) {
                 Err(error) if error.is_not_found() => return Ok(Vec::new()),
                 entries => entries?,
             };
@@ -278,24 +296,16 @@ impl Tier for DirectoryTier {
     }
 
     fn age(&self, name: ObjectName, ask: Ask<Duration>) {
-        self.answer(ask, move |directory| directory.age(&folder(name.writer), &file(name.object)));
+        self.answer(ask, move |directory| directory.age(&name.folder(), &name.file()));
     }
 
     fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
-        self.answer(ask, move |directory| directory.folder_age(&folder(writer)));
+        self.answer(ask, move |directory| directory.folder_age(&writer.to_string()));
     }
 
     fn space(&self, ask: Ask<Space>) {
         self.answer_now(ask, |open| open.directory.space());
     }
-}
-
-fn folder(writer: WriterId) -> String {
-    writer.to_string()
-}
-
-fn file(object: Object) -> String {
-    object.to_string()
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ pub struct MemoryLocation {
 struct LocationContents {
     /// Created by the first object of a writer; stays when the last one is removed.
     folders: BTreeMap<WriterId, StoredFolder>,
+    /// The lists of removals of all writers.
+    removals: BTreeMap<ObjectName, StoredObject>,
     is_full: bool,
 }
 
@@ -117,7 +119,10 @@ impl MemoryLocation {
             };
             folder.objects.iter().map(named).collect::<Vec<_>>()
         };
-        contents.folders.iter().flat_map(of_folder).collect()
+        let mut objects: Vec<_> = contents.folders.iter().flat_map(of_folder).collect();
+        objects.extend(contents.removals());
+        objects.sort_unstable();
+        objects
     }
 }
 
@@ -203,16 +208,31 @@ impl MemoryTier {
 
 impl LocationContents {
     fn object(&self, operation: &'static str, name: ObjectName) -> Result<&StoredObject, IoError> {
-        let folder = self.folders.get(&name.writer);
-        let object = folder.and_then(|folder| folder.objects.get(&name.object));
+        let object = match name.object {
+            Object::Removals(_) => self.removals.get(&name),
+            object => self.folders.get(&name.writer).and_then(|folder| folder.objects.get(&object)),
+        };
         object.ok_or_else(|| IoError::not_found(operation, name.to_string()))
     }
 
     fn object_mut(&mut self, name: ObjectName) -> Option<&mut StoredObject> {
-        self.folders.get_mut(&name.writer)?.objects.get_mut(&name.object)
+        match name.object {
+            Object::Removals(_) => self.removals.get_mut(&name),
+            object => self.folders.get_mut(&name.writer)?.objects.get_mut(&object),
+        }
     }
 
     fn publish(&mut self, name: ObjectName, object: StoredObject) -> Result<(), IoError> {
+        if matches!(name.object, Object::Removals(_)) {
+            if self.removals.contains_key(&name) {
+                return Err(IoError::exists("create", name.to_string()));
+            }
+            if self.is_full {
+                return Err(IoError::no_space("write", name.to_string()));
+            }
+            self.removals.insert(name, object);
+            return Ok(());
+        }
         let changed = object.published;
         let new = || StoredFolder { objects: BTreeMap::new(), changed };
         let folder = self.folders.entry(name.writer).or_insert_with(new);
@@ -228,11 +248,17 @@ impl LocationContents {
     }
 
     fn remove(&mut self, name: ObjectName, now: Nanos) {
+        self.removals.remove(&name);
         if let Some(folder) = self.folders.get_mut(&name.writer)
             && folder.objects.remove(&name.object).is_some()
         {
             folder.changed = now;
         }
+    }
+
+    /// All lists of removals, with their sizes.
+    fn removals(&self) -> impl Iterator<Item = (ObjectName, u64)> {
+        self.removals.iter().map(|(name, stored)| (*name, stored.bytes.len() as u64))
     }
 
     fn remove_writer(&mut self, writer: WriterId) {
@@ -253,6 +279,7 @@ impl LocationContents {
 
     fn space(&self) -> Space {
         let objects = self.folders.values().flat_map(|folder| folder.objects.values());
+        let objects = objects.chain(self.removals.values());
         let used: u64 = objects.map(|object| object.bytes.len() as u64).sum();
         let free_bytes = if self.is_full { 0 } else { TOTAL_BYTES.saturating_sub(used) };
         Space { free_bytes, total_bytes: TOTAL_BYTES }
@@ -326,6 +353,15 @@ impl Tier for MemoryTier {
         });
     }
 
+    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
+        self.read(ask, |contents| Ok(contents.removals().collect()));
+    }
+
+    fn now(&self, ask: Ask<Duration>) {
+        let now = self.location.clock.now();
+        self.read(ask, |_| Ok(now.since(Nanos::default())));
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         self.read(ask, |contents| Ok(contents.folders.keys().copied().collect()));
     }
@@ -354,87 +390,4 @@ impl Tier for MemoryTier {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crossbeam_channel::unbounded;
-    use dalsegno_core::{ManualClock, StoreId};
-
-    fn call<T>(act: impl FnOnce(Ask<T>)) -> Result<T, IoError> {
-        let (reply, replies) = unbounded();
-        act(Ask { tag: 0, deadline: Deadline::Never, reply });
-        replies.try_recv().expect("answered before the call returned").result
-    }
-
-    fn name(number: u64) -> ObjectName {
-        WriterId { store: StoreId([7; 16]), open: 1 }.object(Object::Pack(number))
-    }
-
-    fn publish(tier: &MemoryTier, number: u64) -> Result<(), IoError> {
-        let bytes = vec![Memory::owned(vec![1; 4096], ())];
-        call(|ask| tier.publish(name(number), bytes, ask))
-    }
-
-    fn location() -> (MemoryLocation, Arc<ManualClock>) {
-        let clock = Arc::new(ManualClock::default());
-        (MemoryLocation::new(Arc::clone(&clock) as Arc<dyn Clock>), clock)
-    }
-
-    #[test]
-    fn a_mount_stops_before_or_after_its_last_change_and_the_other_continues() {
-        for (mode, left) in [(StopMode::NotDone, 2), (StopMode::DoneUnanswered, 3)] {
-            let (location, _) = location();
-            let (stopping, other) = (location.mount(), location.mount());
-            stopping.stop_after(2, mode);
-            for number in 0..2 {
-                publish(&stopping, number).unwrap();
-            }
-            assert!(!stopping.is_stopped());
-            for number in 2..4 {
-                assert!(matches!(publish(&stopping, number), Err(IoError::Closed)));
-            }
-            assert!(stopping.is_stopped());
-            assert!(matches!(call(|ask| stopping.writers(ask)), Err(IoError::Closed)));
-            let listed = call(|ask| other.list(name(0).writer, None, ask)).unwrap();
-            assert_eq!((listed.len(), stopping.changes(), other.changes()), (left, 3, 0));
-        }
-    }
-
-    #[test]
-    fn a_full_location_publishes_nothing_and_reads_on() {
-        let (location, _) = location();
-        let tier = location.mount();
-        publish(&tier, 0).unwrap();
-        location.set_full(true);
-        assert!(publish(&tier, 1).unwrap_err().is_no_space());
-        assert_eq!(call(|ask| tier.space(ask)).unwrap().free_bytes, 0);
-        assert_eq!(call(|ask| tier.fetch(name(0), 4096, ask)).unwrap().len(), 4096);
-        location.set_full(false);
-        publish(&tier, 1).unwrap();
-    }
-
-    #[test]
-    fn damage_and_truncation_change_what_is_read() {
-        let (location, _) = location();
-        let tier = location.mount();
-        publish(&tier, 0).unwrap();
-        assert!(location.damage(name(0), 7) && !location.damage(name(0), 4096));
-        assert!(!location.damage(name(1), 0) && !location.truncate(name(1), 0));
-        let bytes = call(|ask| tier.fetch(name(0), 4096, ask)).unwrap();
-        assert_eq!((bytes[6], bytes[7]), (1, 0xfe));
-        assert!(location.truncate(name(0), 10));
-        assert_eq!(location.objects(), [(name(0), 10)]);
-    }
-
-    #[test]
-    fn ages_and_deadlines_follow_the_clock_of_the_location() {
-        let (location, clock) = location();
-        let tier = location.mount();
-        publish(&tier, 0).unwrap();
-        clock.advance(Duration::from_secs(3));
-        assert_eq!(call(|ask| tier.age(name(0), ask)).unwrap(), Duration::from_secs(3));
-        let (reply, replies) = unbounded();
-        tier.space(Ask { tag: 9, deadline: Deadline::At(clock.now()), reply });
-        let late = replies.try_recv().unwrap();
-        assert!(late.tag == 9 && matches!(late.result, Err(IoError::Deadline)));
-    }
-}
+mod tests;

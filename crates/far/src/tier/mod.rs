@@ -96,7 +96,7 @@ pub trait Tier: Source {
     /// Makes a name for requests invalid. Requests under way still complete.
     fn forget(&self, file: FileId);
 
-    /// Writes an object; creates the writer's folder if needed. It is durable when the reply says so. The memory is
+    /// Writes an object; creates its folder if needed. It is durable when the reply says so. The memory is
     /// dropped before the reply. Each piece is in whole sectors. Fails with `EEXIST` if the object exists.
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>);
 
@@ -109,6 +109,12 @@ pub trait Tier: Source {
 
     /// Removes the empty folder of a writer. Not an error if there is none, or if it is not empty.
     fn remove_writer(&self, writer: WriterId, ask: Ask<()>);
+
+    /// Lists all lists of removals with their sizes, sorted. Empty if there is no folder of them.
+    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>);
+
+    /// The present time of the tier's clock, since a fixed moment. Fails where nothing can be written to find it out.
+    fn now(&self, ask: Ask<Duration>);
 
     /// Lists the writers, sorted.
     fn writers(&self, ask: Ask<Vec<WriterId>>);

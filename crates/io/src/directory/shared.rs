@@ -276,11 +276,20 @@ impl SharedDirectory {
         self.time_since(&changed)
     }
 
-    fn time_since(&self, earlier: &Stat) -> Result<Duration, IoError> {
+    /// The present time of the file system, since 1970. The clock is that of [`Self::age`].
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] if no file can be created.
+    pub fn now(&self) -> Result<Duration, IoError> {
         let temporary = TemporaryFile::create(&self.directory, "now", false)?;
         let now = rustix::fs::fstat(temporary.descriptor())
             .map_err(|errno| IoError::os("stat", "a temporary file", errno))?;
-        Ok(modified(&now).saturating_sub(modified(earlier)))
+        Ok(modified(&now))
+    }
+
+    fn time_since(&self, earlier: &Stat) -> Result<Duration, IoError> {
+        Ok(self.now()?.saturating_sub(modified(earlier)))
     }
 
     /// Space of the file system.

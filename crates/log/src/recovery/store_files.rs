@@ -14,8 +14,9 @@ use crate::error::LogError;
 use crate::segment::{read_file, replace_file};
 use crate::sync::Syncer;
 
-/// Name of the file that says which tombstones of other stores were applied.
-const APPLIED_FILE: &str = "far.meta";
+/// The files that say how far the store is with removals at a far location. They are written in turns, so that one is
+/// whole at every moment.
+const REMOVAL_FILES: [&str; 2] = ["far-0.meta", "far-1.meta"];
 
 /// The files that describe a store.
 #[derive(Debug)]
@@ -91,26 +92,26 @@ impl StoreFiles {
         Ok(true)
     }
 
-    /// Replaces the file that says which tombstones of other stores were applied to this one. A crash may leave none,
-    /// or one whose first sector is zero.
+    /// Replaces the file that says how far the store is with removals at a far location: of two files the one with the
+    /// number `generation` modulo 2. The other one stays. A crash may leave none in its place, or one whose first sector
+    /// is zero.
     ///
     /// # Errors
     ///
     /// The device's error.
-    pub fn write_applied(&self, applied: &[u8]) -> Result<(), LogError> {
+    pub fn write_removals(&self, generation: u64, record: &[u8]) -> Result<(), LogError> {
         self.syncer.check_writable()?;
-        replace_file(&self.io, &self.syncer, APPLIED_FILE, applied)
+        let file = REMOVAL_FILES[usize::from(!generation.is_multiple_of(2))];
+        replace_file(&self.io, &self.syncer, file, record)
     }
 
-    /// Reads that file, at most `limit` bytes of it; `None` if there is none.
-    ///
-    /// # Errors
-    ///
-    /// The device's error, or that the file is not in whole sectors.
-    pub fn read_applied(&self, limit: u64) -> Result<Option<Vec<u8>>, LogError> {
-        let bytes = read_file(&self.io, APPLIED_FILE, limit)?;
-        let file = APPLIED_FILE.to_owned();
-        bytes.transpose().map_err(|source| LogError::Format { file, source })
+    /// Reads both files, at most `limit` bytes of each; `None` for one that does not exist.
+    pub fn read_removals(&self, limit: u64) -> [Option<Result<Vec<u8>, LogError>>; 2] {
+        REMOVAL_FILES.map(|file| {
+            let bytes = read_file(&self.io, file, limit).transpose()?;
+            let named = |source| LogError::Format { file: file.to_owned(), source };
+            Some(bytes.and_then(|bytes| bytes.map_err(named)))
+        })
     }
 
     /// Reads the namespace descriptors, with how new extents are stored. Damaged ones are left out.

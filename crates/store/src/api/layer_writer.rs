@@ -18,6 +18,7 @@ use crate::error::to_error;
 use crate::sizes::check_blocks;
 use crate::stats::add;
 use crate::write::publish::{new_extent, publish};
+use crate::write::recent_removals::RemovalMark;
 use crate::write::stretch::stretches;
 
 /// Blocks that are put one layer at a time; nothing is visible before [`LayerWriter::commit`].
@@ -28,6 +29,8 @@ pub struct LayerWriter {
     namespace: Arc<Namespace>,
     first: usize,
     count: usize,
+    /// From before the put.
+    mark: RemovalMark,
     work: Arc<Mutex<LayeredPut>>,
 }
 
@@ -82,6 +85,7 @@ impl LayerWriter {
             return Err(to_error(IoError::Suspended.into()));
         }
         let wait = engine.wait_limit(&call);
+        let mark = engine.front.removals.mark();
         let present = engine.index.probe(namespace.id(), &chain[first..end], wait);
         let present = &chain[first..first + present];
         let failed = engine.front.failed_reads.among(namespace.id(), present);
@@ -100,11 +104,17 @@ impl LayerWriter {
             let hashes = chain[first..end].to_vec();
             let extent = new_extent(engine, &namespace, chain, first, hashes, wait);
             let place = store.space.reserve(extent.total_bytes(), &call).map_err(to_error)?;
+            // The log takes blocks that were removed before the reservation for newer ones.
+            let removals = &engine.front.removals;
+            if !removals.removed_since(mark, extent.namespace, &extent.hashes).is_empty() {
+                let message = "blocks of this put were removed meanwhile; start the put again";
+                return Err(Error::new(ErrorKind::Unavailable, message));
+            }
             LayerProgress::Writing(Box::new(LayerAppend::begin(engine.log.writer(), extent, place)))
         };
         let (door, lanes) = (Arc::clone(door), Arc::clone(lanes));
         let work = LayeredPut { door: Arc::clone(&door), progress };
-        Ok(Self { door, lanes, namespace, first, count, work: Arc::new(Mutex::new(work)) })
+        Ok(Self { door, lanes, namespace, first, count, mark, work: Arc::new(Mutex::new(work)) })
     }
 
     /// The position in the chain of the first block to write.
@@ -187,6 +197,7 @@ impl LayerWriter {
             namespace: Arc::clone(&self.namespace),
             first: self.first,
             count: self.count,
+            mark: self.mark,
             work: Arc::clone(&self.work),
         }
     }
@@ -221,7 +232,7 @@ impl LayerWriter {
         let progress = std::mem::replace(&mut work.progress, LayerProgress::Committed);
         let LayerProgress::Writing(append) = progress else { return Err(abandoned()) };
         let appended = append.commit(&call).map_err(to_error)?;
-        if !publish(engine, &store.merger, appended, &call) {
+        if !publish(engine, &store.merger, appended, (&call, self.mark)) {
             let message = "the index accepts no more entries, so the blocks are not kept";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }

@@ -13,9 +13,10 @@ use crate::background::scrubber::Scrubber;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::far::lanes::FarLanes;
+use crate::far::stats::FarStats;
 use crate::stats::Stats;
 use crate::write::put::Writer;
-use crate::write::remove::Remover;
+use crate::write::remove::{RemovalOrigin, Remover};
 
 /// How long closing waits for transfers, calls and background work under way.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +41,7 @@ impl OpenStore {
             engine: &self.engine,
             space: &self.space,
             records: &self.records,
-            far: self.far.as_ref(),
+            origin: RemovalOrigin::Caller(self.far.as_ref()),
         }
     }
 
@@ -92,7 +93,11 @@ impl OpenStore {
             io_direct: geometry.direct,
             index: engine.index_care.stats(),
             log: engine.log.stats().view(),
-            far: engine.far.as_ref().map(|far| far.stats()),
+            far: engine.far.as_ref().map(|far| {
+                let notes = engine.removal_notes.as_ref();
+                let pending_removals = notes.map_or(0, |notes| notes.pending_count());
+                FarStats { pending_removals, ..far.stats() }
+            }),
         }
     }
 

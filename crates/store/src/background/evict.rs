@@ -177,9 +177,10 @@ fn relocate(
         }
     }
     if let Some(far) = &engine.far {
+        let mark = engine.front.removals.mark();
         let kept: BTreeSet<ExtentId> = kept.iter().map(|extent| extent.id).collect();
         let evicted = by_id.values().filter(|extent| !kept.contains(&extent.id));
-        evicted.for_each(|extent| far.demote(&engine.log, extent));
+        evicted.for_each(|extent| far.demote(engine, extent, mark));
     }
     Ok(())
 }

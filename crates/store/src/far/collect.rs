@@ -25,7 +25,10 @@ pub(super) struct CollectDuty {
 
 impl CollectDuty {
     pub(super) fn new(far: &Arc<FarTier>, clock: &Arc<dyn Clock>) -> Self {
-        let collector = Collector::new(Arc::clone(&far.tier), Arc::clone(clock), far.writer);
+        let collector = {
+            let (tier, index) = (Arc::clone(&far.tier), Arc::clone(&far.index));
+            Collector::new(tier, index, Arc::clone(clock), far.writer)
+        };
         Self { far: Arc::clone(far), collector }
     }
 }

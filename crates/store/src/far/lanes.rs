@@ -10,32 +10,27 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{
-    ChainHash, Clock, Deadline, FarWrite, MAX_EXTENT_BLOCKS, Namespace, NamespaceId, Nanos, Result,
-};
+use dalsegno_core::{Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{
-    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, KnownWriter, Publisher, Refused,
-    TierState, Tombstone, wait_for,
+    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, TierState, wait_for,
 };
 use dalsegno_io::IoError;
 use dalsegno_log::format::{NamespaceSector, SECTOR};
-use dalsegno_log::{Call, LogError};
-use parking_lot::Mutex;
 
-use crate::background::helper::{Duty, Executor, Helper, JobLane, NoTask};
+use crate::background::helper::{Duty, Executor, Helper, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
-use crate::error::{no_thread, to_error};
-use crate::far::applied::{RemovalsHere, RemoveHere};
+use crate::error::no_thread;
 use crate::far::collect::CollectDuty;
+use crate::far::follow::{FollowDuty, RemovalsHere, RemoveHere};
 use crate::far::prefetch::PrefetchDuty;
 use crate::far::promote::PromoteDuty;
-use crate::far::tier::{FarTier, add_to_pack};
+use crate::far::removal_duty::RemovalDuty;
+use crate::far::removal_notes::RemovalNotes;
+use crate::far::tier::{FarTier, WaitingExtent, add_to_pack};
 use crate::stats::add;
 use crate::write::put::Writer;
 
-/// How often others' catalogs are looked for.
-const POLL: Duration = Duration::from_secs(2);
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
 /// The part of the far file system that a store fills by default.
@@ -56,6 +51,7 @@ const FINISH: Duration = Duration::from_secs(8);
 pub(crate) struct LocalStore {
     pub(crate) engine: Weak<Engine>,
     pub(crate) writer: Weak<Writer>,
+    pub(crate) notes: Arc<RemovalNotes>,
     /// Removes blocks here that another store removed, or a namespace.
     pub(crate) remove: RemoveHere,
 }
@@ -63,9 +59,7 @@ pub(crate) struct LocalStore {
 /// The threads of the far tier.
 #[derive(Debug)]
 pub(crate) struct FarLanes {
-    far: Arc<FarTier>,
-    known: Arc<Mutex<Vec<KnownWriter>>>,
-    removals: JobLane,
+    removals: Helper<RemovalDuty>,
     publish: Helper<PublishDuty>,
     follow: Helper<FollowDuty>,
     promote: Helper<PromoteDuty>,
@@ -79,7 +73,6 @@ impl FarLanes {
         clock: &Arc<dyn Clock>,
         local: LocalStore,
     ) -> Result<Self> {
-        let known = Arc::default();
         let first = Next::After(Duration::ZERO);
         let threads = Executor::Threads;
         let engine = || Weak::clone(&local.engine);
@@ -99,12 +92,10 @@ impl FarLanes {
             Arc::clone(clock),
             far.writer,
         );
-        let duty = FollowDuty {
-            far: Arc::clone(far),
-            follower,
-            known: Arc::clone(&known),
-            removals: RemovalsHere::open(engine(), local.remove, far.writer),
-        };
+        let LocalStore { notes, remove, .. } = &local;
+        far.use_applied(notes);
+        let removals = RemovalsHere::new(far, notes, engine(), Arc::clone(remove));
+        let duty = FollowDuty { far: Arc::clone(far), follower, removals };
         let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
@@ -116,40 +107,15 @@ impl FarLanes {
         let duty = CollectDuty::new(far, clock);
         let collect = Helper::start("dalsegno-far-gc", threads, duty, Next::After(CHECK_EVERY))
             .map_err(no_thread)?;
+        let duty = RemovalDuty { far: Arc::clone(far), notes: local.notes, engine: local.engine };
         let removals =
-            JobLane::start_lane("dalsegno-far-del", threads, 1, 64).map_err(no_thread)?;
-        let far = Arc::clone(far);
-        Ok(Self { far, known, removals, publish, follow, promote, collect, prefetch })
+            Helper::start("dalsegno-far-del", threads, duty, first).map_err(no_thread)?;
+        Ok(Self { removals, publish, follow, promote, collect, prefetch })
     }
 
-    /// Publishes the removal of blocks, or of a namespace if there are none.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` if that is not durable within the terms of the call; it still completes if the location responds.
-    pub(crate) fn remove(
-        &self,
-        namespace: NamespaceId,
-        hashes: Option<&[ChainHash]>,
-        (call, clock): (&Call, &dyn Clock),
-    ) -> Result<()> {
-        self.far.forget(namespace, hashes.unwrap_or_default());
-        let parts: Vec<Vec<ChainHash>> = match hashes {
-            None => vec![Vec::new()],
-            Some(hashes) => {
-                hashes.chunks(MAX_EXTENT_BLOCKS as usize).map(<[ChainHash]>::to_vec).collect()
-            }
-        };
-        let (far, known) = (Arc::clone(&self.far), self.known.lock().clone());
-        let publish = move || {
-            let mut publisher = far.publisher.lock();
-            for hashes in parts {
-                let tombstone = Tombstone { sequence: 0, namespace, hashes };
-                publisher.remove(tombstone, known.clone()).map_err(LogError::Io)?;
-            }
-            Ok(())
-        };
-        self.removals.run_blocking(call, clock, publish).map_err(to_error)
+    /// Makes the thread that publishes removals look for new ones.
+    pub(crate) fn publish_removals(&self) {
+        self.removals.wake();
     }
 
     /// Ends the threads, after what waits was published or the time is over.
@@ -208,10 +174,11 @@ impl PublishDuty {
         if publisher.waits_for_turn() {
             return Ok(Added::Enough);
         }
-        let Some(extent) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let Some(waiting) = self.far.next_waiting() else { return Ok(Added::Enough) };
+        let WaitingExtent { extent, mark } = &waiting;
         let blocks = extent.hashes.len() as u64;
         let counters = &self.far.counters;
-        if self.far.has_all(&extent) {
+        if self.far.has_all(extent) {
             add(&counters.present_blocks, blocks);
             return Ok(Added::More);
         }
@@ -222,15 +189,15 @@ impl PublishDuty {
             return Ok(Added::More);
         };
         if let Err(error) = publisher.describe(extent.namespace, &sector) {
-            self.far.put_back(extent);
+            self.far.put_back(waiting);
             return Err(error);
         }
         let engine = self.engine.upgrade();
         let gone = Err(Refused::Unread(dalsegno_log::Cause::Recycled));
-        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine.log, &extent)) {
+        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine, extent, *mark)) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
-                self.far.put_back(extent);
+                self.far.put_back(waiting);
                 Ok(Added::Enough)
             }
             Err(Refused::TooLarge | Refused::Unread(_)) => {
@@ -368,37 +335,4 @@ fn sector_of(engine: &Engine, id: NamespaceId) -> Option<Vec<u8>> {
     let mut sector = vec![0; SECTOR];
     let fits = NamespaceSector(namespace.as_ref().clone(), compression).encode(&mut sector);
     fits.then_some(sector)
-}
-
-struct FollowDuty {
-    far: Arc<FarTier>,
-    follower: Follower,
-    known: Arc<Mutex<Vec<KnownWriter>>>,
-    removals: RemovalsHere,
-}
-
-impl Duty for FollowDuty {
-    type Task = NoTask;
-
-    fn run(&mut self, task: NoTask) {
-        match task {}
-    }
-
-    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
-        let polled = self.follower.poll();
-        self.far.source.note(polled.as_ref().map(|_| ()));
-        match polled {
-            Ok(polled) => {
-                add(&self.far.counters.bad_catalogs, polled.bad_catalogs);
-                let known = self.follower.known();
-                self.removals.apply(&polled.tombstones, &known);
-                *self.known.lock() = known;
-            }
-            Err(error) => {
-                tracing::debug!(%error, "poll of the far location failed");
-                add(&self.far.counters.failed_polls, 1);
-            }
-        }
-        Next::After(POLL)
-    }
 }

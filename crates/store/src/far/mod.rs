@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `tier` | what the paths of the store use: lookups, reads, and offers of extents |
 //! | `lanes` | the threads that publish and follow, and what they do |
-//! | `applied` | applies what other stores removed, each removal once |
+//! | `follow` | follows other stores, and applies what they removed, each removal once |
+//! | `removal_notes`, `removal_duty` | the removals that are applied or pending, and the thread that publishes them |
 //! | `collect` | removes what dead stores left |
 //! | `promotions`, `promote` | blocks that were hit twice, and the thread that copies them to the log |
 //! | `prefetches`, `prefetch` | blocks that are likely to be requested next, and the thread that reads them into DRAM |
@@ -12,14 +13,16 @@
 //! | `timed_source` | how long requests take |
 //! | `stats` | the counters |
 
-pub(crate) mod applied;
 pub(crate) mod collect;
+pub(crate) mod follow;
 pub(crate) mod lanes;
 mod prefetch;
 mod prefetches;
 mod promote;
 pub(crate) mod promotions;
 mod reoffers;
+mod removal_duty;
+pub(crate) mod removal_notes;
 pub(crate) mod stats;
 pub(crate) mod tier;
 mod timed_source;

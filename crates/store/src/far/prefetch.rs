@@ -18,6 +18,7 @@ use crate::read::arena::ReservedPlace;
 use crate::read::dram::Leaving;
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::remove_unless_known;
+use crate::write::recent_removals::RemovalMark;
 
 /// How long one wait for blocks to prefetch takes.
 const WAIT: Duration = Duration::from_millis(100);
@@ -35,6 +36,8 @@ struct PlannedBatch {
     shape: FarShape,
     wanted: Vec<FarWanted>,
     places: Vec<(ChainHash, ReservedPlace)>,
+    /// From before the blocks were looked up.
+    mark: RemovalMark,
     /// Whether DRAM has no place for more.
     is_full: bool,
 }
@@ -46,8 +49,9 @@ impl PrefetchDuty {
         let layout = engine.namespaces.get(batch.namespace).ok()?.layout();
         let shape = FarShape { namespace: batch.namespace, layout, layers: 0..layout.layers() };
         let bytes = usize::try_from(layout.block_bytes()).ok()?;
-        let mut planned =
-            PlannedBatch { shape, wanted: Vec::new(), places: Vec::new(), is_full: false };
+        let mark = engine.front.removals.mark();
+        let (wanted, places) = (Vec::new(), Vec::new());
+        let mut planned = PlannedBatch { shape, wanted, places, mark, is_full: false };
         for hash in &batch.hashes {
             let found = self.far.find(batch.namespace, hash);
             let is_here = engine.front.dram.holds(&(batch.namespace, *hash));
@@ -71,7 +75,7 @@ impl PrefetchDuty {
     /// Reads a batch.
     fn read(&self, batch: &PrefetchBatch) -> PrefetchResult {
         let failed = |dropped| PrefetchResult { fetched: Vec::new(), dropped, is_over: true };
-        let Some(PlannedBatch { shape, wanted, places, is_full }) = self.plan(batch) else {
+        let Some(PlannedBatch { shape, wanted, places, mark, is_full }) = self.plan(batch) else {
             return failed(batch.hashes.len());
         };
         let count = places.len();
@@ -84,7 +88,7 @@ impl PrefetchDuty {
             let Some(block) = outcome.ok().and_then(|()| place.complete()) else { continue };
             let key = (batch.namespace, hash);
             engine.front.dram.keep(key, Arc::new(block));
-            remove_unless_known(&engine, key, lookup_limit(&engine));
+            remove_unless_known(&engine, key, (mark, lookup_limit(&engine)));
             fetched.push(hash);
         }
         let is_over = is_full || fetched.is_empty() && count > 0;

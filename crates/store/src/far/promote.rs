@@ -12,7 +12,7 @@ use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::FarTier;
 use crate::read::arena::PlacedBlock;
 use crate::stats::add;
-use crate::write::put::{Put, PutOutcome, Writer};
+use crate::write::put::{Put, PutOrigin, PutOutcome, Writer};
 
 /// How long a copy to the log may take.
 const PROMOTE: Duration = Duration::from_secs(30);
@@ -53,11 +53,12 @@ impl Duty for PromoteDuty {
     fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
         for promotion in self.far.promotions.take() {
             let Some(writer) = self.writer.upgrade() else { break };
-            let Promotion { namespace, chain, blocks } = promotion;
+            let Promotion { namespace, chain, blocks, mark } = promotion;
             let first = chain.len() - blocks.len();
             let (memory, placed) = memory_of(blocks);
             let put = Put { chain: &chain, first, blocks: memory };
-            match writer.put_batch(namespace, put, &placed, &Terms::within(PROMOTE)) {
+            let origin = PutOrigin { placed: &placed, mark };
+            match writer.put_from(namespace, put, origin, &Terms::within(PROMOTE)) {
                 Ok(report) => {
                     let stored = report.count(PutOutcome::Stored);
                     add(&self.far.counters.promoted_blocks, stored);

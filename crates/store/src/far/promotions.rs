@@ -11,6 +11,7 @@ use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
 
 use crate::read::arena::PlacedBlock;
+use crate::write::recent_removals::RemovalMark;
 
 /// Memory of the filter that remembers blocks that were hit once.
 const FILTER_BYTES: usize = 1 << 20;
@@ -46,6 +47,8 @@ pub(super) struct Promotion {
     pub(super) namespace: NamespaceId,
     pub(super) chain: Vec<ChainHash>,
     pub(super) blocks: Vec<PromotedBlock>,
+    /// From before the first of them was looked up.
+    pub(super) mark: RemovalMark,
 }
 
 /// The blocks that wait to be copied to the log.
@@ -78,11 +81,13 @@ impl Default for Promotions {
 }
 
 impl Promotions {
-    /// Notes a hit of the last block of `chain`. If it was hit before, its bytes are queued.
+    /// Notes a hit of the last block of `chain`. If it was hit before, its bytes are queued. `mark` is from before it
+    /// was looked up.
     pub(super) fn note_hit(
         &self,
         namespace: NamespaceId,
         chain: &[ChainHash],
+        mark: RemovalMark,
         block: impl FnOnce() -> PromotedBlock,
     ) {
         let Some(hash) = chain.last() else { return };
@@ -97,9 +102,10 @@ impl Promotions {
         if let Some(last) = last {
             last.chain.push(*hash);
             last.blocks.push(block);
+            last.mark = last.mark.min(mark);
         } else {
             let (chain, blocks) = (chain.to_vec(), vec![block]);
-            waiting.runs.push(Promotion { namespace, chain, blocks });
+            waiting.runs.push(Promotion { namespace, chain, blocks, mark });
         }
     }
 
@@ -118,8 +124,8 @@ mod tests {
     }
 
     fn note(promotions: &Promotions, chain: &[ChainHash], bytes: usize) {
-        promotions
-            .note_hit(NamespaceId::default(), chain, || PromotedBlock::Copied(vec![7; bytes]));
+        let block = || PromotedBlock::Copied(vec![7; bytes]);
+        promotions.note_hit(NamespaceId::default(), chain, RemovalMark::default(), block);
     }
 
     #[test]

@@ -57,8 +57,17 @@ pub struct FarStats {
     pub dropped_blocks: u64,
     /// Blocks that were not written there because they are there already.
     pub present_blocks: u64,
-    /// Catalogs that were damaged, or that a newer Dalsegno wrote.
-    pub bad_catalogs: u64,
+    /// Objects and folders at the location that cannot be used now: damaged, too large, of another user or of a newer
+    /// Dalsegno. Each costs only itself.
+    pub bad_objects: u64,
+    /// The one of them that was found last, and why it cannot be used; none if there is none.
+    pub newest_bad_object: Option<String>,
+    /// Removals of other stores that were applied here.
+    pub applied_removals: u64,
+    /// Removals of this store that other hosts do not know yet, because the location has not responded.
+    pub pending_removals: u64,
+    /// Polls after which everything was applied here that others had removed.
+    pub complete_polls: u64,
     /// Polls that failed.
     pub failed_polls: u64,
     /// Folders that this store removed, of stores that gave no sign of life for a day, and emptied ones of other opens.

@@ -15,21 +15,24 @@ use dalsegno_core::{
 };
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
-    FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Publisher, PublisherOptions,
-    Refused, Tier, TierState, WriterId,
+    BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Polled, Publisher,
+    PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
-use dalsegno_log::{Call, Cause, Log};
+use dalsegno_log::{Call, Cause};
 use parking_lot::Mutex;
 
 use crate::block_key::BlockKey;
 use crate::device::WatchedSource;
+use crate::engine::Engine;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::reoffers::Reoffers;
+use crate::far::removal_notes::RemovalNotes;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
+use crate::write::recent_removals::RemovalMark;
 
 /// Memory of the index: 8 million blocks.
 const INDEX_BYTES: u64 = 256 << 20;
@@ -73,7 +76,7 @@ pub(crate) struct FarTier {
     pub(super) source: Arc<WatchedSource>,
     pub(super) publisher: Mutex<Publisher>,
     reader: FarReader,
-    waiting: Mutex<VecDeque<Extent>>,
+    waiting: Mutex<VecDeque<WaitingExtent>>,
     reoffers: Reoffers,
     pub(super) promotions: Promotions,
     pub(super) prefetches: Prefetches,
@@ -81,6 +84,8 @@ pub(crate) struct FarTier {
     /// Its counters are copied here, so that reading them does not wait for the location.
     published: Mutex<dalsegno_far::PublisherStats>,
     pub(super) counters: FarCounters,
+    /// The object that was found last that cannot be used, and why.
+    newest_bad: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -89,10 +94,20 @@ pub(super) struct FarCounters {
     pub(super) rescued_blocks: AtomicU64,
     pub(super) dropped_blocks: AtomicU64,
     pub(super) present_blocks: AtomicU64,
-    pub(super) bad_catalogs: AtomicU64,
+    pub(super) bad_objects: AtomicU64,
+    pub(super) applied_removals: AtomicU64,
+    pub(super) complete_polls: AtomicU64,
     pub(super) failed_polls: AtomicU64,
     pub(super) collected_writers: AtomicU64,
     pub(super) collected_packs: AtomicU64,
+}
+
+/// An extent that waits to be written.
+#[derive(Debug)]
+pub(super) struct WaitingExtent {
+    pub(super) extent: Extent,
+    /// From before its blocks were put, or found.
+    pub(super) mark: RemovalMark,
 }
 
 /// A block of a get that is at the far location.
@@ -150,6 +165,7 @@ impl FarTier {
             times,
             published: Mutex::default(),
             counters: FarCounters::default(),
+            newest_bad: Mutex::default(),
         }
     }
 
@@ -188,9 +204,10 @@ impl FarTier {
         &self,
         namespace: NamespaceId,
         chain: &[ChainHash],
+        mark: RemovalMark,
         block: impl FnOnce() -> PromotedBlock,
     ) {
-        self.promotions.note_hit(namespace, chain, block);
+        self.promotions.note_hit(namespace, chain, mark, block);
     }
 
     /// Names the blocks of a chain that only this tier has, for prefetching.
@@ -228,8 +245,8 @@ impl FarTier {
     }
 
     /// Queues an extent of the log to be written, for the reason `why`. One that is put again is written even so if
-    /// publishing failed since it was put.
-    pub(crate) fn offer(&self, extent: &Extent, why: FarWrite) {
+    /// publishing failed since it was put. `mark` is from before its blocks were put, or found.
+    pub(crate) fn offer(&self, extent: &Extent, mark: RemovalMark, why: FarWrite) {
         let failed = || {
             (self.write, why) == (FarWrite::Put, FarWrite::SecondPut)
                 && self.reoffers.take(extent.id)
@@ -240,31 +257,32 @@ impl FarTier {
         }
         let mut waiting = self.waiting.lock();
         if waiting.len() < MOST_WAITING {
-            waiting.push_back(extent.clone());
+            waiting.push_back(WaitingExtent { extent: extent.clone(), mark });
         } else {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
-    pub(crate) fn demote(&self, log: &Log, extent: &Extent) {
+    pub(crate) fn demote(&self, engine: &Engine, extent: &Extent, mark: RemovalMark) {
         if self.write != FarWrite::Evict || self.has_all(extent) {
             return;
         }
         let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
-        let added = publisher.map(|mut publisher| add_to_pack(&mut publisher, log, extent));
+        let added =
+            publisher.map(|mut publisher| add_to_pack(&mut publisher, engine, extent, mark));
         if added != Some(Ok(())) {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// The next extent to be written.
-    pub(super) fn next_waiting(&self) -> Option<Extent> {
+    pub(super) fn next_waiting(&self) -> Option<WaitingExtent> {
         self.waiting.lock().pop_front()
     }
 
     /// Puts an extent back that could not be written yet.
-    pub(super) fn put_back(&self, extent: Extent) {
+    pub(super) fn put_back(&self, extent: WaitingExtent) {
         self.waiting.lock().push_front(extent);
     }
 
@@ -272,11 +290,23 @@ impl FarTier {
         self.waiting.lock().is_empty()
     }
 
-    /// Stops finding blocks.
-    pub(super) fn forget(&self, namespace: NamespaceId, hashes: &[ChainHash]) {
-        for hash in hashes {
-            self.index.forget(namespace, hash);
-        }
+    /// Stops finding blocks that this store removed.
+    pub(crate) fn remove(&self, removal: &Removal) {
+        self.index.remove_own(removal);
+    }
+
+    /// Names in packs that are begun from now on which removals are applied and stored.
+    pub(super) fn use_applied(&self, notes: &RemovalNotes) {
+        let mut publisher = self.publisher.lock();
+        publisher.set_applied(notes.stored_applied());
+    }
+
+    /// Notes which objects a poll could not use.
+    pub(super) fn note_bad_objects(&self, polled: &mut Polled) {
+        self.counters.bad_objects.store(polled.bad_now, Ordering::Relaxed);
+        let newest = polled.newest_bad.take();
+        *self.newest_bad.lock() =
+            newest.map(|BadObject { name, reason }| format!("{name}: {reason}"));
     }
 
     /// Notes what became of publishing, for [`Self::stats`] and for extents that are put again.
@@ -289,7 +319,7 @@ impl FarTier {
 
     /// Drops the extents that still wait when the store is closed.
     pub(super) fn drop_waiting(&self) {
-        let left: usize = self.waiting.lock().drain(..).map(|extent| extent.hashes.len()).sum();
+        let left: usize = self.waiting.lock().drain(..).map(|one| one.extent.hashes.len()).sum();
         add(&self.counters.dropped_blocks, left as u64);
     }
 
@@ -334,7 +364,11 @@ impl FarTier {
             waiting_extents: self.waiting.lock().len() as u64,
             dropped_blocks: get(&self.counters.dropped_blocks),
             present_blocks: get(&self.counters.present_blocks),
-            bad_catalogs: get(&self.counters.bad_catalogs),
+            bad_objects: get(&self.counters.bad_objects),
+            newest_bad_object: self.newest_bad.lock().clone(),
+            applied_removals: get(&self.counters.applied_removals),
+            pending_removals: 0,
+            complete_polls: get(&self.counters.complete_polls),
             failed_polls: get(&self.counters.failed_polls),
             collected_writers: get(&self.counters.collected_writers),
             collected_packs: get(&self.counters.collected_packs),
@@ -346,15 +380,19 @@ impl FarTier {
 /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
 pub(super) fn add_to_pack(
     publisher: &mut Publisher,
-    log: &Log,
+    engine: &Engine,
     extent: &Extent,
+    mark: RemovalMark,
 ) -> Result<(), Refused> {
+    let log = &engine.log;
     let gone = Refused::Unread(Cause::Recycled);
     if !publisher.is_described(extent.namespace) {
         return Err(gone);
     }
-    let removed = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
-    if !removed.is_empty() {
+    let of_log = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
+    let removals = &engine.front.removals;
+    let of_process = removals.removed_since(mark, extent.namespace, &extent.hashes);
+    if !of_log.is_empty() || !of_process.is_empty() {
         return Err(gone);
     }
     let pinned = log.pinned_file(extent.location).ok_or(gone)?;

@@ -10,7 +10,7 @@ use dalsegno_far::offline::{
     DoctorError, DoctorOptions, DoctorReport, FarVerifyReport, Location, PruneError, PruneReport,
     Survey, SurveyOptions, examine, inspect, prune, survey, verify,
 };
-use dalsegno_far::{DirectoryTier, DirectoryTierOptions, Object, Tier, WriterId};
+use dalsegno_far::{DirectoryTier, DirectoryTierOptions, Object, ObjectName, Tier, WriterId};
 use dalsegno_io::{DirectoryNames, IoError, SystemClock, random_bytes};
 use dalsegno_log::format::{STORE_FILE, segment_number};
 
@@ -73,10 +73,8 @@ pub fn far_inspect(path: &Path, file: &str, at: Option<u64>) -> Result<Inspectio
             WriterId { store: StoreId([0xab; 16]), open: 7 }.object(Object::Catalog(1))
         ))
     };
-    let name = file
-        .split_once('/')
-        .and_then(|(folder, name)| Some(WriterId::parse(folder)?.object(Object::parse(name)?)));
-    match inspect(&location, name.ok_or_else(missing)?, at) {
+    let name = ObjectName::parse(file).ok_or_else(missing)?;
+    match inspect(&location, name, at) {
         Ok(Some(found)) => Ok(found),
         Ok(None) => Err(Error::invalid(format!(
             "{file} has no record at offset {}; without an offset its contents are listed",

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::background::tuner::{DecisionRow, read_decisions};
 use crate::error::{to_error, unavailable};
+use crate::far::removal_notes::pending_in;
 use crate::open::directory::{DirectoryReader, lock_shared};
 use crate::open::fill_index::fill_index;
 
@@ -46,6 +47,8 @@ pub struct StoreInfo {
     pub namespaces: Vec<NamespaceRow>,
     /// The index, if it is on disk.
     pub index: Option<IndexRow>,
+    /// Removals that other hosts do not know yet: an open with a far directory that responds publishes them.
+    pub pending_removals: u64,
     /// Damage found in headers.
     pub faults: Vec<FaultRow>,
 }
@@ -188,6 +191,7 @@ pub fn info(path: &Path) -> Result<StoreInfo> {
         stored_bytes: namespaces.iter().map(|row| row.stored_bytes).sum(),
         namespaces,
         index,
+        pending_removals: pending_in(offline.log.store_files(), offline.log.store()),
         faults: offline.faults,
     })
 }

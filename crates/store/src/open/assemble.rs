@@ -13,7 +13,7 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
     Result, StoreId, format_bytes,
 };
-use dalsegno_far::Tier;
+use dalsegno_far::{Removal, Tier};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, SystemClock,
@@ -35,8 +35,9 @@ use crate::background::tuner::Tuner;
 use crate::device::Watched;
 use crate::engine::{Engine, Front};
 use crate::error::{no_thread, to_error, unavailable};
-use crate::far::applied::RemoveHere;
+use crate::far::follow::RemoveHere;
 use crate::far::lanes::{FarLanes, LocalStore};
+use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::far_location::{far_location, open_far};
@@ -50,7 +51,8 @@ use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
 use crate::write::namespaces::NamespaceTable;
 use crate::write::put::Writer;
-use crate::write::remove::Remover;
+use crate::write::recent_removals::RecentRemovals;
+use crate::write::remove::{RemovalOrigin, Remover};
 
 /// How long the removal of blocks may take that another store removed.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -165,9 +167,11 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     let counters = Counters::default();
     let LogAndIndex { log, index, lsm } = source.open(&counters)?;
     device.try_with(STORE_FILE, pool.clone());
+    let writer = writer_id(log.store(), random_name()?);
+    let removal_notes = RemovalNotes::open(log.store_files(), writer, far.is_some());
+    let removal_notes = removal_notes.map(Arc::new);
     let far = match far {
         Some(tier) => {
-            let writer = writer_id(log.store(), random_name()?);
             let (limits, clock) = (limits.clone(), Arc::clone(&clock));
             let pool = staging_of(limits.far_workers).map_err(|error| {
                 let message = "the system cannot provide memory for a far tier";
@@ -208,10 +212,12 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
             dram,
             failed_reads,
             removal_feed,
+            removals: RecentRemovals::default(),
             reads: ReadGauge::default(),
             speeds: TierSpeeds::default(),
         },
         far,
+        removal_notes,
     });
     start_helpers(engine, executor, merging, scrubbing)
 }
@@ -222,7 +228,7 @@ fn start_helpers(
     merging: MergeRules,
     scrubbing: ScrubRules,
 ) -> Result<(OpenStore, TransferLanes)> {
-    let limits = &engine.limits;
+    let (limits, clock) = (&engine.limits, Arc::clone(&engine.clock));
     let records = JobLane::start_lane("dalsegno-record", executor, 1, LANE_JOBS);
     let records = Arc::new(records.map_err(no_thread)?);
     let space = Arc::new(SpaceLane::start(Arc::clone(&engine), executor)?);
@@ -233,16 +239,18 @@ fn start_helpers(
     let scrubber = Scrubber::start(scrubbing, Arc::clone(&engine), executor)?;
     let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
     let writer = Arc::new(writer);
-    let far = match &engine.far {
-        Some(far) => {
-            let local = LocalStore {
-                engine: Arc::downgrade(&engine),
-                writer: Arc::downgrade(&writer),
-                remove: remove_here(&engine, &space, &records),
-            };
-            Some(FarLanes::start(far, &engine.clock, local)?)
+    let remove = remove_here(&engine, &space, &records);
+    if let Some(notes) = &engine.removal_notes {
+        resume_removals(&engine, notes, &remove);
+    }
+    let far = match (&engine.far, &engine.removal_notes) {
+        (Some(far), Some(notes)) => {
+            let notes = Arc::clone(notes);
+            let (engine, writer) = (Arc::downgrade(&engine), Arc::downgrade(&writer));
+            let local = LocalStore { engine, writer, notes, remove };
+            Some(FarLanes::start(far, &clock, local)?)
         }
-        None => None,
+        _ => None,
     };
     Ok((OpenStore { engine, writer, merger, scrubber, records, space, far }, transfers))
 }
@@ -258,12 +266,32 @@ fn random_name() -> Result<[u8; 8]> {
 fn remove_here(engine: &Arc<Engine>, space: &Arc<SpaceLane>, records: &Arc<JobLane>) -> RemoveHere {
     let (engine, space) = (Arc::downgrade(engine), Arc::downgrade(space));
     let records = Arc::downgrade(records);
-    Box::new(move |namespace, hashes| {
+    Arc::new(move |namespace, hashes| {
         let parts = (engine.upgrade(), space.upgrade(), records.upgrade());
-        let (Some(engine), Some(space), Some(records)) = parts else { return Ok(()) };
-        let remover = Remover { engine: &engine, space: &space, records: &records, far: None };
+        let (Some(engine), Some(space), Some(records)) = parts else {
+            return Err(Error::new(ErrorKind::Closed, "the store is closed"));
+        };
+        let origin = RemovalOrigin::Noted;
+        let remover = Remover { engine: &engine, space: &space, records: &records, origin };
         remover.remove(namespace, hashes, &Terms::within(REMOVE_TIMEOUT)).map(drop)
     })
+}
+
+/// Goes on with the removals that the last open had begun: they are applied here, and not found at the far location.
+fn resume_removals(engine: &Engine, notes: &RemovalNotes, remove: &RemoveHere) {
+    for removal in notes.unpublished() {
+        engine.far.iter().for_each(|far| far.remove(&removal));
+    }
+    for Removal { id, namespace, hashes } in notes.failed_here() {
+        let hashes = Some(hashes.as_slice()).filter(|hashes| !hashes.is_empty());
+        match remove(namespace, hashes) {
+            Ok(()) => notes.note_applied(id),
+            Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
+        }
+    }
+    if let Err(error) = notes.store(engine.log.store_files()) {
+        tracing::warn!(%error, "the record of removals is not stored");
+    }
 }
 
 fn open_dram(limits: &Limits, arena: &ArenaBacking) -> Result<Dram> {

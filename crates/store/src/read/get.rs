@@ -35,6 +35,7 @@ use crate::read::run_parts::{missing_parts, positions_of};
 use crate::read::speeds::BlockTier;
 use crate::read::wanted::Wanted;
 use crate::read::whereabouts::{Whereabouts, bring_to_dram, remove_unless_known};
+use crate::write::recent_removals::RemovalMark;
 
 /// A block that is read into a place in DRAM.
 struct PlacedRead {
@@ -52,6 +53,8 @@ pub(super) struct Get<'a> {
     call: &'a Call,
     /// How long the index may wait.
     wait: WaitLimit,
+    /// From before the blocks are looked up.
+    mark: RemovalMark,
     /// Reads into places, by position in the chain.
     placed: HashMap<usize, PlacedRead>,
     pub(super) outcomes: Vec<Outcome>,
@@ -70,7 +73,8 @@ impl<'a> Get<'a> {
         let outcomes = vec![Outcome::Absent; chain.len()];
         let wait = engine.wait_limit(call);
         let (placed, leased) = (HashMap::new(), Vec::new());
-        Self { engine, namespace, chain, layers, call, wait, placed, outcomes, leased }
+        let mark = engine.front.removals.mark();
+        Self { engine, namespace, chain, layers, call, wait, mark, placed, outcomes, leased }
     }
 
     pub(super) fn run(&mut self, wanted: impl Iterator<Item = Wanted>, scope: Scope) {
@@ -218,7 +222,7 @@ impl<'a> Get<'a> {
                 self.note_far(at, || PromotedBlock::Placed(block));
             } else if self.is_whole() {
                 if self.admits() {
-                    bring_to_dram(self.engine, key, &block.memory, self.wait);
+                    bring_to_dram(self.engine, key, &block.memory, (self.mark, self.wait));
                 }
                 self.note_far(at, || PromotedBlock::copy_of(&block.memory));
             }
@@ -276,7 +280,7 @@ impl<'a> Get<'a> {
     /// Notes a hit of a block that only the far tier has. The second one copies it to the log.
     fn note_far(&self, at: usize, block: impl FnOnce() -> PromotedBlock) {
         if let Some(far) = &self.engine.far {
-            far.note_hit(self.namespace.id(), &self.chain[..=at], block);
+            far.note_hit(self.namespace.id(), &self.chain[..=at], self.mark, block);
             far.note_prefetch_use(&(self.namespace.id(), self.chain[at]));
         }
     }
@@ -415,7 +419,7 @@ impl<'a> Get<'a> {
                         drop(block.memory);
                         drop(self.settle_placed(at, key, placed));
                     } else if admits {
-                        bring_to_dram(self.engine, key, &block.memory, self.wait);
+                        bring_to_dram(self.engine, key, &block.memory, (self.mark, self.wait));
                     }
                 }
                 Err(cause) => {
@@ -444,7 +448,7 @@ impl<'a> Get<'a> {
             self.leased[at] = Some(Arc::clone(&block));
         }
         self.engine.front.dram.keep(key, Arc::clone(&block));
-        remove_unless_known(self.engine, key, self.wait);
+        remove_unless_known(self.engine, key, (self.mark, self.wait));
         block
     }
 }

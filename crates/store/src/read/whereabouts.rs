@@ -10,6 +10,7 @@ use dalsegno_io::{Memory, WaitLimit};
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
 use crate::far::tier::{FarBlock, FarTier};
+use crate::write::recent_removals::RemovalMark;
 
 /// Where the wanted blocks are.
 pub(crate) struct Whereabouts {
@@ -92,19 +93,29 @@ fn is_known(engine: &Engine, key: BlockKey, wait: WaitLimit) -> bool {
         || engine.far.as_ref().is_some_and(|far| far.find(key.0, &key.1).is_some())
 }
 
-/// Copies a block to DRAM, unless it was removed or evicted while it was read.
-pub(super) fn bring_to_dram(engine: &Engine, key: BlockKey, memory: &[Memory], wait: WaitLimit) {
+/// Copies a block to DRAM, unless it was removed or evicted while it was read: see [`remove_unless_known`].
+pub(super) fn bring_to_dram(
+    engine: &Engine,
+    key: BlockKey,
+    memory: &[Memory],
+    terms: (RemovalMark, WaitLimit),
+) {
     let dram = &engine.front.dram;
     if dram.is_off() {
         return;
     }
     dram.insert(key, memory);
-    remove_unless_known(engine, key, wait);
+    remove_unless_known(engine, key, terms);
 }
 
-/// Removes a block from DRAM if it was removed or evicted while it was read.
-pub(crate) fn remove_unless_known(engine: &Engine, key: BlockKey, wait: WaitLimit) {
-    if !is_known(engine, key, wait) {
+/// Removes a block from DRAM if it was removed or evicted while it was read. The mark is from before it was looked up.
+pub(crate) fn remove_unless_known(
+    engine: &Engine,
+    key: BlockKey,
+    (mark, wait): (RemovalMark, WaitLimit),
+) {
+    // One that was put again since its removal leaves as well: these bytes are from before.
+    if engine.front.removals.is_removed_since(mark, &key) || !is_known(engine, key, wait) {
         engine.front.dram.remove(key.0, &[key.1]);
     }
 }

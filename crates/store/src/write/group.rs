@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::error::to_error;
 use crate::read::arena::PlacedBlock;
 use crate::write::publish::{new_extent, publish};
+use crate::write::recent_removals::RemovalMark;
 
 /// The blocks of an extent.
 pub(crate) struct GroupBlocks<'a> {
@@ -49,6 +50,8 @@ pub(crate) struct Group<'a> {
     space: &'a SpaceLane,
     merger: &'a Merger,
     call: &'a Call,
+    /// From before the put.
+    mark: RemovalMark,
     waiting: Vec<WaitingExtent>,
     bytes: u64,
     /// Where the next extent goes if it continues the last one, which the index does not know yet.
@@ -62,9 +65,10 @@ impl<'a> Group<'a> {
         space: &'a SpaceLane,
         merger: &'a Merger,
         call: &'a Call,
+        mark: RemovalMark,
     ) -> Self {
         let (waiting, stored) = (Vec::new(), Vec::new());
-        Self { engine, space, merger, call, waiting, bytes: 0, next: None, stored }
+        Self { engine, space, merger, call, mark, waiting, bytes: 0, next: None, stored }
     }
 
     /// Reserves space for one more extent; frees some first if needed. An extent without space is left out.
@@ -103,6 +107,16 @@ impl<'a> Group<'a> {
             Ok(place) => place,
             Err(error) => return not_put(count, &error),
         };
+        // Removed between the mark and the reservation: the log takes such blocks for newer ones. A removal after the
+        // reservation hides them.
+        let removals = &self.engine.front.removals;
+        if !removals.removed_since(self.mark, extent.namespace, &extent.hashes).is_empty() {
+            tracing::debug!(
+                blocks = count,
+                "blocks not stored: some of them were removed meanwhile"
+            );
+            return Ok(());
+        }
         self.bytes += bytes;
         let (namespace, hashes) = (extent.namespace, extent.hashes.clone());
         if self.engine.limits.dram_admission == DramAdmission::Put {
@@ -169,7 +183,7 @@ impl<'a> Group<'a> {
             let count = names.hashes.len();
             match result {
                 Ok(appended) => {
-                    if publish(self.engine, self.merger, appended, self.call) {
+                    if publish(self.engine, self.merger, appended, (self.call, self.mark)) {
                         self.stored.push((first, count));
                     } else {
                         self.forget(&names);

@@ -5,6 +5,7 @@ pub(crate) mod namespaces;
 pub(crate) mod pending;
 pub(crate) mod publish;
 pub(crate) mod put;
+pub(crate) mod recent_removals;
 pub(crate) mod register;
 pub(crate) mod remove;
 pub(crate) mod stretch;

@@ -8,6 +8,7 @@ use dalsegno_policy::recency::Use;
 
 use crate::background::merger::Merger;
 use crate::engine::Engine;
+use crate::write::recent_removals::RemovalMark;
 
 /// Gives an extent its place in the order of the index.
 pub(crate) fn new_extent(
@@ -33,8 +34,13 @@ pub(crate) fn new_extent(
 }
 
 /// Makes the blocks of a written extent visible. `false` if the index did not insert them; then the caller removes from
-/// DRAM what it copied there.
-pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call: &Call) -> bool {
+/// DRAM what it copied there. `mark` is from before the put.
+pub(crate) fn publish(
+    engine: &Engine,
+    merger: &Merger,
+    appended: Appended,
+    (call, mark): (&Call, RemovalMark),
+) -> bool {
     let Appended { extent, pin } = appended;
     let (id, namespace, born) = (extent.id, extent.namespace, extent.born);
     let front = &engine.front;
@@ -42,9 +48,6 @@ pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call
     let failed = front.failed_reads.among(namespace, &extent.hashes);
     let wait = engine.wait_limit(call);
     take_over(engine, &extent, &failed, wait);
-    if let Some(far) = &engine.far {
-        far.offer(&extent, FarWrite::Put);
-    }
     let round = engine.log.segments().round();
     raise_parent(engine.index.as_ref(), &extent, round, wait);
     let mut visible = engine.index.insert(extent.clone(), Use::written(round), &|_| true, wait);
@@ -58,10 +61,13 @@ pub(crate) fn publish(engine: &Engine, merger: &Merger, appended: Appended, call
     merger.note(engine, &extent);
     // A removal is announced before it reads the index. So either it found these blocks there, or it is seen here.
     // Otherwise they would stay visible until the next open, and be gone then.
-    let removed = engine.log.removals().removed_since(namespace, born, &extent.hashes);
+    let mut removed = engine.log.removals().removed_since(namespace, born, &extent.hashes);
+    removed.extend(front.removals.removed_since(mark, namespace, &extent.hashes));
     let gone: Vec<ChainHash> =
         extent.hashes.iter().filter(|hash| removed.contains(hash)).copied().collect();
-    if !gone.is_empty() {
+    if gone.is_empty() {
+        engine.far.iter().for_each(|far| far.offer(&extent, mark, FarWrite::Put));
+    } else {
         engine.index.remove_extent(&extent, wait);
         let wanted = |hash: &ChainHash| !removed.contains(hash);
         visible = engine.index.insert(extent, Use::written(round), &wanted, wait);

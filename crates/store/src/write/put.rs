@@ -24,6 +24,7 @@ use crate::sizes::check_blocks;
 use crate::stats::add;
 use crate::write::group::{Group, GroupBlocks};
 use crate::write::pending::{Claim, Pending};
+use crate::write::recent_removals::RemovalMark;
 use crate::write::stretch::{Stretch, stretches};
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.
@@ -54,6 +55,15 @@ impl Put<'_> {
         }
         check_blocks(&self.blocks, namespace.layout().block_bytes())
     }
+}
+
+/// Where the bytes of a put are from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PutOrigin<'a> {
+    /// The same blocks in their places in DRAM, all or none.
+    pub(crate) placed: &'a [Arc<PlacedBlock>],
+    /// From before the bytes were looked up. Blocks that were removed since are not put.
+    pub(crate) mark: RemovalMark,
 }
 
 /// How one block of a put ended.
@@ -119,7 +129,7 @@ impl Writer {
         Self { engine, space, merger, pending, admission }
     }
 
-    /// See [`Store::put_batch`](crate::Store::put_batch). `placed` has the blocks in their places in DRAM, all or none.
+    /// See [`Store::put_batch`](crate::Store::put_batch).
     pub(crate) fn put_batch(
         &self,
         namespace: NamespaceId,
@@ -127,11 +137,23 @@ impl Writer {
         placed: &[Arc<PlacedBlock>],
         terms: &Terms,
     ) -> Result<PutReport> {
+        let mark = self.engine.front.removals.mark();
+        self.put_from(namespace, put, PutOrigin { placed, mark }, terms)
+    }
+
+    /// Puts blocks that were read elsewhere.
+    pub(crate) fn put_from(
+        &self,
+        namespace: NamespaceId,
+        put: Put<'_>,
+        origin: PutOrigin<'_>,
+        terms: &Terms,
+    ) -> Result<PutReport> {
         let engine = self.engine.as_ref();
         let namespace = engine.namespaces.get(namespace)?;
         put.check(&namespace)?;
         let call = terms.call(engine.clock.as_ref());
-        let report = self.put(&namespace, put, placed, &call)?;
+        let report = self.put(&namespace, put, origin, &call)?;
         self.merger.after_put();
         let counters = &engine.counters;
         let stored = report.count(PutOutcome::Stored);
@@ -149,7 +171,7 @@ impl Writer {
         &self,
         namespace: &Namespace,
         put: Put<'_>,
-        placed: &[Arc<PlacedBlock>],
+        PutOrigin { placed, mark }: PutOrigin<'_>,
         call: &Call,
     ) -> Result<PutReport> {
         let engine = self.engine.as_ref();
@@ -161,7 +183,7 @@ impl Writer {
         let Plan { wanted, mut outcomes, _claim } =
             self.plan(namespace.id(), hashes, engine.wait_limit(call));
         let mut blocks: Vec<Option<Vec<Memory>>> = put.blocks.into_iter().map(Some).collect();
-        let mut group = Group::new(engine, &self.space, &self.merger, call);
+        let mut group = Group::new(engine, &self.space, &self.merger, call, mark);
         for Stretch { first, count } in stretches(&wanted, namespace, &engine.limits) {
             let memory = blocks[first..first + count].iter_mut();
             let memory =
@@ -180,11 +202,12 @@ impl Writer {
         let engine = self.engine.as_ref();
         let mut outcomes = vec![PutOutcome::Failed; hashes.len()];
         let mut claim = self.pending.claim();
+        let mark = engine.front.removals.mark();
         let present = engine.index.resolve(namespace, hashes, Scope::Each, wait);
         note_use(engine.index.as_ref(), &present, engine.log.segments().round(), wait);
         for run in present {
             if let Some(far) = &engine.far {
-                far.offer(&run.extent, FarWrite::SecondPut);
+                far.offer(&run.extent, mark, FarWrite::SecondPut);
             }
             outcomes[run.at..run.at + run.count as usize].fill(PutOutcome::Present);
         }

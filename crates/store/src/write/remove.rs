@@ -3,14 +3,19 @@
 //! 1. A removal is announced before the index is read, so that a put under way does not publish what it removes.
 //! 2. An on-disk index may have to wait for the device. Then the space lane removes the blocks from it, and the caller
 //!    waits for the answer within its terms.
-//! 3. With a far tier, the removal is published there as well.
+//! 3. With a far tier, the removal is published there as well. A store that used a far tier before notes it for the next
+//!    open that has one.
 //! 4. The lane of records writes and syncs the tombstone, so that a slow sync does not delay a put that needs space
 //!    (`background/space.rs`).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_core::{ChainHash, IndexChoice, MAX_EXTENT_BLOCKS, NamespaceId, Result};
+use dalsegno_core::{
+    ChainHash, Error, ErrorKind, IndexChoice, MAX_EXTENT_BLOCKS, NamespaceId, Result,
+};
+use dalsegno_far::Removal;
 use dalsegno_index::Scope;
 use dalsegno_log::{Call, Log, LogError, Removals};
 
@@ -21,6 +26,7 @@ use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
 use crate::far::lanes::FarLanes;
+use crate::far::removal_notes::OwnRemoval;
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::Whereabouts;
 use crate::stats::add;
@@ -30,8 +36,16 @@ pub(crate) struct Remover<'a> {
     pub(crate) engine: &'a Arc<Engine>,
     pub(crate) space: &'a Arc<SpaceLane>,
     pub(crate) records: &'a JobLane,
-    /// Where the removal is published, unless it came from there.
-    pub(crate) far: Option<&'a FarLanes>,
+    pub(crate) origin: RemovalOrigin<'a>,
+}
+
+/// Who removes blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RemovalOrigin<'a> {
+    /// A caller. Other hosts follow through these threads, if the store has a far location.
+    Caller(Option<&'a FarLanes>),
+    /// Another store, or this one in an earlier try: nothing is to be published.
+    Noted,
 }
 
 impl Remover<'_> {
@@ -42,28 +56,81 @@ impl Remover<'_> {
         hashes: Option<&[ChainHash]>,
         terms: &Terms,
     ) -> Result<u64> {
+        // No hashes mean the whole namespace further down.
+        if hashes.is_some_and(<[ChainHash]>::is_empty) {
+            return Ok(0);
+        }
         let call = terms.call(self.engine.clock.as_ref());
         let only_far = self.count_far(namespace, hashes.unwrap_or_default());
-        let removed = match hashes {
-            None => self.remove_part(namespace, &[], &call),
-            Some(hashes) => {
-                let parts = hashes.chunks(MAX_EXTENT_BLOCKS as usize);
-                // All parts, also behind one that could not be made durable.
-                let removed: Vec<_> =
-                    parts.map(|part| self.remove_part(namespace, part, &call)).collect();
-                removed.into_iter().sum()
-            }
+        let parts: Vec<&[ChainHash]> = match hashes {
+            None => vec![&[]],
+            Some(hashes) => hashes.chunks(MAX_EXTENT_BLOCKS as usize).collect(),
         };
+        let own = self.begin_own(namespace, hashes.unwrap_or_default(), parts.len())?;
+        // All parts, also behind one that could not be made durable.
+        let removed: Vec<_> = parts
+            .into_iter()
+            .map(|part| self.remove_part((namespace, part), own.as_ref(), &call))
+            .collect();
+        let removed: Result<u64> = removed.into_iter().sum();
         // Also if it could not be made durable here.
-        let clock = self.engine.clock.as_ref();
-        let far = self.far.map_or(Ok(()), |far| far.remove(namespace, hashes, (&call, clock)));
+        let published = own.map_or(Ok(()), |own| self.publish(own, removed.is_ok(), &call));
         let removed = removed?;
-        far.map(|()| removed + only_far)
+        published.map(|()| removed + only_far)
+    }
+
+    /// Gives a removal of a caller its name, if other hosts must follow it, and stops finding its blocks at the far
+    /// location.
+    fn begin_own(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        parts: usize,
+    ) -> Result<Option<Arc<OwnRemoval>>> {
+        let RemovalOrigin::Caller(_) = self.origin else { return Ok(None) };
+        let Some(notes) = &self.engine.removal_notes else { return Ok(None) };
+        let own = notes.begin(namespace, hashes, parts)?;
+        if let Some(far) = &self.engine.far {
+            far.remove(&Removal { id: own.id(), namespace, hashes: hashes.to_vec() });
+        }
+        Ok(Some(own))
+    }
+
+    /// Stores that a removal is pending, and waits until it is published.
+    fn publish(&self, own: Arc<OwnRemoval>, is_removed: bool, call: &Call) -> Result<()> {
+        let Some(notes) = self.engine.removal_notes.clone() else { return Ok(()) };
+        let RemovalOrigin::Caller(lanes) = self.origin else { return Ok(()) };
+        let outcome = notes.release(own.id());
+        // From here on it counts as applied, if all of its parts are durable.
+        drop(own);
+        let (engine, of_job) = (Arc::clone(self.engine), Arc::clone(&notes));
+        let store = move || of_job.store(engine.log.store_files());
+        let stored = if is_removed {
+            self.records.run_blocking(call, self.engine.clock.as_ref(), store)
+        } else {
+            self.records.spawn(move || drop(store()))
+        };
+        let Some(lanes) = lanes else { return stored.map_err(to_error) };
+        lanes.publish_removals();
+        if !is_removed {
+            return Ok(());
+        }
+        match call.receive(&outcome, self.engine.clock.as_ref()) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(why)) => Err(self.not_published().with_source(NotPublished(why))),
+            Err(late) => Err(self.not_published().with_source(late)),
+        }
+    }
+
+    fn not_published(&self) -> Error {
+        let far = self.engine.limits.far.as_deref().unwrap_or("the far location");
+        let message = format!("removed on this host; other hosts follow when {far} responds");
+        Error::new(ErrorKind::Unavailable, message)
     }
 
     /// How many blocks only the far location has.
     fn count_far(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> u64 {
-        if self.far.is_none() {
+        if !matches!(self.origin, RemovalOrigin::Caller(Some(_))) {
             return 0;
         }
         let wait = lookup_limit(self.engine);
@@ -77,11 +144,13 @@ impl Remover<'_> {
     /// the index, then DRAM, so that a get under way does not bring them back.
     fn remove_part(
         &self,
-        namespace: NamespaceId,
-        hashes: &[ChainHash],
+        (namespace, hashes): (NamespaceId, &[ChainHash]),
+        own: Option<&Arc<OwnRemoval>>,
         call: &Call,
     ) -> Result<u64> {
         let engine = self.engine;
+        let own = own.map(Arc::clone);
+        engine.front.removals.note(namespace, hashes);
         let number = engine.log.removals().begin(namespace, hashes);
         let announced = AnnouncedRemoval { log: engine.log.clone(), number };
         let removed = Arc::new(AtomicU64::new(0));
@@ -107,7 +176,9 @@ impl Remover<'_> {
         let (space, job_engine) = (Arc::clone(self.space), Arc::clone(engine));
         let record = move || {
             space.run_blocking(&Call::background(), prepare)?;
-            finish(&job_engine, announced.number)
+            finish(&job_engine, announced.number)?;
+            own.iter().for_each(|own| own.part_done());
+            Ok(())
         };
         self.records.run_blocking(call, engine.clock.as_ref(), record).map_err(to_error)?;
         Ok(removed.load(Ordering::Relaxed))
@@ -126,6 +197,7 @@ fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u6
     let front = &engine.front;
     let removed = if hashes.is_empty() {
         let removed = engine.index.remove_namespace(namespace);
+        front.removals.note(namespace, hashes);
         front.dram.remove_namespace(namespace);
         if removed.blocks > 0 {
             front.removal_feed.note_gap();
@@ -133,6 +205,7 @@ fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u6
         removed
     } else {
         let removed = engine.index.remove_blocks(namespace, hashes);
+        front.removals.note(namespace, hashes);
         front.dram.remove(namespace, hashes);
         if removed.blocks > 0 {
             front.removal_feed.note(namespace, hashes);
@@ -145,6 +218,26 @@ fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u6
     add(&engine.counters.removed_blocks, removed.blocks);
     removed.blocks
 }
+
+/// The namespaces of which the store has blocks, or may get some.
+pub(crate) fn all_namespaces(engine: &Engine) -> BTreeSet<NamespaceId> {
+    let mut all: BTreeSet<NamespaceId> =
+        engine.namespaces.list().iter().map(|namespace| namespace.id()).collect();
+    // The description of a namespace may be lost.
+    let mut from = NamespaceId::default();
+    while let Some(extent) = engine.index.scan((from, ChainHash::default(), 0), 1).first() {
+        all.insert(extent.namespace);
+        let next = u128::from_be_bytes(extent.namespace.0).checked_add(1);
+        let Some(next) = next else { break };
+        from = NamespaceId(next.to_be_bytes());
+    }
+    all
+}
+
+/// Why a removal is not published.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotPublished(String);
 
 /// A removal that was announced, until it is finished or abandoned.
 struct AnnouncedRemoval {

@@ -12,25 +12,41 @@ use dalsegno_far::{
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space, SystemClock};
 
 /// A directory whose reads of packs wait while they are held.
+#[allow(dead_code, reason = "each test file uses its part")]
 #[derive(Debug)]
 pub(crate) struct HeldTier {
     directory: DirectoryTier,
     /// The reads that wait; `None` if reads are not held.
     held: Mutex<Option<Vec<Request>>>,
+    /// The thread whose reads are held; `None` for all.
+    thread: Mutex<Option<&'static str>>,
     /// Whether calls fail.
     is_silent: AtomicBool,
+    /// The publications that wait; `None` if they are not held.
+    kept: Mutex<Option<Vec<Kept>>>,
 }
 
+type Kept = (ObjectName, Vec<Memory>, Ask<()>);
+
+#[allow(dead_code, reason = "each test file uses its part")]
 impl HeldTier {
     pub(crate) fn open(path: &Path, workers: u32) -> Arc<Self> {
         let options = DirectoryTierOptions { workers, ..DirectoryTierOptions::default() };
         let directory = DirectoryTier::open(path, options, Arc::new(SystemClock::new())).unwrap();
-        Arc::new(Self { directory, held: Mutex::default(), is_silent: AtomicBool::new(false) })
+        let (held, thread) = (Mutex::default(), Mutex::default());
+        let (is_silent, kept) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { directory, held, thread, is_silent, kept })
     }
 
     /// Holds reads from now on.
     pub(crate) fn hold(&self) {
         *self.held.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// Holds the reads of one thread from now on.
+    pub(crate) fn hold_thread(&self, name: &'static str) {
+        *self.thread.lock().unwrap() = Some(name);
+        self.hold();
     }
 
     /// Carries out the reads that waited.
@@ -54,6 +70,23 @@ impl HeldTier {
         None
     }
 
+    /// Holds publications from now on.
+    pub(crate) fn hold_publications(&self) {
+        *self.kept.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// How many publications wait.
+    pub(crate) fn waiting_publications(&self) -> usize {
+        self.kept.lock().unwrap().as_ref().map_or(0, Vec::len)
+    }
+
+    /// Carries out the publications that waited.
+    pub(crate) fn publish_kept(&self) {
+        for (name, bytes, ask) in self.kept.lock().unwrap().take().unwrap_or_default() {
+            self.directory.publish(name, bytes, ask);
+        }
+    }
+
     /// How many reads wait.
     pub(crate) fn waiting(&self) -> usize {
         self.held.lock().unwrap().as_ref().map_or(0, Vec::len)
@@ -62,9 +95,11 @@ impl HeldTier {
 
 impl Source for HeldTier {
     fn submit(&self, requests: Vec<Request>) {
+        let of = *self.thread.lock().unwrap();
+        let is_meant = of.is_none_or(|name| std::thread::current().name() == Some(name));
         match &mut *self.held.lock().unwrap() {
-            Some(held) => held.extend(requests),
-            None => self.directory.submit(requests),
+            Some(held) if is_meant => held.extend(requests),
+            _ => self.directory.submit(requests),
         }
     }
 
@@ -89,8 +124,10 @@ impl Tier for HeldTier {
     }
 
     fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
-        if let Some(ask) = self.admit(ask) {
-            self.directory.publish(name, bytes, ask);
+        let Some(ask) = self.admit(ask) else { return };
+        match &mut *self.kept.lock().unwrap() {
+            Some(kept) => kept.push((name, bytes, ask)),
+            None => self.directory.publish(name, bytes, ask),
         }
     }
 
@@ -115,6 +152,18 @@ impl Tier for HeldTier {
     fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
         if !self.is_silent.load(Ordering::Relaxed) {
             self.directory.writer_age(writer, ask);
+        }
+    }
+
+    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
+        if let Some(ask) = self.admit(ask) {
+            self.directory.removals(ask);
+        }
+    }
+
+    fn now(&self, ask: Ask<Duration>) {
+        if let Some(ask) = self.admit(ask) {
+            self.directory.now(ask);
         }
     }
 

@@ -1,5 +1,7 @@
-use super::*;
+use dalsegno_core::StoreId;
 use proptest::prelude::*;
+
+use super::*;
 
 fn writer(open: u64) -> WriterId {
     WriterId { store: StoreId([7; 16]), open }
@@ -26,45 +28,36 @@ fn extent(offset: u64, blocks: u8) -> Extent {
     }
 }
 
-fn catalog(entries: Vec<Entry>, known: Vec<KnownWriter>) -> Catalog {
-    Catalog { writer: writer(9), number: 7, pack_bytes: 1 << 20, entries, known }
+fn catalog(extents: Vec<Extent>, applied: &[(u64, u64)]) -> Catalog {
+    let ids = applied.iter().map(|(open, number)| RemovalId { by: writer(*open), number: *number });
+    let applied = ids.collect();
+    Catalog { writer: writer(9), number: 7, pack_bytes: 1 << 20, extents, applied }
 }
 
 fn sample() -> Catalog {
-    let tombstone = Tombstone {
-        sequence: 6,
-        namespace: NamespaceId([1; 16]),
-        hashes: vec![ChainHash([9; 32])],
-    };
-    let entries = vec![
-        Entry::Extent(extent(0, 2)),
-        Entry::Tombstone(tombstone),
-        Entry::Extent(extent(12_288, 3)),
-    ];
-    let known = [3, 9].map(|open| KnownWriter { writer: writer(open), number: 6 });
-    catalog(entries, known.to_vec())
+    catalog(vec![extent(0, 2), extent(12_288, 3)], &[(3, 6), (9, 1)])
 }
 
 #[test]
 fn a_catalog_round_trips() {
-    for catalog in [sample(), catalog(Vec::new(), Vec::new())] {
+    for catalog in [sample(), catalog(Vec::new(), &[])] {
         assert_eq!(Catalog::decode(&catalog.encode()), Ok(catalog));
     }
 }
 
 #[test]
 fn the_bytes_are_those_of_the_worked_example() {
-    let bytes =
-        Catalog { pack_bytes: 12_288, ..catalog(vec![Entry::Extent(extent(0, 2))], vec![]) }
-            .encode();
+    let bytes = Catalog { pack_bytes: 12_288, ..catalog(vec![extent(0, 2)], &[(3, 2)]) }.encode();
     assert_eq!(bytes.len(), 2 * SECTOR);
-    assert_eq!(&bytes[..16], b"DSGNCATL\x01\0\0\0\0\x10\0\0");
+    assert_eq!(&bytes[..16], b"DSGNCATL\x02\0\0\0\0\x10\0\0");
     assert_eq!(&bytes[32..64], [9_u64, 7, 12_288, 4096].map(u64::to_le_bytes).concat());
-    assert_eq!(&bytes[68..76], [1_u32, 0].map(u32::to_le_bytes).concat());
+    assert_eq!(&bytes[68..76], [1_u32, 1].map(u32::to_le_bytes).concat());
     assert_eq!(&bytes[4096..4104], [1_u32, 4096].map(u32::to_le_bytes).concat());
     assert_eq!(&bytes[4104..4128], [0_u64, 5, 5].map(u64::to_le_bytes).concat());
     assert_eq!(&bytes[4208..4224], [0_u32, 2, 1, 4096].map(u32::to_le_bytes).concat());
     assert_eq!(&bytes[4240..4304], [[0; 32], [1; 32]].concat());
+    assert_eq!(&bytes[4304..4320], [7; 16]);
+    assert_eq!(&bytes[4320..4336], [3_u64, 2].map(u64::to_le_bytes).concat());
 }
 
 #[test]
@@ -83,30 +76,49 @@ fn every_flipped_byte_and_every_truncation_is_noticed() {
 fn extents_outside_of_the_pack_or_over_each_other_are_refused() {
     for (offset, blocks) in [(8192, 1), ((1 << 20) - 4096, 1), (1 << 47, 1), (100, 1), (16_384, 0)]
     {
-        let entries = vec![Entry::Extent(extent(0, 2)), Entry::Extent(extent(offset, blocks))];
-        assert!(Catalog::decode(&catalog(entries, Vec::new()).encode()).is_err(), "{offset}");
+        let extents = vec![extent(0, 2), extent(offset, blocks)];
+        assert!(Catalog::decode(&catalog(extents, &[]).encode()).is_err(), "{offset}");
     }
 }
 
-#[test]
-fn known_writers_are_sorted_and_belong_to_a_tombstone() {
-    let mut unsorted = sample();
-    unsorted.known.reverse();
-    let mut double = sample();
-    double.known[1] = double.known[0];
-    let mut alone = sample();
-    alone.entries.remove(1);
-    for catalog in [unsorted, double, alone] {
-        assert!(Catalog::decode(&catalog.encode()).is_err());
-    }
-}
-
-#[test]
-fn a_newer_version_differs_from_damage() {
+/// The bytes of the sample after `change` of its body.
+fn changed(change: impl FnOnce(&mut [u8])) -> Result<Catalog, FormatError> {
     let mut bytes = sample().encode();
-    bytes[8] = 2;
+    change(&mut bytes[SECTOR..]);
+    let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
+    bytes[64..68].copy_from_slice(&body_crc.to_le_bytes());
     seal(&mut bytes[..SECTOR]);
-    assert_eq!(Catalog::decode(&bytes), Err(FormatError::Newer(2)));
+    Catalog::decode(&bytes)
+}
+
+#[test]
+fn applied_writers_are_sorted_differ_and_have_a_number() {
+    let at = sample().extents.iter().map(extent_bytes).sum::<usize>();
+    assert_eq!(changed(|_| ()), Ok(sample()));
+    let unsorted = FormatError::Field("applied_writers");
+    assert_eq!(changed(|body| body[at + 16] = 9), Err(unsorted), "a writer twice");
+    assert_eq!(changed(|body| body[at + 16] = 10), Err(unsorted));
+    assert_eq!(changed(|body| body[at + 24] = 0), Err(FormatError::Field("number")));
+}
+
+#[test]
+fn the_number_of_applied_writers_is_bounded() {
+    let most = MAX_APPLIED_WRITERS as u64;
+    let many: Vec<(u64, u64)> = (1..most + 10).map(|open| (open, 1)).collect();
+    let bytes = catalog(vec![extent(0, 2)], &many).encode();
+    let applied = Catalog::decode(&bytes).unwrap().applied;
+    assert_eq!(applied.iter().len(), MAX_APPLIED_WRITERS);
+    assert_eq!(applied.number(writer(most + 5)), 0);
+}
+
+#[test]
+fn newer_and_older_versions_differ_from_damage() {
+    for (version, error) in [(3, FormatError::Newer(3)), (1, FormatError::Older(1))] {
+        let mut bytes = sample().encode();
+        bytes[8] = version;
+        seal(&mut bytes[..SECTOR]);
+        assert_eq!(Catalog::decode(&bytes), Err(error));
+    }
 }
 
 proptest! {

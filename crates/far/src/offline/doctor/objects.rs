@@ -11,6 +11,7 @@ use super::report::DoctorError;
 use crate::format::Catalog;
 use crate::names::{Object, ObjectName, WriterId};
 use crate::offline::location::Location;
+use crate::removal::Applied;
 use crate::tier::Tier;
 
 /// Workers of the tiers that check promises.
@@ -49,8 +50,8 @@ impl Subject<'_> {
     /// A valid catalog without entries.
     pub(super) fn catalog_bytes(&self, number: u64, pack_bytes: usize) -> Vec<u8> {
         let (writer, pack_bytes) = (self.writer, pack_bytes as u64);
-        let (entries, known) = (Vec::new(), Vec::new());
-        Catalog { writer, number, pack_bytes, entries, known }.encode()
+        let (extents, applied) = (Vec::new(), Applied::default());
+        Catalog { writer, number, pack_bytes, extents, applied }.encode()
     }
 
     /// Counts bytes that are about to be written; `false` if all would be more than `limit`.

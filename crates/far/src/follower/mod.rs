@@ -1,11 +1,16 @@
 //! Follows what all writers publish.
 //!
-//! 1. A poll fetches the catalogs behind the newest known one of each writer: one lookup if there is none. Every
-//!    [`LIST_EVERY`] polls it lists the folders, finds packs that are gone, and catalogs that appeared out of order.
-//! 2. A catalog that is damaged or newer is counted and not fetched again.
+//! 1. A poll reads the new lists of removals first. Then it fetches the catalogs behind the newest known one of each
+//!    writer: one lookup if there is none. Every [`LIST_EVERY`] polls it lists the folders, finds packs that are gone,
+//!    and catalogs that appeared out of order.
+//! 2. An object or a folder that cannot be used costs only itself: it is counted, and tried again at later listings.
 //! 3. A writer without a new beat, pack or catalog in [`QUIET_LISTS`] listings is looked at only by listings: it ended,
 //!    or is suspended. A writer that runs has a new beat each minute.
-//! 4. A failure of the location ends the poll. What is indexed stays.
+//! 4. A failure of one object does not keep others from being read in the same poll. Only a location that hangs ends
+//!    the poll. What was read counts, and what is indexed stays.
+
+mod bad;
+mod lists;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,9 +19,12 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::IoError;
 
-use crate::format::{Catalog, KnownWriter, MAX_CATALOG_BYTES, Tombstone};
+use self::bad::{BadName, BadObjects};
+use self::lists::ListFollower;
+use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
+use crate::polled::Polled;
 use crate::replies::{Replies, wait_for};
 use crate::signs::Signs;
 use crate::tier::{Listed, Tier};
@@ -25,26 +33,24 @@ use crate::tier::{Listed, Tier};
 pub const LIST_EVERY: u64 = 30;
 /// How long one call may take.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
-/// Catalogs that are fetched at a time.
+/// Objects that are fetched at a time.
 const FETCHES: usize = 16;
+/// Catalogs that cannot be used and that a poll tries again.
+const RETRIES: usize = 16;
 /// Listings in a row without a sign of life after which a writer is quiet.
 const QUIET_LISTS: u32 = 4;
 /// Catalogs behind the newest known one that a poll looks for in the first place.
 const AHEAD: u64 = 2;
 
-/// What a poll found.
-#[derive(Clone, Debug, Default)]
-pub struct Polled {
-    /// Blocks that can be read now and could not before.
-    pub new_blocks: u64,
-    /// Catalogs that were indexed.
-    pub catalogs: u64,
-    /// Packs that are gone.
-    pub gone_packs: u64,
-    /// Catalogs that are damaged, or that a newer Dalsegno wrote.
-    pub bad_catalogs: u64,
-    /// Tombstones that were not known before, with the catalog that has them.
-    pub tombstones: Vec<(WriterId, u64, Tombstone)>,
+/// How the folder of a writer was listed last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Listing {
+    /// Not at all, or that failed: the next poll tries again.
+    #[default]
+    Wanted,
+    Done,
+    /// It cannot be listed, because it belongs to another user.
+    Refused,
 }
 
 /// What is known of a writer.
@@ -54,7 +60,9 @@ struct Followed {
     newest: u64,
     /// Catalogs that were indexed, or that cannot be.
     seen: BTreeSet<u64>,
-    /// What the last listing showed.
+    /// How its folder was listed last.
+    listing: Listing,
+    /// What that listing showed.
     signs: Signs,
     /// Listings in a row that showed no newer sign of life.
     quiet_lists: u32,
@@ -66,6 +74,7 @@ impl Followed {
         self.quiet_lists =
             if signs.are_newer_than(self.signs) { 0 } else { self.quiet_lists.saturating_add(1) };
         self.signs = signs;
+        self.listing = Listing::Done;
     }
 
     fn is_quiet(&self) -> bool {
@@ -82,11 +91,24 @@ pub struct Follower {
     /// Its packs are indexed by who publishes them.
     own: WriterId,
     writers: BTreeMap<WriterId, Followed>,
+    lists: ListFollower,
+    bad: BadObjects,
     polls: u64,
 }
 
+/// Notes a failure of the location. The first one of a poll is reported.
+fn fail(polled: &mut Polled, error: IoError) {
+    tracing::debug!(%error, "a part of a far location was not followed");
+    polled.failure.get_or_insert(error);
+}
+
+/// Whether the location hangs, so that a poll ends.
+fn hangs(polled: &Polled) -> bool {
+    matches!(polled.failure, Some(IoError::Deadline))
+}
+
 impl Follower {
-    /// Follows all writers but `own`.
+    /// Follows all writers but `own`, and the removals of all.
     #[must_use]
     pub fn new(
         tier: Arc<dyn Tier>,
@@ -94,50 +116,94 @@ impl Follower {
         clock: Arc<dyn Clock>,
         own: WriterId,
     ) -> Self {
-        Self { tier, index, clock, own, writers: BTreeMap::new(), polls: 0 }
+        let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
+        let lists = ListFollower::new(of_tier, of_index, Arc::clone(&clock), own);
+        let (writers, bad) = (BTreeMap::new(), BadObjects::default());
+        Self { tier, index, clock, own, writers, lists, bad, polls: 0 }
     }
 
-    /// The newest catalogs that are known, for a tombstone.
-    #[must_use]
-    pub fn known(&self) -> Vec<KnownWriter> {
-        let known = self.writers.iter().filter(|(_, followed)| followed.newest > 0);
-        known
-            .map(|(writer, followed)| KnownWriter { writer: *writer, number: followed.newest })
-            .collect()
-    }
-
-    /// Indexes what was published since the last poll; the first one indexes everything.
-    ///
-    /// # Errors
-    ///
-    /// If the location fails or is too slow.
-    pub fn poll(&mut self) -> Result<Polled, IoError> {
+    /// Reads what was published since the last poll; the first one reads everything. Waits for the location.
+    pub fn poll(&mut self) -> Polled {
         let lists = self.polls.is_multiple_of(LIST_EVERY);
         self.polls += 1;
+        let began = self.clock.now();
         let mut polled = Polled::default();
-        let mut present = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.writers(ask))?;
+        if lists {
+            match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
+                Ok(now) => polled.now = Some(now),
+                Err(error @ IoError::Deadline) => fail(&mut polled, error),
+                // Nothing can be written there.
+                Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
+            }
+        }
+        if !hangs(&polled) {
+            self.lists.follow(lists, &mut self.bad, &mut polled);
+        }
+        if !hangs(&polled) {
+            self.follow_writers(lists, &mut polled);
+        }
+        if lists && polled.failure.is_none() && polled.at_location.is_some() {
+            self.index.known().set_complete(began);
+        }
+        self.bad.report(&mut polled);
+        polled
+    }
+
+    fn follow_writers(&mut self, lists: bool, polled: &mut Polled) {
+        let mut present = match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.writers(ask)) {
+            Ok(present) => present,
+            Err(error) => return fail(polled, error),
+        };
         present.retain(|writer| *writer != self.own);
-        self.forget_writers(&present, &mut polled);
+        self.forget_writers(&present, polled);
         let mut wanted = Vec::new();
         for writer in present {
-            let is_new = !self.writers.contains_key(&writer);
             let followed = self.writers.entry(writer).or_default();
-            if lists || is_new {
-                let listed =
-                    wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.list(writer, None, ask))?;
-                let numbers = catalogs_in(&listed);
-                followed.note(&listed);
-                let new = numbers.iter().filter(|number| !followed.seen.contains(number));
-                wanted.extend(new.map(|number| (writer, *number)));
-                self.forget_packs(writer, &numbers, &mut polled);
-            } else if !followed.is_quiet() {
+            if lists || followed.listing == Listing::Wanted {
+                self.list(writer, &mut wanted, polled);
+                if hangs(polled) {
+                    return;
+                }
+            } else if followed.listing == Listing::Done && !followed.is_quiet() {
                 let next = followed.newest + 1;
                 wanted.extend((next..next + AHEAD).map(|number| (writer, number)));
             }
         }
+        if lists {
+            let again = self.bad.next(RETRIES).into_iter().filter_map(|name| match name.object {
+                Object::Catalog(number) => Some((name.writer, number)),
+                _ => None,
+            });
+            wanted.extend(again);
+        }
         wanted.extend(self.index.to_index_again());
-        self.fetch(wanted, &mut polled)?;
-        Ok(polled)
+        self.fetch(wanted, polled);
+    }
+
+    /// Lists the folder of a writer, and adds its new catalogs to the wanted ones.
+    fn list(&mut self, writer: WriterId, wanted: &mut Vec<(WriterId, u64)>, polled: &mut Polled) {
+        let listed = wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.list(writer, None, ask));
+        let followed = self.writers.entry(writer).or_default();
+        match listed {
+            Ok(listed) => {
+                let numbers = catalogs_in(&listed);
+                followed.note(&listed);
+                let new = numbers.iter().filter(|number| !followed.seen.contains(number));
+                wanted.extend(new.map(|number| (writer, *number)));
+                self.bad.forget(BadName::Folder(writer));
+                self.index.known().unlisted.remove(&writer);
+                self.forget_packs(writer, &numbers, polled);
+            }
+            Err(error) if error.is_of_object() => {
+                followed.listing = Listing::Refused;
+                self.index.known().unlisted.insert(writer);
+                self.bad.note(BadName::Folder(writer), &error.to_string(), polled);
+            }
+            Err(error) => {
+                followed.listing = Listing::Wanted;
+                fail(polled, error);
+            }
+        }
     }
 
     /// Forgets the writers that are gone.
@@ -151,6 +217,8 @@ impl Follower {
         for writer in gone {
             self.forget_packs(writer, &BTreeSet::new(), polled);
             self.writers.remove(&writer);
+            self.bad.forget_writer(writer);
+            self.index.known().unlisted.remove(&writer);
         }
     }
 
@@ -159,9 +227,13 @@ impl Follower {
         if let Some(followed) = self.writers.get_mut(&writer) {
             followed.seen.retain(|number| present.contains(number));
         }
-        for number in
-            self.index.numbers(writer).into_iter().filter(|number| !present.contains(number))
-        {
+        let numbers = self.index.known().numbers(writer);
+        for number in numbers.into_iter().filter(|number| !present.contains(number)) {
+            let name = BadName::Object(writer.object(Object::Catalog(number)));
+            if self.bad.contains(name) {
+                // Listings do not show a directory in the place of a catalog.
+                continue;
+            }
             if let Some(file) = self.index.remove_pack(writer, number) {
                 self.tier.forget(file);
                 polled.gone_packs += 1;
@@ -170,11 +242,7 @@ impl Follower {
     }
 
     /// Fetches and indexes catalogs, and those behind them.
-    fn fetch(
-        &mut self,
-        mut wanted: Vec<(WriterId, u64)>,
-        polled: &mut Polled,
-    ) -> Result<(), IoError> {
+    fn fetch(&mut self, mut wanted: Vec<(WriterId, u64)>, polled: &mut Polled) {
         let mut last: BTreeMap<WriterId, u64> = BTreeMap::new();
         for (writer, number) in &wanted {
             let last = last.entry(*writer).or_default();
@@ -194,51 +262,72 @@ impl Follower {
                 self.tier.fetch(name, MAX_CATALOG_BYTES, replies.ask(tag, CALL_LIMIT));
             }
             if under_way.is_empty() {
-                return Ok(());
+                return;
             }
             let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
-            let reply = replies.next(deadline).ok_or(IoError::Deadline)?;
+            let Some(reply) = replies.next(deadline) else {
+                return fail(polled, IoError::Deadline);
+            };
             let (writer, number) = under_way.remove(&reply.tag).expect("each call has one reply");
-            match reply.result {
-                Ok(bytes) => {
-                    self.apply(writer, number, &bytes, polled);
-                    // More may have appeared behind the last one that was looked for.
-                    let last = last.get_mut(&writer).expect("it was looked for");
-                    if number == *last {
-                        wanted.extend((number + 1..=number + AHEAD).map(|number| (writer, number)));
-                        *last += AHEAD;
-                    }
+            if self.handle(writer, number, reply.result, polled) {
+                // More may have appeared behind the last one that was looked for.
+                let last = last.get_mut(&writer).expect("it was looked for");
+                if number == *last {
+                    wanted.extend((number + 1..=number + AHEAD).map(|number| (writer, number)));
+                    *last += AHEAD;
                 }
-                Err(error) if error.is_not_found() => {}
-                Err(error) => return Err(error),
             }
         }
     }
 
-    fn apply(&mut self, writer: WriterId, number: u64, bytes: &[u8], polled: &mut Polled) {
-        let Some(followed) = self.writers.get_mut(&writer) else { return };
-        let is_new = followed.seen.insert(number);
-        followed.newest = followed.newest.max(number);
-        let decoded = Catalog::decode(bytes);
-        let catalog = match decoded {
-            Ok(catalog) if (catalog.writer, catalog.number) == (writer, number) => catalog,
-            Ok(_) => return Self::refuse(writer, number, "it names another pack", polled),
-            Err(error) => return Self::refuse(writer, number, &error.to_string(), polled),
+    /// Handles a fetched catalog. Returns whether there is something of this name.
+    fn handle(
+        &mut self,
+        writer: WriterId,
+        number: u64,
+        fetched: Result<Vec<u8>, IoError>,
+        polled: &mut Polled,
+    ) -> bool {
+        let Some(followed) = self.writers.get_mut(&writer) else { return false };
+        let name = BadName::Object(writer.object(Object::Catalog(number)));
+        let decoded = match fetched {
+            Ok(bytes) => match Catalog::decode(&bytes) {
+                Ok(catalog) if (catalog.writer, catalog.number) == (writer, number) => Ok(catalog),
+                Ok(_) => Err("it names another pack".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+            Err(error) if error.is_not_found() => {
+                if self.bad.contains(name) {
+                    self.bad.forget(name);
+                    self.index.known().remove_catalog(writer, number);
+                }
+                return false;
+            }
+            Err(error) if error.is_of_object() => Err(error.to_string()),
+            Err(error) => {
+                // The next poll lists the folder again.
+                followed.listing = Listing::Wanted;
+                fail(polled, error);
+                return false;
+            }
         };
+        followed.seen.insert(number);
+        followed.newest = followed.newest.max(number);
+        let catalog = match decoded {
+            Ok(catalog) => catalog,
+            Err(reason) => {
+                self.index.known().add_unread(writer, number);
+                self.bad.note(name, &reason, polled);
+                return true;
+            }
+        };
+        self.bad.forget(name);
         let file = || self.tier.file(writer.object(Object::Pack(number)));
         let indexed = self.index.insert(&catalog, file);
         indexed.forgotten.into_iter().for_each(|file| self.tier.forget(file));
         polled.new_blocks += indexed.new_blocks;
         polled.catalogs += 1;
-        if is_new {
-            let tombstones = catalog.tombstones().map(|one| (writer, number, one.clone()));
-            polled.tombstones.extend(tombstones);
-        }
-    }
-
-    fn refuse(writer: WriterId, number: u64, why: &str, polled: &mut Polled) {
-        polled.bad_catalogs += 1;
-        tracing::warn!(%writer, number, why, "catalog not used; the blocks of its pack are misses");
+        true
     }
 }
 

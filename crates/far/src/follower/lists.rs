@@ -1,0 +1,211 @@
+//! Follows the lists of removals.
+//!
+//! 1. One listing finds the new lists of all writers, also of those that are silent.
+//! 2. What was read is applied, whatever fails afterwards. Only a poll that has read everything says what is at the
+//!    location.
+//! 3. Removals whose lists have expired are forgotten, unless a list cannot be read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_extent::format::FormatError;
+use dalsegno_io::IoError;
+
+use super::bad::{BadName, BadObjects};
+use super::{CALL_LIMIT, FETCHES, fail};
+use crate::format::{MAX_LIST_BYTES, RemovalList};
+use crate::index::{FarIndex, SeenList};
+use crate::names::{Object, ObjectName, WriterId};
+use crate::polled::Polled;
+use crate::removal::{Applied, RemovalId};
+use crate::replies::{Replies, wait_for};
+use crate::tier::Tier;
+
+/// How often a poll lists the folder again because a list was gone.
+const TRIES: usize = 4;
+/// How long removals whose lists have expired are still reported as being at the location: the packs of other writers
+/// may be read by hosts that have not forgotten them yet.
+const GONE_FOR: Duration = Duration::from_secs(3600);
+
+/// Follows the lists of removals.
+#[derive(Debug)]
+pub(super) struct ListFollower {
+    tier: Arc<dyn Tier>,
+    index: Arc<FarIndex>,
+    clock: Arc<dyn Clock>,
+    own: WriterId,
+    /// The removals in the list of a writer that was read last. The next one repeats most of them.
+    last: BTreeMap<WriterId, BTreeSet<RemovalId>>,
+    /// The newest removals of writers that have none at the location any more.
+    gone: BTreeMap<WriterId, (u64, Nanos)>,
+}
+
+/// How fetching lists ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fetched {
+    All,
+    /// A list was gone: a newer one has its entries.
+    SomeGone,
+    Failed,
+}
+
+impl ListFollower {
+    pub(super) fn new(
+        tier: Arc<dyn Tier>,
+        index: Arc<FarIndex>,
+        clock: Arc<dyn Clock>,
+        own: WriterId,
+    ) -> Self {
+        Self { tier, index, clock, own, last: BTreeMap::new(), gone: BTreeMap::new() }
+    }
+
+    /// Reads the lists that are new. Tries those again that could not be used, if `retries`.
+    pub(super) fn follow(&mut self, retries: bool, bad: &mut BadObjects, polled: &mut Polled) {
+        for _ in 0..TRIES {
+            let listed = match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.removals(ask)) {
+                Ok(listed) => listed,
+                Err(error) if error.is_of_object() => {
+                    bad.note(BadName::RemovalsFolder, &error.to_string(), polled);
+                    return;
+                }
+                Err(error) => return fail(polled, error),
+            };
+            bad.forget(BadName::RemovalsFolder);
+            let names: BTreeSet<ObjectName> = listed.into_iter().map(|(name, _)| name).collect();
+            let is_wanted = |name: &&ObjectName| match self.index.known().lists.get(name) {
+                None => true,
+                Some(SeenList::Read(_)) => false,
+                Some(SeenList::Useless | SeenList::Unread) => retries,
+            };
+            let wanted = names.iter().filter(is_wanted).copied().collect();
+            match self.fetch(wanted, bad, polled) {
+                Fetched::All => {
+                    self.forget_gone(&names, bad);
+                    polled.at_location = Some(self.at_location());
+                    return;
+                }
+                Fetched::SomeGone => {}
+                Fetched::Failed => return,
+            }
+        }
+        tracing::debug!("lists of removals change too fast; the next poll reads them");
+    }
+
+    fn fetch(
+        &mut self,
+        mut wanted: Vec<ObjectName>,
+        bad: &mut BadObjects,
+        polled: &mut Polled,
+    ) -> Fetched {
+        wanted.reverse();
+        let replies: Replies<Vec<u8>> = Replies::new(&self.clock);
+        let mut under_way: BTreeMap<u64, ObjectName> = BTreeMap::new();
+        let (mut tag, mut fetched) = (0, Fetched::All);
+        loop {
+            while under_way.len() < FETCHES
+                && let Some(name) = wanted.pop()
+            {
+                tag += 1;
+                under_way.insert(tag, name);
+                self.tier.fetch(name, MAX_LIST_BYTES, replies.ask(tag, CALL_LIMIT));
+            }
+            if under_way.is_empty() {
+                return fetched;
+            }
+            let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
+            let Some(reply) = replies.next(deadline) else {
+                fail(polled, IoError::Deadline);
+                return Fetched::Failed;
+            };
+            let name = under_way.remove(&reply.tag).expect("each call has one reply");
+            match reply.result {
+                Ok(bytes) => self.apply(name, &bytes, bad, polled),
+                Err(error) if error.is_not_found() => {
+                    self.index.known().lists.remove(&name);
+                    bad.forget(BadName::Object(name));
+                    if fetched == Fetched::All {
+                        fetched = Fetched::SomeGone;
+                    }
+                }
+                Err(error) if error.is_of_object() => {
+                    let seen =
+                        if error.is_too_large() { SeenList::Useless } else { SeenList::Unread };
+                    self.refuse(name, seen, &error.to_string(), bad, polled);
+                }
+                Err(error) => {
+                    fail(polled, error);
+                    fetched = Fetched::Failed;
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, name: ObjectName, bytes: &[u8], bad: &mut BadObjects, polled: &mut Polled) {
+        let list = match RemovalList::decode(bytes) {
+            Ok(list) if list.writer.object(Object::Removals(list.number)) == name => list,
+            Ok(_) => {
+                let reason = "it belongs to another writer or number than its name says";
+                return self.refuse(name, SeenList::Useless, reason, bad, polled);
+            }
+            Err(error) => {
+                let is_newer = matches!(error, FormatError::Newer(_));
+                let seen = if is_newer { SeenList::Unread } else { SeenList::Useless };
+                return self.refuse(name, seen, &error.to_string(), bad, polled);
+            }
+        };
+        bad.forget(BadName::Object(name));
+        let seen = SeenList::of(&list.removals);
+        let ids = list.removals.iter().map(|removal| removal.id).collect();
+        let before = self.last.insert(list.writer, ids).unwrap_or_default();
+        for removal in list.removals.into_iter().filter(|removal| !before.contains(&removal.id)) {
+            self.index.remove(&removal);
+            if removal.id.by != self.own {
+                polled.removals.push(removal);
+            }
+        }
+        self.index.known().lists.insert(name, seen);
+    }
+
+    fn refuse(
+        &self,
+        name: ObjectName,
+        seen: SeenList,
+        reason: &str,
+        bad: &mut BadObjects,
+        polled: &mut Polled,
+    ) {
+        self.index.known().lists.insert(name, seen);
+        bad.note(BadName::Object(name), reason, polled);
+    }
+
+    /// Forgets the lists that are not at the location any more, and the removals that no list has.
+    fn forget_gone(&mut self, present: &BTreeSet<ObjectName>, bad: &mut BadObjects) {
+        let now = self.clock.now();
+        let mut known = self.index.known();
+        let gone: Vec<ObjectName> =
+            known.lists.keys().filter(|name| !present.contains(name)).copied().collect();
+        for name in &gone {
+            bad.forget(BadName::Object(*name));
+            let list = known.lists.remove(name).expect("it is one of them");
+            let newest = list.newest().filter(|id| id.by != self.own);
+            self.gone.extend(newest.map(|id| (id.by, (id.number, now))));
+        }
+        self.last.retain(|writer, _| known.lists.keys().any(|name| name.writer == *writer));
+        let is_readable = |list: &SeenList| matches!(list, SeenList::Read(_));
+        if !gone.is_empty() && known.lists.values().all(is_readable) {
+            self.index.retain_removals(&known.present());
+        }
+    }
+
+    /// The newest removal of each other writer that is at the location, or was until recently, or is published here.
+    fn at_location(&mut self) -> Applied {
+        let now = self.clock.now();
+        self.gone.retain(|_, (_, since)| now.since(*since) < GONE_FOR);
+        let known = self.index.known();
+        let listed = known.lists.values().flat_map(SeenList::newest);
+        let gone = self.gone.iter().map(|(by, (number, _))| RemovalId { by: *by, number: *number });
+        listed.chain(gone).chain(known.own().iter()).filter(|id| id.by != self.own).collect()
+    }
+}

@@ -1,0 +1,192 @@
+//! The lists of removals that this writer publishes.
+//!
+//! 1. A list has all removals of the one before it, until that is full. So one fetch finds all new removals.
+//! 2. A list that a newer one contains is removed later, so that a reader that has listed it can still fetch it.
+//! 3. A removal that was not published is not in the next list, unless it is published again.
+//! 4. A removal leaves the lists only if no pack is left that it covers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Nanos};
+use dalsegno_io::{IoError, Memory};
+
+use crate::format::{FULL_LIST_BYTES, MAX_LIST_BYTES, MAX_LIST_HASHES, RemovalList};
+use crate::index::{FarIndex, SeenList};
+use crate::names::{Object, WriterId};
+use crate::own_folder::CALL_LIMIT;
+use crate::removal::{Removal, RemovalId};
+use crate::replies::wait_for;
+use crate::tier::{Ask, Tier};
+
+/// How old a list must be to expire, by the clock of the location. Stores that followed nothing for
+/// [`KEEP_REMOVALS`] remove what they hold. The rest of the time lets them publish what they had begun.
+pub const LIST_EXPIRES: Duration = Duration::from_secs(7 * 24 * 3600 + 2 * 3600);
+/// How long a store may follow nothing and keep what it holds.
+pub const KEEP_REMOVALS: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long a list stays that a newer one contains.
+const SUPERSEDED_FOR: Duration = Duration::from_secs(10);
+/// Superseded lists that are remembered until they are removed. Further ones expire.
+const MOST_SUPERSEDED: usize = 4096;
+
+/// A removal that was published.
+#[derive(Debug)]
+struct PublishedRemoval {
+    removal: Removal,
+    since: Nanos,
+}
+
+/// The lists of this writer.
+pub(crate) struct OwnLists {
+    tier: Arc<dyn Tier>,
+    index: Arc<FarIndex>,
+    clock: Arc<dyn Clock>,
+    writer: WriterId,
+    /// The number of the next list.
+    next: u64,
+    /// The number of the newest list, if it was published.
+    newest: Option<u64>,
+    /// The removals of that list.
+    published: Vec<PublishedRemoval>,
+    /// Lists that are to be removed at a moment, the oldest first.
+    superseded: VecDeque<(u64, Nanos)>,
+    /// Lists that may have been published, although that failed.
+    uncertain: Vec<u64>,
+}
+
+impl OwnLists {
+    pub(crate) fn new(
+        tier: Arc<dyn Tier>,
+        index: Arc<FarIndex>,
+        clock: Arc<dyn Clock>,
+        writer: WriterId,
+    ) -> Self {
+        Self {
+            tier,
+            index,
+            clock,
+            writer,
+            next: 1,
+            newest: None,
+            published: Vec::new(),
+            superseded: VecDeque::new(),
+            uncertain: Vec::new(),
+        }
+    }
+
+    /// Stops finding here what these removals cover, and keeps them from being forgotten.
+    pub(crate) fn apply(&self, removals: &[Removal]) {
+        removals.iter().for_each(|removal| self.index.remove_own(removal));
+    }
+
+    /// Publishes those of the removals that were not, in the order of their numbers. Waits for the location.
+    pub(crate) fn publish(&mut self, removals: &[Removal]) -> Result<(), IoError> {
+        let mut left: VecDeque<Removal> =
+            removals.iter().filter(|removal| !self.has(removal.id)).map(widened).collect();
+        while !left.is_empty() {
+            let begins = self.begins_list();
+            let mut list: Vec<Removal> = Vec::new();
+            if !begins {
+                list.extend(self.published.iter().map(|one| one.removal.clone()));
+            }
+            let kept = list.len();
+            let mut bytes: usize = list.iter().map(RemovalList::entry_bytes).sum();
+            while let Some(next) = left.front() {
+                bytes += RemovalList::entry_bytes(next);
+                let is_full = bytes > list_space() && list.len() > kept;
+                if is_full {
+                    break;
+                }
+                list.extend(left.pop_front());
+            }
+            self.publish_list(list, kept, begins)?;
+        }
+        Ok(())
+    }
+
+    fn has(&self, id: RemovalId) -> bool {
+        self.published.iter().any(|one| one.removal.id == id)
+    }
+
+    /// Whether the next list begins without the entries of the newest one, which stays. Entries that have expired leave
+    /// before.
+    fn begins_list(&mut self) -> bool {
+        let now = self.clock.now();
+        let is_old = |one: &PublishedRemoval| now.since(one.since) >= LIST_EXPIRES;
+        if self.published.iter().any(is_old) {
+            let known = self.index.known();
+            if known.is_fresh(now) {
+                self.published.retain(|one| !is_old(one) || known.needs(&[one.removal.id]));
+            }
+        }
+        let bytes: usize =
+            self.published.iter().map(|one| RemovalList::entry_bytes(&one.removal)).sum();
+        bytes >= FULL_LIST_BYTES
+    }
+
+    /// Publishes a list whose first `kept` removals are those of the newest one.
+    fn publish_list(
+        &mut self,
+        removals: Vec<Removal>,
+        kept: usize,
+        begins: bool,
+    ) -> Result<(), IoError> {
+        let (writer, number) = (self.writer, self.next);
+        self.next += 1;
+        let list = RemovalList { writer, number, removals };
+        let (name, bytes) = (writer.object(Object::Removals(number)), list.encode());
+        let bytes = vec![Memory::owned(bytes, ())];
+        if let Err(error) = self.ask(|tier, ask| tier.publish(name, bytes, ask)) {
+            // What appears of it nevertheless is contained in the next one.
+            if self.uncertain.len() < MOST_SUPERSEDED {
+                self.uncertain.push(number);
+            }
+            return Err(error);
+        }
+        self.index.known().lists.insert(name, SeenList::of(&list.removals));
+        let due = self.clock.now().after(SUPERSEDED_FOR);
+        let replaced = self.newest.filter(|_| !begins);
+        let superseded = replaced.into_iter().chain(self.uncertain.drain(..));
+        self.superseded.extend(superseded.map(|number| (number, due)));
+        while self.superseded.len() > MOST_SUPERSEDED {
+            self.superseded.pop_front();
+        }
+        self.newest = Some(number);
+        let since = self.clock.now();
+        if begins {
+            self.published.clear();
+        }
+        let new = list.removals.into_iter().skip(kept);
+        self.published.extend(new.map(|removal| PublishedRemoval { removal, since }));
+        Ok(())
+    }
+
+    /// Removes the lists that newer ones have contained for a while. Waits for the location.
+    pub(crate) fn remove_superseded(&mut self) -> Result<(), IoError> {
+        let now = self.clock.now();
+        while let Some((number, _)) = self.superseded.front().filter(|(_, due)| *due <= now) {
+            let name = self.writer.object(Object::Removals(*number));
+            self.ask(|tier, ask| tier.remove(name, ask))?;
+            self.superseded.pop_front();
+        }
+        Ok(())
+    }
+
+    fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
+        wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
+    }
+}
+
+/// Most bytes of the entries of a list.
+fn list_space() -> usize {
+    usize::try_from(MAX_LIST_BYTES).expect("64-bit addresses") - dalsegno_extent::format::SECTOR
+}
+
+/// A removal as it is published: of the whole namespace, if its blocks do not fit a list.
+fn widened(removal: &Removal) -> Removal {
+    if removal.hashes.len() <= MAX_LIST_HASHES {
+        return removal.clone();
+    }
+    Removal { hashes: Vec::new(), ..*removal }
+}

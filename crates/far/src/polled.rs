@@ -1,0 +1,44 @@
+//! What a poll of a location found.
+
+use std::time::Duration;
+
+use dalsegno_io::IoError;
+
+use crate::removal::{Applied, Removal};
+
+/// What a poll found. A poll that fails has found what it read before.
+#[derive(Debug, Default)]
+pub struct Polled {
+    /// Blocks that can be read now and could not before.
+    pub new_blocks: u64,
+    /// Catalogs that were indexed.
+    pub catalogs: u64,
+    /// Packs that are gone.
+    pub gone_packs: u64,
+    /// Catalogs, lists and folders that cannot be used, and that earlier polls have not counted.
+    pub bad_objects: u64,
+    /// How many cannot be used now.
+    pub bad_now: u64,
+    /// The one of them that was found last.
+    pub newest_bad: Option<BadObject>,
+    /// Removals of other opens that were read in this poll. The index does not find any more what they cover. An entry
+    /// may occur again in a later poll.
+    pub removals: Vec<Removal>,
+    /// The newest removal of each other writer that is at the location; `None` if this poll could not read all of them.
+    /// Each was in `removals` of this poll or an earlier one.
+    pub at_location: Option<Applied>,
+    /// The location's time when the poll began; `None` if it is not known, or if the poll did not ask: one in
+    /// [`LIST_EVERY`](crate::LIST_EVERY) asks, the first one included.
+    pub now: Option<Duration>,
+    /// The first failure of the location. What was not reached is looked at by the next poll.
+    pub failure: Option<IoError>,
+}
+
+/// An object or a folder that cannot be used. It costs only itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadObject {
+    /// Its folder, and its file if it is an object.
+    pub name: String,
+    /// Why it cannot be used.
+    pub reason: String,
+}

@@ -1,0 +1,223 @@
+//! The thread that follows what other stores publish, and applies what they removed.
+//!
+//! 1. A removal counts as applied after it is durable here, and after all others at the location are. Packs that are
+//!    begun later are not covered by it.
+//! 2. A removal that could not be made durable is tried again at the next poll, one of this store as well.
+//! 3. Removals of a namespace are applied together, so that many cost few records.
+//! 4. A store that followed nothing for a week removes everything that it holds, because removals may be gone that cover
+//!    it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dalsegno_core::{ChainHash, NamespaceId, Result};
+use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
+
+use crate::background::helper::{Duty, NoTask};
+use crate::background::task_queue::{Next, TaskQueue};
+use crate::engine::Engine;
+use crate::far::removal_notes::RemovalNotes;
+use crate::far::tier::FarTier;
+use crate::stats::add;
+use crate::write::remove::all_namespaces;
+
+/// How often others' lists and catalogs are looked for.
+const POLL: Duration = Duration::from_secs(2);
+
+/// Removes blocks from the store, or a namespace if there are none.
+pub(crate) type RemoveHere =
+    Arc<dyn Fn(NamespaceId, Option<&[ChainHash]>) -> Result<()> + Send + Sync>;
+
+/// Follows a location.
+pub(super) struct FollowDuty {
+    pub(super) far: Arc<FarTier>,
+    pub(super) follower: Follower,
+    pub(super) removals: RemovalsHere,
+}
+
+/// Applies removals of other stores.
+pub(super) struct RemovalsHere {
+    far: Arc<FarTier>,
+    notes: Arc<RemovalNotes>,
+    engine: Weak<Engine>,
+    remove: RemoveHere,
+    /// Removals that are not applied yet.
+    left: Vec<Removal>,
+    /// Removals that are, until all at the location are.
+    done: BTreeSet<RemovalId>,
+    freshness: Freshness,
+    /// The location's time when it was asked last, in milliseconds. It is later now.
+    now_ms: Option<u64>,
+}
+
+/// Whether removals may be gone that cover what the store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Freshness {
+    Fresh,
+    /// It followed nothing for too long, and still holds something.
+    Stale,
+}
+
+/// The removals of one namespace.
+#[derive(Default)]
+struct OfNamespace {
+    ids: Vec<RemovalId>,
+    hashes: BTreeSet<ChainHash>,
+    is_whole: bool,
+}
+
+impl Duty for FollowDuty {
+    type Task = NoTask;
+
+    fn run(&mut self, task: NoTask) {
+        match task {}
+    }
+
+    fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
+        let mut polled = self.follower.poll();
+        self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
+        self.far.note_bad_objects(&mut polled);
+        self.removals.apply(&mut polled);
+        if let Some(error) = polled.failure {
+            tracing::debug!(%error, "poll of the far location failed");
+            add(&self.far.counters.failed_polls, 1);
+        }
+        Next::After(POLL)
+    }
+
+    fn finish(&mut self) {
+        self.removals.notes.keep_time();
+        self.removals.store();
+    }
+}
+
+impl RemovalsHere {
+    pub(super) fn new(
+        far: &Arc<FarTier>,
+        notes: &Arc<RemovalNotes>,
+        engine: Weak<Engine>,
+        remove: RemoveHere,
+    ) -> Self {
+        Self {
+            far: Arc::clone(far),
+            notes: Arc::clone(notes),
+            engine,
+            remove,
+            left: Vec::new(),
+            done: BTreeSet::new(),
+            freshness: Freshness::Fresh,
+            now_ms: None,
+        }
+    }
+
+    /// Applies the removals that are new here, and uses for packs what is applied then.
+    pub(super) fn apply(&mut self, polled: &mut Polled) {
+        let now_ms = polled.now.and_then(|now| u64::try_from(now.as_millis()).ok());
+        self.now_ms = now_ms.or(self.now_ms);
+        let is_whole = polled.at_location.is_some() && polled.failure.is_none();
+        if is_whole && self.is_stale() {
+            self.freshness = Freshness::Stale;
+        }
+        if self.freshness == Freshness::Stale && self.remove_everything() {
+            self.freshness = Freshness::Fresh;
+        }
+        self.add(std::mem::take(&mut polled.removals));
+        self.apply_left();
+        self.apply_own();
+        let is_complete = self.left.is_empty() && self.freshness == Freshness::Fresh;
+        if let Some(at_location) = polled.at_location.as_ref().filter(|_| is_complete) {
+            let now_ms = self.now_ms.filter(|_| is_whole);
+            if self.notes.note_location(at_location, now_ms) {
+                self.done.clear();
+                add(&self.far.counters.complete_polls, 1);
+            }
+        }
+        self.store();
+        self.far.use_applied(&self.notes);
+    }
+
+    /// Whether this store followed nothing for so long that removals may be gone.
+    fn is_stale(&self) -> bool {
+        let (Some(now_ms), Some(last_ms)) = (self.now_ms, self.notes.polled_at_ms()) else {
+            return false;
+        };
+        Duration::from_millis(now_ms.saturating_sub(last_ms)) >= KEEP_REMOVALS
+    }
+
+    /// Removes everything that the store holds; `false` if that fails.
+    fn remove_everything(&mut self) -> bool {
+        tracing::warn!(
+            days = KEEP_REMOVALS.as_secs() / 86_400,
+            "the store did not follow its far directory for too long: removals may have been missed, so all of its \
+             blocks are removed here"
+        );
+        self.far.drop_waiting();
+        self.far.publisher.lock().drop_unpublished();
+        let Some(namespaces) = self.engine.upgrade().map(|engine| all_namespaces(&engine)) else {
+            return false;
+        };
+        let removed: Vec<Result<()>> =
+            namespaces.into_iter().map(|namespace| (self.remove)(namespace, None)).collect();
+        match removed.into_iter().collect::<Result<()>>() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "not all blocks are removed; this is tried again");
+                false
+            }
+        }
+    }
+
+    fn add(&mut self, removals: Vec<Removal>) {
+        for removal in removals {
+            let is_known = self.notes.is_applied(removal.id)
+                || self.done.contains(&removal.id)
+                || self.left.iter().any(|left| left.id == removal.id);
+            if !is_known {
+                self.left.push(removal);
+            }
+        }
+    }
+
+    fn apply_left(&mut self) {
+        let mut by_namespace: BTreeMap<NamespaceId, OfNamespace> = BTreeMap::new();
+        for Removal { id, namespace, hashes } in &self.left {
+            let of = by_namespace.entry(*namespace).or_default();
+            of.ids.push(*id);
+            of.is_whole |= hashes.is_empty();
+            of.hashes.extend(hashes);
+        }
+        for (namespace, OfNamespace { ids, hashes, is_whole }) in by_namespace {
+            let hashes: Vec<ChainHash> = hashes.into_iter().collect();
+            let hashes = Some(hashes.as_slice()).filter(|_| !is_whole);
+            if let Err(error) = (self.remove)(namespace, hashes) {
+                tracing::warn!(%error, "blocks that another store removed are still stored here");
+                continue;
+            }
+            add(&self.far.counters.applied_removals, ids.len() as u64);
+            self.done.extend(ids);
+        }
+        let Self { left, done, .. } = self;
+        left.retain(|removal| !done.contains(&removal.id));
+    }
+
+    /// Tries again what this store removed and could not make durable.
+    fn apply_own(&self) {
+        for Removal { id, namespace, hashes } in self.notes.failed_here() {
+            let hashes = Some(hashes.as_slice()).filter(|hashes| !hashes.is_empty());
+            match (self.remove)(namespace, hashes) {
+                Ok(()) => self.notes.note_applied(id),
+                Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
+            }
+        }
+    }
+
+    fn store(&self) {
+        let Some(engine) = self.engine.upgrade().filter(|_| self.notes.is_changed()) else {
+            return;
+        };
+        if let Err(error) = self.notes.store(engine.log.store_files()) {
+            tracing::debug!(%error, "removals are applied again at the next open");
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! The removals of this store that other hosts must follow, and those of others that are applied here.
+//!
+//! 1. A removal has its number before anything is removed. It counts as applied when it is durable here, and so are all
+//!    of the same open with smaller numbers.
+//! 2. It is pending until it is published. Pending removals are stored, so a later open publishes them under the same
+//!    names, also if this one has no far location.
+//! 3. Packs name only applied removals that are stored. So a crash applies a removal again rather than not at all.
+//! 4. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
+//!    becomes one of their namespace.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId, Result, StoreId};
+use dalsegno_far::{
+    Applied, MAX_PENDING_BYTES, MAX_RECORD_BYTES, Removal, RemovalId, RemovalRecord, WriterId,
+};
+use dalsegno_log::{LogError, StoreFiles};
+use parking_lot::Mutex;
+
+/// Most removals that wait to be published.
+const MOST_PENDING: usize = 65_536;
+/// The location's time is stored when it is so much later than the stored one, in milliseconds.
+const STORE_TIME_AFTER_MS: u64 = 3_600_000;
+
+/// What became of a publication: an error in words.
+pub(crate) type Publication = std::result::Result<(), String>;
+
+/// The removals of a store that uses a far location, or used one before.
+#[derive(Debug)]
+pub(crate) struct RemovalNotes {
+    store: StoreId,
+    /// This open, which issues removals.
+    own: WriterId,
+    state: Mutex<NotesState>,
+    /// One thread at a time stores the state.
+    storing: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct NotesState {
+    applied: Applied,
+    /// As it is stored.
+    stored: Applied,
+    pending: BTreeMap<RemovalId, PendingRemoval>,
+    /// The number of the next removal.
+    next: u64,
+    polled_at_ms: Option<u64>,
+    stored_polled_at_ms: Option<u64>,
+    /// The generation of the stored record.
+    generation: u64,
+    changes: u64,
+    stored_changes: u64,
+    is_closed: bool,
+}
+
+/// A removal that is not applied here, or not published.
+#[derive(Debug)]
+struct PendingRemoval {
+    namespace: NamespaceId,
+    /// None for all of the namespace.
+    hashes: Vec<ChainHash>,
+    here: HereState,
+    there: ThereState,
+    waiter: Option<Sender<Publication>>,
+}
+
+/// How far a removal is in this store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HereState {
+    /// A call removes its blocks.
+    Removing,
+    /// It is to be tried again.
+    Failed,
+    Applied,
+}
+
+/// How far a removal is at the location.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ThereState {
+    /// It waits for the call that removes its blocks here.
+    Held,
+    Wanted,
+    Published,
+}
+
+/// A removal of this open, while its blocks are removed here. It is applied when the last clone is dropped, if all of its
+/// parts are durable then.
+#[derive(Debug)]
+pub(crate) struct OwnRemoval {
+    notes: Arc<RemovalNotes>,
+    id: RemovalId,
+    /// Parts that are not durable yet.
+    parts_left: std::sync::atomic::AtomicUsize,
+}
+
+impl OwnRemoval {
+    pub(crate) fn id(&self) -> RemovalId {
+        self.id
+    }
+
+    /// Notes that a part is durable.
+    pub(crate) fn part_done(&self) {
+        self.parts_left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+    }
+}
+
+impl Drop for OwnRemoval {
+    fn drop(&mut self) {
+        self.notes.end_here(self.id, *self.parts_left.get_mut() == 0);
+    }
+}
+
+impl RemovalNotes {
+    /// Reads what a store noted before; `None` if it has never used a far location, and `has_far` says that it does not
+    /// now.
+    pub(crate) fn open(files: &StoreFiles, own: WriterId, has_far: bool) -> Option<Self> {
+        let Stored { record, exists } = read_record(files, own.store);
+        if !exists && !has_far {
+            return None;
+        }
+        let record = record.unwrap_or_else(|| RemovalRecord::new(own.store));
+        let RemovalRecord { store, generation, polled_at_ms, applied, pending } = record;
+        let here = |id| if applied.contains(id) { HereState::Applied } else { HereState::Failed };
+        let pending = pending.into_iter().map(|Removal { id, namespace, hashes }| {
+            let (here, there) = (here(id), ThereState::Wanted);
+            (id, PendingRemoval { namespace, hashes, here, there, waiter: None })
+        });
+        let pending = pending.collect();
+        let state = NotesState {
+            stored: applied.clone(),
+            applied,
+            pending,
+            next: 1,
+            polled_at_ms,
+            stored_polled_at_ms: polled_at_ms,
+            generation,
+            // A new record is stored even if nothing is removed: a later open without a far location looks for it.
+            changes: u64::from(!exists),
+            stored_changes: 0,
+            is_closed: false,
+        };
+        Some(Self { store, own, state: Mutex::new(state), storing: Mutex::default() })
+    }
+
+    /// Begins a removal of blocks, or of the whole namespace if there are none, whose record has so many parts here.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if too many removals wait to be published.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        parts: usize,
+    ) -> Result<Arc<OwnRemoval>> {
+        let mut state = self.state.lock();
+        if state.pending.len() >= MOST_PENDING {
+            let message = format!(
+                "nothing was removed: {MOST_PENDING} removals wait until the far directory responds; open the store \
+                 with `far`, and make sure that the directory is mounted and can be written"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        let id = RemovalId { by: self.own, number: state.next };
+        state.next += 1;
+        let removal = PendingRemoval {
+            namespace,
+            hashes: hashes.to_vec(),
+            here: HereState::Removing,
+            there: ThereState::Held,
+            waiter: None,
+        };
+        state.pending.insert(id, removal);
+        state.bound();
+        state.changes += 1;
+        drop(state);
+        let parts_left = parts.into();
+        Ok(Arc::new(OwnRemoval { notes: Arc::clone(self), id, parts_left }))
+    }
+
+    fn end_here(&self, id: RemovalId, is_durable: bool) {
+        let mut state = self.state.lock();
+        let Some(removal) = state.pending.get_mut(&id) else { return };
+        removal.here = if is_durable { HereState::Applied } else { HereState::Failed };
+        state.settle(self.own);
+    }
+
+    /// Notes that a removal that had failed here is durable now.
+    pub(crate) fn note_applied(&self, id: RemovalId) {
+        self.end_here(id, true);
+    }
+
+    /// Lets a removal be published. Returns the channel that receives the outcome.
+    pub(crate) fn release(&self, id: RemovalId) -> Receiver<Publication> {
+        let (sender, receiver) = bounded(1);
+        let mut state = self.state.lock();
+        let is_closed = state.is_closed;
+        if let Some(removal) = state.pending.get_mut(&id) {
+            removal.there = ThereState::Wanted;
+            removal.waiter = Some(sender).filter(|_| !is_closed);
+        }
+        receiver
+    }
+
+    /// The removals that are to be published, in the order of their names.
+    pub(crate) fn wanted(&self) -> Vec<Removal> {
+        self.select(|removal| removal.there == ThereState::Wanted)
+    }
+
+    /// The removals that are not published.
+    pub(crate) fn unpublished(&self) -> Vec<Removal> {
+        self.select(|removal| removal.there != ThereState::Published)
+    }
+
+    /// The removals of this store that failed here.
+    pub(crate) fn failed_here(&self) -> Vec<Removal> {
+        self.select(|removal| removal.here == HereState::Failed)
+    }
+
+    fn select(&self, is_meant: impl Fn(&PendingRemoval) -> bool) -> Vec<Removal> {
+        let state = self.state.lock();
+        let meant = state.pending.iter().filter(|(_, removal)| is_meant(removal));
+        meant.map(|(id, removal)| removal.named(*id)).collect()
+    }
+
+    /// How many removals are not published.
+    pub(crate) fn pending_count(&self) -> u64 {
+        let state = self.state.lock();
+        let is_pending = |removal: &&PendingRemoval| removal.there != ThereState::Published;
+        state.pending.values().filter(is_pending).count() as u64
+    }
+
+    /// Notes how the publication of some removals ended.
+    pub(crate) fn note_published(&self, removals: &[Removal], outcome: &Publication) {
+        let mut state = self.state.lock();
+        for Removal { id, .. } in removals {
+            let Some(removal) = state.pending.get_mut(id) else { continue };
+            if outcome.is_ok() {
+                removal.there = ThereState::Published;
+            }
+            if let Some(waiter) = removal.waiter.take() {
+                // The call may have ended.
+                drop(waiter.send(outcome.clone()));
+            }
+        }
+        if outcome.is_ok() {
+            state.settle(self.own);
+        }
+    }
+
+    /// Whether a removal is applied here.
+    pub(crate) fn is_applied(&self, id: RemovalId) -> bool {
+        self.state.lock().applied.contains(id)
+    }
+
+    /// The location's time at the last complete poll, in milliseconds.
+    pub(crate) fn polled_at_ms(&self) -> Option<u64> {
+        self.state.lock().polled_at_ms
+    }
+
+    /// Notes that everything at the location is applied, if removals of earlier opens that are pending are. Returns
+    /// whether that is so.
+    pub(crate) fn note_location(&self, at_location: &Applied, now_ms: Option<u64>) -> bool {
+        let mut state = self.state.lock();
+        let is_open = |(id, removal): (&RemovalId, &PendingRemoval)| {
+            id.by != self.own && removal.here != HereState::Applied
+        };
+        if state.pending.iter().any(is_open) {
+            return false;
+        }
+        let mut applied = at_location.clone();
+        let own = [self.own].into_iter().chain(state.pending.keys().map(|id| id.by));
+        for by in own {
+            applied.note(RemovalId { by, number: state.applied.number(by) });
+        }
+        if applied != state.applied {
+            state.applied = applied;
+            state.changes += 1;
+        }
+        if let Some(now_ms) = now_ms {
+            state.polled_at_ms = Some(now_ms);
+            let stored = state.stored_polled_at_ms;
+            let is_later = stored.is_none_or(|stored| now_ms >= stored + STORE_TIME_AFTER_MS);
+            state.changes += u64::from(is_later);
+        }
+        true
+    }
+
+    /// The applied removals that are stored: the packs name these.
+    pub(crate) fn stored_applied(&self) -> Applied {
+        self.state.lock().stored.clone()
+    }
+
+    /// Whether there is something to store.
+    pub(crate) fn is_changed(&self) -> bool {
+        let state = self.state.lock();
+        state.changes > state.stored_changes
+    }
+
+    /// Notes that the location's time is to be stored, because the store is closed.
+    pub(crate) fn keep_time(&self) {
+        let mut state = self.state.lock();
+        if state.polled_at_ms != state.stored_polled_at_ms {
+            state.changes += 1;
+        }
+    }
+
+    /// Stores what has changed.
+    ///
+    /// # Errors
+    ///
+    /// The device's error; then nothing of what was stored before is lost.
+    pub(crate) fn store(&self, files: &StoreFiles) -> std::result::Result<(), LogError> {
+        let _one = self.storing.lock();
+        let (record, changes) = {
+            let state = self.state.lock();
+            if state.changes <= state.stored_changes {
+                return Ok(());
+            }
+            (state.record(self.store), state.changes)
+        };
+        files.write_removals(record.generation, &record.encode())?;
+        let mut state = self.state.lock();
+        state.generation = record.generation;
+        state.stored_polled_at_ms = record.polled_at_ms;
+        state.stored = record.applied;
+        state.stored_changes = changes;
+        Ok(())
+    }
+
+    /// Ends the waits for publications.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        state.pending.values_mut().for_each(|removal| removal.waiter = None);
+    }
+}
+
+impl PendingRemoval {
+    fn named(&self, id: RemovalId) -> Removal {
+        Removal { id, namespace: self.namespace, hashes: self.hashes.clone() }
+    }
+}
+
+impl NotesState {
+    /// Counts as applied what is, and drops what is complete.
+    fn settle(&mut self, own: WriterId) {
+        let mut newest: BTreeMap<WriterId, u64> = BTreeMap::from([(own, self.next - 1)]);
+        for (id, removal) in self.pending.iter().rev() {
+            let number = newest.entry(id.by).or_insert(id.number);
+            if removal.here != HereState::Applied {
+                *number = id.number - 1;
+            }
+        }
+        newest.into_iter().for_each(|(by, number)| self.applied.note(RemovalId { by, number }));
+        self.pending.retain(|_, removal| {
+            removal.here != HereState::Applied || removal.there != ThereState::Published
+        });
+        self.changes += 1;
+    }
+
+    /// Widens the largest removals until they fit the record.
+    fn bound(&mut self) {
+        let bytes = |removal: &PendingRemoval| 56 + 32 * removal.hashes.len();
+        let mut all: usize = self.pending.values().map(bytes).sum();
+        while all > MAX_PENDING_BYTES {
+            let largest = self.pending.values_mut().max_by_key(|removal| removal.hashes.len());
+            let Some(largest) = largest.filter(|removal| !removal.hashes.is_empty()) else { break };
+            all -= 32 * largest.hashes.len();
+            largest.hashes = Vec::new();
+        }
+    }
+
+    fn record(&self, store: StoreId) -> RemovalRecord {
+        RemovalRecord {
+            store,
+            generation: self.generation + 1,
+            polled_at_ms: self.polled_at_ms,
+            applied: self.applied.clone(),
+            pending: self.pending.iter().map(|(id, removal)| removal.named(*id)).collect(),
+        }
+    }
+}
+
+/// What the files of a store say.
+struct Stored {
+    /// The newest record that can be used.
+    record: Option<RemovalRecord>,
+    /// Whether there is any file.
+    exists: bool,
+}
+
+fn read_record(files: &StoreFiles, store: StoreId) -> Stored {
+    let mut found = Stored { record: None, exists: false };
+    for bytes in files.read_removals(MAX_RECORD_BYTES).into_iter().flatten() {
+        found.exists = true;
+        let decoded = bytes
+            .map_err(|error| error.to_string())
+            .and_then(|bytes| RemovalRecord::decode(&bytes).map_err(|error| error.to_string()));
+        match decoded {
+            Ok(record) if record.store == store => {
+                let is_newer =
+                    found.record.as_ref().is_none_or(|one| one.generation < record.generation);
+                if is_newer {
+                    found.record = Some(record);
+                }
+            }
+            Ok(_) => tracing::warn!("a record of removals is of another store; it is not used"),
+            // A crash leaves one that is not whole; the other one counts.
+            Err(error) => tracing::debug!(%error, "a record of removals is not whole"),
+        }
+    }
+    if found.exists && found.record.is_none() {
+        tracing::warn!(
+            "no record of removals can be used; removals of other stores are applied again"
+        );
+    }
+    found
+}
+
+/// How many removals of a store wait to be published.
+pub(crate) fn pending_in(files: &StoreFiles, store: StoreId) -> u64 {
+    read_record(files, store).record.map_or(0, |record| record.pending.len() as u64)
+}

@@ -1,0 +1,162 @@
+//! Removals on hosts that share a far location: what was removed on one is found on none.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/far_host.rs"]
+mod far_host;
+#[path = "support/held_tier.rs"]
+mod held_tier;
+mod support;
+
+use std::time::Duration;
+
+use dalsegno_store::{ErrorKind, Terms};
+use far_host::{Host, LIMIT, lists, until};
+use support::hanging::Hung;
+
+#[test]
+fn a_removal_right_after_the_open_holds_on_all_hosts() {
+    for name in [Some(1), None] {
+        let far = tempfile::tempdir().unwrap();
+        let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+        a.publish(1, 8);
+        until("the other host finds them", || b.present(1, 8) == 8);
+        let c = Host::new(far.path());
+        c.remove(name, 8).unwrap();
+        for host in [&a, &b, &c] {
+            host.follow(far.path());
+            assert_eq!(host.present(1, 8), 0, "{name:?}");
+        }
+        assert_eq!(Host::new(far.path()).present(1, 8), 0);
+    }
+}
+
+#[test]
+fn blocks_that_another_host_put_before_it_followed_the_removal_are_removed_there() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    b.tier().set_silent(true);
+    a.publish(1, 4);
+    b.put(1, 4);
+    b.put(2, 4);
+    assert!(a.remove(None, 0).unwrap() >= 4);
+    b.put(3, 4);
+    b.tier().set_silent(false);
+    until("the other host applies the removal", || b.far().applied_removals == 1);
+    b.follow(far.path());
+    let c = Host::new(far.path());
+    c.follow(far.path());
+    for (host, name) in
+        [&a, &b, &c].into_iter().zip(1..=3).flat_map(|(host, _)| [(host, 1), (host, 2), (host, 3)])
+    {
+        assert_eq!(host.present(name, 4), 0, "chain {name}");
+    }
+    b.publish(3, 4);
+    until("what was put afterwards is found", || a.get(3, 4) == 4 && c.get(3, 4) == 4);
+}
+
+#[test]
+fn a_location_that_fails_gets_the_removal_when_it_responds_again() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    a.publish(1, 8);
+    until("the other host finds them", || b.present(1, 8) == 8);
+    a.tier().set_silent(true);
+    let error = a.store.remove(a.namespace, None, &Terms::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let expected =
+        format!("removed on this host; other hosts follow when {} responds", far.path().display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
+    assert_eq!((a.far().pending_removals, a.present(1, 8), b.present(1, 8)), (1, 0, 8));
+    a.tier().set_silent(false);
+    until("the removal is published", || a.far().pending_removals == 0);
+    until("the other host follows", || b.present(1, 8) == 0);
+    assert_eq!(lists(far.path()).len(), 1);
+    a.publish(1, 8);
+    until("what was put afterwards is found", || b.get(1, 8) == 8);
+}
+
+#[test]
+fn a_location_that_hangs_costs_the_timeout_and_gets_the_removal_later() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    a.publish(1, 8);
+    until("the other host finds them", || b.present(1, 8) == 8);
+    a.tier().hold_publications();
+    let error = a.remove_within(Some(1), 8, Duration::from_millis(300)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().starts_with("removed on this host; other hosts follow"), "{error}");
+    assert_eq!((a.far().pending_removals, a.present(1, 8)), (1, 0));
+    a.tier().publish_kept();
+    until("the removal is published", || a.far().pending_removals == 0);
+    until("the other host follows", || b.present(1, 8) == 0);
+}
+
+#[test]
+fn a_pack_that_is_written_during_a_removal_does_not_bring_blocks_back() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    a.publish(9, 1);
+    a.tier().hold_publications();
+    a.put(1, 8);
+    until("the pack is being written", || a.tier().waiting_publications() > 0);
+    let removal = std::thread::scope(|scope| {
+        let removal = scope.spawn(|| a.remove(Some(1), 8));
+        until("the list is being written", || a.tier().waiting_publications() > 1);
+        a.tier().publish_kept();
+        removal.join().unwrap()
+    });
+    assert_eq!(removal.unwrap(), 8);
+    until("the pack is published", || a.far().published.blocks >= 9);
+    for host in [&a, &b, &Host::new(far.path())] {
+        host.follow(far.path());
+        assert_eq!(host.present(1, 8), 0);
+    }
+}
+
+#[test]
+fn a_removal_of_no_blocks_removes_nothing_anywhere() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    a.publish(1, 8);
+    until("the other host finds them", || b.present(1, 8) == 8);
+    for host in [&a, &b] {
+        assert_eq!(host.remove(Some(1), 0).unwrap(), 0);
+    }
+    assert_eq!(lists(far.path()).len(), 0);
+    b.follow(far.path());
+    assert_eq!((a.present(1, 8), b.present(1, 8)), (8, 8));
+}
+
+#[test]
+fn a_local_log_that_hangs_does_not_keep_other_hosts_from_following() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    a.publish(1, 8);
+    until("the other host finds them", || b.present(1, 8) == 8);
+    a.device.hang(Hung::Syncs);
+    let error = a.remove_within(Some(1), 8, Duration::from_millis(300)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!error.to_string().contains("other hosts"), "{error}");
+    assert_eq!(a.present(1, 8), 0);
+    until("the other host follows", || b.present(1, 8) == 0);
+    assert_eq!(a.far().pending_removals, 0);
+    a.device.go_on();
+    until("later puts are published", || {
+        a.put(1, 8);
+        b.get(1, 8) == 8
+    });
+}
+
+#[test]
+fn many_removals_leave_few_lists() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    a.publish(1, 64);
+    until("the other host finds them", || b.present(1, 64) == 64);
+    for hash in support::chain(1, 64) {
+        a.store.remove(a.namespace, Some(&[hash]), &Terms::within(LIMIT)).unwrap();
+    }
+    until("the other host follows", || b.present(1, 64) == 0);
+    // A list stays for ten seconds after a newer one contains it.
+    until("few lists are left", || lists(far.path()).len() <= 2);
+}
