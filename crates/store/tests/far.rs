@@ -18,7 +18,7 @@ use dalsegno_store::{
 use support::{block, chain, get, namespace, put};
 
 const BYTES: usize = 4 * 65_536;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A host: a store with a far directory, and the namespace of the tests.
 struct Host {

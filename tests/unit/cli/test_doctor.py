@@ -120,7 +120,11 @@ def test_a_folder_of_another_user_is_named_and_the_others_are_shown() -> None:
         ours = far / f"{'2' * 32}-0000000000000002"
         ours.mkdir()
         os.chown(ours, 65_534, 65_534)
-        for command, code in ((("far", "doctor", "--seconds", 2), 0), (("info",), 0), (("verify",), 1)):
+        for command, code in (
+            (("far", "doctor", "--seconds", 2), 0),
+            (("info",), 0),
+            (("verify",), 1),
+        ):
             with start(*command, far, user=65_534, group=65_534, extra_groups=()) as process:
                 out, err = process.communicate(timeout=WAIT_S)
             assert process.returncode == code, err

@@ -203,7 +203,7 @@ impl LateDirectory {
         }
         let place = self.path.place()?;
         // Of a file system that is gone, this fails.
-        let is_same = open.directory.place().is_ok_and(|opened| opened == place);
+        let is_same = DirectoryPlace::of_open(&open.directory).is_ok_and(|opened| opened == place);
         Ok(if is_same { Looked::Same } else { Looked::Other })
     }
 

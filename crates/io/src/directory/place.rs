@@ -40,6 +40,16 @@ impl DirectoryPlace {
         Self::look(CWD, path, AtFlags::empty()).map_err(failed)
     }
 
+    /// Where an open directory is now: the path that it was opened by may lead to another one.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`].
+    pub fn of_open(directory: &SharedDirectory) -> Result<Self, IoError> {
+        let failed = |errno| IoError::os("stat", "an open directory", errno);
+        Self::look(&directory.directory, Path::new(""), AtFlags::EMPTY_PATH).map_err(failed)
+    }
+
     /// The mount that this directory is on.
     #[must_use]
     pub fn mount(&self) -> MountId {
@@ -77,18 +87,6 @@ impl DirectoryPlace {
             MountId::Device(device.0, device.1)
         };
         Ok(Self { mount, device, inode: stat.stx_ino })
-    }
-}
-
-impl SharedDirectory {
-    /// Where this directory is now: the path that it was opened by may lead to another one.
-    ///
-    /// # Errors
-    ///
-    /// [`IoError::Os`].
-    pub fn place(&self) -> Result<DirectoryPlace, IoError> {
-        let failed = |errno| IoError::os("stat", "an open directory", errno);
-        DirectoryPlace::look(&self.directory, Path::new(""), AtFlags::EMPTY_PATH).map_err(failed)
     }
 }
 
@@ -148,7 +146,7 @@ mod tests {
         let path = dir.path().join("far");
         fs::create_dir(&path).unwrap();
         let opened = SharedDirectory::open(&path).unwrap();
-        let first = opened.place().unwrap();
+        let first = DirectoryPlace::of_open(&opened).unwrap();
         assert_eq!(DirectoryPlace::of(&path).unwrap(), first);
         assert_eq!(DirectoryPlace::of(dir.path()).unwrap().mount(), first.mount());
         fs::rename(&path, dir.path().join("moved")).unwrap();
@@ -158,7 +156,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         assert!(!DirectoryPlace::of(&path).unwrap().is_same_directory(&first));
-        assert_eq!(opened.place().unwrap(), first);
+        assert_eq!(DirectoryPlace::of_open(&opened).unwrap(), first);
     }
 
     #[test]

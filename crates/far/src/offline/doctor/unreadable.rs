@@ -7,9 +7,8 @@ use std::collections::BTreeSet;
 
 use dalsegno_extent::format::SECTOR;
 use dalsegno_io::IoError;
-use serde::Serialize;
 
-use super::report::DoctorError;
+use super::report::{DoctorError, Unreadable, UnreadableObjects};
 use crate::format::MAX_CATALOG_BYTES;
 use crate::names::{Object, ObjectName, WriterId};
 use crate::offline::location::Location;
@@ -23,25 +22,9 @@ const PACKS: usize = 16;
 /// Numbers behind the newest catalog that are tried: a listing does not show what is no file.
 const AHEAD: u64 = 2;
 
-/// An object, or the folder of a writer, that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Unreadable {
-    /// Folder and file, or the folder.
-    pub file: String,
-    /// Why it cannot be read.
-    pub why: String,
-    /// What to do.
-    pub action: &'static str,
-}
-
-/// What cannot be read.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct UnreadableObjects {
-    /// The objects, sorted, at most 1,000.
-    pub objects: Vec<Unreadable>,
-    /// Further ones.
-    pub more: u64,
-}
+/// A search under way.
+#[derive(Default)]
+struct Search(UnreadableObjects);
 
 /// Tries to read what stores read, except the bytes of packs.
 pub(super) fn find(
@@ -49,7 +32,7 @@ pub(super) fn find(
     own: WriterId,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<UnreadableObjects, DoctorError> {
-    let mut found = UnreadableObjects::default();
+    let mut search = Search::default();
     for writer in location.writers()? {
         if is_stopped() {
             return Err(DoctorError::Stopped);
@@ -58,15 +41,15 @@ pub(super) fn find(
             continue;
         }
         match location.list(writer) {
-            Ok(listed) => found.look_at(location, writer, &listed),
-            Err(error) => found.add(writer.to_string(), &error),
+            Ok(listed) => search.look_at(location, writer, &listed),
+            Err(error) => search.add(writer.to_string(), &error),
         }
     }
-    found.objects.sort();
-    Ok(found)
+    search.0.objects.sort();
+    Ok(search.0)
 }
 
-impl UnreadableObjects {
+impl Search {
     fn look_at(&mut self, location: &Location, writer: WriterId, listed: &[Listed]) {
         location.fetch_each(
             &catalogs_to_try(writer, listed),
@@ -121,10 +104,10 @@ impl UnreadableObjects {
     }
 
     fn push(&mut self, one: Unreadable) {
-        if self.objects.len() < MOST {
-            self.objects.push(one);
+        if self.0.objects.len() < MOST {
+            self.0.objects.push(one);
         } else {
-            self.more += 1;
+            self.0.more += 1;
         }
     }
 }
