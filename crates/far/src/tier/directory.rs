@@ -192,7 +192,7 @@ impl Source for DirectoryTier {
     }
 
     fn geometry(&self) -> Geometry {
-        let direct = self.directory.opened().and_then(|directory| directory.direct());
+        let direct = self.directory.direct();
         Geometry {
             memory_align: direct.unwrap_or(1),
             engine: "directory",
