@@ -220,6 +220,15 @@ fn a_far_directory_that_overlaps_the_store_is_refused_and_leaves_nothing() {
     }
     assert_eq!(names(home.path()), Vec::<PathBuf>::new());
     assert!(fs::read_dir(at("empty")).unwrap().next().is_none());
+    let other = Store::open(&at("other"), &support::config(64 << 20)).unwrap();
+    fs::create_dir(at("other/inside")).unwrap();
+    for far in ["other", "other/inside"] {
+        let error = Store::open(&at("new"), &config(&at(far))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{far}: {error}");
+        assert!(error.message().contains("holds a store"), "{error}");
+    }
+    assert!(!at("new").exists());
+    other.close();
 }
 
 #[test]

@@ -113,6 +113,17 @@ pub fn is_within(inner: &Path, outer: &Path) -> bool {
     })
 }
 
+/// The directory that has a file of this name: that of the path, or the nearest one around it.
+#[must_use]
+pub fn nearest_with_file(path: &Path, name: &str) -> Option<PathBuf> {
+    let path = resolved(path);
+    let has_file = |directory: &&Path| {
+        let stat = rustix::fs::statat(CWD, directory.join(name), AtFlags::SYMLINK_NOFOLLOW);
+        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file())
+    };
+    path.ancestors().find(has_file).map(Path::to_owned)
+}
+
 /// The path without links, as far as it exists. The rest is appended.
 #[expect(clippy::disallowed_methods, reason = "this crate touches files")]
 fn resolved(path: &Path) -> PathBuf {
@@ -183,6 +194,13 @@ mod tests {
             assert_eq!(is_within(&at(inner), &at(outer)), expected, "{inner} in {outer}");
         }
         assert!(is_within(&at("store"), Path::new("/")));
+        fs::write(at("store/mark"), b"").unwrap();
+        let store = Some(fs::canonicalize(at("store")).unwrap());
+        for inside in ["store", "link", "store/part/new"] {
+            assert_eq!(nearest_with_file(&at(inside), "mark"), store, "{inside}");
+        }
+        assert_eq!(nearest_with_file(&at("far"), "mark"), None);
+        assert_eq!(nearest_with_file(&at("store"), "part"), None, "a folder is no file");
     }
 
     #[test]

@@ -114,7 +114,7 @@ fn examine_parts(
     found: &mut DoctorReport,
 ) -> Result<(), DoctorError> {
     let share = |percent: u32| options.time * percent / 100;
-    found.unreadable = unreadable::find(&subject.near, subject.writer, subject.is_stopped)?;
+    found.unreadable = unreadable::find(subject, share(15))?;
     found.promises = promises::check(subject, share(30))?;
     if found.promises.iter().any(|row| row.verdict == Verdict::Fails) {
         // Speed does not matter any more, and reads through the other mount may fail.

@@ -57,6 +57,8 @@ pub struct UnreadableObjects {
     pub objects: Vec<Unreadable>,
     /// Further ones.
     pub more: u64,
+    /// Whether all objects were tried within the time.
+    pub is_complete: bool,
 }
 
 /// Why a location was not examined.
