@@ -108,8 +108,8 @@ class FarPublishedStats(TypedDict):
 class FarStats(TypedDict):
     """The far tier."""
 
-    # gauge: ``"working"``; ``"suspended"`` while the location does not respond; ``"away"`` while its
-    # directory does not exist or its file system is not mounted
+    # gauge: ``"working"``; ``"suspended"`` while the location does not respond; ``"away"`` while
+    # its directory does not exist or its file system is not mounted
     reads: str
     reopened: int  # how often another directory was at the path than before, and was used from then
     suspensions: int  # how often reads were suspended

@@ -24,7 +24,7 @@ pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
     DirectoryLock, DirectoryNames, DirectoryOptions, DirectoryPlace, FolderEntry, LocalDirectory,
-    LockError, MountId, SharedDirectory, is_within, mount_below,
+    LockError, MountId, SharedDirectory, is_within, mount_below, nearest_with_file,
 };
 pub use engine::CallRing;
 pub use error::IoError;

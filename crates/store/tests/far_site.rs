@@ -187,11 +187,12 @@ fn blocks_whose_publication_failed_are_published_when_they_are_put_again() {
     put(2);
     until("their pack fails", || stats().published.failed_blocks >= 8);
     tier.set_silent(false);
-    let b = Host::new(far.path());
     until("they are published when they are put again", || {
         put(2);
-        b.probe(2, 8) == 8
+        stats().published.blocks >= 16
     });
+    let b = Host::new(far.path());
+    until("another host finds them", || b.probe(2, 8) == 8);
     assert_eq!(stats().published.blocks, 16, "each block once, and none that was published");
 }
 
@@ -219,6 +220,15 @@ fn a_far_directory_that_overlaps_the_store_is_refused_and_leaves_nothing() {
     }
     assert_eq!(names(home.path()), Vec::<PathBuf>::new());
     assert!(fs::read_dir(at("empty")).unwrap().next().is_none());
+    let other = Store::open(&at("other"), &support::config(64 << 20)).unwrap();
+    fs::create_dir(at("other/inside")).unwrap();
+    for far in ["other", "other/inside"] {
+        let error = Store::open(&at("new"), &config(&at(far))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{far}: {error}");
+        assert!(error.message().contains("holds a store"), "{error}");
+    }
+    assert!(!at("new").exists());
+    other.close();
 }
 
 #[test]

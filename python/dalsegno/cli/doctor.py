@@ -120,6 +120,8 @@ def _print(directory: Path, other: Path | None, found: dict[str, Any]) -> None:
         )
         if unreadable["more"]:
             print(f"… {unreadable['more']:,} more")
+    if not unreadable["is_complete"]:
+        print("\nnot all objects of stores were tried; give more --seconds")
     print()
     for one in found["advice"]:
         print(f"{one['severity']}: {one['what']}\n  {one['action']}")

@@ -54,9 +54,8 @@ def test_tenants_share_no_far_directory(tmp_path: Path) -> None:
         socket = Path(folder, "socket")
         tenants = [("blue", [USER])]
         settings = {"far": str(far), "far_flush_s": 0.1}
-        with serving(
-            tmp_path / "store", socket=str(socket), tenants=tenants, **settings
-        ) as server:
+        store = tmp_path / "store"
+        with serving(store, settings, socket=str(socket), tenants=tenants) as server:
             socket.chmod(0o666)
             with opened(f"unix:{socket}") as blocks:
                 blocks.fill()

@@ -155,7 +155,15 @@ impl LateDirectory {
         }
     }
 
-    /// The directory, if it is open.
+    /// The alignment that direct I/O requires, if the directory is open and has that.
+    pub(super) fn direct(&self) -> Option<usize> {
+        match &*self.state.read() {
+            DirectoryState::Open(open) => open.directory.direct(),
+            _ => None,
+        }
+    }
+
+    /// The directory, if it is open. The last user closes its files, so this is no call for a thread that may not wait.
     pub(super) fn opened(&self) -> Option<Arc<SharedDirectory>> {
         match &*self.state.read() {
             DirectoryState::Open(open) => Some(Arc::clone(&open.directory)),
@@ -190,7 +198,7 @@ impl LateDirectory {
                 }
             },
         };
-        if let Some(why) = self.why_away(below)? {
+        if let Err(why) = self.usable(below)? {
             return Err(self.failed(ErrorKind::NotConnected, why));
         }
         self.open(REOPEN_WAIT, number + 1, below)
@@ -198,22 +206,26 @@ impl LateDirectory {
 
     /// Compares what the path leads to with the directory that is open.
     fn look(&self, open: &OpenDirectory) -> Result<Looked, IoError> {
-        if let Some(why) = self.why_away(open.below)? {
-            return Ok(Looked::Nothing(why));
+        match self.usable(open.below)? {
+            Err(why) => Ok(Looked::Nothing(why)),
+            // Of a file system that is gone, the second look fails.
+            Ok(place) if DirectoryPlace::of_open(&open.directory).is_ok_and(|of| of == place) => {
+                Ok(Looked::Same)
+            }
+            Ok(_) => Ok(Looked::Other),
         }
-        let place = self.path.place()?;
-        // Of a file system that is gone, this fails.
-        let is_same = open.directory.place().is_ok_and(|opened| opened == place);
-        Ok(if is_same { Looked::Same } else { Looked::Other })
     }
 
-    /// Why the path leads to no directory that may be used; `None` if it does.
-    fn why_away(&self, below: Option<MountId>) -> Result<Option<&'static str>, IoError> {
+    /// What the path leads to, or why that may not be used.
+    fn usable(
+        &self,
+        below: Option<MountId>,
+    ) -> Result<Result<DirectoryPlace, &'static str>, IoError> {
         match self.path.place() {
-            Ok(place) if Some(place.mount()) == below => Ok(Some("its file system is not mounted")),
-            Ok(_) => Ok(None),
+            Ok(place) if Some(place.mount()) == below => Ok(Err("its file system is not mounted")),
+            Ok(place) => Ok(Ok(place)),
             Err(error) if error.is_not_found() || error.is_not_directory() => {
-                Ok(Some("the directory does not exist"))
+                Ok(Err("the directory does not exist"))
             }
             Err(error) => Err(error),
         }
@@ -245,7 +257,10 @@ impl LateDirectory {
         };
         let below = mount_below(&self.path.full());
         let open = OpenDirectory { directory, number, below };
-        *self.state.write() = DirectoryState::Open(open.clone());
+        let state = DirectoryState::Open(open.clone());
+        let before = std::mem::replace(&mut *self.state.write(), state);
+        // Without the lock: closing files may wait for the network.
+        drop(before);
         if number > 0 {
             tracing::warn!(
                 path = %self.path.full().display(),
@@ -262,9 +277,10 @@ impl LateDirectory {
         if !matches!(&*state, DirectoryState::Open(open) if open.number == number) {
             return;
         }
-        // Its files are closed by the last call that uses it.
-        *state = DirectoryState::Away { number, below };
+        let before = std::mem::replace(&mut *state, DirectoryState::Away { number, below });
         drop(state);
+        // Without the lock: closing files may wait for the network.
+        drop(before);
         tracing::warn!(
             path = %self.path.full().display(),
             why,

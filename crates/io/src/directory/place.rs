@@ -40,6 +40,16 @@ impl DirectoryPlace {
         Self::look(CWD, path, AtFlags::empty()).map_err(failed)
     }
 
+    /// Where an open directory is now: the path that it was opened by may lead to another one.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`].
+    pub fn of_open(directory: &SharedDirectory) -> Result<Self, IoError> {
+        let failed = |errno| IoError::os("stat", "an open directory", errno);
+        Self::look(&directory.directory, Path::new(""), AtFlags::EMPTY_PATH).map_err(failed)
+    }
+
     /// The mount that this directory is on.
     #[must_use]
     pub fn mount(&self) -> MountId {
@@ -80,18 +90,6 @@ impl DirectoryPlace {
     }
 }
 
-impl SharedDirectory {
-    /// Where this directory is now: the path that it was opened by may lead to another one.
-    ///
-    /// # Errors
-    ///
-    /// [`IoError::Os`].
-    pub fn place(&self) -> Result<DirectoryPlace, IoError> {
-        let failed = |errno| IoError::os("stat", "an open directory", errno);
-        DirectoryPlace::look(&self.directory, Path::new(""), AtFlags::EMPTY_PATH).map_err(failed)
-    }
-}
-
 /// The mount on which the mount of an existing directory is mounted; `None` for the root, or if it cannot be found out.
 #[must_use]
 pub fn mount_below(path: &Path) -> Option<MountId> {
@@ -113,6 +111,17 @@ pub fn is_within(inner: &Path, outer: &Path) -> bool {
     inner.ancestors().any(|ancestor| {
         DirectoryPlace::of(ancestor).is_ok_and(|place| place.is_same_directory(&outer))
     })
+}
+
+/// The directory that has a file of this name: that of the path, or the nearest one around it.
+#[must_use]
+pub fn nearest_with_file(path: &Path, name: &str) -> Option<PathBuf> {
+    let path = resolved(path);
+    let has_file = |directory: &&Path| {
+        let stat = rustix::fs::statat(CWD, directory.join(name), AtFlags::SYMLINK_NOFOLLOW);
+        stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_file())
+    };
+    path.ancestors().find(has_file).map(Path::to_owned)
 }
 
 /// The path without links, as far as it exists. The rest is appended.
@@ -148,7 +157,7 @@ mod tests {
         let path = dir.path().join("far");
         fs::create_dir(&path).unwrap();
         let opened = SharedDirectory::open(&path).unwrap();
-        let first = opened.place().unwrap();
+        let first = DirectoryPlace::of_open(&opened).unwrap();
         assert_eq!(DirectoryPlace::of(&path).unwrap(), first);
         assert_eq!(DirectoryPlace::of(dir.path()).unwrap().mount(), first.mount());
         fs::rename(&path, dir.path().join("moved")).unwrap();
@@ -158,7 +167,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         assert!(!DirectoryPlace::of(&path).unwrap().is_same_directory(&first));
-        assert_eq!(opened.place().unwrap(), first);
+        assert_eq!(DirectoryPlace::of_open(&opened).unwrap(), first);
     }
 
     #[test]
@@ -185,6 +194,13 @@ mod tests {
             assert_eq!(is_within(&at(inner), &at(outer)), expected, "{inner} in {outer}");
         }
         assert!(is_within(&at("store"), Path::new("/")));
+        fs::write(at("store/mark"), b"").unwrap();
+        let store = Some(fs::canonicalize(at("store")).unwrap());
+        for inside in ["store", "link", "store/part/new"] {
+            assert_eq!(nearest_with_file(&at(inside), "mark"), store, "{inside}");
+        }
+        assert_eq!(nearest_with_file(&at("far"), "mark"), None);
+        assert_eq!(nearest_with_file(&at("store"), "part"), None, "a folder is no file");
     }
 
     #[test]

@@ -11,7 +11,8 @@ use dalsegno_core::{Clock, Config, Error, ErrorKind, Limits, Result};
 use dalsegno_far::{
     DirectoryTier, DirectoryTierOptions, LocationError, LocationPath, Tier, TierState, wait_for,
 };
-use dalsegno_io::IoError;
+use dalsegno_io::{IoError, nearest_with_file};
+use dalsegno_log::format::STORE_FILE;
 
 use crate::error::no_thread;
 use crate::far::lanes::FAR_SHARE;
@@ -25,7 +26,8 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 ///
-/// `Invalid` if the two contain each other; `Unavailable` if there is no such directory.
+/// `Invalid` if the two contain each other, or the far directory is in that of any store; `Unavailable` if there is no
+/// such directory.
 pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<LocationPath>> {
     let Some(far) = &config.far else { return Ok(None) };
     let location = LocationPath {
@@ -36,9 +38,14 @@ pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<Locati
     let (reply, looked) = crossbeam_channel::bounded(1);
     let of_thread = location.clone();
     // The caller may have left.
-    let look = move || drop(reply.send(of_thread.check()));
+    let look = move || drop(reply.send(look_at(&of_thread)));
     dalsegno_io::spawn("dalsegno-far-look", look).map_err(no_thread)?;
     match looked.recv_timeout(LOOK_TIMEOUT) {
+        Ok(Ok(Some(other))) => Err(Error::invalid(format!(
+            "far is {far}, and {} holds a store; give `far` a directory of a shared file system that is apart from the \
+             directories of stores",
+            other.display()
+        ))),
         Ok(Err(LocationError::WithinStore)) => Err(Error::invalid(format!(
             "far is {far}, and the store is in {}: one is or contains the other; give `far` a directory of a shared \
              file system that is apart from the store's directory",
@@ -46,8 +53,14 @@ pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<Locati
         ))),
         Ok(Err(LocationError::Io(error))) => Err(unusable(&location, error)),
         // It is looked at again when it is opened.
-        Ok(Ok(())) | Err(_) => Ok(Some(location)),
+        Ok(Ok(None)) | Err(_) => Ok(Some(location)),
     }
+}
+
+/// Checks the directory. Returns that of another store which it is or is in.
+fn look_at(location: &LocationPath) -> std::result::Result<Option<PathBuf>, LocationError> {
+    location.check()?;
+    Ok(nearest_with_file(&location.path, STORE_FILE))
 }
 
 /// Opens the directory of the far tier, and completes its limits.

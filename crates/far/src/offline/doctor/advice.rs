@@ -35,10 +35,13 @@ pub(super) fn advise(found: &DoctorReport) -> Vec<Advice> {
             "see the list of them; stores skip these and follow all others",
         ));
     }
-    if found.left_behind > 0 {
+    if found.traces.left_behind > 0 {
         all.push(Advice::new(
             Severity::Note,
-            format!("{} objects of this examination could not be removed", found.left_behind),
+            format!(
+                "{} objects of this examination could not be removed",
+                found.traces.left_behind
+            ),
             "remove their folder with `dalsegno prune`, or leave it: stores collect it after a day",
         ));
     }

@@ -4,8 +4,6 @@ use dalsegno_io::IoError;
 use serde::Serialize;
 use thiserror::Error;
 
-use super::unreadable::UnreadableObjects;
-
 /// What was found out about a location.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DoctorReport {
@@ -27,10 +25,40 @@ pub struct DoctorReport {
     pub advice: Vec<Advice>,
     /// Whether stores may use the location: no advice has [`Severity::Unsafe`].
     pub is_safe: bool,
+    /// What the examination itself wrote.
+    #[serde(flatten)]
+    pub traces: Traces,
+}
+
+/// What an examination wrote.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Traces {
     /// Bytes that were written.
     pub written_bytes: u64,
     /// Objects that could not be removed; 0 unless the location failed.
     pub left_behind: u64,
+}
+
+/// An object, or the folder of a writer, that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Unreadable {
+    /// Folder and file, or the folder.
+    pub file: String,
+    /// Why it cannot be read.
+    pub why: String,
+    /// What to do.
+    pub action: &'static str,
+}
+
+/// What cannot be read.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct UnreadableObjects {
+    /// The objects, sorted, at most 1,000.
+    pub objects: Vec<Unreadable>,
+    /// Further ones.
+    pub more: u64,
+    /// Whether all objects were tried within the time.
+    pub is_complete: bool,
 }
 
 /// Why a location was not examined.

@@ -1,112 +1,99 @@
 //! Objects at a location that cannot be read: which, why, and what to do. Stores skip them and follow everything else.
 //!
-//! 1. Nothing is written. Of the packs of a writer only the newest are tried, and none is read.
-//! 2. An object that is gone when it is read is no finding: its writer removed it.
+//! 1. Nothing is written, and no pack is read.
+//! 2. The search ends when its time is over, and says so.
+//! 3. An object that is gone when it is read is no finding: its writer removed it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use dalsegno_extent::format::SECTOR;
 use dalsegno_io::IoError;
-use serde::Serialize;
 
-use super::report::DoctorError;
+use super::objects::Subject;
+use super::report::{DoctorError, Unreadable, UnreadableObjects};
 use crate::format::MAX_CATALOG_BYTES;
 use crate::names::{Object, ObjectName, WriterId};
-use crate::offline::location::Location;
 use crate::offline::read::{read_catalog, read_namespace};
 use crate::tier::Listed;
 
 /// Objects in a report. Further ones are counted.
 const MOST: usize = 1000;
-/// Packs of a writer that are tried.
-const PACKS: usize = 16;
+/// Objects that are fetched between two looks at the time.
+const AT_A_TIME: usize = 64;
 /// Numbers behind the newest catalog that are tried: a listing does not show what is no file.
 const AHEAD: u64 = 2;
 
-/// An object, or the folder of a writer, that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Unreadable {
-    /// Folder and file, or the folder.
-    pub file: String,
-    /// Why it cannot be read.
-    pub why: String,
-    /// What to do.
-    pub action: &'static str,
-}
+/// A search under way.
+#[derive(Default)]
+struct Search(UnreadableObjects);
 
-/// What cannot be read.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct UnreadableObjects {
-    /// The objects, sorted, at most 1,000.
-    pub objects: Vec<Unreadable>,
-    /// Further ones.
-    pub more: u64,
-}
-
-/// Tries to read what stores read, except the bytes of packs.
+/// Tries to read what stores read, except the bytes of packs, until `time` is over.
 pub(super) fn find(
-    location: &Location,
-    own: WriterId,
-    is_stopped: &dyn Fn() -> bool,
+    subject: &Subject<'_>,
+    time: Duration,
 ) -> Result<UnreadableObjects, DoctorError> {
-    let mut found = UnreadableObjects::default();
+    let (location, end) = (&subject.near, subject.until(time));
+    let mut search =
+        Search(UnreadableObjects { is_complete: true, ..UnreadableObjects::default() });
+    let mut names = Vec::new();
     for writer in location.writers()? {
-        if is_stopped() {
-            return Err(DoctorError::Stopped);
+        if end.expired(subject.now()) {
+            search.0.is_complete = false;
+            break;
         }
-        if writer == own {
-            continue;
-        }
+        subject.check_stop()?;
         match location.list(writer) {
-            Ok(listed) => found.look_at(location, writer, &listed),
-            Err(error) => found.add(writer.to_string(), &error),
+            Ok(listed) if writer != subject.writer => names.extend(to_try(writer, &listed)),
+            Ok(_) => {}
+            Err(error) => search.add(writer.to_string(), &error),
         }
     }
-    found.objects.sort();
-    Ok(found)
+    for some in names.chunks(AT_A_TIME) {
+        if end.expired(subject.now()) {
+            search.0.is_complete = false;
+            break;
+        }
+        subject.check_stop()?;
+        location.fetch_each(some, MAX_CATALOG_BYTES, |name, fetched| search.note(name, fetched));
+    }
+    search.0.objects.sort();
+    Ok(search.0)
 }
 
-impl UnreadableObjects {
-    fn look_at(&mut self, location: &Location, writer: WriterId, listed: &[Listed]) {
-        location.fetch_each(
-            &catalogs_to_try(writer, listed),
-            MAX_CATALOG_BYTES,
-            |name, fetched| {
-                self.note(name, fetched, |name, bytes| read_catalog(name, Ok(bytes)).map(drop));
-            },
-        );
-        location.fetch_each(
-            &names_of(writer, listed, is_description),
-            SECTOR as u64,
-            |name, got| {
-                self.note(name, got, |name, bytes| read_namespace(name, Ok(bytes)).map(drop));
-            },
-        );
-        let packs = names_of(writer, listed, |object| matches!(object, Object::Pack(_)));
-        let newest = &packs[packs.len().saturating_sub(PACKS)..];
-        location.fetch_each(newest, 0, |name, fetched| match fetched {
-            // It has bytes, so it could be opened.
-            Err(error) if error.is_too_large() => {}
-            fetched => self.note(name, fetched, |_, _| Ok(())),
-        });
-    }
-
-    /// Notes an object if it could not be fetched, or `check` finds something wrong with its bytes.
-    fn note(
-        &mut self,
-        name: ObjectName,
-        fetched: Result<Vec<u8>, IoError>,
-        check: impl FnOnce(ObjectName, Vec<u8>) -> Result<(), String>,
-    ) {
-        match fetched {
-            Err(error) if error.is_not_found() => {}
-            Err(error) => self.add(name.to_string(), &error),
-            Ok(bytes) => {
-                if let Err(why) = check(name, bytes) {
-                    let action = if why.contains("newer") { UPGRADE } else { PRUNE };
-                    self.push(Unreadable { file: name.to_string(), why, action });
-                }
+/// The objects that stores ask for.
+fn to_try(writer: WriterId, listed: &[Listed]) -> Vec<ObjectName> {
+    let mut objects: BTreeSet<Object> = BTreeSet::new();
+    let mut newest = 0;
+    for one in listed {
+        match one.object {
+            // A listing does not show what is no file, so the catalog of each pack is asked for.
+            Object::Catalog(number) | Object::Pack(number) => {
+                objects.insert(Object::Catalog(number));
+                newest = newest.max(number);
             }
+            Object::Namespace(_) => _ = objects.insert(one.object),
+            _ => {}
+        }
+    }
+    objects.extend((newest + 1..=newest + AHEAD).map(Object::Catalog));
+    objects.into_iter().map(|object| writer.object(object)).collect()
+}
+
+impl Search {
+    /// Notes an object if it could not be fetched, or something is wrong with its bytes.
+    fn note(&mut self, name: ObjectName, fetched: Result<Vec<u8>, IoError>) {
+        let bytes = match fetched {
+            Err(error) if error.is_not_found() => return,
+            Err(error) => return self.add(name.to_string(), &error),
+            Ok(bytes) => bytes,
+        };
+        let checked = match name.object {
+            Object::Namespace(_) => read_namespace(name, Ok(bytes)).map(drop),
+            _ => read_catalog(name, Ok(bytes)).map(drop),
+        };
+        if let Err(why) = checked {
+            let action = if why.contains("newer") { UPGRADE } else { PRUNE };
+            self.push(Unreadable { file: name.to_string(), why, action });
         }
     }
 
@@ -121,10 +108,10 @@ impl UnreadableObjects {
     }
 
     fn push(&mut self, one: Unreadable) {
-        if self.objects.len() < MOST {
-            self.objects.push(one);
+        if self.0.objects.len() < MOST {
+            self.0.objects.push(one);
         } else {
-            self.more += 1;
+            self.0.more += 1;
         }
     }
 }
@@ -136,28 +123,3 @@ const UPGRADE: &str = "upgrade Dalsegno on this host";
 const PRUNE: &str =
     "its blocks are misses; `dalsegno prune DIR WRITER --remove` removes what its writer left";
 const CHECK: &str = "check the file system; its blocks are misses until it can be read";
-
-/// The catalogs that stores ask for: those that are listed, those of listed packs, and the next ones.
-fn catalogs_to_try(writer: WriterId, listed: &[Listed]) -> Vec<ObjectName> {
-    let numbers = listed.iter().filter_map(|one| match one.object {
-        Object::Catalog(number) | Object::Pack(number) => Some(number),
-        _ => None,
-    });
-    let mut numbers: BTreeSet<u64> = numbers.collect();
-    let newest = numbers.last().copied().unwrap_or(0);
-    numbers.extend(newest + 1..=newest + AHEAD);
-    numbers.into_iter().map(|number| writer.object(Object::Catalog(number))).collect()
-}
-
-fn is_description(object: &Object) -> bool {
-    matches!(object, Object::Namespace(_))
-}
-
-fn names_of(
-    writer: WriterId,
-    listed: &[Listed],
-    wanted: impl Fn(&Object) -> bool,
-) -> Vec<ObjectName> {
-    let objects = listed.iter().map(|one| one.object).filter(wanted);
-    objects.map(|object| writer.object(object)).collect()
-}
