@@ -139,7 +139,11 @@ class FarStats(TypedDict):
     waiting_extents: int  # gauge: extents that wait to be written
     dropped_blocks: int  # blocks not written: too many waited, or they were gone too soon
     present_blocks: int  # blocks not written because they were there already
-    bad_catalogs: int  # catalogs that were damaged or newer
+    bad_objects: int  # gauge: objects and folders there that cannot be used now
+    newest_bad_object: str | None  # gauge: the one that was found last, and why
+    applied_removals: int  # removals of other stores that were applied here
+    pending_removals: int  # gauge: removals of this store that other hosts do not know yet
+    complete_polls: int  # polls after which everything was applied that others had removed
     failed_polls: int  # polls that failed
     collected_writers: int  # folders of dead stores that this store removed
     collected_packs: int  # packs in such folders that this store removed

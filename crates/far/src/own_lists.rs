@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Nanos};
+use dalsegno_core::{Clock, Deadline, Nanos};
 use dalsegno_io::{IoError, Memory};
 
 use crate::format::{FULL_LIST_BYTES, MAX_LIST_BYTES, MAX_LIST_HASHES, RemovalList};
@@ -27,8 +27,9 @@ pub const LIST_EXPIRES: Duration = Duration::from_secs(7 * 24 * 3600 + 2 * 3600)
 pub const KEEP_REMOVALS: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long a list stays that a newer one contains.
 const SUPERSEDED_FOR: Duration = Duration::from_secs(10);
-/// Superseded lists that are remembered until they are removed. Further ones expire.
-const MOST_SUPERSEDED: usize = 4096;
+/// Most lists that stay although a newer one contains them. Further ones are removed earlier: a reader that does not find
+/// a list any more looks for the newer one.
+const MOST_SUPERSEDED: usize = 32;
 
 /// A removal that was published.
 #[derive(Debug)]
@@ -149,9 +150,6 @@ impl OwnLists {
         let replaced = self.newest.filter(|_| !begins);
         let superseded = replaced.into_iter().chain(self.uncertain.drain(..));
         self.superseded.extend(superseded.map(|number| (number, due)));
-        while self.superseded.len() > MOST_SUPERSEDED {
-            self.superseded.pop_front();
-        }
         self.newest = Some(number);
         let since = self.clock.now();
         if begins {
@@ -165,12 +163,29 @@ impl OwnLists {
     /// Removes the lists that newer ones have contained for a while. Waits for the location.
     pub(crate) fn remove_superseded(&mut self) -> Result<(), IoError> {
         let now = self.clock.now();
-        while let Some((number, _)) = self.superseded.front().filter(|(_, due)| *due <= now) {
+        loop {
+            let is_much = self.superseded.len() > MOST_SUPERSEDED;
+            let next = self.superseded.front().filter(|(_, due)| is_much || *due <= now);
+            let Some((number, _)) = next else { return Ok(()) };
             let name = self.writer.object(Object::Removals(*number));
             self.ask(|tier, ask| tier.remove(name, ask))?;
             self.superseded.pop_front();
         }
-        Ok(())
+    }
+
+    /// Removes all lists that a newer one contains, because the store is closed. Ends at the first failure: what is left
+    /// expires.
+    pub(crate) fn finish(&mut self, deadline: Deadline) {
+        while let Some((number, _)) = self.superseded.front()
+            && !deadline.expired(self.clock.now())
+        {
+            let name = self.writer.object(Object::Removals(*number));
+            let limit = deadline.remaining(self.clock.now()).unwrap_or(CALL_LIMIT).min(CALL_LIMIT);
+            if wait_for(&self.clock, limit, |ask| self.tier.remove(name, ask)).is_err() {
+                return;
+            }
+            self.superseded.pop_front();
+        }
     }
 
     fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {

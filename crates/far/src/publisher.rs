@@ -496,6 +496,7 @@ impl Publisher {
         }
         let left: u64 = self.writing.values().map(|one| one.catalog.blocks()).sum();
         self.stats.failed_blocks += left;
+        self.lists.finish(deadline);
     }
 }
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, ManualClock, StoreId};
 use dalsegno_far::{
-    Collector, DEAD_AFTER, DirectoryTier, DirectoryTierOptions, Object, Tier, WATCHED, WriterId,
-    wait_for,
+    Collector, DEAD_AFTER, DirectoryTier, DirectoryTierOptions, FarIndex, Object, Tier, WATCHED,
+    WriterId, wait_for,
 };
 use dalsegno_io::Memory;
 use hosts::{Host, LIMIT, NAMESPACE};
@@ -39,7 +39,7 @@ fn a_writer_is_collected_a_day_after_its_last_beat_and_not_before() {
     assert_eq!(world.objects(a.writer).len(), 6, "two packs and catalogs, a description, a beat");
     world.pass(HOUR);
     b.publisher.beat().unwrap();
-    b.follower.poll().unwrap();
+    b.poll();
     assert!(b.reads(10));
     collect(&mut world, &mut [&mut b], &mut |_| ());
     assert!(!world.has_folder(a.writer));
@@ -47,7 +47,7 @@ fn a_writer_is_collected_a_day_after_its_last_beat_and_not_before() {
     assert_eq!((stats.writers, stats.packs), (1, 2));
     assert!(!b.reads(10) && b.reads(30));
     let mut c = world.host(3);
-    c.follower.poll().unwrap();
+    c.poll();
     assert_eq!(c.readable(), BTreeSet::from([30, 31]));
 }
 
@@ -106,7 +106,7 @@ fn a_writer_whose_beats_look_a_year_old_is_not_collected() {
         assert!(b.collect());
     }
     assert_eq!(b.collector.stats().packs, 0);
-    b.follower.poll().unwrap();
+    b.poll();
     assert!(b.reads(10));
 }
 
@@ -116,11 +116,11 @@ fn a_writer_that_continues_after_it_was_collected_has_misses_and_publishes_on() 
     let (mut a, mut b) = (world.host(1), world.host(2));
     assert!(a.publish(10) && a.publish(20) && b.publish(30));
     a.publisher.beat().unwrap();
-    b.follower.poll().unwrap();
+    b.poll();
     world.pass(DEAD_AFTER + HOUR);
     b.publisher.beat().unwrap();
     collect(&mut world, &mut [&mut b], &mut |_| ());
-    b.follower.poll().unwrap();
+    b.poll();
     assert!(!world.has_folder(a.writer));
     // It still finds its packs, and a read of one is a miss.
     assert!(a.finds(10) && a.finds(20));
@@ -140,7 +140,7 @@ fn a_writer_that_continues_after_it_was_collected_has_misses_and_publishes_on() 
         Object::Beat(2),
     ];
     assert_eq!(world.objects(a.writer), expected);
-    b.follower.poll().unwrap();
+    b.poll();
     for host in [&a, &b] {
         assert!([40, 41, 50, 51].into_iter().all(|block| host.reads(block)));
         assert!(!host.reads(11) && !host.reads(21));
@@ -169,32 +169,10 @@ fn a_writer_that_continues_while_it_is_collected_keeps_the_rest() {
         world.pass(WATCHED);
     }
     assert_eq!(packs_of(&b), removed);
-    b.follower.poll().unwrap();
+    b.poll();
     let readable = b.readable();
     assert_eq!(readable.len() as u64, 200 - 2 * removed);
     assert_eq!(a.readable(), readable);
-}
-
-#[test]
-fn a_catalog_of_a_newer_version_stays() {
-    let mut world = World::new();
-    let (mut a, mut b, mut c) = (world.host(1), world.host(2), world.host(3));
-    assert!(a.publish(10) && c.publish(20));
-    let mut newer = vec![0; 8192];
-    newer[..12].copy_from_slice(b"DSGNCATL\x02\0\0\0");
-    let crc = crc32c::crc32c(&newer[..4092]);
-    newer[4092..4096].copy_from_slice(&crc.to_le_bytes());
-    let clock = Arc::clone(&world.clock) as Arc<dyn Clock>;
-    let name = a.writer.object(Object::Catalog(7));
-    let bytes = vec![Memory::owned(newer, ())];
-    wait_for(&clock, LIMIT, |ask| a.tier.publish(name, bytes, ask)).unwrap();
-    a.publisher.beat().unwrap();
-    c.publisher.beat().unwrap();
-    world.pass(DEAD_AFTER);
-    collect(&mut world, &mut [&mut b], &mut |_| ());
-    let left = [Object::Catalog(7), Object::Namespace(NAMESPACE), Object::Beat(1)];
-    assert_eq!(world.objects(a.writer), left);
-    assert!(!world.has_folder(c.writer));
 }
 
 /// Files of a directory that look older than they are.
@@ -241,7 +219,10 @@ fn in_a_directory_the_times_of_its_file_system_count() {
     #[expect(clippy::disallowed_methods, reason = "an empty folder, which is old")]
     std::fs::create_dir(path(5)).unwrap();
     make_older(&path(5), DEAD_AFTER);
-    let mut collector = Collector::new(Arc::clone(&tier), Arc::clone(&host_clock), writer(9));
+    let mut collector = {
+        let index = Arc::new(FarIndex::new(1 << 20));
+        Collector::new(Arc::clone(&tier), index, Arc::clone(&host_clock), writer(9))
+    };
     for _ in 0..4 {
         for _ in 0..12 {
             collector.step(&|| false).unwrap();

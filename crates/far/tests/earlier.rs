@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use dalsegno_core::Clock;
 use dalsegno_far::offline::{Location, SurveyOptions, WriterState, prune, survey};
-use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, Tier, WATCHED, WriterId, wait_for};
-use hosts::{Host, LIMIT, NAMESPACE, RECORD_BYTES};
+use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, WATCHED, WriterId};
+use hosts::{Host, RECORD_BYTES};
 use world::{HOUR, Model, World, collect};
 
 fn packs_of(world: &World, writer: WriterId) -> Vec<u64> {
@@ -45,8 +45,8 @@ fn packs_of_an_earlier_open_stay_while_the_store_lives_and_go_when_all_its_opens
     for _ in 0..8 {
         pass_half_a_day(&mut world, &mut [&mut again, &mut b]);
     }
-    b.follower.poll().unwrap();
-    again.follower.poll().unwrap();
+    b.poll();
+    again.poll();
     assert!(b.reads(10) && again.reads(11) && again.reads(30));
     for _ in 0..6 {
         assert!(again.collect() && !again.collector.is_working(), "its own store lives");
@@ -73,13 +73,11 @@ fn packs_of_an_earlier_open_stay_while_the_store_lives_and_go_when_all_its_opens
 }
 
 #[test]
-fn an_earlier_folder_without_packs_is_removed_by_anybody_and_tombstones_stay_as_long_as_needed() {
+fn an_earlier_folder_without_packs_is_removed_by_anybody_and_its_list_of_removals_stays() {
     for is_own in [true, false] {
         let mut world = World::new();
         let (mut first, mut b) = (world.host(1), world.host(2));
-        assert!(first.publish(10) && b.publish(30));
-        first.follower.poll().unwrap();
-        assert!(first.remove(30));
+        assert!(first.publish(10) && b.publish(30) && first.remove(30));
         first.keep_up().unwrap();
         world.pass(SILENT_AFTER);
         let mut again = world.host_of(1, 1);
@@ -95,18 +93,10 @@ fn an_earlier_folder_without_packs_is_removed_by_anybody_and_tombstones_stay_as_
             let collector = if is_own { &mut again } else { &mut c };
             collect(&mut world, &mut [collector], &mut |_| ());
         }
-        let tombstone = [Object::Catalog(2), Object::Namespace(NAMESPACE), Object::Beat(1)];
-        assert_eq!(world.objects(first.writer), tombstone, "it names the pack of another store");
-        // The other store's bound takes the pack.
-        assert!(b.publish(50));
-        let pack = b.writer.object(Object::Pack(1));
-        let clock = Arc::clone(&world.clock) as Arc<dyn Clock>;
-        wait_for(&clock, LIMIT, |ask| b.tier.remove(pack, ask)).unwrap();
-        again.keep_up().unwrap();
-        world.pass(HOUR);
-        let collector = if is_own { &mut again } else { &mut c };
-        collect(&mut world, &mut [collector], &mut |_| ());
         assert!(!world.has_folder(first.writer));
+        assert_eq!(world.lists(), [(first.writer, 1)]);
+        c.poll();
+        assert!(!c.finds(30) && c.finds(31));
     }
 }
 
@@ -165,22 +155,6 @@ fn a_store_that_is_opened_again_while_it_is_collected_keeps_the_rest() {
 }
 
 #[test]
-fn catalogs_that_stay_in_one_folder_do_not_keep_the_packs_of_another_one() {
-    let mut world = World::new();
-    let (mut first, mut second, mut b) = (world.host(1), world.host(1), world.host(2));
-    assert!(b.publish(30) && second.publish(40));
-    first.follower.poll().unwrap();
-    assert!(first.publish(10) && first.remove(30));
-    first.keep_up().unwrap();
-    second.keep_up().unwrap();
-    for _ in 0..3 {
-        pass_half_a_day(&mut world, &mut [&mut b]);
-    }
-    assert!(!world.has_packs(first.writer) && !world.has_packs(second.writer));
-    assert!(world.has_folder(first.writer), "its tombstone stays");
-}
-
-#[test]
 fn the_bound_holds_for_all_opens_and_takes_the_earliest_packs_first() {
     let mut world = World::new();
     let (mut first, mut second) = (world.host(1), world.host(1));
@@ -192,7 +166,7 @@ fn the_bound_holds_for_all_opens_and_takes_the_earliest_packs_first() {
     world.pass(SILENT_AFTER);
     // The second one was the last to publish, but the first one lived longer.
     let mut third = world.host_of(1, 4);
-    third.follower.poll().unwrap();
+    third.poll();
     assert!(third.publish(60) && third.finds(40));
     third.keep_up().unwrap();
     assert_eq!(packs_of(&world, second.writer), [0; 0]);
@@ -318,7 +292,7 @@ fn a_restart_every_day_leaves_few_folders_and_loses_nothing_within_the_bound() {
         for _ in 0..2 {
             pass_half_a_day(&mut world, &mut [&mut store, &mut b]);
         }
-        store.follower.poll().unwrap();
+        store.poll();
         let kept = 4 * day.saturating_sub(2)..4 * day + 4;
         assert!(kept.clone().all(|block| store.reads(block)), "day {day}: {kept:?}");
         assert!(own_packs(&store) <= 6);
@@ -338,7 +312,7 @@ fn history(changes: u64, mode: StopMode) -> bool {
     }
     model.publish(&mut b, 40);
     first.keep_up().unwrap();
-    b.follower.poll().unwrap();
+    b.poll();
     model.remove(&mut b, 21);
     world.pass(SILENT_AFTER);
     let mut again = world.host_of(1, 3);
@@ -358,7 +332,7 @@ fn history(changes: u64, mode: StopMode) -> bool {
     world.pass(SILENT_AFTER);
     let mut third = world.host_of(1, 3);
     third.keep_up().unwrap();
-    third.follower.poll().unwrap();
+    third.poll();
     assert!(own_packs(&third) <= 3 && third.reads(31));
     model.check(&mut world);
     for _ in 0..4 {

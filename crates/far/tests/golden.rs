@@ -1,5 +1,6 @@
-//! Every version must read the objects in `tests/golden/pack-v1`. The catalog 7 is the worked example of
-//! `docs/formats/pack.md`.
+//! Every version must read the objects in `tests/golden/pack-v2`. The catalog 7 and the list 1 are the worked examples
+//! of `docs/formats/pack.md`. The catalogs in `tests/golden/pack-v1`, of a version that is not read any more, are
+//! refused with a message.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p dalsegno-far --test golden` writes missing files. An existing one is never changed: a
 //! new format gets a new folder.
@@ -14,10 +15,10 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, KvLayout, ManualClock, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
-use dalsegno_far::format::Catalog;
+use dalsegno_far::format::{Catalog, RemovalList};
 use dalsegno_far::{
     FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation, Object, Publisher,
-    PublisherOptions, Tier, Tombstone, WriterId, wait_for,
+    PublisherOptions, Removal, RemovalId, Tier, WriterId, wait_for,
 };
 use dalsegno_io::{BufferPool, Memory, Source};
 
@@ -26,11 +27,16 @@ const SLICE_BYTES: u32 = 4096;
 const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 const WRITER: WriterId = WriterId { store: StoreId([7; 16]), open: 9 };
 /// A pack of two blocks, and the removal of the second one.
-const OBJECTS: [Object; 3] = [Object::Pack(7), Object::Catalog(7), Object::Catalog(8)];
+const OBJECTS: [Object; 3] = [Object::Pack(7), Object::Catalog(7), Object::Removals(1)];
+/// What the writer had applied.
+const APPLIED: RemovalId = RemovalId { by: WriterId { open: 3, ..WRITER }, number: 2 };
+
+fn golden_of(version: &str, name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(version).join(name)
+}
 
 fn golden(object: Object) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/pack-v1");
-    folder.join(object.to_string())
+    golden_of("pack-v2", &WRITER.object(object).file())
 }
 
 fn layout() -> KvLayout {
@@ -74,15 +80,6 @@ fn written() -> Vec<Vec<u8>> {
     let options = PublisherOptions { pack_bytes: 12_288, capacity_bytes: u64::MAX, flush: LIMIT };
     let mut publisher =
         Publisher::new(Arc::clone(&tier), index, Arc::clone(&clock), WRITER, options);
-    let remove = |publisher: &mut Publisher, sequence, block| {
-        let hashes = vec![hash(block)];
-        let tombstone = Tombstone { sequence, namespace: NAMESPACE, hashes };
-        publisher.remove(tombstone, Vec::new()).unwrap();
-    };
-    // Numbers 1 to 6.
-    for sequence in 1..=6 {
-        remove(&mut publisher, sequence, 99);
-    }
     publisher.describe(NAMESPACE, &[0; 4096]).unwrap();
     let new = NewExtent {
         namespace: NAMESPACE,
@@ -103,9 +100,15 @@ fn written() -> Vec<Vec<u8>> {
     publish(&*log, &clock, Object::Pack(3), record);
     let pinned = PinnedFile { file: log.file(WRITER.object(Object::Pack(3))), guard: Arc::new(()) };
     let of = (WRITER.store, &header.extent().unwrap());
-    publisher.add(&io_of(log, &clock), &pinned, of).unwrap();
-    while publisher.advance() > 0 {}
-    remove(&mut publisher, 6, 1);
+    publisher.set_applied([APPLIED].into_iter().collect());
+    let io = io_of(log, &clock);
+    for _ in 1..=7 {
+        publisher.add(&io, &pinned, of).unwrap();
+        while publisher.advance() > 0 {}
+    }
+    let id = RemovalId { by: WRITER, number: 1 };
+    let removal = Removal { id, namespace: NAMESPACE, hashes: vec![hash(1)] };
+    publisher.publish_removals(&[removal]).unwrap();
     let fetch = |object| {
         wait_for(&clock, LIMIT, |ask| tier.fetch(WRITER.object(object), 1 << 20, ask)).unwrap()
     };
@@ -135,6 +138,12 @@ fn the_golden_files_are_read() {
             let catalog = Catalog::decode(&bytes).unwrap();
             assert_eq!((catalog.writer, catalog.number), (WRITER, number));
             assert!(catalog.encode() == bytes);
+            assert_eq!(catalog.applied.iter().collect::<Vec<_>>(), [APPLIED]);
+        }
+        if let Object::Removals(number) = object {
+            let list = RemovalList::decode(&bytes).unwrap();
+            assert_eq!((list.writer, list.number), (WRITER, number));
+            assert!(list.encode() == bytes);
         }
         publish(&*tier, &clock, object, bytes);
     }
@@ -142,8 +151,8 @@ fn the_golden_files_are_read() {
     let own = WriterId { open: 1, ..WRITER };
     let mut follower =
         Follower::new(Arc::clone(&tier), Arc::clone(&index), Arc::clone(&clock), own);
-    let polled = follower.poll().unwrap();
-    assert_eq!((polled.catalogs, polled.tombstones.len(), polled.bad_catalogs), (2, 1, 0));
+    let polled = follower.poll();
+    assert_eq!((polled.catalogs, polled.removals.len(), polled.bad_now), (1, 1, 0));
     assert!(index.find(NAMESPACE, &hash(1)).is_none(), "it was removed");
     let place = index.find(NAMESPACE, &hash(0)).unwrap();
     let of_tier: Arc<dyn Source> = Arc::clone(&tier) as Arc<dyn Source>;
@@ -156,4 +165,24 @@ fn the_golden_files_are_read() {
     let read = reader.read(&shape, wanted, &Call::foreground()).remove(0);
     read.outcome.unwrap();
     assert!(read.memory[0].as_slice() == bytes_of(0));
+}
+
+#[test]
+fn catalogs_of_version_1_are_refused_with_a_message_and_cost_only_their_blocks() {
+    let clock = new_clock();
+    let location = MemoryLocation::new(Arc::clone(&clock));
+    let tier: Arc<dyn Tier> = Arc::new(location.mount());
+    for number in [7, 8] {
+        let object = Object::Catalog(number);
+        let bytes = fs::read(golden_of("pack-v1", &object.to_string())).unwrap();
+        let error = Catalog::decode(&bytes).unwrap_err();
+        assert_eq!(error.to_string(), "format version 1 is older than this build reads");
+        publish(&*tier, &clock, object, bytes);
+    }
+    let index = Arc::new(FarIndex::new(1 << 20));
+    let own = WriterId { open: 1, ..WRITER };
+    let polled = Follower::new(tier, index, clock, own).poll();
+    assert_eq!((polled.bad_objects, polled.catalogs), (2, 0));
+    assert!(polled.newest_bad.unwrap().reason.contains("older than this build reads"));
+    assert!(polled.failure.is_none() && polled.at_location.is_some());
 }

@@ -111,7 +111,7 @@ impl World {
             limits: config.validate(space).unwrap(),
             lock: None,
             new_store: StoreId([7; 16]),
-            tiers: Tiers { arena: ArenaBacking::Shared(Backing::MemoryFile), far: None },
+            tiers: Tiers { arena: ArenaBacking::Shared(Backing::MemoryFile), ..Tiers::default() },
             executor: Executor::Inline,
             merging: MergeRules::default(),
             scrubbing: ScrubRules::default(),

@@ -62,8 +62,10 @@ pub use write::register::RegisterOptions;
 pub mod testing {
     pub use dalsegno_policy::merging::MergeRules;
 
+    pub use crate::api::step_far::{applied, step_far};
     pub use crate::background::helper::Executor;
     pub use crate::background::scrubber::ScrubRules;
     pub use crate::background::tuner::Tuner;
+    pub use crate::far::lanes::FarStep;
     pub use crate::open::assemble::{Parts, Tiers};
 }

@@ -50,6 +50,7 @@ def info(directory: Directory, *, as_json: AsJson = False) -> None:
                 f"{found['blocks']:,} ({show.byte_count(found['block_bytes'])}{_shrunk(found)})",
             ),
             *_index(found["index"]),
+            *_pending(found["pending_removals"]),
             ("damage", _damage(found["faults"])),
         ]
     )
@@ -91,6 +92,13 @@ def _extent_counts(found: dict[str, Any]) -> str:
     most = max(row["most_extents"] for row in found["namespaces"])
     mean, counted = found["extents"] / lineages, show.plural(lineages, "lineage")
     return f"{found['extents']:,} in {counted}: {mean:.1f} each, {most:,} at most"
+
+
+def _pending(removals: int) -> list[tuple[str, str]]:
+    if not removals:
+        return []
+    waiting = f"{show.plural(removals, 'removal')} for other hosts; open the store with `far`"
+    return [("pending", waiting)]
 
 
 def _damage(faults: list[dict[str, Any]]) -> str:

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, Nanos};
 use dalsegno_io::IoError;
 
 use self::bad::{BadName, BadObjects};
@@ -31,6 +31,8 @@ use crate::tier::{Listed, Tier};
 
 /// Polls from one listing to the next.
 pub const LIST_EVERY: u64 = 30;
+/// The location's time is asked again after this time, also between two listings: the host may have been suspended.
+const ASK_AFTER: Duration = Duration::from_secs(90);
 /// How long one call may take.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Objects that are fetched at a time.
@@ -94,6 +96,8 @@ pub struct Follower {
     lists: ListFollower,
     bad: BadObjects,
     polls: u64,
+    /// When the location's time was asked last.
+    asked: Option<Nanos>,
 }
 
 /// Notes a failure of the location. The first one of a poll is reported.
@@ -119,7 +123,7 @@ impl Follower {
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
         let lists = ListFollower::new(of_tier, of_index, Arc::clone(&clock), own);
         let (writers, bad) = (BTreeMap::new(), BadObjects::default());
-        Self { tier, index, clock, own, writers, lists, bad, polls: 0 }
+        Self { tier, index, clock, own, writers, lists, bad, polls: 0, asked: None }
     }
 
     /// Reads what was published since the last poll; the first one reads everything. Waits for the location.
@@ -128,7 +132,8 @@ impl Follower {
         self.polls += 1;
         let began = self.clock.now();
         let mut polled = Polled::default();
-        if lists {
+        if lists || self.asked.is_none_or(|asked| began.since(asked) >= ASK_AFTER) {
+            self.asked = Some(began);
             match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
                 Ok(now) => polled.now = Some(now),
                 Err(error @ IoError::Deadline) => fail(&mut polled, error),
@@ -340,70 +345,4 @@ fn catalogs_in(listed: &[Listed]) -> BTreeSet<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use dalsegno_core::{ManualClock, StoreId};
-    use dalsegno_io::Memory;
-
-    use super::*;
-    use crate::tier::MemoryLocation;
-
-    const WRITER: WriterId = WriterId { store: StoreId([1; 16]), open: 1 };
-    const OWN: WriterId = WriterId { store: StoreId([2; 16]), open: 1 };
-
-    struct Setup {
-        writer: Arc<dyn Tier>,
-        clock: Arc<dyn Clock>,
-        follower: Follower,
-    }
-
-    impl Setup {
-        fn new() -> Self {
-            let clock: Arc<dyn Clock> = Arc::new(ManualClock::default());
-            let location = MemoryLocation::new(Arc::clone(&clock));
-            let (index, reader) = (Arc::new(FarIndex::new(1 << 20)), Arc::new(location.mount()));
-            let follower = Follower::new(reader, index, Arc::clone(&clock), OWN);
-            Self { writer: Arc::new(location.mount()), clock, follower }
-        }
-
-        fn publish(&self, object: Object, bytes: Vec<u8>) {
-            let (name, bytes) = (WRITER.object(object), vec![Memory::owned(bytes, ())]);
-            wait_for(&self.clock, CALL_LIMIT, |ask| self.writer.publish(name, bytes, ask)).unwrap();
-        }
-
-        fn publish_catalog(&self, number: u64) {
-            let (entries, known) = (Vec::new(), Vec::new());
-            let catalog = Catalog { writer: WRITER, number, pack_bytes: 0, entries, known };
-            self.publish(Object::Catalog(number), catalog.encode());
-        }
-
-        /// Polls so often; returns how many catalogs were found.
-        fn poll(&mut self, times: u64) -> u64 {
-            (0..times).map(|_| self.follower.poll().unwrap().catalogs).sum()
-        }
-    }
-
-    #[test]
-    fn a_writer_without_signs_of_life_is_looked_at_only_by_listings() {
-        let mut setup = Setup::new();
-        setup.publish_catalog(1);
-        assert_eq!(setup.poll(1 + u64::from(QUIET_LISTS) * LIST_EVERY), 1);
-        setup.publish_catalog(2);
-        assert_eq!([setup.poll(LIST_EVERY - 1), setup.poll(1)], [0, 1]);
-        setup.publish_catalog(3);
-        assert_eq!(setup.poll(1), 1, "it has shown that it runs");
-    }
-
-    #[test]
-    fn a_writer_that_only_beats_is_looked_at_by_every_poll() {
-        let mut setup = Setup::new();
-        setup.publish_catalog(1);
-        for beat in 1..=3 * u64::from(QUIET_LISTS) {
-            setup.publish(Object::Beat(beat), Vec::new());
-            setup.poll(LIST_EVERY);
-        }
-        setup.publish_catalog(2);
-        setup.poll(1);
-        setup.publish_catalog(3);
-        assert_eq!(setup.poll(1), 1);
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@ use dalsegno_core::{ExtentId, KvLayout, Location, StoreId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::format::Entry;
+use crate::removal::RemovalId;
 
 fn writer(open: u64) -> WriterId {
     WriterId { store: StoreId([7; 16]), open }
@@ -19,7 +19,7 @@ const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 /// A catalog of extents of these blocks, one after the other.
 fn catalog(open: u64, number: u64, extents: &[&[u32]]) -> Catalog {
     let mut offset = 0;
-    let mut entries = Vec::new();
+    let mut all = Vec::new();
     for blocks in extents {
         let location = Location {
             segment: number,
@@ -40,25 +40,22 @@ fn catalog(open: u64, number: u64, extents: &[&[u32]]) -> Catalog {
             hashes: blocks.iter().map(|number| hash(*number)).collect(),
         };
         offset += extent.total_bytes();
-        entries.push(Entry::Extent(extent));
+        all.push(extent);
     }
-    Catalog { writer: writer(open), number, pack_bytes: offset, entries, known: Vec::new() }
+    let applied = Applied::default();
+    Catalog { writer: writer(open), number, pack_bytes: offset, extents: all, applied }
 }
 
-/// A catalog of one tombstone; `known` are pairs of writer and number.
-fn removal(number: u64, blocks: &[u32], known: &[(u64, u64)]) -> Catalog {
-    let tombstone = Tombstone {
-        sequence: number,
-        namespace: NAMESPACE,
-        hashes: blocks.iter().map(|number| hash(*number)).collect(),
-    };
-    let known = known.iter().map(|(open, number)| (writer(*open), *number));
-    Catalog {
-        pack_bytes: 0,
-        entries: vec![Entry::Tombstone(tombstone)],
-        known: known.map(|(writer, number)| KnownWriter { writer, number }).collect(),
-        ..catalog(1, number, &[])
-    }
+/// A catalog of these blocks whose writer had applied removals of writer 9 up to this one.
+fn catalog_after(applied: u64, open: u64, number: u64, blocks: &[u32]) -> Catalog {
+    let id = RemovalId { by: writer(9), number: applied };
+    Catalog { applied: [id].into_iter().collect(), ..catalog(open, number, &[blocks]) }
+}
+
+/// A removal by writer 9.
+fn removal(number: u64, blocks: &[u32]) -> Removal {
+    let hashes = blocks.iter().map(|number| hash(*number)).collect();
+    Removal { id: RemovalId { by: writer(9), number }, namespace: NAMESPACE, hashes }
 }
 
 fn insert(index: &FarIndex, catalog: &Catalog) -> Indexed {
@@ -148,17 +145,16 @@ fn entries_of_forgotten_packs_are_dropped_when_there_are_many() {
 }
 
 #[test]
-fn a_tombstone_removes_what_its_writer_knew_in_either_order() {
+fn a_removal_covers_the_packs_of_writers_that_had_not_applied_it_in_either_order() {
     let packs = [
         catalog(1, 1, &[&[1, 2]]),
-        catalog(2, 3, &[&[3]]),
-        catalog(2, 4, &[&[4]]),
-        catalog(3, 1, &[&[5]]),
+        catalog_after(4, 2, 3, &[3]),
+        catalog_after(5, 2, 4, &[4]),
+        catalog_after(6, 9, 1, &[5]),
     ];
-    let removal = removal(9, &[1, 3, 4, 5], &[(1, 8), (2, 3)]);
-    let expected = [2, 4, 5];
+    let removal = removal(5, &[1, 3, 4, 5]);
     let before = FarIndex::new(1 << 20);
-    insert(&before, &removal);
+    before.remove(&removal);
     for pack in &packs {
         insert(&before, pack);
     }
@@ -166,29 +162,101 @@ fn a_tombstone_removes_what_its_writer_knew_in_either_order() {
     for pack in &packs {
         insert(&after, pack);
     }
-    insert(&after, &removal);
+    after.remove(&removal);
     for index in [before, after] {
-        assert_eq!(found(&index, 1..6), expected);
+        assert_eq!(found(&index, 1..6), [2, 4, 5]);
         assert_eq!(index.view().blocks, 3);
         insert(&index, &catalog(1, 10, &[&[1]]));
+        assert!(found(&index, 1..2).is_empty(), "its writer had not applied the removal");
+        insert(&index, &catalog_after(5, 1, 11, &[1]));
         assert_eq!(found(&index, 1..2), [1], "put again");
     }
 }
 
 #[test]
-fn a_tombstone_without_blocks_removes_the_namespace() {
+fn a_removal_without_blocks_covers_the_namespace() {
     let index = FarIndex::new(1 << 20);
     insert(&index, &catalog(1, 1, &[&[1, 2]]));
-    insert(&index, &catalog(2, 7, &[&[3]]));
-    insert(&index, &removal(9, &[], &[(1, 8), (2, 3)]));
+    insert(&index, &catalog_after(7, 2, 7, &[3]));
+    let of_other = Removal { namespace: NamespaceId([2; 16]), ..removal(8, &[]) };
+    index.remove(&of_other);
+    assert_eq!(found(&index, 1..4), [1, 2, 3]);
+    index.remove(&removal(7, &[]));
     assert_eq!(found(&index, 1..4), [3]);
     assert_eq!(index.view().blocks, 1);
-    insert(&index, &catalog(2, 2, &[&[4]]));
+    insert(&index, &catalog_after(6, 2, 8, &[4]));
     assert!(found(&index, 4..5).is_empty());
+}
+
+#[test]
+fn beyond_the_bounds_a_removal_covers_the_namespace_and_then_everything() {
+    // Eight removed blocks are remembered.
+    let index = FarIndex::new(8 * REMOVED_SHARE);
+    insert(&index, &catalog(1, 1, &[&[1, 2]]));
+    insert(&index, &catalog_after(2, 1, 2, &[3]));
+    index.remove(&removal(1, &[10, 11, 12, 13, 14, 15, 16, 17]));
+    assert_eq!(found(&index, 1..4), [1, 2, 3]);
+    index.remove(&removal(2, &[18]));
+    assert_eq!(found(&index, 1..4), [3], "the pack whose writer had not applied it is lost");
+    let mut removed = Removed::new(0, 1);
+    let other = Removal { namespace: NamespaceId([2; 16]), ..removal(3, &[]) };
+    assert_eq!(removed.add(&removal(2, &[1])), Covered::Namespace);
+    assert_eq!(removed.add(&removal(1, &[2])), Covered::Namespace, "it is remembered already");
+    assert_eq!(removed.add(&other), Covered::Everything);
+    let applied = |number| [removal(number, &[]).id].into_iter().collect::<Applied>();
+    let third = NamespaceId([3; 16]);
+    assert!(removed.covers_all(third, &applied(2)) && !removed.covers_all(third, &applied(3)));
+}
+
+#[test]
+fn removals_are_forgotten_when_no_list_has_them_and_those_of_this_open_are_kept() {
+    let index = FarIndex::new(1 << 20);
+    for number in 1..=3 {
+        index.remove(&removal(number, &[u32::try_from(number).unwrap()]));
+    }
+    index.known().add_own(removal(1, &[]).id);
+    let name = writer(9).object(crate::names::Object::Removals(7));
+    index.known().lists.insert(name, SeenList::of(&[removal(3, &[3])]));
+    let present = index.known().present();
+    index.retain_removals(&present);
+    insert(&index, &catalog(1, 1, &[&[1, 2, 3]]));
+    assert_eq!(found(&index, 1..4), [2]);
+}
+
+#[test]
+fn a_list_is_needed_as_long_as_a_writer_of_a_catalog_had_not_applied_all_of_it() {
+    let index = FarIndex::new(1 << 20);
+    let ids = [removal(2, &[]).id, RemovalId { by: writer(4), number: 1 }];
+    let is_needed = |index: &FarIndex| index.known().needs(&ids);
+    assert!(!is_needed(&index), "there are no packs");
+    insert(&index, &catalog_after(2, 1, 1, &[1]));
+    assert!(is_needed(&index), "one of two was applied");
+    let both: Applied = ids.into_iter().collect();
+    index.remove_pack(writer(1), 1);
+    insert(&index, &Catalog { applied: both, ..catalog(1, 2, &[&[1]]) });
+    assert!(!is_needed(&index));
+    index.known().add_unread(writer(3), 1);
+    assert!(is_needed(&index), "a catalog cannot be read");
+    index.known().remove_catalog(writer(3), 1);
+    index.known().unlisted.insert(writer(3));
+    assert!(is_needed(&index), "a folder cannot be listed");
+}
+
+#[test]
+fn packs_of_a_writer_share_what_it_had_applied() {
+    let index = FarIndex::new(1 << 20);
+    for number in [1, 3, 2] {
+        insert(&index, &catalog_after(5, 1, number, &[1]));
+    }
+    let shared = index.known().add_catalog(&catalog_after(5, 1, 4, &[1]));
+    // The packs 1 to 3, what is known of their catalogs and of the fourth one, and this.
+    assert_eq!(std::sync::Arc::strong_count(&shared), 3 + 4 + 1);
 }
 
 #[derive(Clone, Debug)]
 enum Step {
+    /// A writer has applied all removals up to now.
+    Apply(u64),
     Publish(u64, Vec<u32>),
     Remove(Vec<u32>),
     Drop(usize),
@@ -197,6 +265,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let blocks = || prop::collection::vec(0..12_u32, 1..4);
     let step = prop_oneof![
+        2 => (1..4_u64).prop_map(Step::Apply),
         4 => (1..4_u64, blocks()).prop_map(|(open, blocks)| Step::Publish(open, blocks)),
         2 => blocks().prop_map(Step::Remove),
         1 => any::<usize>().prop_map(Step::Drop),
@@ -205,24 +274,28 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// An index finds a block if and only if a pack has it that no tombstone of the block knew, in whatever order it
-    /// learned of packs and tombstones.
+    /// An index finds a block if and only if a pack has it that no removal of the block covers, in whatever order it
+    /// learned of packs and removals.
     #[test]
-    fn the_order_of_catalogs_does_not_matter(steps in steps(), swap: u64) {
+    fn the_order_of_catalogs_and_lists_does_not_matter(steps in steps(), swap: u64) {
         let following = FarIndex::new(1 << 20);
-        let (mut packs, mut removals): (Vec<Catalog>, Vec<Catalog>) = (Vec::new(), Vec::new());
+        let (mut packs, mut removals): (Vec<Catalog>, Vec<Removal>) = (Vec::new(), Vec::new());
+        let mut applied = [0_u64; 4];
         for (number, step) in (1..).zip(steps) {
             match step {
+                Step::Apply(open) => {
+                    applied[usize::try_from(open).unwrap()] = removals.len() as u64;
+                }
                 Step::Publish(open, mut blocks) => {
                     blocks.sort_unstable();
                     blocks.dedup();
-                    packs.push(catalog(open, number, &[&blocks]));
+                    let applied = applied[usize::try_from(open).unwrap()];
+                    packs.push(catalog_after(applied, open, number, &blocks));
                     insert(&following, packs.last().unwrap());
                 }
                 Step::Remove(blocks) => {
-                    let known: Vec<(u64, u64)> = (1..4).map(|open| (open, number - 1)).collect();
-                    removals.push(removal(number, &blocks, &known));
-                    insert(&following, removals.last().unwrap());
+                    removals.push(removal(removals.len() as u64 + 1, &blocks));
+                    following.remove(removals.last().unwrap());
                 }
                 Step::Drop(at) if !packs.is_empty() => {
                     let gone = packs.remove(at % packs.len());
@@ -232,20 +305,23 @@ proptest! {
             }
         }
         let is_live = |block: u32, pack: &Catalog| {
-            let has = pack.extents().any(|extent| extent.hashes.contains(&hash(block)));
-            let removed = |removal: &Catalog| {
-                removal.tombstones().any(|tombstone| tombstone.hashes.contains(&hash(block)))
-                    && removal.number > pack.number
+            let has = pack.extents.iter().any(|extent| extent.hashes.contains(&hash(block)));
+            let covers = |removal: &Removal| {
+                removal.hashes.contains(&hash(block)) && !pack.applied.contains(removal.id)
             };
-            has && !removals.iter().any(removed)
+            has && !removals.iter().any(covers)
         };
         let expected: Vec<u32> =
             (0..12).filter(|block| packs.iter().any(|pack| is_live(*block, pack))).collect();
-        let mut all: Vec<&Catalog> = packs.iter().chain(&removals).collect();
-        all.sort_by_key(|catalog| catalog.number.wrapping_mul(swap | 1) % 97);
+        let mixed = |number: u64| number.wrapping_mul(swap | 1) % 97;
+        let mut all: Vec<(u64, Option<&Catalog>, Option<&Removal>)> =
+            packs.iter().map(|pack| (mixed(pack.number), Some(pack), None)).collect();
+        all.extend(removals.iter().map(|one| (mixed(one.id.number + 50), None, Some(one))));
+        all.sort_by_key(|(at, ..)| *at);
         let fresh = FarIndex::new(1 << 20);
-        for catalog in all {
-            insert(&fresh, catalog);
+        for (_, pack, removal) in all {
+            pack.map(|pack| insert(&fresh, pack));
+            removal.map(|removal| fresh.remove(removal));
         }
         for index in [&fresh, &following] {
             for (writer, number) in index.to_index_again() {

@@ -1,5 +1,6 @@
 //! What a check of a far location found.
 
+use dalsegno_io::IoError;
 use serde::Serialize;
 
 use crate::names::{ObjectName, WriterId};
@@ -23,8 +24,10 @@ impl FarFinding {
         Self { file: name.to_string(), offset, what: what.into() }
     }
 
-    pub(super) fn of_folder(writer: WriterId, what: impl Into<String>) -> Self {
-        Self { file: writer.to_string(), offset: 0, what: what.into() }
+    /// A folder that cannot be listed.
+    pub(super) fn of_folder(writer: WriterId, error: &IoError) -> Self {
+        let what = format!("the folder cannot be listed, so its blocks are misses: {error}");
+        Self { file: writer.to_string(), offset: 0, what }
     }
 }
 
@@ -44,6 +47,8 @@ pub struct FarVerifyReport {
     pub writers: u64,
     /// Catalogs that were read.
     pub catalogs: u64,
+    /// Lists of removals that were read.
+    pub lists: u64,
     /// Packs that were read.
     pub packs: u64,
     /// Extents in them whose header is valid.
@@ -71,8 +76,13 @@ impl FarVerifyReport {
         }
     }
 
+    pub(super) fn note_folder(&mut self, writer: WriterId, error: &IoError) {
+        self.findings.push(FarFinding::of_folder(writer, error));
+    }
+
     pub(super) fn merge(&mut self, part: Self) {
         self.catalogs += part.catalogs;
+        self.lists += part.lists;
         self.packs += part.packs;
         self.extents += part.extents;
         self.blocks += part.blocks;

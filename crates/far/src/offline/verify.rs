@@ -1,4 +1,4 @@
-//! The check of a far location: reads every catalog, every description and every byte of every pack.
+//! The check of a far location: reads every catalog, list of removals, description and every byte of every pack.
 //!
 //! 1. Nothing is written.
 //! 2. An object that is removed while the check runs is no finding. It counts as checked only if it was read.
@@ -12,10 +12,10 @@ use dalsegno_io::{IoError, share_work};
 use parking_lot::Mutex;
 
 use super::location::Location;
-use super::read::{read_catalog, read_namespace};
-use super::report::{FarFinding, FarVerifyReport, Unpublished};
+use super::read::{read_catalog, read_list, read_namespace};
+use super::report::{FarVerifyReport, Unpublished};
 use super::verify_pack::check_pack;
-use crate::format::{Catalog, MAX_CATALOG_BYTES, MAX_PACK_BYTES};
+use crate::format::{Catalog, MAX_CATALOG_BYTES, MAX_LIST_BYTES, MAX_PACK_BYTES};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::tier::Listed;
 
@@ -32,6 +32,7 @@ struct Folder {
 /// Something to check, with the bytes that are read for it.
 enum Task<'a> {
     Namespace(ObjectName),
+    List { name: ObjectName, bytes: u64 },
     Catalog { folder: &'a Folder, number: u64 },
 }
 
@@ -48,16 +49,15 @@ pub fn verify(
     let mut folders = Vec::new();
     for writer in location.writers()? {
         match location.list(writer) {
-            Ok(listed) => folders.push(Folder::new(writer, &listed)),
-            Err(error) if error.is_denied() || error.is_not_regular() => {
-                let what = format!("the folder cannot be listed: {error}");
-                report.findings.push(FarFinding::of_folder(writer, what));
-            }
+            Ok(objects) => folders.push(Folder::new(writer, &objects)),
+            Err(error) if error.is_of_object() => report.note_folder(writer, &error),
             Err(error) => return Err(error),
         }
     }
     report.writers = folders.len() as u64;
-    let mut tasks = Vec::new();
+    let lists = location.call(|tier, ask| tier.removals(ask))?;
+    let list = |(name, bytes)| (bytes, Task::List { name, bytes });
+    let mut tasks: Vec<_> = lists.into_iter().map(list).collect();
     let mut total = 0;
     for folder in &folders {
         for (number, bytes) in &folder.packs {
@@ -84,6 +84,7 @@ pub fn verify(
             let mut part = FarVerifyReport::default();
             match task {
                 Task::Namespace(name) => check_namespace(location, name, &mut part),
+                Task::List { name, bytes } => check_list(location, name, bytes, &mut part),
                 Task::Catalog { folder, number } => {
                     check_catalog(location, folder, number, &mut part);
                 }
@@ -122,6 +123,17 @@ impl Folder {
 fn check_namespace(location: &Location, name: ObjectName, report: &mut FarVerifyReport) {
     match read_namespace(name, location.fetch(name, SECTOR as u64)) {
         Ok(Some(_)) => report.bytes += SECTOR as u64,
+        Ok(None) => {}
+        Err(what) => report.note(name, 0, what),
+    }
+}
+
+fn check_list(location: &Location, name: ObjectName, bytes: u64, report: &mut FarVerifyReport) {
+    match read_list(name, location.fetch(name, MAX_LIST_BYTES)) {
+        Ok(Some(_)) => {
+            report.lists += 1;
+            report.bytes += bytes;
+        }
         Ok(None) => {}
         Err(what) => report.note(name, 0, what),
     }

@@ -34,6 +34,8 @@ struct LocationContents {
     /// The lists of removals of all writers.
     removals: BTreeMap<ObjectName, StoredObject>,
     is_full: bool,
+    /// Most bytes of all objects.
+    capacity_bytes: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,11 @@ impl MemoryLocation {
     /// Whether publishing fails for lack of space.
     pub fn set_full(&self, is_full: bool) {
         self.contents.lock().is_full = is_full;
+    }
+
+    /// Makes publishing fail for lack of space while all objects would have more bytes; removing some makes space.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.contents.lock().capacity_bytes = bytes;
     }
 
     /// Inverts the byte at `offset` of an object. Returns whether there is such a byte.
@@ -223,11 +230,13 @@ impl LocationContents {
     }
 
     fn publish(&mut self, name: ObjectName, object: StoredObject) -> Result<(), IoError> {
-        if matches!(name.object, Object::Removals(_)) {
-            if self.removals.contains_key(&name) {
-                return Err(IoError::exists("create", name.to_string()));
-            }
-            if self.is_full {
+        if self.object("open", name).is_ok() {
+            return Err(IoError::exists("create", name.to_string()));
+        }
+        let needed = self.used_bytes() + object.bytes.len() as u64;
+        let is_full = self.is_full || self.capacity_bytes.is_some_and(|most| needed > most);
+        if name.is_removals() {
+            if is_full {
                 return Err(IoError::no_space("write", name.to_string()));
             }
             self.removals.insert(name, object);
@@ -236,10 +245,7 @@ impl LocationContents {
         let changed = object.published;
         let new = || StoredFolder { objects: BTreeMap::new(), changed };
         let folder = self.folders.entry(name.writer).or_insert_with(new);
-        if folder.objects.contains_key(&name.object) {
-            return Err(IoError::exists("create", name.to_string()));
-        }
-        if self.is_full {
+        if is_full {
             return Err(IoError::no_space("write", name.to_string()));
         }
         folder.changed = changed;
@@ -277,11 +283,15 @@ impl LocationContents {
         folder.objects.range((start, Bound::Unbounded)).map(listed).collect()
     }
 
-    fn space(&self) -> Space {
+    fn used_bytes(&self) -> u64 {
         let objects = self.folders.values().flat_map(|folder| folder.objects.values());
         let objects = objects.chain(self.removals.values());
-        let used: u64 = objects.map(|object| object.bytes.len() as u64).sum();
-        let free_bytes = if self.is_full { 0 } else { TOTAL_BYTES.saturating_sub(used) };
+        objects.map(|object| object.bytes.len() as u64).sum()
+    }
+
+    fn space(&self) -> Space {
+        let free = self.capacity_bytes.unwrap_or(TOTAL_BYTES).saturating_sub(self.used_bytes());
+        let free_bytes = if self.is_full { 0 } else { free };
         Space { free_bytes, total_bytes: TOTAL_BYTES }
     }
 }

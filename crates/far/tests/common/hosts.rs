@@ -9,8 +9,9 @@ use dalsegno_core::{ChainHash, Clock, Extent, KvLayout, NamespaceId, StoreId};
 use dalsegno_extent::format::{NewExtent, RecordPlace};
 use dalsegno_extent::{BlockTarget, Call, IoBounds, PinnedFile, SourceIo};
 use dalsegno_far::{
-    Collector, EarlierSearch, FarIndex, FarReader, FarShape, FarWanted, Follower, MemoryLocation,
-    MemoryTier, Object, Publisher, PublisherOptions, Tier, Tombstone, WriterId, wait_for,
+    Applied, Collector, EarlierSearch, FarIndex, FarReader, FarShape, FarWanted, Follower,
+    LIST_EVERY, MemoryLocation, MemoryTier, Object, Polled, Publisher, PublisherOptions, Removal,
+    RemovalId, Tier, WriterId, wait_for,
 };
 use dalsegno_io::{BufferPool, IoError, Memory, Source};
 
@@ -52,6 +53,12 @@ pub struct Host {
     /// What its packs had beyond its bound when it evicted last.
     pub excess_bytes: u64,
     records: u64,
+    /// The number of its last removal.
+    removals: u64,
+    /// What it has applied.
+    pub applied: Applied,
+    /// Removals that could not be published yet.
+    pending: Vec<Removal>,
 }
 
 fn io_of(source: Arc<dyn Source>, clock: &Arc<dyn Clock>) -> SourceIo {
@@ -85,7 +92,7 @@ impl Host {
             Publisher::new(Arc::clone(&as_tier), of_index(), of_clock(), writer, options);
         let search = EarlierSearch::new(Arc::clone(&as_tier), of_clock(), writer);
         let follower = Follower::new(Arc::clone(&as_tier), of_index(), of_clock(), writer);
-        let collector = Collector::new(Arc::clone(&as_tier), of_clock(), writer);
+        let collector = Collector::new(Arc::clone(&as_tier), of_index(), of_clock(), writer);
         let source = Arc::new(io_of(Arc::<MemoryTier>::clone(&tier), clock));
         let reader = FarReader::new(source, as_tier, of_index(), 1 << 20);
         let log = Arc::new(MemoryLocation::new(of_clock()).mount());
@@ -104,6 +111,9 @@ impl Host {
             capacity_bytes: options.capacity_bytes,
             excess_bytes: 0,
             records: 0,
+            removals: 0,
+            applied: Applied::default(),
+            pending: Vec::new(),
         }
     }
 
@@ -160,11 +170,68 @@ impl Host {
         self.publisher.stats().packs > before
     }
 
+    /// Removes a block everywhere; whether that is published.
     pub fn remove(&mut self, block: u8) -> bool {
-        let tombstone =
-            Tombstone { sequence: self.records, namespace: NAMESPACE, hashes: vec![hash(block)] };
-        let known = self.follower.known();
-        self.publisher.remove(tombstone, known).is_ok()
+        self.remove_all(&[block])
+    }
+
+    /// Removes blocks everywhere, or the namespace if there are none; whether that is published.
+    pub fn remove_all(&mut self, blocks: &[u8]) -> bool {
+        self.removals += 1;
+        let id = self.last_removal();
+        let hashes = blocks.iter().map(|block| hash(*block)).collect();
+        self.pending.push(Removal { id, namespace: NAMESPACE, hashes });
+        self.applied.note(id);
+        self.publisher.set_applied(self.applied.clone());
+        self.publish_pending()
+    }
+
+    /// The removal that it issued last.
+    pub fn last_removal(&self) -> RemovalId {
+        RemovalId { by: self.writer, number: self.removals }
+    }
+
+    /// Publishes what an earlier open of this store could not publish; whether that succeeded.
+    pub fn publish_for(&mut self, earlier: &Self) -> bool {
+        self.pending.extend(earlier.pending.iter().cloned());
+        earlier.pending.iter().for_each(|removal| self.applied.note(removal.id));
+        self.publisher.set_applied(self.applied.clone());
+        self.publish_pending()
+    }
+
+    /// Fills packs of many records from now on. Nothing may have been published.
+    pub fn use_large_packs(&mut self) {
+        let tier = Arc::clone(&self.tier) as Arc<dyn Tier>;
+        let (capacity_bytes, clock) = (self.capacity_bytes, Arc::clone(&self.log_io.clock));
+        let options = PublisherOptions { pack_bytes: 1 << 20, capacity_bytes, flush: LIMIT };
+        self.publisher = Publisher::new(tier, Arc::clone(&self.index), clock, self.writer, options);
+    }
+
+    /// Publishes the removals that are not published; whether that succeeded.
+    pub fn publish_pending(&mut self) -> bool {
+        let is_published = self.publisher.publish_removals(&self.pending).is_ok();
+        if is_published {
+            self.pending.clear();
+        }
+        is_published
+    }
+
+    /// Follows the location, and applies what others removed, as a store does.
+    pub fn poll(&mut self) -> Polled {
+        let polled = self.follower.poll();
+        if let Some(at_location) = &polled.at_location {
+            self.applied = at_location.clone();
+            self.applied.note(self.last_removal());
+            self.publisher.set_applied(self.applied.clone());
+        }
+        polled
+    }
+
+    /// Polls until a poll lists everything.
+    pub fn read_all(&mut self) {
+        for _ in 0..LIST_EVERY {
+            self.poll();
+        }
     }
 
     pub fn finds(&self, block: u8) -> bool {

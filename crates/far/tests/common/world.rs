@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, ManualClock, Nanos};
-use dalsegno_far::{MemoryLocation, Object, ObjectName, Tier, WATCHED, WriterId, wait_for};
+use dalsegno_far::{
+    Applied, LIST_EXPIRES, MemoryLocation, Object, ObjectName, Tier, WATCHED, WriterId, wait_for,
+};
 
 use crate::hosts::{Host, LIMIT, RECORD_BYTES};
 
@@ -49,7 +51,8 @@ impl World {
         let mut fresh = self.host(77);
         self.clocks.pop();
         for _ in 0..2 {
-            assert_eq!(fresh.follower.poll().unwrap().bad_catalogs, 0);
+            let polled = fresh.poll();
+            assert!(polled.bad_now == 0 && polled.failure.is_none(), "{polled:?}");
         }
         fresh
     }
@@ -66,7 +69,16 @@ impl World {
 
     pub fn objects(&self, writer: WriterId) -> Vec<Object> {
         let all = self.location.objects().into_iter().map(|(name, _)| name);
-        all.filter(|name| name.writer == writer).map(|name| name.object).collect()
+        all.filter(|name| name.writer == writer && !is_list(name)).map(|name| name.object).collect()
+    }
+
+    /// The numbers of the lists of removals of all writers.
+    pub fn lists(&self) -> Vec<(WriterId, u64)> {
+        let number = |name: ObjectName| match name.object {
+            Object::Removals(number) => Some((name.writer, number)),
+            _ => None,
+        };
+        self.location.objects().into_iter().filter_map(|(name, _)| number(name)).collect()
     }
 
     pub fn has_packs(&self, writer: WriterId) -> bool {
@@ -78,6 +90,22 @@ impl World {
         let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
         let writers = wait_for(&clock, LIMIT, |ask| tier.writers(ask)).unwrap();
         writers.contains(&writer)
+    }
+}
+
+fn is_list(name: &ObjectName) -> bool {
+    matches!(name.object, Object::Removals(_))
+}
+
+impl Host {
+    /// Lives until lists of removals may expire, then reads everything and collects.
+    pub fn pass_keep(&mut self, world: &mut World) {
+        world.pass(LIST_EXPIRES);
+        self.read_all();
+        self.publisher.beat().unwrap();
+        for _ in 0..20 {
+            assert!(self.collect());
+        }
     }
 }
 
@@ -102,8 +130,10 @@ pub fn collect(world: &mut World, hosts: &mut [&mut Host], check: &mut dyn FnMut
 pub struct Model {
     /// Blocks that were published and not removed, and their writers.
     pub present: BTreeMap<u8, WriterId>,
-    /// Blocks whose removal was acknowledged.
+    /// Blocks whose removal was acknowledged, and that were not put after it.
     pub removed: BTreeSet<u8>,
+    /// The removals of each block, those that were not acknowledged included.
+    removals: BTreeMap<u8, Applied>,
     pub checks: u64,
     /// Packs that left the folders of earlier opens.
     pub evicted: u64,
@@ -113,19 +143,29 @@ pub struct Model {
 
 impl Model {
     pub fn publish(&mut self, host: &mut Host, first: u8) {
+        // A put comes after a removal only if its host had applied it.
+        let live: Vec<u8> =
+            [first, first + 1].into_iter().filter(|block| self.is_after(host, *block)).collect();
         // Blocks that are put again may be there, also if that was not acknowledged.
-        self.removed.retain(|block| *block != first && *block != first + 1);
+        self.removed.retain(|block| !live.contains(block));
         if host.publish(first) {
-            self.present.extend([(first, host.writer), (first + 1, host.writer)]);
+            self.present.extend(live.into_iter().map(|block| (block, host.writer)));
         }
     }
 
     pub fn remove(&mut self, host: &mut Host, block: u8) {
-        let knew = host.finds(block);
         self.present.remove(&block);
-        if host.remove(block) && knew {
+        let is_published = host.remove(block);
+        self.removals.entry(block).or_default().note(host.last_removal());
+        if is_published {
             self.removed.insert(block);
         }
+    }
+
+    /// Whether a host had applied all removals of a block.
+    fn is_after(&self, host: &Host, block: u8) -> bool {
+        let removals = self.removals.get(&block);
+        removals.is_none_or(|removals| removals.iter().all(|id| host.applied.contains(id)))
     }
 
     /// All opens of a writer's store may be collected if none of them gave a sign of life for a day.

@@ -56,6 +56,23 @@ pub(crate) struct LocalStore {
     pub(crate) remove: RemoveHere,
 }
 
+/// Work of the far tier that has a thread of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FarStep {
+    /// Publishes packs, evicts own ones, and gives signs of life.
+    Publish,
+    /// Publishes removals that wait.
+    Removals,
+    /// Follows what others published.
+    Poll,
+    /// Copies blocks to the log that were read from the location twice.
+    Promote,
+    /// Reads blocks into DRAM.
+    Prefetch,
+    /// Removes what dead stores left.
+    Collect,
+}
+
 /// The threads of the far tier.
 #[derive(Debug)]
 pub(crate) struct FarLanes {
@@ -71,10 +88,9 @@ impl FarLanes {
     pub(crate) fn start(
         far: &Arc<FarTier>,
         clock: &Arc<dyn Clock>,
-        local: LocalStore,
+        (local, executor): (LocalStore, Executor),
     ) -> Result<Self> {
         let first = Next::After(Duration::ZERO);
-        let threads = Executor::Threads;
         let engine = || Weak::clone(&local.engine);
         let duty = PublishDuty {
             far: Arc::clone(far),
@@ -85,7 +101,8 @@ impl FarLanes {
             next_beat: clock.now(),
             paused_until: clock.now(),
         };
-        let publish = Helper::start("dalsegno-far-put", threads, duty, first).map_err(no_thread)?;
+        let publish =
+            Helper::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
         let follower = Follower::new(
             Arc::clone(&far.tier),
             Arc::clone(&far.index),
@@ -96,26 +113,39 @@ impl FarLanes {
         far.use_applied(notes);
         let removals = RemovalsHere::new(far, notes, engine(), Arc::clone(remove));
         let duty = FollowDuty { far: Arc::clone(far), follower, removals };
-        let follow = Helper::start("dalsegno-far-poll", threads, duty, first).map_err(no_thread)?;
+        let follow =
+            Helper::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
         let promote =
-            Helper::start("dalsegno-far-copy", threads, duty, first).map_err(no_thread)?;
-        let duty =
-            PrefetchDuty { far: Arc::clone(far), clock: Arc::clone(clock), engine: engine() };
+            Helper::start("dalsegno-far-copy", executor, duty, first).map_err(no_thread)?;
+        let duty = PrefetchDuty::new(far, clock, (engine(), executor));
         let prefetch =
-            Helper::start("dalsegno-far-get", threads, duty, first).map_err(no_thread)?;
+            Helper::start("dalsegno-far-get", executor, duty, first).map_err(no_thread)?;
         let duty = CollectDuty::new(far, clock);
-        let collect = Helper::start("dalsegno-far-gc", threads, duty, Next::After(CHECK_EVERY))
+        let collect = Helper::start("dalsegno-far-gc", executor, duty, Next::After(CHECK_EVERY))
             .map_err(no_thread)?;
         let duty = RemovalDuty { far: Arc::clone(far), notes: local.notes, engine: local.engine };
         let removals =
-            Helper::start("dalsegno-far-del", threads, duty, first).map_err(no_thread)?;
+            Helper::start("dalsegno-far-del", executor, duty, first).map_err(no_thread)?;
         Ok(Self { removals, publish, follow, promote, collect, prefetch })
     }
 
-    /// Makes the thread that publishes removals look for new ones.
+    /// Makes the thread that publishes removals look for new ones. Publishes them if there are no threads.
     pub(crate) fn publish_removals(&self) {
         self.removals.wake();
+        self.removals.step_inline();
+    }
+
+    /// Does a step of work on the caller's thread, unless threads do that.
+    pub(crate) fn step_inline(&self, step: FarStep) {
+        match step {
+            FarStep::Publish => self.publish.step_inline(),
+            FarStep::Removals => self.removals.step_inline(),
+            FarStep::Poll => self.follow.step_inline(),
+            FarStep::Promote => self.promote.step_inline(),
+            FarStep::Prefetch => self.prefetch.step_inline(),
+            FarStep::Collect => self.collect.step_inline(),
+        }
     }
 
     /// Ends the threads, after what waits was published or the time is over.

@@ -9,7 +9,7 @@ use dalsegno_core::{ChainHash, Clock, Deadline};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_log::{BlockRead, BlockTarget, Call};
 
-use crate::background::helper::{Duty, NoTask};
+use crate::background::helper::{Duty, Executor, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::far::prefetches::{PrefetchBatch, PrefetchResult};
@@ -26,9 +26,11 @@ const WAIT: Duration = Duration::from_millis(100);
 const READ: Duration = Duration::from_secs(10);
 
 pub(super) struct PrefetchDuty {
-    pub(super) far: Arc<FarTier>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) engine: Weak<Engine>,
+    far: Arc<FarTier>,
+    clock: Arc<dyn Clock>,
+    engine: Weak<Engine>,
+    /// How long a step waits for blocks to prefetch.
+    wait: Duration,
 }
 
 /// The read of a batch.
@@ -43,6 +45,16 @@ struct PlannedBatch {
 }
 
 impl PrefetchDuty {
+    pub(super) fn new(
+        far: &Arc<FarTier>,
+        clock: &Arc<dyn Clock>,
+        (engine, executor): (Weak<Engine>, Executor),
+    ) -> Self {
+        // A caller that does the work itself has nothing to wait for.
+        let wait = if executor == Executor::Inline { Duration::ZERO } else { WAIT };
+        Self { far: Arc::clone(far), clock: Arc::clone(clock), engine, wait }
+    }
+
     /// Reserves places for a batch; `None` if the store or the namespace is gone.
     fn plan(&self, batch: &PrefetchBatch) -> Option<PlannedBatch> {
         let engine = self.engine.upgrade()?;
@@ -110,7 +122,7 @@ impl Duty for PrefetchDuty {
 
     fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
         let prefetches = &self.far.prefetches;
-        let batch = prefetches.next(self.clock.now(), WAIT, |of| self.block_bytes(of));
+        let batch = prefetches.next(self.clock.now(), self.wait, |of| self.block_bytes(of));
         if let Some(batch) = batch {
             let bytes = self.block_bytes(batch.namespace).unwrap_or_default();
             let result = self.read(&batch);

@@ -24,7 +24,7 @@ pub(super) struct RemovalDuty {
 impl RemovalDuty {
     /// Publishes what waits; `false` if that fails.
     fn publish(&self) -> bool {
-        let wanted = self.notes.wanted();
+        let wanted = self.notes.unpublished();
         if wanted.is_empty() {
             return true;
         }

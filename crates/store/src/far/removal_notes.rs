@@ -79,8 +79,8 @@ enum HereState {
 /// How far a removal is at the location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ThereState {
-    /// It waits for the call that removes its blocks here.
-    Held,
+    /// It is published with the next one at the latest, also while its blocks are removed here: who knows a removal has
+    /// applied all smaller numbers.
     Wanted,
     Published,
 }
@@ -169,7 +169,7 @@ impl RemovalNotes {
             namespace,
             hashes: hashes.to_vec(),
             here: HereState::Removing,
-            there: ThereState::Held,
+            there: ThereState::Wanted,
             waiter: None,
         };
         state.pending.insert(id, removal);
@@ -192,26 +192,22 @@ impl RemovalNotes {
         self.end_here(id, true);
     }
 
-    /// Lets a removal be published. Returns the channel that receives the outcome.
-    pub(crate) fn release(&self, id: RemovalId) -> Receiver<Publication> {
+    /// The channel that receives how the publication of a removal ends. After the store was closed it receives nothing.
+    pub(crate) fn outcome(&self, id: RemovalId) -> Receiver<Publication> {
         let (sender, receiver) = bounded(1);
         let mut state = self.state.lock();
         let is_closed = state.is_closed;
-        if let Some(removal) = state.pending.get_mut(&id) {
-            removal.there = ThereState::Wanted;
-            removal.waiter = Some(sender).filter(|_| !is_closed);
+        match state.pending.get_mut(&id).filter(|removal| removal.there == ThereState::Wanted) {
+            Some(removal) => removal.waiter = Some(sender).filter(|_| !is_closed),
+            // It was published with a later one.
+            None => drop(sender.send(Ok(()))),
         }
         receiver
     }
 
     /// The removals that are to be published, in the order of their names.
-    pub(crate) fn wanted(&self) -> Vec<Removal> {
-        self.select(|removal| removal.there == ThereState::Wanted)
-    }
-
-    /// The removals that are not published.
     pub(crate) fn unpublished(&self) -> Vec<Removal> {
-        self.select(|removal| removal.there != ThereState::Published)
+        self.select(|removal| removal.there == ThereState::Wanted)
     }
 
     /// The removals of this store that failed here.
@@ -228,7 +224,7 @@ impl RemovalNotes {
     /// How many removals are not published.
     pub(crate) fn pending_count(&self) -> u64 {
         let state = self.state.lock();
-        let is_pending = |removal: &&PendingRemoval| removal.there != ThereState::Published;
+        let is_pending = |removal: &&PendingRemoval| removal.there == ThereState::Wanted;
         state.pending.values().filter(is_pending).count() as u64
     }
 

@@ -74,7 +74,7 @@ pub(crate) struct FarTier {
     pub(super) writer: WriterId,
     pub(super) index: Arc<FarIndex>,
     pub(super) source: Arc<WatchedSource>,
-    pub(super) publisher: Mutex<Publisher>,
+    pub(crate) publisher: Mutex<Publisher>,
     reader: FarReader,
     waiting: Mutex<VecDeque<WaitingExtent>>,
     reoffers: Reoffers,

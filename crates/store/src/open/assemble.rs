@@ -13,7 +13,7 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
     Result, StoreId, format_bytes,
 };
-use dalsegno_far::{Removal, Tier};
+use dalsegno_far::{Removal, Tier, WriterId};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, SystemClock,
@@ -90,8 +90,10 @@ pub struct Parts {
 pub struct Tiers {
     /// Who can map the memory of the DRAM tier.
     pub arena: ArenaBacking,
-    /// The far tier, if the limits have one. It has threads, whatever the executor is.
+    /// The far tier, if the limits have one.
     pub far: Option<Arc<dyn Tier>>,
+    /// The number of this open in the far tier; random if there is none.
+    pub far_open: Option<u64>,
 }
 
 /// The real parts of the store in a directory.
@@ -138,7 +140,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
         limits,
         lock: Some(lock),
         new_store,
-        tiers: Tiers { arena: ArenaBacking::Private, far },
+        tiers: Tiers { arena: ArenaBacking::Private, far, far_open: None },
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
@@ -152,7 +154,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
 /// See [`Store::open`](crate::Store::open).
 pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
-    let Tiers { arena, far } = parts.tiers;
+    let Tiers { arena, far, far_open } = parts.tiers;
     let (merging, scrubbing) = (parts.merging, parts.scrubbing);
     let device = Arc::new(Watched::new(device, &clock, lock));
     let dram = open_dram(&limits, &arena)?;
@@ -167,7 +169,10 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     let counters = Counters::default();
     let LogAndIndex { log, index, lsm } = source.open(&counters)?;
     device.try_with(STORE_FILE, pool.clone());
-    let writer = writer_id(log.store(), random_name()?);
+    let writer = match far_open {
+        Some(open) => WriterId { store: log.store(), open },
+        None => writer_id(log.store(), random_name()?),
+    };
     let removal_notes = RemovalNotes::open(log.store_files(), writer, far.is_some());
     let removal_notes = removal_notes.map(Arc::new);
     let far = match far {
@@ -248,7 +253,7 @@ fn start_helpers(
             let notes = Arc::clone(notes);
             let (engine, writer) = (Arc::downgrade(&engine), Arc::downgrade(&writer));
             let local = LocalStore { engine, writer, notes, remove };
-            Some(FarLanes::start(far, &clock, local)?)
+            Some(FarLanes::start(far, &clock, (local, executor))?)
         }
         _ => None,
     };

@@ -100,7 +100,7 @@ impl Remover<'_> {
     fn publish(&self, own: Arc<OwnRemoval>, is_removed: bool, call: &Call) -> Result<()> {
         let Some(notes) = self.engine.removal_notes.clone() else { return Ok(()) };
         let RemovalOrigin::Caller(lanes) = self.origin else { return Ok(()) };
-        let outcome = notes.release(own.id());
+        let id = own.id();
         // From here on it counts as applied, if all of its parts are durable.
         drop(own);
         let (engine, of_job) = (Arc::clone(self.engine), Arc::clone(&notes));
@@ -111,6 +111,7 @@ impl Remover<'_> {
             self.records.spawn(move || drop(store()))
         };
         let Some(lanes) = lanes else { return stored.map_err(to_error) };
+        let outcome = notes.outcome(id);
         lanes.publish_removals();
         if !is_removed {
             return Ok(());

@@ -1,0 +1,190 @@
+//! Hosts that share a far location, and what each knows.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dalsegno_core::{Clock, FarWrite, KvLayout, ManualClock, Nanos, SpaceFacts, StoreId};
+use dalsegno_far::{MemoryLocation, Tier, WriterId};
+use dalsegno_io::BufferPool;
+use dalsegno_sim::{DeviceOptions, Random, SimDevice, Style};
+use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
+use dalsegno_store::{Durability, LayerWriter, Namespace, RegisterOptions, Store};
+use parking_lot::Mutex;
+
+use crate::model::{BLOCK_BYTES, Model, RemovalNumber};
+use crate::rough_tier::RoughTier;
+use crate::steps::{HOSTS, NAMESPACES};
+
+/// How far the clocks of hosts are ahead of that of the location.
+const AHEAD: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A put whose layer was stored, and which was not committed.
+pub(crate) struct OpenLayers {
+    pub(crate) writer: LayerWriter,
+    pub(crate) versions: Vec<u64>,
+}
+
+/// A directory: its files, and what the model knows of them.
+#[derive(Clone)]
+pub(crate) struct Directory {
+    pub(crate) device: Arc<SimDevice>,
+    /// The removals that were applied in it.
+    pub(crate) known: BTreeSet<RemovalNumber>,
+    /// Puts that were acknowledged.
+    pub(crate) stored: Vec<u64>,
+    /// The time of the location at the last poll without a failure that asked for it.
+    pub(crate) polled: Nanos,
+    /// Whether its disk failed, so that blocks may be missing.
+    pub(crate) is_fragile: bool,
+}
+
+/// A host at a moment.
+pub(crate) struct HostState {
+    pub(crate) directory: Directory,
+    pub(crate) store: Option<Store>,
+    pub(crate) tier: Arc<RoughTier>,
+    pub(crate) writer: WriterId,
+    /// Removals of this open.
+    pub(crate) removals: u64,
+    /// Polls of this open.
+    pub(crate) polls: u64,
+    pub(crate) layers: Option<OpenLayers>,
+}
+
+/// Everything of a history.
+pub(crate) struct World {
+    pub(crate) this: Weak<Self>,
+    pub(crate) clock: Arc<ManualClock>,
+    pub(crate) location_clock: Arc<ManualClock>,
+    pub(crate) location: MemoryLocation,
+    pub(crate) namespaces: Vec<Namespace>,
+    pub(crate) hosts: Vec<Mutex<HostState>>,
+    pub(crate) model: Mutex<Model>,
+    pub(crate) random: Mutex<Random>,
+    pub(crate) backup: Mutex<Option<Directory>>,
+    pub(crate) steps: Mutex<Vec<String>>,
+    write: FarWrite,
+    pool: BufferPool,
+    opens: Mutex<u64>,
+}
+
+impl World {
+    /// Hosts with empty directories, none of them open, and one more for the end of the history.
+    pub(crate) fn new(seed: u64, pool: &BufferPool) -> Arc<Self> {
+        let (clock, location_clock) =
+            (Arc::new(ManualClock::default()), Arc::new(ManualClock::default()));
+        location_clock.advance(YEAR);
+        clock.advance(AHEAD);
+        let location = MemoryLocation::new(Arc::clone(&location_clock) as Arc<dyn Clock>);
+        let layout = KvLayout::new(1, u32::try_from(BLOCK_BYTES).expect("small")).expect("valid");
+        let namespace = |tenant: usize| {
+            let named = Namespace::builder(layout).field("tenant", tenant.to_string());
+            named.build().expect("one field")
+        };
+        let mut random = Random::new(seed);
+        let write = if random.percent(85) { FarWrite::Put } else { FarWrite::SecondPut };
+        let host = |number: usize| {
+            let options =
+                DeviceOptions { seed: seed ^ (number as u64) << 40, ..Default::default() };
+            let directory = Directory {
+                device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
+                known: BTreeSet::new(),
+                stored: Vec::new(),
+                polled: location_clock.now(),
+                is_fragile: false,
+            };
+            Mutex::new(HostState {
+                directory,
+                store: None,
+                tier: RoughTier::new(location.mount(), &clock),
+                writer: WriterId { store: store_id(number), open: 0 },
+                removals: 0,
+                polls: 0,
+                layers: None,
+            })
+        };
+        let hosts: Vec<_> = (0..=HOSTS).map(host).collect();
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            namespaces: (0..NAMESPACES).map(namespace).collect(),
+            hosts,
+            clock,
+            location_clock,
+            location,
+            model: Mutex::default(),
+            random: Mutex::new(random),
+            backup: Mutex::default(),
+            steps: Mutex::default(),
+            write,
+            pool: pool.clone(),
+            opens: Mutex::new(0),
+        })
+    }
+
+    pub(crate) fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+        self.location_clock.advance(time);
+    }
+
+    /// The open store of a host.
+    pub(crate) fn store(&self, host: usize) -> Option<Store> {
+        self.hosts[host].lock().store.clone()
+    }
+
+    /// Opens the store in a host's directory.
+    pub(crate) fn open(&self, host: usize) {
+        if self.store(host).is_some() {
+            return;
+        }
+        let open = {
+            let mut opens = self.opens.lock();
+            *opens += 1;
+            *opens
+        };
+        let tier = RoughTier::new(self.location.mount(), &self.clock);
+        let device = Arc::clone(&self.hosts[host].lock().directory.device);
+        let mut config = Style::config(24 << 20, Durability::Batch);
+        config.dram = Some(8 << 20);
+        config.far = Some("memory".to_owned());
+        config.far_capacity = Some(1 << 30);
+        config.far_workers = Some(2);
+        config.far_flush_s = Some(1.0);
+        config.far_write = self.write;
+        let space =
+            SpaceFacts { free_bytes: 1 << 40, own_bytes: 0, existing_segment_bytes: Some(1 << 20) };
+        let opened = Store::open_parts(Parts {
+            device,
+            clock: Arc::<ManualClock>::clone(&self.clock),
+            pool: self.pool.clone(),
+            limits: config.validate(space).expect("valid settings"),
+            lock: None,
+            new_store: store_id(host),
+            tiers: Tiers {
+                far: Some(Arc::<RoughTier>::clone(&tier) as Arc<dyn Tier>),
+                far_open: Some(open),
+                ..Tiers::default()
+            },
+            executor: Executor::Inline,
+            merging: MergeRules::default(),
+            scrubbing: ScrubRules::default(),
+        });
+        let state = &mut *self.hosts[host].lock();
+        let Ok(store) = opened else {
+            assert!(state.directory.is_fragile || state.directory.device.faults_fired() > 0);
+            return;
+        };
+        for namespace in &self.namespaces {
+            // A disk that fails refuses that: then calls of this namespace fail.
+            drop(store.register(namespace, RegisterOptions::default()));
+        }
+        state.writer = WriterId { store: store.id(), open };
+        (state.store, state.tier) = (Some(store), tier);
+        (state.removals, state.polls) = (0, 0);
+    }
+}
+
+pub(crate) fn store_id(host: usize) -> StoreId {
+    StoreId([u8::try_from(host + 1).expect("a few"); 16])
+}
