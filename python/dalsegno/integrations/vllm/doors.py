@@ -1,6 +1,6 @@
 """Finds the doors of vLLM while it runs: the calls that can change the weights of an engine.
 
-`doors.json` lists the doors of each version; `tools/vllm_doors.py` makes it from vLLM's source. The
+`tools/vllm_doors.py` lists the doors of each version in `tools/vllm_doors.json`. The
 engine's own ways all lead through one call in the scheduler's process, `Executor.collective_rpc`.
 Programs that hold a worker or a model call it directly, in the worker's process.
 
@@ -75,10 +75,13 @@ DOORS = frozenset(
         "discard",
         "elastic_ep_execute",
         "finish_weight_update",
+        "handle_ft_command",
         "init_transfer_engine",
         "init_weight_transfer_engine",
         "load_model",
         "load_weights",
+        "prepare_new_worker",
+        "prepare_reconfiguration",
         "receive_weights",
         "reload_weights",
         "reset_weight_update_target",
@@ -88,6 +91,7 @@ DOORS = frozenset(
         "sleep",
         "start_draft_weight_update",
         "start_weight_update",
+        "transfer_weights",
         "update_config",
         "update_weights",
         "wake_up",
