@@ -29,7 +29,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.worker_base import WorkerBase
 
 from dalsegno.integrations.vllm import doors, epoch
-from dalsegno.integrations.vllm.epoch import Epoch, State
+from dalsegno.integrations.vllm.epoch import State
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
@@ -227,25 +227,6 @@ def test_more_reports_than_the_queue_holds_do_not_wait(engine: Engine) -> None:
     assert engine.state() is State.MIXED
 
 
-def test_an_engine_id_in_use_begins_mixed(tmp_path: Path) -> None:
-    program = (
-        "import sys, time; from dalsegno.integrations.vllm.epoch import Epoch\n"
-        "one = Epoch('taken-by-a-test', print); print('ready', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        while other.stdout.readline().strip() != "ready":
-            assert other.poll() is None
-        assert Epoch("taken-by-a-test", lambda: None).state is State.MIXED
-        other.stdin.close()
-    ours = Epoch("taken-by-a-test", lambda: None)
-    assert ours.state is State.LOADED
-    ours.close()
-
-
 def test_direct_calls_in_a_workers_process_are_doors(engine: Engine) -> None:
     class OurWorker(WorkerBase):  # type: ignore[misc]
         def reload_weights(self) -> str:
@@ -295,23 +276,6 @@ def test_every_door_of_a_worker_in_the_table_is_watched() -> None:
             missing |= {door} if method[0] != "_" and method not in doors.DOORS else set()
     assert not missing
     assert not doors.HARMLESS & doors.DOORS
-
-
-def test_the_tool_follows_calls_and_names_of_methods(tmp_path: Path) -> None:
-    tool = load_tool("vllm_doors")
-    folder = tmp_path / "vllm" / "v1" / "worker"
-    folder.mkdir(parents=True)
-    (folder / "new.py").write_text(
-        "class W:\n"
-        "    def refresh(self): self.model.load_weights([])\n"
-        "    def _refresh_all(self): self.refresh()\n"
-        "    def step(self): self.executor.collective_rpc('execute_model')\n"
-        "    def rest(self): self.executor.collective_rpc('sleep')\n"
-        "    def call(self, name): self.executor.collective_rpc(name)\n"
-        "    def pause(self): time.sleep(1)\n"
-    )
-    found = [door.rpartition(".")[2] for door in tool.find(tmp_path / "vllm")]
-    assert found == ["load_weights", "_refresh_all", "call", "refresh", "rest"]
 
 
 @pytest.fixture(scope="module")

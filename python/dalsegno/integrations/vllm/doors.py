@@ -22,6 +22,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 from vllm.logger import init_logger
@@ -48,6 +49,7 @@ HARMLESS = frozenset(
         "get_kv_cache_spec",
         "get_kv_connector_handshake_metadata",
         "get_model_inspection",
+        "get_simple_cpu_offload_num_cpu_blocks",
         "get_supported_kv_cache_layouts",
         "get_supported_tasks",
         "list_loras",
@@ -197,7 +199,7 @@ def _wrap(
     for one in classes:
         for name in names:
             method = vars(one).get(name)
-            if not callable(method) or isinstance(method, type):
+            if not isinstance(method, FunctionType):
                 continue
             count += 1
             if not hasattr(method, _OURS):
