@@ -172,6 +172,8 @@ REFUSED = {
     "token types": request(pooling_params=SimpleNamespace(extra_kwargs={"token_types": [1]})),
     "media of which vLLM has the name only": request("r", medium(None)),
     "media without tensors": request("r", medium(MultiModalKwargsItem())),
+    "a tensor that was left out": request("r", medium(item(pixels=IMAGE, grid=None))),
+    "an address": request("r", medium(item(address=4096, monotonic_id=7))),
     "an object": request("r", medium(item(pixels=object()))),
     "an array of objects": request("r", medium(item(pixels=np.array([object()])))),
     "a device": request("r", medium(item(pixels=torch.empty(3, device="meta")))),
@@ -231,8 +233,11 @@ def test_every_field_of_a_request_is_known() -> None:
 
 
 def test_hashing_distinguishes_nested_values() -> None:
-    values = [[1, 2], [[1], 2], [1, [2]], ["1", 2], [1, 2, None], {"a": 1}, {"a": "1"}, b"12", "12"]
-    made = {inputs.Content([medium(item(x=value))]).name(b"\0" * 32, None) for value in values}
+    values = [[1, 2], [[1], 2], [1, [2]], ["1", 2], {"a": 1}, {"a": "1"}, b"12", "12", [1.0, 2]]
+    made = {
+        inputs.Content([medium(item(pixels=IMAGE, x=value))]).name(b"\0" * 32, None)
+        for value in values
+    }
     assert len(made) == len(values)
 
 

@@ -89,7 +89,8 @@ class Content:
         for feature in sorted(features, key=lambda one: int(one.mm_position.offset)):
             place = feature.mm_position
             state = hashlib.sha256(chain)
-            for part in (feature.modality, place.offset, place.length, place.is_embed):
+            mask = "all" if place.is_embed is None else place.is_embed
+            for part in (feature.modality, place.offset, place.length, mask):
                 _feed(state, part)
             state.update(_item_digest(feature.data))
             chain = state.digest()
@@ -153,16 +154,31 @@ def _item_digest(item: Any) -> bytes:
     known = _digests.get(key)
     if known is not None and known[0]() is item:
         return known[1]
-    state = hashlib.sha256()
-    _feed(state, {name: element.data for name, element in item.items()})
+    state, values = hashlib.sha256(), {name: element.data for name, element in item.items()}
+    if not _has_tensor(values):
+        # A handle, such as an address in shared memory.
+        raise RefusedError("media whose content is elsewhere")
+    _feed(state, values)
     digest = state.digest()
     _digests[key] = (weakref.ref(item, lambda _: _digests.pop(key, None)), digest)
     return digest
 
 
+def _has_tensor(value: Any) -> bool:
+    """Returns whether a value holds a tensor."""
+    if isinstance(value, Mapping):
+        return any(_has_tensor(one) for one in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_has_tensor(one) for one in value)
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
 def _feed(state: Any, value: Any) -> None:
-    """Adds a value to a hash, with its type and size in front, so that no two are alike."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    """Adds a value to a hash, with its type and size in front, so that no two are alike.
+
+    None is refused: vLLM leaves out tensors that it has elsewhere.
+    """
+    if isinstance(value, (bool, int, float, str)):
         _feed_bytes(state, type(value).__name__, repr(value).encode())
     elif isinstance(value, bytes):
         _feed_bytes(state, "bytes", value)
