@@ -6,7 +6,7 @@
 A door is a function that can be reached while an engine serves and that defines or calls, directly
 or through other doors, one of the names in `TARGETS`: loading, reloading, updating and transferring
 weights, `collective_rpc`, `apply_model`, sleeping and waking up. The list is recorded in
-`python/dalsegno/integrations/vllm/doors.json`. A test compares it with the installed vLLM.
+`tools/vllm_doors.json`. A test compares it with the installed vLLM.
 
 1. Calls are followed by name. A name of a door is followed only if all functions of that name are
    doors, because `run` or `execute` would make everything a door.
@@ -25,11 +25,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TABLE = Path(__file__).parents[1] / "python/dalsegno/integrations/vllm/doors.json"
+TABLE = Path(__file__).with_suffix(".json")
 TARGETS = re.compile(
-    r"(re)?load_(weights|model)|\w*update_\w*weights?\w*|\w*weights?_(update|transfer)\w*"
-    r"|receive_weights\w*|reset_weights|apply_model|sleep|wake_up|discard|collective_rpc"
+    r"(re)?load_(weights|model)|(?!supports_|_check_)\w*update_\w*weights?\w*"
+    r"|(?!supports_|_check_)\w*weights?_(update|transfer)\w*|\w*transfer_weights|receive_weights\w*"
+    r"|reset_weights|update_config|checkpoint_restore|elastic_ep_execute|handle_ft_command"
+    r"|apply_model|sleep|wake_up|collective_rpc"
 )
+# Methods of sets and of other things have these names, too: only their definitions count.
+DEFINED = re.compile(r"discard")
+# Functions of other processes, which reach the engine through a door, and caches of kernels.
+REMOTE = re.compile(r"Trainer|WeightSyncClient|WeightCacheDaemon|_run_daemon|WarmupCache")
 # Where vLLM serves; models and layers define `load_weights` hundreds of times.
 FOLDERS = (
     "distributed/elastic_ep",
@@ -44,7 +50,7 @@ FOLDERS = (
 # Calls whose first argument is the name of a method that runs elsewhere.
 _BY_NAME = re.compile(r"collective_rpc\w*|_?call_utility\w*|_?run_workers\w*")
 _CLOCKS = {"time", "asyncio"}
-_VERSION = re.compile(r"^(?:__version__ = version|Version:) *'?\"?(\d+\.\d+)", re.MULTILINE)
+_VERSION = re.compile(r"^(?:__version__ = version = '|Version: )(\d+\.\d+)", re.MULTILINE)
 
 
 @dataclass
@@ -128,21 +134,23 @@ def find(root: Path) -> list[str]:
     Args:
         root: The folder `vllm`.
     """
-    functions = list(_functions(root))
+    functions = [one for one in _functions(root) if not REMOTE.search(one.place)]
     by_name: dict[str, list[Function]] = {}
     for one in functions:
         by_name.setdefault(one.name, []).append(one)
     doors = {
         one.place
         for one in functions
-        if any(TARGETS.fullmatch(name) for name in (one.name, *one.calls))
+        if DEFINED.fullmatch(one.name)
+        or any(TARGETS.fullmatch(name) for name in (one.name, *one.calls))
     }
     while True:
         # A private name that all its functions share is as good as a target.
         names = {
             name
             for name, same in by_name.items()
-            if not name.startswith("__") and all(one.place in doors for one in same)
+            if not (name.startswith("__") or DEFINED.fullmatch(name))
+            and all(one.place in doors for one in same)
         }
         more = {one.place for one in functions if one.calls & names} - doors
         if not more:
@@ -167,7 +175,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description="List vLLM's doors.")
     parser.add_argument("source", type=Path, help="the folder `vllm`")
-    parser.add_argument("--write", action="store_true", help="record them in doors.json")
+    parser.add_argument("--write", action="store_true", help="record them in vllm_doors.json")
     given = parser.parse_args()
     doors = find(given.source)
     print("\n".join(doors))

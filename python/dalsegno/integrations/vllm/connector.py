@@ -10,8 +10,8 @@ and the identity of the model, which only a connector sees.
 
 1. The flat configuration becomes vLLM's own before vLLM reads it, in every process.
 2. Only the scheduler's side establishes the identity; it reads the weights the first time.
-3. Requests of LoRA adapters keep away from the store: vLLM's hashes know an adapter by its name
-   and path, so an adapter retrained under the same path would find its old blocks.
+3. Requests with inputs that vLLM's block hashes do not commit to keep away from the store
+   (`inputs.py`). An adapter retrained under the same path would find its old blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from vllm.platforms import current_platform
 
 from dalsegno.integrations.vllm import doors, identity
 from dalsegno.integrations.vllm.settings import TIER_TYPE, expand
-from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 logger = init_logger("vllm.dalsegno")
 
@@ -72,15 +71,6 @@ class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
         else:
             doors.watch_worker(vllm_config.kv_transfer_config.engine_id)
         super().__init__(vllm_config, role, kv_cache_config)
-
-    def on_new_request(self, request: Any) -> None:
-        """Names requests that the tier must not serve."""
-        if getattr(request, "lora_request", None) is not None:
-            manager = self.connector_scheduler.manager
-            for tier in getattr(manager, "secondary_tiers", ()):
-                if isinstance(tier, DalsegnoTier):
-                    tier.bypass(request.request_id)
-        super().on_new_request(request)
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *arguments: Any, **options: Any) -> Any:

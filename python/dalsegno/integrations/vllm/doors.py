@@ -1,6 +1,6 @@
 """Finds the doors of vLLM while it runs: the calls that can change the weights of an engine.
 
-`doors.json` lists the doors of each version; `tools/vllm_doors.py` makes it from vLLM's source. The
+`tools/vllm_doors.py` lists the doors of each version in `tools/vllm_doors.json`. The
 engine's own ways all lead through one call in the scheduler's process, `Executor.collective_rpc`.
 Programs that hold a worker or a model call it directly, in the worker's process.
 
@@ -22,6 +22,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 from vllm.logger import init_logger
@@ -48,6 +49,7 @@ HARMLESS = frozenset(
         "get_kv_cache_spec",
         "get_kv_connector_handshake_metadata",
         "get_model_inspection",
+        "get_simple_cpu_offload_num_cpu_blocks",
         "get_supported_kv_cache_layouts",
         "get_supported_tasks",
         "list_loras",
@@ -75,10 +77,13 @@ DOORS = frozenset(
         "discard",
         "elastic_ep_execute",
         "finish_weight_update",
+        "handle_ft_command",
         "init_transfer_engine",
         "init_weight_transfer_engine",
         "load_model",
         "load_weights",
+        "prepare_new_worker",
+        "prepare_reconfiguration",
         "receive_weights",
         "reload_weights",
         "reset_weight_update_target",
@@ -88,6 +93,7 @@ DOORS = frozenset(
         "sleep",
         "start_draft_weight_update",
         "start_weight_update",
+        "transfer_weights",
         "update_config",
         "update_weights",
         "wake_up",
@@ -193,7 +199,7 @@ def _wrap(
     for one in classes:
         for name in names:
             method = vars(one).get(name)
-            if not callable(method) or isinstance(method, type):
+            if not isinstance(method, FunctionType):
                 continue
             count += 1
             if not hasattr(method, _OURS):

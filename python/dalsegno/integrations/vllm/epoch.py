@@ -22,6 +22,7 @@ after that; `doors.py` finds them. An epoch begins with a door:
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import socket
 import struct
@@ -30,11 +31,10 @@ import weakref
 from collections.abc import Callable
 from enum import Enum, auto
 
-from vllm.logger import init_logger
-
 from dalsegno.integrations.common.opening import Backend, Opened
 
-logger = init_logger("vllm.dalsegno")
+# vLLM configures its own loggers, this one included.
+logger = logging.getLogger("vllm.dalsegno")
 
 # Linux's `struct ucred`: process, user and group of a sender.
 _SENDER = struct.Struct("3i")

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -35,7 +36,7 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 from dalsegno import PoisonedError
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.common.trouble import Trouble
-from dalsegno.integrations.vllm import compat, doors, identity, metrics
+from dalsegno.integrations.vllm import compat, doors, identity, inputs, metrics
 from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
@@ -83,7 +84,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._settings, self._config = settings, offloading_spec.config
         self._meter = metrics.Meter()
         self._requests: dict[str, RequestState] = {}
-        self._bypassed: set[str] = set()
+        self._admissions = inputs.Admissions()
         # Requests that loaded after they had been scheduled, in this step and in the one before.
         self._resumed: list[RequestState] = []
         self._due: list[RequestState] = []
@@ -104,6 +105,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         except BaseException:
             self._rows.release()
             raise
+        inputs.watch_requests(OffloadingConnector, DalsegnoTier)
         # From here on nothing is loaded or stored but through it.
         self._guard = doors.guard(self._backend, self._config.engine_id, self._forget)
 
@@ -138,9 +140,13 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             for number in compat.groups(self._config)
         }
 
-    def bypass(self, request_id: str) -> None:
+    def admit(self, request_id: str, content: inputs.Content | None) -> None:
+        """Takes what the blocks of a request that is about to come depend on."""
+        self._admissions.admit(request_id, content)
+
+    def bypass(self, request_id: str, kind: str = "inputs of unknown content") -> None:
         """Keeps a request that is about to come away from the store, in both directions."""
-        self._bypassed.add(request_id)
+        self._admissions.refuse(request_id, kind)
         self._meter.count("bypassed_requests")
 
     def on_new_request(self, req_context: Any, **_: Any) -> RequestOffloadingContext:
@@ -168,7 +174,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """
         opened = self._guard.current
         if state is not None and opened is not None and not state.bypass:
-            self._safely(call, lambda: touch(opened, state.chains()), None)
+            self._safely(call, lambda: touch(opened, state), None)
 
     def on_schedule_end(self, context: Any, **_: Any) -> None:
         """Ends vLLM's step.
@@ -208,9 +214,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Returns what is known about a request."""
         state = self._requests.get(req_context.req_id)
         if state is None:
-            bypass = req_context.req_id in self._bypassed
-            self._bypassed.discard(req_context.req_id)
-            state = RequestState(compat.key_positions(req_context), bypass=bypass)
+            bypass, content = self._admissions.take(req_context.req_id)
+            positions = compat.key_positions(req_context)
+            state = RequestState(positions, bypass=bypass, content=content)
             self._requests[req_context.req_id] = state
         return state
 
@@ -222,7 +228,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if opened is None or state.bypass:
             return False
         batch = state.batch(key)
-        present = contains(opened, batch)
+        present = contains(opened, batch, state)
         state.learn(batch, present)
         self._meter.count("lookup_blocks", sum(present), "hit")
         self._meter.count("lookup_blocks", len(present) - sum(present), "miss")
@@ -260,7 +266,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             blocks = [
                 Block(key, row, positions.get(key)) for key, row in zip(job.keys, rows, strict=True)
             ]
-            bypass = job.request is not None and job.request.bypass
+            bypass = job.request.bypass if job.request else self._admissions.are_examined
             self._guard.epoch.note_use()
             start(None if bypass else self._guard.current, job, blocks)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
@@ -274,6 +280,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         is_usable = self._guard.epoch.is_usable
         for job in self._mover.jobs.take_ended():
             results.append(self._mover.result(job, is_usable=is_usable))
+            if job.request is not None and job.request.content is not None:
+                # Routers know blocks by vLLM's hashes, which say too little about these.
+                continue
             if not job.is_load:
                 self._announce(job.kept)
             elif job.request is not None and self._events is not None:
