@@ -87,7 +87,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Establishes the identity; returns what finds and opens the namespaces."""
         settings = self._settings
         if settings.model:
-            weights = weights_fingerprint(Path(settings.model).expanduser())
+            weights = weights_fingerprint(Path(settings.model))
         else:
             weights = f"stated:{settings.weights_fingerprint}"
         identity = {"source": FORMAT, "weights": weights, "salt": settings.salt}
