@@ -34,14 +34,13 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from dalsegno import PoisonedError
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
-from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.common.trouble import Trouble
 from dalsegno.integrations.vllm import compat, identity, metrics
 from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
 from dalsegno.integrations.vllm.settings import TierSettings
-from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains, touch
+from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, codec_of, contains, touch
 
 logger = init_logger("vllm.dalsegno")
 
@@ -82,6 +81,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         settings = TierSettings.parse(config)
         self.locality = Locality(settings.locality) if settings.locality else None
         self._settings, self._config = settings, offloading_spec.config
+        self._spec = offloading_spec
         self._meter = metrics.Meter()
         self._requests: dict[str, RequestState] = {}
         self._bypassed: set[str] = set()
@@ -94,7 +94,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
-            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()}
+            codec = codec_of(settings, self._config.model.dtype)
+            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **codec}
             self._backend = Backend(
                 self._place(),
                 settings.store_settings(),
@@ -111,25 +112,6 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         parallel = self._config.parallel
         replicas = parallel.data_parallel_size > 1
         return self._settings.place(f"dp{parallel.data_parallel_index}" if replicas else "")
-
-    def _codec(self) -> dict[str, Any]:
-        """Returns how blocks are stored from now on.
-
-        `none` is said as well: a namespace remembers `zstd`. vLLM gives its tiers one dtype for
-        all KV-cache groups; where a group has another, the codec gains less and loses nothing.
-        """
-        if self._settings.codec == "none":
-            return {"codec": "none"}
-        dtype = self._config.model.dtype
-        width = element_bytes(dtype)
-        if width is None:
-            logger.warning(
-                "Dalsegno stores blocks without a codec: it does not know how wide a number of a "
-                "KV cache in %s is.",
-                dtype,
-            )
-            return {"codec": "none"}
-        return {"codec": self._settings.codec, "element_bytes": width}
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
@@ -215,7 +197,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             found = state.known.get(key)
             if found is None:
                 found = self._look_up(key, state)
-            return self._mover.gate.answer(key, state) if found else LookupResult.MISS
+            if not found:
+                return LookupResult.MISS
+            primary = compat.primary_tier(self._spec)
+            row_is_free = primary is None or compat.has_free_row(primary)
+            return self._mover.gate.answer(key, state, row_is_free=row_is_free)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("lookup", error)
             return LookupResult.MISS
@@ -365,6 +351,16 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Declares the tier's metrics; opens nothing."""
         del extra_config
         return metrics.definitions()
+
+    @classmethod
+    def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
+        """Names the labels of `config_info`, since vLLM 0.33."""
+        del tier_config
+        return metrics.INFO_KEYS
+
+    def config_info(self) -> Mapping[str, str]:
+        """Returns what does not change while vLLM runs, for its metric of that name."""
+        return metrics.config_info(self._settings, self._place())
 
     def get_stats(self) -> Any:
         """Returns what was counted since the last call."""

@@ -13,15 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.logger import init_logger
+
 from dalsegno import InvalidError, PutReport
 from dalsegno.integrations.common.batch import cut
 from dalsegno.integrations.common.opening import Opened
+from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.identity import HASH_ALGORITHMS
 from dalsegno.integrations.vllm.jobs import Job, JobBook, Part
 from dalsegno.integrations.vllm.load_gate import LoadGate
 from dalsegno.integrations.vllm.metrics import Meter
 from dalsegno.integrations.vllm.settings import TierSettings
+
+logger = init_logger("vllm.dalsegno")
 
 # A large load is cut into parts of this size, at most so many, to keep the store's threads busy.
 PART_BYTES = 64 << 20
@@ -47,6 +52,25 @@ class Block:
     def group(self) -> int:
         """Number of its KV-cache group."""
         return compat.split_key(self.key)[1]
+
+
+def codec_of(settings: TierSettings, dtype: str) -> dict[str, Any]:
+    """Returns how blocks are stored from now on.
+
+    `none` is written as well, because a namespace remembers `zstd`. vLLM gives its tiers one dtype
+    for all KV-cache groups; where a group has another, the codec gains less and loses nothing.
+    """
+    if settings.codec == "none":
+        return {"codec": "none"}
+    width = element_bytes(dtype)
+    if width is None:
+        logger.warning(
+            "Dalsegno stores blocks without a codec: it does not know how wide a number of a KV "
+            "cache in %s is.",
+            dtype,
+        )
+        return {"codec": "none"}
+    return {"codec": settings.codec, "element_bytes": width}
 
 
 class Rows:
