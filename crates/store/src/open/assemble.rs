@@ -103,12 +103,22 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
         return Err(Error::invalid("the path is empty; give the store a directory"));
     }
     refuse_forked()?;
-    LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+    let created = LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+    // A refused store leaves no directory. One that has a lock file is not empty, and stays.
+    parts_in(path, config, !created.is_empty())
+        .inspect_err(|_| LocalDirectory::remove_created(&created))
+}
+
+fn parts_in(path: &Path, config: &Config, is_new: bool) -> Result<Parts> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     // Before the lock file is created: nothing is left in a directory that is not ours.
     let reader = DirectoryReader::open(path)?;
-    reader.facts(path)?;
+    let facts = reader.facts(path)?;
+    if is_new {
+        let mut limits = config.validate(facts.space)?;
+        open_far(&mut limits, &clock)?;
+    }
     let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let facts = reader.facts(path)?;
     let mut limits = config.validate(facts.space)?;
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)

@@ -53,7 +53,8 @@ def configure(vllm_config: Any) -> dict[str, Any]:
     transfer = vllm_config.kv_transfer_config
     extra = expand(transfer.kv_connector_extra_config, on_cpu=current_platform.is_cpu())
     transfer.kv_connector_extra_config = extra
-    transfer.kv_load_failure_policy = _failure_policy(transfer.kv_load_failure_policy, extra)
+    current = getattr(transfer, FAILURE_POLICY, "fail")
+    setattr(transfer, FAILURE_POLICY, _failure_policy(current, extra))
     tiers: list[dict[str, Any]] = extra["secondary_tiers"]
     return next(tier for tier in tiers if tier["type"] == TIER_TYPE)
 
