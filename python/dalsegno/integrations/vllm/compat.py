@@ -147,7 +147,7 @@ def primary_tier(spec: Any) -> Any:
 
 
 def has_free_row(primary: Any) -> bool:
-    """Whether a primary tier can take one more block; True if its version does not tell."""
+    """Whether a primary tier can take one more block; True if its version hides that."""
     for unit in ("chunks", "blocks"):
         free = getattr(primary, f"_get_num_free_{unit}", None)
         evictable = getattr(primary, f"_num_evictable_cache_{unit}", None)

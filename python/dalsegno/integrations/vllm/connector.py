@@ -10,8 +10,8 @@ and the identity of the model, which only a connector sees.
 
 1. The flat configuration becomes vLLM's own before vLLM reads it, in every process.
 2. Only the scheduler's side establishes the identity; it reads the weights the first time.
-3. A load that fails is computed. vLLM's default ends such requests, and vLLM does not tell whether
-   its user set that: it counts as set where the command line or its configuration file names it.
+3. A load that fails is computed. vLLM's default ends such requests, and vLLM does not record
+   whether its user set that: it counts as set where the command line or its file names it.
 4. A start that is refused leaves no file in `/dev/shm`.
 5. Requests of LoRA adapters keep away from the store: vLLM's hashes know an adapter by its name
    and path, so an adapter retrained under the same path would find its old blocks.
