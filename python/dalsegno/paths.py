@@ -73,6 +73,8 @@ def _refuse_address(text: str, name: str, scheme: str) -> None:
         raise InvalidError(f"{name} is {text!r}; did you mean {'/' + rest.lstrip('/')!r}?")
     if scheme.lower() == "unix":
         meant = f"{SOCKET_PREFIX}/{rest.lstrip('/')}"
+        if meant == text:
+            raise InvalidError(f"{name} is {text!r}, the socket of a server; give a path here")
         raise InvalidError(f"{name} is {text!r}; did you mean {meant!r}, the socket of a server?")
     raise InvalidError(
         f"{name} is {text!r}, an address; Dalsegno stores blocks in directories, so mount what is "

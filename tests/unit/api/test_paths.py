@@ -86,6 +86,11 @@ def test_other_paths_are_kept_as_they_are(text: str) -> None:
     assert store_path(text) == str(Path(text))
 
 
+def test_a_socket_is_no_directory() -> None:
+    with pytest.raises(dalsegno.InvalidError, match="'unix:/run/kv', the socket of a"):
+        local_path("unix:/run/kv", "far")
+
+
 def test_names_that_are_not_text_are_paths() -> None:
     name = os.fsdecode(b"/kv/\xff")
     assert str(local_path(name)) == name
