@@ -13,10 +13,11 @@ pytest.importorskip("vllm")
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 import dalsegno
-from dalsegno.integrations.vllm import connector, shared_memory
+from dalsegno.integrations.vllm import connector, identity, shared_memory
 from dalsegno.integrations.vllm.connector import DalsegnoConnector, configure
 
 pytestmark = pytest.mark.engine
@@ -76,8 +77,8 @@ def test_who_chose_to_fail_is_warned_once(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(connector.logger, "warning", lambda text, *_: said.append(text))
-    monkeypatch.setattr(connector.identity, "engine_identity", lambda *_: {"a": "b"})
-    monkeypatch.setattr(connector.OffloadingConnector, "__init__", lambda *_: None)
+    monkeypatch.setattr(identity, "engine_identity", lambda *_: {"a": "b"})
+    monkeypatch.setattr(OffloadingConnector, "__init__", lambda *_: None)
     config = SimpleNamespace(
         kv_transfer_config=transfer({"kv_load_failure_policy": chosen} if chosen else {})
     )
@@ -91,7 +92,7 @@ def test_a_start_that_the_identity_refuses_leaves_no_file(monkeypatch: pytest.Mo
     def refuse(*_: Any) -> None:
         raise dalsegno.IncompatibleError("this model cannot be used")
 
-    monkeypatch.setattr(connector.identity, "engine_identity", refuse)
+    monkeypatch.setattr(identity, "engine_identity", refuse)
     config = SimpleNamespace(kv_transfer_config=transfer())
     worker = SharedOffloadRegion(
         engine_id=config.kv_transfer_config.engine_id,
