@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import secrets
+import signal
 import time
 import uuid
 from pathlib import Path
@@ -102,6 +104,37 @@ def test_the_name_is_removed_when_the_scheduler_sees_every_half(
     for half in (*workers, scheduler):
         half.cleanup()
     assert "unlink" not in caplog.text
+
+
+def map_and_wait(name: str, rank: int, ranks: int, ready: Any) -> None:
+    """The worker's half, in a process of its own."""
+    mapped = region(name, 1, rank, ranks)
+    ready.set()
+    while mapped is not None:
+        signal.pause()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_workers_leave_no_file(ranks: int) -> None:
+    processes = multiprocessing.get_context("fork")
+    for _ in range(6):
+        name = f"dalsegno-test-{secrets.token_hex(4)}"
+        workers = []
+        for rank in range(ranks):
+            ready = processes.Event()
+            workers.append(processes.Process(target=map_and_wait, args=(name, rank, ranks, ready)))
+            workers[-1].start()
+            assert ready.wait(60)
+        scheduler = region(name, 1, None, ranks)
+        try:
+            assert not shared_memory.drop_name(scheduler, ranks + 2)
+            assert shared_memory.drop_name(scheduler, ranks + 1)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.join()
+        assert not shared_memory.path_of(name).exists()
+        scheduler.cleanup()
 
 
 def test_a_name_that_leads_to_another_file_stays() -> None:
