@@ -42,6 +42,8 @@ class Stage:
         self.rows = region.base_tensor.view(ROWS, ROW_BYTES).numpy()
         self.tier = tiers.open_tier(path, primary.get_kv_memoryview(), **settings)
         self.manager = TieringOffloadingManager(primary, [self.tier])
+        # As vLLM's spec has it, once it made the manager.
+        self.tier._spec._manager = self.manager
 
     def step(self) -> None:
         """Ends an engine step."""
@@ -253,4 +255,51 @@ def test_a_request_whose_loads_keep_failing_is_computed(tmp_path: Path, monkeypa
     monkeypatch.undo()
     stage.manager.primary_tier.reset_cache()
     assert stage.serve(wanted, "well") == 3
+    stage.close()
+
+
+def test_lookups_wait_for_a_row_while_transfers_use_the_whole_primary_tier(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "store")
+    wanted, others = keys(3), keys(ROWS, prompt="others")
+    stage.serve(wanted, "first")
+    stage.settle()
+    stage.manager.primary_tier.reset_cache()
+    busy = request_context("busy", others)
+    stage.manager.on_new_request(busy)
+    output = stage.manager.prepare_store(others, busy)
+    assert output is not None
+    assert len(output.keys_to_store) == ROWS, "a transfer from the GPU fills every row"
+    again = request_context("again", wanted)
+    stage.manager.on_new_request(again)
+    for _ in range(3):
+        assert stage.manager.lookup(wanted[0], again) is LookupResult.RETRY
+        stage.step()
+    numbers = counted(stage.tier.get_stats())
+    assert numbers["full_tier_lookups"] == numbers["deferred_lookups"] == 3
+    stage.manager.complete_store(output.keys_to_store, busy)
+    stage.settle()
+    stage.manager.on_request_finished(busy)
+    assert stage.serve(wanted, "again") == 3
+    assert "deferral_timeouts" not in counted(stage.tier.get_stats())
+    stage.settle()
+    stage.close()
+
+
+def test_a_request_that_waits_for_a_row_is_computed_in_time(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "store", load_timeout_s=0.2)
+    wanted, others = keys(3), keys(ROWS, prompt="others")
+    stage.serve(wanted, "first")
+    stage.settle()
+    stage.manager.primary_tier.reset_cache()
+    busy = request_context("busy", others)
+    stage.manager.on_new_request(busy)
+    output = stage.manager.prepare_store(others, busy)
+    assert output is not None
+    started = time.monotonic()
+    assert stage.serve(wanted, "late") == 0
+    assert time.monotonic() - started > 0.2
+    assert counted(stage.tier.get_stats())["deferral_timeouts"] == 1
+    stage.manager.complete_store(output.keys_to_store, busy)
+    stage.settle()
+    stage.manager.on_request_finished(busy)
     stage.close()

@@ -13,7 +13,7 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
     Result, StoreId, format_bytes,
 };
-use dalsegno_far::{Removal, Tier, WriterId};
+use dalsegno_far::{LocationPath, Removal, Tier, WriterId};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, SystemClock,
@@ -107,12 +107,25 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
     }
     refuse_forked()?;
     let far = far_location(path, config)?;
-    LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+    let created = LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+    // A refused store leaves no directory. One that has a lock file is not empty, and stays.
+    parts_in(path, config, (far, !created.is_empty()))
+        .inspect_err(|_| LocalDirectory::remove_created(&created))
+}
+
+fn parts_in(
+    path: &Path,
+    config: &Config,
+    (far, is_new): (Option<LocationPath>, bool),
+) -> Result<Parts> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     // Before the lock file is created: nothing is left in a directory that is not ours.
     let reader = DirectoryReader::open(path)?;
-    reader.facts(path)?;
+    let facts = reader.facts(path)?;
+    if is_new {
+        config.validate(facts.space)?;
+    }
     let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let facts = reader.facts(path)?;
     let mut limits = config.validate(facts.space)?;
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)

@@ -61,7 +61,7 @@ def _content(settings: AdapterSettings) -> dict[str, str]:
     """
     if settings.weights_fingerprint:
         return {"weights": f"stated:{settings.weights_fingerprint}"}
-    folder = Path(settings.model).expanduser()
+    folder = Path(settings.model)
     # The engines read the files, perhaps later: no time is known before which they did not.
     files = ModelFiles(since_ns=NEVER_NS)
     found = files.of_path(folder)

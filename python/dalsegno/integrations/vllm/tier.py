@@ -82,6 +82,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         settings = TierSettings.parse(config)
         self.locality = Locality(settings.locality) if settings.locality else None
         self._settings, self._config = settings, offloading_spec.config
+        self._spec = offloading_spec
         self._meter = metrics.Meter()
         self._requests: dict[str, RequestState] = {}
         self._admissions = inputs.Admissions()
@@ -94,11 +95,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
-            self._shape = {
-                "layers": 1,
-                "slice_bytes": self._rows.row_bytes,
-                **codec_of(settings, self._config),
-            }
+            codec = codec_of(settings, self._config.model.dtype)
+            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **codec}
             self._backend = Backend(
                 self._place(), settings.store_settings(), self._prepare, "vLLM", logger
             )
@@ -205,7 +203,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             found = state.known.get(key)
             if found is None:
                 found = self._look_up(key, state)
-            return self._mover.gate.answer(key, state) if found else LookupResult.MISS
+            if not found:
+                return LookupResult.MISS
+            primary = compat.primary_tier(self._spec)
+            row_is_free = primary is None or compat.has_free_row(primary)
+            return self._mover.gate.answer(key, state, row_is_free=row_is_free)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("lookup", error)
             return LookupResult.MISS
@@ -364,6 +366,16 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Declares the tier's metrics; opens nothing."""
         del extra_config
         return metrics.definitions()
+
+    @classmethod
+    def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
+        """Names the labels of `config_info`, since vLLM 0.33."""
+        del tier_config
+        return metrics.INFO_KEYS
+
+    def config_info(self) -> Mapping[str, str]:
+        """Returns what does not change while vLLM runs, for its metric of that name."""
+        return metrics.config_info(self._settings, self._place())
 
     def get_stats(self) -> Any:
         """Returns what was counted since the last call."""
