@@ -259,6 +259,28 @@ def test_other_weights_and_salts_share_nothing(make_adapter: Make, tmp_path: Pat
     assert Driver(make_adapter(model=str(weights))).lookup(ours) == [False] * 3
 
 
+def test_every_file_of_the_models_folder_separates_objects(
+    make_adapter: Make, tmp_path: Path
+) -> None:
+    ours, folder = keys(2), tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"one")
+    (folder / "README.md").write_text("one")
+    for name in ("config.json", "preprocessor_config.json", "modeling_own.py"):
+        (folder / name).write_text("one")
+        driver = Driver(make_adapter(model=str(folder)))
+        driver.store(ours, filled(ours))
+        driver.adapter.close()
+        (folder / "README.md").write_text(name)
+        driver = Driver(make_adapter(model=str(folder)))
+        assert driver.holds(ours) == [True] * 2
+        driver.adapter.close()
+        (folder / name).write_text("two")
+        driver = Driver(make_adapter(model=str(folder)))
+        assert driver.lookup(ours) == [False] * 2, name
+        driver.adapter.close()
+
+
 def test_objects_are_found_whatever_codec_stored_them(make_adapter: Make) -> None:
     ours = keys(8)
     for number, codec in enumerate(("zstd", "none")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,3 +81,37 @@ def tier(
 def manual_tier(manual: ManualStore, make_tier: Callable[..., DalsegnoTier]) -> DalsegnoTier:
     """A tier over `manual`."""
     return make_tier()
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """vLLM's configuration of a small model."""
+    from tests.integration.vllm import identities
+
+    folder = tmp_path_factory.mktemp("model")
+    identities.write_config(folder)
+    return identities.create(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's folder. Engines begin after every change of it."""
+    from tests.integration.vllm import identities
+
+    from dalsegno.integrations.common import file_times
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(file_times, "engine_start_ns", lambda: identities.AFTER_NS)
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    return path
+
+
+@pytest.fixture
+def config(made: Any, folder: Path) -> Any:
+    """vLLM's configuration of an engine for that folder."""
+    from tests.integration.vllm import identities
+
+    return identities.in_folder(made, folder)

@@ -119,7 +119,8 @@ def test_an_option_that_names_a_file_counts_with_its_content(
         path.parent.mkdir()
         path.write_text("1")
     for name in ("path", "scale_path"):
-        config, moved = Config(**{name: str(one)}), Config(**{name: str(two)})
+        config = dataclasses.replace(Config(), **{name: str(one)})
+        moved = dataclasses.replace(Config(), **{name: str(two)})
         before = counted(config)
         assert counted(moved) == before
         two.write_text("2")

@@ -85,6 +85,10 @@ def _refusal(error: OSError) -> None:
     raise error
 
 
+def _engine_start_ns() -> int:
+    return file_times.engine_start_ns()
+
+
 @dataclass
 class ModelFiles:
     """Reads the files of models for one identity.
@@ -94,7 +98,7 @@ class ModelFiles:
         doubts: Why what was read may not be what the engine uses.
     """
 
-    since_ns: int = field(default_factory=file_times.engine_start_ns)
+    since_ns: int = field(default_factory=_engine_start_ns)
     doubts: list[str] = field(default_factory=list)
 
     def doubt(self, reason: str) -> None:
