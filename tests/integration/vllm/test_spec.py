@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 
 import numpy as np
 import torch
+from tests.integration.vllm import tiers
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -29,10 +30,7 @@ PAGE, BLOCKS, ROWS = 2048, 12, 6
 
 
 def region(name: str, per_row: int, rank: int | None = 0) -> Any:
-    size = 2 * PAGE * per_row
-    return cpu._Region(
-        engine_id=name, num_chunks=ROWS, rank=rank, kv_bytes_per_chunk=size, cpu_page_size=size
-    )
+    return tiers.region(name, ROWS, rank, 2 * PAGE * per_row, cpu._Region)
 
 
 def caches() -> tuple[CanonicalKVCaches, list[Any]]:
