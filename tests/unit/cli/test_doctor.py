@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,9 @@ def test_two_different_directories_are_unsafe(far: Path, run: Run, tmp_path: Pat
 
 
 def test_ctrl_c_removes_what_was_written(far: Path) -> None:
-    with start("far", "doctor", far, "--seconds", 60) as process:
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with start("far", "doctor", far, "--seconds", 60, preexec_fn=heard) as process:
         until = time.monotonic() + WAIT_S
         while not list(far.glob("*/*")):
             assert process.poll() is None

@@ -114,7 +114,7 @@ class Director:
         self.end.touch()
         counts: Counter[str] = Counter()
         for client in self.clients:
-            out, _ = client.communicate(timeout=100)
+            out, _ = client.communicate(timeout=600)
             assert client.returncode == 0, self.errors()
             counted = json.loads(out)
             longest_s = max(counts["longest_s"], counted.pop("longest_s"))
