@@ -2,7 +2,7 @@
 //! directory later.
 //!
 //! 1. The directory is opened by the first call that needs it. While one call waits for that, others fail.
-//! 2. A directory that the path does not lead to any more is not used: it was removed, or its file system was unmounted.
+//! 2. A directory to which the path does not lead any more is not used: it was removed, or its file system unmounted.
 //!    What the path leads to instead is opened, and has the next number.
 //! 3. A mount point whose file system is not mounted is not used, if a file system was mounted there before.
 
