@@ -529,7 +529,7 @@ class Namespace:
     def remove(
         self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None
     ) -> int:
-        Removes blocks permanently.
+        """Removes blocks permanently.
 
         The blocks disappear immediately; with an on-disk index, as soon as the disk responds. The
         call returns when the removal is durable and, with a far directory, published. Other hosts

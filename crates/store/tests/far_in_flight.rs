@@ -111,7 +111,7 @@ impl Host {
         for _ in 0..2 {
             assert!(self.get(&[hash]).0[0].is_hit());
         }
-        until("a later block is copied", || self.far_stats().promoted_blocks > 0);
+        until("a later block is copied", || self.store.stats().blocks > 0);
     }
 
     fn far_stats(&self) -> FarStats {

@@ -27,7 +27,7 @@ use crate::far::prefetch::PrefetchDuty;
 use crate::far::promote::PromoteDuty;
 use crate::far::removal_duty::RemovalDuty;
 use crate::far::removal_notes::RemovalNotes;
-use crate::far::tier::{FarTier, WaitingExtent, add_to_pack};
+use crate::far::tier::{FarTier, OfferedExtent, add_to_pack};
 use crate::stats::add;
 use crate::write::put::Writer;
 
@@ -205,7 +205,7 @@ impl PublishDuty {
             return Ok(Added::Enough);
         }
         let Some(waiting) = self.far.next_waiting() else { return Ok(Added::Enough) };
-        let WaitingExtent { extent, mark } = &waiting;
+        let OfferedExtent { extent, mark } = &waiting;
         let blocks = extent.hashes.len() as u64;
         let counters = &self.far.counters;
         if self.far.has_all(extent) {
@@ -224,7 +224,9 @@ impl PublishDuty {
         }
         let engine = self.engine.upgrade();
         let gone = Err(Refused::Unread(dalsegno_log::Cause::Recycled));
-        match engine.map_or(gone, |engine| add_to_pack(publisher, &engine, extent, *mark)) {
+        match engine.map_or(gone, |engine| {
+            add_to_pack(publisher, (&engine.log, &engine.front.removals), extent, *mark)
+        }) {
             Ok(()) => Ok(Added::More),
             Err(Refused::Busy) => {
                 self.far.put_back(waiting);

@@ -19,12 +19,11 @@ use dalsegno_far::{
     PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
-use dalsegno_log::{Call, Cause};
+use dalsegno_log::{Call, Cause, Log};
 use parking_lot::Mutex;
 
 use crate::block_key::BlockKey;
 use crate::device::WatchedSource;
-use crate::engine::Engine;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::removal_notes::RemovalNotes;
@@ -32,7 +31,7 @@ use crate::far::reoffers::Reoffers;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
-use crate::write::recent_removals::RemovalMark;
+use crate::write::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Memory of the index: 8 million blocks.
 const INDEX_BYTES: u64 = 256 << 20;
@@ -76,7 +75,7 @@ pub(crate) struct FarTier {
     pub(super) source: Arc<WatchedSource>,
     pub(crate) publisher: Mutex<Publisher>,
     reader: FarReader,
-    waiting: Mutex<VecDeque<WaitingExtent>>,
+    waiting: Mutex<VecDeque<OfferedExtent>>,
     reoffers: Reoffers,
     pub(super) promotions: Promotions,
     pub(super) prefetches: Prefetches,
@@ -104,7 +103,7 @@ pub(super) struct FarCounters {
 
 /// An extent that waits to be written.
 #[derive(Debug)]
-pub(super) struct WaitingExtent {
+pub(super) struct OfferedExtent {
     pub(super) extent: Extent,
     /// From before its blocks were put, or found.
     pub(super) mark: RemovalMark,
@@ -257,32 +256,37 @@ impl FarTier {
         }
         let mut waiting = self.waiting.lock();
         if waiting.len() < MOST_WAITING {
-            waiting.push_back(WaitingExtent { extent: extent.clone(), mark });
+            waiting.push_back(OfferedExtent { extent: extent.clone(), mark });
         } else {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
-    pub(crate) fn demote(&self, engine: &Engine, extent: &Extent, mark: RemovalMark) {
+    pub(crate) fn demote(
+        &self,
+        (log, removals): (&Log, &RecentRemovals),
+        extent: &Extent,
+        mark: RemovalMark,
+    ) {
         if self.write != FarWrite::Evict || self.has_all(extent) {
             return;
         }
         let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
-        let added =
-            publisher.map(|mut publisher| add_to_pack(&mut publisher, engine, extent, mark));
+        let added = publisher
+            .map(|mut publisher| add_to_pack(&mut publisher, (log, removals), extent, mark));
         if added != Some(Ok(())) {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// The next extent to be written.
-    pub(super) fn next_waiting(&self) -> Option<WaitingExtent> {
+    pub(super) fn next_waiting(&self) -> Option<OfferedExtent> {
         self.waiting.lock().pop_front()
     }
 
     /// Puts an extent back that could not be written yet.
-    pub(super) fn put_back(&self, extent: WaitingExtent) {
+    pub(super) fn put_back(&self, extent: OfferedExtent) {
         self.waiting.lock().push_front(extent);
     }
 
@@ -380,17 +384,15 @@ impl FarTier {
 /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
 pub(super) fn add_to_pack(
     publisher: &mut Publisher,
-    engine: &Engine,
+    (log, removals): (&Log, &RecentRemovals),
     extent: &Extent,
     mark: RemovalMark,
 ) -> Result<(), Refused> {
-    let log = &engine.log;
     let gone = Refused::Unread(Cause::Recycled);
     if !publisher.is_described(extent.namespace) {
         return Err(gone);
     }
     let of_log = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
-    let removals = &engine.front.removals;
     let of_process = removals.removed_since(mark, extent.namespace, &extent.hashes);
     if !of_log.is_empty() || !of_process.is_empty() {
         return Err(gone);

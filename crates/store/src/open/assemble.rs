@@ -187,7 +187,6 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         None => writer_id(log.store(), random_name()?),
     };
     let removal_notes = RemovalNotes::open(log.store_files(), writer, far.is_some());
-    let removal_notes = removal_notes.map(Arc::new);
     let far = match far {
         Some(tier) => {
             let (limits, clock) = (limits.clone(), Arc::clone(&clock));
@@ -231,11 +230,11 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
             failed_reads,
             removal_feed,
             removals: RecentRemovals::default(),
+            removal_notes,
             reads: ReadGauge::default(),
             speeds: TierSpeeds::default(),
         },
         far,
-        removal_notes,
     });
     start_helpers(engine, executor, merging, scrubbing)
 }
@@ -258,10 +257,10 @@ fn start_helpers(
     let writer = Writer::new(Arc::clone(&engine), Arc::clone(&space), Arc::clone(&merger));
     let writer = Arc::new(writer);
     let remove = remove_here(&engine, &space, &records);
-    if let Some(notes) = &engine.removal_notes {
+    if let Some(notes) = &engine.front.removal_notes {
         resume_removals(&engine, notes, &remove);
     }
-    let far = match (&engine.far, &engine.removal_notes) {
+    let far = match (&engine.far, &engine.front.removal_notes) {
         (Some(far), Some(notes)) => {
             let notes = Arc::clone(notes);
             let (engine, writer) = (Arc::downgrade(&engine), Arc::downgrade(&writer));

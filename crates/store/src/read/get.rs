@@ -72,8 +72,7 @@ impl<'a> Get<'a> {
     ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
         let wait = engine.wait_limit(call);
-        let (placed, leased) = (HashMap::new(), Vec::new());
-        let mark = engine.front.removals.mark();
+        let (placed, leased, mark) = (HashMap::new(), Vec::new(), engine.front.removals.mark());
         Self { engine, namespace, chain, layers, call, wait, mark, placed, outcomes, leased }
     }
 
@@ -83,9 +82,8 @@ impl<'a> Get<'a> {
             self.leased.resize(out.len(), None);
         }
         // DRAM holds only blocks that one of the indexes knows.
-        let found =
+        let Whereabouts { near, mut far } =
             Whereabouts::find(self.engine, self.namespace.id(), self.chain, scope, self.wait);
-        let Whereabouts { near, mut far } = found;
         note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
         let began = self.engine.clock.now();
         self.take_dram(&near, &mut out);
@@ -250,8 +248,7 @@ impl<'a> Get<'a> {
 
     /// Bytes of the wanted layers of a block.
     fn block_bytes(&self) -> usize {
-        let layers = (self.layers.end - self.layers.start) as usize;
-        layers * self.namespace.layout().slice_bytes() as usize
+        self.layers.len() * self.namespace.layout().slice_bytes() as usize
     }
 
     fn note_speed(&self, tier: BlockTier, blocks: usize, took: Duration) {
