@@ -24,6 +24,6 @@ pub use inspect::inspect;
 pub use location::{Location, WriterState};
 pub use prune::{PruneError, PruneReport, PrunedWriter, prune};
 pub use removals::FarRemovalsRow;
-pub use report::{FarFinding, FarVerifyReport, MOST_FINDINGS, Unpublished};
+pub use report::{CheckedContents, FarFinding, FarVerifyReport, MOST_FINDINGS, Unpublished};
 pub use survey::{FarExtentRow, FarNamespaceRow, FarWriterRow, Survey, SurveyOptions, survey};
 pub use verify::verify;
