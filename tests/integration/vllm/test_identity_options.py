@@ -24,7 +24,7 @@ from tests.integration.vllm.identities import (
     parts,
 )
 
-from dalsegno.integrations.common.options import fields_of
+from dalsegno.integrations.common.options import fields_of, libraries
 from dalsegno.integrations.vllm import identity
 
 pytestmark = pytest.mark.engine
@@ -126,7 +126,7 @@ def test_a_library_of_another_version_makes_another_identity(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = fields(config)
-    known = identity.libraries(identity.PLUGINS)
+    known = libraries(identity.PLUGINS)
     assert {"torch", "transformers", "numpy", "pillow"} <= set(known)
     monkeypatch.setattr(identity, "libraries", lambda _: {**known, "transformers": "0"})
     assert fields(config) != usual
