@@ -24,7 +24,7 @@ from tests.integration.vllm.identities import (
     parts,
 )
 
-from dalsegno.integrations.common.options import fields_of
+from dalsegno.integrations.common.options import fields_of, libraries
 from dalsegno.integrations.vllm import identity
 
 pytestmark = pytest.mark.engine
@@ -126,7 +126,7 @@ def test_a_library_of_another_version_makes_another_identity(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = fields(config)
-    known = identity.libraries(identity.PLUGINS)
+    known = libraries(identity.PLUGINS)
     assert {"torch", "transformers", "numpy", "pillow"} <= set(known)
     monkeypatch.setattr(identity, "libraries", lambda _: {**known, "transformers": "0"})
     assert fields(config) != usual
@@ -135,9 +135,10 @@ def test_a_library_of_another_version_makes_another_identity(
 def test_files_that_options_name_count_with_their_content(config: Any, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
+    scales = MULTIMODAL(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(other))
     for path, value in (
         ("model_config.tokenizer", str(other)),
-        ("model_config.multimodal_config", MULTIMODAL(mm_encoder_fp8_scale_path=str(other))),
+        ("model_config.multimodal_config", scales),
         ("load_config.model_loader_extra_config", {"qlora_adapter_name_or_path": str(other)}),
     ):
         (other / "content.json").write_text("1")

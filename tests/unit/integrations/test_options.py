@@ -119,8 +119,9 @@ def test_an_option_that_names_a_file_counts_with_its_content(
         path.parent.mkdir()
         path.write_text("1")
     for name in ("path", "scale_path"):
-        config = dataclasses.replace(Config(), **{name: str(one)})
-        moved = dataclasses.replace(Config(), **{name: str(two)})
+        config, moved = Config(), Config()
+        setattr(config, name, str(one))
+        setattr(moved, name, str(two))
         before = counted(config)
         assert counted(moved) == before
         two.write_text("2")

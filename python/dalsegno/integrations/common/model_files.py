@@ -5,7 +5,7 @@
 2. The files are read after the engine has loaded them. What may have changed since the engine began
    to start is a doubt: it is not known whether that was before or after the engine read it.
 3. In the hub's cache, a file that is named by the hash of its content cannot have had another.
-4. What cannot be established is a doubt as well. Whoever has doubts shares no block.
+4. What cannot be established is a doubt as well. A process with doubts shares no block.
 """
 
 from __future__ import annotations
