@@ -37,6 +37,6 @@ pub use reader::{FarReader, FarReading, FarShape, FarWanted};
 pub use replies::wait_for;
 pub use signs::{DEAD_AFTER, SILENT_AFTER, WATCHED};
 pub use tier::{
-    Ask, DirectoryTier, DirectoryTierOptions, Listed, MemoryLocation, MemoryTier, Reply, StopMode,
-    Tier, TierFacts,
+    Ask, DirectoryTier, DirectoryTierOptions, Listed, LocationError, LocationPath, MemoryLocation,
+    MemoryTier, Reply, StopMode, Tier, TierFacts, TierState,
 };

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("lmcache")
 
+from lmcache.v1.distributed import api
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 from tests.integration.lmcache.objects import (
     OBJECT_BYTES,
@@ -61,6 +62,19 @@ def test_importing_the_integration_imports_no_engine() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "DalsegnoL2Adapter needs LMCache 0.5.6" in said.stdout
+
+
+@pytest.mark.skipif(not hasattr(api, "MemoryTags"), reason="this LMCache asks for no memory tags")
+def test_objects_are_in_storage_which_is_remote_with_a_far_location(
+    make_adapter: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "far").mkdir()
+    for settings, residency in (({}, "LOCAL"), ({"far": str(tmp_path / "far")}, "REMOTE")):
+        adapter = make_adapter(**settings)
+        tags = adapter.get_memory_tags()
+        assert tags.segment is api.MemorySegment.STORAGE
+        assert tags.residency is api.MemoryResidency[residency]
+        adapter.close()
 
 
 def test_stored_objects_are_found_and_loaded_also_after_a_restart(make_adapter: Make) -> None:

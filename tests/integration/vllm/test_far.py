@@ -22,7 +22,7 @@ from tests.integration.vllm.test_shared import (
 from dalsegno.demo import primer
 from dalsegno_bench.shared_fs.processes import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 
 def node(path: Path, far: Path) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,10 +15,11 @@ pytest.importorskip("vllm")
 from tests.integration.shared_store import SharedStore
 from tests.integration.vllm import engine as engine_program
 from tests.integration.vllm import small_model
+from tests.integration.vllm.processes import Program
 
 from dalsegno.demo import primer
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 # The last one has blocks of its own.
 QUESTIONS = (
     "What does the player do at the sign?",
@@ -35,37 +33,24 @@ class Engine:
     """An engine in a process of its own that answers when it is asked to."""
 
     def __init__(self, folder: Path, name: str, core: int, spec: dict[str, Any]) -> None:
-        self.log = folder / f"{name}.log"
-        spec = {**spec, "waits": True, "log_file": str(self.log)}
-        command = [sys.executable, "-m", engine_program.__name__, json.dumps(spec)]
-        environment = {
-            **os.environ,
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            "VLLM_CPU_OMP_THREADS_BIND": str(core),
-        }
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        self._program = Program(
+            engine_program.run,
+            {**spec, "waits": True, "log_file": str(folder / f"{name}.log")},
+            XDG_CACHE_HOME=str(folder / "cache"),
+            VLLM_CPU_OMP_THREADS_BIND=str(core),
         )
 
     def ask(self) -> dict[str, Any]:
         """Answers the next question."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            record: dict[str, Any] = json.loads(line)
+        self._program.order()
+        for record in self._program.records():
             if "token_ids" in record:
                 return record
-        raise AssertionError(self.log.read_text(encoding="utf-8", errors="replace")[-3000:])
+        raise AssertionError(self._program.said())
 
     def stop(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        """Kills it."""
+        self._program.stop()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import dalsegno
 LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 12
 BLOCK_BYTES = LAYERS * SLICE_BYTES
 CHAIN = [hashlib.sha256(f"far {at}".encode()).digest() for at in range(COUNT)]
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def block(at: int) -> bytes:

@@ -17,7 +17,7 @@ import pytest
 
 import dalsegno
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def command(*arguments: object) -> list[str]:

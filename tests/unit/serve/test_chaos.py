@@ -144,7 +144,7 @@ def drained(server: ServerProcess) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(LENGTH_S + 300)
+@pytest.mark.timeout(LENGTH_S + 900)
 def test_no_byte_is_wrong_whatever_is_killed_or_stopped(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     show(f"seed {seed}")

@@ -295,6 +295,16 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             mean = sum(sizes) / max(1, len(sizes))
         return round(int(opened.store.stats()["blocks"]) * mean)
 
+    def get_memory_tags(self) -> Any:
+        """Returns where the objects are, for LMCache 0.5.7 and later: `MemoryTags`.
+
+        They are in storage. That is remote if other hosts share it, so with a far location.
+        """
+        from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags
+
+        residency = MemoryResidency.REMOTE if self._settings.far else MemoryResidency.LOCAL
+        return MemoryTags(MemorySegment.STORAGE, residency)
+
     def report_status(self) -> dict[str, Any]:
         """Returns what the adapter counted, and whether it has its store.
 
