@@ -178,6 +178,7 @@ run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: 
 lint-rust: env-dev need-cargo
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
+	@cargo check --quiet --locked --manifest-path bench/programs/Cargo.toml --target-dir target
 
 lint-python:
 	@$(DEV)/ruff check --quiet .

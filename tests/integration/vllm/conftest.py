@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small model, which no test changes."""
+    from tests.integration.vllm import small_model
+
+    return small_model.prepare(tmp_path_factory.mktemp("small") / "model")
+
+
+@pytest.fixture(scope="session")
+def computed(tmp_path_factory: pytest.TempPathFactory, small: Path) -> list[list[int]]:
+    """What an engine on one core answers to each question when it computes every token."""
+    from tests.integration.vllm.engines import QUESTIONS, engines
+
+    with engines(tmp_path_factory.mktemp("computed"), small, oracle=None) as alone:
+        return [alone["oracle"].ask()["token_ids"] for _ in QUESTIONS]
+
+
 @pytest.fixture
 def primary() -> Iterator[Primary]:
     """A primary tier; the test fails if anything still refers to it afterwards."""

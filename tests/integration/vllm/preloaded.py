@@ -24,6 +24,6 @@ for name in (
     "dalsegno.integrations.vllm.spec",
     "dalsegno.integrations.vllm.tier",
 ):
-    # A version may have it elsewhere. Then the engine imports it.
-    with contextlib.suppress(ImportError):
+    # A version may have it elsewhere. Then the engine imports it, or says what is wrong.
+    with contextlib.suppress(Exception):
         importlib.import_module(name)

@@ -21,7 +21,6 @@ pytest.importorskip("vllm")
 
 from tests.dose import dose, long_dose
 from tests.integration.vllm import engine as engine_program
-from tests.integration.vllm import small_model
 from tests.integration.vllm.processes import Program
 from tests.outside import flip, segment_of
 
@@ -104,9 +103,9 @@ def plain(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("vllm")
-    ours = small_model.prepare(folder / "model")
+    ours = Path(shutil.copytree(small, folder / "model"))
     os.utime(ours / "model.safetensors", ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
     (folder / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
     shared = set(SHARED_MEMORY.iterdir())

@@ -17,11 +17,12 @@ pytest.importorskip("vllm")
 from tests.integration.vllm import tiers
 from tests.integration.vllm.tiers import ROW_BYTES, content, counted, keys, request_context
 from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
-from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.manager import (
     CPUPrimaryTierOffloadingManager,
     TieringOffloadingManager,
 )
+
+from dalsegno.integrations.vllm import compat
 
 pytestmark = pytest.mark.engine
 ROWS = 16
@@ -31,13 +32,8 @@ class Stage:
     """vLLM's manager with a small primary tier and one of ours behind it."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        region = SharedOffloadRegion(
-            engine_id=f"dalsegno-test-{secrets.token_hex(4)}",
-            num_chunks=ROWS,
-            rank=None,
-            kv_bytes_per_chunk=ROW_BYTES,
-            cpu_page_size=ROW_BYTES,
-        )
+        name = f"dalsegno-test-{secrets.token_hex(4)}"
+        region = tiers.region(name, ROWS, None, ROW_BYTES)
         primary = CPUPrimaryTierOffloadingManager(ROWS, region)
         self.rows = region.base_tensor.view(ROWS, ROW_BYTES).numpy()
         self.tier = tiers.open_tier(path, primary.get_kv_memoryview(), **settings)
@@ -80,13 +76,14 @@ class Stage:
             assert time.monotonic() < end, "the request is deferred forever"
             self.step()
         if hits:
-            rows = self.manager.prepare_load(wanted[:hits], context).chunk_ids
+            rows = compat.chunk_ids(self.manager.prepare_load(wanted[:hits], context))
             for row, key in zip(rows, wanted[:hits], strict=True):
                 assert self.rows[row].tobytes() == content(key), "wrong bytes"
             self.manager.complete_load(wanted[:hits], context)
         output = self.manager.prepare_store(wanted[hits:], context) if hits < len(wanted) else None
         if output is not None and output.keys_to_store:
-            for row, key in zip(output.store_spec.chunk_ids, output.keys_to_store, strict=True):
+            stored = compat.chunk_ids(output.store_spec)
+            for row, key in zip(stored, output.keys_to_store, strict=True):
                 self.rows[row] = memoryview(content(key)).cast("b")
             self.manager.complete_store(output.keys_to_store, context)
         self.step()

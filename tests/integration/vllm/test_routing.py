@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ pytest.importorskip("vllm")
 
 import msgspec
 import zmq
-from tests.integration.vllm import events_engine, small_model
+from tests.integration.vllm import events_engine
 from tests.integration.vllm.processes import Program
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
@@ -60,13 +61,12 @@ def listen(endpoint: str, stop: threading.Event, live: dict[int, bytes]) -> None
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Recording:
     folder = tmp_path_factory.mktemp("events")
-    model = small_model.prepare(folder / "model")
     document = folder / "document.txt"
     document.write_text(primer.document()[:6000], encoding="utf-8")
     spec: dict[str, Any] = {
-        "model": str(model),
+        "model": str(small),
         "document": str(document),
         "store": str(folder / "store"),
         "sockets": str(folder),

@@ -18,6 +18,7 @@ pytest.importorskip("vllm")
 
 import numpy as np
 import torch
+from tests.integration.vllm import tiers
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -25,7 +26,6 @@ from vllm.v1.kv_offload.base import (
     GPULoadStoreSpec,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from dalsegno.integrations.vllm import shared_memory
@@ -36,14 +36,7 @@ PAGE, BLOCKS, ROWS = 2048, 12, 6
 
 
 def region(name: str, per_row: int, rank: int | None = 0, ranks: int = 1) -> Any:
-    size = 2 * PAGE * per_row
-    made = SharedOffloadRegion(
-        engine_id=name,
-        num_chunks=ROWS,
-        rank=rank,
-        kv_bytes_per_chunk=size * ranks,
-        cpu_page_size=size,
-    )
+    made = tiers.region(name, ROWS, rank, 2 * PAGE * per_row, ranks)
     if rank is not None:
         shared_memory.quiet_cleanup(made)
     return made

@@ -16,6 +16,7 @@ import pytest
 from tests.checkout import ROOT
 from tests.contract.subjects import chain, contents
 from tests.contract.threads import threads
+from tests.dose import dose
 from tests.served import POOL, SIZES, ServerProcess, serving
 from tests.unit.serve.blocks import (
     BLOCK_BYTES,
@@ -30,7 +31,7 @@ from tests.unit.serve.blocks import (
 
 import dalsegno
 
-KILLS = 8
+KILLS = dose(4, 8)
 DEADLINE_S = 30.0
 
 

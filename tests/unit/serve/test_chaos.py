@@ -22,7 +22,7 @@ from tests.unit.serve.chaos_client import spaces
 import dalsegno
 
 CLIENTS = 8
-LENGTH_S = dose(15, 600)
+LENGTH_S = dose(8, 600)
 # Most seconds that a client is stopped: leases to copy lapse after two. And the server.
 CLIENT_STOP_S, SERVER_STOP_S = 3.0, 0.5
 # All blocks together have eight times as many bytes, and three times what the disk may hold.
