@@ -136,6 +136,25 @@ impl IoError {
         self.is_one_of(&[libc::ENOENT])
     }
 
+    /// Whether this process may not do that (`EACCES`, `EPERM`).
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.is_one_of(&[libc::EACCES, libc::EPERM])
+    }
+
+    /// Whether the name is that of a directory, a link or something else that is no regular file (`EISDIR`, `ENOTDIR`,
+    /// `ELOOP`, and `EINVAL`, which this crate returns before it opens one).
+    #[must_use]
+    pub fn is_not_regular(&self) -> bool {
+        self.is_one_of(&[libc::EISDIR, libc::ENOTDIR, libc::ELOOP, libc::EINVAL])
+    }
+
+    /// Whether a path leads to something that is no directory, or through it (`ENOTDIR`).
+    #[must_use]
+    pub fn is_not_directory(&self) -> bool {
+        self.is_one_of(&[libc::ENOTDIR])
+    }
+
     /// Whether the arguments do not suit the file or its file system (`EINVAL`).
     pub(crate) fn is_invalid(&self) -> bool {
         self.is_one_of(&[libc::EINVAL])

@@ -111,6 +111,15 @@ def _print(directory: Path, other: Path | None, found: dict[str, Any]) -> None:
                 for row in found["bandwidth"]
             ],
         )
+    unreadable = found["unreadable"]
+    if unreadable["objects"]:
+        print("\nobjects that cannot be read; stores skip them")
+        show.table(
+            ("file", "why", "what to do"),
+            [(one["file"], one["why"], one["action"]) for one in unreadable["objects"]],
+        )
+        if unreadable["more"]:
+            print(f"… {unreadable['more']:,} more")
     print()
     for one in found["advice"]:
         print(f"{one['severity']}: {one['what']}\n  {one['action']}")

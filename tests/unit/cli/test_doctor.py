@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from tests.unit.stores import Run, start
+
+import dalsegno
 
 PROMISES = 7
 WAIT_S = 60.0
@@ -69,6 +73,59 @@ def test_ctrl_c_removes_what_was_written(far: Path) -> None:
         process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
     assert list(far.iterdir()) == []
+
+
+def test_objects_that_cannot_be_read_are_listed_with_what_to_do(
+    far: Path, run: Run, tmp_path: Path
+) -> None:
+    settings = {"capacity": "64MiB", "dram": 0, "staging": "16MiB", "far_flush_s": 0.1}
+    with dalsegno.open(tmp_path / "kv", far=str(far), **settings) as store:
+        space = store.namespace({"model": "m"}, layers=1, slice_bytes=4096)
+        space.put_batch([bytes(32)], [bytes(4096)])
+    (mine,) = far.iterdir()
+    (catalog,) = mine.glob("*.catalog")
+    number = int(catalog.name.removesuffix(".catalog"), 16)
+    damaged = mine / "00000000000000aa.catalog"
+    damaged.write_bytes(bytes(8192))
+    large = mine / "00000000000000ab.catalog"
+    with large.open("wb") as file:
+        file.truncate(17 << 20)
+    (mine / "00000000000000ac.catalog").mkdir()
+    folder = far / f"{'0' * 32}-0000000000000001"
+    folder.symlink_to(mine)
+    found = run("far", "doctor", far, "--seconds", 2, "--json").json()
+    assert found["is_safe"]
+    rows = {one["file"]: one for one in found["unreadable"]["objects"]}
+    assert set(rows) == {f"{mine.name}/00000000000000a{end}.catalog" for end in "abc"}
+    assert "larger than any" in rows[f"{mine.name}/{large.name}"]["why"]
+    assert "dalsegno prune" in rows[f"{mine.name}/{damaged.name}"]["action"]
+    assert "directory" in rows[f"{mine.name}/00000000000000ac.catalog"]["why"]
+    assert any("3 objects" in one["what"] for one in found["advice"])
+    answer = run("far", "doctor", far, "--seconds", 2)
+    assert answer.code == 0
+    assert "objects that cannot be read; stores skip them" in answer.out
+    assert f"{number:016x}.catalog" not in answer.out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs a program as another user")
+def test_a_folder_of_another_user_is_named_and_the_others_are_shown() -> None:
+    # Others may enter this folder; the folder of a test is private.
+    with tempfile.TemporaryDirectory(prefix="dalsegno-") as home:
+        Path(home).chmod(0o755)
+        far = Path(home, "far")
+        far.mkdir(mode=0o777)
+        far.chmod(0o777)
+        strangers = far / f"{'1' * 32}-0000000000000001"
+        strangers.mkdir(mode=0o700)
+        ours = far / f"{'2' * 32}-0000000000000002"
+        ours.mkdir()
+        os.chown(ours, 65_534, 65_534)
+        for command, code in ((("far", "doctor", "--seconds", 2), 0), (("info",), 0), (("verify",), 1)):
+            with start(*command, far, user=65_534, group=65_534, extra_groups=()) as process:
+                out, err = process.communicate(timeout=WAIT_S)
+            assert process.returncode == code, err
+            assert strangers.name in out
+            assert "Permission denied" in out
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ pub(super) struct SeenWriter {
     /// The time since its last sign of life; `None` if it cannot be found out, or there are no objects.
     pub(super) age: Option<Duration>,
     pub(super) state: WriterState,
+    /// Why its folder cannot be listed, if so. Its state is unknown then.
+    pub(super) problem: Option<String>,
 }
 
 impl WriterState {
@@ -102,9 +104,17 @@ impl Location {
             if store.is_some_and(|store| store != writer.store) {
                 continue;
             }
-            let objects = self.list(writer)?;
+            // That one folder cannot be read, such as that of another user, says nothing about the others.
+            let (objects, problem) = match self.list(writer) {
+                Ok(objects) => (objects, None),
+                Err(error) if error.is_denied() || error.is_not_regular() => {
+                    (Vec::new(), Some(format!("the folder cannot be listed: {error}")))
+                }
+                Err(error) => return Err(error),
+            };
             let age = self.silent_for(writer, &objects);
-            seen.push(SeenWriter { writer, objects, age, state: WriterState::of_one(age) });
+            let state = WriterState::of_one(age);
+            seen.push(SeenWriter { writer, objects, age, state, problem });
         }
         for of_store in seen.chunk_by_mut(|one, next| one.writer.store == next.writer.store) {
             self.find_earlier(of_store);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::names::ObjectName;
+use crate::names::{ObjectName, WriterId};
 
 /// Findings in a report. Further ones are counted.
 pub const MOST_FINDINGS: usize = 10_000;
@@ -21,6 +21,10 @@ pub struct FarFinding {
 impl FarFinding {
     pub(super) fn new(name: ObjectName, offset: u64, what: impl Into<String>) -> Self {
         Self { file: name.to_string(), offset, what: what.into() }
+    }
+
+    pub(super) fn of_folder(writer: WriterId, what: impl Into<String>) -> Self {
+        Self { file: writer.to_string(), offset: 0, what: what.into() }
     }
 }
 

@@ -156,7 +156,10 @@ pub fn survey(
 
 impl Surveyor<'_> {
     fn add_writer(&mut self, seen: &SeenWriter) {
-        let SeenWriter { writer, ref objects, age, state } = *seen;
+        let SeenWriter { writer, ref objects, age, state, ref problem } = *seen;
+        if let Some(what) = problem {
+            self.survey.faults.push(FarFinding::of_folder(writer, what));
+        }
         let catalogs = catalogs_of(writer, objects);
         let published: BTreeSet<u64> =
             catalogs.iter().filter_map(|name| number_of(*name)).collect();

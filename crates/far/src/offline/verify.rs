@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::location::Location;
 use super::read::{read_catalog, read_namespace};
-use super::report::{FarVerifyReport, Unpublished};
+use super::report::{FarFinding, FarVerifyReport, Unpublished};
 use super::verify_pack::check_pack;
 use crate::format::{Catalog, MAX_CATALOG_BYTES, MAX_PACK_BYTES};
 use crate::names::{Object, ObjectName, WriterId};
@@ -47,7 +47,14 @@ pub fn verify(
     let mut report = FarVerifyReport::default();
     let mut folders = Vec::new();
     for writer in location.writers()? {
-        folders.push(Folder::new(writer, &location.list(writer)?));
+        match location.list(writer) {
+            Ok(listed) => folders.push(Folder::new(writer, &listed)),
+            Err(error) if error.is_denied() || error.is_not_regular() => {
+                let what = format!("the folder cannot be listed: {error}");
+                report.findings.push(FarFinding::of_folder(writer, what));
+            }
+            Err(error) => return Err(error),
+        }
     }
     report.writers = folders.len() as u64;
     let mut tasks = Vec::new();

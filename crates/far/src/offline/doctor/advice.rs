@@ -27,6 +27,14 @@ pub(super) fn advise(found: &DoctorReport) -> Vec<Advice> {
             "give a second mount of the same directory with --other, best with the mount options of the other hosts",
         ));
     }
+    let unreadable = found.unreadable.objects.len() as u64 + found.unreadable.more;
+    if unreadable > 0 {
+        all.push(Advice::new(
+            Severity::Note,
+            format!("{unreadable} objects or folders of stores cannot be read, and their blocks are misses"),
+            "see the list of them; stores skip these and follow all others",
+        ));
+    }
     if found.left_behind > 0 {
         all.push(Advice::new(
             Severity::Note,

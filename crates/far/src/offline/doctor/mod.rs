@@ -9,6 +9,7 @@ mod measure;
 mod objects;
 mod promises;
 mod report;
+mod unreadable;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use self::objects::Subject;
 pub use self::report::{
     Advice, BandwidthRow, DoctorError, DoctorReport, LatencyRow, PromiseRow, Severity, Verdict,
 };
+pub use self::unreadable::{Unreadable, UnreadableObjects};
 use super::location::Location;
 use super::prune::remove_all;
 use crate::names::WriterId;
@@ -113,6 +115,7 @@ fn examine_parts(
     found: &mut DoctorReport,
 ) -> Result<(), DoctorError> {
     let share = |percent: u32| options.time * percent / 100;
+    found.unreadable = unreadable::find(&subject.near, subject.writer, subject.is_stopped)?;
     found.promises = promises::check(subject, share(30))?;
     if found.promises.iter().any(|row| row.verdict == Verdict::Fails) {
         // Speed does not matter any more, and reads through the other mount may fail.

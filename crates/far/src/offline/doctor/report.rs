@@ -4,6 +4,8 @@ use dalsegno_io::IoError;
 use serde::Serialize;
 use thiserror::Error;
 
+use super::unreadable::UnreadableObjects;
+
 /// What was found out about a location.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DoctorReport {
@@ -19,6 +21,8 @@ pub struct DoctorReport {
     pub bandwidth: Vec<BandwidthRow>,
     /// What the store needs of a file system, and whether it holds.
     pub promises: Vec<PromiseRow>,
+    /// Objects of stores that cannot be read.
+    pub unreadable: UnreadableObjects,
     /// What is unsafe, and what to set.
     pub advice: Vec<Advice>,
     /// Whether stores may use the location: no advice has [`Severity::Unsafe`].
