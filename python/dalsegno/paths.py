@@ -76,10 +76,10 @@ def _refuse_address(text: str, name: str, scheme: str) -> None:
         if meant == text:
             raise InvalidError(f"{name} is {text!r}, the socket of a server; give a path here")
         raise InvalidError(f"{name} is {text!r}; did you mean {meant!r}, the socket of a server?")
+    relative = "" if rest.startswith("//") else f"; a relative path would be {'./' + text!r}"
     raise InvalidError(
         f"{name} is {text!r}, an address; Dalsegno stores blocks in directories, so mount what is "
-        f"there and give its directory here, such as '/mnt/kv' (or {'./' + text!r} if it is a "
-        "relative path)"
+        f"there and give its directory here, such as '/mnt/kv'{relative}"
     )
 
 
@@ -92,8 +92,8 @@ def _with_home(text: str, name: str) -> str:
     user = text[1:].partition("/")[0]
     if user:
         raise InvalidError(
-            f"{name} is {text!r}, and this host has no user {user!r}; give an absolute path"
-            f" (or {'./' + text!r} if it is a relative path)"
+            f"{name} is {text!r}, and this host has no user {user!r}; give an absolute path, or "
+            f"{'./' + text!r} for a relative one"
         )
     raise InvalidError(
         f"{name} is {text!r}, and the home directory is unknown: HOME is not set, and user id "

@@ -179,7 +179,7 @@ fn created_directories_are_removed_as_far_as_they_are_empty() {
     LocalDirectory::remove_created(&created);
     assert!(!b.exists() && a.join("file").exists());
     std::fs::remove_file(a.join("file")).unwrap();
-    LocalDirectory::remove_created(&[a.clone()]);
+    LocalDirectory::remove_created(std::slice::from_ref(&a));
     assert!(!a.exists() && parent.path().exists());
 }
 

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.integration.vllm import tiers
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
-from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 import dalsegno
 from dalsegno.integrations.vllm import connector, identity, shared_memory
@@ -94,13 +94,7 @@ def test_a_start_that_the_identity_refuses_leaves_no_file(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(identity, "engine_identity", refuse)
     config = SimpleNamespace(kv_transfer_config=transfer())
-    worker = SharedOffloadRegion(
-        engine_id=config.kv_transfer_config.engine_id,
-        num_chunks=2,
-        rank=0,
-        kv_bytes_per_chunk=4096,
-        cpu_page_size=4096,
-    )
+    worker = tiers.region(config.kv_transfer_config.engine_id, 2, 0, 4096)
     shared_memory.quiet_cleanup(worker)
     path = Path(worker.mmap_path)
     assert path.exists()

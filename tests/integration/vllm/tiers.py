@@ -102,7 +102,7 @@ def config(
 
 
 def region(name: str, rows: int, rank: int | None, row_bytes: int, ranks: int = 1) -> Any:
-    """The shared memory of a primary tier, with one page of each rank for each row."""
+    """The shared memory of a primary tier: each row has `row_bytes` of every rank."""
     spec = SimpleNamespace(
         config=SimpleNamespace(engine_id=name),
         num_chunks=rows,

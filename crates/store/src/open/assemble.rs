@@ -109,14 +109,15 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
     let far = far_location(path, config)?;
     let created = LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
     // A refused store leaves no directory. One that has a lock file is not empty, and stays.
-    parts_in(path, config, (far, !created.is_empty()))
+    parts_in(path, config, far, !created.is_empty())
         .inspect_err(|_| LocalDirectory::remove_created(&created))
 }
 
 fn parts_in(
     path: &Path,
     config: &Config,
-    (far, is_new): (Option<LocationPath>, bool),
+    far: Option<LocationPath>,
+    is_new: bool,
 ) -> Result<Parts> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     // Before the lock file is created: nothing is left in a directory that is not ours.
