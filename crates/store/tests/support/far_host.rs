@@ -63,6 +63,9 @@ pub(crate) fn lists(far: &Path) -> Vec<PathBuf> {
     lists
 }
 
+/// The names of chains that show how far a host has followed.
+static MARKERS: AtomicU64 = AtomicU64::new(1 << 32);
+
 /// A host.
 pub(crate) struct Host {
     pub(crate) store: Store,
@@ -166,7 +169,6 @@ impl Host {
         // In a namespace of its own, which no test removes.
         let mut marker = Self::open(tempfile::tempdir().unwrap(), far);
         marker.namespace = namespace(&marker.store, 1, SLICE, "marker");
-        static MARKERS: AtomicU64 = AtomicU64::new(1 << 32);
         let name = MARKERS.fetch_add(1, Ordering::Relaxed);
         marker.publish(name, 1);
         let of_marker = namespace(&self.store, 1, SLICE, "marker");
