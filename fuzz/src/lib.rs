@@ -17,7 +17,7 @@ mod session;
 mod settings;
 mod store;
 
-pub use far::{applied_seed, catalog_seeds};
+pub use far::{applied_seed, catalog_seeds, removal_seeds};
 pub use memory::Meter;
 pub use mutate::{Random, mutate};
 pub use session::session_seeds;
@@ -60,13 +60,14 @@ impl Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     Target::new("record", headers::record),
     Target::new("sector", headers::sector),
     Target::new("namespace", headers::namespace),
     Target::new("list", headers::list),
     Target::new("unit", headers::unit),
     Target::new("catalog", far::catalog),
+    Target::new("removals", far::removals),
     Target::new("applied", far::applied),
     Target::new("checkpoint", headers::checkpoint),
     Target::new("key", index::key),

@@ -35,7 +35,11 @@ fn pool(clock: &Arc<ManualClock>) -> Pool {
         limits: config.validate(space).expect("settings"),
         lock: None,
         new_store: StoreId([5; 16]),
-        tiers: Tiers { arena: ArenaBacking::Shared(Backing::MemoryFile), far: None },
+        tiers: Tiers {
+            arena: ArenaBacking::Shared(Backing::MemoryFile),
+            far: None,
+            far_open: None,
+        },
         executor: Executor::Inline,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),

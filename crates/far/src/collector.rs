@@ -122,8 +122,8 @@ impl Collector {
         self.work.is_some()
     }
 
-    /// Checks the next writer and some lists of removals, or removes some more of a dead writer. Waits for the location.
-    /// Ends between two calls when `is_closing`.
+    /// Checks the next writer and some lists of removals, or removes some more of a dead writer. Waits for the
+    /// location. Ends between two calls when `is_closing`.
     ///
     /// # Errors
     ///

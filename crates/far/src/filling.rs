@@ -1,4 +1,4 @@
-//! The pack that a publisher fills, and its memory.
+//! The pack that a publisher fills, those that it writes, and their memory.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use dalsegno_core::{Deadline, Extent, Nanos};
 use dalsegno_extent::RecordMemory;
 use dalsegno_io::{Claim, Region, Touch};
 
-use crate::format::MAX_PACK_BYTES;
+use crate::format::{Catalog, MAX_PACK_BYTES};
 use crate::removal::Applied;
 
 /// The pack that is being filled.
@@ -22,6 +22,16 @@ pub(crate) struct Filling {
     pub(crate) begun: Nanos,
     /// When it is published even if it is not full.
     pub(crate) due: Deadline,
+}
+
+/// A pack that is being written, or its catalog.
+#[derive(Debug)]
+pub(crate) struct Writing {
+    pub(crate) catalog: Catalog,
+    /// The bytes of the pack, until it is written.
+    pub(crate) memory: Option<RecordMemory>,
+    /// When the pack was begun; `None` if it is to be dropped.
+    pub(crate) begun: Option<Nanos>,
 }
 
 /// Memory for a pack; `None` if the system has none.

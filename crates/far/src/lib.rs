@@ -7,7 +7,7 @@
 //! 1. No object is overwritten, appended to, or renamed over another.
 //! 2. Every returned byte was verified with a checksum from a header that names its writer, pack and offset.
 //! 3. A lookup never waits for the location.
-//! 4. What a removal covers is not found, whoever published it and in whatever order.
+//! 4. What a removal covers is not found, in whatever order lists and catalogs become known.
 //! 5. Memory, threads, calls under way and own bytes at the location are bounded.
 
 #![forbid(unsafe_code)]
@@ -25,6 +25,7 @@ mod own_folder;
 mod own_lists;
 mod polled;
 mod publisher;
+mod publishing;
 mod reader;
 mod removal;
 mod replies;
@@ -39,12 +40,13 @@ pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
 pub use own_lists::{KEEP_REMOVALS, LIST_EXPIRES};
 pub use polled::{BadObject, Polled};
-pub use publisher::{IN_FLIGHT, Publisher, PublisherOptions, PublisherStats, Refused};
+pub use publisher::{IN_FLIGHT, Publisher};
+pub use publishing::{PublisherOptions, PublisherStats, Refused};
 pub use reader::{FarReader, FarReading, FarShape, FarWanted};
 pub use removal::{Applied, Removal, RemovalId};
 pub use replies::wait_for;
 pub use signs::{DEAD_AFTER, SILENT_AFTER, WATCHED};
 pub use tier::{
-    Ask, DirectoryTier, DirectoryTierOptions, Listed, MemoryLocation, MemoryTier, Reply, StopMode,
-    Tier, TierFacts,
+    Ask, DirectoryTier, DirectoryTierOptions, Listed, LocationError, LocationPath, MemoryLocation,
+    MemoryTier, Reply, StopMode, Tier, TierFacts, TierState,
 };

@@ -78,7 +78,9 @@ impl OwnLists {
 
     /// Stops finding here what these removals cover, and keeps them from being forgotten.
     pub(crate) fn apply(&self, removals: &[Removal]) {
-        removals.iter().for_each(|removal| self.index.remove_own(removal));
+        for removal in removals {
+            self.index.remove_own(removal);
+        }
     }
 
     /// Publishes those of the removals that were not, in the order of their numbers. Waits for the location.

@@ -34,6 +34,19 @@ pub struct Polled {
     pub failure: Option<IoError>,
 }
 
+impl Polled {
+    /// Notes a failure of the location. The first one of a poll is reported.
+    pub(crate) fn fail(&mut self, error: IoError) {
+        tracing::debug!(%error, "a part of a far location was not followed");
+        self.failure.get_or_insert(error);
+    }
+
+    /// Whether the location hangs, so that the poll ends.
+    pub(crate) fn hangs(&self) -> bool {
+        matches!(self.failure, Some(IoError::Deadline))
+    }
+}
+
 /// An object or a folder that cannot be used. It costs only itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadObject {

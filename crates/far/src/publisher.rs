@@ -16,16 +16,17 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Extent, NamespaceId, Nanos, StoreId};
 use dalsegno_extent::format::RecordPlace;
-use dalsegno_extent::{Cause, PinnedFile, RecordMemory, SourceIo};
+use dalsegno_extent::{PinnedFile, RecordMemory, SourceIo};
 use dalsegno_io::{IoError, Memory};
 
 use crate::earlier::{EarlierFolders, EarlierOpens};
-use crate::filling::{Filling, pack_memory};
+use crate::filling::{Filling, Writing, pack_memory};
 use crate::format::{Catalog, MAX_PACK_BYTES, extent_bytes};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
 use crate::own_folder::{CALL_LIMIT, OwnFolder};
 use crate::own_lists::OwnLists;
+use crate::publishing::{PublisherOptions, PublisherStats, Refused, blocks_of};
 use crate::removal::{Applied, Removal};
 use crate::replies::Replies;
 use crate::tier::Tier;
@@ -41,58 +42,6 @@ const CATALOG_BYTES: usize = 1 << 20;
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(3600);
 /// How often a list is tried again after packs made space for it.
 const LIST_TRIES: usize = 8;
-
-/// What became of publishing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct PublisherStats {
-    /// Packs that were published.
-    pub packs: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Their blocks.
-    pub blocks: u64,
-    /// Blocks of packs that could not be written.
-    pub failed_blocks: u64,
-    /// How often the location had no space.
-    pub full: u64,
-    /// Packs that were removed to stay within the bound.
-    pub evicted_packs: u64,
-    /// Bytes of this store's packs at the location, those that its earlier opens left included. Those of an open that
-    /// ended less than ten minutes ago do not count yet.
-    pub own_bytes: u64,
-}
-
-/// How a publisher works.
-#[derive(Clone, Copy, Debug)]
-pub struct PublisherOptions {
-    /// Size of a full pack.
-    pub pack_bytes: u64,
-    /// Most bytes of this store's packs, those of its earlier opens included.
-    pub capacity_bytes: u64,
-    /// How long a pack waits to be full before it is published.
-    pub flush: Duration,
-}
-
-/// Why an extent was not added to a pack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// It is larger than a pack.
-    TooLarge,
-    /// All packs are being written, or there is no memory for another one.
-    Busy,
-    /// It could not be read.
-    Unread(Cause),
-}
-
-/// A pack that is being written, or its catalog.
-#[derive(Debug)]
-struct Writing {
-    catalog: Catalog,
-    /// The bytes of the pack, until it is written.
-    memory: Option<RecordMemory>,
-    /// When the pack was begun; `None` if it is to be dropped.
-    begun: Option<Nanos>,
-}
 
 /// Publishes packs of this store.
 pub struct Publisher {
@@ -498,8 +447,4 @@ impl Publisher {
         self.stats.failed_blocks += left;
         self.lists.finish(deadline);
     }
-}
-
-fn blocks_of(extents: &[Extent]) -> u64 {
-    extents.iter().map(|extent| extent.hashes.len() as u64).sum()
 }

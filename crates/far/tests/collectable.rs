@@ -1,4 +1,4 @@
-//! What removing the folder of a dead writer relies on, on each kind of tier.
+//! What removing the folder of a dead writer and following removals rely on, on each kind of tier.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -124,5 +124,45 @@ fn files_that_a_crash_left_under_temporary_names_leave_with_the_folder() {
         remove_writer();
         eventually("a removed folder", || (!has_folder(&*pair.other, writer(1))).then_some(()));
         eventually("a removed folder", || (!is_left()).then_some(()));
+    });
+}
+
+#[test]
+fn lists_of_removals_share_a_folder_that_is_no_writer_s_and_stay_when_folders_are_removed() {
+    on_every_location(|pair| {
+        let lists = |tier: &dyn Tier| call(|ask| tier.removals(ask)).unwrap();
+        assert_eq!(lists(&*pair.near), [], "{}", pair.label);
+        let names = [(1, 2), (1, 16), (2, 1)]
+            .map(|(open, number)| writer(open).object(Object::Removals(number)));
+        for name in names.iter().rev() {
+            publish(&*pair.near, *name, &[7; SECTOR]).unwrap();
+            assert!(publish(&*pair.other, *name, &[8; SECTOR]).unwrap_err().is_exists());
+        }
+        publish(&*pair.near, pack(1), &[7; SECTOR]).unwrap();
+        for tier in [&*pair.near, &*pair.other] {
+            let all = names.map(|name| (name, SECTOR as u64));
+            eventually("the lists", || (lists(tier) == all).then_some(()));
+            assert_eq!(fetch(tier, names[0]).unwrap(), [7; SECTOR], "{}", pair.label);
+            assert_eq!(objects(tier, None), [Object::Pack(1)], "{}", pair.label);
+            assert_eq!(call(|ask| tier.writers(ask)).unwrap(), [writer(1)], "{}", pair.label);
+            assert!(call(|ask| tier.age(names[0], ask)).unwrap() < TEST_TIMEOUT);
+        }
+        call(|ask| pair.other.remove(pack(1), ask)).unwrap();
+        call(|ask| pair.other.remove_writer(writer(1), ask)).unwrap();
+        for tier in [&*pair.near, &*pair.other] {
+            call(|ask| tier.remove(names[0], ask)).unwrap();
+        }
+        eventually("a removal", || (lists(&*pair.other).len() == 2).then_some(()));
+    });
+}
+
+#[test]
+fn the_time_of_a_location_goes_on() {
+    on_every_location(|pair| {
+        let now = |tier: &dyn Tier| call(|ask| tier.now(ask)).unwrap();
+        let early = now(&*pair.near);
+        (pair.pass)(Duration::from_millis(1100));
+        assert!(now(&*pair.other) > early, "{}", pair.label);
+        assert!(call(|ask| pair.near.writers(ask)).unwrap().is_empty(), "it leaves nothing");
     });
 }

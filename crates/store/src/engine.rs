@@ -34,8 +34,6 @@ pub(crate) struct Engine {
     pub(crate) front: Front,
     /// Blocks beyond this host, if the store has a far tier.
     pub(crate) far: Option<Arc<FarTier>>,
-    /// The removals that other hosts must follow, if the store has a far tier or had one before.
-    pub(crate) removal_notes: Option<Arc<RemovalNotes>>,
 }
 
 impl Engine {
@@ -53,6 +51,8 @@ pub(crate) struct Front {
     pub(crate) removal_feed: RemovalFeed,
     /// What was removed lately, for work that is in progress.
     pub(crate) removals: RecentRemovals,
+    /// The removals that other hosts must follow, if the store has a far tier or had one before.
+    pub(crate) removal_notes: Option<Arc<RemovalNotes>>,
     /// Reads in progress.
     pub(crate) reads: ReadGauge,
     /// How fast each tier is.

@@ -10,12 +10,12 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::ManualClock;
-use dalsegno_far::{KEEP_REMOVALS, MemoryLocation};
+use dalsegno_core::{Clock, ManualClock};
+use dalsegno_far::{KEEP_REMOVALS, MemoryLocation, Tier};
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{ErrorKind, Store, Terms, info};
 use far_host::{BYTES, Host, LIMIT, SLICE, config, copy_of, lists, until};
-use support::hanging::hanging_with;
+use support::hanging::hanging_by;
 use support::{chain, namespace, put};
 
 #[test]
@@ -133,15 +133,19 @@ fn a_removal_that_was_durable_here_is_not_applied_again_at_the_next_open() {
 
 #[test]
 fn a_store_that_followed_nothing_for_a_week_removes_everything() {
-    for (closed, left) in [(KEEP_REMOVALS - Duration::from_secs(7200), 8), (KEEP_REMOVALS, 0)] {
+    let shorter = KEEP_REMOVALS.checked_sub(Duration::from_secs(7200)).unwrap();
+    for (closed, left) in [(shorter, 8), (KEEP_REMOVALS, 0)] {
         let clock = Arc::new(ManualClock::default());
         clock.advance(Duration::from_secs(1_000_000));
-        let location = MemoryLocation::new(Arc::clone(&clock) as Arc<dyn dalsegno_core::Clock>);
+        let location = MemoryLocation::new(Arc::clone(&clock) as Arc<dyn Clock>);
         let dir = tempfile::tempdir().unwrap();
         let open = || {
-            let tiers = Tiers { far: Some(Arc::new(location.mount())), ..Tiers::default() };
+            let tier: Arc<dyn Tier> = Arc::new(location.mount());
+            let tiers = Tiers { far: Some(tier), ..Tiers::default() };
             let config = config(std::path::Path::new("memory"));
-            let (_, store, _) = hanging_with(dir.path(), &config, tiers);
+            // The location and the store have one clock.
+            let of_store = Arc::clone(&clock) as Arc<dyn Clock>;
+            let (_, store, _) = hanging_by(of_store, dir.path(), &config, tiers);
             let namespace = namespace(&store, 1, SLICE, "far");
             (store, namespace)
         };
@@ -165,7 +169,7 @@ fn a_store_that_followed_nothing_for_a_week_removes_everything() {
 }
 
 #[test]
-fn a_removal_that_the_log_could_not_record_is_applied_by_the_next_open() {
+fn a_removal_whose_caller_timed_out_holds_after_a_crash() {
     use support::hanging::Hung;
     let far = tempfile::tempdir().unwrap();
     let a = Host::new(far.path());

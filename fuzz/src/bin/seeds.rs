@@ -5,7 +5,9 @@
 use std::fs;
 use std::path::Path;
 
-use dalsegno_fuzz::{TARGETS, applied_seed, catalog_seeds, seed_files, session_seeds};
+use dalsegno_fuzz::{
+    TARGETS, applied_seed, catalog_seeds, removal_seeds, seed_files, session_seeds,
+};
 
 const SECTOR: usize = 4096;
 
@@ -103,6 +105,9 @@ fn others() {
     write("settings", "fields", b"model=m\nsalt=s\n12.5 MiB");
     for (name, bytes) in catalog_seeds() {
         write("catalog", name, trimmed(&bytes));
+    }
+    for (name, bytes) in removal_seeds() {
+        write("removals", name, trimmed(&bytes));
     }
     write("applied", "far.meta", trimmed(&applied_seed()));
     for (number, seed) in session_seeds().iter().enumerate() {

@@ -44,6 +44,8 @@ def info(directory: Path, *, as_json: bool) -> None:
     writers, namespaces, faults = found["writers"], found["namespaces"], found["faults"]
     names = ("packs", "unpublished_packs", "bytes", "extents", "blocks", "removed_blocks")
     totals = {name: sum(row[name] for row in writers) for name in names}
+    removals = found["removals"]
+    totals["bytes"] += removals["bytes"]
     if as_json:
         show.as_json({"path": str(directory), "kind": "far", **totals, **found})
         return
@@ -70,6 +72,10 @@ def info(directory: Path, *, as_json: bool) -> None:
                 "blocks",
                 f"{totals['blocks']:,} ({block_bytes})"
                 + (f", and {removed:,} that were removed" if removed else ""),
+            ),
+            (
+                "removals",
+                f"{removals['removals']:,} in {show.plural(removals['lists'], 'list')}",
             ),
             ("damage", _damage(faults)),
         ]
@@ -129,7 +135,7 @@ def verify(directory: Path, *, repair: bool, as_json: bool) -> None:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    words = ("writer", "catalog", "pack", "extent", "block", "slice")
+    words = ("writer", "catalog", "list", "pack", "extent", "block", "slice")
     counted = ", ".join(show.plural(report[f"{word}s"], word) for word in words)
     print(f"checked {counted}: {show.byte_count(report['bytes'])}")
     if report["unpublished"]:
@@ -156,5 +162,5 @@ def _findings(rows: list[dict[str, Any]]) -> None:
 
 def _damage(faults: list[dict[str, Any]]) -> str:
     if not faults:
-        return "none in catalogs; `dalsegno verify` checks every byte"
+        return "none in catalogs and lists; `dalsegno verify` checks every byte"
     return f"{show.plural(len(faults), 'object')} cannot be used; what they name is a miss"

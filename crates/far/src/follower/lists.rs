@@ -14,7 +14,6 @@ use dalsegno_extent::format::FormatError;
 use dalsegno_io::IoError;
 
 use super::bad::{BadName, BadObjects};
-use super::{CALL_LIMIT, FETCHES, fail};
 use crate::format::{MAX_LIST_BYTES, RemovalList};
 use crate::index::{FarIndex, SeenList};
 use crate::names::{Object, ObjectName, WriterId};
@@ -23,6 +22,10 @@ use crate::removal::{Applied, RemovalId};
 use crate::replies::{Replies, wait_for};
 use crate::tier::Tier;
 
+/// How long one call may take.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+/// Lists that are fetched at a time.
+const FETCHES: usize = 16;
 /// How often a poll lists the folder again because a list was gone.
 const TRIES: usize = 4;
 /// How long removals whose lists have expired are still reported as being at the location: the packs of other writers
@@ -70,7 +73,7 @@ impl ListFollower {
                     bad.note(BadName::RemovalsFolder, &error.to_string(), polled);
                     return;
                 }
-                Err(error) => return fail(polled, error),
+                Err(error) => return polled.fail(error),
             };
             bad.forget(BadName::RemovalsFolder);
             let names: BTreeSet<ObjectName> = listed.into_iter().map(|(name, _)| name).collect();
@@ -116,7 +119,7 @@ impl ListFollower {
             }
             let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
             let Some(reply) = replies.next(deadline) else {
-                fail(polled, IoError::Deadline);
+                polled.fail(IoError::Deadline);
                 return Fetched::Failed;
             };
             let name = under_way.remove(&reply.tag).expect("each call has one reply");
@@ -135,7 +138,7 @@ impl ListFollower {
                     self.refuse(name, seen, &error.to_string(), bad, polled);
                 }
                 Err(error) => {
-                    fail(polled, error);
+                    polled.fail(error);
                     fetched = Fetched::Failed;
                 }
             }

@@ -100,17 +100,6 @@ pub struct Follower {
     asked: Option<Nanos>,
 }
 
-/// Notes a failure of the location. The first one of a poll is reported.
-fn fail(polled: &mut Polled, error: IoError) {
-    tracing::debug!(%error, "a part of a far location was not followed");
-    polled.failure.get_or_insert(error);
-}
-
-/// Whether the location hangs, so that a poll ends.
-fn hangs(polled: &Polled) -> bool {
-    matches!(polled.failure, Some(IoError::Deadline))
-}
-
 impl Follower {
     /// Follows all writers but `own`, and the removals of all.
     #[must_use]
@@ -136,15 +125,15 @@ impl Follower {
             self.asked = Some(began);
             match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
                 Ok(now) => polled.now = Some(now),
-                Err(error @ IoError::Deadline) => fail(&mut polled, error),
+                Err(error @ IoError::Deadline) => polled.fail(error),
                 // Nothing can be written there.
                 Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
             }
         }
-        if !hangs(&polled) {
+        if !polled.hangs() {
             self.lists.follow(lists, &mut self.bad, &mut polled);
         }
-        if !hangs(&polled) {
+        if !polled.hangs() {
             self.follow_writers(lists, &mut polled);
         }
         if lists && polled.failure.is_none() && polled.at_location.is_some() {
@@ -157,7 +146,7 @@ impl Follower {
     fn follow_writers(&mut self, lists: bool, polled: &mut Polled) {
         let mut present = match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.writers(ask)) {
             Ok(present) => present,
-            Err(error) => return fail(polled, error),
+            Err(error) => return polled.fail(error),
         };
         present.retain(|writer| *writer != self.own);
         self.forget_writers(&present, polled);
@@ -166,7 +155,7 @@ impl Follower {
             let followed = self.writers.entry(writer).or_default();
             if lists || followed.listing == Listing::Wanted {
                 self.list(writer, &mut wanted, polled);
-                if hangs(polled) {
+                if polled.hangs() {
                     return;
                 }
             } else if followed.listing == Listing::Done && !followed.is_quiet() {
@@ -206,7 +195,7 @@ impl Follower {
             }
             Err(error) => {
                 followed.listing = Listing::Wanted;
-                fail(polled, error);
+                polled.fail(error);
             }
         }
     }
@@ -271,7 +260,7 @@ impl Follower {
             }
             let deadline = Deadline::At(self.clock.now().after(CALL_LIMIT));
             let Some(reply) = replies.next(deadline) else {
-                return fail(polled, IoError::Deadline);
+                return polled.fail(IoError::Deadline);
             };
             let (writer, number) = under_way.remove(&reply.tag).expect("each call has one reply");
             if self.handle(writer, number, reply.result, polled) {
@@ -312,7 +301,7 @@ impl Follower {
             Err(error) => {
                 // The next poll lists the folder again.
                 followed.listing = Listing::Wanted;
-                fail(polled, error);
+                polled.fail(error);
                 return false;
             }
         };

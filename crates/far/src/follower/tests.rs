@@ -1,15 +1,17 @@
-use std::collections::HashMap;
+mod faulty_tier;
 
-use dalsegno_core::{ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId};
-use dalsegno_core::{SECTOR_BYTES, StoreId};
-use dalsegno_io::{FileId, Geometry, Memory, Request, Source, Space};
+use dalsegno_core::{
+    ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
+};
+use dalsegno_io::Memory;
 use parking_lot::Mutex;
 
+use self::faulty_tier::FaultyTier;
 use super::*;
 use crate::format::RemovalList;
 use crate::names::ObjectName;
 use crate::removal::{Applied, Removal, RemovalId};
-use crate::tier::{Ask, MemoryLocation, MemoryTier, TierFacts};
+use crate::tier::{MemoryLocation, MemoryTier};
 
 const EACCES: i32 = 13;
 const EIO: i32 = 5;
@@ -18,108 +20,6 @@ const OWN: WriterId = WriterId { store: StoreId([2; 16]), open: 1 };
 
 fn writer(open: u64) -> WriterId {
     WriterId { store: StoreId([1; 16]), open }
-}
-
-/// A mount on which some names fail.
-#[derive(Debug)]
-struct FaultyTier {
-    inner: MemoryTier,
-    /// The error of a folder or an object, by name.
-    faults: Mutex<HashMap<String, i32>>,
-    /// Lists that a listing shows although they are gone.
-    stale: Mutex<Vec<ObjectName>>,
-}
-
-impl FaultyTier {
-    fn check(&self, name: &str) -> Result<(), IoError> {
-        match self.faults.lock().get(name) {
-            None => Ok(()),
-            Some(errno) => Err(IoError::Os {
-                operation: "open",
-                file: name.to_owned(),
-                source: std::io::Error::from_raw_os_error(*errno),
-            }),
-        }
-    }
-
-    fn run<T>(&self, name: &str, ask: Ask<T>, call: impl FnOnce(Ask<T>)) {
-        match self.check(name) {
-            Ok(()) => call(ask),
-            Err(error) => ask.answer(Err(error)),
-        }
-    }
-}
-
-impl Source for FaultyTier {
-    fn submit(&self, requests: Vec<Request>) {
-        self.inner.submit(requests);
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-}
-
-impl Tier for FaultyTier {
-    fn facts(&self) -> TierFacts {
-        self.inner.facts()
-    }
-
-    fn file(&self, name: ObjectName) -> FileId {
-        self.inner.file(name)
-    }
-
-    fn forget(&self, file: FileId) {
-        self.inner.forget(file);
-    }
-
-    fn publish(&self, name: ObjectName, bytes: Vec<Memory>, ask: Ask<()>) {
-        self.inner.publish(name, bytes, ask);
-    }
-
-    fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
-        self.run(&name.to_string(), ask, |ask| self.inner.fetch(name, limit, ask));
-    }
-
-    fn remove(&self, name: ObjectName, ask: Ask<()>) {
-        self.inner.remove(name, ask);
-    }
-
-    fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
-        self.inner.remove_writer(writer, ask);
-    }
-
-    fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
-        let stale = std::mem::take(&mut *self.stale.lock());
-        if stale.is_empty() {
-            return self.run("removals", ask, |ask| self.inner.removals(ask));
-        }
-        ask.answer(Ok(stale.into_iter().map(|name| (name, SECTOR_BYTES)).collect()));
-    }
-
-    fn now(&self, ask: Ask<Duration>) {
-        self.run("now", ask, |ask| self.inner.now(ask));
-    }
-
-    fn writers(&self, ask: Ask<Vec<WriterId>>) {
-        self.run("writers", ask, |ask| self.inner.writers(ask));
-    }
-
-    fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
-        self.run(&writer.to_string(), ask, |ask| self.inner.list(writer, after, ask));
-    }
-
-    fn age(&self, name: ObjectName, ask: Ask<Duration>) {
-        self.inner.age(name, ask);
-    }
-
-    fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {
-        self.inner.writer_age(writer, ask);
-    }
-
-    fn space(&self, ask: Ask<Space>) {
-        self.inner.space(ask);
-    }
 }
 
 struct Setup {
@@ -184,7 +84,7 @@ impl Setup {
         self.reader.faults.lock().insert(name.to_string(), errno);
     }
 
-    fn mend_all(&self) {
+    fn clear_faults(&self) {
         self.reader.faults.lock().clear();
     }
 
@@ -338,7 +238,7 @@ fn a_list_that_fails_for_the_moment_leaves_the_others_and_the_poll_incomplete() 
     assert!(polled.failure.is_some() && polled.bad_now == 0);
     assert!(setup.finds(20), "catalogs are followed");
     assert!(!setup.index.known().is_fresh(setup.clock.now()));
-    setup.mend_all();
+    setup.clear_faults();
     let polled = setup.follower.poll();
     assert_eq!(ids(&polled), [(6, 1)]);
     assert_eq!(at_location(&polled), Some(vec![(5, 1), (6, 1), (7, 1)]));
@@ -360,7 +260,7 @@ fn lists_that_cannot_be_used_are_counted_named_skipped_and_tried_again_at_listin
     let newest = polled.newest_bad.unwrap();
     assert!(newest.name.starts_with("removals/"), "{newest:?}");
     assert!(polled.failure.is_none());
-    setup.mend_all();
+    setup.clear_faults();
     for _ in 2..LIST_EVERY {
         let polled = setup.follower.poll();
         assert_eq!((polled.removals.len(), polled.bad_objects, polled.bad_now), (0, 0, 3));
@@ -382,7 +282,7 @@ fn a_folder_of_lists_of_another_user_is_named_and_catalogs_are_followed() {
     let polled = setup.follower.poll();
     assert!(polled.at_location.is_none() && polled.failure.is_none() && setup.finds(20));
     assert_eq!(polled.newest_bad.unwrap().name, "removals");
-    setup.mend_all();
+    setup.clear_faults();
     let polled = setup.follower.poll();
     assert!(polled.at_location.is_some() && polled.bad_now == 0);
 }
@@ -405,7 +305,7 @@ fn a_catalog_that_cannot_be_used_costs_only_itself() {
     setup.publish_block(1, 4, 14, &[]);
     let polled = setup.follower.poll();
     assert!(setup.finds(14) && polled.bad_objects == 0);
-    setup.mend_all();
+    setup.clear_faults();
     setup.poll(LIST_EVERY);
     assert!(setup.finds(12) && setup.follower.poll().bad_now == 0);
 }
@@ -423,7 +323,7 @@ fn a_directory_in_the_place_of_the_next_catalog_does_not_hide_those_behind_it() 
     assert!(setup.finds(13) && polled.bad_now == 1);
     setup.poll(LIST_EVERY);
     assert_eq!(setup.follower.poll().bad_now, 1);
-    setup.mend_all();
+    setup.clear_faults();
     setup.poll(LIST_EVERY);
     assert_eq!(setup.follower.poll().bad_now, 0);
 }
@@ -440,7 +340,7 @@ fn a_folder_of_another_user_costs_only_itself_and_is_tried_again_at_listings() {
     assert_eq!((polled.bad_objects, polled.bad_now), (1, 1));
     assert_eq!(polled.newest_bad.unwrap().name, writer(2).to_string());
     assert!(polled.failure.is_none() && polled.at_location.is_some());
-    setup.mend_all();
+    setup.clear_faults();
     assert_eq!(setup.poll(LIST_EVERY - 1), 0);
     assert_eq!(setup.poll(1), 1);
     assert!(setup.finds(20) && setup.follower.poll().bad_now == 0);
@@ -457,7 +357,7 @@ fn a_writer_whose_objects_fail_for_the_moment_is_read_by_the_next_poll_and_other
     let polled = setup.follower.poll();
     assert!(!setup.finds(10) && !setup.finds(20) && setup.finds(30));
     assert!(polled.failure.is_some() && polled.bad_now == 0);
-    setup.mend_all();
+    setup.clear_faults();
     let polled = setup.follower.poll();
     assert!(setup.finds(10) && setup.finds(20) && polled.failure.is_none());
 }

@@ -78,7 +78,9 @@ impl RemovalRecord {
             write_writer(&mut writer, by);
             writer.put(&number.to_le_bytes());
         }
-        self.pending.iter().for_each(|removal| write_removal(&mut writer, removal));
+        for removal in &self.pending {
+            write_removal(&mut writer, removal);
+        }
         let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, VERSION, 4096);

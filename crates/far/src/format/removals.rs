@@ -21,7 +21,7 @@ pub const MAX_LIST_BYTES: u64 = 16 << 20;
 /// A list of this size is full: the next one begins without its entries.
 pub const FULL_LIST_BYTES: usize = 64 << 10;
 /// Most hashes of a removal. One of more blocks is published for the whole namespace.
-pub const MAX_LIST_HASHES: usize = (MAX_LIST_BYTES as usize - SECTOR - ENTRY_BYTES) / 32;
+pub const MAX_LIST_HASHES: usize = ((16 << 20) - SECTOR - ENTRY_BYTES) / 32;
 
 /// The contents of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,9 @@ impl RemovalList {
         let mut bytes = vec![0; SECTOR + body];
         assert!(bytes.len() as u64 <= MAX_LIST_BYTES, "a list of {} bytes", bytes.len());
         let mut writer = FieldWriter::new(&mut bytes[SECTOR..]);
-        self.removals.iter().for_each(|removal| write_removal(&mut writer, removal));
+        for removal in &self.removals {
+            write_removal(&mut writer, removal);
+        }
         let body_crc = crc32c::crc32c(&bytes[SECTOR..]);
         let header = &mut bytes[..SECTOR];
         let mut writer = begin(header, MAGIC, PLAIN_VERSION, 4096);
@@ -107,7 +109,9 @@ pub(super) fn write_removal(writer: &mut FieldWriter<'_>, removal: &Removal) {
     let count = u32::try_from(hashes.len()).expect("bounded by the size of the object");
     writer.put(&count.to_le_bytes());
     writer.put(&[0; 4]);
-    hashes.iter().for_each(|hash| writer.put(&hash.0));
+    for hash in hashes {
+        writer.put(&hash.0);
+    }
 }
 
 pub(super) fn read_removal(reader: &mut FieldReader<'_>) -> Result<Removal, FormatError> {

@@ -320,8 +320,12 @@ proptest! {
         all.sort_by_key(|(at, ..)| *at);
         let fresh = FarIndex::new(1 << 20);
         for (_, pack, removal) in all {
-            pack.map(|pack| insert(&fresh, pack));
-            removal.map(|removal| fresh.remove(removal));
+            if let Some(pack) = pack {
+                insert(&fresh, pack);
+            }
+            if let Some(removal) = removal {
+                fresh.remove(removal);
+            }
         }
         for index in [&fresh, &following] {
             for (writer, number) in index.to_index_again() {

@@ -43,8 +43,8 @@ const LIST_FIELDS: [Field; 9] = [
     ("entry_count", 4, Number),
 ];
 
-/// Shows a catalog or a list of removals with its entries, a pack with its records, or a description. With `at`, the record of a pack that
-/// holds this offset.
+/// Shows a catalog or a list of removals with its entries, a pack with its records, or a description. With `at`, the
+/// record of a pack that holds this offset.
 ///
 /// # Errors
 ///

@@ -18,12 +18,12 @@ mod verify_pack;
 
 pub use doctor::{
     Advice, BandwidthRow, DoctorError, DoctorOptions, DoctorReport, LatencyRow, OpenTier,
-    PromiseRow, Severity, Verdict, examine,
+    PromiseRow, Severity, Traces, Unreadable, UnreadableObjects, Verdict, examine,
 };
 pub use inspect::inspect;
 pub use location::{Location, WriterState};
 pub use prune::{PruneError, PruneReport, PrunedWriter, prune};
 pub use removals::FarRemovalsRow;
-pub use report::{FarFinding, FarVerifyReport, MOST_FINDINGS, Unpublished};
+pub use report::{CheckedContents, FarFinding, FarVerifyReport, MOST_FINDINGS, Unpublished};
 pub use survey::{FarExtentRow, FarNamespaceRow, FarWriterRow, Survey, SurveyOptions, survey};
 pub use verify::verify;

@@ -40,6 +40,17 @@ pub struct Unpublished {
     pub bytes: u64,
 }
 
+/// What a check compared in packs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CheckedContents {
+    /// Extents whose header is valid.
+    pub extents: u64,
+    /// Blocks in these.
+    pub blocks: u64,
+    /// Slices whose checksum was compared.
+    pub slices: u64,
+}
+
 /// What a check read and found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FarVerifyReport {
@@ -51,12 +62,9 @@ pub struct FarVerifyReport {
     pub lists: u64,
     /// Packs that were read.
     pub packs: u64,
-    /// Extents in them whose header is valid.
-    pub extents: u64,
-    /// Blocks in these.
-    pub blocks: u64,
-    /// Slices whose checksum was compared.
-    pub slices: u64,
+    /// What was checked in them.
+    #[serde(flatten)]
+    pub contents: CheckedContents,
     /// Bytes that were read.
     pub bytes: u64,
     /// Packs without a catalog; no damage.
@@ -84,9 +92,9 @@ impl FarVerifyReport {
         self.catalogs += part.catalogs;
         self.lists += part.lists;
         self.packs += part.packs;
-        self.extents += part.extents;
-        self.blocks += part.blocks;
-        self.slices += part.slices;
+        self.contents.extents += part.contents.extents;
+        self.contents.blocks += part.contents.blocks;
+        self.contents.slices += part.contents.slices;
         self.bytes += part.bytes;
         self.more_findings += part.more_findings;
         let space = MOST_FINDINGS - self.findings.len();

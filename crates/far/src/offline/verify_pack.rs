@@ -52,10 +52,10 @@ fn check_record(
     if header.extent().as_ref() != Some(extent) {
         return report.note(name, offset, "the record's header differs from the catalog");
     }
-    report.extents += 1;
-    report.blocks += u64::from(extent.block_count());
+    report.contents.extents += 1;
+    report.contents.blocks += u64::from(extent.block_count());
     let RecordKind::Extent { slice_crcs, units, .. } = &header.kind else { return };
-    report.slices += slice_crcs.len() as u64;
+    report.contents.slices += slice_crcs.len() as u64;
     if let Some(units) = units {
         let read = &mut |offset: u64, len: usize| {
             let bytes = usize::try_from(offset).ok().and_then(|at| pack.get(at..at + len));

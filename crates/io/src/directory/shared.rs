@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::direct_io::{self, DirectIoTrial};
@@ -46,7 +46,7 @@ pub struct FolderEntry {
 #[derive(Debug)]
 pub struct SharedDirectory {
     path: PathBuf,
-    directory: OwnedFd,
+    pub(super) directory: OwnedFd,
     /// Alignment of memory that direct I/O requires; `None` without direct I/O.
     direct: Option<usize>,
     open_files: OpenFiles,
@@ -260,7 +260,7 @@ impl SharedDirectory {
             .folder(folder)
             .and_then(|directory| stat_at(directory, name))
             .map_err(|errno| IoError::os("stat", label, errno))?;
-        self.time_since(&written)
+        Ok(self.now()?.saturating_sub(modified(&written)))
     }
 
     /// The time since a file appeared in a folder or was removed from it, where the file system notes that, or since
@@ -273,7 +273,7 @@ impl SharedDirectory {
         check_visible(folder);
         let changed =
             stat_at(&self.directory, folder).map_err(|errno| IoError::os("stat", folder, errno))?;
-        self.time_since(&changed)
+        Ok(self.now()?.saturating_sub(modified(&changed)))
     }
 
     /// The present time of the file system, since 1970. The clock is that of [`Self::age`].
@@ -286,10 +286,6 @@ impl SharedDirectory {
         let now = rustix::fs::fstat(temporary.descriptor())
             .map_err(|errno| IoError::os("stat", "a temporary file", errno))?;
         Ok(modified(&now))
-    }
-
-    fn time_since(&self, earlier: &Stat) -> Result<Duration, IoError> {
-        Ok(self.now()?.saturating_sub(modified(earlier)))
     }
 
     /// Space of the file system.

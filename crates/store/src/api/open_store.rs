@@ -94,7 +94,7 @@ impl OpenStore {
             index: engine.index_care.stats(),
             log: engine.log.stats().view(),
             far: engine.far.as_ref().map(|far| {
-                let notes = engine.removal_notes.as_ref();
+                let notes = engine.front.removal_notes.as_ref();
                 let pending_removals = notes.map_or(0, |notes| notes.pending_count());
                 FarStats { pending_removals, ..far.stats() }
             }),

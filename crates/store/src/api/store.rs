@@ -289,7 +289,7 @@ impl Store {
     }
 
     /// Removes blocks (all of the namespace if `hashes` is `None`) for good: they stay gone after the next open, and on
-    /// all hosts that share a far location. Returns how many were there. An empty list removes nothing.
+    /// all hosts that share a far location. Returns how many were there.
     ///
     /// ```
     /// use dalsegno_store::{ChainHash, Terms};
@@ -305,11 +305,8 @@ impl Store {
     ///
     /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable, or not in time. Work under way
     /// then still completes. Even so the blocks are gone until the store is closed: immediately, or with an on-disk
-    /// index when the device has responded.
-    ///
-    /// `Unavailable` also if the removal is durable here and the far location failed, or did not respond in time. Then
-    /// it is published later, also by a later open. Without a far location, a store that had one before keeps the
-    /// removal for the next open that has one.
+    /// index when the device has responded. `Unavailable` also if the removal is durable here, and only the far location
+    /// failed or did not respond in time. Then it is published later, also by a later open.
     pub fn remove(
         &self,
         namespace: NamespaceId,

@@ -180,7 +180,7 @@ fn relocate(
         let mark = engine.front.removals.mark();
         let kept: BTreeSet<ExtentId> = kept.iter().map(|extent| extent.id).collect();
         let evicted = by_id.values().filter(|extent| !kept.contains(&extent.id));
-        evicted.for_each(|extent| far.demote(engine, extent, mark));
+        evicted.for_each(|extent| far.demote((&engine.log, &engine.front.removals), extent, mark));
     }
     Ok(())
 }

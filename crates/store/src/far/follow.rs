@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
 
 use crate::background::helper::{Duty, NoTask};
@@ -20,7 +20,6 @@ use crate::engine::Engine;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::stats::add;
-use crate::write::remove::all_namespaces;
 
 /// How often others' lists and catalogs are looked for.
 const POLL: Duration = Duration::from_secs(2);
@@ -220,4 +219,19 @@ impl RemovalsHere {
             tracing::debug!(%error, "removals are applied again at the next open");
         }
     }
+}
+
+/// The namespaces of which the store has blocks, or may get some.
+fn all_namespaces(engine: &Engine) -> BTreeSet<NamespaceId> {
+    let mut all: BTreeSet<NamespaceId> =
+        engine.namespaces.list().iter().map(Namespace::id).collect();
+    // The description of a namespace may be lost.
+    let mut from = NamespaceId::default();
+    while let Some(extent) = engine.index.scan((from, ChainHash::default(), 0), 1).first() {
+        all.insert(extent.namespace);
+        let next = u128::from_be_bytes(extent.namespace.0).checked_add(1);
+        let Some(next) = next else { break };
+        from = NamespaceId(next.to_be_bytes());
+    }
+    all
 }

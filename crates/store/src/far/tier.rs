@@ -16,22 +16,22 @@ use dalsegno_core::{
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
     BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Polled, Publisher,
-    PublisherOptions, Refused, Removal, Tier, WriterId,
+    PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
-use dalsegno_log::{Call, Cause};
+use dalsegno_log::{Call, Cause, Log};
 use parking_lot::Mutex;
 
 use crate::block_key::BlockKey;
 use crate::device::WatchedSource;
-use crate::engine::Engine;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::removal_notes::RemovalNotes;
+use crate::far::reoffers::Reoffers;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
-use crate::write::recent_removals::RemovalMark;
+use crate::write::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Memory of the index: 8 million blocks.
 const INDEX_BYTES: u64 = 256 << 20;
@@ -75,12 +75,13 @@ pub(crate) struct FarTier {
     pub(super) source: Arc<WatchedSource>,
     pub(crate) publisher: Mutex<Publisher>,
     reader: FarReader,
-    waiting: Mutex<VecDeque<WaitingExtent>>,
+    waiting: Mutex<VecDeque<OfferedExtent>>,
+    reoffers: Reoffers,
     pub(super) promotions: Promotions,
     pub(super) prefetches: Prefetches,
     times: Arc<RequestTimes>,
     /// Its counters are copied here, so that reading them does not wait for the location.
-    pub(super) published: Mutex<dalsegno_far::PublisherStats>,
+    published: Mutex<dalsegno_far::PublisherStats>,
     pub(super) counters: FarCounters,
     /// The object that was found last that cannot be used, and why.
     newest_bad: Mutex<Option<String>>,
@@ -102,7 +103,7 @@ pub(super) struct FarCounters {
 
 /// An extent that waits to be written.
 #[derive(Debug)]
-pub(super) struct WaitingExtent {
+pub(super) struct OfferedExtent {
     pub(super) extent: Extent,
     /// From before its blocks were put, or found.
     pub(super) mark: RemovalMark,
@@ -157,6 +158,7 @@ impl FarTier {
             publisher: Mutex::new(publisher),
             reader,
             waiting: Mutex::default(),
+            reoffers: Reoffers::default(),
             promotions: Promotions::default(),
             prefetches: Prefetches::new(if admits { limits.dram_bytes } else { 0 }),
             times,
@@ -178,7 +180,7 @@ impl FarTier {
 
     /// Whether reads are refused because the location does not respond, or has not responded yet.
     pub(crate) fn is_suspended(&self) -> bool {
-        !self.tier.facts().is_open || self.source.is_suspended()
+        self.tier.facts().state != TierState::Open || self.source.is_suspended()
     }
 
     /// Plans to read blocks.
@@ -241,40 +243,50 @@ impl FarTier {
         self.prefetches.note_use(key);
     }
 
-    /// Queues an extent of the log to be written, for the reason `why`. `mark` is from before its blocks were put, or
-    /// found.
+    /// Queues an extent of the log to be written, for the reason `why`. One that is put again is written even so if
+    /// publishing failed since it was put. `mark` is from before its blocks were put, or found.
     pub(crate) fn offer(&self, extent: &Extent, mark: RemovalMark, why: FarWrite) {
-        if self.write != why {
+        let failed = || {
+            (self.write, why) == (FarWrite::Put, FarWrite::SecondPut)
+                && self.reoffers.take(extent.id)
+                && !self.has_all(extent)
+        };
+        if self.write != why && !failed() {
             return;
         }
         let mut waiting = self.waiting.lock();
         if waiting.len() < MOST_WAITING {
-            waiting.push_back(WaitingExtent { extent: extent.clone(), mark });
+            waiting.push_back(OfferedExtent { extent: extent.clone(), mark });
         } else {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// Copies an extent that is about to be evicted to a pack, if that can be done immediately.
-    pub(crate) fn demote(&self, engine: &Engine, extent: &Extent, mark: RemovalMark) {
+    pub(crate) fn demote(
+        &self,
+        (log, removals): (&Log, &RecentRemovals),
+        extent: &Extent,
+        mark: RemovalMark,
+    ) {
         if self.write != FarWrite::Evict || self.has_all(extent) {
             return;
         }
         let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
-        let added =
-            publisher.map(|mut publisher| add_to_pack(&mut publisher, engine, extent, mark));
+        let added = publisher
+            .map(|mut publisher| add_to_pack(&mut publisher, (log, removals), extent, mark));
         if added != Some(Ok(())) {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
         }
     }
 
     /// The next extent to be written.
-    pub(super) fn next_waiting(&self) -> Option<WaitingExtent> {
+    pub(super) fn next_waiting(&self) -> Option<OfferedExtent> {
         self.waiting.lock().pop_front()
     }
 
     /// Puts an extent back that could not be written yet.
-    pub(super) fn put_back(&self, extent: WaitingExtent) {
+    pub(super) fn put_back(&self, extent: OfferedExtent) {
         self.waiting.lock().push_front(extent);
     }
 
@@ -301,6 +313,14 @@ impl FarTier {
             newest.map(|BadObject { name, reason }| format!("{name}: {reason}"));
     }
 
+    /// Notes what became of publishing, for [`Self::stats`] and for extents that are put again.
+    pub(super) fn note_published(&self, stats: dalsegno_far::PublisherStats) {
+        *self.published.lock() = stats;
+        let dropped = self.counters.dropped_blocks.load(Ordering::Relaxed);
+        let failures = stats.failed_blocks + dropped + self.tier.facts().reopened;
+        self.reoffers.note_failures(failures);
+    }
+
     /// Drops the extents that still wait when the store is closed.
     pub(super) fn drop_waiting(&self) {
         let left: usize = self.waiting.lock().drain(..).map(|one| one.extent.hashes.len()).sum();
@@ -315,12 +335,17 @@ impl FarTier {
     /// All counters.
     pub(crate) fn stats(&self) -> FarStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let index = self.index.view();
+        let (facts, index) = (self.tier.facts(), self.index.view());
         let (suspensions, refused_requests) = self.source.counts();
         let transfers = self.reader.stats();
         let prefetches = self.prefetches.counts();
         FarStats {
-            reads: if self.is_suspended() { "suspended" } else { "working" },
+            reads: match facts.state {
+                TierState::Away => "away",
+                _ if self.is_suspended() => "suspended",
+                _ => "working",
+            },
+            reopened: facts.reopened,
             suspensions,
             refused_requests,
             packs: index.packs,
@@ -359,17 +384,15 @@ impl FarTier {
 /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
 pub(super) fn add_to_pack(
     publisher: &mut Publisher,
-    engine: &Engine,
+    (log, removals): (&Log, &RecentRemovals),
     extent: &Extent,
     mark: RemovalMark,
 ) -> Result<(), Refused> {
-    let log = &engine.log;
     let gone = Refused::Unread(Cause::Recycled);
     if !publisher.is_described(extent.namespace) {
         return Err(gone);
     }
     let of_log = log.removals().removed_since(extent.namespace, extent.born, &extent.hashes);
-    let removals = &engine.front.removals;
     let of_process = removals.removed_since(mark, extent.namespace, &extent.hashes);
     if !of_log.is_empty() || !of_process.is_empty() {
         return Err(gone);

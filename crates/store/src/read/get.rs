@@ -1,14 +1,15 @@
 //! Getting blocks, whole or by layer.
 //!
-//! 1. DRAM is read first, then the log. A block counts as a hit only after every slice was verified.
+//! 1. The index is asked first. DRAM serves the blocks that it holds, then the log is read. A block counts as a hit
+//!    only after every slice was verified.
 //! 2. A block with a bad slice is a miss. It is quarantined immediately, so no call reads it again. Its neighbours
 //!    stay.
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
 //! 4. A block that DRAM admits is read into its place there, and copied to the caller as it arrives. No call waits for
 //!    a read into a place that outlives it, so a deadline needs no staging buffer.
 //! 5. The far tier is read while the log is, and then for what the log could not return if the call has time left.
-//! 6. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
-//!    lookup and read.
+//! 6. A block is looked up once, for DRAM and the log together. It is looked up again only if its segment was recycled
+//!    between lookup and read, or when it enters DRAM: then DRAM drops it if it was removed meanwhile.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -71,8 +72,7 @@ impl<'a> Get<'a> {
     ) -> Self {
         let outcomes = vec![Outcome::Absent; chain.len()];
         let wait = engine.wait_limit(call);
-        let (placed, leased) = (HashMap::new(), Vec::new());
-        let mark = engine.front.removals.mark();
+        let (placed, leased, mark) = (HashMap::new(), Vec::new(), engine.front.removals.mark());
         Self { engine, namespace, chain, layers, call, wait, mark, placed, outcomes, leased }
     }
 
@@ -82,9 +82,8 @@ impl<'a> Get<'a> {
             self.leased.resize(out.len(), None);
         }
         // DRAM holds only blocks that one of the indexes knows.
-        let found =
+        let Whereabouts { near, mut far } =
             Whereabouts::find(self.engine, self.namespace.id(), self.chain, scope, self.wait);
-        let Whereabouts { near, mut far } = found;
         note_use(self.engine.index.as_ref(), &near, self.engine.log.segments().round(), self.wait);
         let began = self.engine.clock.now();
         self.take_dram(&near, &mut out);
@@ -249,8 +248,7 @@ impl<'a> Get<'a> {
 
     /// Bytes of the wanted layers of a block.
     fn block_bytes(&self) -> usize {
-        let layers = (self.layers.end - self.layers.start) as usize;
-        layers * self.namespace.layout().slice_bytes() as usize
+        self.layers.len() * self.namespace.layout().slice_bytes() as usize
     }
 
     fn note_speed(&self, tier: BlockTier, blocks: usize, took: Duration) {

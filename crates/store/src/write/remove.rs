@@ -8,7 +8,6 @@
 //! 4. The lane of records writes and syncs the tombstone, so that a slow sync does not delay a put that needs space
 //!    (`background/space.rs`).
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -88,7 +87,7 @@ impl Remover<'_> {
         parts: usize,
     ) -> Result<Option<Arc<OwnRemoval>>> {
         let RemovalOrigin::Caller(_) = self.origin else { return Ok(None) };
-        let Some(notes) = &self.engine.removal_notes else { return Ok(None) };
+        let Some(notes) = &self.engine.front.removal_notes else { return Ok(None) };
         let own = notes.begin(namespace, hashes, parts)?;
         if let Some(far) = &self.engine.far {
             far.remove(&Removal { id: own.id(), namespace, hashes: hashes.to_vec() });
@@ -98,7 +97,7 @@ impl Remover<'_> {
 
     /// Stores that a removal is pending, and waits until it is published.
     fn publish(&self, own: Arc<OwnRemoval>, is_removed: bool, call: &Call) -> Result<()> {
-        let Some(notes) = self.engine.removal_notes.clone() else { return Ok(()) };
+        let Some(notes) = self.engine.front.removal_notes.clone() else { return Ok(()) };
         let RemovalOrigin::Caller(lanes) = self.origin else { return Ok(()) };
         let id = own.id();
         // From here on it counts as applied, if all of its parts are durable.
@@ -176,9 +175,13 @@ impl Remover<'_> {
         };
         let (space, job_engine) = (Arc::clone(self.space), Arc::clone(engine));
         let record = move || {
+            // All of it, not only its number: the announcement lasts until this job has ended, not its caller.
+            let announced = announced;
             space.run_blocking(&Call::background(), prepare)?;
             finish(&job_engine, announced.number)?;
-            own.iter().for_each(|own| own.part_done());
+            if let Some(own) = &own {
+                own.part_done();
+            }
             Ok(())
         };
         self.records.run_blocking(call, engine.clock.as_ref(), record).map_err(to_error)?;
@@ -218,21 +221,6 @@ fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u6
     }
     add(&engine.counters.removed_blocks, removed.blocks);
     removed.blocks
-}
-
-/// The namespaces of which the store has blocks, or may get some.
-pub(crate) fn all_namespaces(engine: &Engine) -> BTreeSet<NamespaceId> {
-    let mut all: BTreeSet<NamespaceId> =
-        engine.namespaces.list().iter().map(|namespace| namespace.id()).collect();
-    // The description of a namespace may be lost.
-    let mut from = NamespaceId::default();
-    while let Some(extent) = engine.index.scan((from, ChainHash::default(), 0), 1).first() {
-        all.insert(extent.namespace);
-        let next = u128::from_be_bytes(extent.namespace.0).checked_add(1);
-        let Some(next) = next else { break };
-        from = NamespaceId(next.to_be_bytes());
-    }
-    all
 }
 
 /// Why a removal is not published.

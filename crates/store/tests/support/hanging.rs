@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
-use dalsegno_core::SpaceFacts;
+use dalsegno_core::{Clock, SpaceFacts};
 use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
     OpenMode, Opened, Operation, Request, Source, Space, SystemClock,
@@ -154,10 +154,19 @@ pub(crate) fn hanging_with(
     config: &Config,
     tiers: Tiers,
 ) -> (Arc<Hanging>, Store, BufferPool) {
+    hanging_by(Arc::new(SystemClock::new()), dir, config, tiers)
+}
+
+/// The same, by another clock.
+pub(crate) fn hanging_by(
+    clock: Arc<dyn Clock>,
+    dir: &Path,
+    config: &Config,
+    tiers: Tiers,
+) -> (Arc<Hanging>, Store, BufferPool) {
     let facts = SpaceFacts { free_bytes: 1 << 30, own_bytes: 0, existing_segment_bytes: None };
     let limits = config.validate(facts).unwrap();
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes).unwrap();
-    let clock = Arc::new(SystemClock::new());
     let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
     let files = LocalDirectory::open(dir, options, &pool, clock.clone()).unwrap();
     let (hung, changed, kept) = (Mutex::new(Hung::Nothing), Condvar::new(), Mutex::default());
