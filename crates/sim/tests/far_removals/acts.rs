@@ -292,11 +292,13 @@ impl World {
             let state = self.hosts[host].lock();
             (state.tier.fired(), state.directory.device.faults_fired())
         };
-        let mut published = self.model.lock().published();
-        if self.hosts[host].lock().directory.polled.is_none() {
-            // A store that never learnt the location's time cannot know that it was away for too long.
-            let expired = self.expired();
-            published.retain(|number| !expired.contains(number));
+        let (mut published, expired) = (self.model.lock().published(), self.expired());
+        {
+            let directory = &mut self.hosts[host].lock().directory;
+            if directory.polled.is_none() {
+                directory.excused.extend(expired);
+            }
+            published.retain(|number| !directory.excused.contains(number));
         }
         let before = faults();
         let all = 0..self.model.lock().removals.len();
