@@ -128,7 +128,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
     }
     let new_store =
         dalsegno_io::random_bytes().map(StoreId).map_err(|error| unavailable(path, error))?;
-    let far = far.map(|location| open_far(location, &mut limits, &clock)).transpose()?;
+    let far = far.map(|location| open_far(&location, &mut limits, &clock)).transpose()?;
     Ok(Parts {
         device: Arc::new(device),
         clock,
