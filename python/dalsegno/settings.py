@@ -19,11 +19,14 @@ def merged(given: Mapping[str, object]) -> dict[str, object]:
         given: Settings by name; those that are ``None`` count as not given.
 
     Raises:
-        InvalidError: The file cannot be read, or a value is neither a finite number nor text.
+        InvalidError: The file cannot be read, a value is neither a finite number nor text, or
+            `far` is no path.
     """
     settings = {**_of_file(), **{k: v for k, v in given.items() if v is not None}}
     for name, value in settings.items():
         _check(name, value)
+    if isinstance(far := settings.get("far"), str):
+        settings["far"] = str(local_path(far, "far"))
     return settings
 
 
@@ -40,7 +43,7 @@ def _of_file() -> Mapping[str, Any]:
     if not name:
         return {}
     try:
-        return tomllib.loads(local_path(name).read_text(encoding="utf-8"))
+        return tomllib.loads(local_path(name, "DALSEGNO_CONFIG").read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidError(
             f"DALSEGNO_CONFIG names {name}, which cannot be read: {error}"

@@ -108,7 +108,10 @@ class FarPublishedStats(TypedDict):
 class FarStats(TypedDict):
     """The far tier."""
 
-    reads: str  # gauge: ``"working"``, or ``"suspended"`` while the location does not respond
+    # gauge: ``"working"``; ``"suspended"`` while the location does not respond; ``"away"`` while
+    # its directory does not exist or its file system is not mounted
+    reads: str
+    reopened: int  # how often another directory was at the path than before, and was used from then
     suspensions: int  # how often reads were suspended
     refused_requests: int  # reads that were refused meanwhile
     packs: int  # gauge: packs of all stores that are indexed

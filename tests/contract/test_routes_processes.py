@@ -93,7 +93,6 @@ def has_nothing(session: Session, prompt: list[bytes]) -> None:
     session.clear()
 
 
-@pytest.mark.timeout(60)
 def test_a_directory_that_another_process_owns_is_a_miss_and_the_log_names_the_owner(
     place: Place,
 ) -> None:

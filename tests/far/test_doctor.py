@@ -14,7 +14,7 @@ from dalsegno_bench.shared_fs.kinds import KINDS
 from dalsegno_bench.shared_fs.mounts import SharedFs
 from dalsegno_bench.shared_fs.processes import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SECONDS, WAIT_S = 10, 200
 

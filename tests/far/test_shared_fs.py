@@ -25,7 +25,7 @@ from dalsegno_bench.shared_fs.processes import paused, until
 pytestmark = pytest.mark.slow
 
 # Within this time another node sees a new name.
-SEEN_S = 2.0
+SEEN_S = 30.0
 RECORD_BYTES = 64
 # Within this time the end of one node fails its calls, and lets those of another one go on. CephFS
 # keeps what a node held for 60 s, as it may only have lost its network.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from typing import Any
 
 from vllm.v1.kv_offload.config import (
@@ -12,7 +14,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 
-__all__ = ["offloading_config", "parallel_config"]
+__all__ = ["group_config", "offloading_config", "parallel_config"]
 
 
 def parallel_config(**changes: Any) -> OffloadingParallelConfig:
@@ -32,6 +34,18 @@ def parallel_config(**changes: Any) -> OffloadingParallelConfig:
     return OffloadingParallelConfig(**{**alone, **changes})
 
 
+def group_config(block_tokens: int, layers: tuple[str, ...], number: int) -> OffloadingGroupConfig:
+    """Returns vLLM's configuration of a KV-cache group.
+
+    Args:
+        block_tokens: Tokens of a block.
+        layers: Names of its layers.
+        number: Its number, for versions from 0.30 on.
+    """
+    values = (block_tokens, layers, number)
+    return OffloadingGroupConfig(*values[: len(dataclasses.fields(OffloadingGroupConfig))])
+
+
 def offloading_config(block_bytes: int, block_tokens: int, **changes: Any) -> OffloadingConfig:
     """Returns vLLM's configuration of offloading for a model of one layer on one process.
 
@@ -41,14 +55,17 @@ def offloading_config(block_bytes: int, block_tokens: int, **changes: Any) -> Of
         **changes: Fields of the configuration that differ.
     """
     values: dict[str, Any] = {
-        "groups": (OffloadingGroupConfig(block_tokens, ("layer0",), 0),),
+        "groups": (group_config(block_tokens, ("layer0",), 0),),
         "worker_kv_bytes_per_block": block_bytes,
         "enable_kv_cache_events": False,
         "extra_config": {"cpu_bytes_to_use": block_bytes},
-        "engine_id": "rig",
+        "engine_id": f"rig-{os.getpid()}",
         "model": OffloadingModelConfig("model", "float32"),
         "cache": OffloadingCacheConfig(block_tokens, 1),
         "parallel": parallel_config(),
         "kv_cache_layout": "LBHNC",
     }
-    return OffloadingConfig(**{**values, **changes})
+    # Older versions of vLLM lack some of the fields.
+    known = {one.name for one in dataclasses.fields(OffloadingConfig)}
+    given = {**values, **changes}
+    return OffloadingConfig(**{name: value for name, value in given.items() if name in known})

@@ -95,6 +95,9 @@ pub struct Config {
     pub namespaces: Option<u32>,
     /// A directory of a shared file system, where the stores of many hosts share blocks. Default: none.
     pub far: Option<String>,
+    /// A folder of `far` that is used in its place, and created if it is missing. Only a server sets it, for a tenant.
+    #[serde(skip)]
+    pub far_folder: Option<String>,
     /// Most bytes that this store has there, with what its earlier opens wrote. Default: a tenth of the file system.
     #[serde(deserialize_with = "optional_bytes")]
     pub far_capacity: Option<u64>,

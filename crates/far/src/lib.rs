@@ -47,6 +47,6 @@ pub use removal::{Applied, Removal, RemovalId};
 pub use replies::wait_for;
 pub use signs::{DEAD_AFTER, SILENT_AFTER, WATCHED};
 pub use tier::{
-    Ask, DirectoryTier, DirectoryTierOptions, Listed, MemoryLocation, MemoryTier, Reply, StopMode,
-    Tier, TierFacts,
+    Ask, DirectoryTier, DirectoryTierOptions, Listed, LocationError, LocationPath, MemoryLocation,
+    MemoryTier, Reply, StopMode, Tier, TierFacts, TierState,
 };

@@ -36,13 +36,18 @@ pub(crate) struct OwnFolder {
     bytes: u64,
     /// Packs that are to be removed.
     leaving: BTreeSet<u64>,
-    described: BTreeSet<NamespaceId>,
+    /// The descriptions that were published, to publish them in another directory, too.
+    described: BTreeMap<NamespaceId, Vec<u8>>,
     /// The number of the last beat.
     beat: u64,
     /// Beats that may be there.
     beats: BTreeSet<u64>,
     /// The newest beat that certainly was there.
     shown: Option<u64>,
+    /// How often the location was another directory when it was looked at last.
+    reopened: u64,
+    /// Whether a pack or a description may have been on its way to a directory that is not there any more.
+    may_have_lost: bool,
 }
 
 impl OwnFolder {
@@ -61,10 +66,12 @@ impl OwnFolder {
             packs: BTreeMap::new(),
             bytes: 0,
             leaving: BTreeSet::new(),
-            described: BTreeSet::new(),
+            described: BTreeMap::new(),
             beat: 0,
             beats: BTreeSet::new(),
             shown: None,
+            reopened: 0,
+            may_have_lost: false,
         }
     }
 
@@ -85,7 +92,7 @@ impl OwnFolder {
     }
 
     pub(crate) fn is_described(&self, namespace: NamespaceId) -> bool {
-        self.described.contains(&namespace)
+        self.described.contains_key(&namespace)
     }
 
     pub(crate) fn has_descriptions(&self) -> bool {
@@ -98,20 +105,56 @@ impl OwnFolder {
         namespace: NamespaceId,
         sector: &[u8],
     ) -> Result<(), IoError> {
-        if !self.described.contains(&namespace) {
-            let bytes = vec![Memory::owned(sector.to_vec(), ())];
-            match self.publish(Object::Namespace(namespace), bytes) {
-                // An earlier call took too long, and completed.
-                Err(error) if error.is_exists() => {}
-                published => published?,
-            }
-            self.described.insert(namespace);
+        self.follow_location()?;
+        if !self.described.contains_key(&namespace) {
+            self.publish_description(namespace, sector)?;
+            self.described.insert(namespace, sector.to_vec());
         }
+        Ok(())
+    }
+
+    fn publish_description(&self, namespace: NamespaceId, sector: &[u8]) -> Result<(), IoError> {
+        let bytes = vec![Memory::owned(sector.to_vec(), ())];
+        match self.publish(Object::Namespace(namespace), bytes) {
+            // An earlier call took too long, and completed.
+            Err(error) if error.is_exists() => Ok(()),
+            published => published,
+        }
+    }
+
+    /// Finds out what is in the folder if the location is another directory than before, and describes the namespaces
+    /// there. Their packs may be on their way.
+    fn follow_location(&mut self) -> Result<(), IoError> {
+        let reopened = self.tier.facts().reopened;
+        if reopened == self.reopened {
+            return Ok(());
+        }
+        let described = self.described.clone();
+        let forgotten = self.forget_gone()?;
+        let published = described
+            .iter()
+            .try_for_each(|(namespace, sector)| self.publish_description(*namespace, sector));
+        self.described = described;
+        published?;
+        self.beats.clear();
+        self.shown = None;
+        self.reopened = reopened;
+        self.may_have_lost = true;
+        tracing::warn!(
+            writer = %self.writer,
+            forgotten,
+            "the far directory is another one; packs that are not in it are forgotten"
+        );
         Ok(())
     }
 
     /// Shows that this writer runs, and looks whether the sign before is still there.
     pub(crate) fn beat(&mut self) -> Result<(), IoError> {
+        self.follow_location()?;
+        if self.may_have_lost {
+            self.forget_gone()?;
+            self.may_have_lost = false;
+        }
         if let Some(shown) = self.shown.take() {
             if self.is_gone(Object::Beat(shown))? {
                 self.forget_collected()?;
@@ -147,6 +190,7 @@ impl OwnFolder {
 
     /// Removes the packs that are to leave.
     pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
+        self.follow_location()?;
         while let Some(number) = self.leaving.first().copied() {
             self.remove(Object::Pack(number))?;
             self.remove(Object::Catalog(number))?;
@@ -157,20 +201,26 @@ impl OwnFolder {
 
     /// Forgets what others removed from the folder.
     fn forget_collected(&mut self) -> Result<(), IoError> {
+        let packs = self.forget_gone()?;
+        tracing::warn!(
+            writer = %self.writer,
+            packs,
+            "other stores removed packs of this one, because it gave no sign of life for a day"
+        );
+        Ok(())
+    }
+
+    /// Forgets the packs and descriptions that are not in the folder. Returns how many packs.
+    fn forget_gone(&mut self) -> Result<usize, IoError> {
         let listed = self.ask(|tier, ask| tier.list(self.writer, None, ask))?;
         let is_there = |object| listed.binary_search_by_key(&object, |one| one.object).is_ok();
         let gone: Vec<u64> =
             self.packs.keys().copied().filter(|number| !is_there(Object::Pack(*number))).collect();
-        self.described.retain(|namespace| is_there(Object::Namespace(*namespace)));
-        tracing::warn!(
-            writer = %self.writer,
-            packs = gone.len(),
-            "other stores removed packs of this one, because it gave no sign of life for a day"
-        );
-        for number in gone {
-            self.forget(number);
+        self.described.retain(|namespace, _| is_there(Object::Namespace(*namespace)));
+        for number in &gone {
+            self.forget(*number);
         }
-        Ok(())
+        Ok(gone.len())
     }
 
     /// Forgets a pack, so that no block is found in it.

@@ -113,15 +113,17 @@ impl OwnLists {
     }
 
     /// Whether the next list begins without the entries of the newest one, which stays. Entries that have expired leave
-    /// before.
+    /// before. If it is not known whether a pack needs them, the newest list stays with them: another store may have
+    /// removed it, and published again they would be new to stores that have forgotten them.
     fn begins_list(&mut self) -> bool {
         let now = self.clock.now();
         let is_old = |one: &PublishedRemoval| now.since(one.since) >= LIST_EXPIRES;
         if self.published.iter().any(is_old) {
             let known = self.index.known();
-            if known.is_fresh(now) {
-                self.published.retain(|one| !is_old(one) || known.needs(&[one.removal.id]));
+            if !known.is_fresh(now) {
+                return true;
             }
+            self.published.retain(|one| !is_old(one) || known.needs(&[one.removal.id]));
         }
         let bytes: usize =
             self.published.iter().map(|one| RemovalList::entry_bytes(&one.removal)).sum();
@@ -206,4 +208,43 @@ fn widened(removal: &Removal) -> Removal {
         return removal.clone();
     }
     Removal { hashes: Vec::new(), ..*removal }
+}
+
+#[cfg(test)]
+mod tests {
+    use dalsegno_core::{ChainHash, ManualClock, NamespaceId, StoreId};
+
+    use super::*;
+    use crate::tier::MemoryLocation;
+
+    #[test]
+    fn regression_a_list_does_not_repeat_removals_that_may_have_expired() {
+        let manual = Arc::new(ManualClock::default());
+        let clock = Arc::clone(&manual) as Arc<dyn Clock>;
+        let location = MemoryLocation::new(Arc::clone(&clock));
+        let tier: Arc<dyn Tier> = Arc::new(location.mount());
+        let by = WriterId { store: StoreId([1; 16]), open: 1 };
+        let (index, of_clock) = (Arc::new(FarIndex::new(1 << 20)), Arc::clone(&clock));
+        let mut lists = OwnLists::new(Arc::clone(&tier), index, of_clock, by);
+        let removal = |number| {
+            let (id, namespace) = (RemovalId { by, number }, NamespaceId([1; 16]));
+            Removal { id, namespace, hashes: vec![ChainHash([2; 32])] }
+        };
+        lists.publish(&[removal(1)]).unwrap();
+        manual.advance(LIST_EXPIRES);
+        lists.publish(&[removal(2)]).unwrap();
+        manual.advance(SUPERSEDED_FOR);
+        lists.remove_superseded().unwrap();
+        let ids = |number| {
+            let name = by.object(Object::Removals(number));
+            let bytes = wait_for(&clock, CALL_LIMIT, |ask| tier.fetch(name, MAX_LIST_BYTES, ask));
+            let list = RemovalList::decode(&bytes.unwrap()).unwrap();
+            list.removals.iter().map(|one| one.id.number).collect::<Vec<u64>>()
+        };
+        assert_eq!(
+            [ids(1), ids(2)],
+            [vec![1], vec![2]],
+            "the first list stays until it is collected"
+        );
+    }
 }

@@ -170,7 +170,7 @@ fn examined(fault: Fault) -> DoctorReport {
         time: Duration::from_millis(600),
     };
     let found = examine(&options, &|_| false).unwrap();
-    assert_eq!(found.left_behind, 0);
+    assert_eq!(found.traces.left_behind, 0);
     let left = common::call(|ask| location.mount().list(options.writer, None, ask)).unwrap();
     assert_eq!(left, Vec::new());
     found

@@ -136,12 +136,29 @@ impl IoError {
         self.is_one_of(&[libc::ENOENT])
     }
 
-    /// Whether the name can never be read by this process as a file of the allowed size: it belongs to another user, is
-    /// a directory or a link, or is too large (`EACCES`, `EPERM`, `EISDIR`, `ENOTDIR`, `ELOOP`, `EINVAL`, `EFBIG`).
+    /// Whether this process may not do that (`EACCES`, `EPERM`).
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.is_one_of(&[libc::EACCES, libc::EPERM])
+    }
+
+    /// Whether the name is that of a directory, a link or something else that is no regular file (`EISDIR`, `ENOTDIR`,
+    /// `ELOOP`, and `EINVAL`, which this crate returns before it opens one).
+    #[must_use]
+    pub fn is_not_regular(&self) -> bool {
+        self.is_one_of(&[libc::EISDIR, libc::ENOTDIR, libc::ELOOP, libc::EINVAL])
+    }
+
+    /// Whether a path leads to something that is no directory, or through it (`ENOTDIR`).
+    #[must_use]
+    pub fn is_not_directory(&self) -> bool {
+        self.is_one_of(&[libc::ENOTDIR])
+    }
+
+    /// Whether this process can never read the name as a file of the allowed size, while other names can be read.
     #[must_use]
     pub fn is_of_object(&self) -> bool {
-        let numbers = [libc::EACCES, libc::EPERM, libc::EISDIR, libc::ENOTDIR, libc::ELOOP];
-        self.is_one_of(&numbers) || self.is_one_of(&[libc::EINVAL, libc::EFBIG])
+        self.is_denied() || self.is_not_regular() || self.is_too_large()
     }
 
     /// Whether the arguments do not suit the file or its file system (`EINVAL`).

@@ -23,8 +23,8 @@ pub use channel::{Channel, ChannelError, Frame, Listener, Peer};
 pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
-    DirectoryLock, DirectoryNames, DirectoryOptions, FolderEntry, LocalDirectory, LockError,
-    SharedDirectory,
+    DirectoryLock, DirectoryNames, DirectoryOptions, DirectoryPlace, FolderEntry, LocalDirectory,
+    LockError, MountId, SharedDirectory, is_within, mount_below, nearest_with_file,
 };
 pub use engine::CallRing;
 pub use error::IoError;

@@ -168,6 +168,21 @@ fn missing_directories_are_created_for_their_owner_only() {
     assert!(error.is_exists(), "{error}");
 }
 
+#[test]
+fn created_directories_are_removed_as_far_as_they_are_empty() {
+    let parent = tempfile::tempdir().unwrap();
+    let (a, b) = (parent.path().join("a"), parent.path().join("a").join("b"));
+    let created = LocalDirectory::create_dir(&b).unwrap();
+    assert_eq!(created, [b.clone(), a.clone()]);
+    assert!(LocalDirectory::create_dir(&b).unwrap().is_empty());
+    std::fs::File::create(a.join("file")).unwrap();
+    LocalDirectory::remove_created(&created);
+    assert!(!b.exists() && a.join("file").exists());
+    std::fs::remove_file(a.join("file")).unwrap();
+    LocalDirectory::remove_created(std::slice::from_ref(&a));
+    assert!(!a.exists() && parent.path().exists());
+}
+
 fn open_with_both_engines(path: &Path, pool: &BufferPool) -> Vec<LocalDirectory> {
     [EngineChoice::Auto, EngineChoice::Psync]
         .map(|engine| open(path, DirectoryOptions { engine, ..DirectoryOptions::default() }, pool))

@@ -84,8 +84,11 @@ fn start(
     };
     let pool = Pool::open(path, &config, backing(None))?;
     let open = |(name, uids): TenantUsers| {
-        let folder = path.join("tenants").join(&name);
-        let pool = Pool::open(&folder, &config, backing(Some(&name)))?;
+        let folder = Path::new("tenants").join(&name);
+        // No tenant may read or remove blocks of another one, so each has a far directory of its own, too.
+        let far_folder = config.far.as_ref().map(|_| folder.display().to_string());
+        let config = Config { far_folder, ..config.clone() };
+        let pool = Pool::open(&path.join(&folder), &config, backing(Some(&name)))?;
         Ok(Tenant { name, uids, pool })
     };
     let tenants = tenants.into_iter().map(open).collect::<Result<_>>()?;

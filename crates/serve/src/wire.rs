@@ -27,16 +27,18 @@ const HASH_BYTES: usize = ChainHash::BYTES;
 const ROW_BYTES: usize = 12;
 const REMOVAL_BYTES: usize = NamespaceId::BYTES + ChainHash::BYTES;
 
-/// What a client asks. A request whose answer is not said to be another is answered by [`Reply::Done`].
+/// What a client asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// The first message of a connection. Answer: [`Reply::Welcome`].
     Hello { version: u32 },
-    /// Makes a namespace known; its codec, if one was given, by name and bytes of a number.
+    /// Makes a namespace known; its codec, if one was given, by name and bytes of a number. Answer:
+    /// [`Reply::Done`].
     Register { encoding: Vec<u8>, codec: Option<(String, u32)> },
     /// The namespaces behind the first `skip`, by their ids. Answer: [`Reply::Namespaces`].
     Namespaces { skip: u32 },
-    /// The tail has the hashes. Answer: [`Reply::Count`], or [`Reply::Flags`] for those about each block.
+    /// The tail has the hashes. Answer: [`Reply::Count`], [`Reply::Flags`] for those about each block, or
+    /// [`Reply::Located`] for [`Look::Locate`].
     Look { namespace: NamespaceBytes, how: Look },
     /// Finds blocks, to copy them. The tail has the hashes. Answer: [`Reply::Acquired`].
     Acquire { namespace: NamespaceBytes, each: bool, timeout_ns: Option<u64> },
@@ -44,7 +46,7 @@ pub(crate) enum Request {
     Lease { namespace: NamespaceBytes, timeout_ns: Option<u64> },
     /// Ends leases. There is no answer.
     Release { leases: Vec<u64> },
-    /// Hands over memory for puts; comes with a descriptor.
+    /// Hands over memory for puts; comes with a descriptor. Answer: [`Reply::Done`].
     Window,
     /// Puts `count` blocks that lie one after the other in the window from `offset` on, if the window still has this
     /// ticket when they were copied. The tail has the hashes of the chain. Answer: [`Reply::Put`].
@@ -60,7 +62,7 @@ pub(crate) enum Request {
     Remove { namespace: NamespaceBytes, all: bool, timeout_ns: Option<u64> },
     /// Answer: [`Reply::Stats`].
     Stats,
-    /// Starts to note removals. Answer: [`Reply::Count`], the number of the watch.
+    /// Starts to note removals for this connection. Answer: [`Reply::Done`].
     Watch { capacity: u64 },
     /// Takes noted removals of this connection's watch. Answer: [`Reply::Removals`].
     Take { limit: u32 },

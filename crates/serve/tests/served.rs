@@ -163,7 +163,7 @@ fn without_a_server_everything_is_a_miss_until_it_is_there() {
     let began = clock.now();
     assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 0);
     let waited = clock.now().since(began);
-    assert!(waited < Duration::from_millis(500), "{waited:?}");
+    assert!(waited < Duration::from_secs(20), "{waited:?}");
     drop(server);
     let _server = place.serve();
     support::wait_for("the client to connect again", || {

@@ -227,12 +227,16 @@ fn regression_a_get_looks_up_each_block_once() {
         let before = looked_up();
         let terms = Terms::default();
         if dram > 0 {
-            // The first blocks enter DRAM, which reads the index once more.
+            // The first blocks enter DRAM, which looks each of them up once more.
             assert_eq!(get(&store, ns, &chain[..10], 4096, &terms), 10);
+            let first = looked_up() - before;
+            assert!(first > 10 && first <= once + 10, "{first} lookups of ten blocks");
+            // DRAM serves them now, after a lookup.
             let before = looked_up();
             assert_eq!(get(&store, ns, &chain[..10], 4096, &terms), 10);
             let ten = looked_up() - before;
             assert!(ten > 0 && ten <= once, "{ten} lookups of ten blocks");
+            assert_eq!(ten + 10, first, "once more for each block that entered DRAM");
         } else {
             assert_eq!(get(&store, ns, &chain, 4096, &terms), 40);
             assert_eq!(looked_up() - before, once);

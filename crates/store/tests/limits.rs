@@ -130,7 +130,7 @@ fn a_ring_forbidden_while_in_use_costs_misses_but_no_time() {
         assert_eq!(report.outcomes, [Outcome::Lost(Cause::Device); BLOCKS]);
         assert!(!stored(&store, blocks, 2));
         drop(store);
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
         // Without the ring all blocks are there.
         let auto = Config { io_engine: EngineChoice::Auto, ..setup.config(16 << 20) };
         let store = Store::open(dir.path(), &auto).unwrap();

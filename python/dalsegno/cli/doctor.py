@@ -111,10 +111,25 @@ def _print(directory: Path, other: Path | None, found: dict[str, Any]) -> None:
                 for row in found["bandwidth"]
             ],
         )
+    _unreadable(found["unreadable"])
     print()
     for one in found["advice"]:
         print(f"{one['severity']}: {one['what']}\n  {one['action']}")
     print("safe" if found["is_safe"] else "unsafe")
+
+
+def _unreadable(found: dict[str, Any]) -> None:
+    """Prints the objects of stores that cannot be read."""
+    if found["objects"]:
+        print("\nobjects that cannot be read; stores skip them")
+        show.table(
+            ("file", "why", "what to do"),
+            [(one["file"], one["why"], one["action"]) for one in found["objects"]],
+        )
+        if found["more"]:
+            print(f"… {found['more']:,} more")
+    if not found["is_complete"]:
+        print("\nnot all objects of stores were tried; give more --seconds")
 
 
 def _ms(microseconds: int) -> str:

@@ -140,7 +140,10 @@ def _pair(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise InvalidError(f"--set {text} has no NAME=VALUE; for example --set durability=batch")
-    return name, int(value) if value.isdecimal() else value
+    if value.isdecimal():
+        return name, int(value)
+    # Seconds and other fractions, such as 0.5.
+    return name, float(value) if value.replace(".", "", 1).isdecimal() else value
 
 
 def _tenant(text: str) -> tuple[str, set[int]]:

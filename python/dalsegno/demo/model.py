@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dalsegno.integrations.common.cache_folder import cache_directory
 from dalsegno.paths import local_path
 
 NAME = "smollm2-135m-instruct"
@@ -39,9 +39,15 @@ class ModelError(RuntimeError):
 
 
 def default_folder() -> Path:
-    """Returns where the model is stored unless the caller names a folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "dalsegno" / "models" / NAME
+    """Returns where the model is stored unless the caller names a folder.
+
+    Raises:
+        ModelError: The user has no folder for caches.
+    """
+    cache = cache_directory()
+    if cache is None:
+        raise ModelError("neither XDG_CACHE_HOME nor a home directory is known; name a folder")
+    return cache / "models" / NAME
 
 
 def prepare(folder: Path | None = None, console: Console | None = None) -> Path:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("lmcache")
 
+from lmcache.v1.distributed import api
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 from tests.integration.lmcache.objects import (
     OBJECT_BYTES,
@@ -61,6 +62,19 @@ def test_importing_the_integration_imports_no_engine() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "DalsegnoL2Adapter needs LMCache 0.5.6" in said.stdout
+
+
+@pytest.mark.skipif(not hasattr(api, "MemoryTags"), reason="this LMCache asks for no memory tags")
+def test_objects_are_in_storage_which_is_remote_with_a_far_location(
+    make_adapter: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "far").mkdir()
+    for settings, residency in (({}, "LOCAL"), ({"far": str(tmp_path / "far")}, "REMOTE")):
+        adapter = make_adapter(**settings)
+        tags = adapter.get_memory_tags()
+        assert tags.segment is api.MemorySegment.STORAGE
+        assert tags.residency is api.MemoryResidency[residency]
+        adapter.close()
 
 
 def test_stored_objects_are_found_and_loaded_also_after_a_restart(make_adapter: Make) -> None:
@@ -243,6 +257,28 @@ def test_other_weights_and_salts_share_nothing(make_adapter: Make, tmp_path: Pat
     driver.adapter.close()
     (weights / "model.safetensors").write_bytes(b"two")
     assert Driver(make_adapter(model=str(weights))).lookup(ours) == [False] * 3
+
+
+def test_every_file_of_the_models_folder_separates_objects(
+    make_adapter: Make, tmp_path: Path
+) -> None:
+    ours, folder = keys(2), tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"one")
+    (folder / "README.md").write_text("one")
+    for name in ("config.json", "preprocessor_config.json", "modeling_own.py"):
+        (folder / name).write_text("one")
+        driver = Driver(make_adapter(model=str(folder)))
+        driver.store(ours, filled(ours))
+        driver.adapter.close()
+        (folder / "README.md").write_text(name)
+        driver = Driver(make_adapter(model=str(folder)))
+        assert driver.holds(ours) == [True] * 2
+        driver.adapter.close()
+        (folder / name).write_text("two")
+        driver = Driver(make_adapter(model=str(folder)))
+        assert driver.lookup(ours) == [False] * 2, name
+        driver.adapter.close()
 
 
 def test_objects_are_found_whatever_codec_stored_them(make_adapter: Make) -> None:

@@ -24,7 +24,7 @@ from tests.dose import long_dose
 from tests.integration.sglang import server as sglang_server
 from tests.integration.sglang.server import CONFIG, TAKE_OVER_S, Answer, Server
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 PAGE = 64
 PROMPT_TOKENS = 3000
 ANSWER_TOKENS = 16

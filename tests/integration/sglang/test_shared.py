@@ -15,7 +15,7 @@ from tests.integration.shared_store import SharedStore
 
 import dalsegno
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 PAGE = 64
 PROMPT_TOKENS = 1000
 ANSWER_TOKENS = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
     from tests.integration.vllm.tiers import Primary
 
     from dalsegno.integrations.vllm.tier import DalsegnoTier
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small model, which no test changes."""
+    from tests.integration.vllm import small_model
+
+    return small_model.prepare(tmp_path_factory.mktemp("small") / "model")
+
+
+@pytest.fixture(scope="session")
+def computed(tmp_path_factory: pytest.TempPathFactory, small: Path) -> list[list[int]]:
+    """What an engine on one core answers to each question when it computes every token."""
+    from tests.integration.vllm.engines import QUESTIONS, engines
+
+    with engines(tmp_path_factory.mktemp("computed"), small, oracle=None) as alone:
+        return [alone["oracle"].ask()["token_ids"] for _ in QUESTIONS]
 
 
 @pytest.fixture
@@ -63,3 +81,37 @@ def tier(
 def manual_tier(manual: ManualStore, make_tier: Callable[..., DalsegnoTier]) -> DalsegnoTier:
     """A tier over `manual`."""
     return make_tier()
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """vLLM's configuration of a small model."""
+    from tests.integration.vllm import identities
+
+    folder = tmp_path_factory.mktemp("model")
+    identities.write_config(folder)
+    return identities.create(folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's folder. Engines begin after every change of it."""
+    from tests.integration.vllm import identities
+
+    from dalsegno.integrations.common import file_times
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(file_times, "engine_start_ns", lambda: identities.AFTER_NS)
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    return path
+
+
+@pytest.fixture
+def config(made: Any, folder: Path) -> Any:
+    """vLLM's configuration of an engine for that folder."""
+    from tests.integration.vllm import identities
+
+    return identities.in_folder(made, folder)

@@ -1,19 +1,18 @@
 """A real vLLM engine that publishes KV events, taken through everything that changes its store.
 
-`python -m tests.integration.vllm.events_engine --spec JSON` runs it in a process of its own. The
-spec has `model`, `document`, `store` (a directory), `sockets` (a folder), `result` (a file) and
-`only_fill`: whether the engine only stores the document, for one that comes after it. After each
-stage it notes which of the blocks that it stored or loaded the store has, and the number of the
-last batch of events. At the end it asks vLLM's publisher for every batch again, as a consumer does
-that missed some, and writes both to the result.
+It runs in a process of its own (`processes.Program`). The spec has `model`, `document`, `store` (a
+directory), `sockets` (a folder), `result` (a file) and `only_fill`: whether the engine only stores
+the document, for one that comes after it. After each stage it notes which of the blocks that it
+stored or loaded the store has, and the number of the last batch of events. At the end it asks
+vLLM's publisher for every batch again, as a consumer does that missed some, and writes both to the
+result.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +168,7 @@ def replayed(endpoint: str) -> list[tuple[int, str]]:
             frames.append((int.from_bytes(number, "big"), payload.hex()))
 
 
-def run(spec: dict[str, Any]) -> None:
+def run(spec: dict[str, Any], *_: Connection) -> None:
     """Takes an engine through all stages."""
     engine = Engine(spec)
     document = Path(spec["document"]).read_text(encoding="utf-8")
@@ -216,15 +215,3 @@ def run(spec: dict[str, Any]) -> None:
     result = {"stages": engine.stages, "frames": replayed(engine.replay)}
     engine.close()
     Path(spec["result"]).write_text(json.dumps(result), encoding="utf-8")
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--spec", required=True, type=json.loads)
-    os.environ.update(demo_engine.ENVIRONMENT)
-    run(parser.parse_args().spec)
-
-
-if __name__ == "__main__":
-    main()

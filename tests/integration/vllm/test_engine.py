@@ -1,16 +1,13 @@
 """Real vLLM on the CPU, one process per engine: what it answers with Dalsegno and without.
 
-Thirteen engine processes of about 20 seconds each, nine of them in the small dose. Tokens are
+Thirteen engine processes, nine of them in the small dose. Tokens are
 compared in float32 and greedily.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,14 +21,14 @@ pytest.importorskip("vllm")
 
 from tests.dose import dose, long_dose
 from tests.integration.vllm import engine as engine_program
-from tests.integration.vllm import small_model
+from tests.integration.vllm.processes import Program
 from tests.outside import flip, segment_of
 
 import dalsegno
 from dalsegno.demo import primer
 from dalsegno_bench.machine.faulty import Faulty
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 QUESTIONS = ("What does the player do at the sign?", "What does the model keep?")
 # 1,535 tokens: with the chat template in front, both prompts share twelve blocks of 128 tokens.
 DOCUMENT_CHARS = 6740
@@ -67,13 +64,9 @@ class Stage:
             "log_file": str(self.folder / f"{name}.log"),
             **changes,
         }
-        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
-        command = [sys.executable, "-m", engine_program.__name__, json.dumps(spec)]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, env=environment, check=False, timeout=300
-        )
-        records = [json.loads(line) for line in done.stdout.splitlines()]
-        assert done.returncode == 0, [records[-1:], self.log(name)[-3000:]]
+        engine = Program(engine_program.run, spec, XDG_CACHE_HOME=str(self.folder / "cache"))
+        records = list(engine.records())
+        assert engine.wait() == 0, [records[-1:], engine.said()]
         return [record for record in records if "token_ids" in record]
 
     def log(self, name: str) -> str:
@@ -110,9 +103,9 @@ def plain(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("vllm")
-    ours = small_model.prepare(folder / "model")
+    ours = Path(shutil.copytree(small, folder / "model"))
     os.utime(ours / "model.safetensors", ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
     (folder / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
     shared = set(SHARED_MEMORY.iterdir())
@@ -172,24 +165,20 @@ def test_answers_stay_equal_and_arrive_while_the_disk_hangs(
         "log_file": str(stage.folder / "hang.log"),
         "kv_transfer_config": connector(disk.path / "store", load_timeout_s=2),
     }
-    command = [sys.executable, "-m", engine_program.__name__, json.dumps(spec)]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(stage.folder / "cache")}
     answers: list[dict[str, Any]] = []
     # Only if the engine waits for the disk, which is what must not be.
     clear = threading.Timer(HANG_S, disk.send, ["clear"])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as engine:
-        assert engine.stdout is not None
-        for line in engine.stdout:
-            record = json.loads(line)
-            if record.get("stage") == "reading and answering":
-                disk.send("add read hang file=segment-")
-                clear.start()
-            elif "token_ids" in record:
-                assert clear.is_alive(), "the answer waited for the disk"
-                answers.append(record)
-                clear.cancel()
-                disk.send("clear")
-    assert engine.returncode == 0, stage.log("hang")[-3000:]
+    engine = Program(engine_program.run, spec, XDG_CACHE_HOME=str(stage.folder / "cache"))
+    for record in engine.records():
+        if record.get("stage") == "reading and answering":
+            disk.send("add read hang file=segment-")
+            clear.start()
+        elif "token_ids" in record:
+            assert clear.is_alive(), "the answer waited for the disk"
+            answers.append(record)
+            clear.cancel()
+            disk.send("clear")
+    assert engine.wait() == 0, engine.said()
     assert [answer["token_ids"] for answer in answers] == [oracle[1]["token_ids"]]
     counters = answers[0]["counters"]
     assert counters["load_failed_blocks"] > 0, "nothing was read while the disk hung"

@@ -10,19 +10,11 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.far.shared_fs import mounted
-from tests.integration.vllm import small_model
-from tests.integration.vllm.test_shared import (
-    DOCUMENT_CHARS,
-    QUESTIONS,
-    connector,
-    engines,
-    loaded_share,
-)
+from tests.integration.vllm.engines import QUESTIONS, connector, engines, loaded_share
 
-from dalsegno.demo import primer
 from dalsegno_bench.shared_fs.processes import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 
 def node(path: Path, far: Path) -> dict[str, Any]:
@@ -40,20 +32,19 @@ def catalogs(far: Path) -> int:
     return len(list(far.glob("*/*.catalog")))
 
 
-def test_a_prompt_of_a_killed_node_is_loaded_by_another_one(tmp_path: Path) -> None:
-    small_model.prepare(tmp_path / "model")
-    (tmp_path / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
-    with engines(tmp_path, oracle=None) as alone:
-        right = alone["oracle"].ask()["token_ids"]
+def test_a_prompt_of_a_killed_node_is_loaded_by_another_one(
+    tmp_path: Path, small: Path, computed: list[list[int]]
+) -> None:
+    right = computed[0]
     with mounted("gluster_default") as fs:
         (fs.a / "kv").mkdir()
-        with engines(tmp_path, a=node(tmp_path / "a", fs.a / "kv")) as first:
+        with engines(tmp_path, small, a=node(tmp_path / "a", fs.a / "kv")) as first:
             answer = first["a"].ask()
             assert answer["token_ids"] == right
             assert loaded_share(answer) == 0
             until("A has published", lambda: catalogs(fs.a / "kv") > 0)
         # `engines` kills what it started. The second one has an empty local directory.
-        with engines(tmp_path, b=node(tmp_path / "b", fs.b / "kv")) as second:
+        with engines(tmp_path, small, b=node(tmp_path / "b", fs.b / "kv")) as second:
             answer = second["b"].ask()
         assert answer["token_ids"] == right, QUESTIONS[0]
         assert loaded_share(answer) >= 0.95

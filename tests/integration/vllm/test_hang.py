@@ -17,10 +17,10 @@ from tests.integration.vllm.tiers import MISS, Primary, Request, counted, finish
 
 from dalsegno_bench.machine import faulty
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 HANG_S = 10.0
 # What one call of vLLM's scheduler may take on a busy machine; a call that waits takes ten seconds.
-CALL_S = 2.0
+CALL_S = 8.0
 
 
 @pytest.mark.parametrize("index", ["memory", "lsm"])
@@ -71,7 +71,7 @@ def test_no_call_of_the_scheduler_waits_for_a_disk_that_hangs(
 
 def _check_recovered(tier: Any, memory: Primary, ours: list[Any]) -> None:
     """Waits until blocks are found again, and loads them."""
-    back = time.monotonic() + 30
+    back = time.monotonic() + 60
     while Request(tier, f"back{time.monotonic()}", ours).lookup_all() == [MISS] * len(ours):
         assert time.monotonic() < back
         list(tier.get_finished_jobs())

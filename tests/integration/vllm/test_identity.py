@@ -1,4 +1,7 @@
-"""Who may share blocks: what every field of a namespace is made from."""
+"""Who may share blocks: what every field of a namespace is made from.
+
+The configuration is vLLM's own, made from the arguments of an engine that is not started.
+"""
 
 from __future__ import annotations
 
@@ -13,146 +16,152 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.integration.vllm import tiers
+from tests.integration.vllm.identities import BEFORE_NS, changed, fields, in_folder
 
 import dalsegno
+from dalsegno.integrations.common import file_times
+from dalsegno.integrations.common.model_files import ModelFiles
 from dalsegno.integrations.vllm import identity
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 from dalsegno_bench.vllm.rig import parallel_config
 
 pytestmark = pytest.mark.engine
-GROUPS = SimpleNamespace(
-    kv_cache_groups=[SimpleNamespace(kv_cache_spec="FullAttention(8)", layer_names=["l0"])]
-)
-
-
-class HfConfig:
-    """As much of a Hugging Face configuration as is read."""
-
-    def __init__(self, **values: Any) -> None:
-        self.values = values
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"_name_or_path": "x", "hidden_size": 8, **self.values}
-
-
-def vllm_config(folder: Path, **changes: Any) -> Any:
-    """vLLM's configuration; a change names a part and a field: `model_dtype`."""
-    (folder / "model.safetensors").write_bytes(b"weights")
-    parts: dict[str, dict[str, Any]] = {
-        "model": {
-            "model": str(folder),
-            "revision": None,
-            "code_revision": None,
-            "hf_config": HfConfig(),
-            "dtype": "torch.float32",
-            "quantization": None,
-            "max_model_len": 4096,
-        },
-        "cache": {
-            "prefix_caching_hash_algo": "sha256",
-            "cache_dtype": "auto",
-            "calculate_kv_scales": False,
-        },
-        "load": {"load_format": "auto", "download_dir": None},
-        "attention": {"backend": None, "backend_per_kind": {}},
-    }
-    for name, value in changes.items():
-        part, _, field = name.partition("_")
-        parts[part][field] = value
-    made = {f"{name}_config": SimpleNamespace(**values) for name, values in parts.items()}
-    return SimpleNamespace(**made, speculative_config=None)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"hidden_size": 8}))
-    return path
 
 
 @pytest.mark.parametrize(
-    "change",
+    "name",
     [
-        {"model_dtype": "torch.bfloat16"},
-        {"model_quantization": "fp8"},
-        {"model_revision": "abc"},
-        {"model_hf_config": HfConfig(rope_theta=7)},
-        {"model_hf_config": HfConfig(rope_scaling={"rope_type": "longrope"})},
-        {"cache_prefix_caching_hash_algo": "sha256_cbor"},
-        {"cache_cache_dtype": "fp8"},
-        {"cache_calculate_kv_scales": True},
-        {"attention_backend": "FLASHINFER"},
-        {"load_load_format": "dummy"},
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
+        "tokenizer.json",
+        "hf_quant_config.json",
+        "modeling_own.py",
+        "configuration_own.py",
+        "model.safetensors",
     ],
 )
-def test_a_change_of_the_engine_makes_another_identity(
-    folder: Path, change: dict[str, Any]
+def test_a_change_of_a_file_makes_another_identity(config: Any, folder: Path, name: str) -> None:
+    (folder / name).write_text("one")
+    usual = fields(config)
+    (folder / name).write_text("two")
+    other = fields(config)
+    assert other != usual
+    assert "uncertain" not in other
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "chat_template.jinja", "README.md"])
+def test_files_that_cannot_change_blocks_do_not_count(config: Any, folder: Path, name: str) -> None:
+    usual = fields(config)
+    (folder / name).write_text("changed")
+    assert fields(config) == usual
+
+
+def test_the_identity_depends_on_files_and_not_on_folders(
+    made: Any, folder: Path, tmp_path: Path
 ) -> None:
-    usual = identity.engine_identity(vllm_config(folder), GROUPS)
-    assert usual == identity.engine_identity(vllm_config(folder), GROUPS)
-    assert usual != identity.engine_identity(vllm_config(folder, **change), GROUPS)
-    assert sum(len(name) + len(value) for name, value in usual.items()) < 3000
-
-
-def test_a_longer_context_matters_only_where_the_rotation_depends_on_it(folder: Path) -> None:
-    def ident(length: int, **rope: Any) -> dict[str, str]:
-        config = vllm_config(folder, model_max_model_len=length, model_hf_config=HfConfig(**rope))
-        return identity.engine_identity(config, GROUPS)
-
-    assert ident(4096) == ident(8192)
-    default = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    assert ident(4096, **default) == ident(8192, **default)
-    for rope in (
-        {"rope_scaling": {"type": "dynamic", "factor": 2}},
-        {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
-    ):
-        assert ident(4096, **rope) != ident(8192, **rope)
-
-
-def test_the_identity_depends_on_weights_and_not_on_folders(folder: Path, tmp_path: Path) -> None:
-    usual = identity.engine_identity(vllm_config(folder), GROUPS)
+    usual = fields(in_folder(made, folder))
     moved = tmp_path / "elsewhere" / "model"
-    moved.mkdir(parents=True)
-    assert identity.engine_identity(vllm_config(moved), GROUPS) == usual
-    config = vllm_config(folder)
-    (folder / "model.safetensors").write_bytes(b"Weights")
-    assert identity.engine_identity(config, GROUPS)["weights"] != usual["weights"]
-    stated = identity.engine_identity(config, GROUPS, "v7")
+    moved.parent.mkdir()
+    folder.rename(moved)
+    config = in_folder(made, moved)
+    assert fields(config) == usual
+    (moved / "model.safetensors").write_bytes(b"Weights")
+    assert fields(config)["weights"] != usual["weights"]
+
+
+def test_stated_weights_stand_for_files_of_weights_only(config: Any, folder: Path) -> None:
+    stated = fields(config, "v7")
     assert stated["weights"] == "stated:v7"
+    (folder / "model.safetensors").unlink()
+    assert fields(config, "v7") == stated
+    (folder / "preprocessor_config.json").write_text("{}")
+    assert fields(config, "v7") != stated
+    away = changed(config, "model_config.model", "nobody/nothing-here")
+    away = changed(away, "model_config.tokenizer", "nobody/nothing-here")
+    assert "uncertain" not in fields(away, "v7")
 
 
-def test_random_weights_share_no_block(folder: Path) -> None:
-    config = vllm_config(folder, load_load_format="dummy")
-    first = identity.engine_identity(config, GROUPS)
-    assert first["weights"] != identity.engine_identity(config, GROUPS)["weights"]
+DOUBTS: dict[str, tuple[str, object, str]] = {
+    "remote weights": ("load_config.load_format", "runai_streamer", "load_format"),
+    "no such model": ("model_config.model", "nobody/nothing-here", "not on this machine"),
+    "scales of the cache": ("cache_config.calculate_kv_scales", True, "calculate_kv_scales"),
+    "scales of images": (
+        "model_config.multimodal_config",
+        SimpleNamespace(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=None),
+        "mm_encoder_attn_dtype",
+    ),
+    "embeddings": (
+        "ec_transfer_config",
+        SimpleNamespace(is_ec_consumer=True),
+        "embeddings from another engine",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"cache_prefix_caching_hash_algo": "xxhash"}, "can collide"),
-        ({"load_load_format": "runai_streamer"}, "load_format"),
-        ({"model_model": "nobody/nothing-here"}, "not on this machine"),
-    ],
-)
-def test_an_identity_that_cannot_be_established_is_refused(
-    folder: Path, change: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("path", "value", "says"), DOUBTS.values(), ids=DOUBTS)
+def test_what_cannot_be_established_is_shared_with_no_other_process(
+    config: Any, path: str, value: object, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(dalsegno.IncompatibleError, match=says):
-        identity.engine_identity(vllm_config(folder, **change), GROUPS)
+    said: list[str] = []
+    monkeypatch.setattr(identity.logger, "warning", lambda text, *of: said.append(text % of))
+    config = changed(config, path, value)
+    assert fields(config) != fields(config)
+    assert says in said[0]
 
 
-def test_the_identity_includes_the_draft_models_weights(folder: Path, tmp_path: Path) -> None:
-    config = vllm_config(folder)
-    usual = identity.engine_identity(config, GROUPS)
+def test_a_model_that_changed_after_the_engine_began_is_shared_with_no_other_process(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fields(config) == fields(config)
+    monkeypatch.setattr(file_times, "engine_start_ns", lambda: BEFORE_NS)
+    assert fields(config) != fields(config)
+
+
+def test_a_folder_without_weights_is_shared_with_no_other_process(
+    config: Any, folder: Path
+) -> None:
+    (folder / "model.safetensors").unlink()
+    assert fields(config) != fields(config)
+
+
+def test_code_of_other_repositories_counts(config: Any, folder: Path, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "modeling.py").write_text("1")
+    (folder / "config.json").write_text(json.dumps({"auto_map": {"A": f"{code}--modeling.A"}}))
+    config = changed(config, "model_config.trust_remote_code", True)
+    usual = fields(config)
+    (code / "modeling.py").write_text("2")
+    assert fields(config) != usual
+
+
+def test_random_weights_share_no_block(config: Any) -> None:
+    config = changed(config, "load_config.load_format", "dummy")
+    assert fields(config)["weights"] != fields(config)["weights"]
+
+
+def test_block_hashes_that_collide_are_refused(config: Any) -> None:
+    with pytest.raises(dalsegno.IncompatibleError, match="can collide"):
+        fields(changed(config, "cache_config.prefix_caching_hash_algo", "xxhash"))
+
+
+def test_the_identity_includes_the_draft_models_files(
+    made: Any, config: Any, tmp_path: Path
+) -> None:
+    usual = fields(config)
     draft = tmp_path / "draft"
     draft.mkdir()
-    config.speculative_config = SimpleNamespace(draft_model_config=vllm_config(draft).model_config)
-    fields = identity.engine_identity(config, GROUPS)
-    assert fields["draft_weights"]
-    assert fields != usual
+    config.speculative_config = SimpleNamespace(
+        draft_model_config=in_folder(made, draft).model_config
+    )
+    with_draft = identity._model_fields(
+        ModelFiles(), config.speculative_config.draft_model_config, config.load_config, ""
+    )
+    assert with_draft["weights"] == usual["weights"]
+    before = fields(config)["draft"]
+    (draft / "model.safetensors").write_bytes(b"others")
+    assert fields(config)["draft"] != before
 
 
 def of_folder(name: object, options: str = "defaults") -> dict[str, str]:

@@ -143,3 +143,20 @@ def test_a_bounded_number_of_failed_blocks_is_remembered() -> None:
     many = [number.to_bytes(36, "big") for number in range(MOST_PAUSED + 1)]
     stage.gate.note_failed(many)
     assert [stage.gate.answer(key, state()) for key in (many[0], many[-1])] == [HIT, MISS]
+
+
+def test_a_full_primary_tier_defers_a_request_within_the_same_bound() -> None:
+    stage, one = Stage(), RequestState({})
+    (key,) = keys(1)
+    for _ in range(4):
+        assert stage.gate.answer(key, one, row_is_free=False) is RETRY
+        stage.now += 2
+    assert stage.gate.answer(key, one) is HIT, "a row became free"
+    stage.gate.end_step()
+    assert stage.gate.answer(key, one, row_is_free=False) is RETRY
+    stage.now += 3
+    assert stage.gate.answer(key, one, row_is_free=False) is MISS, "it waited 8 s before"
+    assert stage.gate.answer(key, one) is MISS
+    counts = stage.counts()
+    assert counts["full_tier_lookups"] == counts["deferred_lookups"] == 6
+    assert counts["deferral_timeouts"] == 1

@@ -7,12 +7,10 @@ as plain msgpack; then the rules by which llm-d and NVIDIA Dynamo drop events ar
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +19,13 @@ pytest.importorskip("vllm")
 
 import msgspec
 import zmq
-from tests.checkout import ROOT
-from tests.integration.vllm import events_engine, small_model
+from tests.integration.vllm import events_engine
+from tests.integration.vllm.processes import Program
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 
 from dalsegno.demo import primer
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 BLOCK_TOKENS = 128
 TOPIC = b"kv@test"
 
@@ -63,20 +61,18 @@ def listen(endpoint: str, stop: threading.Event, live: dict[int, bytes]) -> None
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Recording:
     folder = tmp_path_factory.mktemp("events")
-    model = small_model.prepare(folder / "model")
     document = folder / "document.txt"
     document.write_text(primer.document()[:6000], encoding="utf-8")
     spec: dict[str, Any] = {
-        "model": str(model),
+        "model": str(small),
         "document": str(document),
         "store": str(folder / "store"),
         "sockets": str(folder),
         "result": str(folder / "result.json"),
     }
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    environment["PYTHONPATH"] = str(ROOT)
+    spec["log_file"] = str(folder / "engine.log")
     live: dict[int, bytes] = {}
     stop = threading.Event()
     for only_fill in (True, False):
@@ -86,13 +82,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
         )
         if not only_fill:
             thread.start()
-        command = [sys.executable, "-m", events_engine.__name__, "--spec", json.dumps(spec)]
-        with (folder / "engine.log").open("a", encoding="utf-8") as log:
-            done = subprocess.run(
-                command, stdout=log, stderr=log, env=environment, check=False, timeout=300
-            )
-        said = (folder / "engine.log").read_text(encoding="utf-8", errors="replace")
-        assert done.returncode == 0, said[-4000:]
+        engine = Program(events_engine.run, spec, XDG_CACHE_HOME=str(folder / "cache"))
+        assert engine.wait() == 0, engine.said()
     stop.set()
     thread.join()
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))

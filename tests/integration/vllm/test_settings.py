@@ -42,7 +42,28 @@ def test_the_flat_configuration_becomes_vllms_own_once() -> None:
     assert (tier["path"], tier["salt"], tier["store"]) == ("/kv", "t", {"dram": 5})
     whole = {**extra, "secondary_tiers": [tier]}
     assert expand(whole, on_cpu=True) == whole
-    assert expand(FLAT, on_cpu=False)["spec_name"] == "TieringOffloadingSpec"
+    on_gpu = expand(FLAT, on_cpu=False)
+    assert (on_gpu["spec_name"], on_gpu["spec_module_path"]) == (
+        "DalsegnoSpec",
+        extra["spec_module_path"],
+    )
+
+
+def test_vllms_own_settings_reach_vllm_and_not_the_tier() -> None:
+    """Those of 0.33 too: `sync_load_budget_bytes` loads small hits inside the step."""
+    theirs = {
+        "backpressure": {"backpressure_cls": "EMABackpressureDetector"},
+        "cache_policy_module_path": "site.policy",
+        "canonical_layout": True,
+        "eviction_policy": "arc",
+        "sync_load_budget_bytes": "64MiB",
+        "tier_poll_interval_s": 0.01,
+    }
+    extra = expand({**FLAT, **theirs}, on_cpu=False)
+    tier = extra["secondary_tiers"][0]
+    assert {name: extra[name] for name in theirs} == {**theirs, "sync_load_budget_bytes": 64 << 20}
+    assert not set(tier) & set(theirs)
+    assert expand(extra, on_cpu=False) == extra
 
 
 @pytest.mark.parametrize(
@@ -50,6 +71,8 @@ def test_the_flat_configuration_becomes_vllms_own_once() -> None:
     [
         ({"pth": "/x"}, "did you mean 'path'"),
         ({"cpu_bytes_to_use": None}, "cpu_bytes_to_use"),
+        ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0"),
+        ({"sync_load_budget_bytes": "much"}, "sync_load_budget_bytes is 'much'"),
         ({"path": ""}, 'needs "path"'),
         ({"capacity": "2 Gb/s"}, "capacity is '2 Gb/s'"),
         ({"load_timeout_s": 0}, "load_timeout_s is 0"),

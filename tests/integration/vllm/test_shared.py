@@ -2,116 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
 from tests.integration.shared_store import SharedStore
-from tests.integration.vllm import engine as engine_program
-from tests.integration.vllm import small_model
+from tests.integration.vllm.engines import connector, engines, loaded_share
 
-from dalsegno.demo import primer
-
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-# The last one has blocks of its own.
-QUESTIONS = (
-    "What does the player do at the sign?",
-    "What does the model keep?",
-    "Which of these is in the text? " + primer.document()[9000:9900],
-)
-DOCUMENT_CHARS = 6740
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 
-class Engine:
-    """An engine in a process of its own that answers when it is asked to."""
-
-    def __init__(self, folder: Path, name: str, core: int, spec: dict[str, Any]) -> None:
-        self.log = folder / f"{name}.log"
-        spec = {**spec, "waits": True, "log_file": str(self.log)}
-        command = [sys.executable, "-m", engine_program.__name__, json.dumps(spec)]
-        environment = {
-            **os.environ,
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            "VLLM_CPU_OMP_THREADS_BIND": str(core),
-        }
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def ask(self) -> dict[str, Any]:
-        """Answers the next question."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            record: dict[str, Any] = json.loads(line)
-            if "token_ids" in record:
-                return record
-        raise AssertionError(self.log.read_text(encoding="utf-8", errors="replace")[-3000:])
-
-    def stop(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
-@contextmanager
-def engines(folder: Path, **configs: dict[str, Any] | None) -> Iterator[dict[str, Engine]]:
-    """Engines by their names, started at the same time, each on a core of its own."""
-    spec = {
-        "model": str(folder / "model"),
-        "questions": QUESTIONS,
-        "document": str(folder / "document.txt"),
-        "context_tokens": 2048,
-    }
-    cores = sorted(os.sched_getaffinity(0))
-    with ExitStack() as opened:
-        running = {}
-        for at, (name, config) in enumerate(configs.items()):
-            core, own = cores[at % len(cores)], {**spec, "kv_transfer_config": config}
-            if config is None:
-                own["options"] = {"enable_prefix_caching": False}
-            running[name] = Engine(folder, name, core, own)
-            opened.callback(running[name].stop)
-        yield running
-
-
-def connector(path: str) -> dict[str, Any]:
-    return {
-        "kv_connector": "DalsegnoConnector",
-        "kv_connector_module_path": "dalsegno.integrations.vllm",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"path": path, "cpu_bytes_to_use": "256MiB"},
-    }
-
-
-def loaded_share(answer: dict[str, Any]) -> float:
-    return float(answer["external_tokens"] / answer["prompt_tokens"])
-
-
-def test_two_engines_share_a_server_that_is_killed_and_comes_back(tmp_path: Path) -> None:
-    small_model.prepare(tmp_path / "model")
-    (tmp_path / "document.txt").write_text(primer.document()[:DOCUMENT_CHARS], encoding="utf-8")
-    with engines(tmp_path, oracle=None) as alone:
-        right = [alone["oracle"].ask()["token_ids"] for _ in QUESTIONS]
+def test_two_engines_share_a_server_that_is_killed_and_comes_back(
+    tmp_path: Path, small: Path, computed: list[list[int]]
+) -> None:
+    right = computed
     server = SharedStore(tmp_path / "store")
     try:
         # One by its directory, which somebody serves; the other by the socket.
         shared = {"a": connector(str(server.path)), "b": connector(server.socket)}
-        with engines(tmp_path, **shared) as both:
+        with engines(tmp_path, small, **shared) as both:
             first, second = both["a"].ask(), both["b"].ask()
             assert (first["token_ids"], second["token_ids"]) == (right[0], right[0])
             assert loaded_share(first) == 0
@@ -126,7 +37,7 @@ def test_two_engines_share_a_server_that_is_killed_and_comes_back(tmp_path: Path
             assert (first["token_ids"], second["token_ids"]) == (right[2], right[2])
             assert second["external_tokens"] >= 128, "what is stored from now on is shared again"
         # What the server had when it was killed is there for an engine that starts now.
-        with engines(tmp_path, late=connector(server.socket)) as late:
+        with engines(tmp_path, small, late=connector(server.socket)) as late:
             answer = late["late"].ask()
         assert answer["token_ids"] == right[0]
         assert loaded_share(answer) >= 0.95

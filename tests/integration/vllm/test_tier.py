@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -274,6 +275,9 @@ def test_every_metric_is_declared_and_every_declared_one_is_emitted(
     finished(tier)
     asked.load(2, asked.keys[:2], rows=[8, 9])
     waits = Request(tier, "w", asked.keys[:1])
+    full = {"_num_chunks": 1, "_get_num_free_chunks": lambda: 0, "_num_evictable_cache_chunks": 0}
+    manager = SimpleNamespace(primary_tier=SimpleNamespace(**full))
+    monkeypatch.setattr(tier._spec, "_manager", manager, raising=False)
     assert waits.lookup_all() == [LookupResult.RETRY]
     time.sleep(0.002)
     assert waits.lookup_all() == [MISS]

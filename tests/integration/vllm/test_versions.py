@@ -155,6 +155,19 @@ def test_the_tier_works_with_the_shapes_of_every_version(
     primary.free()
 
 
+def test_the_facts_that_vllm_publishes_are_declared_and_complete(tmp_path: Path) -> None:
+    """`vllm:kv_offload_config_info` since 0.33; vLLM reserves the label `tier` for itself."""
+    primary = Primary(4)
+    tier = open_tier(33, tmp_path / "store", primary)
+    declared = DalsegnoTier.config_info_keys({"type": "DalsegnoTier"})
+    assert set(tier.config_info()) == set(declared)
+    assert all(name.startswith("dalsegno_") for name in declared)
+    assert tier.config_info()["dalsegno_path"] == str(tmp_path / "store")
+    assert tier.config_info()["dalsegno_capacity_bytes"] == str(64 << 20)
+    tier.shutdown()
+    primary.free()
+
+
 def test_every_call_takes_keywords_that_it_does_not_know(tmp_path: Path) -> None:
     """A later vLLM may add one; an engine must not die of it."""
     primary = Primary(4)

@@ -7,19 +7,21 @@ import mmap
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingConfig,
-    OffloadingGroupConfig,
     OffloadingModelConfig,
 )
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
+from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.tier import DalsegnoTier
-from dalsegno_bench.vllm.rig import offloading_config
+from dalsegno_bench.vllm.rig import group_config, offloading_config
 
 ROW_BYTES = 8192
 ROWS = 32
@@ -70,6 +72,8 @@ def request_context(
 ) -> ReqContext:
     """A request, and where its keys end in its prompt, as vLLM notes it since 0.31."""
     context = ReqContext(name)
+    if not hasattr(context, "set_offload_key_position"):
+        return context
     for group in groups:
         for number, key in enumerate(group, 1):
             context.set_offload_key_position(key, number * block_tokens)
@@ -80,7 +84,7 @@ def groups_of(count: int, layers: int = 1, block_tokens: int = BLOCK_TOKENS) -> 
     """vLLM's KV-cache groups, each with so many layers of its own."""
     names = [f"layer{number}" for number in range(count * layers)]
     return tuple(
-        OffloadingGroupConfig(block_tokens, tuple(names[group * layers :][:layers]), group)
+        group_config(block_tokens, tuple(names[group * layers :][:layers]), group)
         for group in range(count)
     )
 
@@ -95,6 +99,18 @@ def config(
         "model": OffloadingModelConfig(model, dtype),
     }
     return offloading_config(ROW_BYTES, BLOCK_TOKENS, **{**values, **changes})
+
+
+def region(name: str, rows: int, rank: int | None, row_bytes: int, ranks: int = 1) -> Any:
+    """The shared memory of a primary tier: each row has `row_bytes` of every rank."""
+    spec = SimpleNamespace(
+        config=SimpleNamespace(engine_id=name),
+        num_chunks=rows,
+        num_blocks=rows,
+        kv_bytes_per_chunk=row_bytes * ranks,
+        cpu_page_size_per_worker=row_bytes,
+    )
+    return SharedOffloadRegion(**compat.region_arguments(SharedOffloadRegion, spec, rank))
 
 
 class Spec:
@@ -173,7 +189,7 @@ class Request:
         assert finished(self._tier)[0].success
 
 
-def finished(tier: DalsegnoTier, count: int = 1, timeout_s: float = 20.0) -> list[Any]:
+def finished(tier: DalsegnoTier, count: int = 1, timeout_s: float = 60.0) -> list[Any]:
     """Polls the tier, as vLLM does each step, until so many jobs were reported."""
     results: list[Any] = []
     end = time.monotonic() + timeout_s

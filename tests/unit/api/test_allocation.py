@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -93,6 +94,7 @@ def test_a_commit_that_was_given_up_stores_nothing_that_is_written_later(tmp_pat
             blocks = namespace.allocate(1)
             blocks[0][:] = bytes([1]) * SIZE
             server.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
             assert blocks.commit(chain(1), timeout_s=0.05).failed == 1
             blocks[0][:] = bytes([2]) * SIZE
             server.send_signal(signal.SIGCONT)

@@ -14,7 +14,7 @@ import dalsegno
 LAYERS, SLICE_BYTES, COUNT = 4, 65_536, 12
 BLOCK_BYTES = LAYERS * SLICE_BYTES
 CHAIN = [hashlib.sha256(f"far {at}".encode()).digest() for at in range(COUNT)]
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def block(at: int) -> bytes:
@@ -114,3 +114,13 @@ def test_a_setting_out_of_range_is_an_error(
 def test_a_far_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(dalsegno.UnavailableError, match="nowhere"):
         opened(tmp_path / "kv", tmp_path / "nowhere")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["kv", "kv/far", "."])
+def test_a_far_directory_that_overlaps_the_store_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(dalsegno.InvalidError, match="apart from the store's directory"):
+        opened(tmp_path / "kv", tmp_path / place)
+    assert sorted(tmp_path.rglob("*")) == before

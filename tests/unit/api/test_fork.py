@@ -282,6 +282,6 @@ for number in range(20):
 def test_a_forked_child_exits_immediately_and_prints_nothing(script: str, path: Path) -> None:
     """Also one that was forked while no store was open, and opened the store itself."""
     command = [sys.executable, "-W", "ignore", "-c", COMMON + script, str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert dalsegno.verify(str(path))["findings"] == []

@@ -8,13 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.dose import compiles_a_bench
 
 from dalsegno_bench.far import far as bench
 from dalsegno_bench.far import metadata, scale, stopped
 from dalsegno_bench.far.fresh import quantile
 from dalsegno_bench.far.transfer import Figures
 from dalsegno_bench.machine.speed import Sample
-from dalsegno_bench.shared_fs.kinds import missing
 
 # The figures that acceptance reads, by part.
 KEYS = {
@@ -88,6 +88,7 @@ def test_a_directory_that_is_not_ours_has_no_servers_to_stop(
     assert list(tmp_path.iterdir()) == []
 
 
+@compiles_a_bench
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="the bench compiles two programs")
@@ -103,17 +104,3 @@ def test_a_tiny_run_on_a_directory_leaves_no_file(
     assert result["read_vs_raw"] > 0
     assert result["scale"]["blocks"] >= 100_000
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(missing("gluster_default") is not None, reason="GlusterFS cannot be started")
-def test_a_tiny_run_on_glusterfs_counts_operations_and_stops_servers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parts = ("metadata", "stopped")
-    words = [word for part in parts for word in ("--only", part)]
-    assert bench.main(["--quick", *words, "--local", str(tmp_path)]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set().union(*(KEYS[part] for part in parts)) <= result.keys()
-    assert result["metadata"][0]["store"] == "dalsegno"
-    assert result["stopped_misses"] == 0

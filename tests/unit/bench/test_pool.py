@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.dose import compiles_a_bench
 
 from dalsegno_bench.pool import filling, zeromq
 from dalsegno_bench.pool import pool as bench
@@ -126,6 +127,7 @@ def test_prompts_have_blocks_of_their_own() -> None:
     assert second == prompts.chain(1)
 
 
+@compiles_a_bench
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="the bench compiles a program")
 def test_a_tiny_run_has_every_figure_and_leaves_no_file(
@@ -141,6 +143,7 @@ def test_a_tiny_run_has_every_figure_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@compiles_a_bench
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="the bench compiles a program")
 def test_one_part_has_its_own_figures_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -33,12 +33,12 @@ def publish(path: Path, far: Path, model: str, count: int, removed: int = 0) -> 
         space = store.namespace(fields, layers=LAYERS, slice_bytes=SLICE_BYTES)
         blocks = chain(count, model)
         assert space.put_batch(blocks, [os.urandom(BLOCK_BYTES) for _ in blocks]).stored == count
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while removed and catalogs(far) == 0:
             assert time.monotonic() < until
             time.sleep(0.02)
         if removed:
-            assert space.remove(blocks[-removed:], timeout_s=20) == removed
+            assert space.remove(blocks[-removed:], timeout_s=60) == removed
 
 
 @pytest.fixture(scope="session")

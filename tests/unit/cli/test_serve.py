@@ -17,7 +17,7 @@ import pytest
 
 import dalsegno
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def command(*arguments: object) -> list[str]:
@@ -171,6 +171,19 @@ def test_the_far_directory_is_an_option_and_is_announced(tmp_path: Path) -> None
     with serving(tmp_path / "kv", *options) as server:
         out, _ = stopped(server)
     assert f"far {tmp_path / 'far'}" in " ".join(out.split())
+
+
+def test_settings_with_fractions_and_a_far_directory_in_the_store(tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    options = ("--far", far, "--set", "far_flush_s=0.5", "--set", "far_write=second-put")
+    with serving(tmp_path / "kv", *options) as server:
+        stopped(server)
+    for wrong in (tmp_path / "kv", tmp_path):
+        refused = run(tmp_path / "new", "--pool", "1MiB", "--capacity", "64MiB", "--far", wrong)
+        assert refused.returncode == 2
+        assert "apart from the" in refused.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_option_and_the_same_setting_are_refused_together(tmp_path: Path) -> None:

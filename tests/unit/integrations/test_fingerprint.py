@@ -1,4 +1,4 @@
-"""The fingerprint of a model's weights."""
+"""The memory of hashes: when a remembered hash is used, and when a file is read again."""
 
 from __future__ import annotations
 
@@ -11,93 +11,133 @@ from typing import Any
 import pytest
 
 import dalsegno
-from dalsegno.integrations.common import fingerprint
+from dalsegno.integrations.common import cache_folder, file_times, fingerprint
 
 OLD = 1_600_000_000_000_000_000
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps hashes of weights with the test."""
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A memory of this test, which trusts the times of files that changed just now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(file_times, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(file_times, "trusted", lambda path: path.exists())
+    found = fingerprint.cache_file()
+    assert found is not None
+    return found
 
 
-def model(folder: Path, *files: bytes) -> Path:
-    """A model whose weight files are old enough to be remembered."""
-    folder.mkdir()
-    for number, content in enumerate(files):
-        path = folder / f"model-{number}.safetensors"
-        path.write_bytes(content)
-        os.utime(path, ns=(OLD, OLD))
-    (folder / "config.json").write_text("{}")
-    return folder
-
-
-def test_the_fingerprint_depends_on_content_and_names_not_on_the_folder(tmp_path: Path) -> None:
-    one = fingerprint.weights_fingerprint(model(tmp_path / "a", b"x" * 100, b"y"))
-    assert one == fingerprint.weights_fingerprint(model(tmp_path / "b", b"x" * 100, b"y"))
-    assert one != fingerprint.weights_fingerprint(model(tmp_path / "c", b"x" * 100, b"z"))
-    assert one != fingerprint.weights_fingerprint(model(tmp_path / "d", b"y", b"x" * 100))
-    with pytest.raises(dalsegno.IncompatibleError, match="no weight file"):
-        fingerprint.weights_fingerprint(model(tmp_path / "e"))
-
-
-def test_replaced_weights_of_the_same_size_and_mtime_have_another_fingerprint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Pretend that two seconds are over, so that the first hash is remembered.
-    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -(10**18))
-    folder = model(tmp_path / "m", b"a" * 5_000_000)
-    path = folder / "model-0.safetensors"
-    before = fingerprint.weights_fingerprint(folder)
-    assert str(path) in json.loads(fingerprint.cache_file().read_text())["files"]
-    content = bytearray(path.read_bytes())
-    content[2_500_000] ^= 1
-    path.write_bytes(content)
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"a" * 5_000_000)
     os.utime(path, ns=(OLD, OLD))
-    changed = fingerprint.weights_fingerprint(folder)
-    assert changed != before
-    other = folder / "new"
+    return path
+
+
+def hashed(path: Path) -> str:
+    return fingerprint.hash_files([path])[path]
+
+
+def refuse(path: Path) -> Any:
+    raise AssertionError(f"{path} was read again")
+
+
+def test_a_hash_depends_on_every_byte_and_not_on_the_name(tmp_path: Path, weights: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(weights.read_bytes())
+    assert hashed(other) == hashed(weights)
+    other.write_bytes(b"a" * 4_999_999 + b"b")
+    assert hashed(other) != hashed(weights)
+
+
+def test_a_replaced_file_of_the_same_size_and_mtime_has_another_hash(
+    weights: Path, memory: Path
+) -> None:
+    before = hashed(weights)
+    assert str(weights) in json.loads(memory.read_text())["files"]
+    content = bytearray(weights.read_bytes())
+    content[2_500_000] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(OLD, OLD))
+    assert hashed(weights) != before
+    other = weights.parent / "new"
     other.write_bytes(b"a" * 5_000_000)
     os.utime(other, ns=(OLD, OLD))
-    other.replace(path)
-    assert fingerprint.weights_fingerprint(folder) == before
+    other.replace(weights)
+    assert hashed(weights) == before
 
 
-def test_a_file_with_a_cached_hash_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_with_a_remembered_hash_is_not_read_again(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = model(tmp_path / "m", b"a")
-    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -(10**18))
-    before = fingerprint.weights_fingerprint(folder)
-
-    def refuse(path: Path) -> Any:
-        raise AssertionError(f"{path} was read again")
-
+    before = hashed(weights)
     monkeypatch.setattr(fingerprint, "_hash", refuse)
-    assert fingerprint.weights_fingerprint(folder) == before
+    assert hashed(weights) == before
 
 
-def test_the_hash_of_a_file_that_changed_just_now_is_not_cached(tmp_path: Path) -> None:
-    fingerprint.weights_fingerprint(model(tmp_path / "m", b"a"))
-    assert not fingerprint.cache_file().exists()
-
-
-def test_a_file_that_changes_while_it_is_read_has_no_fingerprint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_remembered_hash_is_not_used_where_times_cannot_be_trusted(
+    weights: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = model(tmp_path / "m", b"a")
-    monkeypatch.setattr(fingerprint, "_stamp", lambda path: [time.perf_counter_ns(), 0, 0, 0, 0])
+    """As if a read-only image with the same times had been mounted over the folder."""
+    before = hashed(weights)
+    memory.write_text(memory.read_text().replace(before, "0" * 64))
+    assert hashed(weights) == "0" * 64
+    monkeypatch.setattr(file_times, "trusted", lambda _: False)
+    assert hashed(weights) == before
+
+
+def test_no_hash_is_remembered_where_times_cannot_be_trusted(
+    weights: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_times, "trusted", lambda _: False)
+    hashed(weights)
+    assert not memory.exists()
+
+
+def test_a_remembered_hash_ends_with_the_run_of_the_kernel(
+    weights: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = hashed(weights)
+    memory.write_text(memory.read_text().replace(before, "0" * 64))
+    monkeypatch.setattr(file_times, "boot_id", lambda: "the next one")
+    assert hashed(weights) == before
+
+
+def test_the_hash_of_a_file_that_changed_just_now_is_not_remembered(
+    weights: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_times, "SETTLED_NS", 120_000_000_000)
+    hashed(weights)
+    assert not memory.exists()
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_hash(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_stamp", lambda _: [time.perf_counter_ns(), 0, 0, 0, 0])
     with pytest.raises(dalsegno.UnavailableError, match="changed while"):
-        fingerprint.weights_fingerprint(folder)
+        hashed(weights)
 
 
-def test_a_damaged_or_unwritable_cache_of_hashes_costs_only_time(tmp_path: Path) -> None:
-    folder = model(tmp_path / "m", b"a")
-    target = fingerprint.cache_file()
-    target.parent.mkdir(parents=True)
-    target.write_text("{")
-    before = fingerprint.weights_fingerprint(folder)
-    target.unlink()
-    target.mkdir()
-    assert fingerprint.weights_fingerprint(folder) == before
+def test_a_damaged_or_unwritable_memory_costs_only_time(weights: Path, memory: Path) -> None:
+    memory.parent.mkdir(parents=True)
+    for content in ("{", "[]", '{"version": 2}', '{"version": 2, "files": {"/x": 1}}'):
+        memory.write_text(content)
+        before = hashed(weights)
+    memory.unlink()
+    memory.mkdir()
+    assert hashed(weights) == before
+
+
+def test_a_user_without_a_home_has_no_memory(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    before = hashed(weights)
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert cache_folder.cache_directory() is None
+    assert hashed(weights) == before

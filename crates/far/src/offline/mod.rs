@@ -18,7 +18,7 @@ mod verify_pack;
 
 pub use doctor::{
     Advice, BandwidthRow, DoctorError, DoctorOptions, DoctorReport, LatencyRow, OpenTier,
-    PromiseRow, Severity, Verdict, examine,
+    PromiseRow, Severity, Traces, Unreadable, UnreadableObjects, Verdict, examine,
 };
 pub use inspect::inspect;
 pub use location::{Location, WriterState};

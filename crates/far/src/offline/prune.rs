@@ -108,7 +108,7 @@ pub fn prune(
                 let silent_s = age.unwrap_or_default().as_secs_f64();
                 return Err(PruneError::Live { writer: writer.to_string(), silent_s });
             }
-            (WriterState::Unknown, true) if !one.objects.is_empty() => {
+            (WriterState::Unknown, true) if !one.objects.is_empty() || one.refused.is_some() => {
                 return Err(PruneError::UnknownAge(writer.to_string()));
             }
             _ if may_remove(state, is_named) => {}

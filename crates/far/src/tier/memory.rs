@@ -14,7 +14,7 @@ use dalsegno_io::{FileId, Geometry, IoError, Memory, Operation, Request, Source,
 use parking_lot::Mutex;
 
 use super::file_names::FileNames;
-use super::{Ask, Listed, Tier, TierFacts};
+use super::{Ask, Listed, Tier, TierFacts, TierState};
 use crate::names::{Object, ObjectName, WriterId};
 
 /// The size that a location reports.
@@ -320,7 +320,7 @@ impl Source for MemoryTier {
 
 impl Tier for MemoryTier {
     fn facts(&self) -> TierFacts {
-        TierFacts { name: "memory", workers: 1, is_open: true }
+        TierFacts { name: "memory", workers: 1, state: TierState::Open, reopened: 0 }
     }
 
     fn file(&self, name: ObjectName) -> FileId {

@@ -9,6 +9,7 @@ mod file_names;
 mod late_directory;
 mod memory;
 mod workers;
+mod written_packs;
 
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use dalsegno_core::Deadline;
 use dalsegno_io::{FileId, IoError, Memory, Source, Space};
 
 pub use self::directory::{DirectoryTier, DirectoryTierOptions};
+pub use self::late_directory::{LocationError, LocationPath};
 pub use self::memory::{MemoryLocation, MemoryTier, StopMode};
 use crate::names::{Object, ObjectName, WriterId};
 
@@ -27,8 +29,22 @@ pub struct TierFacts {
     pub name: &'static str,
     /// Calls that it works on at a time.
     pub workers: u32,
-    /// Whether it has responded to its opening.
-    pub is_open: bool,
+    /// Whether calls can reach it.
+    pub state: TierState,
+    /// How often another directory was opened in place of the one before, because its path leads there now.
+    pub reopened: u64,
+}
+
+/// Whether the calls of a tier can reach its location.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TierState {
+    /// It has not responded to its opening yet.
+    Opening,
+    /// It is open, though it may hang or fail.
+    Open,
+    /// Its directory was removed, or its file system was unmounted. It is looked for by each publication and each
+    /// listing of the writers.
+    Away,
 }
 
 /// An object as a listing shows it.

@@ -17,7 +17,7 @@ pub const SECTOR: usize = 4096;
 /// Longer than the slowest location needs. A test that waits this long has failed.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a change on one mount may be invisible on the other.
-pub const VISIBLE_WITHIN: Duration = Duration::from_secs(5);
+pub const VISIBLE_WITHIN: Duration = Duration::from_secs(60);
 
 /// Pairs of mounts, `A:B,C:D`: two directories where the same file system is mounted.
 const MOUNTS: &str = "DALSEGNO_FAR_MOUNTS";

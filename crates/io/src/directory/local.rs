@@ -115,11 +115,13 @@ impl LocalDirectory {
     /// Creates a directory and its missing parents for their owner only (mode 0700), and makes their names durable.
     /// Leaves an existing directory as it is.
     ///
+    /// Returns the directories that it created, the deepest one first, for [`Self::remove_created`].
+    ///
     /// # Errors
     ///
     /// [`IoError::Os`] with the path.
     #[expect(clippy::disallowed_methods, reason = "this crate touches files")]
-    pub fn create_dir(path: &Path) -> Result<(), IoError> {
+    pub fn create_dir(path: &Path) -> Result<Vec<PathBuf>, IoError> {
         let missing: Vec<&Path> = path.ancestors().take_while(|p| !p.is_dir()).collect();
         let failed = |error| IoError::Os {
             operation: "create",
@@ -134,7 +136,16 @@ impl LocalDirectory {
                 .and_then(rustix::fs::fsync)
                 .map_err(|errno| failed(errno.into()))?;
         }
-        Ok(())
+        Ok(missing.into_iter().map(Path::to_path_buf).collect())
+    }
+
+    /// Removes what [`Self::create_dir`] created, as far as it is empty. Never fails: an empty directory does no harm.
+    pub fn remove_created(created: &[PathBuf]) {
+        for path in created {
+            if rustix::fs::unlinkat(CWD, path, AtFlags::REMOVEDIR).is_err() {
+                return;
+            }
+        }
     }
 
     fn probe_direct(&self) -> Result<Option<usize>, IoError> {

@@ -6,10 +6,12 @@ mod local;
 mod lock;
 mod look;
 mod open_files;
+mod place;
 mod publish;
 mod shared;
 
 pub use self::local::{DirectoryOptions, LocalDirectory};
 pub use self::lock::{DirectoryLock, LockError};
 pub use self::look::DirectoryNames;
+pub use self::place::{DirectoryPlace, MountId, is_within, mount_below, nearest_with_file};
 pub use self::shared::{FolderEntry, SharedDirectory};

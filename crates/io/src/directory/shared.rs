@@ -46,7 +46,7 @@ pub struct FolderEntry {
 #[derive(Debug)]
 pub struct SharedDirectory {
     path: PathBuf,
-    directory: OwnedFd,
+    pub(super) directory: OwnedFd,
     /// Alignment of memory that direct I/O requires; `None` without direct I/O.
     direct: Option<usize>,
     open_files: OpenFiles,

@@ -13,12 +13,14 @@ use dalsegno_sim::{Fault, Kind, Outage, Rule, chain_hashes};
 use dalsegno_store::testing::{FarStep, applied, step_far};
 use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Terms};
 
-use crate::model::{BLOCK_BYTES, Key, Reach, RemovalFact, RemovalNumber, bytes_of};
+use crate::model::{BLOCK_BYTES, Key, PutFact, Reach, RemovalFact, RemovalNumber, bytes_of};
 use crate::steps::{BadFile, CHAIN_BLOCKS, CHAINS, HOSTS, NAMESPACES, Span, Step, Target};
 use crate::world::{Directory, OpenLayers, World};
 
 /// How long the location keeps removals.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+/// A poll asks for the location's time if that was not asked for so long.
+const ASK_AFTER: Duration = Duration::from_secs(90);
 const HOUR: Duration = Duration::from_secs(3600);
 /// How long a get may take.
 const GET: Duration = Duration::from_secs(600);
@@ -75,25 +77,50 @@ impl World {
             Step::CheckAll(host) => self.check_all(*host),
         }
         self.settle_pending();
+        (0..HOSTS).for_each(|host| self.check_live(host));
     }
 
     fn id(&self, namespace: usize) -> NamespaceId {
         self.namespaces[namespace].id()
     }
 
-    /// The removals that a host has applied.
+    /// The removals that a host must have applied.
     fn knowledge(&self, host: usize) -> BTreeSet<RemovalNumber> {
         let Some(store) = self.store(host) else { return BTreeSet::new() };
         let claimed = self.model.lock().among(&applied(&store).expect("it is open"));
-        let known = &mut self.hosts[host].lock().directory.known;
-        known.extend(claimed);
-        known.clone()
+        let directory = &mut self.hosts[host].lock().directory;
+        directory.known.extend(&claimed);
+        directory.claimed.extend(claimed);
+        directory.known.clone()
     }
 
+    /// Begins puts. They know what the host says to have applied, and if its disk never failed, what it must have. A
+    /// removal that may have expired covers no new put.
     fn versions(&self, host: usize, namespace: usize, hashes: &[ChainHash]) -> Vec<u64> {
-        let knew = self.knowledge(host);
+        let known = self.knowledge(host);
+        let (knew, unsure) = {
+            let directory = &self.hosts[host].lock().directory;
+            let knew = if directory.had_faults() { directory.claimed.clone() } else { known };
+            let mut unsure = directory.seen.clone();
+            unsure.extend(self.expired());
+            (knew, unsure)
+        };
+        let fact = |hash: &ChainHash| PutFact {
+            key: (namespace, *hash),
+            host,
+            knew: knew.clone(),
+            unsure: unsure.clone(),
+        };
         let mut model = self.model.lock();
-        hashes.iter().map(|hash| model.put((namespace, *hash), host, &knew)).collect()
+        hashes.iter().map(|hash| model.put(fact(hash))).collect()
+    }
+
+    /// The removals that were issued so long ago that the location may have dropped them.
+    fn expired(&self) -> BTreeSet<RemovalNumber> {
+        let now = self.location_clock.now();
+        let model = self.model.lock();
+        let all = model.removals.iter().enumerate();
+        all.filter(|(_, one)| now.since(one.issued) + 2 * HOUR >= KEEP).map(|(n, _)| n).collect()
     }
 
     fn put(&self, host: usize, span: Span) {
@@ -213,6 +240,7 @@ impl World {
                 namespace,
                 hashes: hashes.clone(),
                 reach: Reach::Unsure,
+                issued: self.location_clock.now(),
             });
             (model.removals.len() - 1, state.directory.device.faults_fired())
         };
@@ -233,6 +261,8 @@ impl World {
         if reach != Reach::Unsure {
             state.directory.known.insert(number);
         }
+        state.directory.seen.insert(number);
+        state.directory.has_failed |= has_failed;
     }
 
     /// Notes removals that were published after their calls returned.
@@ -247,8 +277,9 @@ impl World {
     }
 
     /// Whether a host says that it has published all its removals.
-    fn has_published(&self, _host: usize) -> bool {
-        false
+    fn has_published(&self, host: usize) -> bool {
+        let far = self.store(host).and_then(|store| store.stats().far);
+        far.is_some_and(|far| far.pending_removals == 0)
     }
 
     fn far(&self, host: usize, step: FarStep) {
@@ -262,22 +293,30 @@ impl World {
             (state.tier.fired(), state.directory.device.faults_fired())
         };
         let (published, before) = (self.model.lock().published(), faults());
+        let all = 0..self.model.lock().removals.len();
+        self.hosts[host].lock().directory.seen.extend(all);
         step_far(&store, step).expect("it is open");
         let is_complete = faults() == before && !store.stats().poisoned;
+        let now = self.clock.now();
         let state = &mut *self.hosts[host].lock();
+        let asks = state.polls.is_multiple_of(LIST_EVERY)
+            || state.asked.is_none_or(|asked| now.since(asked) >= ASK_AFTER);
+        state.polls += 1;
+        if asks {
+            state.asked = Some(now);
+        }
         if is_complete {
             state.directory.known.extend(published);
-            if state.polls.is_multiple_of(LIST_EVERY) {
+            if asks {
                 state.directory.polled = self.location_clock.now();
             }
         }
-        state.polls += 1;
     }
 
     /// A store that followed nothing for as long as removals are kept may drop everything.
     fn forgive_if_old(&self, host: usize) {
         let state = &mut *self.hosts[host].lock();
-        if self.location_clock.now().since(state.directory.polled) + HOUR >= KEEP {
+        if self.location_clock.now().since(state.directory.polled) + 2 * HOUR >= KEEP {
             state.directory.stored.clear();
         }
     }
@@ -314,6 +353,7 @@ impl World {
         let hours = time.as_secs() / HOUR.as_secs();
         for _ in 0..hours {
             for host in 0..self.hosts.len() {
+                self.far(host, FarStep::Removals);
                 self.far(host, FarStep::Poll);
                 self.far(host, FarStep::Publish);
                 self.far(host, FarStep::Collect);
@@ -337,6 +377,8 @@ impl World {
             return;
         }
         state.tier.go_down(late_happens);
+        let had_faults = state.directory.had_faults();
+        state.directory.has_failed = had_faults;
         let (device, _) = state.directory.device.reboot(outage);
         state.layers = None;
         state.store = None;
@@ -384,6 +426,15 @@ impl World {
                 self.model.lock().checks += 1;
                 assert!(hit || !must_hit, "host {host} lost {hash} of namespace {namespace}");
             }
+        }
+    }
+
+    /// Checks that a host still lists what it accepted and no removal covers.
+    fn check_live(&self, host: usize) {
+        let Some(store) = self.store(host) else { return };
+        for (namespace, hash) in self.live_keys(host) {
+            let is_there = store.peek(self.id(namespace), &[hash]).expect("it is open")[0];
+            assert!(is_there, "host {host} dropped {hash} of namespace {namespace}");
         }
     }
 
@@ -437,6 +488,11 @@ impl Directory {
     fn is_fragile(&self) -> bool {
         self.is_fragile
     }
+
+    /// Whether an operation of its disk has failed.
+    fn had_faults(&self) -> bool {
+        self.has_failed || self.device.faults_fired() > 0
+    }
 }
 
 /// Brings everything to rest: all hosts are open, publish and poll.
@@ -449,6 +505,7 @@ pub(crate) fn come_to_rest(world: &World) {
     }
     for _ in 0..3 {
         for host in hosts.clone() {
+            world.act(&Step::Far(host, FarStep::Removals, 1, Duration::ZERO));
             world.act(&Step::Far(host, FarStep::Publish, 4, Duration::from_secs(6)));
             world.act(&Step::Far(host, FarStep::Poll, 1, Duration::from_secs(2)));
         }

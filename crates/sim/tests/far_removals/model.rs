@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dalsegno_core::ChainHash;
+use dalsegno_core::{ChainHash, Nanos};
 use dalsegno_far::{Applied, WriterId};
 use dalsegno_sim::Random;
 
@@ -26,6 +26,8 @@ pub(crate) struct PutFact {
     pub(crate) key: Key,
     pub(crate) host: usize,
     pub(crate) knew: BTreeSet<RemovalNumber>,
+    /// Removals that its host may have carried out in part: they may or may not cover it.
+    pub(crate) unsure: BTreeSet<RemovalNumber>,
 }
 
 /// How far a removal is.
@@ -49,6 +51,8 @@ pub(crate) struct RemovalFact {
     /// All blocks of the namespace if there are none.
     pub(crate) hashes: Option<Vec<ChainHash>>,
     pub(crate) reach: Reach,
+    /// The location's time of the call.
+    pub(crate) issued: Nanos,
 }
 
 /// All puts and removals.
@@ -79,9 +83,9 @@ pub(crate) fn bytes_of(version: u64, (namespace, hash): Key) -> Vec<u8> {
 
 impl Model {
     /// Notes that a host begins to put a block; returns the version.
-    pub(crate) fn put(&mut self, key: Key, host: usize, knew: &BTreeSet<RemovalNumber>) -> u64 {
+    pub(crate) fn put(&mut self, put: PutFact) -> u64 {
         let version = self.puts.len() as u64 + 1;
-        self.puts.insert(version, PutFact { key, host, knew: knew.clone() });
+        self.puts.insert(version, put);
         version
     }
 
@@ -112,7 +116,8 @@ impl Model {
             panic!("host {host}: wrong bytes for {} of namespace {}", key.1, key.0);
         };
         self.far_hits += u64::from(put.host != host);
-        if let Some(number) = self.covering(put, |number| known.contains(&number)) {
+        let is_sure = |number| known.contains(&number) && !put.unsure.contains(&number);
+        if let Some(number) = self.covering(put, is_sure) {
             panic!(
                 "host {host} returned {:.8} of namespace {}, version {version} that host {} put: removal {number} \
                  covers it",

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::ManualClock;
+use dalsegno_core::{Clock, ManualClock, Nanos};
 use dalsegno_far::{Ask, Listed, MemoryTier, Object, ObjectName, Tier, TierFacts, WriterId};
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space};
 use parking_lot::Mutex;
@@ -18,6 +18,9 @@ const EIO: i32 = 5;
 const EROFS: i32 = 30;
 /// Longer than any call of a tier may take.
 const HANG: Duration = Duration::from_secs(31);
+
+/// A call that hangs for longer has no effect.
+const LATEST: Duration = Duration::from_secs(1800);
 
 /// How calls of a mount fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +45,8 @@ pub(crate) struct Rule {
     pub(crate) times: u64,
 }
 
-type Later = Box<dyn FnOnce(&MemoryTier) + Send>;
+/// When a call began that hangs, and what it changes.
+type Later = (Nanos, Box<dyn FnOnce(&MemoryTier) + Send>);
 
 /// What a mount does next.
 #[derive(Default)]
@@ -103,8 +107,11 @@ impl RoughTier {
 
     fn settle(&self, happens: bool) {
         let late = std::mem::take(&mut self.mood.lock().late);
-        for change in late.into_iter().filter(|_| happens) {
-            change(&self.mount);
+        let now = self.clock.now();
+        for (began, change) in late {
+            if happens && now.since(began) < LATEST {
+                change(&self.mount);
+            }
         }
     }
 
@@ -170,7 +177,8 @@ impl RoughTier {
             }
             Some(Trouble::Hangs) => {
                 self.clock.advance(HANG);
-                self.mood.lock().late.push(Box::new(move |mount| call(mount, nowhere())));
+                let change = Box::new(move |mount: &MemoryTier| call(mount, nowhere()));
+                self.mood.lock().late.push((self.clock.now(), change));
                 ask.answer(Err(IoError::Deadline));
             }
         }

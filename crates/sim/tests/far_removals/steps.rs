@@ -109,7 +109,8 @@ fn rule(random: &mut Random) -> Rule {
 
 fn far(random: &mut Random, host: usize) -> Step {
     let (step, times, pause) = match random.below(100) {
-        0..40 => (FarStep::Publish, 3, SECOND),
+        0..34 => (FarStep::Publish, 3, SECOND),
+        34..40 => (FarStep::Removals, 1, SECOND),
         40..75 => (FarStep::Poll, 1, SECOND),
         75..85 => (FarStep::Promote, 1, Duration::ZERO),
         85..92 => (FarStep::Prefetch, 2, Duration::ZERO),
@@ -203,7 +204,7 @@ fn episode(random: &mut Random) -> Vec<Step> {
             steps.extend([Step::Full(random.percent(30)), Step::Trouble(one, rule(random))]);
             steps.extend([Step::Remove(one, target), Step::Crash(one, Outage::Power)]);
             steps.extend([Step::Full(false), Step::Open(one)]);
-            steps.push(Step::Far(one, FarStep::Publish, 4, 3 * SECOND));
+            steps.push(Step::Far(one, FarStep::Removals, 2, 3 * SECOND));
         }
         // A copy of a directory does not know a removal.
         4 => {

@@ -30,14 +30,20 @@ pub(crate) struct OpenLayers {
 #[derive(Clone)]
 pub(crate) struct Directory {
     pub(crate) device: Arc<SimDevice>,
-    /// The removals that were applied in it.
+    /// The removals that must be applied in it.
     pub(crate) known: BTreeSet<RemovalNumber>,
+    /// The removals that its store may have read or issued.
+    pub(crate) seen: BTreeSet<RemovalNumber>,
+    /// The removals that its store said to have applied.
+    pub(crate) claimed: BTreeSet<RemovalNumber>,
     /// Puts that were acknowledged.
     pub(crate) stored: Vec<u64>,
     /// The time of the location at the last poll without a failure that asked for it.
     pub(crate) polled: Nanos,
     /// Whether its disk failed, so that blocks may be missing.
     pub(crate) is_fragile: bool,
+    /// Whether an operation of its disk failed before the last crash.
+    pub(crate) has_failed: bool,
 }
 
 /// A host at a moment.
@@ -50,6 +56,8 @@ pub(crate) struct HostState {
     pub(crate) removals: u64,
     /// Polls of this open.
     pub(crate) polls: u64,
+    /// When a poll of this open asked for the location's time.
+    pub(crate) asked: Option<Nanos>,
     pub(crate) layers: Option<OpenLayers>,
 }
 
@@ -91,9 +99,12 @@ impl World {
             let directory = Directory {
                 device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
                 known: BTreeSet::new(),
+                claimed: BTreeSet::new(),
+                seen: BTreeSet::new(),
                 stored: Vec::new(),
                 polled: location_clock.now(),
                 is_fragile: false,
+                has_failed: false,
             };
             Mutex::new(HostState {
                 directory,
@@ -102,6 +113,7 @@ impl World {
                 writer: WriterId { store: store_id(number), open: 0 },
                 removals: 0,
                 polls: 0,
+                asked: None,
                 layers: None,
             })
         };
@@ -181,7 +193,7 @@ impl World {
         }
         state.writer = WriterId { store: store.id(), open };
         (state.store, state.tier) = (Some(store), tier);
-        (state.removals, state.polls) = (0, 0);
+        (state.removals, state.polls, state.asked) = (0, 0, None);
     }
 }
 

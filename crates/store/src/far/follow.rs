@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
 
 use crate::background::helper::{Duty, NoTask};
@@ -224,7 +224,7 @@ impl RemovalsHere {
 /// The namespaces of which the store has blocks, or may get some.
 fn all_namespaces(engine: &Engine) -> BTreeSet<NamespaceId> {
     let mut all: BTreeSet<NamespaceId> =
-        engine.namespaces.list().iter().map(|namespace| namespace.id()).collect();
+        engine.namespaces.list().iter().map(Namespace::id).collect();
     // The description of a namespace may be lost.
     let mut from = NamespaceId::default();
     while let Some(extent) = engine.index.scan((from, ChainHash::default(), 0), 1).first() {

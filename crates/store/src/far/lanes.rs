@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{
-    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, wait_for,
+    CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, TierState, wait_for,
 };
 use dalsegno_io::IoError;
 use dalsegno_log::format::{NamespaceSector, SECTOR};
@@ -239,12 +239,16 @@ impl PublishDuty {
         }
     }
 
-    /// Learns how large the location is, if it did not respond when the store was opened. Nothing is written before.
+    /// Learns how large the location is, if it did not respond when the store was opened. Looks for its directory if
+    /// that is away. Nothing is written before.
     fn learn_capacity(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
-        if self.capacity == OwnCapacity::Unknown {
+        let is_away = self.far.tier.facts().state == TierState::Away;
+        if is_away || self.capacity == OwnCapacity::Unknown {
             let space = wait_for(&self.clock, SPACE_TIMEOUT, |ask| self.far.tier.space(ask))?;
-            publisher.set_capacity(space.total_bytes / FAR_SHARE);
-            self.capacity = OwnCapacity::Known;
+            if self.capacity == OwnCapacity::Unknown {
+                publisher.set_capacity(space.total_bytes / FAR_SHARE);
+                self.capacity = OwnCapacity::Known;
+            }
         }
         Ok(())
     }
@@ -320,7 +324,7 @@ impl Duty for PublishDuty {
             failed = failed.or_else(|| self.keep_up(&mut publisher).err());
         }
         self.search.hasten(publisher.take_search_due());
-        *self.far.published.lock() = publisher.stats();
+        self.far.note_published(publisher.stats());
         if let Some(error) = failed {
             tracing::warn!(%error, pause_s = PAUSE.as_secs(), "the far location fails; publishing pauses");
             self.paused_until = self.clock.now().after(PAUSE);
@@ -352,7 +356,7 @@ impl Duty for PublishDuty {
         }
         publisher.finish(deadline);
         self.far.drop_waiting();
-        *self.far.published.lock() = publisher.stats();
+        self.far.note_published(publisher.stats());
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `collect` | removes what dead stores left |
 //! | `promotions`, `promote` | blocks that were hit twice, and the thread that copies them to the log |
 //! | `prefetches`, `prefetch` | blocks that are likely to be requested next, and the thread that reads them into DRAM |
+//! | `reoffers` | blocks that are offered again when they are put again, because publishing failed |
 //! | `timed_source` | how long requests take |
 //! | `stats` | the counters |
 
@@ -21,6 +22,7 @@ mod promote;
 pub(crate) mod promotions;
 mod removal_duty;
 pub(crate) mod removal_notes;
+mod reoffers;
 pub(crate) mod stats;
 pub(crate) mod tier;
 mod timed_source;

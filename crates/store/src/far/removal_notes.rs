@@ -115,7 +115,7 @@ impl Drop for OwnRemoval {
 impl RemovalNotes {
     /// Reads what a store noted before; `None` if it has never used a far location, and `has_far` says that it does not
     /// now.
-    pub(crate) fn open(files: &StoreFiles, own: WriterId, has_far: bool) -> Option<Self> {
+    pub(crate) fn open(files: &StoreFiles, own: WriterId, has_far: bool) -> Option<Arc<Self>> {
         let Stored { record, exists } = read_record(files, own.store);
         if !exists && !has_far {
             return None;
@@ -141,7 +141,8 @@ impl RemovalNotes {
             stored_changes: 0,
             is_closed: false,
         };
-        Some(Self { store, own, state: Mutex::new(state), storing: Mutex::default() })
+        let (state, storing) = (Mutex::new(state), Mutex::default());
+        Some(Arc::new(Self { store, own, state, storing }))
     }
 
     /// Begins a removal of blocks, or of the whole namespace if there are none, whose record has so many parts here.
@@ -350,7 +351,9 @@ impl NotesState {
                 *number = id.number - 1;
             }
         }
-        newest.into_iter().for_each(|(by, number)| self.applied.note(RemovalId { by, number }));
+        for (by, number) in newest {
+            self.applied.note(RemovalId { by, number });
+        }
         self.pending.retain(|_, removal| {
             removal.here != HereState::Applied || removal.there != ThereState::Published
         });

@@ -8,8 +8,11 @@ use serde::Serialize;
 /// What the far tier holds, and what it did since the store was opened.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FarStats {
-    /// `"working"`, or `"suspended"` while the location does not respond, so that its blocks are misses.
+    /// `"working"`; `"suspended"` while the location does not respond, or `"away"` while its directory is not there or
+    /// its file system is not mounted. Its blocks are misses then.
     pub reads: &'static str,
+    /// How often another directory was at the path than before, and was used from then on.
+    pub reopened: u64,
     /// How often reads were suspended.
     pub suspensions: u64,
     /// Reads that were refused meanwhile.

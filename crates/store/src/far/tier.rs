@@ -16,7 +16,7 @@ use dalsegno_core::{
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
     BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Polled, Publisher,
-    PublisherOptions, Refused, Removal, Tier, WriterId,
+    PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
 use dalsegno_log::{Call, Cause, Log};
@@ -27,6 +27,7 @@ use crate::device::WatchedSource;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
 use crate::far::removal_notes::RemovalNotes;
+use crate::far::reoffers::Reoffers;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
 use crate::stats::add;
@@ -75,11 +76,12 @@ pub(crate) struct FarTier {
     pub(crate) publisher: Mutex<Publisher>,
     reader: FarReader,
     waiting: Mutex<VecDeque<OfferedExtent>>,
+    reoffers: Reoffers,
     pub(super) promotions: Promotions,
     pub(super) prefetches: Prefetches,
     times: Arc<RequestTimes>,
     /// Its counters are copied here, so that reading them does not wait for the location.
-    pub(super) published: Mutex<dalsegno_far::PublisherStats>,
+    published: Mutex<dalsegno_far::PublisherStats>,
     pub(super) counters: FarCounters,
     /// The object that was found last that cannot be used, and why.
     newest_bad: Mutex<Option<String>>,
@@ -156,6 +158,7 @@ impl FarTier {
             publisher: Mutex::new(publisher),
             reader,
             waiting: Mutex::default(),
+            reoffers: Reoffers::default(),
             promotions: Promotions::default(),
             prefetches: Prefetches::new(if admits { limits.dram_bytes } else { 0 }),
             times,
@@ -177,7 +180,7 @@ impl FarTier {
 
     /// Whether reads are refused because the location does not respond, or has not responded yet.
     pub(crate) fn is_suspended(&self) -> bool {
-        !self.tier.facts().is_open || self.source.is_suspended()
+        self.tier.facts().state != TierState::Open || self.source.is_suspended()
     }
 
     /// Plans to read blocks.
@@ -240,10 +243,15 @@ impl FarTier {
         self.prefetches.note_use(key);
     }
 
-    /// Queues an extent of the log to be written, for the reason `why`. `mark` is from before its blocks were put, or
-    /// found.
+    /// Queues an extent of the log to be written, for the reason `why`. One that is put again is written even so if
+    /// publishing failed since it was put. `mark` is from before its blocks were put, or found.
     pub(crate) fn offer(&self, extent: &Extent, mark: RemovalMark, why: FarWrite) {
-        if self.write != why {
+        let failed = || {
+            (self.write, why) == (FarWrite::Put, FarWrite::SecondPut)
+                && self.reoffers.take(extent.id)
+                && !self.has_all(extent)
+        };
+        if self.write != why && !failed() {
             return;
         }
         let mut waiting = self.waiting.lock();
@@ -305,6 +313,14 @@ impl FarTier {
             newest.map(|BadObject { name, reason }| format!("{name}: {reason}"));
     }
 
+    /// Notes what became of publishing, for [`Self::stats`] and for extents that are put again.
+    pub(super) fn note_published(&self, stats: dalsegno_far::PublisherStats) {
+        *self.published.lock() = stats;
+        let dropped = self.counters.dropped_blocks.load(Ordering::Relaxed);
+        let failures = stats.failed_blocks + dropped + self.tier.facts().reopened;
+        self.reoffers.note_failures(failures);
+    }
+
     /// Drops the extents that still wait when the store is closed.
     pub(super) fn drop_waiting(&self) {
         let left: usize = self.waiting.lock().drain(..).map(|one| one.extent.hashes.len()).sum();
@@ -319,12 +335,17 @@ impl FarTier {
     /// All counters.
     pub(crate) fn stats(&self) -> FarStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let index = self.index.view();
+        let (facts, index) = (self.tier.facts(), self.index.view());
         let (suspensions, refused_requests) = self.source.counts();
         let transfers = self.reader.stats();
         let prefetches = self.prefetches.counts();
         FarStats {
-            reads: if self.is_suspended() { "suspended" } else { "working" },
+            reads: match facts.state {
+                TierState::Away => "away",
+                _ if self.is_suspended() => "suspended",
+                _ => "working",
+            },
+            reopened: facts.reopened,
             suspensions,
             refused_requests,
             packs: index.packs,

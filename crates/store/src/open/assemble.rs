@@ -13,7 +13,7 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
     Result, StoreId, format_bytes,
 };
-use dalsegno_far::{DirectoryTier, DirectoryTierOptions, Removal, Tier, WriterId, wait_for};
+use dalsegno_far::{LocationPath, Removal, Tier, WriterId};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
     BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, SystemClock,
@@ -36,10 +36,11 @@ use crate::device::Watched;
 use crate::engine::{Engine, Front};
 use crate::error::{no_thread, to_error, unavailable};
 use crate::far::follow::RemoveHere;
-use crate::far::lanes::{FAR_SHARE, FarLanes, LocalStore};
+use crate::far::lanes::{FarLanes, LocalStore};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
+use crate::open::far_location::{far_location, open_far};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
 use crate::read::arena::ArenaBacking;
 use crate::read::dram::Dram;
@@ -53,8 +54,6 @@ use crate::write::put::Writer;
 use crate::write::recent_removals::RecentRemovals;
 use crate::write::remove::{RemovalOrigin, Remover};
 
-/// How long opening waits for the size of the far file system, after it was opened.
-const FAR_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the removal of blocks may take that another store removed.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Files that a process has open in addition to segments: tables of an index, descriptors of the I/O engine, its own.
@@ -107,12 +106,27 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
         return Err(Error::invalid("the path is empty; give the store a directory"));
     }
     refuse_forked()?;
-    LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+    let far = far_location(path, config)?;
+    let created = LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
+    // A refused store leaves no directory. One that has a lock file is not empty, and stays.
+    parts_in(path, config, far, !created.is_empty())
+        .inspect_err(|_| LocalDirectory::remove_created(&created))
+}
+
+fn parts_in(
+    path: &Path,
+    config: &Config,
+    far: Option<LocationPath>,
+    is_new: bool,
+) -> Result<Parts> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     // Before the lock file is created: nothing is left in a directory that is not ours.
     let reader = DirectoryReader::open(path)?;
-    reader.facts(path)?;
+    let facts = reader.facts(path)?;
+    if is_new {
+        config.validate(facts.space)?;
+    }
     let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let facts = reader.facts(path)?;
     let mut limits = config.validate(facts.space)?;
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)
@@ -132,7 +146,7 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
     }
     let new_store =
         dalsegno_io::random_bytes().map(StoreId).map_err(|error| unavailable(path, error))?;
-    let far = open_far(&mut limits, &clock)?;
+    let far = far.map(|location| open_far(location, &mut limits, &clock)).transpose()?;
     Ok(Parts {
         device: Arc::new(device),
         clock,
@@ -174,7 +188,6 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         None => writer_id(log.store(), random_name()?),
     };
     let removal_notes = RemovalNotes::open(log.store_files(), writer, far.is_some());
-    let removal_notes = removal_notes.map(Arc::new);
     let far = match far {
         Some(tier) => {
             let (limits, clock) = (limits.clone(), Arc::clone(&clock));
@@ -258,28 +271,6 @@ fn start_helpers(
         _ => None,
     };
     Ok((OpenStore { engine, writer, merger, scrubber, records, space, far }, transfers))
-}
-
-/// Opens the directory of the far tier, if there is one, and completes its limits.
-fn open_far(limits: &mut Limits, clock: &Arc<dyn Clock>) -> Result<Option<Arc<dyn Tier>>> {
-    let Some(path) = limits.far.as_ref().map(Path::new) else { return Ok(None) };
-    let failed = |error: IoError| {
-        let message = format!(
-            "the far directory {} cannot be used; mount it and create it, or leave `far` out",
-            path.display()
-        );
-        Error::new(ErrorKind::Unavailable, message).with_source(error)
-    };
-    let options = DirectoryTierOptions { workers: limits.far_workers, ..Default::default() };
-    let tier = DirectoryTier::open(path, options, Arc::clone(clock)).map_err(failed)?;
-    if limits.far_capacity_bytes.is_none() && tier.facts().is_open {
-        match wait_for(clock, FAR_TIMEOUT, |ask| tier.space(ask)) {
-            Ok(space) => limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE),
-            Err(IoError::Deadline) => tracing::warn!("the far directory does not respond"),
-            Err(error) => return Err(failed(error)),
-        }
-    }
-    Ok(Some(Arc::new(tier)))
 }
 
 /// The random part of the name under which a store writes to a far location.

@@ -2,5 +2,6 @@
 
 pub(crate) mod assemble;
 pub(crate) mod directory;
+pub(crate) mod far_location;
 pub(crate) mod fill_index;
 pub(crate) mod log_and_index;

@@ -1,14 +1,15 @@
 //! Getting blocks, whole or by layer.
 //!
-//! 1. DRAM is read first, then the log. A block counts as a hit only after every slice was verified.
+//! 1. The index is asked first. DRAM serves the blocks that it holds, then the log is read. A block counts as a hit
+//!    only after every slice was verified.
 //! 2. A block with a bad slice is a miss. It is quarantined immediately, so no call reads it again. Its neighbours
 //!    stay.
 //! 3. A block that the device failed to read stays in the index, and is noted: a put writes it again.
 //! 4. A block that DRAM admits is read into its place there, and copied to the caller as it arrives. No call waits for
 //!    a read into a place that outlives it, so a deadline needs no staging buffer.
 //! 5. The far tier is read while the log is, and then for what the log could not return if the call has time left.
-//! 6. A block is looked up once, for DRAM and the log together; once more only if its segment was recycled between
-//!    lookup and read.
+//! 6. A block is looked up once, for DRAM and the log together. It is looked up again only if its segment was recycled
+//!    between lookup and read, or when it enters DRAM: then DRAM drops it if it was removed meanwhile.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -179,7 +179,9 @@ impl Remover<'_> {
             let announced = announced;
             space.run_blocking(&Call::background(), prepare)?;
             finish(&job_engine, announced.number)?;
-            own.iter().for_each(|own| own.part_done());
+            if let Some(own) = &own {
+                own.part_done();
+            }
             Ok(())
         };
         self.records.run_blocking(call, engine.clock.as_ref(), record).map_err(to_error)?;

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dalsegno_far::{
-    Ask, DirectoryTier, DirectoryTierOptions, Listed, Object, ObjectName, Tier, TierFacts, WriterId,
+    Ask, DirectoryTier, DirectoryTierOptions, Listed, Object, ObjectName, Tier, TierFacts,
+    TierState, WriterId,
 };
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space, SystemClock};
 
@@ -109,8 +110,9 @@ impl Source for HeldTier {
 
 impl Tier for HeldTier {
     fn facts(&self) -> TierFacts {
-        let is_open = !self.is_silent.load(Ordering::Relaxed);
-        TierFacts { is_open, ..self.directory.facts() }
+        let facts = self.directory.facts();
+        let is_silent = self.is_silent.load(Ordering::Relaxed);
+        TierFacts { state: if is_silent { TierState::Opening } else { facts.state }, ..facts }
     }
 
     fn file(&self, name: ObjectName) -> FileId {

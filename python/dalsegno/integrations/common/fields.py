@@ -6,9 +6,11 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
-_LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
+_ROPES = ("rope_parameters", "rope_scaling")
+# Kinds of rotary embeddings that depend on nothing but the model. Others, such as `dynamic` and
+# `longrope`, depend on the longest context.
+_LENGTH_INDEPENDENT = ("deepseek_yarn", "default", "linear", "llama3", "mrope", "yarn")
 
 
 def digest(value: object) -> str:
@@ -22,12 +24,21 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def rope_depends_on_length(config: Mapping[str, Any]) -> bool:
-    """Returns whether a model's rotary embedding depends on the longest context that is served."""
-    for name in ("rope_scaling", "rope_parameters"):
-        scaling = config.get(name)
-        if isinstance(scaling, Mapping):
-            kinds = [scaling, *(one for one in scaling.values() if isinstance(one, Mapping))]
-            if any(kind.get("rope_type", kind.get("type")) in _LENGTH_DEPENDENT for kind in kinds):
-                return True
-    return False
+def rope_depends_on_length(config: object, *, inside: bool = False) -> bool:
+    """Returns whether a model's rotary embedding may depend on the longest context that is served.
+
+    Args:
+        config: The model's configuration, or a part of it: models of images have one for text.
+        inside: Whether the part describes a rotary embedding.
+    """
+    if isinstance(config, list | tuple):
+        return any(rope_depends_on_length(one, inside=inside) for one in config)
+    if not isinstance(config, Mapping):
+        return False
+    kind = config.get("rope_type", config.get("type"))
+    if inside and isinstance(kind, str) and kind not in _LENGTH_INDEPENDENT:
+        return True
+    return any(
+        rope_depends_on_length(value, inside=inside or name in _ROPES)
+        for name, value in config.items()
+    )

@@ -1,22 +1,23 @@
-"""What a model's weights are, whatever their folder is called.
+"""The SHA-256 of files, remembered where that is certain.
 
-The fingerprint is the SHA-256 of every byte of every weight file. Samples, sizes or times would be
-cheaper and would let two sets of weights that differ elsewhere share blocks: wrong answers.
+A hash covers every byte. Samples, sizes or times would be cheaper and would let two models that
+differ elsewhere share blocks: wrong answers.
 
-1. A file's hash is remembered under its path together with size, device, inode, mtime and ctime
-   (nanoseconds); all must agree. Nobody can set a ctime, so a replaced file is read again even if
-   its size and mtime were kept.
-2. A file that changed less than two seconds before it was read is not remembered: a second change
+1. A file's hash is remembered under its path together with the run of the kernel, size, device,
+   inode, mtime and ctime (nanoseconds); all must agree. Nobody can set a ctime, so a replaced file
+   is read again even if its size and mtime were kept.
+2. Only where times can be trusted (`file_times.py`) is a hash remembered or a remembered one used.
+3. A file that changed less than two minutes before it was read is not remembered: a later change
    could carry the same times.
-3. A file that changes while it is read has no fingerprint: `UnavailableError`.
-4. The memory is one small file, replaced by one rename; losing it costs time, nothing else.
+4. A file that changes while it is read has no hash: `UnavailableError`.
+5. The memory is one small file, replaced by one rename; losing it costs time, nothing else. A
+   process without a cache folder has none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import tempfile
@@ -26,46 +27,31 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dalsegno import IncompatibleError, UnavailableError
+from dalsegno import UnavailableError
+from dalsegno.integrations.common import file_times
+from dalsegno.integrations.common.cache_folder import cache_directory
 
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 # A few hundred bytes each: the file stays below a megabyte.
 MOST_FILES = 2048
 THREADS = 8
-_SETTLED_NS = 2_000_000_000
 
 
-def cache_file() -> Path:
-    """Returns where hashes are remembered: `$XDG_CACHE_HOME/dalsegno/fingerprints.json`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dalsegno" / "fingerprints.json"
-
-
-def weight_files(model: Path) -> list[Path]:
-    """Returns the weight files of a model, sorted by name.
-
-    Args:
-        model: Folder of the model, or its only file.
-
-    Raises:
-        IncompatibleError: There are none.
-    """
-    if model.is_file():
-        return [model]
-    found = sorted(path for path in model.glob("*") if path.suffix in SUFFIXES and path.is_file())
-    if not found:
-        raise IncompatibleError(
-            f"{model} holds no weight file ({', '.join(SUFFIXES)}), so it is unknown whether two "
-            f"engines have the same weights; set weights_fingerprint to say so yourself"
-        )
-    return found
+def cache_file() -> Path | None:
+    """Returns where hashes are remembered, None if nowhere."""
+    folder = cache_directory()
+    return folder / "fingerprints.json" if folder else None
 
 
 def _stamp(path: Path) -> list[int]:
     """Returns what changes when a file does."""
     facts = path.stat()
     return [facts.st_size, facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
+
+
+def _entry(stamp: list[int], digest: str) -> dict[str, Any]:
+    """Returns what is remembered of a file."""
+    return {"boot": file_times.boot_id(), "stamp": stamp, "sha256": digest}
 
 
 def _hash(path: Path) -> tuple[str, list[int], bool]:
@@ -75,13 +61,15 @@ def _hash(path: Path) -> tuple[str, list[int], bool]:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if _stamp(path) != before:
         raise UnavailableError(f"{path} changed while it was read")
-    return digest, before, started - max(before[3], before[4]) > _SETTLED_NS
+    settled = started - max(before[3], before[4]) > file_times.SETTLED_NS
+    return digest, before, settled and file_times.trusted(path)
 
 
 def _remembered() -> dict[str, Any]:
     """Returns the remembered hashes, none if the file is missing or not ours."""
+    target = cache_file()
     try:
-        content = json.loads(cache_file().read_text(encoding="utf-8"))
+        content = json.loads(target.read_text(encoding="utf-8")) if target else {}
         files = content["files"] if content["version"] == CACHE_VERSION else {}
         return dict(files)
     except (OSError, ValueError, KeyError, TypeError):
@@ -90,12 +78,14 @@ def _remembered() -> dict[str, Any]:
 
 def _remember(entries: dict[str, Any]) -> None:
     """Adds hashes to the memory, newest last; a memory that cannot be written stays as it was."""
+    target = cache_file()
+    if target is None:
+        return
     known = _remembered()
     for name, entry in entries.items():
         known.pop(name, None)
         known[name] = entry
     kept = dict(list(known.items())[-MOST_FILES:])
-    target = cache_file()
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(prefix=".fingerprints-", dir=target.parent)
@@ -107,75 +97,41 @@ def _remember(entries: dict[str, Any]) -> None:
             Path(scratch).unlink(missing_ok=True)
 
 
+def _known(entry: object, path: Path) -> str | None:
+    """Returns the hash that an entry of the memory gives a file, None if it gives none."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+        return None
+    equal = entry == _entry(_stamp(path), entry["sha256"])
+    return entry["sha256"] if equal and file_times.trusted(path) else None
+
+
 def hash_files(paths: Iterable[Path]) -> dict[Path, str]:
     """Returns the SHA-256 of each file, from the memory where that is certain.
 
+    Args:
+        paths: Regular files, or links to some.
+
     Raises:
         UnavailableError: A file cannot be read or changes meanwhile.
     """
-    real = {path: path.resolve() for path in paths}
-    known, result, todo = _remembered(), {}, []
+    remembered, result = _remembered(), {}
+    todo: dict[Path, list[Path]] = {}
     try:
-        for path, target in real.items():
-            entry = known.get(str(target))
-            if isinstance(entry, dict) and entry.get("stamp") == _stamp(target):
-                result[path] = str(entry["sha256"])
+        for path in paths:
+            real = path.resolve()
+            if (digest := _known(remembered.get(str(real)), real)) is not None:
+                result[path] = digest
             else:
-                todo.append(path)
+                todo.setdefault(real, []).append(path)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="dalsegno-hash") as threads:
-            hashed = list(threads.map(_hash, [real[path] for path in todo]))
-    except OSError as error:
-        raise UnavailableError(f"the weights cannot be read: {error}") from error
-    result |= {path: digest for path, (digest, _, _) in zip(todo, hashed, strict=True)}
-    fresh = {
-        str(real[path]): {"stamp": stamp, "sha256": digest}
-        for path, (digest, stamp, settled) in zip(todo, hashed, strict=True)
-        if settled
-    }
+            hashed = list(threads.map(_hash, todo))
+    except (OSError, RuntimeError) as error:
+        raise UnavailableError(f"the model cannot be read: {error}") from error
+    fresh = {}
+    for (real, names), (digest, stamp, certain) in zip(todo.items(), hashed, strict=True):
+        result |= dict.fromkeys(names, digest)
+        if certain:
+            fresh[str(real)] = _entry(stamp, digest)
     if fresh:
         _remember(fresh)
     return result
-
-
-def weights_fingerprint(model: Path) -> str:
-    """Returns what stands for the weights of a model: 64 hexadecimal digits.
-
-    The names of the files belong to it, their folder does not.
-
-    Args:
-        model: Folder of the model, or its only file.
-
-    Raises:
-        IncompatibleError: There are no weight files.
-        UnavailableError: A file cannot be read or changes meanwhile.
-    """
-    hashes = hash_files(weight_files(model))
-    named = sorted((path.name, digest) for path, digest in hashes.items())
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
-
-
-def local_model(name: str, revision: str | None, download_dir: str | None) -> Path:
-    """Returns the folder or file from which an engine read a model.
-
-    Args:
-        name: The model as the engine was given it: a path or a name on the hub.
-        revision: Revision on the hub.
-        download_dir: The engine's setting of that name.
-
-    Raises:
-        IncompatibleError: There is none on this machine.
-    """
-    path = Path(name)
-    if path.exists():
-        return path
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        found = hub.snapshot_download(
-            name, revision=revision, cache_dir=download_dir, local_files_only=True
-        )
-        return Path(found)
-    except Exception as error:
-        raise IncompatibleError(
-            f"the weights of {name!r} are not on this machine, so it is unknown whether another "
-            f"engine has the same; set weights_fingerprint to say so yourself"
-        ) from error

@@ -87,9 +87,12 @@ def switch(name: str, value: object) -> bool:
 
 def text(name: str, value: object, most: int = 1024) -> str:
     """Checks a short text."""
-    if isinstance(value, str) and len(value.encode()) <= most:
-        return value
-    raise InvalidError(f"{name} is {value!r}; it must be text of at most {most} bytes")
+    if isinstance(value, str):
+        # A lone surrogate, as of an argument that is not UTF-8, has no encoding.
+        with contextlib.suppress(UnicodeEncodeError):
+            if len(value.encode()) <= most:
+                return value
+    raise InvalidError(f"{name} is {value!r}; it must be text of at most {most} bytes in UTF-8")
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def far_write(name: str, value: object) -> str:
 # Settings of the store that need no "store": they stand beside the integration's own.
 _OF_STORE: dict[str, Check] = {
     "capacity": byte_count,
-    "far": lambda name, value: str(local_path(text(name, value, 4096))),
+    "far": lambda name, value: str(local_path(text(name, value, 4096), name)),
     "far_capacity": byte_count,
     "far_workers": lambda name, value: count(name, value, 64),
     "far_write": far_write,
@@ -217,7 +220,7 @@ class StoreSettings:
             raise InvalidError(
                 f'{who} needs "path", the directory of the store, or "unix:" and a server\'s socket'
             )
-        path = Path(store_path(text("path", given["path"], 4096))).expanduser()
+        path = Path(store_path(text("path", given["path"], 4096), "path"))
         settings = cls(path=path, **checked(given, cls.CHECKS))
         settings._check_duplicates(where)
         return settings

@@ -30,8 +30,9 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
-from dalsegno import UnavailableError
-from dalsegno.integrations.common.fingerprint import weights_fingerprint
+from dalsegno import IncompatibleError, UnavailableError
+from dalsegno.integrations.common.fields import digest
+from dalsegno.integrations.common.model_files import ModelFiles, is_weight
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.lmcache.keys import FORMAT, Hasher, by_model
 from dalsegno.integrations.lmcache.meter import Meter
@@ -47,6 +48,31 @@ SHUTDOWN_S = 10.0
 # How long a deletion waits until it is durable. The objects are gone at once.
 DELETE_S = 2.0
 _UNBOUNDED = 1 << 62
+# Later than any file's times.
+NEVER_NS = 1 << 62
+
+
+def _content(settings: AdapterSettings) -> dict[str, str]:
+    """Returns what stands for the files of the model that is served.
+
+    Raises:
+        IncompatibleError: The model's folder holds no weights.
+        UnavailableError: A file cannot be read.
+    """
+    if settings.weights_fingerprint:
+        return {"weights": f"stated:{settings.weights_fingerprint}"}
+    folder = Path(settings.model)
+    # The engines read the files, perhaps later: no time is known before which they did not.
+    files = ModelFiles(since_ns=NEVER_NS)
+    found = files.of_path(folder)
+    if not folder.exists() or (not files.doubts and not any(map(is_weight, found))):
+        raise IncompatibleError(
+            f'{folder} holds no weight file, so it is unknown whether "model" is the served model; '
+            f"set weights_fingerprint to say what is served"
+        )
+    if files.doubts:
+        raise UnavailableError("; ".join(files.doubts))
+    return {"weights": digest(found)}
 
 
 class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
@@ -86,11 +112,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what finds and opens the namespaces."""
         settings = self._settings
-        if settings.model:
-            weights = weights_fingerprint(Path(settings.model).expanduser())
-        else:
-            weights = f"stated:{settings.weights_fingerprint}"
-        identity = {"source": FORMAT, "weights": weights, "salt": settings.salt}
+        identity = {"source": FORMAT, **_content(settings), "salt": settings.salt}
 
         def namespaces(store: Any, epoch: Mapping[str, str]) -> Spaces:
             return Spaces(store, {**identity, **epoch}, settings.codec)
@@ -294,6 +316,16 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             sizes = [namespace.block_bytes for namespace in opened.namespaces.values()]
             mean = sum(sizes) / max(1, len(sizes))
         return round(int(opened.store.stats()["blocks"]) * mean)
+
+    def get_memory_tags(self) -> Any:
+        """Returns where the objects are, for LMCache 0.5.7 and later: `MemoryTags`.
+
+        They are in storage. That is remote if other hosts share it, so with a far location.
+        """
+        from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags
+
+        residency = MemoryResidency.REMOTE if self._settings.far else MemoryResidency.LOCAL
+        return MemoryTags(MemorySegment.STORAGE, residency)
 
     def report_status(self) -> dict[str, Any]:
         """Returns what the adapter counted, and whether it has its store.

@@ -8,6 +8,13 @@ from typing import Any, ClassVar
 
 from dalsegno import InvalidError
 from dalsegno.integrations.common.settings import Check, StoreSettings, byte_count, count, text
+from dalsegno.paths import local_path
+
+
+def _model(name: str, value: object) -> str:
+    """Checks the path of a model; empty means that none is given."""
+    given = text(name, value, 4096)
+    return str(local_path(given, name)) if given else ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class AdapterSettings(StoreSettings):
         "max_load_tasks": count,
         "max_store_tasks": count,
         "max_store_bytes": byte_count,
-        "model": text,
+        "model": _model,
     }
 
     @classmethod

@@ -1,18 +1,19 @@
 """Who may share pages: the fields of a namespace, from what SGLang knows.
 
 A page hash of SGLang covers the tokens, the name of the LoRA adapter and the salt of a prompt, but
-nothing of the model. These fields cover the rest: the model, its weights and configuration, how its
+nothing of the model. These fields cover the rest: the model, its files and configuration, how its
 KV is computed and laid out, and which part of it a rank holds.
 
-1. What cannot be established is refused (`IncompatibleError`), never guessed.
-2. What differs from run to run by design (random weights) gets a random field: then nothing is
-   shared between processes.
+1. Every file, option and variable counts, except those in `excluded.toml`.
+2. What cannot be established gets a random field, and so does what differs from run to run by
+   design (random weights): then nothing is shared between processes. The log says why.
 3. Long values are hashed: a field has at most 1,024 bytes and all of them fit into a sector.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +22,18 @@ from typing import Any
 
 import sglang
 import torch
+from sglang.srt import environ
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
-from dalsegno import IncompatibleError
+from dalsegno.integrations.common import excluded
 from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_length
-from dalsegno.integrations.common.fingerprint import hash_files, local_model, weights_fingerprint
+from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
+from dalsegno.integrations.common.options import Options, libraries, variables
 from dalsegno.integrations.sglang.pools import PoolPages
+
+logger = logging.getLogger("sglang.dalsegno")
 
 MAMBA = str(PoolName.MAMBA)
 # Ways of loading that read the files of the model's folder and nothing else.
@@ -44,83 +49,89 @@ LOCAL_FORMATS = (
     "pt",
     "safetensors",
 )
-# Options of the server that change what the KV holds, beside the model's files.
-_MODEL_OPTIONS = (
-    "custom_weight_loader",
-    "dtype",
-    "json_model_override_args",
-    "kv_cache_dtype",
-    "model_config_parser",
-    "model_impl",
-    "model_loader_extra_config",
-    "modelopt_quant",
-    "qsa_indexer_dtype",
-    "quantization",
-    "quantize_and_serve",
-    "rl_quant_profile",
-    "trust_remote_code",
-)
-_ATTENTION_OPTIONS = (
-    "attention_backend",
-    "decode_attention_backend",
-    "dsa_prefill_backend",
-    "linear_attn_backend",
-    "linear_attn_prefill_backend",
-    "mamba_backend",
-    "mamba_ssm_dtype",
-    "prefill_attention_backend",
-    "prefill_kv_cache_dequant_dtype",
-    "rl_on_policy_target",
-)
-_DRAFT_OPTIONS = (
-    "speculative_algorithm",
-    "speculative_draft_kv_cache_dtype",
-    "speculative_draft_model_quantization",
-    "speculative_draft_model_revision",
-)
+PLUGINS = ("sglang.srt.plugins",)
+# Options by which the KV of a prompt comes from embeddings that another process computed.
+_OTHER_ENCODERS = ("enable_mm_global_cache", "encoder_urls", "language_only")
 
 
-def _weights(args: Any, name: str, revision: str | None, load_format: str, stated: str) -> str:
-    """Returns what stands for the weights of a model.
+def environment() -> dict[str, str]:
+    """Returns the variables of the environment that count."""
+    lists = excluded.load(__package__)
+    skipped = {**lists["environment"], **lists["other_environment"]}
+    known = [name for name in vars(type(environ.envs)) if name.isupper()]
+    return dict(variables(("SGLANG_", "SGL_"), known, skipped))
 
-    Raises:
-        IncompatibleError: Nothing does.
-        UnavailableError: A file cannot be read.
-    """
+
+def machine_fields() -> dict[str, str]:
+    """Returns what the bytes of a page owe to this machine, this SGLang and its libraries."""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"cpu {platform.machine()}"
+    return {
+        "engine": f"sglang {sglang.__version__}",
+        "device": device,
+        "environment": digest(environment()),
+        "libraries": digest(libraries(PLUGINS)),
+    }
+
+
+def _weights(files: ModelFiles, load_format: str, stated: str) -> str:
+    """Returns what stands for weights that are not in files; empty if the files do."""
     if stated:
         return f"stated:{stated}"
     if load_format == "dummy":
         return f"random:{nonce()}"
     if load_format not in LOCAL_FORMATS:
-        raise IncompatibleError(
-            f"SGLang loads the weights with load_format {load_format!r}, which this version of "
-            f"Dalsegno cannot fingerprint; set weights_fingerprint to say what they are"
+        files.doubt(
+            f"load_format {load_format!r} does not read the weights from the model's folder; "
+            f"set weights_fingerprint to say what they are"
         )
-    return weights_fingerprint(local_model(name, revision, args.download_dir))
+    return ""
 
 
-def _config(args: Any, stated: str) -> dict[str, str]:
-    """Returns the fields of the model's configuration; none if its user vouches for the weights.
+def _content(
+    files: ModelFiles, args: Any, name: str, revision: str | None, weights: str
+) -> dict[str, str]:
+    """Returns the fields of the files of a model.
 
-    Raises:
-        IncompatibleError: There is no configuration.
-        UnavailableError: It cannot be read.
+    Args:
+        files: Reads them.
+        args: SGLang's options.
+        name: The model, as the option names it.
+        revision: Its revision.
+        weights: Stands for the weights if they are not in files; empty else.
     """
-    try:
-        file = local_model(args.model_path, args.revision, args.download_dir) / "config.json"
-    except IncompatibleError:
-        if stated:
-            return {"context_length": str(args.context_length or "")}
-        raise
-    if not file.is_file():
-        return {"context_length": str(args.context_length or "")}
-    fields = {"config": hash_files([file])[file]}
-    if rope_depends_on_length(json.loads(file.read_text(encoding="utf-8"))):
+    found = files.of_name(name, revision, args.download_dir, stated=bool(weights))
+    if not weights and found and not any(map(is_weight, found)):
+        files.doubt(f"no weights are in the folder of {name!r}")
+    parts: dict[str, object] = {}
+    config = _config(files, name, revision)
+    for part in named_models(config):
+        parts[part] = files.of_name(part)
+    if args.trust_remote_code:
+        parts["code"] = files.code(name, revision, None)
+    fields = {
+        "weights": weights or digest({k: v for k, v in found.items() if is_weight(k)}),
+        "files": digest({k: v for k, v in found.items() if not is_weight(k)}),
+        "parts": digest(parts) if parts else "",
+    }
+    # Without a configuration nothing is known of the rotary embedding.
+    if not config or rope_depends_on_length(config):
         fields["context_length"] = str(args.context_length or "")
     return fields
 
 
-def _adapters(args: Any) -> str:
+def _config(files: ModelFiles, name: str, revision: str | None) -> object:
+    """Returns the content of a model's `config.json`; None if there is none."""
+    folder = files.folder(name, revision)
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
+    except (OSError, ValueError):
+        return None
+
+
+def _adapters(files: ModelFiles, args: Any) -> str:
     """Returns what stands for the LoRA adapters that the server was started with.
 
     SGLang's hash covers their names and paths, not their weights. Adapters that are loaded later
@@ -128,68 +139,62 @@ def _adapters(args: Any) -> str:
     """
     found = {}
     for adapter in args.lora_paths or ():
-        path = Path(str(getattr(adapter, "lora_path", adapter)))
-        files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else []
-        if not files:
-            return f"unknown:{nonce()}"
-        hashes = hash_files(files)
-        found[path.name] = sorted((str(one.relative_to(path)), hashes[one]) for one in files)
+        name = str(getattr(adapter, "lora_path", adapter)).rpartition("=")[2]
+        found[str(adapter)] = files.of_name(name)
     return digest(found) if found else ""
 
 
-def _draft(args: Any) -> dict[str, str]:
-    """Returns the fields of the draft model, none without speculation."""
-    if not args.speculative_algorithm:
-        return {}
-    fields = {name: str(getattr(args, name, "")) for name in _DRAFT_OPTIONS}
+def _draft(files: ModelFiles, args: Any) -> dict[str, str]:
+    """Returns the fields of the draft model, none without one."""
     name = args.speculative_draft_model_path
-    if name and name != args.model_path:
-        revision = args.speculative_draft_model_revision
-        load_format = args.speculative_draft_load_format or args.load_format
-        fields["draft_weights"] = _weights(args, name, revision, load_format, "")
-    return {"draft": digest(fields)}
+    if not args.speculative_algorithm or not name or name == args.model_path:
+        return {}
+    weights = _weights(files, args.speculative_draft_load_format or args.load_format, "")
+    revision = args.speculative_draft_model_revision
+    return {"draft": digest(_content(files, args, name, revision, weights))}
 
 
-def machine_fields() -> dict[str, str]:
-    """Returns what the bytes of a page owe to this machine and this SGLang."""
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    else:
-        device = f"cpu {platform.machine()}"
-    return {"engine": f"sglang {sglang.__version__}", "device": device}
+def _doubt_sources(files: ModelFiles, args: Any) -> None:
+    """Notes doubts about what reaches the KV from other places than the model's files."""
+    for name in _OTHER_ENCODERS:
+        if getattr(args, name, None):
+            files.doubt(f"{name} takes embeddings from other processes")
+    if environ.envs.SGLANG_USE_MODELSCOPE.get() and not Path(args.model_path).exists():
+        files.doubt("SGLANG_USE_MODELSCOPE is set, and ModelScope's cache is not known here")
+
+
+def engine_options(files: ModelFiles, args: Any) -> object:
+    """Returns every option of the server that counts."""
+    return Options(files, excluded.load(__package__)["options"]).value(args)
 
 
 def engine_identity(salt: str = "", stated: str = "") -> dict[str, str]:
     """Returns the fields that all pools of this process share.
 
-    The first call for a model reads every byte of its weights (269 MB take about a quarter of a
-    second, larger models as long as their files take to read); later ones read the file times.
+    SGLang calls it after it has loaded the model. The first call for a model reads every byte of
+    its files (269 MB take about a quarter of a second, larger models as long as their files take
+    to read); later ones read the file times where those can be trusted.
 
     Args:
         salt: The tenant's salt.
         stated: Fingerprint of the weights that the user vouches for; the files decide if empty.
-
-    Raises:
-        IncompatibleError: Something that the fields need cannot be established.
-        UnavailableError: A weight file cannot be read.
     """
-    args = get_server_args()
-    options = {name: str(getattr(args, name, "")) for name in _MODEL_OPTIONS}
-    scales = args.quantization_param_path
-    if scales:
-        options["kv_scales"] = hash_files([Path(scales)])[Path(scales)]
-    return {
+    args, files = get_server_args(), ModelFiles()
+    weights = _weights(files, args.load_format, stated)
+    fields = {
         **machine_fields(),
         "model": Path(args.model_path).name,
-        "revision": str(args.revision or ""),
-        "weights": _weights(args, args.model_path, args.revision, args.load_format, stated),
-        **_config(args, stated),
-        "options": digest(options),
-        "attention": digest({name: str(getattr(args, name, "")) for name in _ATTENTION_OPTIONS}),
-        "adapters": _adapters(args),
-        **_draft(args),
+        **_content(files, args, args.model_path, args.revision, weights),
+        "adapters": _adapters(files, args),
+        **_draft(files, args),
         "salt": salt,
     }
+    if args.tokenizer_path and args.tokenizer_path != args.model_path:
+        # Processors of images and sound use it too.
+        fields["tokenizer"] = digest(files.of_name(args.tokenizer_path, stated=True))
+    _doubt_sources(files, args)
+    fields["options"] = digest(engine_options(files, args))
+    return {**fields, **files.certainty(logger)}
 
 
 def _replica() -> int:

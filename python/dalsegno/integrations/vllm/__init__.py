@@ -1,10 +1,11 @@
 """vLLM: Dalsegno as a secondary tier of vLLM's KV offloading.
 
-Three names for vLLM's configuration, each loaded when it is first asked for:
+Four names for vLLM's configuration, each loaded when it is first asked for:
 
 * `DalsegnoConnector`: the whole connection with a flat configuration; start here.
 * `DalsegnoTier`: the tier alone, for a configuration of vLLM's own `OffloadingConnector`.
-* `DalsegnoCpuSpec`: vLLM's tiering on its CPU platform, where it has none of its own.
+* `DalsegnoSpec`: vLLM's tiering, with memory that goes with the engine's processes.
+* `DalsegnoCpuSpec`: the same on vLLM's CPU platform, where vLLM has no tiering of its own.
 
 Importing this package imports neither vLLM nor the store.
 """
@@ -17,16 +18,21 @@ from dalsegno.integrations.common import lazy
 
 if TYPE_CHECKING:
     from dalsegno.integrations.vllm.connector import DalsegnoConnector
-    from dalsegno.integrations.vllm.spec import DalsegnoCpuSpec
+    from dalsegno.integrations.vllm.spec import DalsegnoCpuSpec, DalsegnoSpec
     from dalsegno.integrations.vllm.tier import DalsegnoTier
 
-__all__ = ["DalsegnoConnector", "DalsegnoCpuSpec", "DalsegnoTier"]
+__all__ = ["DalsegnoConnector", "DalsegnoCpuSpec", "DalsegnoSpec", "DalsegnoTier"]
 
-_HOMES = {"DalsegnoConnector": "connector", "DalsegnoCpuSpec": "spec", "DalsegnoTier": "tier"}
+_HOMES = {
+    "DalsegnoConnector": "connector",
+    "DalsegnoCpuSpec": "spec",
+    "DalsegnoSpec": "spec",
+    "DalsegnoTier": "tier",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Loads one of the three classes.
+    """Loads one of these classes.
 
     Raises:
         ImportError: vLLM is missing, or a version that the integration does not know.

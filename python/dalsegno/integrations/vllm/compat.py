@@ -124,3 +124,34 @@ def region_arguments(region: type, spec: Any, rank: int | None) -> dict[str, Any
         "num_blocks": spec.num_blocks,
         "kv_bytes_per_block": spec.kv_bytes_per_chunk,
     }
+
+
+def made_file(region: Any) -> bool:
+    """Whether a `SharedOffloadRegion` made its file, and will remove it; others joined it."""
+    return bool(getattr(region, "_creator", True))
+
+
+def disown_file(region: Any) -> None:
+    """Keeps a `SharedOffloadRegion` from removing its file."""
+    region._creator = False  # noqa: SLF001 - vLLM has no method for it
+
+
+def region_of(worker: Any) -> Any:
+    """Returns the mapping of the primary tier that vLLM's worker owns, None if it has none."""
+    return getattr(worker, "_mmap_region", None)
+
+
+def primary_tier(spec: Any) -> Any:
+    """Returns the primary tier behind a spec, None until its manager is made."""
+    return getattr(getattr(spec, "_manager", None), "primary_tier", None)
+
+
+def has_free_row(primary: Any) -> bool:
+    """Whether a primary tier can take one more block; True if its version hides that."""
+    for unit in ("chunks", "blocks"):
+        free = getattr(primary, f"_get_num_free_{unit}", None)
+        evictable = getattr(primary, f"_num_evictable_cache_{unit}", None)
+        if free is not None and evictable is not None:
+            total = getattr(primary, f"_num_{unit}", 0)
+            return bool(free() > 0 or evictable > 0 or total == 0)
+    return True

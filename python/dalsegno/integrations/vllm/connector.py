@@ -10,12 +10,17 @@ and the identity of the model, which only a connector sees.
 
 1. The flat configuration becomes vLLM's own before vLLM reads it, in every process.
 2. Only the scheduler's side establishes the identity; it reads the weights the first time.
-3. Requests of LoRA adapters keep away from the store: vLLM's hashes know an adapter by its name
-   and path, so an adapter retrained under the same path would find its old blocks.
+3. A load that fails is computed. vLLM's default ends such requests, and vLLM does not record
+   whether its user set that: it counts as set where the command line or its file names it.
+4. A start that is refused leaves no file in `/dev/shm`.
+5. Requests with inputs that vLLM's block hashes do not commit to keep away from the store
+   (`inputs.py`). An adapter retrained under the same path would find its old blocks.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -23,11 +28,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from dalsegno.integrations.vllm import identity
-from dalsegno.integrations.vllm.settings import TIER_TYPE, expand
-from dalsegno.integrations.vllm.tier import DalsegnoTier
+from dalsegno.integrations.vllm import doors, identity, shared_memory
+from dalsegno.integrations.vllm.settings import FAILURE_POLICY, TIER_TYPE, expand
 
 logger = init_logger("vllm.dalsegno")
+
+# A larger file is no configuration of vLLM's.
+_CONFIG_BYTES = 1 << 20
 
 
 def configure(vllm_config: Any) -> dict[str, Any]:
@@ -45,8 +52,43 @@ def configure(vllm_config: Any) -> dict[str, Any]:
     transfer = vllm_config.kv_transfer_config
     extra = expand(transfer.kv_connector_extra_config, on_cpu=current_platform.is_cpu())
     transfer.kv_connector_extra_config = extra
+    current = getattr(transfer, FAILURE_POLICY, "fail")
+    setattr(transfer, FAILURE_POLICY, _failure_policy(current, extra))
     tiers: list[dict[str, Any]] = extra["secondary_tiers"]
     return next(tier for tier in tiers if tier["type"] == TIER_TYPE)
+
+
+def _failure_policy(current: str, extra: dict[str, Any]) -> str:
+    """Returns what vLLM does with a request whose load failed: `recompute` unless the user chose.
+
+    Args:
+        current: vLLM's setting, `fail` by default.
+        extra: `kv_connector_extra_config`.
+    """
+    chosen = extra.get(FAILURE_POLICY)
+    if chosen is None:
+        chosen = current if _names_failure_policy(sys.argv[1:]) else "recompute"
+    return str(chosen)
+
+
+def _names_failure_policy(arguments: list[str]) -> bool:
+    """Whether a command line, or the configuration file that it names, sets the policy.
+
+    vLLM's processes have the command line of the one that started them.
+    """
+    for place, argument in enumerate(arguments):
+        if FAILURE_POLICY in argument.replace("-", "_"):
+            return True
+        option, _, value = argument.partition("=")
+        if option == "--config":
+            try:
+                with Path(value or arguments[place + 1]).open("rb") as file:
+                    content = file.read(_CONFIG_BYTES)
+            except (OSError, IndexError, ValueError):
+                continue
+            if FAILURE_POLICY.encode() in content.replace(b"-", b"_"):
+                return True
+    return False
 
 
 class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
@@ -64,21 +106,25 @@ class DalsegnoConnector(OffloadingConnector):  # type: ignore[misc]
             InvalidError: The configuration is wrong.
             IncompatibleError: The model or the store cannot be used with this version.
         """
-        tier = configure(vllm_config)
-        if role == KVConnectorRole.SCHEDULER:
-            tier["identity"] = identity.engine_identity(
-                vllm_config, kv_cache_config, tier.get("weights_fingerprint", "")
+        is_scheduler = role == KVConnectorRole.SCHEDULER
+        try:
+            tier = configure(vllm_config)
+            if is_scheduler:
+                tier["identity"] = identity.engine_identity(
+                    vllm_config, kv_cache_config, tier.get("weights_fingerprint", "")
+                )
+            else:
+                doors.watch_worker(vllm_config.kv_transfer_config.engine_id)
+            super().__init__(vllm_config, role, kv_cache_config)
+        except BaseException:
+            if is_scheduler:
+                shared_memory.forget(vllm_config.kv_transfer_config.engine_id)
+            raise
+        if is_scheduler and vllm_config.kv_transfer_config.kv_load_failure_policy == "fail":
+            logger.warning(
+                "kv_load_failure_policy is fail, as you set it: vLLM ends a request with an error "
+                "if a block that was promised is not delivered. Set it to recompute."
             )
-        super().__init__(vllm_config, role, kv_cache_config)
-
-    def on_new_request(self, request: Any) -> None:
-        """Names requests that the tier must not serve."""
-        if getattr(request, "lora_request", None) is not None:
-            manager = self.connector_scheduler.manager
-            for tier in getattr(manager, "secondary_tiers", ()):
-                if isinstance(tier, DalsegnoTier):
-                    tier.bypass(request.request_id)
-        super().on_new_request(request)
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *arguments: Any, **options: Any) -> Any:

@@ -8,28 +8,34 @@ model. These fields cover the rest. Two ways lead here:
   connector hides options that change the KV (`HIDDEN_OPTIONS`): the operator vouches
   for them with `options_fingerprint`, or is refused.
 
-1. What cannot be established is refused (`IncompatibleError`), never guessed.
-2. What differs from run to run by design (random weights, scales found while running) gets a
-   random field: then nothing is shared between processes.
+1. Every file, option and variable counts, except those in `excluded.toml`.
+2. What cannot be established gets a random field, and so does what differs from run to run by
+   design (random weights, scales found while running): then nothing is shared between processes.
+   The log says why.
 3. Long values are hashed: a field has at most 1,024 bytes and all of them fit into a sector.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import vllm
+import vllm.envs
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from dalsegno import IncompatibleError
+from dalsegno.integrations.common import excluded
 from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_length
-from dalsegno.integrations.common.fingerprint import hash_files, local_model, weights_fingerprint
+from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
+from dalsegno.integrations.common.options import Options, libraries, variables, without_noise
 from dalsegno.integrations.vllm import compat
+
+logger = init_logger("vllm.dalsegno")
 
 # The block hashes of vLLM that are cryptographic; others collide on purpose.
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
@@ -47,16 +53,27 @@ LOCAL_FORMATS = (
     "safetensors",
 )
 # What changes the values or the layout of the KV, and is not in vLLM's `OffloadingConfig`.
-HIDDEN_OPTIONS = "--quantization, --hf-overrides, --attention-backend or LoRA adapters"
-_CONFIG_NOISE = ("_name_or_path", "transformers_version")
+HIDDEN_OPTIONS = (
+    "--quantization, --hf-overrides, --attention-backend, --mm-processor-kwargs or LoRA adapters"
+)
+PLUGINS = ("vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins")
+
+
+def environment() -> dict[str, str]:
+    """Returns the variables of the environment that count."""
+    lists = excluded.load(__package__)
+    skipped = {**lists["environment"], **lists["other_environment"]}
+    known = getattr(vllm.envs, "environment_variables", {})
+    return dict(variables(("VLLM_",), known, skipped))
 
 
 def machine_fields() -> dict[str, str]:
-    """Returns what the bytes of a block owe to this machine and this vLLM."""
+    """Returns what the bytes of a block owe to this machine, this vLLM and its libraries."""
     fields = {
         "engine": f"vllm {vllm.__version__}",
         "device": str(current_platform.get_device_name() or platform.machine()),
-        "attention_env": os.environ.get("VLLM_ATTENTION_BACKEND", ""),
+        "environment": digest(environment()),
+        "libraries": digest(libraries(PLUGINS)),
     }
     if current_platform.is_cpu():
         import torch
@@ -70,71 +87,111 @@ def machine_fields() -> dict[str, str]:
     return fields
 
 
-def _weights(model_config: Any, load_config: Any, stated: str) -> str:
-    """Returns the fingerprint of the weights that vLLM loaded."""
+def _content_fields(content: Mapping[str, str], weights: str) -> dict[str, str]:
+    """Returns what stands for a model's files.
+
+    Args:
+        content: The hash of each file, by its name.
+        weights: Stands for the weights if they are not in files; empty else.
+    """
+    return {
+        "weights": weights or digest({k: v for k, v in content.items() if is_weight(k)}),
+        "files": digest({k: v for k, v in content.items() if not is_weight(k)}),
+    }
+
+
+def _weights(files: ModelFiles, load_config: Any, stated: str) -> str:
+    """Returns what stands for weights that are not in files; empty if the files do."""
     if stated:
         return f"stated:{stated}"
     load_format = str(getattr(load_config.load_format, "value", load_config.load_format))
     if load_format == "dummy":
         return f"random:{nonce()}"
     if load_format not in LOCAL_FORMATS:
-        raise IncompatibleError(
-            f"vLLM loads the weights with load_format {load_format!r}, which this version of "
-            f"Dalsegno cannot fingerprint; set weights_fingerprint to say what they are"
+        files.doubt(
+            f"load_format {load_format!r} does not read the weights from the model's folder; "
+            f"set weights_fingerprint to say what they are"
         )
-    name = getattr(model_config, "model_weights", "") or model_config.model
-    return weights_fingerprint(local_model(name, model_config.revision, load_config.download_dir))
+    return ""
 
 
-def _model_fields(prefix: str, model_config: Any, load_config: Any, stated: str) -> dict[str, str]:
+def _model_fields(
+    files: ModelFiles, model_config: Any, load_config: Any, stated: str
+) -> dict[str, str]:
     """Returns the fields of one model: the served one, or a draft."""
-    config = model_config.hf_config.to_dict()
-    for name in _CONFIG_NOISE:
-        config.pop(name, None)
+    one, config = model_config, model_config.hf_config.to_dict()
+    weights = _weights(files, load_config, stated)
+    name = getattr(one, "model_weights", "") or one.model
+    content: dict[str, str] = {}
+    for place in dict.fromkeys((one.model, name)):
+        content |= files.of_name(
+            place, one.revision, load_config.download_dir, stated=bool(weights)
+        )
+    if not weights and content and not any(map(is_weight, content)):
+        files.doubt(f"no weights are in the folder of {one.model!r}")
+    # Weights of parts that a model's configuration takes from other models.
+    parts = {part: files.of_name(part) for part in named_models(config)}
+    if one.tokenizer and one.tokenizer != one.model:
+        # Processors of images and sound use it too.
+        parts["tokenizer"] = files.of_name(one.tokenizer, one.tokenizer_revision, stated=True)
+    if one.trust_remote_code:
+        code = files.code(one.model, one.revision, one.code_revision)
+        parts["code"] = {"elsewhere": code}
     fields = {
-        "model": Path(model_config.model).name,
-        "revision": f"{model_config.revision or ''} {model_config.code_revision or ''}".strip(),
-        "weights": _weights(model_config, load_config, stated),
-        "config": digest(config),
-        "dtype": str(model_config.dtype).removeprefix("torch."),
-        "quantization": str(model_config.quantization or ""),
+        "model": Path(one.model).name,
+        **_content_fields(content, weights),
+        "parts": digest(parts) if parts else "",
+        "config": digest(without_noise(config)),
+        "dtype": str(one.dtype).removeprefix("torch."),
+        "quantization": str(one.quantization or ""),
     }
     if rope_depends_on_length(config):
-        fields["max_model_len"] = str(model_config.max_model_len)
-    return {f"{prefix}{name}": value for name, value in fields.items()}
-
-
-def _cache_fields(vllm_config: Any) -> dict[str, str]:
-    """Returns the fields of the KV cache: how its bytes are computed and laid out."""
-    cache = vllm_config.cache_config
-    algorithm = str(cache.prefix_caching_hash_algo)
-    if algorithm not in HASH_ALGORITHMS:
-        raise IncompatibleError(
-            f"vLLM's prefix_caching_hash_algo is {algorithm!r}, whose hashes can collide; "
-            f"use {' or '.join(HASH_ALGORITHMS)}"
-        )
-    attention = getattr(vllm_config, "attention_config", None)
-    fields = {
-        "hash": algorithm,
-        "cache_dtype": " ".join(
-            str(getattr(cache, name, ""))
-            for name in ("cache_dtype", "mamba_cache_dtype", "mamba_ssm_cache_dtype")
-        ),
-        "cache_skip": ",".join(getattr(cache, "kv_cache_dtype_skip_layers", ())),
-        "backend": " ".join(
-            str(getattr(attention, name, "")) for name in ("backend", "backend_per_kind")
-        ),
-    }
-    if getattr(cache, "calculate_kv_scales", False):
-        fields["scales"] = f"random:{nonce()}"
+        fields["max_model_len"] = str(one.max_model_len)
     return fields
+
+
+def _doubt_sources(files: ModelFiles, vllm_config: Any) -> None:
+    """Notes doubts about what reaches the KV from other places than the model's files."""
+    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
+    if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and not getattr(
+        multimodal, "mm_encoder_fp8_scale_path", None
+    ):
+        files.doubt("the scales of mm_encoder_attn_dtype fp8 are found while the engine runs")
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        files.doubt("calculate_kv_scales finds scales while the engine runs")
+    encoders = getattr(vllm_config, "ec_transfer_config", None)
+    if encoders is not None and encoders.is_ec_consumer:
+        files.doubt("ec_transfer_config takes embeddings from another engine")
+    if vllm.envs.VLLM_USE_MODELSCOPE and not Path(vllm_config.model_config.model).exists():
+        files.doubt("VLLM_USE_MODELSCOPE is set, and ModelScope's cache is not known here")
+
+
+def engine_options(files: ModelFiles, vllm_config: Any) -> object:
+    """Returns every option of vLLM's configuration that counts."""
+    return Options(files, excluded.load(__package__)["options"]).value(vllm_config)
+
+
+def _hash_algorithm(cache: Any) -> str:
+    """Returns how vLLM makes block hashes.
+
+    Raises:
+        IncompatibleError: They can collide.
+    """
+    algorithm = str(cache.prefix_caching_hash_algo)
+    if algorithm in HASH_ALGORITHMS:
+        return algorithm
+    raise IncompatibleError(
+        f"vLLM's prefix_caching_hash_algo is {algorithm!r}, whose hashes can collide; "
+        f"use {' or '.join(HASH_ALGORITHMS)}"
+    )
 
 
 def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") -> dict[str, str]:
     """Returns the fields that vLLM's whole configuration gives.
 
-    The first call for a model reads every byte of its weights (269 MB take about a quarter of a
-    second, larger models as long as their files take to read); later ones read the file times.
+    vLLM calls it after it has loaded the model. The first call for a model reads every byte of its
+    files (269 MB take about a quarter of a second, larger models as long as their files take to
+    read); later ones read the file times where those can be trusted.
 
     Args:
         vllm_config: vLLM's configuration.
@@ -142,20 +199,28 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
         stated: Fingerprint of the weights that the user vouches for; the files decide if empty.
 
     Raises:
-        IncompatibleError: Something that the fields need cannot be established.
-        UnavailableError: A weight file cannot be read.
+        IncompatibleError: vLLM's block hashes can collide.
     """
-    load = vllm_config.load_config
-    fields = {"source": "engine", **machine_fields(), **_cache_fields(vllm_config)}
-    fields |= _model_fields("", vllm_config.model_config, load, stated)
-    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    load, cache, files = vllm_config.load_config, vllm_config.cache_config, ModelFiles()
+    fields = {
+        "source": "engine",
+        **machine_fields(),
+        "hash": _hash_algorithm(cache),
+        "cache_dtype": str(cache.cache_dtype),
+        **_model_fields(files, vllm_config.model_config, load, stated),
+    }
+    speculative = getattr(vllm_config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
     if draft is not None and draft.model != vllm_config.model_config.model:
-        fields |= _model_fields("draft_", draft, load, "")
+        of_draft = getattr(speculative, "draft_load_config", None) or load
+        fields["draft"] = digest(_model_fields(files, draft, of_draft, ""))
+    _doubt_sources(files, vllm_config)
     specs = [
         [repr(group.kv_cache_spec), list(group.layer_names)]
         for group in kv_cache_config.kv_cache_groups
     ]
-    return {**fields, "cache_specs": digest(specs)}
+    fields["options"] = digest(engine_options(files, vllm_config))
+    return {**fields, "cache_specs": digest(specs), **files.certainty(logger)}
 
 
 def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[str, str]:
@@ -169,7 +234,6 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
     Raises:
         IncompatibleError: Nobody vouches for the options, the model is no folder on this machine,
             or its KV depends on a setting that this way cannot see.
-        UnavailableError: A file cannot be read.
     """
     if not options:
         raise IncompatibleError(
@@ -194,13 +258,19 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
             f"the rotary embedding of {folder.name} depends on max_model_len, which vLLM's own "
             f"OffloadingConnector hides; use DalsegnoConnector"
         )
+    files, weights = ModelFiles(), f"stated:{stated}" if stated else ""
+    found = files.of_path(folder, stated=bool(stated))
+    if not weights and not any(map(is_weight, found)):
+        files.doubt(f"no weights are in {folder}")
+    parts = {part: files.of_name(part) for part in named_models(content)}
     return {
         "source": "folder",
         **machine_fields(),
         "model": folder.name,
-        "config": hash_files([settings])[settings],
-        "weights": f"stated:{stated}" if stated else weights_fingerprint(folder),
+        **_content_fields(found, weights),
+        "parts": digest([parts, files.code(str(folder), None, None)]),
         "options": f"stated:{options}",
+        **files.certainty(logger),
     }
 
 

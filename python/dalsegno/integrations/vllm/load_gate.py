@@ -4,7 +4,8 @@ vLLM takes a row of its primary tier for each block inside `lookup`, so a load t
 it is submitted has already evicted something (vllm#49902). Lookups are therefore what is bounded.
 
 1. At most `max_load_bytes` and `max_load_jobs` are in flight. A lookup beyond that is answered
-   RETRY: vLLM asks again at its next step.
+   RETRY: vLLM asks again at its next step. So is a lookup while every row of the primary tier is in
+   use by transfers, for which vLLM would compute the rest of the prompt.
 2. A request is deferred for `load_timeout_s` in all. After that its blocks are misses and it is
    computed. A preempted request begins again.
 3. A block whose load failed or came too late is a miss for every request for `failed_load_pause_s`,
@@ -62,15 +63,21 @@ class LoadGate:
         # Until when a block is a miss; in the order of their failures.
         self._paused: dict[bytes, float] = {}
 
-    def answer(self, key: bytes, state: RequestState) -> LookupResult:
-        """Returns HIT if the load of a block may start, else RETRY or MISS."""
+    def answer(self, key: bytes, state: RequestState, *, row_is_free: bool = True) -> LookupResult:
+        """Returns HIT if the load of a block may start, else RETRY or MISS.
+
+        Args:
+            key: The block.
+            state: Its request.
+            row_is_free: Whether vLLM's primary tier can take one more block.
+        """
         if (
             state.waited_enough
             or (state.loads and state.loads.get(key, 0) >= MOST_LOADS)
             or (self._paused and self._is_paused(key))
         ):
             return LookupResult.MISS
-        if self._has_place(state):
+        if row_is_free and self._has_place(state):
             if state.waiting_since is not None:
                 state.waited_s += self._clock() - state.waiting_since
                 state.waiting_since = None
@@ -78,6 +85,8 @@ class LoadGate:
             self._promised_to.add(id(state))
             return LookupResult.HIT
         self._meter.count("deferred_lookups")
+        if not row_is_free:
+            self._meter.count("full_tier_lookups")
         now = self._clock()
         if state.waiting_since is None:
             state.waiting_since = now

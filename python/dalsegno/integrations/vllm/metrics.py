@@ -20,7 +20,9 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
+import dalsegno
 from dalsegno.integrations.common.trouble import GAUGES, gauges
+from dalsegno.integrations.vllm.settings import TierSettings
 
 PREFIX = "vllm:kv_offload_dalsegno_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -48,7 +50,14 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Blocks that the store lost between finding and serving them, by cause.",
         ("cause",),
     ),
-    "deferred_lookups": ("Lookups answered later because too many bytes were being loaded.", ()),
+    "deferred_lookups": (
+        "Lookups answered later: too many bytes were being loaded, or the memory tier was full.",
+        (),
+    ),
+    "full_tier_lookups": (
+        "Lookups answered later because transfers used every row of the memory tier.",
+        (),
+    ),
     "deferral_timeouts": ("Requests computed because their loads waited too long.", ()),
     "events_stored_blocks": ("Blocks announced in KV events.", ()),
     "events_removed_blocks": ("Blocks withdrawn in KV events.", ()),
@@ -64,6 +73,10 @@ _HISTOGRAMS = {
     "load_seconds": "Seconds from the start of a load job to its result.",
     "store_seconds": "Seconds from the start of a store job to its result.",
 }
+# Labels of `vllm:kv_offload_config_info` since vLLM 0.33: what does not change while it runs.
+INFO_KEYS = tuple(
+    f"dalsegno_{name}" for name in ("version", "path", "capacity_bytes", "far", "codec")
+)
 _STORE_EVERY_S = 1.0
 # More observations than this between two calls of `take` are dropped.
 _MOST_SAMPLES = 4096
@@ -85,6 +98,18 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
     return {
         f"{PREFIX}{name}": item for name, item in {**counters, **own_gauges, **histograms}.items()
     }
+
+
+def config_info(settings: TierSettings, place: str) -> dict[str, str]:
+    """Returns the labels of `vllm:kv_offload_config_info` with their values.
+
+    Args:
+        settings: The settings of the tier.
+        place: The directory of its store, or the socket of a server.
+    """
+    capacity = "default" if settings.capacity is None else str(settings.capacity)
+    values = (dalsegno.__version__, place, capacity, settings.far or "none", settings.codec)
+    return dict(zip(INFO_KEYS, values, strict=True))
 
 
 class Meter:

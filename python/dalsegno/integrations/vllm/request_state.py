@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dalsegno.integrations.vllm import compat
+from dalsegno.integrations.vllm.inputs import Content, names
 
 # Keys per look-up in the store: some hundred microseconds, far below an engine step.
 BATCH_KEYS = 256
@@ -27,6 +28,7 @@ class RequestState:
         "_positions",
         "_seen",
         "bypass",
+        "content",
         "failed",
         "is_scheduled",
         "known",
@@ -37,14 +39,21 @@ class RequestState:
         "waiting_since",
     )
 
-    def __init__(self, positions: Mapping[bytes, int], *, bypass: bool = False) -> None:
+    def __init__(
+        self,
+        positions: Mapping[bytes, int],
+        *,
+        bypass: bool = False,
+        content: Content | None = None,
+    ) -> None:
         """Makes the state of a new request.
 
         Args:
             positions: End token of each key of the request, as far as vLLM knows; it grows.
             bypass: Whether the store must not serve or keep anything of this request.
+            content: Its media, which vLLM's hashes do not commit to.
         """
-        self.bypass = bypass
+        self.bypass, self.content = bypass, content
         self.known: dict[bytes, bool] = {}
         self.failed: set[bytes] = set()
         # How often each block was loaded for this request.
@@ -63,10 +72,14 @@ class RequestState:
 
     def fresh_copy(self) -> RequestState:
         """Returns the state of the same request without any knowledge."""
-        fresh = RequestState(self._positions, bypass=self.bypass)
+        fresh = RequestState(self._positions, bypass=self.bypass, content=self.content)
         # vLLM schedules for the first time once.
         fresh.is_scheduled = self.is_scheduled
         return fresh
+
+    def names(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Returns the names of some of its blocks in the store."""
+        return names(self.content, keys, self._positions)
 
     def learn(self, keys: Iterable[bytes], present: Iterable[bool]) -> None:
         """Notes which keys the store has."""

@@ -26,17 +26,26 @@ from dalsegno.integrations.common.settings import (
 MODULE = "dalsegno.integrations.vllm"
 TIER_TYPE = "DalsegnoTier"
 CPU_SPEC = "DalsegnoCpuSpec"
-GPU_SPEC = "TieringOffloadingSpec"
+GPU_SPEC = "DalsegnoSpec"
 
 # Keys of `kv_connector_extra_config` that vLLM's tiering reads itself.
 ENGINE_KEYS = (
+    "backpressure",
     "block_size",
     "blocks_per_chunk",
+    "cache_policy_module_path",
+    "canonical_layout",
     "cpu_bytes_to_use",
     "eviction_policy",
     "offload_prompt_only",
     "self_describing_kv_events",
+    "sync_load_budget_bytes",
+    "tier_poll_interval_s",
 )
+# Of these, those whose value may be text such as "64MiB".
+_ENGINE_BYTES = ("cpu_bytes_to_use", "sync_load_budget_bytes")
+# Set here, it stands for vLLM's setting of that name: see `connector`.
+FAILURE_POLICY = "kv_load_failure_policy"
 _TIER_ONLY = ("identity", "locality", "options_fingerprint")
 
 
@@ -124,7 +133,7 @@ def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
             return dict(extra)
         raise InvalidError("secondary_tiers belongs to vLLM's OffloadingConnector: use that one")
     tier_keys = [name for name in TierSettings.names() if name not in _TIER_ONLY]
-    check_keys(extra, [*tier_keys, *ENGINE_KEYS], "kv_connector_extra_config")
+    check_keys(extra, [*tier_keys, *ENGINE_KEYS, FAILURE_POLICY], "kv_connector_extra_config")
     if "cpu_bytes_to_use" not in extra:
         raise InvalidError(
             'kv_connector_extra_config needs "cpu_bytes_to_use", the memory through which all '
@@ -132,15 +141,19 @@ def expand(extra: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
         )
     tier = {name: extra[name] for name in tier_keys if name in extra}
     TierSettings.parse(tier)
-    engine = {name: extra[name] for name in ENGINE_KEYS if name in extra}
+    engine = {name: extra[name] for name in (*ENGINE_KEYS, FAILURE_POLICY) if name in extra}
     if tier.get("enable_kv_events"):
         # Without their tokens, routers drop the events.
         engine.setdefault("self_describing_kv_events", True)
-    engine["cpu_bytes_to_use"] = byte_count("cpu_bytes_to_use", extra["cpu_bytes_to_use"])
-    if on_cpu:
-        engine |= {"spec_name": CPU_SPEC, "spec_module_path": MODULE}
-    else:
-        engine["spec_name"] = GPU_SPEC
+    for name in _ENGINE_BYTES:
+        if name in extra:
+            engine[name] = byte_count(name, extra[name])
+    if engine["cpu_bytes_to_use"] == 0:
+        raise InvalidError('cpu_bytes_to_use is 0; all blocks pass through it, so give "8GiB"')
+    if engine.get(FAILURE_POLICY, "fail") not in ("fail", "recompute"):
+        given = engine[FAILURE_POLICY]
+        raise InvalidError(f"{FAILURE_POLICY} is {given!r}; it must be fail or recompute")
+    engine |= {"spec_name": CPU_SPEC if on_cpu else GPU_SPEC, "spec_module_path": MODULE}
     return {
         **engine,
         "secondary_tiers": [{"type": TIER_TYPE, "module_path": MODULE, **tier}],

@@ -1,21 +1,19 @@
-"""vLLM's tiered offloading on its CPU platform.
+"""vLLM's tiered offloading with a file that has no name, and on the CPU platform.
 
 vLLM has the scheduler's half of tiering on every platform, and the worker's half, which copies
 between the engine's KV cache and the primary tier, only for GPUs. On the CPU both are memory of
 this machine, so the copy is a copy.
 
-1. On other platforms the spec is vLLM's own, unchanged.
+1. On other platforms vLLM's own worker copies.
 2. A copy is done when it is submitted: it runs on the worker's thread between two steps.
-3. The file of the primary tier in `/dev/shm` has no name any more once both halves have mapped it:
-   however the process ends, the kernel takes the memory back.
+3. The file of the primary tier in `/dev/shm` has no name once all halves have mapped it: see
+   `shared_memory`. A start that is refused leaves no file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -24,23 +22,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from dalsegno import IncompatibleError
-from dalsegno.integrations.vllm import compat
-
-
-def unlink_if_joined(region: Any) -> None:
-    """Removes the name of a region's file if another half of this engine made the file."""
-    if not getattr(region, "_creator", True):
-        with contextlib.suppress(OSError):
-            Path(region.mmap_path).unlink()
-
-
-class _Region(SharedOffloadRegion):  # type: ignore[misc]
-    """The worker's mapping of the primary tier."""
-
-    def cleanup(self) -> None:
-        """Unmaps it; does not look for a file that has no name any more."""
-        self._creator: bool = self._creator and Path(self.mmap_path).exists()
-        super().cleanup()
+from dalsegno.integrations.vllm import compat, shared_memory
 
 
 class CpuWorker(OffloadingWorker):  # type: ignore[misc]
@@ -118,38 +100,53 @@ class CpuWorker(OffloadingWorker):  # type: ignore[misc]
         self._region.cleanup()
 
 
-class DalsegnoCpuSpec(TieringOffloadingSpec):  # type: ignore[misc]
-    """`TieringOffloadingSpec` that also works on the CPU platform."""
+class DalsegnoSpec(TieringOffloadingSpec):  # type: ignore[misc]
+    """`TieringOffloadingSpec` whose memory goes with its processes."""
 
     def get_manager(self) -> Any:
-        """Returns the scheduler's half."""
-        manager = super().get_manager()
-        self._drop_name(self._scheduler_mmap)
+        """Returns the scheduler's half, which vLLM asks for when all workers have theirs."""
+        try:
+            manager = super().get_manager()
+        except BaseException:
+            shared_memory.forget(self._engine_id)
+            raise
+        if self._scheduler_mmap is not None:
+            shared_memory.drop_name(self._scheduler_mmap, self.config.parallel.world_size + 1)
         return manager
 
-    def _drop_name(self, region: Any) -> None:
-        """Drops the file's name when the second of two halves has mapped it."""
-        alone = self.config.parallel.world_size == 1
-        if current_platform.is_cpu() and alone and region is not None:
-            unlink_if_joined(region)
-
     def get_worker(self, kv_caches: Any) -> Any:
-        """Returns the worker's half.
+        """Returns the worker's half."""
+        if not self._worker:
+            shared_memory.collect_leftovers(self._engine_id)
+            self._worker: Any = self._new_worker(kv_caches)
+        return self._worker
+
+    def _new_worker(self, kv_caches: Any) -> Any:
+        """Maps the primary tier for vLLM's own worker."""
+        worker = super().get_worker(kv_caches)
+        if (region := compat.region_of(worker)) is not None:
+            shared_memory.quiet_cleanup(region)
+        return worker
+
+
+class DalsegnoCpuSpec(DalsegnoSpec):
+    """`DalsegnoSpec` that also works on the CPU platform."""
+
+    def _new_worker(self, kv_caches: Any) -> Any:
+        """Maps the primary tier for a worker of this platform.
 
         Raises:
             IncompatibleError: The configuration asks for a layout that only GPUs have.
         """
         if not current_platform.is_cpu():
-            return super().get_worker(kv_caches)
-        if not self._worker:
-            if self.config.canonical_layout:
-                raise IncompatibleError("canonical_layout needs a GPU; leave it out on the CPU")
-            rank = self.config.parallel.rank
-            region = _Region(**compat.region_arguments(_Region, self, rank))
-            try:
-                self._worker: Any = CpuWorker(kv_caches, self.blocks_per_chunk, region)
-            except BaseException:
-                region.cleanup()
-                raise
-            self._drop_name(region)
-        return self._worker
+            return super()._new_worker(kv_caches)
+        if self.config.canonical_layout:
+            raise IncompatibleError("canonical_layout needs a GPU; leave it out on the CPU")
+        rank = self.config.parallel.rank
+        region = SharedOffloadRegion(**compat.region_arguments(SharedOffloadRegion, self, rank))
+        shared_memory.quiet_cleanup(region)
+        try:
+            return CpuWorker(kv_caches, self.blocks_per_chunk, region)
+        except BaseException:
+            region.cleanup()
+            raise

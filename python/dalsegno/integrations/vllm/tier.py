@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -34,14 +35,13 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from dalsegno import PoisonedError
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
-from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.common.trouble import Trouble
-from dalsegno.integrations.vllm import compat, identity, metrics
+from dalsegno.integrations.vllm import compat, doors, identity, inputs, metrics
 from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
 from dalsegno.integrations.vllm.settings import TierSettings
-from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, contains, touch
+from dalsegno.integrations.vllm.transfers import Block, Mover, Rows, codec_of, contains, touch
 
 logger = init_logger("vllm.dalsegno")
 
@@ -82,9 +82,10 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         settings = TierSettings.parse(config)
         self.locality = Locality(settings.locality) if settings.locality else None
         self._settings, self._config = settings, offloading_spec.config
+        self._spec = offloading_spec
         self._meter = metrics.Meter()
         self._requests: dict[str, RequestState] = {}
-        self._bypassed: set[str] = set()
+        self._admissions = inputs.Admissions()
         # Requests that loaded after they had been scheduled, in this step and in the one before.
         self._resumed: list[RequestState] = []
         self._due: list[RequestState] = []
@@ -94,42 +95,23 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
-            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **self._codec()}
+            codec = codec_of(settings, self._config.model.dtype)
+            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **codec}
             self._backend = Backend(
-                self._place(),
-                settings.store_settings(),
-                self._prepare,
-                "vLLM",
-                logger,
+                self._place(), settings.store_settings(), self._prepare, "vLLM", logger
             )
         except BaseException:
             self._rows.release()
             raise
+        inputs.watch_requests(OffloadingConnector, DalsegnoTier)
+        # From here on nothing is loaded or stored but through it.
+        self._guard = doors.guard(self._backend, self._config.engine_id, self._forget)
 
     def _place(self) -> str:
         """Returns what to open: the store of a server, or else one for each replica."""
         parallel = self._config.parallel
         replicas = parallel.data_parallel_size > 1
         return self._settings.place(f"dp{parallel.data_parallel_index}" if replicas else "")
-
-    def _codec(self) -> dict[str, Any]:
-        """Returns how blocks are stored from now on.
-
-        `none` is said as well: a namespace remembers `zstd`. vLLM gives its tiers one dtype for
-        all KV-cache groups; where a group has another, the codec gains less and loses nothing.
-        """
-        if self._settings.codec == "none":
-            return {"codec": "none"}
-        dtype = self._config.model.dtype
-        width = element_bytes(dtype)
-        if width is None:
-            logger.warning(
-                "Dalsegno stores blocks without a codec: it does not know how wide a number of a "
-                "KV cache in %s is.",
-                dtype,
-            )
-            return {"codec": "none"}
-        return {"codec": self._settings.codec, "element_bytes": width}
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
@@ -156,9 +138,13 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             for number in compat.groups(self._config)
         }
 
-    def bypass(self, request_id: str) -> None:
+    def admit(self, request_id: str, content: inputs.Content | None) -> None:
+        """Takes what the blocks of a request that is about to come depend on."""
+        self._admissions.admit(request_id, content)
+
+    def bypass(self, request_id: str, kind: str = "inputs of unknown content") -> None:
         """Keeps a request that is about to come away from the store, in both directions."""
-        self._bypassed.add(request_id)
+        self._admissions.refuse(request_id, kind)
         self._meter.count("bypassed_requests")
 
     def on_new_request(self, req_context: Any, **_: Any) -> RequestOffloadingContext:
@@ -184,9 +170,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         vLLM serves a prompt's beginning from its own memory where it can, and then asks the tier
         for none of it: to eviction it would look idle.
         """
-        opened = self._backend.current
+        opened = self._guard.current
         if state is not None and opened is not None and not state.bypass:
-            self._safely(call, lambda: touch(opened, state.chains()), None)
+            self._safely(call, lambda: touch(opened, state), None)
 
     def on_schedule_end(self, context: Any, **_: Any) -> None:
         """Ends vLLM's step.
@@ -195,6 +181,8 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         requests that are scheduled vLLM knows the tokens: their loaded blocks are announced.
         """
         self._mover.gate.end_step()
+        if self._requests:
+            self._guard.epoch.note_use()
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()
@@ -215,7 +203,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             found = state.known.get(key)
             if found is None:
                 found = self._look_up(key, state)
-            return self._mover.gate.answer(key, state) if found else LookupResult.MISS
+            if not found:
+                return LookupResult.MISS
+            primary = compat.primary_tier(self._spec)
+            row_is_free = primary is None or compat.has_free_row(primary)
+            return self._mover.gate.answer(key, state, row_is_free=row_is_free)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("lookup", error)
             return LookupResult.MISS
@@ -224,9 +216,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Returns what is known about a request."""
         state = self._requests.get(req_context.req_id)
         if state is None:
-            bypass = req_context.req_id in self._bypassed
-            self._bypassed.discard(req_context.req_id)
-            state = RequestState(compat.key_positions(req_context), bypass=bypass)
+            bypass, content = self._admissions.take(req_context.req_id)
+            positions = compat.key_positions(req_context)
+            state = RequestState(positions, bypass=bypass, content=content)
             self._requests[req_context.req_id] = state
         return state
 
@@ -234,11 +226,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Looks up a key, and those that vLLM will look up next."""
         # Whatever goes wrong below, the same question is not asked again.
         state.known[key] = False
-        opened = self._backend.current
+        opened = self._guard.current
         if opened is None or state.bypass:
             return False
         batch = state.batch(key)
-        present = contains(opened, batch)
+        present = contains(opened, batch, state)
         state.learn(batch, present)
         self._meter.count("lookup_blocks", sum(present), "hit")
         self._meter.count("lookup_blocks", len(present) - sum(present), "miss")
@@ -276,8 +268,9 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             blocks = [
                 Block(key, row, positions.get(key)) for key, row in zip(job.keys, rows, strict=True)
             ]
-            bypass = job.request is not None and job.request.bypass
-            start(None if bypass else self._backend.current, job, blocks)
+            bypass = job.request.bypass if job.request else self._admissions.are_examined
+            self._guard.epoch.note_use()
+            start(None if bypass else self._guard.current, job, blocks)
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             job.failed = True
             self._trouble("submit_load" if job.is_load else "submit_store", error)
@@ -286,8 +279,12 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def get_finished_jobs(self, **_: Any) -> Iterable[Any]:
         """Reports the jobs that have ended since the last call, and announces what they stored."""
         results = []
+        is_usable = self._guard.epoch.is_usable
         for job in self._mover.jobs.take_ended():
-            results.append(self._mover.result(job))
+            results.append(self._mover.result(job, is_usable=is_usable))
+            if job.request is not None and job.request.content is not None:
+                # Routers know blocks by vLLM's hashes, which say too little about these.
+                continue
             if not job.is_load:
                 self._announce(job.kept)
             elif job.request is not None and self._events is not None:
@@ -311,13 +308,13 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
     def _announce(self, keys: list[bytes]) -> None:
         """Puts blocks that the store has into the next events."""
         if (events := self._events) is not None and keys:
-            self._safely("announce", lambda: events.announce(self._backend.current, keys), None)
+            self._safely("announce", lambda: events.announce(self._guard.current, keys), None)
 
     def take_events(self) -> Iterable[Any]:
         """Returns the KV events of this step."""
         if (events := self._events) is None or self._closed:
             return ()
-        return self._safely("take_events", lambda: events.take(self._backend.current), [])
+        return self._safely("take_events", lambda: events.take(self._guard.current), [])
 
     def has_pending_work(self) -> bool:
         """Whether KV events wait: vLLM takes them only at its steps."""
@@ -336,12 +333,16 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             raise RuntimeError(_STUCK)
         try:
             self._mover.gate.end_step()
-            self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
-            if self._events is not None:
-                self._events.withdraw_all()
-            self._backend.renew()
+            self._forget()
+            self._guard.renew()
         except Exception as error:  # noqa: BLE001 - vLLM dies of any exception
             self._trouble("drain_jobs", error)
+
+    def _forget(self) -> None:
+        """Forgets which blocks the store has, and withdraws the announced ones."""
+        self._requests = {name: state.fresh_copy() for name, state in self._requests.items()}
+        if self._events is not None:
+            self._events.withdraw_all()
 
     def shutdown(self) -> None:
         """Waits for transfers in flight, closes the store and releases vLLM's memory.
@@ -355,7 +356,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         if not self._mover.jobs.wait(SHUTDOWN_S):
             raise RuntimeError(_STUCK)
         self._mover.jobs.take_ended()
-        self._backend.close()
+        self._guard.close()
         self._rows.release()
 
     @classmethod
@@ -365,6 +366,16 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         """Declares the tier's metrics; opens nothing."""
         del extra_config
         return metrics.definitions()
+
+    @classmethod
+    def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
+        """Names the labels of `config_info`, since vLLM 0.33."""
+        del tier_config
+        return metrics.INFO_KEYS
+
+    def config_info(self) -> Mapping[str, str]:
+        """Returns what does not change while vLLM runs, for its metric of that name."""
+        return metrics.config_info(self._settings, self._place())
 
     def get_stats(self) -> Any:
         """Returns what was counted since the last call."""

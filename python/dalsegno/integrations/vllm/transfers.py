@@ -9,19 +9,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from vllm.logger import init_logger
 
 from dalsegno import InvalidError, PutReport
 from dalsegno.integrations.common.batch import cut
 from dalsegno.integrations.common.opening import Opened
+from dalsegno.integrations.common.settings import element_bytes
 from dalsegno.integrations.vllm import compat
 from dalsegno.integrations.vllm.identity import HASH_ALGORITHMS
 from dalsegno.integrations.vllm.jobs import Job, JobBook, Part
 from dalsegno.integrations.vllm.load_gate import LoadGate
 from dalsegno.integrations.vllm.metrics import Meter
+from dalsegno.integrations.vllm.request_state import RequestState
 from dalsegno.integrations.vllm.settings import TierSettings
+
+logger = init_logger("vllm.dalsegno")
 
 # A large load is cut into parts of this size, at most so many, to keep the store's threads busy.
 PART_BYTES = 64 << 20
@@ -49,6 +55,25 @@ class Block:
         return compat.split_key(self.key)[1]
 
 
+def codec_of(settings: TierSettings, dtype: str) -> dict[str, Any]:
+    """Returns how blocks are stored from now on.
+
+    `none` is written as well, because a namespace remembers `zstd`. vLLM gives its tiers one dtype
+    for all KV-cache groups; where a group has another, the codec gains less and loses nothing.
+    """
+    if settings.codec == "none":
+        return {"codec": "none"}
+    width = element_bytes(dtype)
+    if width is None:
+        logger.warning(
+            "Dalsegno stores blocks without a codec: it does not know how wide a number of a KV "
+            "cache in %s is.",
+            dtype,
+        )
+        return {"codec": "none"}
+    return {"codec": settings.codec, "element_bytes": width}
+
+
 class Rows:
     """vLLM's primary tier as rows of bytes, until it is released."""
 
@@ -66,8 +91,15 @@ class Rows:
         self._flat.release()
 
 
-def address(opened: Opened, keys: Sequence[bytes]) -> tuple[Any, list[bytes]]:
-    """Returns the namespace of some keys of one group, and their block hashes.
+def address(
+    opened: Opened, keys: Sequence[bytes], request: RequestState | None = None
+) -> tuple[Any, list[bytes]]:
+    """Returns the namespace of some keys of one group, and the names of their blocks in it.
+
+    Args:
+        opened: The store.
+        keys: Keys of a request.
+        request: The request; without one, the names are vLLM's block hashes.
 
     Raises:
         InvalidError: vLLM's hashes are not those of a cryptographic algorithm.
@@ -79,14 +111,17 @@ def address(opened: Opened, keys: Sequence[bytes]) -> tuple[Any, list[bytes]]:
                 f"prefix_caching_hash_algo to be {' or '.join(HASH_ALGORITHMS)}"
             )
     _, group = compat.split_key(keys[0])
-    return opened.namespaces[group], [key[: compat.HASH_BYTES] for key in keys]
+    names = [key[: compat.HASH_BYTES] for key in keys] if request is None else request.names(keys)
+    return opened.namespaces[group], names
 
 
-def contains(opened: Opened, keys: Sequence[bytes]) -> list[bool]:
+def contains(
+    opened: Opened, keys: Sequence[bytes], request: RequestState | None = None
+) -> list[bool]:
     """Returns which keys of one group the store has."""
     if not keys:
         return []
-    namespace, hashes = address(opened, keys)
+    namespace, hashes = address(opened, keys, request)
     return list(namespace.contains(hashes))
 
 
@@ -102,10 +137,10 @@ def peek(opened: Opened, keys: Sequence[bytes]) -> list[tuple[bytes, bool]]:
     return answers
 
 
-def touch(opened: Opened, chains: Iterable[Sequence[bytes]]) -> None:
-    """Marks prompts as used; each chain has the keys of one group in their order."""
-    for keys in filter(None, chains):
-        namespace, hashes = address(opened, keys)
+def touch(opened: Opened, request: RequestState) -> None:
+    """Marks the prompt of a request as used."""
+    for keys in filter(None, request.chains()):
+        namespace, hashes = address(opened, keys, request)
         namespace.touch(hashes)
 
 
@@ -159,7 +194,7 @@ class Mover:
         for run in self._runs(fresh[:room]):
             keys = [block.key for block in run]
             before = job.request.before(keys[0]) if job.request else None
-            namespace, chain = address(opened, [before, *keys] if before else keys)
+            namespace, chain = address(opened, [before, *keys] if before else keys, job.request)
             handle = namespace.submit_put(
                 chain,
                 [self._rows[block.row] for block in run],
@@ -173,7 +208,7 @@ class Mover:
         """Returns the blocks to be written, group by group, in the order of the prompt."""
         storing, fresh = self.jobs.storing(), []
         for group in by_group(blocks):
-            present = contains(opened, [block.key for block in group])
+            present = contains(opened, [block.key for block in group], job.request)
             for block, there in zip(group, present, strict=True):
                 if there:
                     job.kept.append(block.key)
@@ -216,14 +251,19 @@ class Mover:
             for places in cut(len(group), self._rows.row_bytes, PART_BYTES, MOST_PARTS):
                 part = group[places.start : places.stop]
                 keys = [block.key for block in part]
-                namespace, hashes = address(opened, keys)
+                namespace, hashes = address(opened, keys, job.request)
                 out = [self._rows[block.row] for block in part]
                 handle = namespace.submit_get(hashes, out, each=True, timeout_s=job.timeout_s)
                 job.moving_bytes += len(keys) * self._rows.row_bytes
                 job.parts.append(Part(keys, handle))
 
-    def result(self, job: Job) -> Any:
-        """Turns a job that has ended into vLLM's result; never raises."""
+    def result(self, job: Job, *, is_usable: bool = True) -> Any:
+        """Turns a job that has ended into vLLM's result; never raises.
+
+        Args:
+            job: The job.
+            is_usable: Whether what it loaded belongs to the weights that the engine has now.
+        """
         call, done = "load" if job.is_load else "store", list[bytes]()
 
         def failed(_: Part, error: Exception) -> None:
@@ -237,6 +277,8 @@ class Mover:
             lambda part: self._throttle(job, len(part.keys)),
             failed,
         )
+        if job.is_load and not is_usable:
+            done.clear()
         seconds = time.monotonic() - job.started
         self._meter.observe(f"{call}_seconds", seconds)
         job.kept += done

@@ -27,10 +27,21 @@ pub(super) fn advise(found: &DoctorReport) -> Vec<Advice> {
             "give a second mount of the same directory with --other, best with the mount options of the other hosts",
         ));
     }
-    if found.left_behind > 0 {
+    let unreadable = found.unreadable.objects.len() as u64 + found.unreadable.more;
+    if unreadable > 0 {
         all.push(Advice::new(
             Severity::Note,
-            format!("{} objects of this examination could not be removed", found.left_behind),
+            format!("{unreadable} objects or folders of stores cannot be read, and their blocks are misses"),
+            "see the list of them; stores skip these and follow all others",
+        ));
+    }
+    if found.traces.left_behind > 0 {
+        all.push(Advice::new(
+            Severity::Note,
+            format!(
+                "{} objects of this examination could not be removed",
+                found.traces.left_behind
+            ),
             "remove their folder with `dalsegno prune`, or leave it: stores collect it after a day",
         ));
     }

@@ -9,6 +9,7 @@ mod measure;
 mod objects;
 mod promises;
 mod report;
+mod unreadable;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use dalsegno_io::Space;
 pub use self::objects::OpenTier;
 use self::objects::Subject;
 pub use self::report::{
-    Advice, BandwidthRow, DoctorError, DoctorReport, LatencyRow, PromiseRow, Severity, Verdict,
+    Advice, BandwidthRow, DoctorError, DoctorReport, LatencyRow, PromiseRow, Severity, Traces,
+    Unreadable, UnreadableObjects, Verdict,
 };
 use super::location::Location;
 use super::prune::remove_all;
@@ -99,8 +101,7 @@ pub fn examine(
         ..DoctorReport::default()
     };
     let examined = examine_parts(options, &mut subject, &mut found);
-    found.written_bytes = subject.written_bytes;
-    found.left_behind = clean_up(&subject);
+    found.traces = Traces { written_bytes: subject.written_bytes, left_behind: clean_up(&subject) };
     examined?;
     found.advice = advice::advise(&found);
     found.is_safe = found.advice.iter().all(|one| one.severity != Severity::Unsafe);
@@ -113,6 +114,7 @@ fn examine_parts(
     found: &mut DoctorReport,
 ) -> Result<(), DoctorError> {
     let share = |percent: u32| options.time * percent / 100;
+    found.unreadable = unreadable::find(subject, share(15))?;
     found.promises = promises::check(subject, share(30))?;
     if found.promises.iter().any(|row| row.verdict == Verdict::Fails) {
         // Speed does not matter any more, and reads through the other mount may fail.

@@ -19,14 +19,46 @@ pub struct DoctorReport {
     pub bandwidth: Vec<BandwidthRow>,
     /// What the store needs of a file system, and whether it holds.
     pub promises: Vec<PromiseRow>,
+    /// Objects of stores that cannot be read.
+    pub unreadable: UnreadableObjects,
     /// What is unsafe, and what to set.
     pub advice: Vec<Advice>,
     /// Whether stores may use the location: no advice has [`Severity::Unsafe`].
     pub is_safe: bool,
+    /// What the examination itself wrote.
+    #[serde(flatten)]
+    pub traces: Traces,
+}
+
+/// What an examination wrote.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Traces {
     /// Bytes that were written.
     pub written_bytes: u64,
     /// Objects that could not be removed; 0 unless the location failed.
     pub left_behind: u64,
+}
+
+/// An object, or the folder of a writer, that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Unreadable {
+    /// Folder and file, or the folder.
+    pub file: String,
+    /// Why it cannot be read.
+    pub why: String,
+    /// What to do.
+    pub action: &'static str,
+}
+
+/// What cannot be read.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct UnreadableObjects {
+    /// The objects, sorted, at most 1,000.
+    pub objects: Vec<Unreadable>,
+    /// Further ones.
+    pub more: u64,
+    /// Whether all objects were tried within the time.
+    pub is_complete: bool,
 }
 
 /// Why a location was not examined.

@@ -1,0 +1,271 @@
+"""What is in a model's folder, and whether that is what the engine loaded.
+
+1. Every file counts, in subfolders too, with its name in the folder. `excluded.toml` lists those
+   that do not, with the reason for each. What the folder is called does not count.
+2. The files are read after the engine has loaded them. What may have changed since the engine began
+   to start is a doubt: it is not known whether that was before or after the engine read it.
+3. In the hub's cache, a file that is named by the hash of its content cannot have had another.
+4. What cannot be established is a doubt as well. A process with doubts shares no block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dalsegno import UnavailableError
+from dalsegno.integrations.common import excluded, file_times
+from dalsegno.integrations.common.fields import digest, nonce
+from dalsegno.integrations.common.fingerprint import hash_files
+
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
+# A folder with more files than this is no model's.
+MOST_FILES = 10_000
+NO_FILE = "no file"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MOST_LINKS = 40
+# Ends of the names of settings by which a configuration names another model.
+_NAMES_OF_MODELS = ("_model_id", "model_name_or_path")
+
+
+def is_weight(name: str) -> bool:
+    """Returns whether a file's name is that of weights."""
+    return name.endswith(SUFFIXES)
+
+
+def named_models(config: object) -> Iterator[str]:
+    """Yields the other models that a model's configuration names, whose weights are parts of it."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            if isinstance(value, str) and value and str(name).endswith(_NAMES_OF_MODELS):
+                yield value
+            else:
+                yield from named_models(value)
+
+
+def _is_snapshot(folder: Path) -> bool:
+    """Returns whether a folder is a revision in the hub's cache."""
+    of_hub = folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--")
+    return of_hub and _COMMIT.fullmatch(folder.name) is not None
+
+
+def _is_named_by_content(path: Path, sha256: str) -> bool:
+    """Returns whether a file's name is the hash of its content, as in the hub's cache."""
+    if path.name == sha256:
+        return True
+    if _COMMIT.fullmatch(path.name) is None:
+        return False
+    content = path.read_bytes()
+    # The name that git gives it; large files are named by their SHA-256.
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+    return path.name == blob.hexdigest()
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """Yields every link that leads from an absolute path to what it names."""
+    for _ in range(_MOST_LINKS):
+        steps = [*reversed(path.parents), path]
+        link = next((one for one in steps if one.is_symlink()), None)
+        if link is None:
+            return
+        yield link
+        path = link.parent / link.readlink() / path.relative_to(link)
+
+
+def _refusal(error: OSError) -> None:
+    raise error
+
+
+def _engine_start_ns() -> int:
+    return file_times.engine_start_ns()
+
+
+@dataclass
+class ModelFiles:
+    """Reads the files of models for one identity.
+
+    Attributes:
+        since_ns: When the engine began to start, in nanoseconds of the wall clock.
+        doubts: Why what was read may not be what the engine uses.
+    """
+
+    since_ns: int = field(default_factory=_engine_start_ns)
+    doubts: list[str] = field(default_factory=list)
+
+    def doubt(self, reason: str) -> None:
+        """Notes a reason, once."""
+        if reason not in self.doubts:
+            self.doubts.append(reason)
+
+    def certainty(self, logger: logging.Logger) -> dict[str, str]:
+        """Returns the field of an identity that nobody else has if there are doubts; logs them."""
+        if not self.doubts:
+            return {}
+        logger.warning(
+            "Dalsegno shares no block of this process with others, because it is not certain what "
+            "its blocks depend on: %s.",
+            "; ".join(self.doubts),
+        )
+        return {"uncertain": f"random:{nonce()}"}
+
+    def of_path(self, path: Path, *, stated: bool = False) -> dict[str, str]:
+        """Returns the SHA-256 of each file of a model that counts, by its name in the folder.
+
+        Args:
+            path: The model's folder, or its only file.
+            stated: Whether the user vouches for the weights, so that they are not read.
+        """
+        path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
+        try:
+            self._notice_links(path)
+            found = {path.name: path} if path.is_file() else dict(self._walk(path))
+            if len(found) > MOST_FILES:
+                self.doubt(f"{path} has more than {MOST_FILES} files")
+                return {}
+            return self._hash(path, found, stated=stated)
+        except (OSError, UnavailableError) as error:
+            self.doubt(f"the model cannot be read: {error}")
+            return {}
+
+    def _walk(self, top: Path) -> Iterator[tuple[str, Path]]:
+        """Yields name and path of every file that counts; folders that changed are doubts."""
+        lists = excluded.load(__package__)
+        snapshot, seen, number = _is_snapshot(top.resolve()), set(), 0
+        for folder, folders, names in os.walk(top, followlinks=True, onerror=_refusal):
+            place = Path(folder)
+            facts = place.stat()
+            if (facts.st_dev, facts.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((facts.st_dev, facts.st_ino))
+            at_top = place == top
+            for one in folders:
+                self._notice_links(place / one)
+            folders[:] = sorted(one for one in folders if not at_top or one not in lists["folders"])
+            # A file that was added or removed left no other trace.
+            if not snapshot and file_times.changed_since(place, self.since_ns):
+                self.doubt(f"{place} changed after the engine began to start")
+            for name in sorted(names):
+                if not at_top or name not in lists["files"]:
+                    yield (place / name).relative_to(top).as_posix(), place / name
+                    number += 1
+            if number > MOST_FILES:
+                return
+
+    def _notice_links(self, path: Path) -> None:
+        """Doubts a path that leads through a link that changed."""
+        for link in _links(path):
+            if file_times.changed_since(link, self.since_ns):
+                self.doubt(f"the link {link} changed after the engine began to start")
+
+    def _hash(self, top: Path, found: Mapping[str, Path], *, stated: bool) -> dict[str, str]:
+        """Returns the hash of each file, and doubts those that may have changed."""
+        result, regular = {}, {}
+        for name, path in found.items():
+            if not path.exists() or not stat.S_ISREG(path.stat().st_mode):
+                result[name] = NO_FILE
+            elif not (stated and is_weight(name)):
+                regular[name] = path
+        hashes = hash_files(regular.values())
+        snapshot = top.is_dir() and _is_snapshot(top.resolve())
+        for name, path in regular.items():
+            result[name] = hashes[path]
+            new = file_times.changed_since(path.resolve(), self.since_ns)
+            links = [file_times.changed_since(one, self.since_ns) for one in _links(path)]
+            if snapshot and new and _is_named_by_content(path.resolve(), hashes[path]):
+                continue
+            if new or any(links):
+                self.doubt(f"{path} changed after the engine began to start")
+        return result
+
+    def of_name(
+        self,
+        name: str,
+        revision: str | None = None,
+        download_dir: str | None = None,
+        *,
+        stated: bool = False,
+    ) -> dict[str, str]:
+        """Returns the same for a model as an engine was given it.
+
+        Args:
+            name: A path, or a name on the hub.
+            revision: Revision on the hub.
+            download_dir: The engine's setting of that name; the hub's own cache counts too, where
+                engines keep the small files.
+            stated: Whether the user vouches for the weights, so that they are not read.
+        """
+        if Path(name).exists():
+            return self.of_path(Path(name), stated=stated)
+        found: dict[str, str] = {}
+        for place in dict.fromkeys((download_dir, None)):
+            folder = self._snapshot(name, revision, place)
+            if folder is not None:
+                for one, sha256 in self.of_path(folder, stated=stated).items():
+                    is_other = found.get(one, sha256) != sha256
+                    found[f"{one} in the hub's cache" if is_other else one] = sha256
+        if not found and not stated:
+            self.doubt(f"{name!r} is not on this machine")
+        return found
+
+    def _snapshot(self, name: str, revision: str | None, place: str | None) -> Path | None:
+        """Returns the folder of a model in the hub's cache, None if it is not there."""
+        try:
+            hub = importlib.import_module("huggingface_hub")
+            folder = Path(
+                hub.snapshot_download(
+                    name, revision=revision, cache_dir=place, local_files_only=True
+                )
+            )
+        except Exception:  # noqa: BLE001 - the hub's client has many errors
+            return None
+        mark = folder.parents[1] / "refs" / (revision or "main")
+        several = len(list(folder.parent.iterdir())) > 1
+        if several and mark.exists() and file_times.changed_since(mark, self.since_ns):
+            self.doubt(f"{mark} changed after the engine began to start")
+        return folder
+
+    def folder(self, name: str, revision: str | None) -> Path | None:
+        """Returns the folder or file of a model, None if it is not on this machine."""
+        return Path(name) if Path(name).exists() else self._snapshot(name, revision, None)
+
+    def code(self, name: str, revision: str | None, code_revision: str | None) -> str:
+        """Returns what stands for modelling code that a model's files take from other repositories.
+
+        Args:
+            name: The model, as in `of_name`.
+            revision: Its revision.
+            code_revision: Revision of the code.
+        """
+        folder = self.folder(name, revision)
+        names: set[str] = set()
+        for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
+            names |= set(_code_elsewhere(file))
+        found = {one: self.of_name(one, code_revision, stated=True) for one in sorted(names)}
+        for one, files in found.items():
+            if not files:
+                self.doubt(f"the code of {one!r} is not on this machine")
+        return digest(found) if found else ""
+
+
+def _code_elsewhere(file: Path) -> Iterator[str]:
+    """Yields the repositories whose code a file with an `auto_map` refers to."""
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    known = content.get("auto_map") if isinstance(content, dict) else None
+    values = known.values() if isinstance(known, dict) else ()
+    for value in values:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and "--" in one:
+                yield one.split("--")[0]

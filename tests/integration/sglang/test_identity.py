@@ -1,0 +1,203 @@
+"""Who may share pages: which options, files and variables of SGLang make another identity.
+
+The options are SGLang's own; no server is started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+import sglang
+from sglang.srt import environ
+from sglang.srt.server_args import ServerArgs
+
+from dalsegno.integrations.common import excluded, file_times
+from dalsegno.integrations.common.model_files import ModelFiles
+from dalsegno.integrations.common.options import fields_of
+from dalsegno.integrations.sglang import identity
+
+pytestmark = pytest.mark.engine
+LISTS = excluded.load("dalsegno.integrations.sglang")
+CHECKED = pytest.mark.skipif(
+    not sglang.__version__.startswith(LISTS["checked_with"]),
+    reason="the lists are compared with one version of SGLang",
+)
+BEFORE_NS, AFTER_NS = 0, 1 << 62
+
+Identity = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model's folder. Servers begin after every change of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(file_times, "engine_start_ns", lambda: AFTER_NS)
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    (path / "model.safetensors").write_bytes(b"weights")
+    return path
+
+
+@pytest.fixture
+def fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Identity:
+    """The identity of a server with these options."""
+
+    def of(stated: str = "", **options: Any) -> dict[str, str]:
+        args = ServerArgs(**{"model_path": str(folder), "load_format": "auto", **options})
+        monkeypatch.setattr(identity, "get_server_args", lambda: args)
+        return identity.engine_identity("", stated)
+
+    return of
+
+
+def test_every_option_counts_unless_the_list_says_why_not(folder: Path) -> None:
+    def counted(args: Any) -> str:
+        return json.dumps(identity.engine_options(ModelFiles(), args))
+
+    usual = counted(ServerArgs(model_path=str(folder)))
+    for name in fields_of(ServerArgs(model_path=str(folder))):
+        args = ServerArgs(**{"model_path": str(folder), name: "another value"})
+        counts = name not in LISTS["options"]["ServerArgs"]
+        assert (counted(args) != usual) == counts, name
+
+
+@CHECKED
+def test_names_on_the_lists_exist_in_this_version(folder: Path) -> None:
+    known = set(fields_of(ServerArgs(model_path=str(folder))))
+    assert set(LISTS["options"]["ServerArgs"]) <= known
+    assert set(LISTS["environment"]) <= set(vars(type(environ.envs)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"attention_backend": "triton"},
+        {"json_model_override_args": '{"rope_theta": 7}'},
+        {"model_impl": "transformers"},
+        {"trust_remote_code": True},
+        {"revision": "abc"},
+        {"mm_process_config": {"image": {"max_pixels": 100}}},
+        {"limit_mm_data_per_request": {"image": 1}},
+        {"disable_fast_image_processor": True},
+        {"page_size": 64},
+        {"tp_size": 2},
+        {"forward_hooks": [{"name": "x"}]},
+    ],
+    ids=str,
+)
+def test_a_change_of_the_server_makes_another_identity(
+    change: dict[str, Any], fields: Identity
+) -> None:
+    usual = fields()
+    assert usual == fields()
+    other = fields(**change)
+    assert other != usual
+    assert "uncertain" not in {**usual, **other}
+    assert sum(len(name) + len(text) for name, text in other.items()) < 3000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf_quant_config.json",
+        "model.safetensors",
+        "modeling_own.py",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "tokenizer.json",
+    ],
+)
+def test_a_change_of_a_file_makes_another_identity(
+    name: str, folder: Path, fields: Identity
+) -> None:
+    (folder / name).write_text("one")
+    usual = fields()
+    (folder / name).write_text("two")
+    assert fields() != usual
+
+
+def test_variables_count_unless_the_list_says_why_not(
+    fields: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = fields()
+    for name in ("SGLANG_IMAGE_MAX_PIXELS", "SGLANG_OF_A_PLUGIN", "NVIDIA_TF32_OVERRIDE"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            assert fields() != usual, name
+    for name in [*LISTS["environment"], "SGLANG_SERVICE_HOST", "SGLANG_RUN_ID"]:
+        monkeypatch.setenv(name, "1")
+    assert fields() == usual
+
+
+def test_files_that_options_name_count_with_their_content(fields: Identity, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.safetensors").write_bytes(b"1")
+    draft = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": str(other)}
+    for options in (
+        {"lora_paths": [f"name={other}"]},
+        {"quantization_param_path": str(other)},
+        {"tokenizer_path": str(other)},
+        draft,
+    ):
+        (other / "content.json").write_text("1")
+        usual = fields(**options)
+        assert "uncertain" not in usual
+        (other / "content.json").write_text("2")
+        assert fields(**options) != usual, options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"load_format": "remote"},
+        {"load_format": "dummy"},
+        {"model_path": "nobody/nothing-here"},
+        {"lora_paths": ["name=nobody/nothing-here"]},
+        {"language_only": True},
+        {"enable_mm_global_cache": True},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_established_is_shared_with_no_other_process(
+    options: dict[str, Any], fields: Identity
+) -> None:
+    assert fields(**options) != fields(**options)
+
+
+def test_a_model_that_changed_after_the_server_began_is_shared_with_no_other_process(
+    fields: Identity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fields() == fields()
+    monkeypatch.setattr(file_times, "engine_start_ns", lambda: BEFORE_NS)
+    assert fields() != fields()
+    assert "changed after the engine began to start" in caplog.text
+
+
+def test_a_longer_context_matters_only_where_the_rotation_depends_on_it(
+    folder: Path, fields: Identity
+) -> None:
+    assert fields(context_length=4096) == fields(context_length=8192)
+    rope = {"text_config": {"rope_scaling": {"rope_type": "dynamic"}}}
+    (folder / "config.json").write_text(json.dumps(rope))
+    assert fields(context_length=4096) != fields(context_length=8192)
+
+
+def test_stated_weights_stand_for_files_of_weights_only(folder: Path, fields: Identity) -> None:
+    stated = fields("v7")
+    (folder / "model.safetensors").unlink()
+    assert fields("v7") == stated
+    (folder / "preprocessor_config.json").write_text("{}")
+    assert fields("v7") != stated

@@ -1,0 +1,109 @@
+"""Models in the cache of the hub's client: what is certain of them by their names."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from dalsegno.integrations.common.model_files import ModelFiles
+
+pytestmark = pytest.mark.engine
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LATER_NS = 1 << 62
+
+
+def now_ns(path: Path) -> int:
+    """A time after which the next change will be, by the clock of file times."""
+    mark = path.parent / "mark"
+    mark.write_bytes(b"")
+    before = mark.stat().st_ctime_ns
+    while True:
+        mark.write_bytes(b"x")
+        mark.unlink()
+        mark.write_bytes(b"")
+        if (found := mark.stat().st_ctime_ns) > before:
+            mark.unlink()
+            return found
+        time.sleep(0.001)
+
+
+class Hub:
+    """A cache of the hub's client with one model."""
+
+    def __init__(self, root: Path) -> None:
+        self.model = root / "models--org--name"
+        self.snapshot = self.model / "snapshots" / COMMIT
+        for part in ("blobs", "refs", f"snapshots/{COMMIT}"):
+            (self.model / part).mkdir(parents=True)
+        (self.model / "refs" / "main").write_text(COMMIT)
+
+    def add(self, name: str, data: bytes, blob: str = "") -> Path:
+        """Adds a file as the client downloads it; returns the blob."""
+        path = self.model / "blobs" / (blob or hashlib.sha256(data).hexdigest())
+        path.write_bytes(data)
+        (self.snapshot / name).symlink_to(Path("../../blobs") / path.name)
+        return path
+
+    def read(self, since_ns: int, revision: str | None = None) -> tuple[dict[str, str], list[str]]:
+        """What is read of the model by its name, and the doubts."""
+        files = ModelFiles(since_ns=since_ns)
+        return files.of_name("org/name", revision, str(self.model.parent)), files.doubts
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return Hub(tmp_path / "hub")
+
+
+def git_name(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def test_files_that_the_engine_downloaded_are_certain_by_their_names(hub: Hub) -> None:
+    hub.add("model.safetensors", b"weights")
+    hub.add("config.json", b"{}", git_name(b"{}"))
+    found, why = hub.read(0)
+    assert not why
+    assert found["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+
+
+def test_a_blob_that_is_not_what_its_name_says_is_a_doubt_if_it_is_new(hub: Hub) -> None:
+    hub.add("model.safetensors", b"weights").write_bytes(b"changed")
+    hub.add("config.json", b"{}", git_name(b"{ }"))
+    assert len(hub.read(0)[1]) == 2
+    assert not hub.read(LATER_NS)[1]
+
+
+def test_a_new_link_to_an_old_blob_is_a_doubt(hub: Hub) -> None:
+    one, two = hub.add("model.safetensors", b"one"), hub.add("unused", b"two")
+    began_ns = now_ns(hub.model)
+    assert not hub.read(began_ns)[1]
+    (hub.snapshot / "model.safetensors").unlink()
+    (hub.snapshot / "model.safetensors").symlink_to(Path("../../blobs") / two.name)
+    assert one.exists()
+    assert "model.safetensors" in hub.read(began_ns)[1][0]
+
+
+def test_a_branch_that_moved_after_the_engine_began_is_a_doubt(hub: Hub) -> None:
+    hub.add("model.safetensors", b"one")
+    other = hub.snapshot.with_name(COMMIT[::-1])
+    other.mkdir()
+    began_ns = now_ns(hub.model)
+    assert not hub.read(began_ns)[1]
+    (hub.model / "refs" / "main").write_text(COMMIT)
+    assert "refs/main" in hub.read(began_ns)[1][0]
+    assert not hub.read(began_ns, COMMIT)[1]
+
+
+def test_a_replaced_blob_has_another_hash(hub: Hub) -> None:
+    blob = hub.add("model.safetensors", b"one")
+    before = hub.read(LATER_NS)[0]
+    blob.write_bytes(b"two")
+    assert hub.read(LATER_NS)[0] != before

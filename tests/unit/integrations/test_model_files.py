@@ -1,0 +1,211 @@
+"""What is in a model's folder, and what makes a doubt of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dalsegno.integrations.common import excluded, model_files
+from dalsegno.integrations.common.model_files import ModelFiles
+
+LATER_NS = 1 << 62
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps hashes of models with the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "model-1.safetensors").write_bytes(b"x")
+    (path / "model-2.safetensors").write_bytes(b"y")
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def content(path: Path) -> dict[str, str]:
+    """What is read of a folder in which nothing changed."""
+    files = ModelFiles(since_ns=LATER_NS)
+    found = files.of_path(path)
+    assert not files.doubts
+    return found
+
+
+def doubts(path: Path, since_ns: int) -> list[str]:
+    """The doubts about a folder, for an engine that began then."""
+    files = ModelFiles(since_ns=since_ns)
+    files.of_path(path)
+    return files.doubts
+
+
+def now_ns(path: Path) -> int:
+    """A time after which the next change will be, by the clock of file times."""
+    mark = path.parent / "mark"
+    mark.write_bytes(b"")
+    before = mark.stat().st_ctime_ns
+    while True:
+        mark.write_bytes(b"x")
+        mark.unlink()
+        mark.write_bytes(b"")
+        if (found := mark.stat().st_ctime_ns) > before:
+            mark.unlink()
+            return found
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adapter_config.json",
+        "config.json",
+        "hf_quant_config.json",
+        "model-1.safetensors",
+        "modeling_own.py",
+        "params.json",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "quantize_config.json",
+        "sub/folder/anything",
+        "tekken.json",
+        "tokenizer.json",
+        "video_preprocessor_config.json",
+    ],
+)
+def test_every_file_of_the_folder_counts(folder: Path, name: str) -> None:
+    before = content(folder)
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"changed")
+    assert content(folder) != before
+    path.unlink()
+    assert content(folder) != content(folder) | {name: "there"}
+
+
+def test_files_on_the_list_do_not_count_in_the_top_folder(folder: Path) -> None:
+    lists = excluded.load("dalsegno.integrations.common")
+    before = content(folder)
+    for name in lists["files"]:
+        (folder / name).write_text("changed")
+    for name in lists["folders"]:
+        (folder / name).mkdir()
+        (folder / name / "file").write_text("changed")
+    assert content(folder) == before
+    (folder / "sub").mkdir()
+    (folder / "sub" / "generation_config.json").write_text("{}")
+    assert content(folder) != before
+    assert all(reason for table in lists.values() for reason in table.values())
+
+
+def test_what_the_folder_is_called_does_not_count(folder: Path, tmp_path: Path) -> None:
+    before = content(folder)
+    assert content(folder.rename(tmp_path / "other")) == before
+
+
+def test_contents_of_two_files_are_not_interchangeable(folder: Path) -> None:
+    before = content(folder)
+    (folder / "model-1.safetensors").write_bytes(b"y")
+    (folder / "model-2.safetensors").write_bytes(b"x")
+    assert content(folder) != before
+
+
+def test_a_single_file_is_a_model(folder: Path) -> None:
+    path = folder / "model.gguf"
+    path.write_bytes(b"one")
+    before = content(path)
+    path.write_bytes(b"two")
+    assert content(path) != before
+
+
+def test_stray_files_neither_block_nor_fail(folder: Path) -> None:
+    before = content(folder)
+    os.mkfifo(folder / "pipe")
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "loop").symlink_to(folder)
+    found = content(folder)
+    assert found == before | {"pipe": model_files.NO_FILE, "dangling": model_files.NO_FILE}
+
+
+def test_a_missing_model_and_a_folder_of_very_many_files_are_doubts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "cannot be read" in doubts(folder / "nothing", LATER_NS)[0]
+    monkeypatch.setattr(model_files, "MOST_FILES", 2)
+    assert "more than 2 files" in doubts(folder, LATER_NS)[0]
+    files = ModelFiles(since_ns=LATER_NS)
+    assert files.of_name("nobody/nothing-here") == {}
+    assert "not on this machine" in files.doubts[0]
+
+
+def replace_weights(folder: Path) -> None:
+    (folder / "new").write_bytes(b"z")
+    (folder / "new").replace(folder / "model-1.safetensors")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "written": lambda folder: (folder / "model-1.safetensors").write_bytes(b"z"),
+    "replaced": replace_weights,
+    "added": lambda folder: (folder / "preprocessor_config.json").write_bytes(b"z"),
+    "removed": lambda folder: (folder / "model-2.safetensors").unlink(),
+    "removed below": lambda folder: (folder / "sub" / "file").unlink(),
+    "linked": lambda folder: (folder / "sub" / "link").symlink_to("file"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_after_the_engine_began_is_a_doubt(
+    folder: Path, change: Callable[[Path], object]
+) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "file").write_bytes(b"x")
+    began_ns = now_ns(folder)
+    assert not doubts(folder, began_ns)
+    change(folder)
+    assert "changed after the engine began to start" in " ".join(doubts(folder, began_ns))
+
+
+def test_a_link_to_the_model_that_was_moved_after_the_engine_began_is_a_doubt(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.safetensors").write_bytes(b"z")
+    link = tmp_path / "current"
+    link.symlink_to(folder)
+    began_ns = now_ns(folder)
+    assert not doubts(link, began_ns)
+    (tmp_path / "new").symlink_to(other)
+    (tmp_path / "new").replace(link)
+    assert "the link" in doubts(link, began_ns)[0]
+
+
+def test_code_of_other_repositories_counts_or_is_a_doubt(folder: Path, tmp_path: Path) -> None:
+    files = ModelFiles(since_ns=LATER_NS)
+    assert files.code(str(folder), None, None) == ""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "modeling.py").write_text("1")
+    map_ = {"AutoModel": f"{code}--modeling.Model", "AutoConfig": "configuration.Config"}
+    for name in ("config.json", "processor_config.json"):
+        (folder / name).write_text(json.dumps({"auto_map": map_}))
+        before = files.code(str(folder), None, None)
+        (code / "modeling.py").write_text(f"2 {name}")
+        assert files.code(str(folder), None, None) != before
+    assert not files.doubts
+    (folder / "config.json").write_text(json.dumps({"auto_map": {"A": ["nobody/none--m.C", None]}}))
+    files.code(str(folder), None, None)
+    assert "the code of 'nobody/none'" in files.doubts[0]
+
+
+def test_models_that_a_configuration_names_are_parts_of_it() -> None:
+    config = {"text_config": {"text_model_id": "a/b", "x": "c/d"}, "audio_model_id": None}
+    assert list(model_files.named_models(config)) == ["a/b"]
