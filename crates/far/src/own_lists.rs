@@ -27,8 +27,8 @@ pub const LIST_EXPIRES: Duration = Duration::from_secs(7 * 24 * 3600 + 2 * 3600)
 pub const KEEP_REMOVALS: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long a list stays that a newer one contains.
 const SUPERSEDED_FOR: Duration = Duration::from_secs(10);
-/// Most lists that stay although a newer one contains them. Further ones are removed earlier: a reader that does not find
-/// a list any more looks for the newer one.
+/// Most lists that stay although a newer one contains them. Further ones are removed earlier: a reader that does not
+/// find a list any more looks for the newer one.
 const MOST_SUPERSEDED: usize = 32;
 
 /// A removal that was published.
@@ -177,8 +177,8 @@ impl OwnLists {
         }
     }
 
-    /// Removes all lists that a newer one contains, because the store is closed. Ends at the first failure: what is left
-    /// expires.
+    /// Removes all lists that a newer one contains, because the store is closed. Ends at the first failure: what is
+    /// left expires.
     pub(crate) fn finish(&mut self, deadline: Deadline) {
         while let Some((number, _)) = self.superseded.front()
             && !deadline.expired(self.clock.now())
