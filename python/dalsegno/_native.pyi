@@ -529,29 +529,22 @@ class Namespace:
     def remove(
         self, hashes: Sequence[bytes] | None = None, *, timeout_s: float | None = None
     ) -> int:
-        """Removes blocks permanently.
+        """Removes blocks permanently, on all hosts that share a far directory.
 
         The blocks disappear immediately; with an on-disk index, as soon as the disk responds. The
-        call returns when the removal is durable and, with a far directory, published. Other hosts
-        follow at their next look there, within seconds. Without ``far``, a store that had it before
-        keeps the removal for the next open with ``far``.
+        call returns when the removal is durable and, with ``far``, published there.
 
         Args:
-            hashes: Hashes of the blocks, 32 bytes each; ``None`` removes all blocks of the
-                namespace. An empty list removes nothing.
-            timeout_s: Seconds to wait; ``None`` waits until the disk and the far directory have
-                responded or failed.
+            hashes: Hashes of the blocks, 32 bytes each; ``None`` removes the whole namespace.
+            timeout_s: Seconds to wait; ``None`` waits for the disk and the far directory.
 
         Returns:
             How many of the blocks were present.
 
         Raises:
             UnavailableError: The removal was not durable within ``timeout_s``, or the device
-                failed. The blocks stay away until the store is closed. The removal goes on, but if
-                it is not durable then, they may reappear. Or the far directory failed, or did not
-                respond within ``timeout_s``: "removed on this host; other hosts follow when FAR
-                responds". Then the removal is durable here, and is published later, also by a
-                later open.
+                failed: it goes on, and the blocks stay away until the store is closed. Or it is
+                durable, but the far directory failed or did not respond: it is published later.
             FullError: There is no space to record the removal.
         """
 

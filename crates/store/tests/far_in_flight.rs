@@ -1,4 +1,5 @@
 //! Removals while blocks are on their way from the far location to DRAM and to the log.
+#![expect(clippy::disallowed_methods, reason = "measures how long a test waits")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "support/held_tier.rs"]

@@ -169,7 +169,6 @@ fn parts_in(
 pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
     let Tiers { arena, far, far_open } = parts.tiers;
-    let (merging, scrubbing) = (parts.merging, parts.scrubbing);
     let device = Arc::new(Watched::new(device, &clock, lock));
     let dram = open_dram(&limits, &arena)?;
     let source = LogSource {
@@ -237,7 +236,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         },
         far,
     });
-    start_helpers(engine, executor, merging, scrubbing)
+    start_helpers(engine, executor, parts.merging, parts.scrubbing)
 }
 
 fn start_helpers(

@@ -1,5 +1,9 @@
 //! Hosts that share a far location, whose device and whose view of the location can be stopped.
 #![allow(dead_code, reason = "each test file uses its part")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "waits, and looks at files from outside of the stores"
+)]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,23 +43,28 @@ pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Copies the files of a store, as a backup does, or a crash leaves them.
-#[expect(clippy::disallowed_methods, reason = "copies a store from outside")]
 pub(crate) fn copy_of(dir: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     for file in support::files(dir) {
-        std::fs::copy(&file, copy.path().join(file.file_name().unwrap())).unwrap();
+        match std::fs::copy(&file, copy.path().join(file.file_name().unwrap())) {
+            // It is being replaced: a crash may leave none.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            copied => drop(copied.unwrap()),
+        }
     }
     copy
 }
 
 /// The lists of removals at a location.
-#[expect(clippy::disallowed_methods, reason = "looks at the location from outside")]
 pub(crate) fn lists(far: &Path) -> Vec<PathBuf> {
     let Ok(folder) = std::fs::read_dir(far.join("removals")) else { return Vec::new() };
     let mut lists: Vec<PathBuf> = folder.map(|entry| entry.unwrap().path()).collect();
     lists.retain(|list| list.extension().is_some_and(|extension| extension == "removals"));
     lists
 }
+
+/// The names of chains that show how far a host has followed.
+static MARKERS: AtomicU64 = AtomicU64::new(1 << 32);
 
 /// A host.
 pub(crate) struct Host {
@@ -160,7 +169,6 @@ impl Host {
         // In a namespace of its own, which no test removes.
         let mut marker = Self::open(tempfile::tempdir().unwrap(), far);
         marker.namespace = namespace(&marker.store, 1, SLICE, "marker");
-        static MARKERS: AtomicU64 = AtomicU64::new(1 << 32);
         let name = MARKERS.fetch_add(1, Ordering::Relaxed);
         marker.publish(name, 1);
         let of_marker = namespace(&self.store, 1, SLICE, "marker");
