@@ -292,12 +292,27 @@ impl World {
             let state = self.hosts[host].lock();
             (state.tier.fired(), state.directory.device.faults_fired())
         };
-        let (published, before) = (self.model.lock().published(), faults());
+        let (mut published, expired) = (self.model.lock().published(), self.expired());
+        {
+            let directory = &mut self.hosts[host].lock().directory;
+            if directory.polled.is_none() {
+                directory.excused.extend(expired);
+            }
+            published.retain(|number| !directory.excused.contains(number));
+        }
+        let before = faults();
         let all = 0..self.model.lock().removals.len();
         self.hosts[host].lock().directory.seen.extend(all);
         step_far(&store, step).expect("it is open");
         let is_complete = faults() == before && !store.stats().poisoned;
         let now = self.clock.now();
+        if let Some(far) = store.stats().far {
+            let (polls, applied, blocks) =
+                (far.complete_polls, far.applied_removals, store.stats().blocks);
+            self.note(format!(
+                "  {polls} complete polls, {applied} removals applied, {blocks} blocks"
+            ));
+        }
         let state = &mut *self.hosts[host].lock();
         let asks = state.polls.is_multiple_of(LIST_EVERY)
             || state.asked.is_none_or(|asked| now.since(asked) >= ASK_AFTER);
@@ -308,7 +323,7 @@ impl World {
         if is_complete {
             state.directory.known.extend(published);
             if asks {
-                state.directory.polled = self.location_clock.now();
+                state.directory.polled = Some(self.location_clock.now());
             }
         }
     }
@@ -316,7 +331,8 @@ impl World {
     /// A store that followed nothing for as long as removals are kept may drop everything.
     fn forgive_if_old(&self, host: usize) {
         let state = &mut *self.hosts[host].lock();
-        if self.location_clock.now().since(state.directory.polled) + 2 * HOUR >= KEEP {
+        let away = state.directory.polled.map(|polled| self.location_clock.now().since(polled));
+        if away.is_some_and(|away| away + 2 * HOUR >= KEEP) {
             state.directory.stored.clear();
         }
     }

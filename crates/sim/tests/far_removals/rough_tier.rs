@@ -145,6 +145,12 @@ impl RoughTier {
         Some(trouble)
     }
 
+    /// Whether this call fails in this way, if calls do.
+    fn next_of(&self, trouble: Trouble) -> bool {
+        let is_so = self.mood.lock().rule.is_some_and(|rule| rule.trouble == trouble);
+        is_so && self.next(true).is_some()
+    }
+
     fn is_down(&self) -> bool {
         self.mood.lock().is_down
     }
@@ -247,10 +253,10 @@ impl Tier for RoughTier {
 
     fn now(&self, ask: Ask<Duration>) {
         // A location shows its time by a new file.
-        if self.mood.lock().rule.is_some_and(|rule| rule.trouble == Trouble::ReadOnly) {
-            return ask.answer(Err(system(EROFS)));
+        match self.next_of(Trouble::ReadOnly) {
+            true => ask.answer(Err(system(EROFS))),
+            false => self.read(ask, |mount, ask| mount.now(ask)),
         }
-        self.read(ask, |mount, ask| mount.now(ask));
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {

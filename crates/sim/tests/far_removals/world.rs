@@ -36,10 +36,12 @@ pub(crate) struct Directory {
     pub(crate) seen: BTreeSet<RemovalNumber>,
     /// The removals that its store said to have applied.
     pub(crate) claimed: BTreeSet<RemovalNumber>,
+    /// Removals that expired before its store learnt the location's time. It cannot know that it was away for too long.
+    pub(crate) excused: BTreeSet<RemovalNumber>,
     /// Puts that were acknowledged.
     pub(crate) stored: Vec<u64>,
     /// The time of the location at the last poll without a failure that asked for it.
-    pub(crate) polled: Nanos,
+    pub(crate) polled: Option<Nanos>,
     /// Whether its disk failed, so that blocks may be missing.
     pub(crate) is_fragile: bool,
     /// Whether an operation of its disk failed before the last crash.
@@ -101,8 +103,9 @@ impl World {
                 known: BTreeSet::new(),
                 claimed: BTreeSet::new(),
                 seen: BTreeSet::new(),
+                excused: BTreeSet::new(),
                 stored: Vec::new(),
-                polled: location_clock.now(),
+                polled: None,
                 is_fragile: false,
                 has_failed: false,
             };
