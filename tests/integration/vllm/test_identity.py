@@ -91,6 +91,7 @@ DOUBTS: dict[str, tuple[str, object, str]] = {
         SimpleNamespace(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=None),
         "mm_encoder_attn_dtype",
     ),
+    "a configuration that is not known": ("load_config", None, "cannot be read"),
     "embeddings": (
         "ec_transfer_config",
         SimpleNamespace(is_ec_consumer=True),

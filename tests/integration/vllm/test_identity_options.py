@@ -135,16 +135,18 @@ def test_a_library_of_another_version_makes_another_identity(
 def test_files_that_options_name_count_with_their_content(config: Any, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    scales = MULTIMODAL(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(other))
+    file = other / "content.json"
+    file.write_text("1")
+    scales = MULTIMODAL(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(file))
     for path, value in (
         ("model_config.tokenizer", str(other)),
         ("model_config.multimodal_config", scales),
         ("load_config.model_loader_extra_config", {"qlora_adapter_name_or_path": str(other)}),
     ):
-        (other / "content.json").write_text("1")
+        file.write_text("1")
         usual = fields(changed(config, path, value))
         assert "uncertain" not in usual
-        (other / "content.json").write_text("2")
+        file.write_text("2")
         assert fields(changed(config, path, value)) != usual, path
 
 

@@ -201,12 +201,23 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
     Raises:
         IncompatibleError: vLLM's block hashes can collide.
     """
-    load, cache, files = vllm_config.load_config, vllm_config.cache_config, ModelFiles()
+    algorithm, files = _hash_algorithm(vllm_config.cache_config), ModelFiles()
+    try:
+        fields = _engine_fields(files, vllm_config, kv_cache_config, stated)
+    except Exception as error:  # noqa: BLE001 - an engine starts as it would without a store
+        files.doubt(f"vLLM's configuration cannot be read: {error!r}")
+        fields = {}
+    return {"source": "engine", "hash": algorithm, **fields, **files.certainty(logger)}
+
+
+def _engine_fields(
+    files: ModelFiles, vllm_config: Any, kv_cache_config: Any, stated: str
+) -> dict[str, str]:
+    """Returns the fields that vLLM's whole configuration gives."""
+    load = vllm_config.load_config
     fields = {
-        "source": "engine",
         **machine_fields(),
-        "hash": _hash_algorithm(cache),
-        "cache_dtype": str(cache.cache_dtype),
+        "cache_dtype": str(vllm_config.cache_config.cache_dtype),
         **_model_fields(files, vllm_config.model_config, load, stated),
     }
     speculative = getattr(vllm_config, "speculative_config", None)
@@ -220,7 +231,7 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
         for group in kv_cache_config.kv_cache_groups
     ]
     fields["options"] = digest(engine_options(files, vllm_config))
-    return {**fields, "cache_specs": digest(specs), **files.certainty(logger)}
+    return {**fields, "cache_specs": digest(specs)}
 
 
 def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[str, str]:
