@@ -168,7 +168,13 @@ def _doubt_sources(files: ModelFiles, vllm_config: Any) -> None:
 
 def engine_options(files: ModelFiles, vllm_config: Any) -> object:
     """Returns every option of vLLM's configuration that counts."""
-    return Options(files, excluded.load(__package__)["options"]).value(vllm_config)
+    lists = excluded.load(__package__)
+    of_others = lists["other_versions"]
+    skipped = {
+        name: {**lists["options"].get(name, {}), **of_others.get(name, {})}
+        for name in {**lists["options"], **of_others}
+    }
+    return Options(files, skipped).value(vllm_config)
 
 
 def _hash_algorithm(cache: Any) -> str:
