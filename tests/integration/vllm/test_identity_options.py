@@ -79,6 +79,8 @@ def test_two_engines_with_equal_arguments_have_equal_identities(made: Any) -> No
         ("model_config.trust_remote_code", True),
         ("model_config.model_impl", "transformers"),
         ("model_config.enable_prompt_embeds", True),
+        ("model_config.max_model_len", 8192),
+        ("model_config.override_generation_config", {"attn_temperature_tuning": True}),
         ("model_config.hf_config.rope_parameters", {"rope_theta": 7}),
         ("model_config.multimodal_config", MULTIMODAL(mm_processor_kwargs={"num_crops": 4})),
         ("model_config.multimodal_config", MULTIMODAL(limit_per_prompt={"image": 1})),
@@ -148,15 +150,3 @@ def test_files_that_options_name_count_with_their_content(config: Any, tmp_path:
         assert "uncertain" not in usual
         file.write_text("2")
         assert fields(changed(config, path, value)) != usual, path
-
-
-def test_a_longer_context_matters_only_where_the_rotation_depends_on_it(config: Any) -> None:
-    def ident(length: int, **rope: Any) -> dict[str, str]:
-        other = changed(config, "model_config.max_model_len", length)
-        return fields(changed(other, "model_config.hf_config.rope_parameters", rope))
-
-    assert ident(4096) == ident(8192)
-    default = {"rope_type": "default", "rope_theta": 1e4}
-    assert ident(4096, **default) == ident(8192, **default)
-    for rope in ({"rope_type": "dynamic"}, {"full_attention": {"rope_type": "longrope"}}):
-        assert ident(4096, **rope) != ident(8192, **rope)

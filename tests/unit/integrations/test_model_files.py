@@ -101,7 +101,7 @@ def test_files_on_the_list_do_not_count_in_the_top_folder(folder: Path) -> None:
         (folder / name / "file").write_text("changed")
     assert content(folder) == before
     (folder / "sub").mkdir()
-    (folder / "sub" / "generation_config.json").write_text("{}")
+    (folder / "sub" / "README.md").write_text("{}")
     assert content(folder) != before
     assert all(reason for table in lists.values() for reason in table.values())
 

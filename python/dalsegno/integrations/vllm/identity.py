@@ -54,7 +54,8 @@ LOCAL_FORMATS = (
 )
 # What changes the values or the layout of the KV, and is not in vLLM's `OffloadingConfig`.
 HIDDEN_OPTIONS = (
-    "--quantization, --hf-overrides, --attention-backend, --mm-processor-kwargs or LoRA adapters"
+    "--quantization, --hf-overrides, --attention-backend, --max-model-len, --mm-processor-kwargs "
+    "or LoRA adapters"
 )
 PLUGINS = ("vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins")
 
@@ -137,17 +138,16 @@ def _model_fields(
     if one.trust_remote_code:
         code = files.code(one.model, one.revision, one.code_revision)
         parts["code"] = {"elsewhere": code}
-    fields = {
+    return {
         "model": Path(one.model).name,
         **_content_fields(content, weights),
         "parts": digest(parts) if parts else "",
         "config": digest(without_noise(config)),
         "dtype": str(one.dtype).removeprefix("torch."),
         "quantization": str(one.quantization or ""),
+        # Rotary embeddings, attention temperatures and budgets of image tokens depend on it.
+        "max_model_len": str(one.max_model_len),
     }
-    if rope_depends_on_length(config):
-        fields["max_model_len"] = str(one.max_model_len)
-    return fields
 
 
 def _doubt_sources(files: ModelFiles, vllm_config: Any) -> None:
