@@ -183,8 +183,6 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         requests that are scheduled vLLM knows the tokens: their loaded blocks are announced.
         """
         self._mover.gate.end_step()
-        if self._requests:
-            self._guard.epoch.note_use()
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()
