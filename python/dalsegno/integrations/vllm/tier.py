@@ -94,13 +94,14 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         self._mover = Mover(self._rows, settings, self._config, self._meter, self._trouble)
         self._events = open_events(settings, self._config, self.locality, self._meter)
         try:
-            self._shape = {
-                "layers": 1,
-                "slice_bytes": self._rows.row_bytes,
-                **codec_of(settings, self._config),
-            }
+            codec = codec_of(settings, self._config.model.dtype)
+            self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **codec}
             self._backend = Backend(
-                self._place(), settings.store_settings(), self._prepare, "vLLM", logger
+                self._place(),
+                settings.store_settings(),
+                self._prepare,
+                "vLLM",
+                logger,
             )
         except BaseException:
             self._rows.release()

@@ -55,19 +55,14 @@ class Block:
         return compat.split_key(self.key)[1]
 
 
-def codec_of(settings: TierSettings, config: Any) -> dict[str, Any]:
-    """Returns how blocks are stored from now on: arguments of `Store.namespace`.
+def codec_of(settings: TierSettings, dtype: str) -> dict[str, Any]:
+    """Returns how blocks are stored from now on.
 
-    `none` is given as well: a namespace remembers `zstd`. vLLM gives its tiers one dtype for all
-    KV-cache groups; where a group has another, the codec gains less and loses nothing.
-
-    Args:
-        settings: The settings of the tier.
-        config: vLLM's `OffloadingConfig`.
+    `none` is written as well, because a namespace remembers `zstd`. vLLM gives its tiers one dtype
+    for all KV-cache groups; where a group has another, the codec gains less and loses nothing.
     """
     if settings.codec == "none":
         return {"codec": "none"}
-    dtype = config.model.dtype
     width = element_bytes(dtype)
     if width is None:
         logger.warning(
