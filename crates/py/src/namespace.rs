@@ -415,8 +415,7 @@ impl PyNamespace {
     /// call returns when the removal is durable and, with ``far``, published there.
     ///
     /// Args:
-    ///     hashes: Hashes of the blocks, 32 bytes each; ``None`` removes all blocks of the
-    ///         namespace.
+    ///     hashes: Hashes of the blocks, 32 bytes each; ``None`` removes the whole namespace.
     ///     timeout_s: Seconds to wait; ``None`` waits for the disk and the far directory.
     ///
     /// Returns:

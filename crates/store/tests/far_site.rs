@@ -7,9 +7,6 @@
 #[path = "support/held_tier.rs"]
 #[allow(dead_code, reason = "each test file uses its own part")]
 mod held_tier;
-#[path = "support/mount.rs"]
-#[allow(dead_code, reason = "each test file uses its own part")]
-mod mount;
 mod support;
 
 use std::fs;
@@ -22,8 +19,8 @@ use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{Config, ErrorKind, FarStats, NamespaceId, Store};
 use held_tier::HeldTier;
-use mount::Mount;
 use support::hanging::hanging_with;
+use support::mount::{Mount, succeeds};
 use support::{chain, namespace, put};
 
 const BYTES: usize = 4 * 65_536;
@@ -117,11 +114,12 @@ fn a_far_directory_without_its_file_system_is_not_used_until_one_is_mounted_agai
     let point = home.path().join("mount");
     fs::create_dir(&point).unwrap();
     let mounted = || Mount::tmpfs(&point, "size=64m");
-    let Some(first) = mounted() else { return eprintln!("mounting needs root; not tested") };
+    // Mounting needs root.
+    let Some(first) = mounted() else { return };
     let a = Host::new(&point);
     a.put(1, 8);
     until("blocks are published", || a.far().published.blocks >= 8);
-    assert!(mount::succeeds(std::process::Command::new("umount").arg("--lazy").arg(&point)));
+    assert!(succeeds(std::process::Command::new("umount").arg("--lazy").arg(&point)));
     std::mem::forget(first);
     until("the file system is away", || a.far().reads == "away");
     a.put(2, 8);

@@ -80,6 +80,7 @@ def test_names_on_the_lists_exist_in_this_version(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"context_length": 4096},
         {"dtype": "bfloat16"},
         {"quantization": "fp8"},
         {"kv_cache_dtype": "fp8_e5m2"},
@@ -184,15 +185,6 @@ def test_a_model_that_changed_after_the_server_began_is_shared_with_no_other_pro
     monkeypatch.setattr(file_times, "engine_start_ns", lambda: BEFORE_NS)
     assert fields() != fields()
     assert "changed after the engine began to start" in caplog.text
-
-
-def test_a_longer_context_matters_only_where_the_rotation_depends_on_it(
-    folder: Path, fields: Identity
-) -> None:
-    assert fields(context_length=4096) == fields(context_length=8192)
-    rope = {"text_config": {"rope_scaling": {"rope_type": "dynamic"}}}
-    (folder / "config.json").write_text(json.dumps(rope))
-    assert fields(context_length=4096) != fields(context_length=8192)
 
 
 def test_stated_weights_stand_for_files_of_weights_only(folder: Path, fields: Identity) -> None:

@@ -31,12 +31,12 @@ def run(spec: dict[str, Any], orders: Connection, answers: Connection) -> None:
         **spec.get("options", {}),
     )
 
-    def tell(record: dict[str, Any]) -> None:
+    def report(record: dict[str, Any]) -> None:
         answers.send_bytes(json.dumps(record).encode())
 
     for question in spec["questions"]:
         if spec.get("waits"):
             orders.recv_bytes()
-        tell({"stage": "reading and answering"})
-        tell(engine.ask(question, spec.get("max_tokens", demo_engine.ANSWER_TOKENS)))
+        report({"stage": "reading and answering"})
+        report(engine.ask(question, spec.get("max_tokens", demo_engine.ANSWER_TOKENS)))
     engine.close()

@@ -1,9 +1,4 @@
-"""Engines in processes of their own, forked from one that has imported vLLM.
-
-The import takes half of an engine's start. Python's fork server does it once for all engines of a
-test run (`preloaded`), and forks each engine from there. An engine is one process, so killing it
-kills everything.
-"""
+"""Engines in processes of their own. An engine is one process, so killing it kills everything."""
 
 from __future__ import annotations
 
@@ -15,7 +10,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_FORKS = multiprocessing.get_context("forkserver")
+from dalsegno.integrations.vllm import demo_engine
+
+# Never a fork: threads of the test process would be missing in it.
+_SPAWN = multiprocessing.get_context("spawn")
 _ENDED_S = 60.0
 
 
@@ -27,7 +25,8 @@ def _main(
     answers: Connection,
 ) -> None:
     """Runs an engine in its process; vLLM's messages go to the spec's `log_file`."""
-    os.environ.update(environment)
+    # Before vLLM is imported, which reads them then.
+    os.environ.update({**demo_engine.ENVIRONMENT, **environment})
     # vLLM and the libraries below it write to the descriptors themselves.
     log = os.open(spec["log_file"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
@@ -45,11 +44,10 @@ class Program:
     """
 
     def __init__(self, run: Callable[..., None], spec: dict[str, Any], **environment: str) -> None:
-        _FORKS.set_forkserver_preload(["tests.integration.vllm.preloaded"])
-        orders, self._orders = _FORKS.Pipe(duplex=False)
-        self._answers, answers = _FORKS.Pipe(duplex=False)
+        orders, self._orders = _SPAWN.Pipe(duplex=False)
+        self._answers, answers = _SPAWN.Pipe(duplex=False)
         self.log = Path(spec["log_file"])
-        self._process = _FORKS.Process(
+        self._process = _SPAWN.Process(
             target=_main, args=(run, spec, environment, orders, answers), daemon=True
         )
         self._process.start()

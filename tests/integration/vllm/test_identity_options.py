@@ -79,6 +79,8 @@ def test_two_engines_with_equal_arguments_have_equal_identities(made: Any) -> No
         ("model_config.trust_remote_code", True),
         ("model_config.model_impl", "transformers"),
         ("model_config.enable_prompt_embeds", True),
+        ("model_config.max_model_len", 8192),
+        ("model_config.override_generation_config", {"attn_temperature_tuning": True}),
         ("model_config.hf_config.rope_parameters", {"rope_theta": 7}),
         ("model_config.multimodal_config", MULTIMODAL(mm_processor_kwargs={"num_crops": 4})),
         ("model_config.multimodal_config", MULTIMODAL(limit_per_prompt={"image": 1})),
@@ -135,26 +137,16 @@ def test_a_library_of_another_version_makes_another_identity(
 def test_files_that_options_name_count_with_their_content(config: Any, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    scales = MULTIMODAL(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(other))
+    file = other / "content.json"
+    file.write_text("1")
+    scales = MULTIMODAL(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(file))
     for path, value in (
         ("model_config.tokenizer", str(other)),
         ("model_config.multimodal_config", scales),
         ("load_config.model_loader_extra_config", {"qlora_adapter_name_or_path": str(other)}),
     ):
-        (other / "content.json").write_text("1")
+        file.write_text("1")
         usual = fields(changed(config, path, value))
         assert "uncertain" not in usual
-        (other / "content.json").write_text("2")
+        file.write_text("2")
         assert fields(changed(config, path, value)) != usual, path
-
-
-def test_a_longer_context_matters_only_where_the_rotation_depends_on_it(config: Any) -> None:
-    def ident(length: int, **rope: Any) -> dict[str, str]:
-        other = changed(config, "model_config.max_model_len", length)
-        return fields(changed(other, "model_config.hf_config.rope_parameters", rope))
-
-    assert ident(4096) == ident(8192)
-    default = {"rope_type": "default", "rope_theta": 1e4}
-    assert ident(4096, **default) == ident(8192, **default)
-    for rope in ({"rope_type": "dynamic"}, {"full_attention": {"rope_type": "longrope"}}):
-        assert ident(4096, **rope) != ident(8192, **rope)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,9 @@ class OurScheduler(SchedulerInterface):  # type: ignore[misc]
         if options.get("reset_connector"):
             self.reset_connector_cache()
         return self.idle
+
+    def schedule(self, tokens: int) -> Any:
+        return SimpleNamespace(total_num_scheduled_tokens=tokens)
 
     def reset_connector_cache(self) -> bool:
         self.tier.drain_jobs()
@@ -174,10 +178,22 @@ def test_updates_between_a_reset_and_the_next_request_need_no_second_reset(
     assert engine.state() is State.MIXED
 
 
-@pytest.mark.parametrize("method", sorted(doors.HARMLESS))
-def test_a_harmless_call_is_no_door(method: str, engine: Engine) -> None:
-    engine.executor.collective_rpc(method)
-    assert engine.state() is State.LOADED
+def test_steps_without_tokens_leave_the_caches_empty(engine: Engine) -> None:
+    """Requests that come during a pause wait, and vLLM makes steps meanwhile."""
+    engine.scheduler.reset_prefix_cache(reset_connector=True)
+    Request(engine.tier, "r", keys(2)).begin()
+    engine.scheduler.schedule(0)
+    engine.tier.on_schedule_end(SimpleNamespace(preempted_req_ids=[]))
+    engine.executor.collective_rpc("update_weights")
+    assert engine.state() is State.EMPTY
+    engine.scheduler.schedule(5)
+    assert engine.state() is State.OWN
+
+
+def test_a_harmless_call_is_no_door(engine: Engine) -> None:
+    for method in sorted(doors.HARMLESS):
+        engine.executor.collective_rpc(method)
+        assert engine.state() is State.LOADED, method
 
 
 @pytest.mark.parametrize(

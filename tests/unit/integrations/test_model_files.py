@@ -101,7 +101,7 @@ def test_files_on_the_list_do_not_count_in_the_top_folder(folder: Path) -> None:
         (folder / name / "file").write_text("changed")
     assert content(folder) == before
     (folder / "sub").mkdir()
-    (folder / "sub" / "generation_config.json").write_text("{}")
+    (folder / "sub" / "README.md").write_text("{}")
     assert content(folder) != before
     assert all(reason for table in lists.values() for reason in table.values())
 
@@ -141,9 +141,10 @@ def test_a_missing_model_and_a_folder_of_very_many_files_are_doubts(
     assert "cannot be read" in doubts(folder / "nothing", LATER_NS)[0]
     monkeypatch.setattr(model_files, "MOST_FILES", 2)
     assert "more than 2 files" in doubts(folder, LATER_NS)[0]
-    files = ModelFiles(since_ns=LATER_NS)
-    assert files.of_name("nobody/nothing-here") == {}
-    assert "not on this machine" in files.doubts[0]
+    for name in ("nobody/nothing-here", "x" * 300 + "/" + "y" * 5000, "a\0b"):
+        files = ModelFiles(since_ns=LATER_NS)
+        assert files.of_name(name) == {}
+        assert "not on this machine" in files.doubts[0]
 
 
 def replace_weights(folder: Path) -> None:

@@ -174,7 +174,9 @@ impl RemovalNotes {
             waiter: None,
         };
         state.pending.insert(id, removal);
-        state.bound();
+        if !hashes.is_empty() {
+            state.bound();
+        }
         state.changes += 1;
         drop(state);
         let parts_left = parts.into();
@@ -312,10 +314,11 @@ impl RemovalNotes {
     pub(crate) fn store(&self, files: &StoreFiles) -> std::result::Result<(), LogError> {
         let _one = self.storing.lock();
         let (record, changes) = {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             if state.changes <= state.stored_changes {
                 return Ok(());
             }
+            state.bound();
             (state.record(self.store), state.changes)
         };
         files.write_removals(record.generation, &record.encode())?;
@@ -423,3 +426,6 @@ fn read_record(files: &StoreFiles, store: StoreId) -> Stored {
 pub(crate) fn pending_in(files: &StoreFiles, store: StoreId) -> u64 {
     read_record(files, store).record.map_or(0, |record| record.pending.len() as u64)
 }
+
+#[cfg(test)]
+mod tests;

@@ -146,7 +146,7 @@ fn parts_in(
     }
     let new_store =
         dalsegno_io::random_bytes().map(StoreId).map_err(|error| unavailable(path, error))?;
-    let far = far.map(|location| open_far(location, &mut limits, &clock)).transpose()?;
+    let far = far.map(|location| open_far(&location, &mut limits, &clock)).transpose()?;
     Ok(Parts {
         device: Arc::new(device),
         clock,

@@ -65,18 +65,18 @@ fn look_at(location: &LocationPath) -> std::result::Result<Option<PathBuf>, Loca
 
 /// Opens the directory of the far tier, and completes its limits.
 pub(crate) fn open_far(
-    location: LocationPath,
+    location: &LocationPath,
     limits: &mut Limits,
     clock: &Arc<dyn Clock>,
 ) -> Result<Arc<dyn Tier>> {
     let options = DirectoryTierOptions { workers: limits.far_workers, ..Default::default() };
     let tier = DirectoryTier::open_at(location.clone(), options, Arc::clone(clock))
-        .map_err(|error| unusable(&location, error))?;
+        .map_err(|error| unusable(location, error))?;
     if limits.far_capacity_bytes.is_none() && tier.facts().state == TierState::Open {
         match wait_for(clock, SPACE_TIMEOUT, |ask| tier.space(ask)) {
             Ok(space) => limits.far_capacity_bytes = Some(space.total_bytes / FAR_SHARE),
             Err(IoError::Deadline) => tracing::warn!("the far directory does not respond"),
-            Err(error) => return Err(unusable(&location, error)),
+            Err(error) => return Err(unusable(location, error)),
         }
     }
     Ok(Arc::new(tier))

@@ -37,6 +37,14 @@ _MOST_LINKS = 40
 _NAMES_OF_MODELS = ("_model_id", "model_name_or_path")
 
 
+def is_there(name: str) -> bool:
+    """Returns whether a name is that of a file or folder that this process may see."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def is_weight(name: str) -> bool:
     """Returns whether a file's name is that of weights."""
     return name.endswith(SUFFIXES)
@@ -204,7 +212,7 @@ class ModelFiles:
                 engines keep the small files.
             stated: Whether the user vouches for the weights, so that they are not read.
         """
-        if Path(name).exists():
+        if is_there(name):
             return self.of_path(Path(name), stated=stated)
         found: dict[str, str] = {}
         for place in dict.fromkeys((download_dir, None)):
@@ -226,17 +234,17 @@ class ModelFiles:
                     name, revision=revision, cache_dir=place, local_files_only=True
                 )
             )
+            mark = folder.parents[1] / "refs" / (revision or "main")
+            several = len(list(folder.parent.iterdir())) > 1
+            if several and mark.exists() and file_times.changed_since(mark, self.since_ns):
+                self.doubt(f"{mark} changed after the engine began to start")
         except Exception:  # noqa: BLE001 - the hub's client has many errors
             return None
-        mark = folder.parents[1] / "refs" / (revision or "main")
-        several = len(list(folder.parent.iterdir())) > 1
-        if several and mark.exists() and file_times.changed_since(mark, self.since_ns):
-            self.doubt(f"{mark} changed after the engine began to start")
         return folder
 
     def folder(self, name: str, revision: str | None) -> Path | None:
         """Returns the folder or file of a model, None if it is not on this machine."""
-        return Path(name) if Path(name).exists() else self._snapshot(name, revision, None)
+        return Path(name) if is_there(name) else self._snapshot(name, revision, None)
 
     def code(self, name: str, revision: str | None, code_revision: str | None) -> str:
         """Returns what stands for modelling code that a model's files take from other repositories.

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dalsegno.integrations.common.model_files import ModelFiles
+from dalsegno.integrations.common.model_files import ModelFiles, is_there
 
 # What Kubernetes sets for a service whose name is that of an engine.
 _SERVICE_LINK = re.compile(r".*(_SERVICE_(HOST|PORT)(_\w+)?|_PORT(_\d+_(TCP|UDP)\w*)?)")
@@ -169,7 +169,7 @@ class Options:
     def _text(self, text: str, where: str) -> object:
         """Returns a text, or the content of what it names."""
         is_path = "/" in text or where.endswith(("_path", "_file"))
-        if is_path and len(text) < os.pathconf("/", "PC_PATH_MAX") and Path(text).exists():
+        if is_path and is_there(text):
             return {"content of": where, "files": self._files.of_path(Path(text))}
         return text
 

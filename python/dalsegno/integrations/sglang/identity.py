@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from dalsegno.integrations.common import excluded
-from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_length
+from dalsegno.integrations.common.fields import digest, nonce
 from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
 from dalsegno.integrations.common.options import Options, libraries, variables
 from dalsegno.integrations.sglang.pools import PoolPages
@@ -111,15 +111,13 @@ def _content(
         parts[part] = files.of_name(part)
     if args.trust_remote_code:
         parts["code"] = files.code(name, revision, None)
-    fields = {
+    return {
         "weights": weights or digest({k: v for k, v in found.items() if is_weight(k)}),
         "files": digest({k: v for k, v in found.items() if not is_weight(k)}),
         "parts": digest(parts) if parts else "",
+        # Rotary embeddings and attention temperatures depend on it.
+        "context_length": str(args.context_length or ""),
     }
-    # Without a configuration nothing is known of the rotary embedding.
-    if not config or rope_depends_on_length(config):
-        fields["context_length"] = str(args.context_length or "")
-    return fields
 
 
 def _config(files: ModelFiles, name: str, revision: str | None) -> object:

@@ -152,12 +152,13 @@ def watch_scheduler(epoch: Epoch) -> None:
         wrapped = [
             _wrap(executors, {"collective_rpc"}, _rpc),
             _wrap(schedulers, {"reset_prefix_cache"}, _reset),
+            _wrap(schedulers, {"schedule"}, _schedule),
         ]
     except Exception as error:  # noqa: BLE001 - an engine runs on without shared blocks
         epoch.refuse(f"this version of vLLM is unknown ({error})")
         return
     if not all(wrapped):
-        epoch.refuse("this version of vLLM has no collective_rpc or no reset_prefix_cache")
+        epoch.refuse("this version of vLLM lacks collective_rpc, reset_prefix_cache or schedule")
     _process.epochs.add(epoch)
 
 
@@ -273,6 +274,19 @@ def _reset(call: Callable[..., Any]) -> Callable[..., Any]:
         return done
 
     return reset_prefix_cache
+
+
+def _schedule(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `schedule`: a step that computes tokens fills the caches."""
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = call(self, *args, **kwargs)
+        if getattr(output, "total_num_scheduled_tokens", 1):
+            for epoch in _epochs_of(self):
+                epoch.note_use()
+        return output
+
+    return schedule
 
 
 def _reset_connector(scheduler: Any) -> None:

@@ -54,7 +54,8 @@ LOCAL_FORMATS = (
 )
 # What changes the values or the layout of the KV, and is not in vLLM's `OffloadingConfig`.
 HIDDEN_OPTIONS = (
-    "--quantization, --hf-overrides, --attention-backend, --mm-processor-kwargs or LoRA adapters"
+    "--quantization, --hf-overrides, --attention-backend, --max-model-len, --mm-processor-kwargs "
+    "or LoRA adapters"
 )
 PLUGINS = ("vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins")
 
@@ -137,17 +138,16 @@ def _model_fields(
     if one.trust_remote_code:
         code = files.code(one.model, one.revision, one.code_revision)
         parts["code"] = {"elsewhere": code}
-    fields = {
+    return {
         "model": Path(one.model).name,
         **_content_fields(content, weights),
         "parts": digest(parts) if parts else "",
         "config": digest(without_noise(config)),
         "dtype": str(one.dtype).removeprefix("torch."),
         "quantization": str(one.quantization or ""),
+        # Rotary embeddings, attention temperatures and budgets of image tokens depend on it.
+        "max_model_len": str(one.max_model_len),
     }
-    if rope_depends_on_length(config):
-        fields["max_model_len"] = str(one.max_model_len)
-    return fields
 
 
 def _doubt_sources(files: ModelFiles, vllm_config: Any) -> None:
@@ -168,7 +168,13 @@ def _doubt_sources(files: ModelFiles, vllm_config: Any) -> None:
 
 def engine_options(files: ModelFiles, vllm_config: Any) -> object:
     """Returns every option of vLLM's configuration that counts."""
-    return Options(files, excluded.load(__package__)["options"]).value(vllm_config)
+    lists = excluded.load(__package__)
+    of_others = lists["other_versions"]
+    skipped = {
+        name: {**lists["options"].get(name, {}), **of_others.get(name, {})}
+        for name in {**lists["options"], **of_others}
+    }
+    return Options(files, skipped).value(vllm_config)
 
 
 def _hash_algorithm(cache: Any) -> str:
@@ -201,12 +207,23 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
     Raises:
         IncompatibleError: vLLM's block hashes can collide.
     """
-    load, cache, files = vllm_config.load_config, vllm_config.cache_config, ModelFiles()
+    algorithm, files = _hash_algorithm(vllm_config.cache_config), ModelFiles()
+    try:
+        fields = _engine_fields(files, vllm_config, kv_cache_config, stated)
+    except Exception as error:  # noqa: BLE001 - an engine starts as it would without a store
+        files.doubt(f"vLLM's configuration cannot be read: {error!r}")
+        fields = {}
+    return {"source": "engine", "hash": algorithm, **fields, **files.certainty(logger)}
+
+
+def _engine_fields(
+    files: ModelFiles, vllm_config: Any, kv_cache_config: Any, stated: str
+) -> dict[str, str]:
+    """Returns the fields that vLLM's whole configuration gives."""
+    load = vllm_config.load_config
     fields = {
-        "source": "engine",
         **machine_fields(),
-        "hash": _hash_algorithm(cache),
-        "cache_dtype": str(cache.cache_dtype),
+        "cache_dtype": str(vllm_config.cache_config.cache_dtype),
         **_model_fields(files, vllm_config.model_config, load, stated),
     }
     speculative = getattr(vllm_config, "speculative_config", None)
@@ -220,7 +237,7 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
         for group in kv_cache_config.kv_cache_groups
     ]
     fields["options"] = digest(engine_options(files, vllm_config))
-    return {**fields, "cache_specs": digest(specs), **files.certainty(logger)}
+    return {**fields, "cache_specs": digest(specs)}
 
 
 def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[str, str]:

@@ -98,7 +98,11 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             codec = codec_of(settings, self._config.model.dtype)
             self._shape = {"layers": 1, "slice_bytes": self._rows.row_bytes, **codec}
             self._backend = Backend(
-                self._place(), settings.store_settings(), self._prepare, "vLLM", logger
+                self._place(),
+                settings.store_settings(),
+                self._prepare,
+                "vLLM",
+                logger,
             )
         except BaseException:
             self._rows.release()
@@ -181,8 +185,6 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         requests that are scheduled vLLM knows the tokens: their loaded blocks are announced.
         """
         self._mover.gate.end_step()
-        if self._requests:
-            self._guard.epoch.note_use()
         for request_id in compat.preempted(context):
             if state := self._requests.get(request_id):
                 state.forget_misses()

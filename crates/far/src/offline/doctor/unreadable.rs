@@ -65,14 +65,12 @@ fn to_try(writer: WriterId, listed: &[Listed]) -> Vec<ObjectName> {
     let mut objects: BTreeSet<Object> = BTreeSet::new();
     let mut newest = 0;
     for one in listed {
-        match one.object {
-            // A listing does not show what is no file, so the catalog of each pack is asked for.
-            Object::Catalog(number) | Object::Pack(number) => {
-                objects.insert(Object::Catalog(number));
-                newest = newest.max(number);
-            }
-            Object::Namespace(_) => _ = objects.insert(one.object),
-            _ => {}
+        // A listing does not show what is no file, so the catalog of each pack is asked for.
+        if let Object::Catalog(number) | Object::Pack(number) = one.object {
+            objects.insert(Object::Catalog(number));
+            newest = newest.max(number);
+        } else if matches!(one.object, Object::Namespace(_)) {
+            objects.insert(one.object);
         }
     }
     objects.extend((newest + 1..=newest + AHEAD).map(Object::Catalog));

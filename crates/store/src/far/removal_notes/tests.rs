@@ -1,0 +1,94 @@
+use super::*;
+
+const OWN: WriterId = WriterId { store: StoreId([1; 16]), open: 2 };
+const EARLIER: WriterId = WriterId { store: StoreId([1; 16]), open: 1 };
+const NAMESPACE: NamespaceId = NamespaceId([3; 16]);
+
+/// Notes with removals of an earlier open, the numbers of those that are not applied here among them.
+fn notes(earlier: &[(u64, HereState)]) -> Arc<RemovalNotes> {
+    let pending = earlier.iter().map(|(number, here)| {
+        let (id, here) = (RemovalId { by: EARLIER, number: *number }, *here);
+        let (namespace, hashes, there) = (NAMESPACE, Vec::new(), ThereState::Wanted);
+        (id, PendingRemoval { namespace, hashes, here, there, waiter: None })
+    });
+    let state = NotesState {
+        applied: Applied::default(),
+        stored: Applied::default(),
+        pending: pending.collect(),
+        next: 1,
+        polled_at_ms: None,
+        stored_polled_at_ms: None,
+        generation: 0,
+        changes: 0,
+        stored_changes: 0,
+        is_closed: false,
+    };
+    let (state, storing) = (Mutex::new(state), Mutex::default());
+    Arc::new(RemovalNotes { store: OWN.store, own: OWN, state, storing })
+}
+
+fn applied(notes: &RemovalNotes) -> u64 {
+    notes.state.lock().applied.number(OWN)
+}
+
+#[test]
+fn a_removal_is_applied_only_when_all_before_it_are() {
+    let notes = notes(&[]);
+    let [one, two, three] = [(); 3].map(|()| notes.begin(NAMESPACE, &[], 1).unwrap());
+    two.part_done();
+    drop(two);
+    assert_eq!(applied(&notes), 0);
+    one.part_done();
+    drop(one);
+    assert_eq!(applied(&notes), 2);
+    drop(three);
+    assert_eq!((applied(&notes), notes.failed_here().len()), (2, 1), "a part is not durable");
+    notes.note_applied(notes.failed_here()[0].id);
+    assert_eq!((applied(&notes), notes.pending_count()), (3, 3));
+}
+
+#[test]
+fn a_removal_that_is_held_up_here_is_published_before_later_ones() {
+    let notes = notes(&[]);
+    let one = notes.begin(NAMESPACE, &[], 1).unwrap();
+    let two = notes.begin(NAMESPACE, &[], 1).unwrap();
+    let numbers: Vec<u64> = notes.unpublished().iter().map(|removal| removal.id.number).collect();
+    assert_eq!(numbers, [1, 2]);
+    notes.note_published(&notes.unpublished(), &Ok(()));
+    assert_eq!(notes.outcome(one.id()).try_recv(), Ok(Ok(())));
+    assert_eq!((applied(&notes), notes.pending_count()), (0, 0));
+    [&one, &two].into_iter().for_each(|removal| removal.part_done());
+    drop((one, two));
+    assert_eq!((applied(&notes), notes.state.lock().pending.len()), (2, 0));
+}
+
+#[test]
+fn the_location_counts_as_applied_only_without_open_removals_of_earlier_opens() {
+    let other = RemovalId { by: WriterId { store: StoreId([9; 16]), open: 7 }, number: 4 };
+    let at_location: Applied = [other].into_iter().collect();
+    let held = notes(&[(1, HereState::Applied), (2, HereState::Failed)]);
+    assert!(!held.note_location(&at_location, Some(5)));
+    assert!(!held.is_applied(other) && held.polled_at_ms().is_none());
+    held.note_applied(RemovalId { by: EARLIER, number: 2 });
+    assert!(held.note_location(&at_location, Some(5)) && held.is_applied(other));
+    assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }));
+    assert!(held.note_location(&at_location, None), "the time is unknown");
+    assert_eq!(held.polled_at_ms(), Some(5));
+    assert!(held.note_location(&Applied::default(), None) && !held.is_applied(other));
+    assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }), "pending removals stay");
+}
+
+#[test]
+fn removals_beyond_the_bounds_are_widened_and_then_refused() {
+    let notes = notes(&[]);
+    let hashes = vec![ChainHash([7; 32]); 100_000];
+    let kept: Vec<_> = (0..4).map(|_| notes.begin(NAMESPACE, &hashes, 1).unwrap()).collect();
+    let removals = notes.unpublished();
+    assert_eq!(removals.iter().filter(|removal| removal.hashes.is_empty()).count(), 2);
+    assert!(RemovalRecord::pending_bytes(&removals) <= MAX_PENDING_BYTES);
+    let more: Vec<_> = (4..MOST_PENDING).map(|_| notes.begin(NAMESPACE, &[], 1).unwrap()).collect();
+    let error = notes.begin(NAMESPACE, &[], 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    // Each of them would look at all others.
+    [kept, more].into_iter().flatten().for_each(std::mem::forget);
+}
