@@ -85,7 +85,7 @@ impl World {
         *self.backup.lock() = Some(Directory { device, ..directory });
     }
 
-    /// The copy takes the place of a host's directory. Removals that only this directory knew are not promised any more.
+    /// The copy takes the place of a host's directory. Removals that only this directory knew are no longer promised.
     pub(crate) fn restore(&self, host: usize) {
         let Some(backup) = self.backup.lock().clone() else { return };
         self.crash(host, Outage::Process);
