@@ -87,7 +87,7 @@ impl World {
         let Some(store) = self.store(host) else { return BTreeSet::new() };
         let claimed = self.model.lock().among(&applied(&store).expect("it is open"));
         let directory = &mut self.hosts[host].lock().directory;
-        directory.known.extend(&claimed);
+        directory.known.extend(claimed.difference(&directory.excused));
         directory.claimed.extend(claimed);
         directory.known.clone()
     }

@@ -27,7 +27,7 @@ impl World {
         let all: Vec<ChainHash> = all.into_iter().collect();
         let mut expected = self.live_keys(host);
         if host == HOSTS {
-            // It has no log, and was polled. A catalog whose pack is gone costs a miss, then other packs are found.
+            // It has no log, and was polled. Reads find out which packs are gone.
             for _ in 0..3 {
                 (0..NAMESPACES).for_each(|namespace| drop(self.get(host, namespace, &all, &[])));
                 self.far(host, FarStep::Poll);
@@ -70,11 +70,15 @@ impl World {
         let tier = self.location.mount();
         let fetch = |name| wait_for(&clock, HOUR, |ask| tier.fetch(name, 64 << 20, ask));
         let model = self.model.lock();
-        let mut live = BTreeSet::new();
+        let (mut live, mut gone) = (BTreeSet::new(), BTreeSet::new());
         for (name, _) in self.location.objects() {
             let Object::Catalog(number) = name.object else { continue };
-            let Ok(pack) = fetch(name.writer.object(Object::Pack(number))) else { continue };
             let catalog = Catalog::decode(&fetch(name).expect("it is there")).expect("it is whole");
+            let Ok(pack) = fetch(name.writer.object(Object::Pack(number))) else {
+                // A catalog whose pack is gone costs misses.
+                gone.extend(catalog.extents.iter().flat_map(|extent| extent.hashes.clone()));
+                continue;
+            };
             for extent in &catalog.extents {
                 let at = extent.location.offset + u64::from(extent.location.header_bytes);
                 let at = usize::try_from(at).expect("64-bit addresses");
@@ -90,6 +94,7 @@ impl World {
                 }
             }
         }
+        live.retain(|key: &Key| !gone.contains(&key.1));
         live
     }
 }
