@@ -1,7 +1,6 @@
 //! Removals over several hosts and one far location, in random histories: docs/internals/simulation.md.
 //!
 //! `DALSEGNO_FAR_SEED=17` runs one history.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "reports what the test ran")]
 
 #[path = "far_removals/acts.rs"]

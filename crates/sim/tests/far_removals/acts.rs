@@ -195,7 +195,9 @@ impl World {
             let (world, during) = (self.this.clone(), during.to_vec());
             tier.interrupt(Some(Box::new(move || {
                 let world = world.upgrade().expect("the history runs");
-                during.iter().for_each(|step| world.act(step));
+                for step in &during {
+                    world.act(step);
+                }
             })));
         }
         let mut out = vec![vec![0xee_u8; BLOCK_BYTES]; hashes.len()];

@@ -17,10 +17,10 @@ use crate::world::{Directory, World};
 impl World {
     pub(crate) fn prune(&self, host: usize, named: Option<usize>) {
         let tier = Arc::clone(&self.hosts[host].lock().tier) as Arc<dyn Tier>;
-        let names: Vec<String> =
+        let writers: Vec<String> =
             named.iter().map(|named| self.hosts[*named].lock().writer.store.to_string()).collect();
         let location = Location::new(tier, Arc::clone(&self.clock) as Arc<dyn Clock>);
-        let pruned = prune(&location, &names, true, &|_, _| {});
+        let pruned = prune(&location, &writers, true, &|_, _| {});
         self.note(format!("  pruned {:?}", pruned.map(|report| report.writers.len())));
     }
 

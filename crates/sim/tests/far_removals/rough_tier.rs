@@ -248,19 +248,20 @@ impl Tier for RoughTier {
     }
 
     fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
-        self.read(ask, |mount, ask| mount.removals(ask));
+        self.read(ask, Tier::removals);
     }
 
     fn now(&self, ask: Ask<Duration>) {
         // A location shows its time by a new file.
-        match self.next_of(Trouble::ReadOnly) {
-            true => ask.answer(Err(system(EROFS))),
-            false => self.read(ask, |mount, ask| mount.now(ask)),
+        if self.next_of(Trouble::ReadOnly) {
+            ask.answer(Err(system(EROFS)));
+        } else {
+            self.read(ask, Tier::now);
         }
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
-        self.read(ask, |mount, ask| mount.writers(ask));
+        self.read(ask, Tier::writers);
     }
 
     fn list(&self, writer: WriterId, after: Option<Object>, ask: Ask<Vec<Listed>>) {
@@ -276,6 +277,6 @@ impl Tier for RoughTier {
     }
 
     fn space(&self, ask: Ask<Space>) {
-        self.read(ask, |mount, ask| mount.space(ask));
+        self.read(ask, Tier::space);
     }
 }
