@@ -105,8 +105,8 @@ def test_the_program_that_removes_a_tenant_removes_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = None
-    far = tmp_path / "far"
-    far.mkdir()
+    (tmp_path / "far").mkdir()
+    far = str(tmp_path / "far")
     with dalsegno.open(tmp_path / "kv", capacity="64MiB", far=far) as store:
         for salt in ("tenant-a", "tenant-b"):
             kept = store.namespace({"model": "m", "salt": salt}, layers=1, slice_bytes=4096)
