@@ -6,8 +6,12 @@
 
 #[path = "far_removals/acts.rs"]
 mod acts;
+#[path = "far_removals/checks.rs"]
+mod checks;
 #[path = "../../io/tests/common/dose.rs"]
 mod dose;
+#[path = "far_removals/lives.rs"]
+mod lives;
 #[path = "far_removals/model.rs"]
 mod model;
 #[path = "far_removals/rough_tier.rs"]
@@ -30,9 +34,9 @@ use world::World;
 const STEPS: usize = 90;
 
 /// Prints the seed and the steps of a history that fails.
-struct Told(Arc<World>, u64);
+struct HistoryReport(Arc<World>, u64);
 
-impl Drop for Told {
+impl Drop for HistoryReport {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for (number, step) in self.0.steps.lock().iter().enumerate() {
@@ -46,7 +50,7 @@ impl Drop for Told {
 /// Runs a history; returns how many answers were compared, and how many were hits of blocks of other hosts.
 fn run(seed: u64, pool: &BufferPool) -> (u64, u64) {
     let world = World::new(seed, pool);
-    let told = Told(Arc::clone(&world), seed);
+    let report = HistoryReport(Arc::clone(&world), seed);
     for host in 0..HOSTS {
         if host < 2 || seed.is_multiple_of(3) {
             world.open(host);
@@ -57,8 +61,8 @@ fn run(seed: u64, pool: &BufferPool) -> (u64, u64) {
         world.pass(Duration::from_millis(random.below(1500) as u64));
         world.act(&script.next(&mut random));
     }
-    acts::come_to_rest(&world);
-    drop(told);
+    checks::come_to_rest(&world);
+    drop(report);
     let model = world.model.lock();
     (model.checks, model.far_hits)
 }

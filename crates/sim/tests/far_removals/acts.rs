@@ -5,23 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, ErrorKind};
-use dalsegno_far::format::Catalog;
-use dalsegno_far::offline::{Location, prune};
-use dalsegno_far::{LIST_EVERY, Object, Tier, wait_for};
+use dalsegno_far::LIST_EVERY;
 use dalsegno_io::{Memory, lend};
-use dalsegno_sim::{Fault, Kind, Outage, Rule, chain_hashes};
+use dalsegno_sim::chain_hashes;
 use dalsegno_store::testing::{FarStep, applied, step_far};
 use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Terms};
 
-use crate::model::{BLOCK_BYTES, Key, PutFact, Reach, RemovalFact, RemovalNumber, bytes_of};
-use crate::steps::{BadFile, CHAIN_BLOCKS, CHAINS, HOSTS, NAMESPACES, Span, Step, Target};
+use crate::model::{BLOCK_BYTES, PutFact, Reach, RemovalFact, RemovalNumber, bytes_of};
+use crate::steps::{HOSTS, Span, Step, Target};
 use crate::world::{Directory, OpenLayers, World};
 
 /// How long the location keeps removals.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
 /// A poll asks for the location's time if that was not asked for so long.
 const ASK_AFTER: Duration = Duration::from_secs(90);
-const HOUR: Duration = Duration::from_secs(3600);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 /// How long a get may take.
 const GET: Duration = Duration::from_secs(600);
 
@@ -80,7 +78,7 @@ impl World {
         (0..HOSTS).for_each(|host| self.check_live(host));
     }
 
-    fn id(&self, namespace: usize) -> NamespaceId {
+    pub(crate) fn id(&self, namespace: usize) -> NamespaceId {
         self.namespaces[namespace].id()
     }
 
@@ -116,7 +114,7 @@ impl World {
     }
 
     /// The removals that were issued so long ago that the location may have dropped them.
-    fn expired(&self) -> BTreeSet<RemovalNumber> {
+    pub(crate) fn expired(&self) -> BTreeSet<RemovalNumber> {
         let now = self.location_clock.now();
         let model = self.model.lock();
         let all = model.removals.iter().enumerate();
@@ -183,7 +181,7 @@ impl World {
     }
 
     /// Gets blocks, each independently, while other steps run; returns the hits.
-    fn get(
+    pub(crate) fn get(
         &self,
         host: usize,
         namespace: usize,
@@ -282,7 +280,7 @@ impl World {
         far.is_some_and(|far| far.pending_removals == 0)
     }
 
-    fn far(&self, host: usize, step: FarStep) {
+    pub(crate) fn far(&self, host: usize, step: FarStep) {
         let Some(store) = self.store(host) else { return };
         if step != FarStep::Poll {
             return step_far(&store, step).expect("it is open");
@@ -292,7 +290,8 @@ impl World {
             let state = self.hosts[host].lock();
             (state.tier.fired(), state.directory.device.faults_fired())
         };
-        let (mut published, expired) = (self.model.lock().published(), self.expired());
+        let mut published = self.model.lock().published();
+        let expired = self.expired();
         {
             let directory = &mut self.hosts[host].lock().directory;
             if directory.polled.is_none() {
@@ -329,208 +328,27 @@ impl World {
     }
 
     /// A store that followed nothing for as long as removals are kept may drop everything.
-    fn forgive_if_old(&self, host: usize) {
+    pub(crate) fn forgive_if_old(&self, host: usize) {
         let state = &mut *self.hosts[host].lock();
-        let away = state.directory.polled.map(|polled| self.location_clock.now().since(polled));
-        if away.is_some_and(|away| away + 2 * HOUR >= KEEP) {
+        let since = state.directory.polled.unwrap_or(state.directory.made);
+        if self.location_clock.now().since(since) + 2 * HOUR >= KEEP {
             state.directory.stored.clear();
         }
     }
 
-    fn prune(&self, host: usize, named: Option<usize>) {
-        let tier = Arc::clone(&self.hosts[host].lock().tier) as Arc<dyn Tier>;
-        let names: Vec<String> =
-            named.iter().map(|named| self.hosts[*named].lock().writer.store.to_string()).collect();
-        let location = Location::new(tier, Arc::clone(&self.clock) as Arc<dyn Clock>);
-        let pruned = prune(&location, &names, true, &|_, _| {});
-        self.note(format!("  pruned {:?}", pruned.map(|report| report.writers.len())));
-    }
-
-    fn trouble_disk(&self, host: usize, file: BadFile) {
-        let state = &mut *self.hosts[host].lock();
-        let rule = match file {
-            BadFile::FarMeta => Rule::once(Kind::Create, Fault::Error, 0).on("far"),
-            BadFile::Segment => {
-                state.directory.is_fragile = true;
-                Rule::once(Kind::Write, Fault::Error, 0).on("segment")
-            }
-        };
-        state.directory.device.inject(rule);
-    }
-
-    fn heal(&self, host: usize) {
-        let state = self.hosts[host].lock();
-        state.tier.heal();
-        state.directory.device.heal();
-    }
-
-    /// Each open host polls and publishes each hour.
-    fn live(&self, time: Duration) {
-        let hours = time.as_secs() / HOUR.as_secs();
-        for _ in 0..hours {
-            for host in 0..self.hosts.len() {
-                self.far(host, FarStep::Removals);
-                self.far(host, FarStep::Poll);
-                self.far(host, FarStep::Publish);
-                self.far(host, FarStep::Collect);
-            }
-            self.pass(HOUR);
-        }
-    }
-
-    fn close(&self, host: usize) {
-        let Some(store) = self.store(host) else { return };
-        let layers = self.hosts[host].lock().layers.take();
-        drop(layers);
-        store.close();
-        self.hosts[host].lock().store = None;
-    }
-
-    fn crash(&self, host: usize, outage: Outage) {
-        let late_happens = self.random.lock().percent(50);
-        let state = &mut *self.hosts[host].lock();
-        if state.store.is_none() {
-            return;
-        }
-        state.tier.go_down(late_happens);
-        let had_faults = state.directory.had_faults();
-        state.directory.has_failed = had_faults;
-        let (device, _) = state.directory.device.reboot(outage);
-        state.layers = None;
-        state.store = None;
-        state.directory.device = Arc::new(device);
-    }
-
-    fn back_up(&self, host: usize) {
-        let directory = self.hosts[host].lock().directory.clone();
-        let device = Arc::new(directory.device.fork());
-        *self.backup.lock() = Some(Directory { device, ..directory });
-    }
-
-    /// The copy takes the place of a host's directory. Removals that only this directory knew are not promised any more.
-    fn restore(&self, host: usize) {
-        let Some(backup) = self.backup.lock().clone() else { return };
-        self.crash(host, Outage::Process);
-        for removal in &mut self.model.lock().removals {
-            if removal.host == host && removal.reach == Reach::Pending {
-                removal.reach = Reach::Unsure;
-            }
-        }
-        let device = Arc::new(backup.device.fork());
-        self.hosts[host].lock().directory = Directory { device, ..backup };
-        self.open(host);
-    }
-
-    /// Gets every block on a host, and checks that what it accepted and no removal covers is there.
-    pub(crate) fn check_all(&self, host: usize) {
-        if self.store(host).is_none() {
-            return;
-        }
-        self.forgive_if_old(host);
-        let mut expected = self.live_keys(host);
-        if host == HOSTS {
-            // It has no log, and was polled.
-            expected.extend(self.live_at_location());
-        }
-        for namespace in 0..NAMESPACES {
-            let chains = (0..CHAINS).map(|chain| chain_hashes(2 * chain, CHAIN_BLOCKS));
-            let all: BTreeSet<ChainHash> = chains.flatten().collect();
-            let all: Vec<ChainHash> = all.into_iter().collect();
-            let hits = self.get(host, namespace, &all, &[]);
-            for (hash, hit) in all.iter().zip(hits) {
-                let must_hit = expected.contains(&(namespace, *hash));
-                self.model.lock().checks += 1;
-                assert!(hit || !must_hit, "host {host} lost {hash} of namespace {namespace}");
-            }
-        }
-    }
-
-    /// Checks that a host still lists what it accepted and no removal covers.
-    fn check_live(&self, host: usize) {
-        let Some(store) = self.store(host) else { return };
-        for (namespace, hash) in self.live_keys(host) {
-            let is_there = store.peek(self.id(namespace), &[hash]).expect("it is open")[0];
-            assert!(is_there, "host {host} dropped {hash} of namespace {namespace}");
-        }
-    }
-
-    /// The blocks that a host accepted and that must be there.
-    fn live_keys(&self, host: usize) -> BTreeSet<Key> {
-        let state = self.hosts[host].lock();
-        if state.directory.is_fragile() {
-            return BTreeSet::new();
-        }
-        let model = self.model.lock();
-        let live = state.directory.stored.iter().filter(|version| model.lives(**version));
-        live.map(|version| model.key(*version)).collect()
-    }
-
-    /// The blocks in packs at the location that no removal covers.
-    fn live_at_location(&self) -> BTreeSet<Key> {
-        let clock = Arc::clone(&self.location_clock) as Arc<dyn Clock>;
-        let tier = self.location.mount();
-        let fetch = |name| wait_for(&clock, HOUR, |ask| tier.fetch(name, 64 << 20, ask));
-        let model = self.model.lock();
-        let mut live = BTreeSet::new();
-        for (name, _) in self.location.objects() {
-            let Object::Catalog(number) = name.object else { continue };
-            let Ok(pack) = fetch(name.writer.object(Object::Pack(number))) else { continue };
-            let catalog = Catalog::decode(&fetch(name).expect("it is there")).expect("it is whole");
-            for extent in &catalog.extents {
-                let at = extent.location.offset + u64::from(extent.location.header_bytes);
-                let at = usize::try_from(at).expect("64-bit addresses");
-                for (block, bytes) in
-                    pack[at..].chunks(BLOCK_BYTES).enumerate().take(extent.hashes.len())
-                {
-                    let version = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
-                    let key = model.key(version);
-                    assert_eq!(key.1, extent.hashes[block], "a pack has another block");
-                    if model.lives(version) {
-                        live.insert(key);
-                    }
-                }
-            }
-        }
-        live
-    }
-
-    fn note(&self, text: String) {
+    pub(crate) fn note(&self, text: String) {
         self.steps.lock().push(text);
     }
 }
 
 impl Directory {
     /// Whether its disk has failed.
-    fn is_fragile(&self) -> bool {
+    pub(crate) fn is_fragile(&self) -> bool {
         self.is_fragile
     }
 
     /// Whether an operation of its disk has failed.
-    fn had_faults(&self) -> bool {
+    pub(crate) fn had_faults(&self) -> bool {
         self.has_failed || self.device.faults_fired() > 0
-    }
-}
-
-/// Brings everything to rest: all hosts are open, publish and poll.
-pub(crate) fn come_to_rest(world: &World) {
-    world.location.set_full(false);
-    let hosts = 0..world.hosts.len();
-    for host in hosts.clone() {
-        world.heal(host);
-        world.act(&Step::Open(host));
-    }
-    for _ in 0..3 {
-        for host in hosts.clone() {
-            world.act(&Step::Far(host, FarStep::Removals, 1, Duration::ZERO));
-            world.act(&Step::Far(host, FarStep::Publish, 4, Duration::from_secs(6)));
-            world.act(&Step::Far(host, FarStep::Poll, 1, Duration::from_secs(2)));
-        }
-    }
-    for host in hosts {
-        world.act(&Step::Far(host, FarStep::Promote, 1, Duration::ZERO));
-        world.act(&Step::CheckAll(host));
-        world.act(&Step::CheckAll(host));
-        world.act(&Step::Far(host, FarStep::Promote, 1, Duration::ZERO));
-        world.act(&Step::CheckAll(host));
     }
 }

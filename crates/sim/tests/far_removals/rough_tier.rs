@@ -1,8 +1,8 @@
 //! A mount of a far location in memory that fails, hangs and is interrupted on command.
 //!
 //! 1. A mount that is down has the effect of a killed process: nothing it calls happens any more.
-//! 2. A call that hangs takes 31 seconds of its host's clock and ends with `Deadline`. Its change happens when the mount
-//!    recovers, or never.
+//! 2. A call that hangs takes 31 seconds of its host's clock and ends with `Deadline`. Its change happens when the
+//!    mount recovers, or never.
 //! 3. Before a read of a pack an interruption runs once, on the same thread: other calls, while the read is in flight.
 
 use std::io;

@@ -42,6 +42,8 @@ pub(crate) struct Directory {
     pub(crate) stored: Vec<u64>,
     /// The time of the location at the last poll without a failure that asked for it.
     pub(crate) polled: Option<Nanos>,
+    /// The time of the location when it was made.
+    pub(crate) made: Nanos,
     /// Whether its disk failed, so that blocks may be missing.
     pub(crate) is_fragile: bool,
     /// Whether an operation of its disk failed before the last crash.
@@ -106,6 +108,7 @@ impl World {
                 excused: BTreeSet::new(),
                 stored: Vec::new(),
                 polled: None,
+                made: location_clock.now(),
                 is_fragile: false,
                 has_failed: false,
             };
