@@ -10,7 +10,7 @@ from tests.unit.house import files
 from tests.unit.project.claims import claimed, known_tests, without_a_test
 
 # They are being rewritten with what they describe.
-NOT_YET = {"far.md", "removal.md"}
+NOT_YET = {"far.md"}
 TESTS = known_tests(ROOT)
 
 

@@ -105,16 +105,19 @@ def test_the_program_that_removes_a_tenant_removes_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = None
-    with dalsegno.open(tmp_path / "kv", capacity="64MiB") as store:
+    (tmp_path / "far").mkdir()
+    far = str(tmp_path / "far")
+    with dalsegno.open(tmp_path / "kv", capacity="64MiB", far=far) as store:
         for salt in ("tenant-a", "tenant-b"):
             kept = store.namespace({"model": "m", "salt": salt}, layers=1, slice_bytes=4096)
             kept.put_batch([bytes(32)], [bytes(4096)])
     assert kept is not None
     (program,) = blocks("operations.md", "python")
     program = program.replace('"/var/cache/kv", capacity="200GiB"', 'path, capacity="64MiB"')
-    exec(program, {"dalsegno": dalsegno, "path": tmp_path / "kv"})
+    program = program.replace('"/mnt/shared/kv"', "far")
+    exec(program, {"dalsegno": dalsegno, "path": tmp_path / "kv", "far": far})
     assert capsys.readouterr().out == "1 blocks removed\n"
-    with dalsegno.open(tmp_path / "kv", capacity="64MiB") as store:
+    with dalsegno.open(tmp_path / "kv", capacity="64MiB", far=far) as store:
         assert [namespace.id for namespace in store.namespaces()] == [kept.id]
 
 

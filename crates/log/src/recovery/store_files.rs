@@ -93,8 +93,8 @@ impl StoreFiles {
     }
 
     /// Replaces the file that says how far the store is with removals at a far location: of two files the one with the
-    /// number `generation` modulo 2. The other one stays. A crash may leave none in its place, or one whose first sector
-    /// is zero.
+    /// number `generation` modulo 2. The other one stays. A crash may leave none in its place, or one whose first
+    /// sector is zero.
     ///
     /// # Errors
     ///

@@ -305,8 +305,8 @@ impl Store {
     ///
     /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable, or not in time. Work under way
     /// then still completes. Even so the blocks are gone until the store is closed: immediately, or with an on-disk
-    /// index when the device has responded. `Unavailable` also if the removal is durable here, and only the far location
-    /// failed or did not respond in time. Then it is published later, also by a later open.
+    /// index when the device has responded. `Unavailable` also if the removal is durable here, and only the far
+    /// location failed or did not respond in time. Then it is published later, also by a later open.
     pub fn remove(
         &self,
         namespace: NamespaceId,

@@ -4,8 +4,8 @@
 //!    begun later are not covered by it.
 //! 2. A removal that could not be made durable is tried again at the next poll, one of this store as well.
 //! 3. Removals of a namespace are applied together, so that many cost few records.
-//! 4. A store that followed nothing for a week removes everything that it holds, because removals may be gone that cover
-//!    it.
+//! 4. A store that followed nothing for a week removes everything that it holds, because removals may be gone that
+//!    cover it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};

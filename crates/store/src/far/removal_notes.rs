@@ -85,8 +85,8 @@ enum ThereState {
     Published,
 }
 
-/// A removal of this open, while its blocks are removed here. It is applied when the last clone is dropped, if all of its
-/// parts are durable then.
+/// A removal of this open, while its blocks are removed here. It is applied when the last clone is dropped, if all of
+/// its parts are durable then.
 #[derive(Debug)]
 pub(crate) struct OwnRemoval {
     notes: Arc<RemovalNotes>,

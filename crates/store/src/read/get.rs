@@ -297,8 +297,7 @@ impl<'a> Get<'a> {
         (out, far): (&mut [Option<Wanted>], &mut [FarPart<'_>]),
     ) -> Vec<usize> {
         let mut moved = Vec::new();
-        let mut reads = Vec::new();
-        let mut read_runs = Vec::new();
+        let (mut reads, mut read_runs) = (Vec::new(), Vec::new());
         // Memory is handed over only for a segment that stays until it is read.
         let mut pins = Vec::new();
         for run in runs {

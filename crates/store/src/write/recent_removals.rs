@@ -2,8 +2,8 @@
 //!
 //! 1. Work takes a [`RemovalMark`] before it looks blocks up. What was removed since then must not enter DRAM, the log
 //!    or a pack afterwards.
-//! 2. A removal is noted twice: before its blocks leave the index, so that a put in progress sees it, and when they have
-//!    left, so that the mark of every lookup that still found them is older.
+//! 2. A removal is noted twice: before its blocks leave the index, so that a put in progress sees it, and when they
+//!    have left, so that the mark of every lookup that still found them is older.
 //! 3. Memory is bounded. The oldest removals are widened to their whole namespace, which delays or drops other work in
 //!    progress and returns no removed block.
 

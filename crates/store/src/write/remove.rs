@@ -3,8 +3,8 @@
 //! 1. A removal is announced before the index is read, so that a put under way does not publish what it removes.
 //! 2. An on-disk index may have to wait for the device. Then the space lane removes the blocks from it, and the caller
 //!    waits for the answer within its terms.
-//! 3. With a far tier, the removal is published there as well. A store that used a far tier before notes it for the next
-//!    open that has one.
+//! 3. With a far tier, the removal is published there as well. A store that used a far tier before notes it for the
+//!    next open that has one.
 //! 4. The lane of records writes and syncs the tombstone, so that a slow sync does not delay a put that needs space
 //!    (`background/space.rs`).
 

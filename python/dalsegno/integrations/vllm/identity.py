@@ -34,6 +34,7 @@ from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_l
 from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
 from dalsegno.integrations.common.options import Options, libraries, variables, without_noise
 from dalsegno.integrations.vllm import compat
+from dalsegno.integrations.vllm.settings import TierSettings
 
 logger = init_logger("vllm.dalsegno")
 
@@ -322,4 +323,24 @@ def namespace_fields(
         "row_bytes": str(row_bytes),
         "worker_bytes": str(config.worker_kv_bytes_per_block),
         "salt": salt,
+    }
+
+
+def group_fields(settings: TierSettings, config: Any, row_bytes: int) -> dict[int, dict[str, str]]:
+    """Returns the fields of the namespace of each KV-cache group, by its number.
+
+    Args:
+        settings: Those of the tier.
+        config: vLLM's `OffloadingConfig`.
+        row_bytes: Size of a row of the primary tier.
+
+    Raises:
+        IncompatibleError: See `folder_identity`.
+    """
+    known = settings.identity or folder_identity(
+        config, settings.weights_fingerprint, settings.options_fingerprint
+    )
+    return {
+        number: namespace_fields(known, config, number, row_bytes, settings.salt)
+        for number in compat.groups(config)
     }

@@ -119,7 +119,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
-        known = self._fields()
+        known = identity.group_fields(self._settings, self._config, self._rows.row_bytes)
 
         def namespaces(store: Any, epoch: Mapping[str, str]) -> dict[int, Any]:
             return {
@@ -128,19 +128,6 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             }
 
         return namespaces
-
-    def _fields(self) -> dict[int, dict[str, str]]:
-        """Returns the fields of the namespace of each KV-cache group."""
-        settings = self._settings
-        known = settings.identity or identity.folder_identity(
-            self._config, settings.weights_fingerprint, settings.options_fingerprint
-        )
-        return {
-            number: identity.namespace_fields(
-                known, self._config, number, self._rows.row_bytes, settings.salt
-            )
-            for number in compat.groups(self._config)
-        }
 
     def admit(self, request_id: str, content: inputs.Content | None) -> None:
         """Takes what the blocks of a request that is about to come depend on."""
