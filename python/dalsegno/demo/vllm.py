@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ def engine_process(spec: dict[str, Any], log: Path) -> Iterator[subprocess.Popen
     """Starts an engine; kills it when the block is left or it takes too long."""
     command = [sys.executable, "-m", ENGINE_MODULE, json.dumps(spec)]
     pipe = subprocess.PIPE
+    # The kernel counts starts in hundredths of a second, and a model of the same one is too new.
+    time.sleep(0.05)
     with (
         log.open("w") as messages,
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=messages, text=True) as process,
