@@ -86,8 +86,8 @@ class Engine:
         mover = self.tier._mover
         result = mover.result
 
-        def recorded(job: Any) -> Any:
-            made = result(job)
+        def recorded(job: Any, **options: Any) -> Any:
+            made = result(job, **options)
             self.touched.update(job.kept)
             return made
 

@@ -25,8 +25,8 @@ SHARED_MEMORY = Path("/dev/shm")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "num_hidden_layers": 1,

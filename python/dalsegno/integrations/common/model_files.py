@@ -271,9 +271,21 @@ def _code_elsewhere(file: Path) -> Iterator[str]:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    known = content.get("auto_map") if isinstance(content, dict) else None
-    values = known.values() if isinstance(known, dict) else ()
-    for value in values:
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str) and "--" in one:
-                yield one.split("--")[0]
+    yield from _auto_maps(content)
+
+
+def _auto_maps(content: Any) -> Iterator[str]:
+    """Yields the repositories of every `auto_map`, those of nested configurations too."""
+    if isinstance(content, list):
+        for one in content:
+            yield from _auto_maps(one)
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
+        if key != "auto_map" or not isinstance(value, dict):
+            yield from _auto_maps(value)
+            continue
+        for places in value.values():
+            for one in places if isinstance(places, list) else [places]:
+                if isinstance(one, str) and "--" in one:
+                    yield one.split("--")[0]

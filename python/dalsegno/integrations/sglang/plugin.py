@@ -30,10 +30,13 @@ logger = logging.getLogger("sglang.dalsegno")
 _FACTORY = "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _RESET = "sglang.srt.managers.cache_controller.HiCacheController.reset"
-# Between begin and end the weights may also be written from outside.
+# Between begin and end the weights may also be written from outside. Memory that was released comes
+# back without its content.
 _UPDATES = (
     "begin_weight_update",
     "end_weight_update",
+    "release_memory_occupation",
+    "resume_memory_occupation",
     "update_weights_from_disk",
     "update_weights_from_distributed",
     "update_weights_from_ipc",

@@ -104,11 +104,11 @@ def _content_fields(content: Mapping[str, str], weights: str) -> dict[str, str]:
 
 def _weights(files: ModelFiles, load_config: Any, stated: str) -> str:
     """Returns what stands for weights that are not in files; empty if the files do."""
-    if stated:
-        return f"stated:{stated}"
     load_format = str(getattr(load_config.load_format, "value", load_config.load_format))
     if load_format == "dummy":
         return f"random:{nonce()}"
+    if stated:
+        return f"stated:{stated}"
     if load_format not in LOCAL_FORMATS:
         files.doubt(
             f"load_format {load_format!r} does not read the weights from the model's folder; "
