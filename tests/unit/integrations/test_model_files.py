@@ -196,10 +196,16 @@ def test_code_of_other_repositories_counts_or_is_a_doubt(folder: Path, tmp_path:
     code.mkdir()
     (code / "modeling.py").write_text("1")
     map_ = {"AutoModel": f"{code}--modeling.Model", "AutoConfig": "configuration.Config"}
-    for name in ("config.json", "processor_config.json"):
-        (folder / name).write_text(json.dumps({"auto_map": map_}))
+    for name, content in (
+        ("config.json", {"auto_map": map_}),
+        ("processor_config.json", {"auto_map": map_}),
+        ("config.json", {"vision_config": {"parts": [{"auto_map": map_}]}}),
+    ):
+        (folder / "processor_config.json").unlink(missing_ok=True)
+        (folder / "config.json").write_text("{}")
+        (folder / name).write_text(json.dumps(content))
         before = files.code(str(folder), None, None)
-        (code / "modeling.py").write_text(f"2 {name}")
+        (code / "modeling.py").write_text(f"2 {content}")
         assert files.code(str(folder), None, None) != before
     assert not files.doubts
     (folder / "config.json").write_text(json.dumps({"auto_map": {"A": ["nobody/none--m.C", None]}}))
