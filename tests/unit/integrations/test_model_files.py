@@ -205,7 +205,7 @@ def test_code_of_other_repositories_counts_or_is_a_doubt(folder: Path, tmp_path:
         (folder / "config.json").write_text("{}")
         (folder / name).write_text(json.dumps(content))
         before = files.code(str(folder), None, None)
-        (code / "modeling.py").write_text(f"2 {content}")
+        (code / "modeling.py").write_text(f"2 {name} {content}")
         assert files.code(str(folder), None, None) != before
     assert not files.doubts
     (folder / "config.json").write_text(json.dumps({"auto_map": {"A": ["nobody/none--m.C", None]}}))
