@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dalsegno_core::{ChainHash, Clock, Extent, ExtentId, KvLayout, Location, NamespaceId, StoreId};
-use dalsegno_far::format::{Catalog, Entry};
-use dalsegno_far::{FarIndex, Follower, MemoryLocation, Object, Tier, WriterId, wait_for};
+use dalsegno_far::format::Catalog;
+use dalsegno_far::{
+    Applied, FarIndex, Follower, MemoryLocation, Object, Polled, Tier, WriterId, wait_for,
+};
 use dalsegno_io::{Memory, SystemClock};
 
 const NAMESPACE: NamespaceId = NamespaceId([7; 16]);
@@ -46,7 +48,7 @@ impl Shape {
     fn catalog(&self, pack: u64) -> Catalog {
         let (writer, number) = (self.writer(pack), pack / self.writers + 1);
         let mut offset = 0;
-        let entries = (0..self.extents_of_pack).map(|at| {
+        let extents = (0..self.extents_of_pack).map(|at| {
             let first = pack * self.blocks_of_pack() + at * self.blocks_of_extent;
             let extent = Extent {
                 id: ExtentId(pack * self.extents_of_pack + at),
@@ -66,10 +68,10 @@ impl Shape {
                 hashes: (first..first + self.blocks_of_extent).map(hash).collect(),
             };
             offset += extent.total_bytes();
-            Entry::Extent(extent)
+            extent
         });
-        let entries = entries.collect();
-        Catalog { writer, number, pack_bytes: offset, entries, known: Vec::new() }
+        let extents = extents.collect();
+        Catalog { writer, number, pack_bytes: offset, extents, applied: Applied::default() }
     }
 }
 
@@ -148,7 +150,7 @@ fn main() {
     let mut follower = Follower::new(reading, Arc::clone(&index), Arc::clone(&clock), own);
     let before = rss_bytes();
     let start = Instant::now();
-    let polled = follower.poll().expect("memory");
+    let polled = poll(&mut follower);
     let first_load_s = start.elapsed().as_secs_f64();
     let rss = rss_bytes() - before;
     let view = index.view();
@@ -161,7 +163,7 @@ fn main() {
         publish(&clock, &writing, &shape, next..next + catalogs);
         next += catalogs;
         let start = Instant::now();
-        let polled = follower.poll().expect("memory");
+        let polled = poll(&mut follower);
         let ms = start.elapsed().as_secs_f64() * 1e3;
         assert_eq!(polled.catalogs, catalogs);
         refresh.push((catalogs, polled.new_blocks, ms));
@@ -189,11 +191,18 @@ fn main() {
     );
 }
 
+/// Polls a location in memory, which does not fail.
+fn poll(follower: &mut Follower) -> Polled {
+    let polled = follower.poll();
+    assert!(polled.failure.is_none(), "{:?}", polled.failure);
+    polled
+}
+
 fn median_poll_ms(follower: &mut Follower) -> f64 {
     let mut polls: Vec<f64> = (0..POLLS)
         .map(|_| {
             let start = Instant::now();
-            follower.poll().expect("memory");
+            poll(follower);
             start.elapsed().as_secs_f64() * 1e3
         })
         .collect();
