@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from pathlib import Path
 
 import pytest
+from tests.file_clock import now_ns
 
 pytest.importorskip("vllm")
 
@@ -15,21 +15,6 @@ from dalsegno.integrations.common.model_files import ModelFiles
 pytestmark = pytest.mark.engine
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LATER_NS = 1 << 62
-
-
-def now_ns(path: Path) -> int:
-    """A time after which the next change will be, by the clock of file times."""
-    mark = path.parent / "mark"
-    mark.write_bytes(b"")
-    before = mark.stat().st_ctime_ns
-    while True:
-        mark.write_bytes(b"x")
-        mark.unlink()
-        mark.write_bytes(b"")
-        if (found := mark.stat().st_ctime_ns) > before:
-            mark.unlink()
-            return found
-        time.sleep(0.001)
 
 
 class Hub:

@@ -255,17 +255,24 @@ def test_a_request_whose_loads_keep_failing_is_computed(tmp_path: Path, monkeypa
     stage.close()
 
 
-def test_lookups_wait_for_a_row_while_transfers_use_the_whole_primary_tier(tmp_path: Path) -> None:
-    stage = Stage(tmp_path / "store")
-    wanted, others = keys(3), keys(ROWS, prompt="others")
-    stage.serve(wanted, "first")
-    stage.settle()
+def fill(stage: Stage) -> tuple[Any, Any]:
+    """Lets a transfer from the GPU take every row; returns its request and the keys it stores."""
+    others = keys(ROWS, prompt="others")
     stage.manager.primary_tier.reset_cache()
     busy = request_context("busy", others)
     stage.manager.on_new_request(busy)
     output = stage.manager.prepare_store(others, busy)
     assert output is not None
-    assert len(output.keys_to_store) == ROWS, "a transfer from the GPU fills every row"
+    return busy, output.keys_to_store
+
+
+def test_lookups_wait_for_a_row_while_transfers_use_the_whole_primary_tier(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "store")
+    wanted = keys(3)
+    stage.serve(wanted, "first")
+    stage.settle()
+    busy, stored = fill(stage)
+    assert len(stored) == ROWS, "a transfer from the GPU fills every row"
     again = request_context("again", wanted)
     stage.manager.on_new_request(again)
     for _ in range(3):
@@ -273,7 +280,7 @@ def test_lookups_wait_for_a_row_while_transfers_use_the_whole_primary_tier(tmp_p
         stage.step()
     numbers = counted(stage.tier.get_stats())
     assert numbers["full_tier_lookups"] == numbers["deferred_lookups"] == 3
-    stage.manager.complete_store(output.keys_to_store, busy)
+    stage.manager.complete_store(stored, busy)
     stage.settle()
     stage.manager.on_request_finished(busy)
     assert stage.serve(wanted, "again") == 3
@@ -284,19 +291,15 @@ def test_lookups_wait_for_a_row_while_transfers_use_the_whole_primary_tier(tmp_p
 
 def test_a_request_that_waits_for_a_row_is_computed_in_time(tmp_path: Path) -> None:
     stage = Stage(tmp_path / "store", load_timeout_s=0.2)
-    wanted, others = keys(3), keys(ROWS, prompt="others")
+    wanted = keys(3)
     stage.serve(wanted, "first")
     stage.settle()
-    stage.manager.primary_tier.reset_cache()
-    busy = request_context("busy", others)
-    stage.manager.on_new_request(busy)
-    output = stage.manager.prepare_store(others, busy)
-    assert output is not None
+    busy, stored = fill(stage)
     started = time.monotonic()
     assert stage.serve(wanted, "late") == 0
     assert time.monotonic() - started > 0.2
     assert counted(stage.tier.get_stats())["deferral_timeouts"] == 1
-    stage.manager.complete_store(output.keys_to_store, busy)
+    stage.manager.complete_store(stored, busy)
     stage.settle()
     stage.manager.on_request_finished(busy)
     stage.close()

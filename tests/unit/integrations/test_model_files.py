@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.file_clock import now_ns
 
 from dalsegno.integrations.common import excluded, model_files
 from dalsegno.integrations.common.model_files import ModelFiles
@@ -46,21 +46,6 @@ def doubts(path: Path, since_ns: int) -> list[str]:
     files = ModelFiles(since_ns=since_ns)
     files.of_path(path)
     return files.doubts
-
-
-def now_ns(path: Path) -> int:
-    """A time after which the next change will be, by the clock of file times."""
-    mark = path.parent / "mark"
-    mark.write_bytes(b"")
-    before = mark.stat().st_ctime_ns
-    while True:
-        mark.write_bytes(b"x")
-        mark.unlink()
-        mark.write_bytes(b"")
-        if (found := mark.stat().st_ctime_ns) > before:
-            mark.unlink()
-            return found
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
