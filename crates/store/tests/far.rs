@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 use dalsegno_store::{
     Config, ErrorKind, FarWrite, NamespaceId, Outcome, Scope, Store, Terms, lend,
 };
-use support::{block, chain, get, namespace, put};
+use support::{LIMIT, block, chain, get, namespace, put, until};
 
 const BYTES: usize = 4 * 65_536;
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// A host: a store with a far directory, and the namespace of the tests.
 struct Host {
@@ -94,14 +93,6 @@ impl Host {
     /// Waits until all blocks of this host are published.
     fn publish(&self, blocks: u64) {
         until("blocks are published", || self.far().published.blocks >= blocks);
-    }
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -1,5 +1,4 @@
 //! Removals while blocks are on their way from the far location to DRAM and to the log.
-#![expect(clippy::disallowed_methods, reason = "measures how long a test waits")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "support/held_tier.rs"]
@@ -8,7 +7,6 @@ mod support;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
@@ -17,11 +15,10 @@ use dalsegno_store::{
 };
 use held_tier::HeldTier;
 use support::hanging::hanging_with;
-use support::{block, chain, namespace, put};
+use support::{LIMIT, block, chain, namespace, put, until};
 
 const SLICE: u32 = 64 << 10;
 const BYTES: usize = 4 * SLICE as usize;
-const LIMIT: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 4;
 const BLOCKS: usize = 24;
 
@@ -32,14 +29,6 @@ fn config(far: &Path, dram: u64) -> Config {
         far_workers: Some(WORKERS),
         dram: Some(dram),
         ..support::config(64 << 20)
-    }
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -18,11 +18,10 @@ use dalsegno_store::{
 };
 use held_tier::HeldTier;
 use support::hanging::{Hanging, Hung, hanging_with};
-use support::{block, chain, namespace, put};
+use support::{LIMIT, block, chain, namespace, put, until};
 
 const SLICE: u32 = 64 << 10;
 const BYTES: usize = 4 * SLICE as usize;
-const LIMIT: Duration = Duration::from_secs(60);
 /// Long enough for local reads on a busy machine, and much less than what a hanging location would take.
 const SHORT: Duration = Duration::from_secs(2);
 const AT_MOST: Duration = Duration::from_secs(30);
@@ -35,14 +34,6 @@ fn config(far: &Path, dram: u64) -> Config {
         far_workers: Some(WORKERS),
         dram: Some(dram),
         ..support::config(64 << 20)
-    }
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -10,8 +10,9 @@ mod support;
 use std::time::Duration;
 
 use dalsegno_store::{ErrorKind, Terms};
-use far_host::{Host, LIMIT, lists, until};
+use far_host::{Host, lists};
 use support::hanging::Hung;
+use support::{LIMIT, until};
 
 #[test]
 fn a_removal_right_after_the_open_holds_on_all_hosts() {

@@ -14,9 +14,9 @@ use dalsegno_core::{Clock, ManualClock};
 use dalsegno_far::{KEEP_REMOVALS, MemoryLocation, Tier};
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{ErrorKind, Store, Terms, info};
-use far_host::{BYTES, Host, LIMIT, SLICE, config, copy_of, lists, until};
+use far_host::{BYTES, Host, SLICE, config, copy_of, lists};
 use support::hanging::hanging_by;
-use support::{chain, namespace, put};
+use support::{LIMIT, chain, namespace, put, until};
 
 #[test]
 fn a_removal_that_was_pending_at_a_crash_is_published_once_by_the_next_open() {

@@ -13,7 +13,6 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
@@ -21,10 +20,9 @@ use dalsegno_store::{Config, ErrorKind, FarStats, NamespaceId, Store};
 use held_tier::HeldTier;
 use support::hanging::hanging_with;
 use support::mount::{Mount, succeeds};
-use support::{chain, namespace, put};
+use support::{chain, namespace, put, until};
 
 const BYTES: usize = 4 * 65_536;
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn config(far: &Path) -> Config {
     Config {
@@ -62,14 +60,6 @@ impl Host {
 
     fn far(&self) -> FarStats {
         self.store.stats().far.unwrap()
-    }
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

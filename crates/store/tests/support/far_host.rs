@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
@@ -16,11 +16,10 @@ use dalsegno_store::{Config, Error, FarStats, NamespaceId, Store, Terms};
 
 use crate::held_tier::HeldTier;
 use crate::support::hanging::{Hanging, hanging_with};
-use crate::support::{self, chain, namespace, put};
+use crate::support::{self, LIMIT, chain, namespace, put, until};
 
 pub(crate) const SLICE: u32 = 64 << 10;
 pub(crate) const BYTES: usize = SLICE as usize;
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 4;
 
 pub(crate) fn config(far: &Path) -> Config {
@@ -31,14 +30,6 @@ pub(crate) fn config(far: &Path) -> Config {
         far_capacity: Some(1 << 30),
         dram: Some(4 << 20),
         ..support::config(64 << 20)
-    }
-}
-
-pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

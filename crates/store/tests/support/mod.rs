@@ -14,7 +14,7 @@ pub(crate) mod skip;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dalsegno_core::SpaceFacts;
 use dalsegno_io::{BufferPool, Device, DirectoryOptions, LocalDirectory, SystemClock};
@@ -24,6 +24,9 @@ use dalsegno_store::{
     PutReport, RegisterOptions, Scope, Store, StoreId, Terms, lend,
 };
 pub(crate) use skip::skip;
+
+/// Longer than anything takes that is to happen on a slow machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// What serves a store's files, and where its index is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,4 +251,17 @@ pub(crate) fn get(
         }
     }
     report.leading_blocks()
+}
+
+/// Waits until something is so. A test that waits for [`LIMIT`] has failed.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "waits for threads of a store, which no simulation drives"
+)]
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
