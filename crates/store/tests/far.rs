@@ -122,8 +122,8 @@ fn what_one_host_stored_another_one_loads() {
     assert_eq!(b.probe(1, 30), 20);
     assert_eq!(b.outcomes(1, 20), [Outcome::Far; 20]);
     assert_eq!(b.outcomes(1, 20), [Outcome::Dram; 20], "the first hit fills DRAM");
-    until("the second hit copies them to the log", || b.store.stats().blocks == 20);
-    assert_eq!(b.far().promoted_blocks, 20);
+    until("the second hit copies them to the log", || b.far().promoted_blocks == 20);
+    assert_eq!(b.store.stats().blocks, 20);
     let stats = b.far();
     assert_eq!((stats.blocks, stats.used_bytes), (20, 20 * BYTES as u64));
     assert!(stats.fetched_bytes < 21 * BYTES as u64, "{stats:?}");

@@ -138,6 +138,7 @@ def test_a_client_that_finds_the_server_full_waits_for_a_place(
     with opened(server.socket) as late, ExitStack() as stack:
         assert late.store.served
         late.store.close()
+        wait_until(lambda: server.tenant()["sessions"] == 1, "its connection ends")
         for _ in range(MOST // MOST_OF_ONE - 1):
             crowd = stack.enter_context(program(CROWD, server.path, MOST_OF_ONE))
             assert line(crowd) == "connected"
@@ -205,8 +206,8 @@ def test_leases_to_copy_end_after_their_time(server: ServerProcess, blocks: Bloc
     with raw.greeted(server.path) as client:
         assert client.ask(raw.acquire(blocks.id, HASHES))[0] == 5
         assert server.tenant()["copy_bytes"] > 0
-        wait_until(lambda: server.tenant()["copy_bytes"] == 0, "the lease lapses", 0.05)
-        assert server.tenant()["lapsed_leases"] == 1
+        wait_until(lambda: server.tenant()["lapsed_leases"] == 1, "the lease lapses", 0.05)
+        assert server.tenant()["copy_bytes"] == 0
         assert client.ask(raw.look(blocks.id, HASHES)) == (raw.COUNT, raw.varint(COUNT))
 
 

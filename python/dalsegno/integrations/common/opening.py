@@ -161,7 +161,9 @@ class Backend:
                 namespaces = opening(store, epoch)
                 with self._lock:
                     if epoch is self._epoch and not self._closing.is_set():
-                        self.current, self.problem = Opened(store, namespaces), ""
+                        # Other threads read both without the lock.
+                        self.problem = ""
+                        self.current = Opened(store, namespaces)
                         return True
         except BaseException:
             store.close()
