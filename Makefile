@@ -98,7 +98,7 @@ test-far: dev far-packages run-far ## test the far tier on GlusterFS and Seaweed
 test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
 	@$(PYTHON) tools/far_packages.py --all
 	@cargo test --quiet --locked -p dalsegno-far --test conformance --test collectable --no-run
-	@$(DEV)/python -m pytest -q tests/far --far-all $(ARGS)
+	@$(call pytest,dev,test-far-all) tests/far --far-all $(ARGS)
 
 test-vllm: env-vllm run-vllm ## run the tests against real vLLM
 
@@ -164,10 +164,10 @@ run-rust:
 	@cargo test --quiet --no-fail-fast $(RUST_TESTS)
 
 run-python:
-	@$(DEV)/python -m pytest -q --ignore tests/far $(ARGS)
+	@$(call pytest,dev,run-python) --ignore tests/far $(ARGS)
 
 run-far:
-	@$(DEV)/python -m pytest -q tests/far $(ARGS)
+	@$(call pytest,dev,run-far) tests/far $(ARGS)
 
 run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: run-%:
 	@$(call install-wheel,$*)
@@ -192,10 +192,13 @@ RUST_TESTS := --workspace --locked --exclude dalsegno-py
 install-wheel = $(UV) pip install --quiet --no-config --no-deps --reinstall --python .envs/$(1)/bin/python \
 	$(WHEELS)/*.whl
 
+# $(call pytest,ENVIRONMENT,NAME) runs pytest, and what failed once more. NAME is that of its cache.
+pytest = $(PYTHON) tools/pytest_twice.py $(2) .envs/$(1)/bin/python
+
 # $(call test-engine,NAME) runs an engine's tests and the checks of its route.
 # Engines warn as they like, and take minutes to start on a small machine.
 define test-engine
-.envs/$(1)/bin/python -m pytest -q --engine $(firstword $(subst -, ,$(1))) -W default --timeout 900 \
+$(call pytest,$(1),run-$(1)) --engine $(firstword $(subst -, ,$(1))) -W default --timeout 900 \
 	tests/integration tests/contract/test_routes*.py $(ARGS)
 endef
 

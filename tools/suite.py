@@ -8,6 +8,7 @@
    tests for the lints' and the Python tests' programs.
 3. The output of a step is printed as a whole when the step ends, so that no two mix.
 4. After the first failure nothing is started any more, and the exit code is 1.
+5. Tests that failed once and passed in a second run (tools/pytest_twice.py) are listed at the end.
 
 CPU seconds are those of a step and of all processes that it waited for.
 
@@ -34,6 +35,8 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
+# How tools/pytest_twice.py begins the line of a test that passed in the second run only.
+UNSTABLE = "unstable: "
 # An engine alone keeps more than one core busy while it starts.
 JOBS = 2
 
@@ -91,12 +94,14 @@ class Cost:
         passed: Whether it exited with 0.
         wall_s: Seconds from its start to its end.
         cpu_s: Seconds that it and its descendants computed.
+        unstable: Its tests that failed once and passed in the second run.
     """
 
     target: str
     passed: bool
     wall_s: float
     cpu_s: float
+    unstable: tuple[str, ...] = ()
 
 
 class Running:
@@ -129,7 +134,9 @@ class Running:
         if said:
             print(said)
         sys.stdout.flush()
-        return Cost(self.step.target, code == 0, wall_s, cpu_s)
+        lines = (line for line in said.splitlines() if line.startswith(UNSTABLE))
+        unstable = tuple(line.removeprefix(UNSTABLE) for line in lines)
+        return Cost(self.step.target, code == 0, wall_s, cpu_s, unstable)
 
     def stop(self) -> None:
         """Asks it and its descendants to end."""
@@ -228,6 +235,9 @@ def main() -> int:
     print(table(costs, wall_s))
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
     print(f"suite: load of the machine {load}, {os.cpu_count()} cores")
+    for cost in costs:
+        for test in cost.unstable:
+            print(f"suite: {cost.target}: {UNSTABLE}{test}")
     if options.json:
         options.json.write_text(json.dumps([vars(cost) for cost in costs]))
     if len(costs) == len(steps) and all(cost.passed for cost in costs):

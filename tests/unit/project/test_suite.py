@@ -13,6 +13,7 @@ MAKEFILE = """
 quick: ; @echo quick was here; touch other.txt
 slow: ; @until test -e other.txt; do sleep 0.05; done; sleep 1; echo done > slow.txt
 after: ; @cat slow.txt
+shaky: ; @echo 'unstable: tests/a.py::test_b'
 wrong: ; @touch other.txt; echo it went wrong; exit 3
 """
 
@@ -87,6 +88,15 @@ def test_the_exit_code_says_whether_all_passed(
     monkeypatch.setattr(suite, "STEPS", steps(suite, ("quick",)))
     assert suite.main() == 0
     assert re.search(r"^quick +\d+ +\d+  quick$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_unstable_tests_are_listed_at_the_end_and_fail_nothing(
+    suite: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suite, "STEPS", steps(suite, ("shaky",), ("quick",)))
+    monkeypatch.setattr("sys.argv", ["suite.py"])
+    assert suite.main() == 0
+    assert capsys.readouterr().out.endswith("suite: shaky: unstable: tests/a.py::test_b\n")
 
 
 def test_naming_a_step_includes_the_steps_it_needs() -> None:
