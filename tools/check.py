@@ -27,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Its tests would have to link libpython; Python tests cover it.
 WITHOUT_TESTS = {"py"}
+# The folder in `tests/` of a crate whose files are the modules of one program.
+TEST_PROGRAM = "all"
 # A folder of Python, and the tests of what is in it.
 TESTS = (
     ("python/dalsegno/cli/", "tests/unit/cli"),
@@ -126,9 +128,15 @@ def _rust_jobs(changed: Sequence[str], exists: Sequence[str]) -> list[Job]:
             continue
         test = ("cargo", "test", "--quiet", "--locked", "-p", f"dalsegno-{crate}")
         files = [path for path in exists if path.startswith(f"crates/{crate}/tests/")]
-        targets = [Path(path).stem for path in files if path.count("/") == 3]
+        targets = [(Path(path).stem,) for path in files if path.count("/") == 3]
+        # Most tests are modules of one program.
+        modules = [Path(path).stem for path in files if Path(path).parent.name == TEST_PROGRAM]
+        targets += [(TEST_PROGRAM, f"{one}::") for one in modules if one != "main"]
         jobs.append(Job(f"unit tests of {crate}", (*test, "--lib")))
-        jobs += [Job(f"test {one} of {crate}", (*test, "--test", one)) for one in targets]
+        jobs += [
+            Job(f"test {one[-1].removesuffix('::')} of {crate}", (*test, "--test", *one))
+            for one in targets
+        ]
     return jobs
 
 

@@ -54,6 +54,9 @@ def test_a_changed_test_of_rust_runs_itself(check: Any) -> None:
     jobs = planned(check, "crates/log/tests/torn.rs", "crates/log/tests/common/mod.rs")
     assert jobs["test torn of log"][-2:] == ["--test", "torn"]
     assert not any("common" in name or "mod" in name for name in jobs)
+    jobs = planned(check, "crates/log/tests/all/recovery.rs", "crates/log/tests/all/main.rs")
+    assert jobs["test recovery of log"][-3:] == ["--test", "all", "recovery::"]
+    assert not any("main" in name for name in jobs)
 
 
 def test_the_crate_under_python_is_linted_and_not_tested(check: Any) -> None:

@@ -1,0 +1,20 @@
+//! Tests of stores and indexes on simulated devices.
+//!
+//! They are one program, because compiling generic code and linking cost more than most tests.
+
+mod agreement;
+mod crash;
+#[path = "../../../io/tests/common/dose.rs"]
+mod dose;
+mod faults;
+mod full;
+mod hung;
+mod index;
+mod merges;
+mod partial;
+mod room;
+mod syncs;
+mod transient;
+mod unread;
+#[path = "../common/worlds.rs"]
+mod worlds;
