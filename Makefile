@@ -97,7 +97,7 @@ test-far: dev far-packages run-far ## test the far tier on GlusterFS and Seaweed
 
 test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
 	@$(PYTHON) tools/far_packages.py --all
-	@cargo test --quiet --locked -p dalsegno-far --test conformance --test collectable --no-run
+	@cargo test --quiet $(RUST_TESTS) --test conformance --test collectable --no-run
 	@$(call pytest,dev,test-far-all) tests/far --far-all $(ARGS)
 
 test-vllm: env-vllm run-vllm ## run the tests against real vLLM
@@ -156,9 +156,8 @@ need-cargo:
 
 # The crate under Python is tested from Python: its test binary would have to link libpython.
 build-rust-tests: env-dev need-cargo
+	@# This includes faulty-mount, which Python tests mount.
 	@cargo test --quiet $(RUST_TESTS) --no-run
-	@# Python tests mount it.
-	@cargo build --quiet $(RUST_TESTS) --bin faulty-mount
 
 run-rust:
 	@cargo test --quiet --no-fail-fast $(RUST_TESTS)
