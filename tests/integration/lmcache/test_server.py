@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("lmcache")
 
 from tests.contract import reference_store
+from tests.dose import long_dose
 from tests.integration.lmcache.server import (
     CHUNK_TOKENS,
     TOKENS,
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.engine
 CHUNKS = TOKENS // CHUNK_TOKENS
 
 
-@pytest.mark.parametrize("end", ["stopped", "killed"])
+@pytest.mark.parametrize("end", [pytest.param("stopped", marks=long_dose), "killed"])
 def test_a_restarted_server_loads_what_it_stored(tmp_path: Path, end: str) -> None:
     given = {"path": str(tmp_path / "kv"), "capacity": "256MiB", "weights_fingerprint": "w"}
     with serving(tmp_path, given) as server, client(server) as worker:

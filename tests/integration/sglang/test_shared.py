@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from tests.dose import long_dose
 from tests.integration.sglang import server as sglang_server
 from tests.integration.shared_store import SharedStore
 
@@ -31,6 +32,7 @@ def tokens(seed: int) -> list[int]:
     return [draw.randrange(2, sglang_server.CONFIG["vocab_size"]) for _ in range(PROMPT_TOKENS)]
 
 
+@long_dose
 def test_two_ranks_share_a_server_that_is_killed_and_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

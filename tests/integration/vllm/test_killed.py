@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.dose import dose, long_dose
+from tests.dose import long_dose
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 SHARED_MEMORY = Path("/dev/shm")
@@ -101,12 +101,12 @@ def run_and_kill(folder: Path, number: int, ranks: int) -> set[str]:
         engine.wait()
 
 
-def kill_six(folder: Path, kills: int, ranks: int) -> None:
+def kill_six(folder: Path, ranks: int) -> None:
     """Kills engines one after the other."""
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(MODEL))
     before = regions()
-    for number in range(kills):
+    for number in range(6):
         assert run_and_kill(folder, number, ranks) <= before, "the file of a running engine"
         end = time.monotonic() + 60
         while not regions() <= before:
@@ -114,10 +114,12 @@ def kill_six(folder: Path, kills: int, ranks: int) -> None:
             time.sleep(0.1)
 
 
+# Without an engine: test_spec.py.
+@long_dose
 def test_killed_engines_leave_no_memory(tmp_path: Path) -> None:
-    kill_six(tmp_path, dose(1, 6), 1)
+    kill_six(tmp_path, 1)
 
 
 @long_dose
 def test_killed_engines_of_two_ranks_leave_no_memory(tmp_path: Path) -> None:
-    kill_six(tmp_path, 6, 2)
+    kill_six(tmp_path, 2)
