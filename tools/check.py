@@ -128,14 +128,15 @@ def _rust_jobs(changed: Sequence[str], exists: Sequence[str]) -> list[Job]:
             continue
         test = ("cargo", "test", "--quiet", "--locked", "-p", f"dalsegno-{crate}")
         files = [path for path in exists if path.startswith(f"crates/{crate}/tests/")]
-        targets = [(Path(path).stem,) for path in files if path.count("/") == 3]
+        programs = [Path(path).stem for path in files if path.count("/") == 3]
         # Most tests are modules of one program.
         modules = [Path(path).stem for path in files if Path(path).parent.name == TEST_PROGRAM]
-        targets += [(TEST_PROGRAM, f"{one}::") for one in modules if one != "main"]
         jobs.append(Job(f"unit tests of {crate}", (*test, "--lib")))
+        jobs += [Job(f"test {one} of {crate}", (*test, "--test", one)) for one in programs]
         jobs += [
-            Job(f"test {one[-1].removesuffix('::')} of {crate}", (*test, "--test", *one))
-            for one in targets
+            Job(f"test {one} of {crate}", (*test, "--test", TEST_PROGRAM, f"{one}::"))
+            for one in modules
+            if one != "main"
         ]
     return jobs
 

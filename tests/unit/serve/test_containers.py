@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.checkout import ROOT
 from tests.served import ServerProcess, serving
-from tests.unit.serve.blocks import COUNT, LIMIT_S, Blocks, opened
+from tests.unit.serve.blocks import COUNT, LIMIT_S, Blocks, opened, wait_until
 
 CLIENT = """
 import sys
@@ -48,4 +48,4 @@ def test_a_server_in_a_container_serves(inside: list[str], tmp_path: Path) -> No
         # Each process has an account of its own here, too.
         command = [*inside, sys.executable, "-c", CLIENT, server.socket]
         subprocess.run(command, cwd=ROOT, check=True, timeout=LIMIT_S)
-        assert server.tenant()["clients"] == 1
+        wait_until(lambda: server.tenant()["clients"] == 1, "the process is forgotten")
