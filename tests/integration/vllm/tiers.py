@@ -113,6 +113,11 @@ def region(name: str, rows: int, rank: int | None, row_bytes: int, ranks: int = 
     return SharedOffloadRegion(**compat.region_arguments(SharedOffloadRegion, spec, rank))
 
 
+def mapped(of: Any) -> Any:
+    """Returns the bytes of a region as a tensor; vLLM 0.28 has another name for it."""
+    return of.base_tensor if hasattr(of, "base_tensor") else of._base
+
+
 class Spec:
     """As much of vLLM's spec as a tier reads."""
 
