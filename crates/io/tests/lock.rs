@@ -57,10 +57,29 @@ fn readers_share_and_keep_an_owner_out() {
 }
 
 #[test]
-fn a_reader_without_a_lock_file_locks_and_creates_nothing() {
+fn a_reader_without_a_lock_file_keeps_an_owner_out_and_creates_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let _reader = DirectoryLock::acquire_shared(directory.path()).unwrap();
+    let reader = DirectoryLock::acquire_shared(directory.path()).unwrap();
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    assert_eq!(held(DirectoryLock::acquire(directory.path())), "a tool that reads it");
+    drop(reader);
+    drop(DirectoryLock::acquire(directory.path()).unwrap());
+}
+
+#[test]
+fn an_owner_whose_lock_file_a_cleaner_removed_keeps_others_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let lock = DirectoryLock::acquire(directory.path()).unwrap();
+    for _ in 0..2 {
+        std::fs::remove_file(directory.path().join("LOCK")).unwrap();
+        for refused in [
+            DirectoryLock::acquire_shared(directory.path()),
+            DirectoryLock::acquire(directory.path()),
+        ] {
+            assert_eq!(held(refused), "another process, whose file LOCK was removed");
+        }
+    }
+    drop(lock);
     drop(DirectoryLock::acquire(directory.path()).unwrap());
 }
 

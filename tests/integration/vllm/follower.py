@@ -28,7 +28,9 @@ class Follower:
     def read(self) -> None:
         """Reads the events."""
         for event in self._tier.take_events():
-            assert (event.medium, event.ownership) == (Medium.STORAGE, "dalsegno")
+            assert event.medium == Medium.STORAGE
+            # vLLM 0.28 has no owners of events.
+            assert getattr(event, "ownership", "dalsegno") == "dalsegno"
             assert len(set(event.keys)) == len(event.keys)
             if event.removed:
                 assert self.blocks >= set(event.keys), "withdrawn, but never announced"

@@ -89,8 +89,9 @@ def fields(config: Any, stated: str = "") -> dict[str, str]:
 
 def options_off(config: Any) -> set[str]:
     """Returns the options of a configuration that do not count."""
-    tables = [LISTS["options"].get(kind.__name__, {}) for kind in type(config).__mro__]
-    return {name for table in tables for name in table}
+    lists = (LISTS["options"], LISTS["other_versions"])
+    kinds = [kind.__name__ for kind in type(config).__mro__]
+    return {name for one in lists for kind in kinds for name in one.get(kind, {})}
 
 
 def parts(config: Any, where: str = "") -> Iterator[tuple[str, Any]]:

@@ -35,7 +35,7 @@ class Stage:
         name = f"dalsegno-test-{secrets.token_hex(4)}"
         region = tiers.region(name, ROWS, None, ROW_BYTES)
         primary = CPUPrimaryTierOffloadingManager(ROWS, region)
-        self.rows = region.base_tensor.view(ROWS, ROW_BYTES).numpy()
+        self.rows = tiers.mapped(region).view(ROWS, ROW_BYTES).numpy()
         self.tier = tiers.open_tier(path, primary.get_kv_memoryview(), **settings)
         self.manager = TieringOffloadingManager(primary, [self.tier])
         # As vLLM's spec has it, once it made the manager.

@@ -92,8 +92,8 @@ def test_the_name_is_removed_when_the_scheduler_sees_every_half(
     assert path.exists()
     assert shared_memory.drop_name(scheduler, ranks + 1)
     assert not path.exists()
-    workers[0].base_tensor[5] = 77
-    assert scheduler.base_tensor[5] == 77
+    tiers.mapped(workers[0])[5] = 77
+    assert tiers.mapped(scheduler)[5] == 77
     for half in (*workers, scheduler):
         half.cleanup()
     assert "unlink" not in caplog.text

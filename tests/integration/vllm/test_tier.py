@@ -22,6 +22,7 @@ from tests.integration.vllm.tiers import (
     counted,
     finished,
     keys,
+    needs_positions,
 )
 from vllm.v1.kv_offload.base import LookupResult, ScheduleEndContext
 
@@ -43,7 +44,8 @@ def test_stored_blocks_are_found_and_come_back_byte_for_byte(
     second.load(2, rows=rows)
     result = finished(tier)[0]
     assert (result.job_id, result.success, result.successful_keys) == (2, True, None)
-    assert result.transfer_bytes == 5 * ROW_BYTES
+    # vLLM before 0.31 does not ask for it.
+    assert getattr(result, "transfer_bytes", 5 * ROW_BYTES) == 5 * ROW_BYTES
     assert primary.holds(rows, ours)
 
 
@@ -75,6 +77,7 @@ def test_a_missing_block_is_a_miss_and_the_others_load(
     assert second.lookup_all() == [HIT, MISS, HIT, HIT]
 
 
+@needs_positions
 def test_lookups_reach_the_store_once_per_batch(
     manual: ManualStore, manual_tier: DalsegnoTier
 ) -> None:
@@ -98,6 +101,7 @@ def test_without_positions_each_key_reaches_the_store_once(
     assert manual.contains_calls == 5
 
 
+@needs_positions
 def test_a_block_is_written_once_while_it_is_being_written(
     manual: ManualStore, manual_tier: DalsegnoTier
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_block_is_written_once_while_it_is_being_written(
     assert {result.job_id for result in finished(manual_tier, 3)} == {1, 2, 3}
 
 
+@needs_positions
 def test_a_gap_in_the_prompt_starts_another_put(
     manual: ManualStore, manual_tier: DalsegnoTier
 ) -> None:
@@ -301,6 +306,7 @@ def test_every_metric_is_declared_and_every_declared_one_is_emitted(
     assert tier.get_stats() is None
 
 
+@needs_positions
 def test_a_finished_request_touches_its_whole_prompt_group_by_group(
     manual: ManualStore, manual_tier: DalsegnoTier
 ) -> None:
@@ -321,6 +327,7 @@ def test_a_finished_request_touches_its_whole_prompt_group_by_group(
     assert counted(manual_tier.get_stats())["errors on_request_finished"] == 1
 
 
+@needs_positions
 def test_a_request_touches_its_whole_prompt_when_a_store_starts_and_when_vllm_says_so(
     manual: ManualStore, manual_tier: DalsegnoTier
 ) -> None:

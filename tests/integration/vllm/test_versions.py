@@ -63,8 +63,9 @@ def config(version: int) -> Any:
     whole = tiers.config()
     values = {item.name: getattr(whole, item.name) for item in dataclasses.fields(whole)}
     values["groups"] = (SimpleNamespace(**group),)
-    if version < 29:
-        del values["kv_cache_layout"]
+    values.pop("kv_cache_layout", None)
+    if version >= 29:
+        values["kv_cache_layout"] = "LBHNC"
     return SimpleNamespace(**values)
 
 

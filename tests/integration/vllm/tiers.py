@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingConfig,
@@ -28,6 +29,10 @@ ROWS = 32
 BLOCK_TOKENS = 128
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
 IDENTITY = {"source": "test", "weights": "w"}
+HAS_POSITIONS = hasattr(ReqContext, "set_offload_key_position")
+needs_positions = pytest.mark.skipif(
+    not HAS_POSITIONS, reason="vLLM before 0.31 does not say where the keys of a request are"
+)
 
 
 class Primary:
@@ -72,7 +77,7 @@ def request_context(
 ) -> ReqContext:
     """A request, and where its keys end in its prompt, as vLLM notes it since 0.31."""
     context = ReqContext(name)
-    if not hasattr(context, "set_offload_key_position"):
+    if not HAS_POSITIONS:
         return context
     for group in groups:
         for number, key in enumerate(group, 1):
@@ -111,6 +116,11 @@ def region(name: str, rows: int, rank: int | None, row_bytes: int, ranks: int = 
         cpu_page_size_per_worker=row_bytes,
     )
     return SharedOffloadRegion(**compat.region_arguments(SharedOffloadRegion, spec, rank))
+
+
+def mapped(of: Any) -> Any:
+    """Returns the bytes of a region as a tensor; vLLM 0.28 has another name for it."""
+    return of.base_tensor if hasattr(of, "base_tensor") else of._base
 
 
 class Spec:

@@ -1,6 +1,8 @@
-//! The owner of a directory: an advisory lock on its file `LOCK`.
+//! The owner of a directory: an advisory lock on its file `LOCK`, and one on the directory itself.
 //!
-//! 1. The lock is the kernel's, not the file's existence. A crashed owner leaves nothing to clean up.
+//! 1. The locks are the kernel's, not the file's existence. A crashed owner leaves nothing to clean up. If a cleaner
+//!    removes `LOCK`, the lock on the directory still keeps others out. A file system that locks no directories has
+//!    only the first lock.
 //! 2. The file's text names the owner for people. No code decides by it or removes the file.
 //! 3. A forked child that drops its copy of the lock does not release the parent's.
 //! 4. Unlocking writes nothing, so it does not wait for a disk that hangs. The text stays. A refused process trusts it
@@ -18,12 +20,14 @@ use crate::Process;
 
 const FILE_NAME: &str = "LOCK";
 const OWNER_BYTES: usize = 256;
+/// The owner of a directory that only readers have locked.
+const READER: &str = "a tool that reads it";
 
 /// A locked directory; unlocked when dropped.
 #[derive(Debug)]
 pub struct DirectoryLock {
-    /// `None` if there was nothing to lock.
-    file: Option<OwnedFd>,
+    /// `LOCK` and the directory, as far as there was something to lock.
+    locked: Vec<OwnedFd>,
     process: Process,
 }
 
@@ -69,17 +73,21 @@ impl DirectoryLock {
             Err(Errno::WOULDBLOCK) => return Err(LockError::Held { owner: owner_of(&file) }),
             Err(errno) => return Err(failed("lock")(errno)),
         }
+        let directory = lock_directory(directory, FlockOperation::NonBlockingLockExclusive)?;
         // A full disk must not keep a store closed: the text is a courtesy (invariant 2).
         if let Err(errno) = write_owner(&file) {
             tracing::warn!(error = %errno, "cannot write this process into the lock file; keeping the lock");
             // A refused process must not see the last owner.
             let _ = rustix::fs::ftruncate(&file, 0);
         }
-        Ok(Self { file: Some(file), process: Process::this() })
+        Ok(Self {
+            locked: [Some(file), directory].into_iter().flatten().collect(),
+            process: Process::this(),
+        })
     }
 
     /// Keeps owners out while an offline tool reads. Writes nothing, so it works on a read-only mount. Without a lock
-    /// file there is nothing to lock.
+    /// file only the directory is locked.
     ///
     /// # Errors
     ///
@@ -89,27 +97,54 @@ impl DirectoryLock {
         let path = directory.join(FILE_NAME);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match rustix::fs::openat(CWD, &path, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::NOENT) if directory.is_dir() => {
-                return Ok(Self { file: None, process: Process::this() });
-            }
+            Ok(file) => Some(file),
+            Err(Errno::NOENT) if directory.is_dir() => None,
             Err(errno) => return Err(os_error("open", directory, errno)),
         };
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(Self { file: Some(file), process: Process::this() }),
-            Err(Errno::WOULDBLOCK) => Err(LockError::Held { owner: owner_of(&file) }),
-            Err(errno) => Err(os_error("lock", directory, errno)),
+        if let Some(file) = &file {
+            match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(LockError::Held { owner: owner_of(file) }),
+                Err(errno) => return Err(os_error("lock", directory, errno)),
+            }
         }
+        let directory = lock_directory(directory, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self {
+            locked: [file, directory].into_iter().flatten().collect(),
+            process: Process::this(),
+        })
     }
 }
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        let Some(file) = self.file.take().filter(|_| self.process.is_this()) else {
+        if !self.process.is_this() {
             return;
-        };
-        // Unlocked explicitly, because a forked child may still hold a copy of the descriptor.
-        let _ = rustix::fs::flock(&file, FlockOperation::Unlock);
+        }
+        // Unlocked explicitly, because a forked child may still hold copies of the descriptors.
+        for one in &self.locked {
+            let _ = rustix::fs::flock(one, FlockOperation::Unlock);
+        }
+    }
+}
+
+/// Locks the directory itself; `None` where the file system does not lock directories.
+fn lock_directory(
+    directory: &Path,
+    operation: FlockOperation,
+) -> Result<Option<OwnedFd>, LockError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(opened) = rustix::fs::openat(CWD, directory, flags, Mode::empty()) else {
+        return Ok(None);
+    };
+    match rustix::fs::flock(&opened, operation) {
+        Ok(()) => Ok(Some(opened)),
+        Err(Errno::WOULDBLOCK) => {
+            let read = rustix::fs::flock(&opened, FlockOperation::NonBlockingLockShared).is_ok();
+            let owner = if read { READER } else { "another process, whose file LOCK was removed" };
+            Err(LockError::Held { owner: owner.to_owned() })
+        }
+        Err(_) => Ok(None),
     }
 }
 
@@ -148,7 +183,7 @@ fn command_name() -> Option<String> {
 fn owner_of(file: &OwnedFd) -> String {
     // Readers write no text. If a shared lock is available, only readers hold the lock.
     if rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).is_ok() {
-        return "a tool that reads it".to_owned();
+        return READER.to_owned();
     }
     let mut text = [0_u8; OWNER_BYTES];
     let length = rustix::io::pread(file, &mut text, 0).unwrap_or(0);

@@ -137,7 +137,9 @@ pub(crate) fn lock_error(path: &Path, error: LockError) -> Error {
             "{} is in use by {owner}; one process owns a store, so close it there or use another directory{}",
             path.display(),
             if owner.starts_with(&format!("pid {} ", std::process::id())) {
-                "; this process closed it, but its I/O is still in flight"
+                // Another container may have the same pid and host name.
+                "; that is the pid of this process: it has the store open, or closed it and its I/O is still in \
+                 flight, or the owner runs in another container"
             } else {
                 ""
             }
