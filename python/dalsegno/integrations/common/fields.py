@@ -19,6 +19,13 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def hashed(fields: Mapping[str, object]) -> dict[str, str]:
+    """Returns fields as a namespace has them: texts as they are, everything else as a hash."""
+    return {
+        name: value if isinstance(value, str) else digest(value) for name, value in fields.items()
+    }
+
+
 def nonce() -> str:
     """Returns a value that no other process has."""
     return secrets.token_hex(16)
