@@ -60,7 +60,7 @@ def test_neither_values_nor_hashes_of_credentials_are_written(
     hidden = {line.split()[1] for line in known if line.startswith("hidden ")}
     assert hidden == {f"environment.{name}" for name in secrets}
     with caplog.at_level(logging.INFO):
-        report.log(logging.getLogger("test"), hashed(fields), {"chunk": "16 tokens"})
+        report.log(logging.getLogger("test"), "a model", hashed(fields), {"chunk": "16 tokens"})
     for text in (caplog.text, *(file.read_text() for file in folder.iterdir())):
         for value in ("hunter2", "bfloat16", "16 tokens", "an engine"):
             assert value not in text
@@ -78,12 +78,15 @@ def test_the_log_has_each_field_and_the_file(
     identity = hashed({**FIELDS, "draft": ""})
     report.write(identity, FIELDS)
     with caplog.at_level(logging.INFO):
-        report.log(logging.getLogger("test"), identity, {"chunk": "16 tokens"})
-        report.log(logging.getLogger("test"), identity, {"chunk": "32 tokens"})
+        report.log(logging.getLogger("test"), "a model", identity, {"chunk": "16 tokens"})
+        report.log(logging.getLogger("test"), "a model", identity, {"chunk": "32 tokens"})
     first, second = (record.getMessage() for record in caplog.records)
     names = [word.split("=")[0] for word in first.split() if "=" in word]
     assert names == ["chunk", "engine", "environment", "files", "options"]
+    assert "of a model with engines" in first
     assert str(report.report_file(identity)) in first
+    # `dalsegno ls` shows the same beginnings.
+    assert f" files={identity['files'][:8]} " in first
     differing = set(first.split()) ^ set(second.split())
     assert {word.split("=")[0] for word in differing} == {"chunk"}
 
@@ -105,5 +108,5 @@ def test_an_engine_without_a_usable_cache_folder_starts(
     monkeypatch.setattr(report, "cache_directory", lambda: None)
     report.write(identity, FIELDS)
     with caplog.at_level(logging.INFO):
-        report.log(logging.getLogger("test"), identity, {})
+        report.log(logging.getLogger("test"), "a model", identity)
     assert "no cache folder" in caplog.text

@@ -31,6 +31,12 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
+def architectures(config: object) -> list[str]:
+    """Returns the names of the classes in a model's configuration, by which people know it."""
+    found = config.get("architectures") if isinstance(config, Mapping) else None
+    return [str(one) for one in found] if isinstance(found, list | tuple) else []
+
+
 def rope_depends_on_length(config: object, *, inside: bool = False) -> bool:
     """Returns whether a model's rotary embedding may depend on the longest context that is served.
 

@@ -17,6 +17,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from dalsegno.integrations.common.cache_folder import cache_directory
 from dalsegno.integrations.common.fields import digest
@@ -24,6 +25,8 @@ from dalsegno.integrations.common.fields import digest
 # Random identities make a file at each start, so the oldest ones leave.
 MOST_FILES = 32
 _DIGITS = 12
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 _CREDENTIAL = re.compile(r"(?i)api_?key|access_?key|credential|passw|secret|(^|[._])token$")
 
 
@@ -78,19 +81,32 @@ def _remove_oldest(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def log(logger: logging.Logger, identity: Mapping[str, str], further: Mapping[str, object]) -> None:
+def _short(value: object) -> str:
+    """Returns the short hash of a field: the beginning of its value where that is a hash."""
+    is_hash = isinstance(value, str) and _HASH.fullmatch(value)
+    return (str(value) if is_hash else digest(value))[:8]
+
+
+def log(
+    logger: logging.Logger,
+    model: str,
+    identity: Mapping[str, str],
+    further: Mapping[str, object] = _NOTHING,
+) -> None:
     """Logs the line with the short hash of each field.
 
     Args:
         logger: The engine's.
+        model: How the engine was given the model.
         identity: The fields that all namespaces of this process share.
         further: Fields of single namespaces.
     """
     fields = {**identity, **further}
     target = report_file(identity)
     logger.info(
-        "Dalsegno shares blocks with engines for which each of these agrees: %s. %s",
-        " ".join(f"{name}={digest(fields[name])[:8]}" for name in sorted(fields) if fields[name]),
+        "Dalsegno shares blocks of %s with engines for which each of these agrees: %s. %s",
+        model or "all models",
+        " ".join(f"{name}={_short(fields[name])}" for name in sorted(fields) if fields[name]),
         f"{target} has a line for each input."
         if target and target.exists()
         else "There is no cache folder for the list of inputs.",

@@ -116,7 +116,7 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         fields = {"source": FORMAT, **_content(settings), "salt": settings.salt}
         identity = hashed(fields)
         report.write(identity, fields)
-        report.log(logger, identity, {})
+        report.log(logger, settings.model, identity)
 
         def namespaces(store: Any, epoch: Mapping[str, str]) -> Spaces:
             return Spaces(store, {**identity, **epoch}, settings.codec)

@@ -29,7 +29,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from dalsegno.integrations.common import excluded, report
-from dalsegno.integrations.common.fields import digest, hashed, nonce
+from dalsegno.integrations.common.fields import architectures, digest, hashed, nonce
 from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
 from dalsegno.integrations.common.options import Options, libraries, variables
 from dalsegno.integrations.sglang.pools import PoolPages
@@ -112,7 +112,7 @@ def _content(
     config = _config(files, name, revision)
     for part in named_models(config):
         parts[part] = files.of_name(part)
-    words = [word for word in NAMES if word in name.lower()]
+    words = [*architectures(config), *(word for word in NAMES if word in name.lower())]
     if args.trust_remote_code:
         parts["code"] = files.code(name, revision, None)
         # Code of the model may ask what it is called.
@@ -201,7 +201,7 @@ def engine_identity(salt: str = "", stated: str = "") -> dict[str, str]:
     fields |= files.certainty(logger)
     known = hashed(fields)
     report.write(known, fields)
-    report.log(logger, known, {})
+    report.log(logger, args.model_path, known)
     return known
 
 

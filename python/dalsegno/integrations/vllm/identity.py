@@ -31,7 +31,13 @@ from vllm.platforms import current_platform
 
 from dalsegno import IncompatibleError
 from dalsegno.integrations.common import excluded, report
-from dalsegno.integrations.common.fields import digest, hashed, nonce, rope_depends_on_length
+from dalsegno.integrations.common.fields import (
+    architectures,
+    digest,
+    hashed,
+    nonce,
+    rope_depends_on_length,
+)
 from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
 from dalsegno.integrations.common.options import Options, libraries, variables, without_noise
 from dalsegno.integrations.vllm import compat
@@ -140,8 +146,7 @@ def _model_fields(
     if one.trust_remote_code:
         parts["code"] = files.code(one.model, one.revision, one.code_revision)
     return {
-        # vLLM computes the same KV whatever a folder is called. Code of the model may not.
-        "model": Path(one.model).name if one.trust_remote_code else "",
+        "model": _model(config, one.model if one.trust_remote_code else ""),
         **_content_fields(content, weights),
         "parts": parts or "",
         "config": without_noise(config),
@@ -149,6 +154,18 @@ def _model_fields(
         "quantization": str(one.quantization or ""),
         "max_model_len": _longest_context(one),
     }
+
+
+def _model(config: object, place: str | Path) -> str:
+    """Returns what people know a model by, and its name if it has code, which may ask for it.
+
+    vLLM computes the same KV whatever a folder is called.
+
+    Args:
+        config: The model's configuration.
+        place: The folder of a model with code; empty else.
+    """
+    return " ".join([*architectures(config), Path(place).name]).strip()
 
 
 def _longest_context(model_config: Any) -> str:
@@ -299,8 +316,10 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
     fields = {
         "source": "folder",
         **machine_fields(),
-        # Whether vLLM runs code of the model, which may ask for its name, is not known here.
-        "model": folder.name if code or any(name.endswith(".py") for name in found) else "",
+        # Whether vLLM runs the code is not known here.
+        "model": _model(
+            content, folder if code or any(name.endswith(".py") for name in found) else ""
+        ),
         **_content_fields(found, weights),
         "parts": {**parts, "code": code},
         "options": f"stated:{options}",
@@ -367,5 +386,5 @@ def group_fields(settings: TierSettings, config: Any, row_bytes: int) -> dict[in
         name: [one[name] for one in fields.values()]
         for name in next(iter(fields.values()), {}).keys() - known.keys()
     }
-    report.log(logger, known, further)
+    report.log(logger, config.model.name, known, further)
     return fields
