@@ -26,6 +26,8 @@ from tests.integration.lmcache.objects import (
     memory,
 )
 
+from dalsegno.integrations.lmcache import adapter
+
 if TYPE_CHECKING:
     from dalsegno.integrations.lmcache import DalsegnoL2Adapter
 
@@ -279,6 +281,26 @@ def test_every_file_of_the_models_folder_separates_objects(
         driver = Driver(make_adapter(model=str(folder)))
         assert driver.lookup(ours) == [False] * 2, name
         driver.adapter.close()
+
+
+def test_the_log_names_the_files_that_separate_objects(
+    make_adapter: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(adapter.logger, "info", lambda text, *of: said.append(text % of))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder := tmp_path / "model").mkdir()
+    (folder / "model.safetensors").write_bytes(b"one")
+    inputs = []
+    for text in ("one", "two"):
+        (folder / "processor_config.json").write_text(text)
+        make_adapter(model=str(folder)).close()
+        (file,) = (tmp_path / "cache" / "dalsegno" / "identities").iterdir()
+        assert any(str(file) in line and "weights=" in line for line in said)
+        inputs.append(set(file.read_text().splitlines()))
+        file.unlink()
+    differing = {line.split()[1] for line in inputs[0] ^ inputs[1]}
+    assert differing == {"weights.processor_config.json"}
 
 
 def test_objects_are_found_whatever_codec_stored_them(make_adapter: Make) -> None:

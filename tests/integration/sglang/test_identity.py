@@ -6,6 +6,7 @@ The options are SGLang's own; no server is started.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import sglang
 from sglang.srt import environ
 from sglang.srt.server_args import ServerArgs
 
-from dalsegno.integrations.common import excluded, file_times
+from dalsegno.integrations.common import excluded, file_times, report
 from dalsegno.integrations.common.model_files import ModelFiles
 from dalsegno.integrations.common.options import fields_of
 from dalsegno.integrations.sglang import identity
@@ -75,6 +76,7 @@ def test_names_on_the_lists_exist_in_this_version(folder: Path) -> None:
     known = set(fields_of(ServerArgs(model_path=str(folder))))
     assert set(LISTS["options"]["ServerArgs"]) <= known
     assert set(LISTS["environment"]) <= set(vars(type(environ.envs)))
+    assert not set(LISTS["other_environment"]) & set(vars(type(environ.envs)))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,54 @@ def test_a_change_of_a_file_makes_another_identity(
     assert fields() != usual
 
 
+def test_a_models_place_counts_only_by_the_words_that_sglang_looks_for(
+    folder: Path, fields: Identity, tmp_path: Path
+) -> None:
+    usual, trusted = fields(), fields(trust_remote_code=True)
+    moved = folder.rename(tmp_path / "another name")
+    assert fields(model_path=str(moved)) == usual
+    assert fields(model_path=str(moved), trust_remote_code=True) != trusted
+    for word in identity.NAMES:
+        (named := tmp_path / word.upper()).mkdir()
+        moved = moved.rename(named / "model")
+        assert fields(model_path=str(moved)) != usual, word
+
+
+@CHECKED
+def test_sglang_looks_for_no_other_words_in_the_place_of_a_model() -> None:
+    """Names of conversations and sizes of graphs change no page: see the page on identity."""
+    root = Path(str(sglang.__file__)).parent / "srt"
+    native = (root / "arg_groups" / "model_path_hook.py").read_text(encoding="utf-8")
+    words = re.search(r"_MISTRAL_NATIVE_PATTERNS = \(([^)]*)\)", native)
+    assert words is not None
+    assert set(re.findall(r'"([^"]+)"', words[1])) | {"eagle"} == set(identity.NAMES)
+    found = set()
+    for file in root.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for word in re.findall(r'"([^"]+)" in (?:\w+\.)?model(?:_path)?\.lower\(\)', text):
+            if file.name != "conversation.py":
+                found.add(word)
+    assert found == {"eagle", "llama-2"}
+
+
+def test_a_line_and_a_file_name_the_input_that_differs(
+    fields: Identity, caplog: pytest.LogCaptureFixture
+) -> None:
+    def started(**options: Any) -> tuple[set[str], set[str]]:
+        caplog.clear()
+        with caplog.at_level("INFO", logger="sglang.dalsegno"):
+            file = report.report_file(fields(**options))
+        assert file is not None
+        (line,) = [one.getMessage() for one in caplog.records]
+        assert str(file) in line
+        return set(line.split()), set(file.read_text().splitlines())
+
+    line, inputs = started()
+    other_line, other_inputs = started(page_size=64)
+    assert {one.split("=")[0] for one in line ^ other_line if "=" in one} == {"options"}
+    assert {one.split()[1] for one in inputs ^ other_inputs} == {"options.page_size"}
+
+
 def test_variables_count_unless_the_list_says_why_not(
     fields: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +187,8 @@ def test_variables_count_unless_the_list_says_why_not(
         with monkeypatch.context() as patch:
             patch.setenv(name, "1")
             assert fields() != usual, name
-    for name in [*LISTS["environment"], "SGLANG_SERVICE_HOST", "SGLANG_RUN_ID"]:
+    names = [*LISTS["environment"], *LISTS["other_environment"]]
+    for name in [*names, "SGLANG_SERVICE_HOST", "SGLANG_PORT_80_TCP_ADDR"]:
         monkeypatch.setenv(name, "1")
     assert fields() == usual
 

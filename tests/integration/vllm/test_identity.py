@@ -19,9 +19,11 @@ from tests.integration.vllm import tiers
 from tests.integration.vllm.identities import BEFORE_NS, changed, fields, in_folder
 
 import dalsegno
-from dalsegno.integrations.common import file_times
+from dalsegno.integrations.common import file_times, report
+from dalsegno.integrations.common.fields import hashed
 from dalsegno.integrations.common.model_files import ModelFiles
 from dalsegno.integrations.vllm import identity
+from dalsegno.integrations.vllm.settings import TierSettings
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 from dalsegno_bench.vllm.rig import parallel_config
 
@@ -62,13 +64,52 @@ def test_the_identity_depends_on_files_and_not_on_folders(
     made: Any, folder: Path, tmp_path: Path
 ) -> None:
     usual = fields(in_folder(made, folder))
-    moved = tmp_path / "elsewhere" / "model"
+    moved = tmp_path / "elsewhere" / "another name"
     moved.parent.mkdir()
     folder.rename(moved)
     config = in_folder(made, moved)
     assert fields(config) == usual
     (moved / "model.safetensors").write_bytes(b"Weights")
     assert fields(config)["weights"] != usual["weights"]
+
+
+def test_code_of_a_model_may_depend_on_the_models_name(
+    made: Any, folder: Path, tmp_path: Path
+) -> None:
+    def trusted(place: Path) -> Any:
+        return changed(in_folder(made, place), "model_config.trust_remote_code", True)
+
+    usual = fields(trusted(folder))
+    moved = folder.rename(tmp_path / "another name")
+    assert fields(trusted(moved)) != usual
+
+
+def test_a_line_and_a_file_name_the_input_that_differs(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(identity.logger, "info", lambda text, *of: said.append(text % of))
+
+    def started() -> tuple[set[str], set[str]]:
+        known = fields(config)
+        settings = TierSettings.parse({"path": str(tmp_path / "store"), "identity": known})
+        identity.group_fields(settings, tiers.config(groups=2), 4096)
+        file = report.report_file(known)
+        assert file is not None
+        assert str(file) in said[-1]
+        return set(said[-1].split()), set(file.read_text().splitlines())
+
+    line, inputs = started()
+    assert {"chunk", "files", "options", "weights"} <= {word.split("=")[0] for word in line}
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "1")
+    other_line, other_inputs = started()
+    assert len(said) == 2
+    assert {word.split("=")[0] for word in line ^ other_line if "=" in word} == {"environment"}
+    differing = {one.split()[1] for one in inputs ^ other_inputs}
+    assert differing in ({"environment"}, {"environment.VLLM_MLA_DISABLE"})
+    (config_file := Path(config.model_config.model) / "hf_quant_config.json").write_text("{}")
+    differing = {one.split()[1] for one in other_inputs ^ started()[1]}
+    assert differing == {f"files.{config_file.name}"}
 
 
 def test_stated_weights_stand_for_files_of_weights_only(config: Any, folder: Path) -> None:
@@ -160,7 +201,7 @@ def test_the_identity_includes_the_draft_models_files(
     with_draft = identity._model_fields(
         ModelFiles(), config.speculative_config.draft_model_config, config.load_config, ""
     )
-    assert with_draft["weights"] == usual["weights"]
+    assert hashed(with_draft)["weights"] == usual["weights"]
     before = fields(config)["draft"]
     (draft / "model.safetensors").write_bytes(b"others")
     assert fields(config)["draft"] != before

@@ -19,6 +19,7 @@ from tests.integration.vllm.identities import (
     changed,
     create,
     fields,
+    in_folder,
     options,
     options_off,
     parts,
@@ -60,6 +61,7 @@ def test_names_on_the_lists_exist_in_this_version() -> None:
         known = {one.name for one in dataclasses.fields(getattr(vllm.config, name))} | {"*"}
         assert set(table) <= known, name
     assert set(LISTS["environment"]) <= set(vllm.envs.environment_variables)
+    assert not set(LISTS["other_environment"]) & set(vllm.envs.environment_variables)
     reasons = [reason for table in LISTS["options"].values() for reason in table.values()]
     assert all([*reasons, *LISTS["environment"].values(), *LISTS["other_environment"].values()])
 
@@ -118,10 +120,21 @@ def test_variables_count_unless_the_list_says_why_not(
         with monkeypatch.context() as patch:
             patch.setenv(name, "1")
             assert fields(config) != usual, name
-    for name in LISTS["environment"]:
+    service = [f"VLLM_SERVICE_{end}" for end in ("HOST", "PORT", "PORT_HTTP")]
+    service += [f"VLLM_PORT{end}" for end in ("_80_TCP", "_80_TCP_PROTO", "_80_TCP_ADDR")]
+    for name in [*LISTS["environment"], *LISTS["other_environment"], *service]:
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("VLLM_SERVICE_HOST", "10.0.0.1")
     assert fields(config) == usual
+
+
+def test_a_length_that_is_fitted_to_memory_does_not_count(made: Any) -> None:
+    """vLLM lowers it after it has built the model; hosts with other memory find another one."""
+    folder = Path(made.model_config.model)
+    fitted = in_folder(create(folder, max_model_len=-1), folder)
+    shorter = changed(fitted, "model_config.max_model_len", 4000)
+    assert fields(shorter)["max_model_len"] == fields(fitted)["max_model_len"]
+    chosen = in_folder(create(folder, max_model_len=4000), folder)
+    assert fields(chosen)["max_model_len"] != fields(fitted)["max_model_len"]
 
 
 def test_a_library_of_another_version_makes_another_identity(

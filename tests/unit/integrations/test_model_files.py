@@ -111,6 +111,17 @@ def test_a_single_file_is_a_model(folder: Path) -> None:
     assert content(path) != before
 
 
+def test_a_file_of_a_model_in_several_files_stands_for_all_of_them(folder: Path) -> None:
+    """An engine that is given the first one reads the others too."""
+    names = [f"model-q4-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in (*names, "other-00001-of-00002.gguf"):
+        (folder / name).write_text("one")
+    usual = content(folder / names[0])
+    assert set(usual) == set(names)
+    (folder / names[1]).write_text("two")
+    assert content(folder / names[0]) != usual
+
+
 def test_stray_files_neither_block_nor_fail(folder: Path) -> None:
     before = content(folder)
     os.mkfifo(folder / "pipe")

@@ -19,9 +19,22 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def hashed(fields: Mapping[str, object]) -> dict[str, str]:
+    """Returns fields as a namespace has them: texts as they are, everything else as a hash."""
+    return {
+        name: value if isinstance(value, str) else digest(value) for name, value in fields.items()
+    }
+
+
 def nonce() -> str:
     """Returns a value that no other process has."""
     return secrets.token_hex(16)
+
+
+def architectures(config: object) -> list[str]:
+    """Returns the names of the classes in a model's configuration, by which people know it."""
+    found = config.get("architectures") if isinstance(config, Mapping) else None
+    return [str(one) for one in found] if isinstance(found, list | tuple) else []
 
 
 def rope_depends_on_length(config: object, *, inside: bool = False) -> bool:

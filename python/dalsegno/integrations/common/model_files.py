@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import importlib
 import json
@@ -33,6 +34,7 @@ MOST_FILES = 10_000
 NO_FILE = "no file"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_LINKS = 40
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5}\.gguf)")
 # Ends of the names of settings by which a configuration names another model.
 _NAMES_OF_MODELS = ("_model_id", "model_name_or_path")
 
@@ -89,6 +91,15 @@ def _links(path: Path) -> Iterator[Path]:
         path = link.parent / link.readlink() / path.relative_to(link)
 
 
+def _shards(path: Path) -> dict[str, Path]:
+    """Returns a file and the others of its model, by name: engines are given one of several."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return {path.name: path}
+    others = path.parent.glob(f"{glob.escape(match[1])}-*-of-{match[2]}")
+    return {one.name: one for one in sorted(others)}
+
+
 def _refusal(error: OSError) -> None:
     raise error
 
@@ -135,7 +146,7 @@ class ModelFiles:
         path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
         try:
             self._notice_links(path)
-            found = {path.name: path} if path.is_file() else dict(self._walk(path))
+            found = _shards(path) if path.is_file() else dict(self._walk(path))
             if len(found) > MOST_FILES:
                 self.doubt(f"{path} has more than {MOST_FILES} files")
                 return {}

@@ -21,7 +21,7 @@ from typing import Any
 from dalsegno.integrations.common.model_files import ModelFiles, is_there
 
 # What Kubernetes sets for a service whose name is that of an engine.
-_SERVICE_LINK = re.compile(r".*(_SERVICE_(HOST|PORT)(_\w+)?|_PORT(_\d+_(TCP|UDP)\w*)?)")
+_SERVICE_LINK = re.compile(r".*(_SERVICE_(HOST|PORT)(_\w+)?|_PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 # Variables of libraries that choose kernels or their precision, by the beginnings of their names.
 LIBRARY_VARIABLES = (
     "AITER_",

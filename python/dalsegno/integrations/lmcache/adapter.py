@@ -31,7 +31,8 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from lmcache.v1.platform import create_event_notifier
 
 from dalsegno import IncompatibleError, UnavailableError
-from dalsegno.integrations.common.fields import digest
+from dalsegno.integrations.common import report
+from dalsegno.integrations.common.fields import hashed
 from dalsegno.integrations.common.model_files import ModelFiles, is_weight
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.lmcache.keys import FORMAT, Hasher, by_model
@@ -52,7 +53,7 @@ _UNBOUNDED = 1 << 62
 NEVER_NS = 1 << 62
 
 
-def _content(settings: AdapterSettings) -> dict[str, str]:
+def _content(settings: AdapterSettings) -> dict[str, object]:
     """Returns what stands for the files of the model that is served.
 
     Raises:
@@ -72,7 +73,7 @@ def _content(settings: AdapterSettings) -> dict[str, str]:
         )
     if files.doubts:
         raise UnavailableError("; ".join(files.doubts))
-    return {"weights": digest(found)}
+    return {"weights": found}
 
 
 class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
@@ -112,7 +113,10 @@ class DalsegnoL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what finds and opens the namespaces."""
         settings = self._settings
-        identity = {"source": FORMAT, **_content(settings), "salt": settings.salt}
+        fields = {"source": FORMAT, **_content(settings), "salt": settings.salt}
+        identity = hashed(fields)
+        report.write(identity, fields)
+        report.log(logger, settings.model, identity)
 
         def namespaces(store: Any, epoch: Mapping[str, str]) -> Spaces:
             return Spaces(store, {**identity, **epoch}, settings.codec)

@@ -8,6 +8,7 @@ KV is computed and laid out, and which part of it a rank holds.
 2. What cannot be established gets a random field, and so does what differs from run to run by
    design (random weights): then nothing is shared between processes. The log says why.
 3. Long values are hashed: a field has at most 1,024 bytes and all of them fit into a sector.
+4. The log has a short hash of each field, and a file has one of each input (`report.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
-from dalsegno.integrations.common import excluded
-from dalsegno.integrations.common.fields import digest, nonce
+from dalsegno.integrations.common import excluded, report
+from dalsegno.integrations.common.fields import architectures, digest, hashed, nonce
 from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
 from dalsegno.integrations.common.options import Options, libraries, variables
 from dalsegno.integrations.sglang.pools import PoolPages
@@ -50,6 +51,8 @@ LOCAL_FORMATS = (
     "safetensors",
 )
 PLUGINS = ("sglang.srt.plugins",)
+# Words in the path or name of a model by which SGLang chooses how to read its files.
+NAMES = ("eagle", "leanstral", "mistral-large-3", "mistral-small-4")
 # Options by which the KV of a prompt comes from embeddings that another process computed.
 _OTHER_ENCODERS = ("enable_mm_global_cache", "encoder_urls", "language_only")
 
@@ -62,7 +65,7 @@ def environment() -> dict[str, str]:
     return dict(variables(("SGLANG_", "SGL_"), known, skipped))
 
 
-def machine_fields() -> dict[str, str]:
+def machine_fields() -> dict[str, object]:
     """Returns what the bytes of a page owe to this machine, this SGLang and its libraries."""
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
@@ -71,8 +74,8 @@ def machine_fields() -> dict[str, str]:
     return {
         "engine": f"sglang {sglang.__version__}",
         "device": device,
-        "environment": digest(environment()),
-        "libraries": digest(libraries(PLUGINS)),
+        "environment": environment(),
+        "libraries": libraries(PLUGINS),
     }
 
 
@@ -92,7 +95,7 @@ def _weights(files: ModelFiles, load_format: str, stated: str) -> str:
 
 def _content(
     files: ModelFiles, args: Any, name: str, revision: str | None, weights: str
-) -> dict[str, str]:
+) -> dict[str, object]:
     """Returns the fields of the files of a model.
 
     Args:
@@ -109,12 +112,16 @@ def _content(
     config = _config(files, name, revision)
     for part in named_models(config):
         parts[part] = files.of_name(part)
+    words = [*architectures(config), *(word for word in NAMES if word in name.lower())]
     if args.trust_remote_code:
         parts["code"] = files.code(name, revision, None)
+        # Code of the model may ask what it is called.
+        words.append(Path(name).name)
     return {
-        "weights": weights or digest({k: v for k, v in found.items() if is_weight(k)}),
-        "files": digest({k: v for k, v in found.items() if not is_weight(k)}),
-        "parts": digest(parts) if parts else "",
+        "model": " ".join(words),
+        "weights": weights or {k: v for k, v in found.items() if is_weight(k)},
+        "files": {k: v for k, v in found.items() if not is_weight(k)},
+        "parts": parts or "",
         # Rotary embeddings and attention temperatures depend on it.
         "context_length": str(args.context_length or ""),
     }
@@ -129,7 +136,7 @@ def _config(files: ModelFiles, name: str, revision: str | None) -> object:
         return None
 
 
-def _adapters(files: ModelFiles, args: Any) -> str:
+def _adapters(files: ModelFiles, args: Any) -> object:
     """Returns what stands for the LoRA adapters that the server was started with.
 
     SGLang's hash covers their names and paths, not their weights. Adapters that are loaded later
@@ -139,17 +146,17 @@ def _adapters(files: ModelFiles, args: Any) -> str:
     for adapter in args.lora_paths or ():
         name = str(getattr(adapter, "lora_path", adapter)).rpartition("=")[2]
         found[str(adapter)] = files.of_name(name)
-    return digest(found) if found else ""
+    return found or ""
 
 
-def _draft(files: ModelFiles, args: Any) -> dict[str, str]:
+def _draft(files: ModelFiles, args: Any) -> dict[str, object]:
     """Returns the fields of the draft model, none without one."""
     name = args.speculative_draft_model_path
     if not args.speculative_algorithm or not name or name == args.model_path:
         return {}
     weights = _weights(files, args.speculative_draft_load_format or args.load_format, "")
     revision = args.speculative_draft_model_revision
-    return {"draft": digest(_content(files, args, name, revision, weights))}
+    return {"draft": _content(files, args, name, revision, weights)}
 
 
 def _doubt_sources(files: ModelFiles, args: Any) -> None:
@@ -181,7 +188,6 @@ def engine_identity(salt: str = "", stated: str = "") -> dict[str, str]:
     weights = _weights(files, args.load_format, stated)
     fields = {
         **machine_fields(),
-        "model": Path(args.model_path).name,
         **_content(files, args, args.model_path, args.revision, weights),
         "adapters": _adapters(files, args),
         **_draft(files, args),
@@ -189,10 +195,14 @@ def engine_identity(salt: str = "", stated: str = "") -> dict[str, str]:
     }
     if args.tokenizer_path and args.tokenizer_path != args.model_path:
         # Processors of images and sound use it too.
-        fields["tokenizer"] = digest(files.of_name(args.tokenizer_path, stated=True))
+        fields["tokenizer"] = files.of_name(args.tokenizer_path, stated=True)
     _doubt_sources(files, args)
-    fields["options"] = digest(engine_options(files, args))
-    return {**fields, **files.certainty(logger)}
+    fields["options"] = engine_options(files, args)
+    fields |= files.certainty(logger)
+    known = hashed(fields)
+    report.write(known, fields)
+    report.log(logger, args.model_path, known)
+    return known
 
 
 def _replica() -> int:

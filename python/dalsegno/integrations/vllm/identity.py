@@ -13,6 +13,7 @@ model. These fields cover the rest. Two ways lead here:
    design (random weights, scales found while running): then nothing is shared between processes.
    The log says why.
 3. Long values are hashed: a field has at most 1,024 bytes and all of them fit into a sector.
+4. The log has a short hash of each field, and a file has one of each input (`report.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from dalsegno import IncompatibleError
-from dalsegno.integrations.common import excluded
-from dalsegno.integrations.common.fields import digest, nonce, rope_depends_on_length
+from dalsegno.integrations.common import excluded, report
+from dalsegno.integrations.common.fields import (
+    architectures,
+    digest,
+    hashed,
+    nonce,
+    rope_depends_on_length,
+)
 from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
 from dalsegno.integrations.common.options import Options, libraries, variables, without_noise
 from dalsegno.integrations.vllm import compat
@@ -69,13 +76,13 @@ def environment() -> dict[str, str]:
     return dict(variables(("VLLM_",), known, skipped))
 
 
-def machine_fields() -> dict[str, str]:
+def machine_fields() -> dict[str, object]:
     """Returns what the bytes of a block owe to this machine, this vLLM and its libraries."""
-    fields = {
+    fields: dict[str, object] = {
         "engine": f"vllm {vllm.__version__}",
         "device": str(current_platform.get_device_name() or platform.machine()),
-        "environment": digest(environment()),
-        "libraries": digest(libraries(PLUGINS)),
+        "environment": environment(),
+        "libraries": libraries(PLUGINS),
     }
     if current_platform.is_cpu():
         import torch
@@ -89,7 +96,7 @@ def machine_fields() -> dict[str, str]:
     return fields
 
 
-def _content_fields(content: Mapping[str, str], weights: str) -> dict[str, str]:
+def _content_fields(content: Mapping[str, str], weights: str) -> dict[str, object]:
     """Returns what stands for a model's files.
 
     Args:
@@ -97,8 +104,8 @@ def _content_fields(content: Mapping[str, str], weights: str) -> dict[str, str]:
         weights: Stands for the weights if they are not in files; empty else.
     """
     return {
-        "weights": weights or digest({k: v for k, v in content.items() if is_weight(k)}),
-        "files": digest({k: v for k, v in content.items() if not is_weight(k)}),
+        "weights": weights or {k: v for k, v in content.items() if is_weight(k)},
+        "files": {k: v for k, v in content.items() if not is_weight(k)},
     }
 
 
@@ -119,7 +126,7 @@ def _weights(files: ModelFiles, load_config: Any, stated: str) -> str:
 
 def _model_fields(
     files: ModelFiles, model_config: Any, load_config: Any, stated: str
-) -> dict[str, str]:
+) -> dict[str, object]:
     """Returns the fields of one model: the served one, or a draft."""
     one, config = model_config, model_config.hf_config.to_dict()
     weights = _weights(files, load_config, stated)
@@ -132,23 +139,44 @@ def _model_fields(
     if not weights and content and not any(map(is_weight, content)):
         files.doubt(f"no weights are in the folder of {one.model!r}")
     # Weights of parts that a model's configuration takes from other models.
-    parts = {part: files.of_name(part) for part in named_models(config)}
+    parts: dict[str, object] = {part: files.of_name(part) for part in named_models(config)}
     if one.tokenizer and one.tokenizer != one.model:
         # Processors of images and sound use it too.
         parts["tokenizer"] = files.of_name(one.tokenizer, one.tokenizer_revision, stated=True)
     if one.trust_remote_code:
-        code = files.code(one.model, one.revision, one.code_revision)
-        parts["code"] = {"elsewhere": code}
+        parts["code"] = files.code(one.model, one.revision, one.code_revision)
     return {
-        "model": Path(one.model).name,
+        "model": _model(config, one.model if one.trust_remote_code else ""),
         **_content_fields(content, weights),
-        "parts": digest(parts) if parts else "",
-        "config": digest(without_noise(config)),
+        "parts": parts or "",
+        "config": without_noise(config),
         "dtype": str(one.dtype).removeprefix("torch."),
         "quantization": str(one.quantization or ""),
-        # Rotary embeddings, attention temperatures and budgets of image tokens depend on it.
-        "max_model_len": str(one.max_model_len),
+        "max_model_len": _longest_context(one),
     }
+
+
+def _model(config: object, place: str | Path) -> str:
+    """Returns what people know a model by, and its name if it has code, which may ask for it.
+
+    vLLM computes the same KV whatever a folder is called.
+
+    Args:
+        config: The model's configuration.
+        place: The folder of a model with code; empty else.
+    """
+    return " ".join([*architectures(config), Path(place).name]).strip()
+
+
+def _longest_context(model_config: Any) -> str:
+    """Returns what stands for `max_model_len`.
+
+    Rotary embeddings, attention temperatures and budgets of image tokens depend on it. With `auto`
+    vLLM builds the model with the length that the configuration gives, and later lowers the limit
+    for requests to what fits into memory, which changes no block.
+    """
+    is_fitted = getattr(model_config, "original_max_model_len", None) == -1
+    return "auto" if is_fitted else str(model_config.max_model_len)
 
 
 def _doubt_sources(files: ModelFiles, vllm_config: Any) -> None:
@@ -211,15 +239,18 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, stated: str = "") ->
     algorithm, files = _hash_algorithm(vllm_config.cache_config), ModelFiles()
     try:
         fields = _engine_fields(files, vllm_config, kv_cache_config, stated)
+        known = hashed(fields)
     except Exception as error:  # noqa: BLE001 - an engine starts as it would without a store
         files.doubt(f"vLLM's configuration cannot be read: {error!r}")
-        fields = {}
-    return {"source": "engine", "hash": algorithm, **fields, **files.certainty(logger)}
+        fields, known = {}, {}
+    own = {"source": "engine", "hash": algorithm, **files.certainty(logger)}
+    report.write({**known, **own}, {**fields, **own})
+    return {**known, **own}
 
 
 def _engine_fields(
     files: ModelFiles, vllm_config: Any, kv_cache_config: Any, stated: str
-) -> dict[str, str]:
+) -> dict[str, object]:
     """Returns the fields that vLLM's whole configuration gives."""
     load = vllm_config.load_config
     fields = {
@@ -231,14 +262,14 @@ def _engine_fields(
     draft = getattr(speculative, "draft_model_config", None)
     if draft is not None and draft.model != vllm_config.model_config.model:
         of_draft = getattr(speculative, "draft_load_config", None) or load
-        fields["draft"] = digest(_model_fields(files, draft, of_draft, ""))
+        fields["draft"] = _model_fields(files, draft, of_draft, "")
     _doubt_sources(files, vllm_config)
     specs = [
         [repr(group.kv_cache_spec), list(group.layer_names)]
         for group in kv_cache_config.kv_cache_groups
     ]
-    fields["options"] = digest(engine_options(files, vllm_config))
-    return {**fields, "cache_specs": digest(specs)}
+    fields["options"] = engine_options(files, vllm_config)
+    return {**fields, "cache_specs": specs}
 
 
 def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[str, str]:
@@ -280,16 +311,23 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
     found = files.of_path(folder, stated=bool(stated))
     if not weights and not any(map(is_weight, found)):
         files.doubt(f"no weights are in {folder}")
-    parts = {part: files.of_name(part) for part in named_models(content)}
-    return {
+    parts: dict[str, object] = {part: files.of_name(part) for part in named_models(content)}
+    code = files.code(str(folder), None, None)
+    fields = {
         "source": "folder",
         **machine_fields(),
-        "model": folder.name,
+        # Whether vLLM runs the code is not known here.
+        "model": _model(
+            content, folder if code or any(name.endswith(".py") for name in found) else ""
+        ),
         **_content_fields(found, weights),
-        "parts": digest([parts, files.code(str(folder), None, None)]),
+        "parts": {**parts, "code": code},
         "options": f"stated:{options}",
-        **files.certainty(logger),
     }
+    fields |= files.certainty(logger)
+    known = hashed(fields)
+    report.write(known, fields)
+    return known
 
 
 def namespace_fields(
@@ -340,7 +378,13 @@ def group_fields(settings: TierSettings, config: Any, row_bytes: int) -> dict[in
     known = settings.identity or folder_identity(
         config, settings.weights_fingerprint, settings.options_fingerprint
     )
-    return {
+    fields = {
         number: namespace_fields(known, config, number, row_bytes, settings.salt)
         for number in compat.groups(config)
     }
+    further = {
+        name: [one[name] for one in fields.values()]
+        for name in next(iter(fields.values()), {}).keys() - known.keys()
+    }
+    report.log(logger, config.model.name, known, further)
+    return fields
