@@ -50,8 +50,12 @@ for _ in sys.stdin:
 
 
 @pytest.fixture
-def engine_id(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def engine_id(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The id of an engine whose folder for temporary files is the test's own, and open to all."""
+    # Pytest chooses its own folder before.
+    tmp_path_factory.getbasetemp()
     with tempfile.TemporaryDirectory(prefix="dalsegno-test-") as folder:
         Path(folder).chmod(0o1777)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -86,9 +90,9 @@ def test_another_user_can_neither_feed_nor_fill_nor_replace_the_socket(engine_id
     command = [sys.executable, "-c", AS_STRANGER, str(STRANGER), str(folder), str(prefix)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     assert done.stdout == ""
-    assert one.state is State.LOADED
+    states = [one.state]
     assert door_line.send(engine_id, "load_weights")
-    assert one.state is State.MIXED
+    assert [*states, one.state] == [State.LOADED, State.MIXED]
     one.close()
     assert not door_line.send(engine_id, "load_weights"), "a stranger's folder counts"
 

@@ -88,7 +88,9 @@ def send(engine_id: str, door: str) -> bool:
     except OSError:
         return False
     data = door.encode()[:_REASON_BYTES]
-    return any([_send(folder, data) for folder in folders])
+    # Each of them gets the report.
+    seen = [_send(folder, data) for folder in folders]
+    return any(seen)
 
 
 def _remove(folder: Path, handle: int) -> None:

@@ -254,9 +254,9 @@ def _report(name: str) -> None:
     for engine_id in _process.engines - {epoch.engine_id for epoch in here}:
         if not door_line.send(engine_id, name):
             logger.warning(
-                "Dalsegno: %s may have changed the weights of this worker, and its scheduler cannot be "
-                "reached: it is on another host, or has another folder for temporary files. Call "
-                "reset_prefix_cache(reset_connector=True).",
+                "Dalsegno: %s may have changed the weights of this worker, and its scheduler "
+                "cannot be reached: it is on another host, or has another folder for temporary files. "
+                "Call reset_prefix_cache(reset_connector=True).",
                 name,
             )
 

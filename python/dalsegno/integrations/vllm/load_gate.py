@@ -6,8 +6,8 @@ it is submitted has already evicted something (vllm#49902). Lookups are therefor
 1. At most `max_load_bytes` and `max_load_jobs` are in flight. A lookup beyond that is answered
    RETRY: vLLM asks again at its next step. So is a lookup while every row of the primary tier is in
    use by transfers, for which vLLM would compute the rest of the prompt.
-2. A request is deferred for `load_timeout_s` in all, over all of its waits. After that its blocks are misses and it is
-   computed. A preempted request begins again.
+2. A request is deferred for `load_timeout_s` in all, over all of its waits. After that its blocks
+   are misses and it is computed. A preempted request begins again.
 3. A block whose load failed or came too late is a miss for every request for `failed_load_pause_s`,
    or until it is stored again (vllm#49176).
 4. A request loads a block at most twice: vLLM may have evicted it in between, and would go on so.
