@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.checkout import ROOT
 from tests.integration.vllm import tiers
 from tests.integration.vllm.identities import BEFORE_NS, changed, fields, in_folder
 
@@ -108,8 +110,9 @@ def test_an_engine_announces_its_start_when_vllm_loads_its_plugins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DALSEGNO_ENGINE_START", "")
-    (plugin,) = metadata.entry_points(group="vllm.general_plugins", name="dalsegno")
-    plugin.load()()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entry = project["entry-points"]["vllm.general_plugins"]["dalsegno"]
+    metadata.EntryPoint("dalsegno", entry, "vllm.general_plugins").load()()
     assert os.environ["DALSEGNO_ENGINE_START"].startswith(f"{os.getpid()} ")
 
 

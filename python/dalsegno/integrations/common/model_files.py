@@ -236,9 +236,10 @@ class ModelFiles:
                 regular[name] = path
         hashes = hash_files(regular.values())
         snapshot = top.is_dir() and _is_snapshot(real_path(top))
-        # Then the hub's client made every link of this revision since the start, each once.
+        # Then the hub's client made this revision and every link in it since the start, each once.
         whole = snapshot and all(
-            file_times.change_since(one, self.since_ns) for one in regular.values()
+            file_times.change_since(one, self.since_ns)
+            for one in (real_path(top).parent, *regular.values())
         )
         for name, path in regular.items():
             result[name] = hashes[path]
@@ -291,7 +292,7 @@ class ModelFiles:
             )
             mark = folder.parents[1] / "refs" / (revision or "main")
             change = file_times.change_since(mark, self.since_ns) if mark.exists() else ""
-            if change and self._differ(folder.parent.iterdir()):
+            if change and self._differ(filter(_is_snapshot, folder.parent.iterdir())):
                 self._doubt_change(str(mark), f"{change}, and there are other revisions")
         except Exception:  # noqa: BLE001 - the hub's client has many errors
             return None

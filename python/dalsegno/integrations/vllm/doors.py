@@ -255,8 +255,8 @@ def _report(name: str) -> None:
         if not door_line.send(engine_id, name):
             logger.warning(
                 "Dalsegno: %s may have changed the weights of this worker, and its scheduler "
-                "cannot be reached: it is on another host, or has another folder for temporary files. "
-                "Call reset_prefix_cache(reset_connector=True).",
+                "cannot be reached: it is on another host, or has another folder for temporary "
+                "files. Call reset_prefix_cache(reset_connector=True).",
                 name,
             )
 
