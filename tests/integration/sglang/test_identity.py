@@ -238,6 +238,13 @@ def test_a_model_that_changed_after_the_server_began_is_shared_with_no_other_pro
     assert "changed after the engine began to start" in caplog.text
 
 
+def test_a_stated_fingerprint_stands_for_all_files_of_an_object_store(fields: Identity) -> None:
+    options = {"model_path": "s3://bucket/model", "load_format": "remote"}
+    assert fields("v7", **options) == fields("v7", **options)
+    assert fields("v8", **options) != fields("v7", **options)
+    assert fields(**options) != fields(**options)
+
+
 def test_stated_weights_stand_for_files_of_weights_only(folder: Path, fields: Identity) -> None:
     stated = fields("v7")
     (folder / "model.safetensors").unlink()

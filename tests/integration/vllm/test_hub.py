@@ -76,6 +76,42 @@ def test_a_new_link_to_an_old_blob_is_a_doubt(hub: Hub) -> None:
     assert "model.safetensors" in hub.read(began_ns)[1][0]
 
 
+def test_a_new_link_in_an_old_revision_of_one_file_is_a_doubt(hub: Hub) -> None:
+    hub.add("model.safetensors", b"one")
+    two = hub.model / "blobs" / hashlib.sha256(b"two").hexdigest()
+    two.write_bytes(b"two")
+    began_ns = now_ns(hub.model)
+    (hub.snapshot / "model.safetensors").unlink()
+    (hub.snapshot / "model.safetensors").symlink_to(Path("../../blobs") / two.name)
+    assert "model.safetensors" in hub.read(began_ns)[1][0]
+
+
+def test_a_revision_that_was_downloaded_since_may_have_links_to_old_blobs(hub: Hub) -> None:
+    blob = hub.add("model.safetensors", b"one")
+    began_ns = now_ns(hub.model)
+    hub.snapshot = hub.snapshot.with_name(COMMIT[::-1])
+    hub.snapshot.mkdir()
+    (hub.snapshot / "model.safetensors").symlink_to(Path("../../blobs") / blob.name)
+    hub.add("config.json", b"{}", git_name(b"{}"))
+    assert not hub.read(began_ns, COMMIT[::-1])[1]
+    # A blob that is not what its name says.
+    blob.write_bytes(b"changed")
+    assert "model.safetensors" in hub.read(began_ns, COMMIT[::-1])[1][0]
+
+
+def test_a_branch_that_moved_to_a_revision_with_equal_files_is_certain(hub: Hub) -> None:
+    blob = hub.add("model.safetensors", b"one")
+    began_ns = now_ns(hub.model)
+    hub.snapshot = hub.snapshot.with_name(COMMIT[::-1])
+    hub.snapshot.mkdir()
+    (hub.snapshot / "model.safetensors").symlink_to(Path("../../blobs") / blob.name)
+    hub.add("README.md", b"a new text")
+    (hub.model / "refs" / "main").write_text(COMMIT[::-1])
+    assert not hub.read(began_ns)[1]
+    hub.add("config.json", b"{}", git_name(b"{}"))
+    assert "refs/main" in hub.read(began_ns)[1][0]
+
+
 def test_a_branch_that_moved_after_the_engine_began_is_a_doubt(hub: Hub) -> None:
     hub.add("model.safetensors", b"one")
     other = hub.snapshot.with_name(COMMIT[::-1])

@@ -6,7 +6,10 @@ The configuration is vLLM's own, made from the arguments of an engine that is no
 from __future__ import annotations
 
 import json
+import os
+import tomllib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.checkout import ROOT
 from tests.integration.vllm import tiers
 from tests.integration.vllm.identities import BEFORE_NS, changed, fields, in_folder
 
@@ -122,6 +126,35 @@ def test_stated_weights_stand_for_files_of_weights_only(config: Any, folder: Pat
     away = changed(config, "model_config.model", "nobody/nothing-here")
     away = changed(away, "model_config.tokenizer", "nobody/nothing-here")
     assert "uncertain" not in fields(away, "v7")
+
+
+def test_a_stated_fingerprint_stands_for_all_files_of_an_object_store(
+    config: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM copies the small files into a folder when it starts, over those of earlier starts."""
+    (folder / "model.safetensors").unlink()
+    config = changed(config, "model_config.model_weights", "s3://bucket/model")
+    config = changed(config, "load_config.load_format", "runai_streamer")
+    monkeypatch.setattr(file_times, "engine_start_ns", lambda: BEFORE_NS)
+    stated = fields(config, "v7")
+    assert "uncertain" not in stated
+    assert fields(config, "v7") == stated
+    assert fields(config, "v8") != stated
+    (folder / "preprocessor_config.json").write_text("{}")
+    assert fields(config, "v7") != stated
+    assert "uncertain" in fields(config)
+    local = changed(config, "model_config.model_weights", "")
+    assert "uncertain" in fields(local, "v7"), "the fingerprint stands for weights only"
+
+
+def test_an_engine_announces_its_start_when_vllm_loads_its_plugins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DALSEGNO_ENGINE_START", "")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entry = project["entry-points"]["vllm.general_plugins"]["dalsegno"]
+    metadata.EntryPoint("dalsegno", entry, "vllm.general_plugins").load()()
+    assert os.environ["DALSEGNO_ENGINE_START"].startswith(f"{os.getpid()} ")
 
 
 DOUBTS: dict[str, tuple[str, object, str]] = {

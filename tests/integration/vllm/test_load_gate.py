@@ -116,6 +116,21 @@ def test_the_time_that_a_request_is_deferred_adds_up() -> None:
     assert stage.gate.answer(first, one) is RETRY, "a preempted request begins again"
 
 
+def test_hits_between_short_waits_do_not_extend_the_bound() -> None:
+    stage, one = Stage(), state()
+    ours, answers = keys(20), []
+    for key in ours:
+        answers.append(stage.gate.answer(key, one, row_is_free=False))
+        stage.now += 3
+        answers.append(stage.gate.answer(key, one))
+        stage.gate.end_step()
+    assert answers[:8] == [RETRY, HIT] * 4, "12 s of waiting"
+    assert set(answers[8:]) == {MISS}
+    counts = stage.counts()
+    assert counts["deferred_lookups"] == 5
+    assert counts["deferral_timeouts"] == 1
+
+
 def test_a_block_is_loaded_twice_at_most_for_a_request() -> None:
     stage, one = Stage(), state()
     ours = keys(2)

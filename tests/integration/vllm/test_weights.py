@@ -29,12 +29,16 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.worker_base import WorkerBase
 
-from dalsegno.integrations.vllm import doors, epoch
+from dalsegno.integrations.vllm import door_line, doors
 from dalsegno.integrations.vllm.epoch import State
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
-SEND = "import sys; from dalsegno.integrations.vllm import epoch; print(epoch.send(*sys.argv[1:]))"
+SEND = """
+import sys
+from dalsegno.integrations.vllm import door_line
+print(door_line.send(*sys.argv[1:]))
+"""
 
 
 class Named:
@@ -235,11 +239,11 @@ def test_a_door_in_another_process_is_seen_by_the_next_lookup(
     )
     assert sent.stdout.strip() == "True"
     assert engine.found(ours) == [MISS, MISS]
-    assert not epoch.send("an engine that does not exist", "load_weights")
+    assert not door_line.send("an engine that does not exist", "load_weights")
 
 
 def test_more_reports_than_the_queue_holds_do_not_wait(engine: Engine) -> None:
-    assert all(epoch.send(engine.engine_id, f"door {number}") for number in range(5000))
+    assert all(door_line.send(engine.engine_id, f"door {number}") for number in range(5000))
     assert engine.state() is State.MIXED
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.file_clock import now_ns
 
-from dalsegno.integrations.common import excluded, model_files
+from dalsegno.integrations.common import excluded, file_times, fingerprint, model_files
 from dalsegno.integrations.common.model_files import ModelFiles
 
 LATER_NS = 1 << 62
@@ -212,3 +216,99 @@ def test_code_of_other_repositories_counts_or_is_a_doubt(folder: Path, tmp_path:
 def test_models_that_a_configuration_names_are_parts_of_it() -> None:
     config = {"text_config": {"text_model_id": "a/b", "x": "c/d"}, "audio_model_id": None}
     assert list(model_files.named_models(config)) == ["a/b"]
+
+
+def test_a_checkpoint_that_says_what_it_was_made_of_needs_no_other_model() -> None:
+    origin = {"model_name_or_path": "a/b", "base_model_name_or_path": "c/d"}
+    config = {"quantization_config": origin, "base_model_name_or_path": "c/d"}
+    assert list(model_files.named_models(config)) == []
+    assert list(model_files.named_models({"tower_model_name_or_path": "e/f"})) == ["e/f"]
+
+
+def test_a_file_that_is_added_to_a_folder_behind_a_link_is_a_doubt(
+    folder: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(folder)
+    began_ns = now_ns(folder)
+    assert not doubts(link, began_ns)
+    (folder / "model-2.safetensors").unlink()
+    assert "changed after the engine began to start" in doubts(link, began_ns)[0]
+
+
+def test_a_model_behind_the_root_of_another_process_is_that_process_s(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KServe's modelcar: a link to /proc/PID/root, whose text is that of our own root."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        link = tmp_path / "models"
+        link.symlink_to(f"/proc/{other.pid}/root{folder}")
+        began_ns = now_ns(folder)
+        assert content(link) == content(folder)
+        assert not doubts(link, began_ns)
+        assert not doubts(link, time.time_ns())
+        # Had the text of the link been followed, this would be the model.
+        magic = Path(f"/proc/{other.pid}/root")
+        readlink = Path.readlink
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        monkeypatch.setattr(
+            Path, "readlink", lambda one: elsewhere if one == magic else readlink(one)
+        )
+        assert content(link) == content(folder)
+        assert magic in list(model_files._links(link / "config.json"))
+        other.communicate(b"\n")
+    assert "cannot be read" in doubts(link, LATER_NS)[0]
+
+
+def test_the_path_of_a_file_keeps_a_link_whose_text_leads_elsewhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = folder / "config.json", tmp_path / "other"
+    assert fingerprint.real_path(file) == file.resolve()
+    other.write_text("other")
+    for target in (other, tmp_path / "missing"):
+        monkeypatch.setattr(Path, "resolve", lambda _, to=target: to)
+        assert fingerprint.real_path(file) == file
+
+
+def test_the_warning_says_what_changed_and_what_to_do(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = ModelFiles(since_ns=0)
+    files.of_path(folder)
+    assert list(files.certainty(logging.getLogger("test"))) == ["uncertain"]
+    assert f"the folder {folder} changed after the engine began to start: at" in caplog.text
+    assert "config.json changed after" in caplog.text
+    assert "; and 1 more. To share blocks: put the model in place before the engine's" in (
+        caplog.text
+    )
+    assert len(files.remedies) == 1
+
+
+def test_a_file_system_whose_clock_may_be_off_is_named_in_the_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Object stores in FUSE give folders the time of the mount, shortly before the engine."""
+    monkeypatch.setattr(file_times, "_mount", lambda _: ("fuse.gcsfuse", True))
+    files = ModelFiles(since_ns=time.time_ns() + 1_000_000_000)
+    files.of_path(folder)
+    assert files.certainty(logging.getLogger("test"))
+    assert "(fuse.gcsfuse), which may be a minute off" in caplog.text
+    assert "start the engine a minute after its file system was mounted" in caplog.text
+
+
+def test_files_that_the_user_vouches_for_are_no_doubt(folder: Path) -> None:
+    files = ModelFiles(since_ns=0)
+    found = files.vouched().of_path(folder)
+    assert found == content(folder)
+    assert not files.doubts
+    files.vouched().of_path(folder / "nothing")
+    assert files.doubts, "what cannot be read is a doubt"
+
+
+def test_more_bytes_than_a_bound_are_not_read(folder: Path) -> None:
+    files = ModelFiles(since_ns=LATER_NS)
+    assert files.of_path(folder, most_bytes=4) == content(folder)
+    assert files.of_path(folder, most_bytes=3) == {}
+    assert "has more than 0 GiB" in files.doubts[0]

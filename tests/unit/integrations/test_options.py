@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dalsegno.integrations.common import options
 from dalsegno.integrations.common.fields import rope_depends_on_length
 from dalsegno.integrations.common.model_files import ModelFiles
 from dalsegno.integrations.common.options import Options, libraries, variables
@@ -189,3 +191,21 @@ def test_rotary_embeddings_that_may_depend_on_the_longest_context_are_known(
     *, depends: bool, config: dict[str, Any]
 ) -> None:
     assert rope_depends_on_length(config) is depends
+
+
+def test_an_option_that_names_too_many_bytes_is_a_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sparse = tmp_path / "scales"
+    with sparse.open("wb") as file:
+        file.truncate(options.MOST_BYTES + 1)
+    files = ModelFiles(since_ns=LATER_NS)
+    Options(files, EXCLUDED).value(Config(scale_path=str(sparse)))
+    assert f"{sparse}, which an option names, has more than 16 GiB" in files.doubts[0]
+
+
+def test_an_option_that_names_a_socket_or_a_device_counts_as_text(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = counted(Config(path="/dev/null"))
+    assert counted(Config(path=str(tmp_path / "pipe"))) != before

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from dalsegno.integrations.vllm import epoch as epochs
+from dalsegno.integrations.vllm import door_line
 from dalsegno.integrations.vllm.epoch import Epoch, State
 
 
@@ -66,7 +64,7 @@ def test_what_is_known_is_forgotten_once_when_nothing_may_be_loaded_any_more() -
 
 def test_all_tiers_of_an_engine_in_a_process_see_its_doors(one: Epoch) -> None:
     other = Epoch(one.engine_id, lambda: None)
-    assert epochs.send(one.engine_id, "load_weights")
+    assert door_line.send(one.engine_id, "load_weights")
     assert other.state is State.MIXED
     assert one.state is State.MIXED
     other.close()
@@ -75,33 +73,8 @@ def test_all_tiers_of_an_engine_in_a_process_see_its_doors(one: Epoch) -> None:
     again.close()
 
 
-def test_reports_of_another_user_are_ignored(one: Epoch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "_is_ours", lambda _: False)
-    assert epochs.send(one.engine_id, "load_weights")
-    assert one.state is State.LOADED
-
-
 def test_a_closed_epoch_hears_nothing_and_frees_the_engine_id(one: Epoch) -> None:
     one.close()
     one.close()
-    assert not epochs.send(one.engine_id, "load_weights")
+    assert not door_line.send(one.engine_id, "load_weights")
     assert one.state is State.LOADED
-
-
-def test_an_engine_id_in_use_begins_mixed() -> None:
-    program = (
-        "import sys; from dalsegno.integrations.vllm.epoch import Epoch\n"
-        "one = Epoch('taken-by-a-test', print); print('ready', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        while other.stdout.readline().strip() != "ready":
-            assert other.poll() is None
-        assert Epoch("taken-by-a-test", lambda: None).state is State.MIXED
-        other.stdin.close()
-    ours = Epoch("taken-by-a-test", lambda: None)
-    assert ours.state is State.LOADED
-    ours.close()

@@ -43,6 +43,19 @@ def cache_file() -> Path | None:
     return folder / "fingerprints.json" if folder else None
 
 
+def real_path(path: Path) -> Path:
+    """Returns the path of a file without links, as far as the texts of the links lead there.
+
+    Raises:
+        OSError: There is no such file, or the links are a circle.
+        RuntimeError: The same, in older versions of Python.
+    """
+    real = path.resolve()
+    # A link as `/proc/7/root` leads elsewhere than its text says.
+    is_same = real.exists() and real.samefile(path)
+    return real if is_same else path
+
+
 def _stamp(path: Path) -> list[int]:
     """Returns what changes when a file does."""
     facts = path.stat()
@@ -118,7 +131,7 @@ def hash_files(paths: Iterable[Path]) -> dict[Path, str]:
     todo: dict[Path, list[Path]] = {}
     try:
         for path in paths:
-            real = path.resolve()
+            real = real_path(path)
             if (digest := _known(remembered.get(str(real)), real)) is not None:
                 result[path] = digest
             else:

@@ -5,7 +5,9 @@
 2. The files are read after the engine has loaded them. What may have changed since the engine began
    to start is a doubt: it is not known whether that was before or after the engine read it.
 3. In the hub's cache, a file that is named by the hash of its content cannot have had another.
-4. What cannot be established is a doubt as well. A process with doubts shares no block.
+   So is a link of a revision that was downloaded as a whole since the start.
+4. What cannot be established is a doubt as well. A process with doubts shares no block. The log
+   says why, and what to do.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dalsegno import UnavailableError
 from dalsegno.integrations.common import excluded, file_times
 from dalsegno.integrations.common.fields import digest, nonce
-from dalsegno.integrations.common.fingerprint import hash_files
+from dalsegno.integrations.common.fingerprint import hash_files, real_path
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
 # A folder with more files than this is no model's.
@@ -37,6 +39,17 @@ _MOST_LINKS = 40
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5}\.gguf)")
 # Ends of the names of settings by which a configuration names another model.
 _NAMES_OF_MODELS = ("_model_id", "model_name_or_path")
+# What a checkpoint was made of. No engine loads that.
+_ORIGINS = ("base_model_name_or_path", "compression_config", "quantization_config")
+# Later than every change: what the user vouches for.
+NEVER_NS = 1 << 62
+_REASONS_LOGGED = 3
+_IN_PLACE = (
+    "put the model in place before the engine's program starts; a restart of the engine is enough"
+)
+_OTHER_CLOCK = (
+    "start the engine a minute after its file system was mounted, or keep the model on a local disk"
+)
 
 
 def is_there(name: str) -> bool:
@@ -56,6 +69,8 @@ def named_models(config: object) -> Iterator[str]:
     """Yields the other models that a model's configuration names, whose weights are parts of it."""
     if isinstance(config, Mapping):
         for name, value in config.items():
+            if name in _ORIGINS:
+                continue
             if isinstance(value, str) and value and str(name).endswith(_NAMES_OF_MODELS):
                 yield value
             else:
@@ -82,13 +97,24 @@ def _is_named_by_content(path: Path, sha256: str) -> bool:
 
 def _links(path: Path) -> Iterator[Path]:
     """Yields every link that leads from an absolute path to what it names."""
-    for _ in range(_MOST_LINKS):
-        steps = [*reversed(path.parents), path]
-        link = next((one for one in steps if one.is_symlink()), None)
-        if link is None:
-            return
-        yield link
-        path = link.parent / link.readlink() / path.relative_to(link)
+    place, steps, number = Path(path.anchor), list(path.parts[1:]), 0
+    while steps and number < _MOST_LINKS:
+        step = place / steps.pop(0)
+        if not step.is_symlink():
+            place = step
+            continue
+        yield step
+        number += 1
+        if file_times.is_magic(step):
+            place = step
+        else:
+            target = place / step.readlink()
+            place, steps = Path(target.anchor), [*target.parts[1:], *steps]
+
+
+def _bytes_of(paths: Iterable[Path]) -> int:
+    """Returns the sizes of the files together."""
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _shards(path: Path) -> dict[str, Path]:
@@ -115,50 +141,74 @@ class ModelFiles:
     Attributes:
         since_ns: When the engine began to start, in nanoseconds of the wall clock.
         doubts: Why what was read may not be what the engine uses.
+        remedies: What the user can do about it.
     """
 
     since_ns: int = field(default_factory=_engine_start_ns)
     doubts: list[str] = field(default_factory=list)
+    remedies: list[str] = field(default_factory=list)
 
-    def doubt(self, reason: str) -> None:
-        """Notes a reason, once."""
+    def doubt(self, reason: str, remedy: str = "") -> None:
+        """Notes a reason and what the user can do about it, each once."""
         if reason not in self.doubts:
             self.doubts.append(reason)
+        if remedy and remedy not in self.remedies:
+            self.remedies.append(remedy)
+
+    def vouched(self) -> ModelFiles:
+        """Returns a reader of files of which the user vouches that they do not change."""
+        return replace(self, since_ns=NEVER_NS)
+
+    def _doubt_change(self, what: str, change: str) -> None:
+        """Doubts a file, a folder or a link that may have changed."""
+        self.doubt(f"{what} {change}", _OTHER_CLOCK if change.startswith("may") else _IN_PLACE)
 
     def certainty(self, logger: logging.Logger) -> dict[str, str]:
         """Returns the field of an identity that nobody else has if there are doubts; logs them."""
         if not self.doubts:
             return {}
+        more = len(self.doubts) - _REASONS_LOGGED
         logger.warning(
-            "Dalsegno shares no block of this process with others, because it is not certain what "
-            "its blocks depend on: %s.",
-            "; ".join(self.doubts),
+            "Dalsegno shares no block of this process with others until it restarts, because it is "
+            "not certain what its blocks depend on: %s%s. %s",
+            "; ".join(self.doubts[:_REASONS_LOGGED]),
+            f"; and {more} more" if more > 0 else "",
+            f"To share blocks: {'; '.join(self.remedies)}." if self.remedies else "",
         )
         return {"uncertain": f"random:{nonce()}"}
 
-    def of_path(self, path: Path, *, stated: bool = False) -> dict[str, str]:
+    def of_path(
+        self, path: Path, *, stated: bool = False, most_bytes: int | None = None
+    ) -> dict[str, str]:
         """Returns the SHA-256 of each file of a model that counts, by its name in the folder.
 
         Args:
             path: The model's folder, or its only file.
             stated: Whether the user vouches for the weights, so that they are not read.
+            most_bytes: More bytes than these are not read, and are a doubt.
         """
         path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
         try:
             self._notice_links(path)
             found = _shards(path) if path.is_file() else dict(self._walk(path))
             if len(found) > MOST_FILES:
-                self.doubt(f"{path} has more than {MOST_FILES} files")
+                self.doubt(f"{path} has more than {MOST_FILES} files", "name a folder of one model")
+                return {}
+            if most_bytes is not None and _bytes_of(found.values()) > most_bytes:
+                self.doubt(
+                    f"{path}, which an option names, has more than {most_bytes >> 30} GiB",
+                    "let the option name a smaller file or folder",
+                )
                 return {}
             return self._hash(path, found, stated=stated)
         except (OSError, UnavailableError) as error:
-            self.doubt(f"the model cannot be read: {error}")
+            self.doubt(f"the model cannot be read: {error}", "let the engine's user read it")
             return {}
 
     def _walk(self, top: Path) -> Iterator[tuple[str, Path]]:
         """Yields name and path of every file that counts; folders that changed are doubts."""
         lists = excluded.load(__package__)
-        snapshot, seen, number = _is_snapshot(top.resolve()), set(), 0
+        snapshot, seen, number = _is_snapshot(real_path(top)), set(), 0
         for folder, folders, names in os.walk(top, followlinks=True, onerror=_refusal):
             place = Path(folder)
             facts = place.stat()
@@ -171,8 +221,9 @@ class ModelFiles:
                 self._notice_links(place / one)
             folders[:] = sorted(one for one in folders if not at_top or one not in lists["folders"])
             # A file that was added or removed left no other trace.
-            if not snapshot and file_times.changed_since(place, self.since_ns):
-                self.doubt(f"{place} changed after the engine began to start")
+            change = "" if snapshot else file_times.change_since(place, self.since_ns, follow=True)
+            if change:
+                self._doubt_change(f"the folder {place}", change)
             for name in sorted(names):
                 if not at_top or name not in lists["files"]:
                     yield (place / name).relative_to(top).as_posix(), place / name
@@ -183,8 +234,8 @@ class ModelFiles:
     def _notice_links(self, path: Path) -> None:
         """Doubts a path that leads through a link that changed."""
         for link in _links(path):
-            if file_times.changed_since(link, self.since_ns):
-                self.doubt(f"the link {link} changed after the engine began to start")
+            if change := file_times.change_since(link, self.since_ns):
+                self._doubt_change(f"the link {link}", change)
 
     def _hash(self, top: Path, found: Mapping[str, Path], *, stated: bool) -> dict[str, str]:
         """Returns the hash of each file, and doubts those that may have changed."""
@@ -195,15 +246,20 @@ class ModelFiles:
             elif not (stated and is_weight(name)):
                 regular[name] = path
         hashes = hash_files(regular.values())
-        snapshot = top.is_dir() and _is_snapshot(top.resolve())
+        snapshot = top.is_dir() and _is_snapshot(real_path(top))
+        # Then the hub's client made this revision and every link in it since the start, each once.
+        whole = snapshot and all(
+            file_times.change_since(one, self.since_ns)
+            for one in (real_path(top).parent, *regular.values())
+        )
         for name, path in regular.items():
             result[name] = hashes[path]
-            new = file_times.changed_since(path.resolve(), self.since_ns)
-            links = [file_times.changed_since(one, self.since_ns) for one in _links(path)]
-            if snapshot and new and _is_named_by_content(path.resolve(), hashes[path]):
-                continue
-            if new or any(links):
-                self.doubt(f"{path} changed after the engine began to start")
+            new = file_times.change_since(path, self.since_ns, follow=True)
+            links = [file_times.change_since(one, self.since_ns) for one in _links(path)]
+            change = next(filter(None, (new, *links)), "")
+            is_download = snapshot and bool(new or whole)
+            if change and not (is_download and _is_named_by_content(real_path(path), hashes[path])):
+                self._doubt_change(str(path), change)
         return result
 
     def of_name(
@@ -233,7 +289,7 @@ class ModelFiles:
                     is_other = found.get(one, sha256) != sha256
                     found[f"{one} in the hub's cache" if is_other else one] = sha256
         if not found and not stated:
-            self.doubt(f"{name!r} is not on this machine")
+            self.doubt(f"{name!r} is not on this machine", "give the path of the model's folder")
         return found
 
     def _snapshot(self, name: str, revision: str | None, place: str | None) -> Path | None:
@@ -246,12 +302,19 @@ class ModelFiles:
                 )
             )
             mark = folder.parents[1] / "refs" / (revision or "main")
-            several = len(list(folder.parent.iterdir())) > 1
-            if several and mark.exists() and file_times.changed_since(mark, self.since_ns):
-                self.doubt(f"{mark} changed after the engine began to start")
+            change = file_times.change_since(mark, self.since_ns) if mark.exists() else ""
+            if change and self._differ(filter(_is_snapshot, folder.parent.iterdir())):
+                self._doubt_change(str(mark), f"{change}, and there are other revisions")
         except Exception:  # noqa: BLE001 - the hub's client has many errors
             return None
         return folder
+
+    def _differ(self, revisions: Iterable[Path]) -> bool:
+        """Returns whether revisions in the hub's cache have other files, as far as they count."""
+        first, *others = [
+            {name: real_path(path) for name, path in self._walk(one)} for one in revisions
+        ]
+        return any(one != first for one in others)
 
     def folder(self, name: str, revision: str | None) -> Path | None:
         """Returns the folder or file of a model, None if it is not on this machine."""
@@ -272,7 +335,7 @@ class ModelFiles:
         found = {one: self.of_name(one, code_revision, stated=True) for one in sorted(names)}
         for one, files in found.items():
             if not files:
-                self.doubt(f"the code of {one!r} is not on this machine")
+                self.doubt(f"the code of {one!r} is not on this machine", "download it first")
         return digest(found) if found else ""
 
 

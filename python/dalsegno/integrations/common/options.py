@@ -77,6 +77,8 @@ LIBRARIES = (
     "xformers",
     "zentorch",
 )
+# An option that names more than this is a doubt: hashing it may take longer than loading the model.
+MOST_BYTES = 16 << 30
 # What transformers notes about where a configuration came from.
 _CONFIG_NOISE = ("_name_or_path", "_commit_hash", "transformers_version")
 
@@ -163,14 +165,19 @@ class Options:
                 return without_noise(method())
         text = repr(value)
         if " at 0x" in text:
-            self._files.doubt(f"the option {where} is {text}, of which no content is known")
+            self._files.doubt(
+                f"the option {where} is {text}, of which no content is known",
+                f"give {where} as text",
+            )
         return text
 
     def _text(self, text: str, where: str) -> object:
         """Returns a text, or the content of what it names."""
         is_path = "/" in text or where.endswith(("_path", "_file"))
-        if is_path and is_there(text):
-            return {"content of": where, "files": self._files.of_path(Path(text))}
+        # A socket or a device has no content of its own.
+        if is_path and is_there(text) and (Path(text).is_file() or Path(text).is_dir()):
+            files = self._files.of_path(Path(text), most_bytes=MOST_BYTES)
+            return {"content of": where, "files": files}
         return text
 
 

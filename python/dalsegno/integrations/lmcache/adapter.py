@@ -33,7 +33,7 @@ from lmcache.v1.platform import create_event_notifier
 from dalsegno import IncompatibleError, UnavailableError
 from dalsegno.integrations.common import report
 from dalsegno.integrations.common.fields import hashed
-from dalsegno.integrations.common.model_files import ModelFiles, is_weight
+from dalsegno.integrations.common.model_files import NEVER_NS, ModelFiles, is_weight
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.lmcache.keys import FORMAT, Hasher, by_model
 from dalsegno.integrations.lmcache.meter import Meter
@@ -49,8 +49,6 @@ SHUTDOWN_S = 10.0
 # How long a deletion waits until it is durable. The objects are gone at once.
 DELETE_S = 2.0
 _UNBOUNDED = 1 << 62
-# Later than any file's times.
-NEVER_NS = 1 << 62
 
 
 def _content(settings: AdapterSettings) -> dict[str, object]:

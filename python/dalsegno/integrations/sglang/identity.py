@@ -87,8 +87,8 @@ def _weights(files: ModelFiles, load_format: str, stated: str) -> str:
         return f"stated:{stated}"
     if load_format not in LOCAL_FORMATS:
         files.doubt(
-            f"load_format {load_format!r} does not read the weights from the model's folder; "
-            f"set weights_fingerprint to say what they are"
+            f"load_format {load_format!r} does not read the weights from the model's folder",
+            "set weights_fingerprint to say what they are",
         )
     return ""
 
@@ -165,7 +165,10 @@ def _doubt_sources(files: ModelFiles, args: Any) -> None:
         if getattr(args, name, None):
             files.doubt(f"{name} takes embeddings from other processes")
     if environ.envs.SGLANG_USE_MODELSCOPE.get() and not Path(args.model_path).exists():
-        files.doubt("SGLANG_USE_MODELSCOPE is set, and ModelScope's cache is not known here")
+        files.doubt(
+            "SGLANG_USE_MODELSCOPE is set, and ModelScope's cache is not known here",
+            "give the path of the model's folder",
+        )
 
 
 def engine_options(files: ModelFiles, args: Any) -> object:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from dalsegno.integrations.common import file_times
 from dalsegno.integrations.sglang.settings import CLASS, MODULE, NAME
 
 logger = logging.getLogger("sglang.dalsegno")
@@ -76,6 +77,7 @@ _state = _State()
 
 def register() -> None:
     """Registers the hooks; SGLang applies them when all plugins are loaded."""
+    file_times.announce_start()
     if _state.registered:
         return
     _state.registered = True

@@ -7,6 +7,8 @@ Four names for vLLM's configuration, each loaded when it is first asked for:
 * `DalsegnoSpec`: vLLM's tiering, with memory that goes with the engine's processes.
 * `DalsegnoCpuSpec`: the same on vLLM's CPU platform, where vLLM has no tiering of its own.
 
+And `register`, which vLLM calls when it starts, by the entry point `vllm.general_plugins`.
+
 Importing this package imports neither vLLM nor the store.
 """
 
@@ -18,16 +20,18 @@ from dalsegno.integrations.common import lazy
 
 if TYPE_CHECKING:
     from dalsegno.integrations.vllm.connector import DalsegnoConnector
+    from dalsegno.integrations.vllm.plugin import register
     from dalsegno.integrations.vllm.spec import DalsegnoCpuSpec, DalsegnoSpec
     from dalsegno.integrations.vllm.tier import DalsegnoTier
 
-__all__ = ["DalsegnoConnector", "DalsegnoCpuSpec", "DalsegnoSpec", "DalsegnoTier"]
+__all__ = ["DalsegnoConnector", "DalsegnoCpuSpec", "DalsegnoSpec", "DalsegnoTier", "register"]
 
 _HOMES = {
     "DalsegnoConnector": "connector",
     "DalsegnoCpuSpec": "spec",
     "DalsegnoSpec": "spec",
     "DalsegnoTier": "tier",
+    "register": "plugin",
 }
 
 

@@ -7,7 +7,7 @@ Programs that hold a worker or a model call it directly, in the worker's process
 1. In the scheduler's process, a `collective_rpc` of anything but `HARMLESS` is a door. A method
    that a later vLLM adds is one, and so is one of the user's.
 2. In the process of a worker, the methods `DOORS` of workers, model runners, weight transfer
-   engines, loaders and models are doors. A worker reports them by a datagram (`epoch.py`).
+   engines, loaders and models are doors. A worker reports them by a datagram (`door_line.py`).
 3. A door is reported before it opens and after it is closed.
 4. After a door, `reset_prefix_cache` also resets the connector, whose memory tier has old blocks.
 5. Classes are changed once per process, and calls of engines without Dalsegno pass through.
@@ -28,7 +28,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from dalsegno.integrations.common.opening import Backend
-from dalsegno.integrations.vllm import epoch as epochs
+from dalsegno.integrations.vllm import door_line
 from dalsegno.integrations.vllm.epoch import Epoch, GuardedBackend, State
 
 logger = init_logger("vllm.dalsegno")
@@ -252,10 +252,11 @@ def _report(name: str) -> None:
     for epoch in here:
         epoch.open_door(name)
     for engine_id in _process.engines - {epoch.engine_id for epoch in here}:
-        if not epochs.send(engine_id, name):
+        if not door_line.send(engine_id, name):
             logger.warning(
-                "Dalsegno: %s may have changed the weights of this worker, and its scheduler is "
-                "not on this host. Call reset_prefix_cache(reset_connector=True).",
+                "Dalsegno: %s may have changed the weights of this worker, and its scheduler "
+                "cannot be reached: it is on another host, or has another folder for temporary "
+                "files. Call reset_prefix_cache(reset_connector=True).",
                 name,
             )
 

@@ -13,32 +13,25 @@ after that; `doors.py` finds them. An epoch begins with a door:
 1. A door makes `LOADED` and `OWN` `MIXED`. `EMPTY` stays: nothing in the caches is older.
 2. Only a reset of all caches ends `MIXED`: vLLM's prefix cache, its memory tier, and the tier's
    knowledge, which moves to other namespaces. No reset leads back to `LOADED`.
-3. A door in another process of this host is a datagram to a socket of the scheduler's process. The
-   sender is done when the datagram is queued, and the epoch reads the queue before each use. So no
-   use that begins after a door misses it.
+3. A door in another process of this host is a datagram to a socket of the scheduler's process
+   (`door_line.py`). The sender is done when the datagram is queued, and the epoch reads the queue
+   before each use. So no use that begins after a door misses it.
 4. Without that socket the epoch begins as `MIXED`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import socket
-import struct
 import threading
 import weakref
 from collections.abc import Callable
 from enum import Enum, auto
 
 from dalsegno.integrations.common.opening import Backend, Opened
+from dalsegno.integrations.vllm.door_line import Line
 
 # vLLM configures its own loggers, this one included.
 logger = logging.getLogger("vllm.dalsegno")
-
-# Linux's `struct ucred`: process, user and group of a sender.
-_SENDER = struct.Struct("3i")
-_REASON_BYTES = 200
 
 
 class State(Enum):
@@ -50,68 +43,24 @@ class State(Enum):
     OWN = auto()
 
 
-def address(engine_id: str) -> bytes:
-    """Returns the name of an engine's socket, which exists in no file system."""
-    return b"\0dalsegno-doors-" + hashlib.sha256(engine_id.encode()).hexdigest()[:32].encode()
-
-
-def send(engine_id: str, door: str) -> bool:
-    """Reports a door to the engine of another process; returns whether it will see it.
-
-    Never raises and never waits: a full queue holds earlier reports, which say the same.
-    """
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-            line.setblocking(False)
-            line.sendto(door.encode()[:_REASON_BYTES], address(engine_id))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-class _Line:
-    """The socket on which the processes of an engine report doors, one for each engine."""
+class _Shared:
+    """The line of an engine, and the tiers of this process that it concerns."""
 
     def __init__(self, engine_id: str) -> None:
-        """Binds the socket.
-
-        Raises:
-            OSError: Another process has it.
-        """
-        self.epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            self._socket.setblocking(False)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._socket.bind(address(engine_id))
-        except OSError:
-            self._socket.close()
-            raise
+        self.line, self.epochs = Line(engine_id), weakref.WeakSet[Epoch]()
+        self._lock = threading.Lock()
 
     def read(self) -> None:
         """Applies the doors that were reported since the last call."""
-        while True:
-            try:
-                text, extra, *_ = self._socket.recvmsg(
-                    _REASON_BYTES, socket.CMSG_SPACE(_SENDER.size)
-                )
-            except BlockingIOError:
-                return
-            except OSError:
-                # It was closed meanwhile: its tiers are gone.
-                return
-            if _is_ours(extra):
-                for epoch in list(self.epochs):
-                    epoch.open_door(text.decode(errors="replace"))
-
-    def close(self) -> None:
-        """Stops to listen."""
-        self._socket.close()
+        # A thread that finds the queue empty must find the states as the reports made them.
+        with self._lock:
+            doors, epochs = self.line.read(), list(self.epochs)
+            mixed = [one for door in doors for one in epochs if one.mix(door)]
+        for one in mixed:
+            one.on_mixed()
 
 
-_lines: dict[str, _Line] = {}
+_lines: dict[str, _Shared] = {}
 _lines_lock = threading.Lock()
 
 
@@ -120,6 +69,7 @@ class Epoch:
 
     Attributes:
         engine_id: vLLM's name of the engine, which all its processes know.
+        on_mixed: Called when nothing may be loaded or stored any more; must not raise.
         drains: How often the tier moved to other namespaces.
     """
 
@@ -131,18 +81,18 @@ class Epoch:
             on_mixed: Called when nothing may be loaded or stored any more; must not raise.
         """
         self.engine_id, self.drains = engine_id, 0
-        self._state, self._on_mixed = State.LOADED, on_mixed
+        self._state, self.on_mixed = State.LOADED, on_mixed
         # vLLM 0.33 polls its tiers from a second thread.
         self._lock = threading.Lock()
-        self._line: _Line | None = None
+        self._line: _Shared | None = None
         try:
             with _lines_lock:
                 if engine_id not in _lines:
-                    _lines[engine_id] = _Line(engine_id)
+                    _lines[engine_id] = _Shared(engine_id)
                 self._line = _lines[engine_id]
                 self._line.epochs.add(self)
         except OSError as error:
-            self.refuse(f"the engine id {engine_id!r} is in use ({error}); give each its own")
+            self.refuse(f"the socket for reports of its workers cannot be made ({error})")
 
     @property
     def state(self) -> State:
@@ -169,9 +119,14 @@ class Epoch:
 
     def open_door(self, door: str) -> None:
         """Notes that the weights may be others from here on."""
+        if self.mix(door):
+            self.on_mixed()
+
+    def mix(self, door: str) -> bool:
+        """Does so without calling `on_mixed`; returns whether that call is due."""
         with self._lock:
             if self._state in {State.MIXED, State.EMPTY}:
-                return
+                return False
             first, self._state = self._state is State.LOADED, State.MIXED
         if first:
             logger.warning(
@@ -180,7 +135,7 @@ class Epoch:
                 "next reset_prefix_cache().",
                 door,
             )
-        self._on_mixed()
+        return True
 
     def note_reset(self) -> None:
         """Notes that all caches of vLLM are empty, and the tier was drained."""
@@ -206,7 +161,7 @@ class Epoch:
             line.epochs.discard(self)
             if not line.epochs:
                 _lines.pop(self.engine_id, None)
-                line.close()
+                line.line.close()
 
 
 class GuardedBackend:
@@ -230,11 +185,3 @@ class GuardedBackend:
         """Closes the store; no transfer may be in flight."""
         self.epoch.close()
         self._backend.close()
-
-
-def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:
-    """Returns whether a report comes from this user or from root."""
-    for level, kind, data in extra:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            return _SENDER.unpack(data[: _SENDER.size])[1] in {0, os.geteuid()}
-    return False

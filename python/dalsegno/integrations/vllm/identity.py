@@ -118,8 +118,8 @@ def _weights(files: ModelFiles, load_config: Any, stated: str) -> str:
         return f"stated:{stated}"
     if load_format not in LOCAL_FORMATS:
         files.doubt(
-            f"load_format {load_format!r} does not read the weights from the model's folder; "
-            f"set weights_fingerprint to say what they are"
+            f"load_format {load_format!r} does not read the weights from the model's folder",
+            "set weights_fingerprint to say what they are",
         )
     return ""
 
@@ -131,9 +131,11 @@ def _model_fields(
     one, config = model_config, model_config.hf_config.to_dict()
     weights = _weights(files, load_config, stated)
     name = getattr(one, "model_weights", "") or one.model
+    # vLLM copies the other files of an object store when it starts: the user vouches for them too.
+    reader = files.vouched() if weights and "://" in name else files
     content: dict[str, str] = {}
     for place in dict.fromkeys((one.model, name)):
-        content |= files.of_name(
+        content |= reader.of_name(
             place, one.revision, load_config.download_dir, stated=bool(weights)
         )
     if not weights and content and not any(map(is_weight, content)):
@@ -185,14 +187,23 @@ def _doubt_sources(files: ModelFiles, vllm_config: Any) -> None:
     if getattr(multimodal, "mm_encoder_attn_dtype", None) == "fp8" and not getattr(
         multimodal, "mm_encoder_fp8_scale_path", None
     ):
-        files.doubt("the scales of mm_encoder_attn_dtype fp8 are found while the engine runs")
+        files.doubt(
+            "the scales of mm_encoder_attn_dtype fp8 are found while the engine runs",
+            "set mm_encoder_fp8_scale_path",
+        )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        files.doubt("calculate_kv_scales finds scales while the engine runs")
+        files.doubt(
+            "calculate_kv_scales finds scales while the engine runs",
+            "use a model whose files have the scales",
+        )
     encoders = getattr(vllm_config, "ec_transfer_config", None)
     if encoders is not None and encoders.is_ec_consumer:
         files.doubt("ec_transfer_config takes embeddings from another engine")
     if vllm.envs.VLLM_USE_MODELSCOPE and not Path(vllm_config.model_config.model).exists():
-        files.doubt("VLLM_USE_MODELSCOPE is set, and ModelScope's cache is not known here")
+        files.doubt(
+            "VLLM_USE_MODELSCOPE is set, and ModelScope's cache is not known here",
+            "give the path of the model's folder",
+        )
 
 
 def engine_options(files: ModelFiles, vllm_config: Any) -> object:

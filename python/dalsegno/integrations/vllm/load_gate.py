@@ -6,8 +6,8 @@ it is submitted has already evicted something (vllm#49902). Lookups are therefor
 1. At most `max_load_bytes` and `max_load_jobs` are in flight. A lookup beyond that is answered
    RETRY: vLLM asks again at its next step. So is a lookup while every row of the primary tier is in
    use by transfers, for which vLLM would compute the rest of the prompt.
-2. A request is deferred for `load_timeout_s` in all. After that its blocks are misses and it is
-   computed. A preempted request begins again.
+2. A request is deferred for `load_timeout_s` in all, over all of its waits. After that its blocks
+   are misses and it is computed. A preempted request begins again.
 3. A block whose load failed or came too late is a miss for every request for `failed_load_pause_s`,
    or until it is stored again (vllm#49176).
 4. A request loads a block at most twice: vLLM may have evicted it in between, and would go on so.
@@ -90,7 +90,8 @@ class LoadGate:
         now = self._clock()
         if state.waiting_since is None:
             state.waiting_since = now
-        elif state.waited_s + now - state.waiting_since > self._timeout_s:
+        # Also at the first RETRY of a wait: hits between short waits would extend it without limit.
+        if state.waited_s + now - state.waiting_since >= self._timeout_s:
             state.waited_enough = True
             self._meter.count("deferral_timeouts")
             return LookupResult.MISS
