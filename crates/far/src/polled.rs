@@ -1,7 +1,9 @@
 //! What a poll of a location found.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use dalsegno_core::StoreId;
 use dalsegno_io::IoError;
 
 use crate::removal::{Applied, Removal};
@@ -27,6 +29,9 @@ pub struct Polled {
     /// The newest removal of each other writer that is at the location; `None` if this poll could not read all of them.
     /// Each was in `removals` of this poll or an earlier one.
     pub at_location: Option<Applied>,
+    /// The stores with a list of removals that cannot be used. Their removals in `at_location` count as applied only as
+    /// far as they did before: those of that list may come before them.
+    pub unread: BTreeSet<StoreId>,
     /// The location's time when the poll began; `None` if it is not known, or if the poll did not ask: one in
     /// [`LIST_EVERY`](crate::LIST_EVERY) asks, the first one included.
     pub now: Option<Duration>,

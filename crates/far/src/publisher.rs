@@ -300,6 +300,8 @@ impl Publisher {
             Ok(()) if is_pack => {
                 let bytes = writing.catalog.encode();
                 let name = self.writer.object(Object::Catalog(number));
+                // It may appear although that fails.
+                self.index.known().add_catalog(&writing.catalog);
                 let ask = self.replies.ask(number, CALL_LIMIT);
                 self.tier.publish(name, vec![Memory::owned(bytes, ())], ask);
                 self.writing.insert(number, writing);
