@@ -87,9 +87,7 @@ impl ListFollower {
             match self.fetch(wanted, bad, polled) {
                 Fetched::All => {
                     self.forget_gone(&names, bad);
-                    polled.at_location = Some(self.at_location());
-                    polled.unread = self.unread();
-                    return;
+                    return polled.read_all(self.at_location(), self.unread());
                 }
                 Fetched::SomeGone => {}
                 Fetched::Failed => return,
