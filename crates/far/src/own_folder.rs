@@ -1,7 +1,7 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. A pack leaves before its catalog. What could not be removed is tried again, and keeps nothing else. What is known of
-//!    the catalog stays until it is removed.
+//! 1. A pack leaves before its catalog. What could not be removed is tried again, and keeps nothing else. What is known
+//!    of the catalog stays until it is removed.
 //! 2. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
 //!    gone are forgotten, and descriptions are published again.
 

@@ -2,8 +2,8 @@
 //!
 //! 1. A list is needed as long as a catalog is there whose writer had not applied all of its removals. A catalog that
 //!    cannot be read counts as one whose writer had applied none.
-//! 2. A catalog is dropped only when a listing does not show it any more, or its removal succeeded. That its pack cannot
-//!    be read says nothing: others may read it.
+//! 2. A catalog is dropped only when a listing does not show it any more, or its removal succeeded. That its pack
+//!    cannot be read says nothing: others may read it.
 //! 3. Packs of a writer share one map of applied removals as long as it does not change.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,9 +2,9 @@
 //!
 //! 1. Every access to the file system runs on a thread of the pool, never on the caller's.
 //! 2. Every call gets one reply, and every request one completion, even if the job panics or is refused.
-//! 3. Before an object is published, and when the lists of removals or the writers are listed, the path is compared with
-//!    the open directory. So nothing is published to a directory that others do not see any more, and no catalog without
-//!    its pack.
+//! 3. Before an object is published, and when the lists of removals or the writers are listed, the path is compared
+//!    with the open directory. So nothing is published to a directory that others do not see any more, and no catalog
+//!    without its pack.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
