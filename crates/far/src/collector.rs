@@ -130,8 +130,12 @@ impl Collector {
     /// If the location fails or is too slow. The next step then checks another writer.
     pub fn step(&mut self, is_closing: &dyn Fn() -> bool) -> Result<(), IoError> {
         let Some(mut folder) = self.work.take() else {
-            self.work = self.check_next()?;
-            self.stats.lists += self.lists.remove_some(is_closing)?;
+            let next = self.check_next();
+            // A writer that cannot be looked at keeps no list.
+            let hangs = matches!(next, Err(IoError::Deadline));
+            let removed = if hangs { Ok(0) } else { self.lists.remove_some(is_closing) };
+            self.work = next?;
+            self.stats.lists += removed?;
             return Ok(());
         };
         if self.newest_beat(folder.writer)? != folder.beat || !self.is_still_dead(&mut folder)? {

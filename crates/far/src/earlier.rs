@@ -5,8 +5,8 @@
 //! 2. One is taken over if its newest sign of life is [`SILENT_AFTER`] old by the clock of the location. A younger one
 //!    may be that of a living store with the same id, whose directory was copied.
 //! 3. The oldest folder is emptied first, its packs by number, each before its catalog. A pack that could not be
-//!    removed is found again by the next search, and a catalog without its pack leaves with the folder. Others may
-//!    remove the same packs.
+//!    removed keeps no other one: it is found again by the next search. A catalog without its pack leaves with the
+//!    folder. Others may remove the same packs.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -218,21 +218,17 @@ impl EarlierOpens {
     ///
     /// # Errors
     ///
-    /// That of the location. The folder does not count until the next search.
+    /// If the location does not respond. What cannot be removed does not count until the next search.
     pub(crate) fn evict(&mut self, bound: u64) -> Result<(), IoError> {
         let mut checked = None;
         for _ in 0..REMOVALS {
             let Some(folder) = self.folders.front().filter(|_| self.bytes > bound) else { break };
             let writer = folder.writer;
-            let result = if checked == Some(writer) {
-                self.remove_oldest()
+            if checked == Some(writer) {
+                self.remove_oldest()?;
             } else {
                 checked = Some(writer);
-                self.check_front()
-            };
-            if let Err(error) = result {
-                self.give_up_front(SEARCH_AGAIN);
-                return Err(error);
+                self.check_front()?;
             }
         }
         Ok(())
@@ -243,47 +239,65 @@ impl EarlierOpens {
         let Some(folder) = self.folders.front() else { return Ok(()) };
         let Some(beat) = folder.beat else { return Ok(()) };
         let name = folder.writer.object(Object::Beat(beat));
-        if is_gone(self.ask(|tier, ask| tier.fetch(name, 0, ask)))? {
-            self.give_up_front(SILENT_AFTER);
+        match is_gone(self.ask(|tier, ask| tier.fetch(name, 0, ask))) {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                self.give_up_front(SILENT_AFTER);
+                Ok(())
+            }
+            Err(error) => {
+                self.give_up_front(SEARCH_AGAIN);
+                unless_it_hangs(error)
+            }
         }
-        Ok(())
     }
 
     /// Stops counting the oldest folder until the next search.
     fn give_up_front(&mut self, search_after: Duration) {
         if let Some(folder) = self.folders.pop_front() {
             self.bytes -= folder.packs.iter().map(|(_, bytes)| bytes).sum::<u64>();
-            let due = self.clock.now().after(search_after);
-            self.search_due = Some(self.search_due.map_or(due, |earlier| earlier.min(due)));
+            self.search_after(search_after);
         }
     }
 
-    /// Removes the oldest pack, and its catalog.
+    fn search_after(&mut self, time: Duration) {
+        let due = self.clock.now().after(time);
+        self.search_due = Some(self.search_due.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    /// Removes the oldest pack, and its catalog. If that fails, goes on with the next one.
     fn remove_oldest(&mut self) -> Result<(), IoError> {
-        let Some(folder) = self.folders.front() else { return Ok(()) };
+        let Some(folder) = self.folders.front_mut() else { return Ok(()) };
         let writer = folder.writer;
-        let (number, bytes) =
-            folder.packs.front().copied().expect("an empty folder does not count");
+        let (number, bytes) = folder.packs.pop_front().expect("an empty folder does not count");
+        self.bytes -= bytes;
+        if folder.packs.is_empty() {
+            self.folders.pop_front();
+        }
         if let Some(file) = self.index.remove_pack(writer, number) {
             self.tier.forget(file);
         }
         for object in [Object::Pack(number), Object::Catalog(number)] {
-            self.ask(|tier, ask| tier.remove(writer.object(object), ask))?;
-        }
-        self.evicted += 1;
-        self.bytes -= bytes;
-        if let Some(folder) = self.folders.front_mut() {
-            folder.packs.pop_front();
-            if folder.packs.is_empty() {
-                self.folders.pop_front();
+            let name = writer.object(object);
+            if let Err(error) = self.ask(|tier, ask| tier.remove(name, ask)) {
+                tracing::warn!(%name, %error, "not removed from the folder of an earlier open");
+                self.search_after(SEARCH_AGAIN);
+                return unless_it_hangs(error);
             }
         }
+        self.index.known().remove_catalog(writer, number);
+        self.evicted += 1;
         Ok(())
     }
 
     fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {
         wait_for(&self.clock, CALL_LIMIT, |ask| call(&*self.tier, ask))
     }
+}
+
+/// Whether a location goes on with other names after this error.
+fn unless_it_hangs(error: IoError) -> Result<(), IoError> {
+    if matches!(error, IoError::Deadline) { Err(error) } else { Ok(()) }
 }
 
 fn pack_in(listed: &Listed) -> Option<(u64, u64)> {

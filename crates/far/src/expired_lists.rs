@@ -2,7 +2,8 @@
 //!
 //! 1. A list goes only if everything at the location was read recently, and no catalog is there whose writer had not
 //!    applied all of its removals.
-//! 2. Ages are those of the location's clock. A list is not asked for its age before it can be old enough.
+//! 2. A list that cannot be looked at or removed keeps no other one. It is tried again later.
+//! 3. Ages are those of the location's clock. A list is not asked for its age before it can be old enough.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,54 +23,81 @@ use crate::tier::{Ask, Tier};
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Lists that a step asks for their ages.
 const AGES: usize = 8;
+/// When a list that could not be looked at or removed is tried again.
+const AGAIN: Duration = Duration::from_secs(3600);
 
 /// Finds and removes expired lists.
 pub(crate) struct ExpiredLists {
     tier: Arc<dyn Tier>,
     index: Arc<FarIndex>,
     clock: Arc<dyn Clock>,
-    /// Lists that were too young, and when they are asked again.
-    young: BTreeMap<ObjectName, Nanos>,
+    /// Lists that were too young, or failed, and when they are asked again.
+    later: BTreeMap<ObjectName, Nanos>,
 }
 
 impl ExpiredLists {
     pub(crate) fn new(tier: Arc<dyn Tier>, index: Arc<FarIndex>, clock: Arc<dyn Clock>) -> Self {
-        Self { tier, index, clock, young: BTreeMap::new() }
+        Self { tier, index, clock, later: BTreeMap::new() }
     }
 
     /// Removes some lists that have expired, and returns how many.
+    ///
+    /// # Errors
+    ///
+    /// If the location does not respond.
     pub(crate) fn remove_some(&mut self, is_closing: &dyn Fn() -> bool) -> Result<u64, IoError> {
         let mut removed = 0;
         for name in self.candidates() {
             if is_closing() {
                 break;
             }
-            let age = match self.ask(|tier, ask| tier.age(name, ask)) {
-                Ok(age) => age,
+            let again = match self.remove_if_old(name) {
+                Ok(None) => {
+                    removed += 1;
+                    tracing::info!(%name, "removed a list of removals that has expired");
+                    continue;
+                }
+                Ok(Some(again)) => again,
                 // Another store was faster.
                 Err(error) if error.is_not_found() => continue,
-                Err(error) => return Err(error),
+                Err(error @ IoError::Deadline) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%name, %error, "a list that may have expired is tried again in an hour");
+                    AGAIN
+                }
             };
-            if age < LIST_EXPIRES {
-                self.young.insert(name, self.clock.now().after(LIST_EXPIRES.saturating_sub(age)));
-                continue;
-            }
-            self.ask(|tier, ask| tier.remove(name, ask))?;
-            removed += 1;
-            tracing::info!(%name, "removed a list of removals that has expired");
+            self.later.insert(name, self.clock.now().after(again));
         }
         Ok(removed)
+    }
+
+    /// Removes a list if it is old enough. Otherwise returns how long that takes.
+    fn remove_if_old(&self, name: ObjectName) -> Result<Option<Duration>, IoError> {
+        let age = self.ask(|tier, ask| tier.age(name, ask))?;
+        if age < LIST_EXPIRES {
+            return Ok(Some(LIST_EXPIRES.saturating_sub(age)));
+        }
+        if !self.is_fresh(&self.index.known()) {
+            // The directory is another one than that of the catalogs.
+            return Ok(Some(Duration::ZERO));
+        }
+        self.ask(|tier, ask| tier.remove(name, ask))?;
+        Ok(None)
+    }
+
+    fn is_fresh(&self, known: &KnownObjects) -> bool {
+        known.is_fresh(self.clock.now(), self.tier.facts().reopened)
     }
 
     /// Lists that no pack needs, and that may be old enough.
     fn candidates(&mut self) -> Vec<ObjectName> {
         let now = self.clock.now();
         let known = self.index.known();
-        self.young.retain(|name, _| known.lists.contains_key(name));
-        if !known.is_fresh(now) {
+        self.later.retain(|name, _| known.lists.contains_key(name));
+        if !self.is_fresh(&known) {
             return Vec::new();
         }
-        let may_be_old = |name: &ObjectName| self.young.get(name).is_none_or(|due| *due <= now);
+        let may_be_old = |name: &ObjectName| self.later.get(name).is_none_or(|due| *due <= now);
         let candidates = known.lists.iter().filter(|(name, _)| may_be_old(name));
         let unneeded = candidates.filter(|(_, list)| !is_needed(&known, list));
         unneeded.map(|(name, _)| *name).take(AGES).collect()

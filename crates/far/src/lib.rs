@@ -19,6 +19,7 @@ mod filling;
 mod follower;
 pub mod format;
 mod index;
+mod leaving;
 mod names;
 pub mod offline;
 mod own_folder;

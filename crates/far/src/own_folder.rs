@@ -1,6 +1,7 @@
 //! The folder of this writer: what is in it, and what leaves it.
 //!
-//! 1. A pack leaves before its catalog. What could not be removed is tried again.
+//! 1. A pack leaves before its catalog. What could not be removed is tried again, and keeps nothing else. What is known
+//!    of the catalog stays until it is removed.
 //! 2. If other stores collected the folder, because this host was suspended for more than a day, the packs that are
 //!    gone are forgotten, and descriptions are published again.
 
@@ -12,6 +13,7 @@ use dalsegno_core::{Clock, NamespaceId};
 use dalsegno_io::{IoError, Memory};
 
 use crate::index::FarIndex;
+use crate::leaving::Leaving;
 use crate::names::{Object, WriterId};
 use crate::replies::wait_for;
 use crate::signs::is_gone;
@@ -35,7 +37,7 @@ pub(crate) struct OwnFolder {
     /// The sum of these bytes: it is read at every step, and there may be 100,000 packs.
     bytes: u64,
     /// Packs that are to be removed.
-    leaving: BTreeSet<u64>,
+    leaving: Leaving<u64>,
     /// The descriptions that were published, to publish them in another directory, too.
     described: BTreeMap<NamespaceId, Vec<u8>>,
     /// The number of the last beat.
@@ -65,7 +67,7 @@ impl OwnFolder {
             writer,
             packs: BTreeMap::new(),
             bytes: 0,
-            leaving: BTreeSet::new(),
+            leaving: Leaving::default(),
             described: BTreeMap::new(),
             beat: 0,
             beats: BTreeSet::new(),
@@ -87,7 +89,7 @@ impl OwnFolder {
     /// Notes that publishing a pack failed. What is there of it is of no use.
     pub(crate) fn add_failed(&mut self, number: u64) {
         if self.leaving.len() < MOST_FAILED {
-            self.leaving.insert(number);
+            self.leaving.add(number, self.clock.now());
         }
     }
 
@@ -168,9 +170,14 @@ impl OwnFolder {
         }
         self.publish(Object::Beat(self.beat), Vec::new())?;
         self.shown = Some(self.beat);
-        while let Some(old) = self.beats.first().copied().filter(|old| *old < self.beat) {
-            self.remove(Object::Beat(old))?;
-            self.beats.remove(&old);
+        let old: Vec<u64> = self.beats.range(..self.beat).copied().collect();
+        for beat in old {
+            match self.remove(Object::Beat(beat)) {
+                Ok(()) => drop(self.beats.remove(&beat)),
+                Err(error @ IoError::Deadline) => return Err(error),
+                // The newest one counts.
+                Err(error) => tracing::warn!(%error, beat, "an old sign of life is not removed"),
+            }
         }
         Ok(())
     }
@@ -182,7 +189,7 @@ impl OwnFolder {
             && let Some(oldest) = self.packs.first_key_value().map(|(number, _)| *number)
         {
             self.forget(oldest);
-            self.leaving.insert(oldest);
+            self.leaving.add(oldest, self.clock.now());
             evicted += 1;
         }
         evicted
@@ -191,12 +198,15 @@ impl OwnFolder {
     /// Removes the packs that are to leave.
     pub(crate) fn remove_leaving(&mut self) -> Result<(), IoError> {
         self.follow_location()?;
-        while let Some(number) = self.leaving.first().copied() {
+        let mut leaving = std::mem::take(&mut self.leaving);
+        let result = leaving.remove_due(self.clock.now(), |number| {
             self.remove(Object::Pack(number))?;
             self.remove(Object::Catalog(number))?;
-            self.leaving.remove(&number);
-        }
-        Ok(())
+            self.index.known().remove_catalog(self.writer, number);
+            Ok(())
+        });
+        self.leaving = leaving;
+        result
     }
 
     /// Forgets what others removed from the folder.
@@ -220,6 +230,19 @@ impl OwnFolder {
         for number in &gone {
             self.forget(*number);
         }
+        // Catalogs that are there without a known pack leave. Until then their removals are needed.
+        let (now, mut known) = (self.clock.now(), self.index.known());
+        let (without_pack, without_any): (Vec<u64>, Vec<u64>) =
+            gone.iter().partition(|number| is_there(Object::Catalog(**number)));
+        for number in without_any {
+            known.remove_catalog(self.writer, number);
+        }
+        let all_known: BTreeSet<u64> = known.numbers(self.writer).into_iter().collect();
+        let unknown = listed.iter().filter_map(|one| match one.object {
+            Object::Catalog(number) => Some(number).filter(|number| !all_known.contains(number)),
+            _ => None,
+        });
+        without_pack.into_iter().chain(unknown).for_each(|number| self.leaving.add(number, now));
         Ok(gone.len())
     }
 

@@ -14,6 +14,7 @@ use dalsegno_io::{IoError, Memory};
 
 use crate::format::{FULL_LIST_BYTES, MAX_LIST_BYTES, MAX_LIST_HASHES, RemovalList};
 use crate::index::{FarIndex, SeenList};
+use crate::leaving::Leaving;
 use crate::names::{Object, WriterId};
 use crate::own_folder::CALL_LIMIT;
 use crate::removal::{Removal, RemovalId};
@@ -52,6 +53,8 @@ pub(crate) struct OwnLists {
     published: Vec<PublishedRemoval>,
     /// Lists that are to be removed at a moment, the oldest first.
     superseded: VecDeque<(u64, Nanos)>,
+    /// Lists that are to be removed.
+    leaving: Leaving<u64>,
     /// Lists that may have been published, although that failed.
     uncertain: Vec<u64>,
 }
@@ -72,6 +75,7 @@ impl OwnLists {
             newest: None,
             published: Vec::new(),
             superseded: VecDeque::new(),
+            leaving: Leaving::default(),
             uncertain: Vec::new(),
         }
     }
@@ -120,7 +124,7 @@ impl OwnLists {
         let is_old = |one: &PublishedRemoval| now.since(one.since) >= LIST_EXPIRES;
         if self.published.iter().any(is_old) {
             let known = self.index.known();
-            if !known.is_fresh(now) {
+            if !known.is_fresh(now, self.tier.facts().reopened) {
                 return true;
             }
             self.published.retain(|one| !is_old(one) || known.needs(&[one.removal.id]));
@@ -167,29 +171,31 @@ impl OwnLists {
     /// Removes the lists that newer ones have contained for a while. Waits for the location.
     pub(crate) fn remove_superseded(&mut self) -> Result<(), IoError> {
         let now = self.clock.now();
-        loop {
-            let is_much = self.superseded.len() > MOST_SUPERSEDED;
-            let next = self.superseded.front().filter(|(_, due)| is_much || *due <= now);
-            let Some((number, _)) = next else { return Ok(()) };
-            let name = self.writer.object(Object::Removals(*number));
-            self.ask(|tier, ask| tier.remove(name, ask))?;
+        while let Some((number, due)) = self.superseded.front().copied()
+            && (self.superseded.len() > MOST_SUPERSEDED || due <= now)
+        {
+            self.leaving.add(number, due);
             self.superseded.pop_front();
+        }
+        self.remove_leaving(Deadline::Never)
+    }
+
+    /// Removes all lists that a newer one contains, because the store is closed. What is left expires.
+    pub(crate) fn finish(&mut self, deadline: Deadline) {
+        let now = self.clock.now();
+        self.superseded.drain(..).for_each(|(number, _)| self.leaving.add(number, now));
+        if let Err(error) = self.remove_leaving(deadline) {
+            tracing::debug!(%error, "lists of removals that newer ones contain stay until they expire");
         }
     }
 
-    /// Removes all lists that a newer one contains, because the store is closed. Ends at the first failure: what is
-    /// left expires.
-    pub(crate) fn finish(&mut self, deadline: Deadline) {
-        while let Some((number, _)) = self.superseded.front()
-            && !deadline.expired(self.clock.now())
-        {
-            let name = self.writer.object(Object::Removals(*number));
-            let limit = deadline.remaining(self.clock.now()).unwrap_or(CALL_LIMIT).min(CALL_LIMIT);
-            if wait_for(&self.clock, limit, |ask| self.tier.remove(name, ask)).is_err() {
-                return;
-            }
-            self.superseded.pop_front();
-        }
+    fn remove_leaving(&mut self, deadline: Deadline) -> Result<(), IoError> {
+        let Self { tier, clock, writer, leaving, .. } = self;
+        leaving.remove_due(clock.now(), |number| {
+            let name = writer.object(Object::Removals(number));
+            let left = deadline.remaining(clock.now()).unwrap_or(CALL_LIMIT);
+            wait_for(clock, left.min(CALL_LIMIT), |ask| tier.remove(name, ask))
+        })
     }
 
     fn ask<T>(&self, call: impl FnOnce(&dyn Tier, Ask<T>)) -> Result<T, IoError> {

@@ -1,7 +1,9 @@
 //! What a poll of a location found.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use dalsegno_core::StoreId;
 use dalsegno_io::IoError;
 
 use crate::removal::{Applied, Removal};
@@ -32,9 +34,22 @@ pub struct Polled {
     pub now: Option<Duration>,
     /// The first failure of the location. What was not reached is looked at by the next poll.
     pub failure: Option<IoError>,
+    unread: BTreeSet<StoreId>,
 }
 
 impl Polled {
+    /// The stores with a list of removals that cannot be used. Their removals in `at_location` count as applied only as
+    /// far as they did before: those of that list may come before them.
+    #[must_use]
+    pub fn unread(&self) -> &BTreeSet<StoreId> {
+        &self.unread
+    }
+
+    /// Notes what is at the location, and the stores with a list that cannot be used.
+    pub(crate) fn read_all(&mut self, at_location: Applied, unread: BTreeSet<StoreId>) {
+        (self.at_location, self.unread) = (Some(at_location), unread);
+    }
+
     /// Notes a failure of the location. The first one of a poll is reported.
     pub(crate) fn fail(&mut self, error: IoError) {
         tracing::debug!(%error, "a part of a far location was not followed");

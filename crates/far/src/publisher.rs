@@ -254,8 +254,7 @@ impl Publisher {
         self.next += 1;
         let begun = self.clock.now();
         let due = Deadline::At(begun.after(self.options.flush));
-        let applied = self.applied.clone();
-        let extents = Vec::new();
+        let (applied, extents) = (self.applied.clone(), Vec::new());
         Some(Filling { number, memory, bytes: 0, extents, catalog_bytes: 0, applied, begun, due })
     }
 
@@ -298,10 +297,11 @@ impl Publisher {
         match result {
             Ok(()) if !is_wanted => self.drop_pack(&writing.catalog),
             Ok(()) if is_pack => {
-                let bytes = writing.catalog.encode();
                 let name = self.writer.object(Object::Catalog(number));
+                // It may appear although that fails.
+                self.index.known().add_catalog(&writing.catalog);
                 let ask = self.replies.ask(number, CALL_LIMIT);
-                self.tier.publish(name, vec![Memory::owned(bytes, ())], ask);
+                self.tier.publish(name, vec![Memory::owned(writing.catalog.encode(), ())], ask);
                 self.writing.insert(number, writing);
             }
             Ok(()) => self.publish_index(&writing.catalog),

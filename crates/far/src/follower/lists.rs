@@ -3,13 +3,14 @@
 //! 1. One listing finds the new lists of all writers, also of those that are silent.
 //! 2. What was read is applied, whatever fails afterwards. Only a poll that has read everything says what is at the
 //!    location.
-//! 3. Removals whose lists have expired are forgotten, unless a list cannot be read.
+//! 3. A list that cannot be used keeps later removals of its store from counting as applied, until it is read or gone.
+//! 4. Removals whose lists have expired are forgotten, unless a list cannot be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_core::{Clock, Deadline, Nanos, StoreId};
 use dalsegno_extent::format::FormatError;
 use dalsegno_io::IoError;
 
@@ -86,8 +87,7 @@ impl ListFollower {
             match self.fetch(wanted, bad, polled) {
                 Fetched::All => {
                     self.forget_gone(&names, bad);
-                    polled.at_location = Some(self.at_location());
-                    return;
+                    return polled.read_all(self.at_location(), self.unread());
                 }
                 Fetched::SomeGone => {}
                 Fetched::Failed => return,
@@ -196,10 +196,16 @@ impl ListFollower {
             self.gone.extend(newest.map(|id| (id.by, (id.number, now))));
         }
         self.last.retain(|writer, _| known.lists.keys().any(|name| name.writer == *writer));
-        let is_readable = |list: &SeenList| matches!(list, SeenList::Read(_));
-        if !gone.is_empty() && known.lists.values().all(is_readable) {
+        if !gone.is_empty() && known.lists.values().all(SeenList::is_read) {
             self.index.retain_removals(&known.present());
         }
+    }
+
+    /// The stores with a list that cannot be used: it may have removals that come before those of later lists.
+    fn unread(&self) -> BTreeSet<StoreId> {
+        let known = self.index.known();
+        let unread = known.lists.iter().filter(|(_, list)| !list.is_read());
+        unread.map(|(name, _)| name.writer.store).collect()
     }
 
     /// The newest removal of each other writer that is at the location, or was until recently, or is published here.

@@ -6,7 +6,9 @@
 //! 2. An object or a folder that cannot be used costs only itself: it is counted, and tried again at later listings.
 //! 3. A writer without a new beat, pack or catalog in [`QUIET_LISTS`] listings is looked at only by listings: it ended,
 //!    or is suspended. A writer that runs has a new beat each minute.
-//! 4. A failure of one object does not keep others from being read in the same poll. Only a location that hangs ends
+//! 4. If the location is another directory, a poll ends after the lists. So no poll reads lists of one directory and
+//!    catalogs of another one.
+//! 5. A failure of one object does not keep others from being read in the same poll. Only a location that hangs ends
 //!    the poll. What was read counts, and what is indexed stays.
 
 mod bad;
@@ -43,6 +45,8 @@ const RETRIES: usize = 16;
 const QUIET_LISTS: u32 = 4;
 /// Catalogs behind the newest known one that a poll looks for in the first place.
 const AHEAD: u64 = 2;
+/// As many catalogs behind the newest known one are looked for in turns, one in each poll: packs may have failed.
+const MOST_AHEAD: u64 = 8;
 
 /// How the folder of a writer was listed last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,6 +100,8 @@ pub struct Follower {
     lists: ListFollower,
     bad: BadObjects,
     polls: u64,
+    /// How often the location was another directory when lists were read last.
+    reopened: u64,
     /// When the location's time was asked last.
     asked: Option<Nanos>,
 }
@@ -112,7 +118,7 @@ impl Follower {
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
         let lists = ListFollower::new(of_tier, of_index, Arc::clone(&clock), own);
         let (writers, bad) = (BTreeMap::new(), BadObjects::default());
-        Self { tier, index, clock, own, writers, lists, bad, polls: 0, asked: None }
+        Self { tier, index, clock, own, writers, lists, bad, polls: 0, reopened: 0, asked: None }
     }
 
     /// Reads what was published since the last poll; the first one reads everything. Waits for the location.
@@ -133,14 +139,27 @@ impl Follower {
         if !polled.hangs() {
             self.lists.follow(lists, &mut self.bad, &mut polled);
         }
-        if !polled.hangs() {
+        if self.is_elsewhere() {
+            polled.at_location = None;
+        } else if !polled.hangs() {
             self.follow_writers(lists, &mut polled);
-        }
-        if lists && polled.failure.is_none() && polled.at_location.is_some() {
-            self.index.known().set_complete(began);
+            if lists && polled.failure.is_none() && polled.at_location.is_some() {
+                self.index.known().set_complete(began, self.reopened);
+            }
         }
         self.bad.report(&mut polled);
         polled
+    }
+
+    /// Whether the location is another directory than when lists were read last. What was read may be of either one, so
+    /// the next poll reads all of the new one, the lists first.
+    fn is_elsewhere(&mut self) -> bool {
+        let reopened = self.tier.facts().reopened;
+        let is_elsewhere = reopened != self.reopened;
+        if is_elsewhere {
+            (self.reopened, self.polls) = (reopened, 0);
+        }
+        is_elsewhere
     }
 
     fn follow_writers(&mut self, lists: bool, polled: &mut Polled) {
@@ -160,7 +179,8 @@ impl Follower {
                 }
             } else if followed.listing == Listing::Done && !followed.is_quiet() {
                 let next = followed.newest + 1;
-                wanted.extend((next..next + AHEAD).map(|number| (writer, number)));
+                let far = next + AHEAD + self.polls % (MOST_AHEAD - AHEAD);
+                wanted.extend((next..next + AHEAD).chain([far]).map(|number| (writer, number)));
             }
         }
         if lists {
@@ -170,7 +190,10 @@ impl Follower {
             });
             wanted.extend(again);
         }
-        wanted.extend(self.index.to_index_again());
+        // One that cannot be used is tried again with the others.
+        let is_bad = |name| self.bad.contains(BadName::Object(name));
+        let again = self.index.to_index_again().into_iter();
+        wanted.extend(again.filter(|(of, number)| !is_bad(of.object(Object::Catalog(*number)))));
         self.fetch(wanted, polled);
     }
 
@@ -228,6 +251,7 @@ impl Follower {
                 // Listings do not show a directory in the place of a catalog.
                 continue;
             }
+            self.index.known().remove_catalog(writer, number);
             if let Some(file) = self.index.remove_pack(writer, number) {
                 self.tier.forget(file);
                 polled.gone_packs += 1;
@@ -237,11 +261,7 @@ impl Follower {
 
     /// Fetches and indexes catalogs, and those behind them.
     fn fetch(&mut self, mut wanted: Vec<(WriterId, u64)>, polled: &mut Polled) {
-        let mut last: BTreeMap<WriterId, u64> = BTreeMap::new();
-        for (writer, number) in &wanted {
-            let last = last.entry(*writer).or_default();
-            *last = (*last).max(*number);
-        }
+        let mut asked: BTreeSet<(WriterId, u64)> = wanted.iter().copied().collect();
         wanted.reverse();
         let replies: Replies<Vec<u8>> = Replies::new(&self.clock);
         let mut under_way: BTreeMap<u64, (WriterId, u64)> = BTreeMap::new();
@@ -264,12 +284,11 @@ impl Follower {
             };
             let (writer, number) = under_way.remove(&reply.tag).expect("each call has one reply");
             if self.handle(writer, number, reply.result, polled) {
-                // More may have appeared behind the last one that was looked for.
-                let last = last.get_mut(&writer).expect("it was looked for");
-                if number == *last {
-                    wanted.extend((number + 1..=number + AHEAD).map(|number| (writer, number)));
-                    *last += AHEAD;
-                }
+                // More may have appeared behind it.
+                let seen = self.writers.get(&writer).map(|followed| &followed.seen);
+                let is_new = |number: &u64| seen.is_none_or(|seen| !seen.contains(number));
+                let next = (number + 1..=number + AHEAD).filter(is_new);
+                wanted.extend(next.map(|next| (writer, next)).filter(|one| asked.insert(*one)));
             }
         }
     }
@@ -282,7 +301,15 @@ impl Follower {
         fetched: Result<Vec<u8>, IoError>,
         polled: &mut Polled,
     ) -> bool {
-        let Some(followed) = self.writers.get_mut(&writer) else { return false };
+        if self.tier.facts().reopened != self.reopened {
+            // The next poll reads the lists there first.
+            return false;
+        }
+        // An own pack had blocks of another one, which has gone.
+        let is_own = writer == self.own;
+        let mut none = Followed::default();
+        let followed = self.writers.get_mut(&writer).or(is_own.then_some(&mut none));
+        let Some(followed) = followed else { return false };
         let name = BadName::Object(writer.object(Object::Catalog(number)));
         let decoded = match fetched {
             Ok(bytes) => match Catalog::decode(&bytes) {
@@ -291,10 +318,9 @@ impl Follower {
                 Err(error) => Err(error.to_string()),
             },
             Err(error) if error.is_not_found() => {
-                if self.bad.contains(name) {
-                    self.bad.forget(name);
-                    self.index.known().remove_catalog(writer, number);
-                }
+                // If a listing shows it nevertheless, it is fetched again.
+                self.bad.forget(name);
+                followed.seen.remove(&number);
                 return false;
             }
             Err(error) if error.is_of_object() => Err(error.to_string()),
@@ -306,22 +332,32 @@ impl Follower {
             }
         };
         followed.seen.insert(number);
+        if followed.newest > 0 && number > followed.newest + AHEAD {
+            // A listing shows those between them.
+            followed.listing = Listing::Wanted;
+        }
         followed.newest = followed.newest.max(number);
         let catalog = match decoded {
             Ok(catalog) => catalog,
             Err(reason) => {
-                self.index.known().add_unread(writer, number);
+                if !is_own {
+                    self.index.known().add_unread(writer, number);
+                }
                 self.bad.note(name, &reason, polled);
-                return true;
+                return !is_own;
             }
         };
         self.bad.forget(name);
         let file = || self.tier.file(writer.object(Object::Pack(number)));
-        let indexed = self.index.insert(&catalog, file);
+        let indexed = if is_own {
+            self.index.insert_again(&catalog)
+        } else {
+            self.index.insert(&catalog, file)
+        };
         indexed.forgotten.into_iter().for_each(|file| self.tier.forget(file));
         polled.new_blocks += indexed.new_blocks;
         polled.catalogs += 1;
-        true
+        !is_own
     }
 }
 

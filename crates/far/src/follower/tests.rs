@@ -1,4 +1,6 @@
 mod faulty_tier;
+mod other_names;
+mod whole_view;
 
 use dalsegno_core::{
     ChainHash, Extent, ExtentId, KvLayout, Location, ManualClock, NamespaceId, StoreId,
@@ -37,8 +39,9 @@ impl Setup {
         let clock = Arc::clone(&manual) as Arc<dyn Clock>;
         let location = MemoryLocation::new(Arc::clone(&clock));
         let index = Arc::new(FarIndex::new(1 << 20));
-        let (faults, stale) = (Mutex::default(), Mutex::default());
-        let reader = Arc::new(FaultyTier { inner: location.mount(), faults, stale });
+        let (inner, faults, stale) = (location.mount(), Mutex::default(), Mutex::default());
+        let (reopen_at, reopened) = (Mutex::default(), 0.into());
+        let reader = Arc::new(FaultyTier { inner, faults, stale, reopen_at, reopened });
         let of_follower = Arc::<FaultyTier>::clone(&reader);
         let follower = Follower::new(of_follower, Arc::clone(&index), Arc::clone(&clock), OWN);
         Self { tier: location.mount(), reader, manual, clock, index, follower }
@@ -237,7 +240,7 @@ fn a_list_that_fails_for_the_moment_leaves_the_others_and_the_poll_incomplete() 
     assert_eq!((ids(&polled), at_location(&polled)), (vec![(5, 1), (7, 1)], None));
     assert!(polled.failure.is_some() && polled.bad_now == 0);
     assert!(setup.finds(20), "catalogs are followed");
-    assert!(!setup.index.known().is_fresh(setup.clock.now()));
+    assert!(!setup.index.known().is_fresh(setup.clock.now(), 0));
     setup.clear_faults();
     let polled = setup.follower.poll();
     assert_eq!(ids(&polled), [(6, 1)]);

@@ -2,7 +2,9 @@
 //!
 //! 1. A list is needed as long as a catalog is there whose writer had not applied all of its removals. A catalog that
 //!    cannot be read counts as one whose writer had applied none.
-//! 2. Packs of a writer share one map of applied removals as long as it does not change.
+//! 2. A catalog is dropped only when a listing does not show it any more, or its removal succeeded. That its pack
+//!    cannot be read says nothing: others may read it.
+//! 3. Packs of a writer share one map of applied removals as long as it does not change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -57,8 +59,8 @@ pub(crate) struct KnownObjects {
     pub(crate) unlisted: BTreeSet<WriterId>,
     /// Removals that are or will be published here, up to these numbers.
     own: Applied,
-    /// When everything had been read last.
-    complete: Option<Nanos>,
+    /// When everything had been read last, and how often the location had been another directory then.
+    complete: Option<(Nanos, u64)>,
 }
 
 impl SeenList {
@@ -76,6 +78,10 @@ impl SeenList {
         Self::Read(spans)
     }
 
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self, Self::Read(_))
+    }
+
     fn spans(&self) -> &[ListSpan] {
         if let Self::Read(spans) = self { spans } else { &[] }
     }
@@ -87,8 +93,8 @@ impl SeenList {
 }
 
 impl KnownObjects {
-    /// Adds a catalog that was read, and returns what its writer had applied.
-    pub(super) fn add_catalog(&mut self, catalog: &Catalog) -> Arc<Applied> {
+    /// Adds a catalog that was read or may appear, and returns what its writer had applied.
+    pub(crate) fn add_catalog(&mut self, catalog: &Catalog) -> Arc<Applied> {
         let (writer, number) = (catalog.writer, catalog.number);
         let before = self.catalogs.range((writer, 0)..(writer, number)).next_back();
         let behind = self.catalogs.range((writer, number)..=(writer, u64::MAX)).next();
@@ -136,14 +142,14 @@ impl KnownObjects {
         PresentRemovals(spans)
     }
 
-    /// Notes that everything was read at this moment.
-    pub(crate) fn set_complete(&mut self, now: Nanos) {
-        self.complete = Some(now);
+    /// Notes that everything in a directory was read at this moment.
+    pub(crate) fn set_complete(&mut self, now: Nanos, reopened: u64) {
+        self.complete = Some((now, reopened));
     }
 
-    /// Whether everything was read recently.
-    pub(crate) fn is_fresh(&self, now: Nanos) -> bool {
-        self.complete.is_some_and(|complete| now.since(complete) <= FRESH)
+    /// Whether everything in this directory was read recently.
+    pub(crate) fn is_fresh(&self, now: Nanos, reopened: u64) -> bool {
+        self.complete.is_some_and(|(at, of)| of == reopened && now.since(at) <= FRESH)
     }
 
     /// Whether the location has a pack that one of these removals covers, or may have one.

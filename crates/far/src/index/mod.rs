@@ -17,11 +17,11 @@ mod removed;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
 use dalsegno_io::FileId;
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
 use crate::format::Catalog;
 use crate::names::WriterId;
@@ -59,8 +59,8 @@ pub struct FarIndex {
     /// Entries of packs that were forgotten.
     dead: AtomicU64,
     forgotten: AtomicU64,
-    /// Whether blocks went that other packs may have.
-    has_lost: AtomicBool,
+    /// How often blocks went that other packs may have.
+    losses: AtomicU64,
 }
 
 type Shard = HashMap<u64, u64, BuildHasherDefault<NameHasher>>;
@@ -135,7 +135,7 @@ impl FarIndex {
             blocks: AtomicU64::new(0),
             dead: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
-            has_lost: AtomicBool::new(false),
+            losses: AtomicU64::new(0),
         }
     }
 
@@ -148,21 +148,40 @@ impl FarIndex {
     /// requests; it is called for a pack that is not indexed.
     pub fn insert(&self, catalog: &Catalog, file: impl FnOnce() -> FileId) -> Indexed {
         let applied = self.known.lock().add_catalog(catalog);
-        let mut added = Indexed::default();
         if catalog.pack_bytes == 0 {
-            return added;
+            return Indexed::default();
         }
         let mut packs = self.packs.write();
         let indexed = packs.find(catalog.writer, catalog.number);
         let pack = indexed.unwrap_or_else(|| packs.add(catalog, &applied, file()));
+        self.insert_blocks(packs, (pack, &applied), catalog)
+    }
+
+    /// Adds the blocks of a pack that are not found any more through others, if the pack is indexed. Returns how many.
+    pub(crate) fn insert_again(&self, catalog: &Catalog) -> Indexed {
+        let packs = self.packs.write();
+        let Some(pack) = packs.find(catalog.writer, catalog.number) else {
+            return Indexed::default();
+        };
+        self.insert_blocks(packs, (pack, &catalog.applied), catalog)
+    }
+
+    fn insert_blocks(
+        &self,
+        mut packs: RwLockWriteGuard<'_, Packs>,
+        (pack, applied): (u32, &Applied),
+        catalog: &Catalog,
+    ) -> Indexed {
+        let mut added = Indexed::default();
+        let losses = self.losses.load(Ordering::Relaxed);
         let mut hidden = 0;
         for (record, extent) in (0_u16..).zip(&catalog.extents) {
-            let found = self.insert_extent(&packs, (&applied, pack, record), extent);
+            let found = self.insert_extent(&packs, (applied, pack, record), extent);
             packs.add_blocks(pack, record, found.new);
             added.new_blocks += u64::from(found.new);
             hidden += u64::from(found.hidden);
         }
-        packs.set_hidden(pack, hidden);
+        packs.set_hidden(pack, hidden, losses);
         let blocks = self.blocks.fetch_add(added.new_blocks, Ordering::Relaxed) + added.new_blocks;
         let mut excess = blocks.saturating_sub(self.most_blocks);
         while excess > 0 {
@@ -277,9 +296,9 @@ impl FarIndex {
         true
     }
 
-    /// Forgets a pack that is gone. Returns its file.
+    /// Forgets a pack that is gone. Returns its file. What is known of its catalog stays: as long as that is at the
+    /// location, others find the pack.
     pub fn remove_pack(&self, writer: WriterId, number: u64) -> Option<FileId> {
-        self.known.lock().remove_catalog(writer, number);
         let mut packs = self.packs.write();
         let pack = packs.find(writer, number)?;
         let removed = packs.remove(pack)?;
@@ -298,15 +317,14 @@ impl FarIndex {
     fn count_lost(&self, blocks: u64, entries: u64) {
         self.blocks.fetch_sub(blocks, Ordering::Relaxed);
         self.dead.fetch_add(entries, Ordering::Relaxed);
-        self.has_lost.fetch_or(blocks > 0, Ordering::Relaxed);
+        self.losses.fetch_add(u64::from(blocks > 0), Ordering::Relaxed);
     }
 
     /// The packs whose catalogs are to be indexed again, because copies of their blocks in other packs have gone since
-    /// the last call.
+    /// they were indexed.
     #[must_use]
     pub fn to_index_again(&self) -> Vec<(WriterId, u64)> {
-        let has_lost = self.has_lost.swap(false, Ordering::Relaxed);
-        if has_lost { self.packs.read().hiding() } else { Vec::new() }
+        self.packs.read().hiding(self.losses.load(Ordering::Relaxed))
     }
 
     /// Drops the entries of forgotten packs if there are many.

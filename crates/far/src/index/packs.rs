@@ -12,7 +12,7 @@ use crate::names::WriterId;
 use crate::removal::{Applied, RemovalId};
 
 /// Memory of a pack in addition to its records: entries of three maps.
-const PACK_BYTES: u64 = 224;
+const PACK_BYTES: u64 = 232;
 
 /// Where a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(super) struct IndexedPack {
     pub(super) blocks: u64,
     /// Blocks that are found through other packs.
     hidden: u64,
+    /// How often the index had lost blocks when it looked for them.
+    losses: u64,
     bytes: u64,
     /// What its writer had applied.
     applied: Arc<Applied>,
@@ -99,8 +101,9 @@ impl Packs {
         self.by_name.insert(name, pack);
         self.order.push_back(pack);
         let (writer, number, bytes) = (catalog.writer, catalog.number, catalog.pack_bytes);
-        let (blocks, hidden, applied) = (0, 0, Arc::clone(applied));
-        let added = IndexedPack { writer, number, file, blocks, hidden, bytes, applied, records };
+        let (blocks, hidden, losses, applied) = (0, 0, 0, Arc::clone(applied));
+        let added =
+            IndexedPack { writer, number, file, blocks, hidden, losses, bytes, applied, records };
         self.by_number.insert(pack, added);
         pack
     }
@@ -121,11 +124,11 @@ impl Packs {
         pack.blocks += u64::from(blocks);
     }
 
-    /// Notes how many blocks of a pack are found through others.
-    pub(super) fn set_hidden(&mut self, pack: u32, hidden: u64) {
+    /// Notes how many blocks of a pack are found through others, and how often the index had lost blocks then.
+    pub(super) fn set_hidden(&mut self, pack: u32, hidden: u64, losses: u64) {
         let pack = self.by_number.get_mut(&pack).expect("it is being indexed");
         self.hidden = self.hidden - pack.hidden + hidden;
-        pack.hidden = hidden;
+        (pack.hidden, pack.losses) = (hidden, losses);
     }
 
     /// Blocks that are found through other packs than these.
@@ -133,10 +136,13 @@ impl Packs {
         self.hidden
     }
 
-    /// The packs with such blocks.
-    pub(super) fn hiding(&self) -> Vec<(WriterId, u64)> {
-        let hiding = self.by_name.iter().filter(|(_, pack)| self.by_number[pack].hidden > 0);
-        hiding.map(|(name, _)| *name).collect()
+    /// The packs with such blocks that were looked at before the index lost blocks so often.
+    pub(super) fn hiding(&self, losses: u64) -> Vec<(WriterId, u64)> {
+        let is_due = |pack: &IndexedPack| pack.hidden > 0 && pack.losses < losses;
+        let hiding = self.by_number.values().filter(|pack| is_due(pack));
+        let mut names: Vec<_> = hiding.map(|pack| (pack.writer, pack.number)).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Notes that a block, which was found here, is not any more.

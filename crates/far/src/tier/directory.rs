@@ -2,8 +2,9 @@
 //!
 //! 1. Every access to the file system runs on a thread of the pool, never on the caller's.
 //! 2. Every call gets one reply, and every request one completion, even if the job panics or is refused.
-//! 3. Before an object is published, and when the writers are listed, the path is compared with the open directory. So
-//!    nothing is published to a directory that others do not see any more, and no catalog without its pack.
+//! 3. Before an object is published, and when the lists of removals or the writers are listed, the path is compared
+//!    with the open directory. So nothing is published to a directory that others do not see any more, and no catalog
+//!    without its pack.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -248,9 +249,9 @@ impl Tier for DirectoryTier {
     }
 
     fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
-        self.answer(ask, |directory| {
+        self.answer_now(ask, |open| {
             let is_list = |name: &str| ObjectName::parse_removals(name).is_some();
-            let entries = match directory.entries(REMOVALS_FOLDER, is_list) {
+            let entries = match open.directory.entries(REMOVALS_FOLDER, is_list) {
                 Err(error) if error.is_not_found() => return Ok(Vec::new()),
                 entries => entries?,
             };
@@ -264,7 +265,7 @@ impl Tier for DirectoryTier {
     }
 
     fn now(&self, ask: Ask<Duration>) {
-        self.answer(ask, SharedDirectory::now);
+        self.answer_now(ask, |open| open.directory.now());
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {

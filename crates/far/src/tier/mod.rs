@@ -43,7 +43,7 @@ pub enum TierState {
     /// It is open, though it may hang or fail.
     Open,
     /// Its directory was removed, or its file system was unmounted. It is looked for by each publication and each
-    /// listing of the writers.
+    /// listing of the removals or the writers.
     Away,
 }
 

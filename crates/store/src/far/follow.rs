@@ -127,8 +127,8 @@ impl RemovalsHere {
         let is_complete = self.left.is_empty() && self.freshness == Freshness::Fresh;
         if let Some(at_location) = polled.at_location.as_ref().filter(|_| is_complete) {
             let now_ms = self.now_ms.filter(|_| is_whole);
-            if self.notes.note_location(at_location, now_ms) {
-                self.done.clear();
+            if self.notes.note_location(at_location, polled.unread(), now_ms) {
+                self.done.retain(|id| polled.unread().contains(&id.by.store));
                 add(&self.far.counters.complete_polls, 1);
             }
         }

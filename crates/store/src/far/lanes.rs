@@ -258,12 +258,8 @@ impl PublishDuty {
         if self.clock.now() < self.paused_until { Ok(None) } else { self.search.step() }
     }
 
-    /// Does what waits for the location.
-    fn keep_up(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
-        if self.far.write == FarWrite::Evict {
-            self.describe_all(publisher)?;
-        }
-        publisher.evict()?;
+    /// Gives a sign of life, if it is time. Nothing else comes before it: without it, others remove all packs.
+    fn beat(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
         let now = self.clock.now();
         if now >= self.next_beat && publisher.is_at_location() {
             self.next_beat = now.after(BEAT);
@@ -271,9 +267,34 @@ impl PublishDuty {
         }
         Ok(())
     }
-}
 
-impl PublishDuty {
+    /// Copies some waiting extents to packs. Returns whether there are more.
+    fn add_some(
+        &mut self,
+        publisher: &mut Publisher,
+        queue: &TaskQueue<NoTask>,
+    ) -> std::result::Result<bool, IoError> {
+        for _ in 0..STEP_EXTENTS {
+            match self.add_next(publisher)? {
+                Added::More if !queue.is_closed() => {}
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Does the rest of what waits for the location. A failure of one part keeps no other one, unless it hangs.
+    fn keep_up(&mut self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
+        let mut described = Ok(());
+        if self.far.write == FarWrite::Evict {
+            described = self.describe_all(publisher);
+        }
+        if matches!(described, Err(IoError::Deadline)) {
+            return described;
+        }
+        publisher.evict().and(described)
+    }
+
     /// Describes all namespaces, because an eviction cannot wait for that.
     fn describe_all(&self, publisher: &mut Publisher) -> std::result::Result<(), IoError> {
         let Some(engine) = self.engine.upgrade() else { return Ok(()) };
@@ -309,19 +330,14 @@ impl Duty for PublishDuty {
             failed = self.learn_capacity(&mut publisher).err();
         }
         if self.clock.now() >= self.paused_until && failed.is_none() {
-            for number in 0..STEP_EXTENTS {
-                match self.add_next(&mut publisher) {
-                    Ok(Added::More) if !queue.is_closed() => {
-                        is_behind = number + 1 == STEP_EXTENTS;
-                    }
-                    Ok(_) => break,
-                    Err(error) => {
-                        failed = Some(error);
-                        break;
-                    }
-                }
-            }
-            failed = failed.or_else(|| self.keep_up(&mut publisher).err());
+            failed = self.beat(&mut publisher).err();
+        }
+        if self.clock.now() >= self.paused_until && failed.is_none() {
+            let added = self.add_some(&mut publisher, queue);
+            let hangs = matches!(added, Err(IoError::Deadline));
+            let kept_up = if hangs { Ok(()) } else { self.keep_up(&mut publisher) };
+            is_behind = matches!(added, Ok(true));
+            failed = added.err().or(kept_up.err());
         }
         self.search.hasten(publisher.take_search_due());
         self.far.note_published(publisher.stats());

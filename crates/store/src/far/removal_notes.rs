@@ -8,7 +8,7 @@
 //! 4. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
 //!    becomes one of their namespace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -259,9 +259,14 @@ impl RemovalNotes {
         self.state.lock().polled_at_ms
     }
 
-    /// Notes that everything at the location is applied, if removals of earlier opens that are pending are. Returns
-    /// whether that is so.
-    pub(crate) fn note_location(&self, at_location: &Applied, now_ms: Option<u64>) -> bool {
+    /// Notes that everything at the location is applied, if removals of earlier opens that are pending are. Those of
+    /// stores with an unread list count only as far as they did before. Returns whether that is so.
+    pub(crate) fn note_location(
+        &self,
+        at_location: &Applied,
+        unread: &BTreeSet<StoreId>,
+        now_ms: Option<u64>,
+    ) -> bool {
         let mut state = self.state.lock();
         let is_open = |(id, removal): (&RemovalId, &PendingRemoval)| {
             id.by != self.own && removal.here != HereState::Applied
@@ -269,7 +274,9 @@ impl RemovalNotes {
         if state.pending.iter().any(is_open) {
             return false;
         }
-        let mut applied = at_location.clone();
+        let is_held = |id: &RemovalId| unread.contains(&id.by.store);
+        let new = at_location.iter().filter(|id| !is_held(id));
+        let mut applied: Applied = new.chain(state.applied.iter().filter(is_held)).collect();
         let own = [self.own].into_iter().chain(state.pending.keys().map(|id| id.by));
         for by in own {
             applied.note(RemovalId { by, number: state.applied.number(by) });

@@ -1,6 +1,7 @@
-//! A mount on which some folders and objects cannot be read.
+//! A mount on which some names fail, and which becomes that of another directory on command.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::SECTOR_BYTES;
@@ -18,6 +19,9 @@ pub(super) struct FaultyTier {
     pub(super) faults: Mutex<HashMap<String, i32>>,
     /// Lists that a listing shows although they are gone.
     pub(super) stale: Mutex<Vec<ObjectName>>,
+    /// The call, by name, before which another directory appears.
+    pub(super) reopen_at: Mutex<Option<String>>,
+    pub(super) reopened: AtomicU64,
 }
 
 impl FaultyTier {
@@ -33,6 +37,9 @@ impl FaultyTier {
     }
 
     fn run<T>(&self, name: &str, ask: Ask<T>, call: impl FnOnce(Ask<T>)) {
+        if self.reopen_at.lock().take_if(|at| *at == name).is_some() {
+            self.reopened.fetch_add(1, Ordering::Relaxed);
+        }
         match self.check(name) {
             Ok(()) => call(ask),
             Err(error) => ask.answer(Err(error)),
@@ -52,7 +59,7 @@ impl Source for FaultyTier {
 
 impl Tier for FaultyTier {
     fn facts(&self) -> TierFacts {
-        self.inner.facts()
+        TierFacts { reopened: self.reopened.load(Ordering::Relaxed), ..self.inner.facts() }
     }
 
     fn file(&self, name: ObjectName) -> FileId {
@@ -72,7 +79,7 @@ impl Tier for FaultyTier {
     }
 
     fn remove(&self, name: ObjectName, ask: Ask<()>) {
-        self.inner.remove(name, ask);
+        self.run(&name.to_string(), ask, |ask| self.inner.remove(name, ask));
     }
 
     fn remove_writer(&self, writer: WriterId, ask: Ask<()>) {
@@ -100,7 +107,7 @@ impl Tier for FaultyTier {
     }
 
     fn age(&self, name: ObjectName, ask: Ask<Duration>) {
-        self.inner.age(name, ask);
+        self.run(&name.to_string(), ask, |ask| self.inner.age(name, ask));
     }
 
     fn writer_age(&self, writer: WriterId, ask: Ask<Duration>) {

@@ -67,16 +67,35 @@ fn a_removal_that_is_held_up_here_is_published_before_later_ones() {
 fn the_location_counts_as_applied_only_without_open_removals_of_earlier_opens() {
     let other = RemovalId { by: WriterId { store: StoreId([9; 16]), open: 7 }, number: 4 };
     let at_location: Applied = [other].into_iter().collect();
+    let none = BTreeSet::new();
     let held = notes(&[(1, HereState::Applied), (2, HereState::Failed)]);
-    assert!(!held.note_location(&at_location, Some(5)));
+    assert!(!held.note_location(&at_location, &none, Some(5)));
     assert!(!held.is_applied(other) && held.polled_at_ms().is_none());
     held.note_applied(RemovalId { by: EARLIER, number: 2 });
-    assert!(held.note_location(&at_location, Some(5)) && held.is_applied(other));
+    assert!(held.note_location(&at_location, &none, Some(5)) && held.is_applied(other));
     assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }));
-    assert!(held.note_location(&at_location, None), "the time is unknown");
+    assert!(held.note_location(&at_location, &none, None), "the time is unknown");
     assert_eq!(held.polled_at_ms(), Some(5));
-    assert!(held.note_location(&Applied::default(), None) && !held.is_applied(other));
+    assert!(held.note_location(&Applied::default(), &none, None) && !held.is_applied(other));
     assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }), "pending removals stay");
+}
+
+#[test]
+fn removals_of_a_store_with_an_unread_list_count_only_as_far_as_before() {
+    let id =
+        |store, number| RemovalId { by: WriterId { store: StoreId([store; 16]), open: 7 }, number };
+    let notes = notes(&[]);
+    let note = |ids: &[RemovalId], unread: &[u8]| {
+        let unread = unread.iter().map(|store| StoreId([*store; 16])).collect();
+        assert!(notes.note_location(&ids.iter().copied().collect(), &unread, None));
+    };
+    note(&[id(8, 1), id(9, 1)], &[]);
+    note(&[id(8, 3), id(9, 3), id(10, 3)], &[9, 10]);
+    assert!(notes.is_applied(id(8, 3)));
+    assert!(notes.is_applied(id(9, 1)) && !notes.is_applied(id(9, 2)));
+    assert!(!notes.is_applied(id(10, 1)));
+    note(&[id(8, 3), id(9, 3), id(10, 3)], &[]);
+    assert!(notes.is_applied(id(9, 3)) && notes.is_applied(id(10, 3)));
 }
 
 #[test]

@@ -1,0 +1,137 @@
+//! A name that cannot be removed or looked at keeps no other one.
+
+use super::*;
+use crate::earlier::{EarlierOpens, EarlierSearch};
+use crate::expired_lists::ExpiredLists;
+use crate::own_folder::OwnFolder;
+use crate::own_lists::{LIST_EXPIRES, OwnLists};
+use crate::signs::SILENT_AFTER;
+
+/// The tier, the index and the clock of a setup.
+fn parts(setup: &Setup) -> (Arc<dyn Tier>, Arc<FarIndex>, Arc<dyn Clock>) {
+    let tier = Arc::<FaultyTier>::clone(&setup.reader);
+    (tier, Arc::clone(&setup.index), Arc::clone(&setup.clock))
+}
+
+fn is_there(setup: &Setup, name: ObjectName) -> bool {
+    wait_for(&setup.clock, CALL_LIMIT, |ask| setup.tier.fetch(name, MAX_CATALOG_BYTES, ask)).is_ok()
+}
+
+#[test]
+fn a_pack_that_cannot_be_removed_keeps_neither_others_nor_signs_of_life() {
+    let setup = Setup::new();
+    let (tier, index, clock) = parts(&setup);
+    let mut folder = OwnFolder::new(tier, index, clock, OWN);
+    for number in 1..=2 {
+        let (extents, applied) = (vec![extent(1, number, 10)], Applied::default());
+        let catalog = Catalog { writer: OWN, number, pack_bytes: 4096, extents, applied };
+        setup.publish(OWN.object(Object::Pack(number)), vec![7; 4096]);
+        setup.publish(OWN.object(Object::Catalog(number)), catalog.encode());
+        setup.index.insert(&catalog, || setup.tier.file(OWN.object(Object::Pack(number))));
+        folder.add(number, 4096);
+    }
+    setup.break_name(OWN.object(Object::Pack(1)), EIO);
+    setup.break_name(OWN.object(Object::Beat(1)), EIO);
+    assert_eq!(folder.evict(0), 2);
+    folder.remove_leaving().unwrap();
+    assert!(is_there(&setup, OWN.object(Object::Pack(1))));
+    assert!(!is_there(&setup, OWN.object(Object::Pack(2))));
+    assert_eq!(setup.index.known().numbers(OWN), [1], "its catalog is there");
+    folder.beat().unwrap();
+    assert!(folder.beat().is_err(), "it cannot look whether the one before is there");
+    for beat in 2..=3 {
+        folder.beat().unwrap();
+        assert!(is_there(&setup, OWN.object(Object::Beat(beat))));
+    }
+    assert!(!is_there(&setup, OWN.object(Object::Beat(2))));
+    setup.clear_faults();
+    setup.manual.advance(Duration::from_secs(60));
+    folder.remove_leaving().unwrap();
+    assert!(setup.index.known().numbers(OWN).is_empty());
+}
+
+#[test]
+fn a_superseded_list_that_cannot_be_removed_keeps_no_other_one() {
+    let setup = Setup::new();
+    let (tier, index, clock) = parts(&setup);
+    let mut lists = OwnLists::new(tier, index, clock, OWN);
+    let all: Vec<Removal> = (1..=3)
+        .map(|number| Removal { id: RemovalId { by: OWN, number }, ..removal(5, 1, 10) })
+        .collect();
+    for count in 1..=3 {
+        lists.publish(&all[..count]).unwrap();
+    }
+    let name = |number| OWN.object(Object::Removals(number));
+    setup.break_name(name(1), EIO);
+    setup.manual.advance(Duration::from_secs(60));
+    lists.remove_superseded().unwrap();
+    let left = [1, 2, 3].map(|number| is_there(&setup, name(number)));
+    assert_eq!(left, [true, false, true]);
+    setup.clear_faults();
+    lists.remove_superseded().unwrap();
+    assert!(is_there(&setup, name(1)), "not yet");
+    setup.manual.advance(Duration::from_secs(60));
+    lists.remove_superseded().unwrap();
+    assert!(!is_there(&setup, name(1)));
+}
+
+#[test]
+fn an_expired_list_that_cannot_be_looked_at_keeps_no_other_one() {
+    let mut setup = Setup::new();
+    for open in 5..=6 {
+        setup.publish_list(open, 1, &[removal(open, 1, 10)]);
+    }
+    setup.poll(1);
+    setup.manual.advance(LIST_EXPIRES);
+    setup.poll(LIST_EVERY);
+    let (tier, index, clock) = parts(&setup);
+    let mut expired = ExpiredLists::new(tier, index, clock);
+    setup.break_name(list_name(5, 1), EIO);
+    assert_eq!(expired.remove_some(&|| false).unwrap(), 1);
+    assert!(is_there(&setup, list_name(5, 1)) && !is_there(&setup, list_name(6, 1)));
+    setup.clear_faults();
+    setup.manual.advance(Duration::from_secs(3600));
+    setup.poll(LIST_EVERY);
+    assert_eq!(expired.remove_some(&|| false).unwrap(), 1);
+}
+
+#[test]
+fn no_list_is_removed_in_another_directory_by_what_the_one_before_had() {
+    let mut setup = Setup::new();
+    setup.publish_list(5, 1, &[removal(5, 1, 10)]);
+    setup.manual.advance(LIST_EXPIRES);
+    setup.poll(1);
+    let (tier, index, clock) = parts(&setup);
+    let mut expired = ExpiredLists::new(tier, index, clock);
+    // It appears before the age is asked for.
+    *setup.reader.reopen_at.lock() = Some(list_name(5, 1).to_string());
+    assert_eq!(expired.remove_some(&|| false).unwrap(), 0);
+    assert!(is_there(&setup, list_name(5, 1)));
+}
+
+#[test]
+fn a_pack_of_an_earlier_open_that_cannot_be_removed_keeps_no_other_one() {
+    let mut setup = Setup::new();
+    let earlier = WriterId { open: 9, ..OWN };
+    for number in 1..=3 {
+        setup.publish(earlier.object(Object::Pack(number)), vec![7; 4096]);
+        setup.publish(earlier.object(Object::Catalog(number)), vec![7; 4096]);
+    }
+    setup.poll(1);
+    setup.manual.advance(SILENT_AFTER);
+    let (tier, index, clock) = parts(&setup);
+    let mut search = EarlierSearch::new(Arc::clone(&tier), Arc::clone(&clock), OWN);
+    let mut opens = EarlierOpens::new(tier, index, clock);
+    opens.take_over(search.step().unwrap().unwrap());
+    setup.break_name(earlier.object(Object::Pack(1)), EIO);
+    setup.break_name(earlier.object(Object::Catalog(2)), EIO);
+    opens.evict(0).unwrap();
+    let left = |object: fn(u64) -> Object| {
+        [1, 2, 3].map(|number| is_there(&setup, earlier.object(object(number))))
+    };
+    assert_eq!(left(Object::Pack), [true, false, false]);
+    assert_eq!(left(Object::Catalog), [true, true, false]);
+    assert_eq!(setup.index.known().numbers(earlier), [1, 2], "these catalogs are there");
+    assert_eq!((opens.bytes(), opens.evicted()), (0, 1));
+    assert!(opens.take_search_due().is_some(), "it is found again");
+}
