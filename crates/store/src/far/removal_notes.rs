@@ -5,7 +5,9 @@
 //! 2. It is pending until it is published. Pending removals are stored, so a later open publishes them under the same
 //!    names, also if this one has no far location.
 //! 3. Packs name only applied removals that are stored. So a crash applies a removal again rather than not at all.
-//! 4. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
+//! 4. A call that removes ends when its removal is published, and packs name it. So a put that begins afterwards is not
+//!    covered.
+//! 5. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
 //!    becomes one of their namespace.
 
 use std::collections::BTreeMap;
@@ -24,8 +26,19 @@ const MOST_PENDING: usize = 65_536;
 /// The location's time is stored when it is so much later than the stored one, in milliseconds.
 const STORE_TIME_AFTER_MS: u64 = 3_600_000;
 
-/// What became of a publication: an error in words.
-pub(crate) type Publication = std::result::Result<(), String>;
+/// What became of a removal beyond the blocks that are removed here.
+pub(crate) type Publication = std::result::Result<(), Incomplete>;
+
+/// Why a removal is not complete.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Incomplete {
+    /// The error of the location.
+    #[error("{0}")]
+    Unpublished(String),
+    /// It is published, but packs do not name it yet.
+    #[error("{0}")]
+    Unnamed(String),
+}
 
 /// The removals of a store that uses a far location, or used one before.
 #[derive(Debug)]
@@ -43,6 +56,8 @@ struct NotesState {
     applied: Applied,
     /// As it is stored.
     stored: Applied,
+    /// The newest removal of this open that packs name, and all before it.
+    named: u64,
     pending: BTreeMap<RemovalId, PendingRemoval>,
     /// The number of the next removal.
     next: u64,
@@ -131,6 +146,7 @@ impl RemovalNotes {
         let state = NotesState {
             stored: applied.clone(),
             applied,
+            named: 0,
             pending,
             next: 1,
             polled_at_ms,
@@ -195,17 +211,48 @@ impl RemovalNotes {
         self.end_here(id, true);
     }
 
-    /// The channel that receives how the publication of a removal ends. After the store was closed it receives nothing.
+    /// The channel that receives how the publication of a removal of this open ends: with success as soon as packs name
+    /// it, too. After the store was closed it receives nothing.
     pub(crate) fn outcome(&self, id: RemovalId) -> Receiver<Publication> {
         let (sender, receiver) = bounded(1);
         let mut state = self.state.lock();
         let is_closed = state.is_closed;
-        match state.pending.get_mut(&id).filter(|removal| removal.there == ThereState::Wanted) {
+        match state.pending.get_mut(&id) {
             Some(removal) => removal.waiter = Some(sender).filter(|_| !is_closed),
             // It was published with a later one.
             None => drop(sender.send(Ok(()))),
         }
         receiver
+    }
+
+    /// Notes that packs name the removals of this open up to a number.
+    pub(crate) fn note_named(&self, applied: &Applied) {
+        let mut state = self.state.lock();
+        let named = applied.number(self.own);
+        if named > state.named {
+            state.named = named;
+            state.settle(self.own);
+        }
+    }
+
+    /// Ends the calls whose removals are published, and that packs cannot name now: this store could not store that
+    /// they are applied, or an earlier one failed here.
+    pub(crate) fn end_unnamed(&self, stored: &std::result::Result<(), LogError>) {
+        let mut state = self.state.lock();
+        let mut why = stored.as_ref().err().map(ToString::to_string);
+        for removal in
+            state.pending.iter_mut().filter(|(id, _)| id.by == self.own).map(|(_, one)| one)
+        {
+            if removal.here == HereState::Failed {
+                why = why.or_else(|| Some("an earlier removal is not durable here".to_owned()));
+            }
+            let Some(why) = why.as_ref().filter(|_| removal.there == ThereState::Published) else {
+                continue;
+            };
+            if let Some(waiter) = removal.waiter.take() {
+                drop(waiter.send(Err(Incomplete::Unnamed(why.clone()))));
+            }
+        }
     }
 
     /// The removals that are to be published, in the order of their names.
@@ -238,8 +285,7 @@ impl RemovalNotes {
             let Some(removal) = state.pending.get_mut(id) else { continue };
             if outcome.is_ok() {
                 removal.there = ThereState::Published;
-            }
-            if let Some(waiter) = removal.waiter.take() {
+            } else if let Some(waiter) = removal.waiter.take() {
                 // The call may have ended.
                 drop(waiter.send(outcome.clone()));
             }
@@ -347,6 +393,7 @@ impl PendingRemoval {
 impl NotesState {
     /// Counts as applied what is, and drops what is complete.
     fn settle(&mut self, own: WriterId) {
+        let before = (self.applied.clone(), self.pending.len());
         let mut newest: BTreeMap<WriterId, u64> = BTreeMap::from([(own, self.next - 1)]);
         for (id, removal) in self.pending.iter().rev() {
             let number = newest.entry(id.by).or_insert(id.number);
@@ -357,10 +404,18 @@ impl NotesState {
         for (by, number) in newest {
             self.applied.note(RemovalId { by, number });
         }
-        self.pending.retain(|_, removal| {
-            removal.here != HereState::Applied || removal.there != ThereState::Published
+        let named = self.named;
+        self.pending.retain(|id, removal| {
+            let is_left = removal.here != HereState::Applied
+                || removal.there != ThereState::Published
+                || (id.by == own && id.number > named);
+            if let Some(waiter) = removal.waiter.take_if(|_| !is_left) {
+                // The call may have ended.
+                drop(waiter.send(Ok(())));
+            }
+            is_left
         });
-        self.changes += 1;
+        self.changes += u64::from((&self.applied, self.pending.len()) != (&before.0, before.1));
     }
 
     /// Widens the largest removals until they fit the record.

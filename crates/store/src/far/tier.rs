@@ -302,7 +302,10 @@ impl FarTier {
     /// Names in packs that are begun from now on which removals are applied and stored.
     pub(super) fn use_applied(&self, notes: &RemovalNotes) {
         let mut publisher = self.publisher.lock();
-        publisher.set_applied(notes.stored_applied());
+        let applied = notes.stored_applied();
+        publisher.set_applied(applied.clone());
+        drop(publisher);
+        notes.note_named(&applied);
     }
 
     /// Notes which objects a poll could not use.
