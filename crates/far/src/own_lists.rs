@@ -177,10 +177,11 @@ impl OwnLists {
         }
     }
 
-    /// Removes all lists that a newer one contains, because the store is closed. Ends at the first failure: what is
-    /// left expires.
+    /// Removes the lists that newer ones have contained for a while, because the store is closed. Ends at the first
+    /// failure: what is left expires, and so do younger ones, which readers may be about to fetch.
     pub(crate) fn finish(&mut self, deadline: Deadline) {
-        while let Some((number, _)) = self.superseded.front()
+        while let Some((number, due)) = self.superseded.front()
+            && *due <= self.clock.now()
             && !deadline.expired(self.clock.now())
         {
             let name = self.writer.object(Object::Removals(*number));

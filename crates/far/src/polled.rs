@@ -30,6 +30,9 @@ pub struct Polled {
     /// The location's time when the poll began; `None` if it is not known, or if the poll did not ask: one in
     /// [`LIST_EVERY`](crate::LIST_EVERY) asks, the first one included.
     pub now: Option<Duration>,
+    /// A time that is not later than the location's, if that is not known: all lists that had gone when they were listed
+    /// had gone before it, or at it.
+    pub not_before: Option<Duration>,
     /// The first failure of the location. What was not reached is looked at by the next poll.
     pub failure: Option<IoError>,
 }

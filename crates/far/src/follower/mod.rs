@@ -1,6 +1,6 @@
 //! Follows what all writers publish.
 //!
-//! 1. A poll reads the new lists of removals first. Then it fetches the catalogs behind the newest known one of each
+//! 1. A poll reads the new lists of removals first. If that fails, it reads no catalog: its blocks may be removed. Then it fetches the catalogs behind the newest known one of each
 //!    writer: one lookup if there is none. Every [`LIST_EVERY`] polls it lists the folders, finds packs that are gone,
 //!    and catalogs that appeared out of order.
 //! 2. An object or a folder that cannot be used costs only itself: it is counted, and tried again at later listings.
@@ -121,19 +121,19 @@ impl Follower {
         self.polls += 1;
         let began = self.clock.now();
         let mut polled = Polled::default();
-        if lists || self.asked.is_none_or(|asked| began.since(asked) >= ASK_AFTER) {
-            self.asked = Some(began);
-            match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
-                Ok(now) => polled.now = Some(now),
-                Err(error @ IoError::Deadline) => polled.fail(error),
-                // Nothing can be written there.
-                Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
-            }
+        let asks = lists || self.asked.is_none_or(|asked| began.since(asked) >= ASK_AFTER);
+        if asks {
+            self.ask_time(&mut polled);
         }
         if !polled.hangs() {
             self.lists.follow(lists, &mut self.bad, &mut polled);
         }
-        if !polled.hangs() {
+        if asks {
+            self.ask_bound(&mut polled);
+            let is_known = polled.now.is_some() || polled.not_before.is_some();
+            self.asked = Some(began).filter(|_| is_known);
+        }
+        if polled.at_location.is_some() && !polled.hangs() {
             self.follow_writers(lists, &mut polled);
         }
         if lists && polled.failure.is_none() && polled.at_location.is_some() {
@@ -141,6 +141,26 @@ impl Follower {
         }
         self.bad.report(&mut polled);
         polled
+    }
+
+    fn ask_time(&self, polled: &mut Polled) {
+        match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
+            Ok(now) => polled.now = Some(now),
+            Err(error @ IoError::Deadline) => polled.fail(error),
+            // Nothing can be written there.
+            Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
+        }
+    }
+
+    /// Asks for a bound on a time that is unknown, after the lists were read: what is missing there had gone before.
+    fn ask_bound(&self, polled: &mut Polled) {
+        if polled.now.is_some() || polled.at_location.is_none() {
+            return;
+        }
+        match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.removals_changed(ask)) {
+            Ok(changed) => polled.not_before = Some(changed),
+            Err(error) => polled.fail(error),
+        }
     }
 
     fn follow_writers(&mut self, lists: bool, polled: &mut Polled) {

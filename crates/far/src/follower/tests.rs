@@ -275,16 +275,18 @@ fn lists_that_cannot_be_used_are_counted_named_skipped_and_tried_again_at_listin
 }
 
 #[test]
-fn a_folder_of_lists_of_another_user_is_named_and_catalogs_are_followed() {
+fn catalogs_are_not_followed_while_lists_of_removals_cannot_be_read() {
     let mut setup = Setup::new();
     setup.publish_block(1, 1, 20, &[]);
     setup.break_name("removals", EACCES);
     let polled = setup.follower.poll();
-    assert!(polled.at_location.is_none() && polled.failure.is_none() && setup.finds(20));
+    assert!(polled.at_location.is_none() && polled.failure.is_none() && !setup.finds(20));
     assert_eq!(polled.newest_bad.unwrap().name, "removals");
+    setup.break_name("removals", EIO);
+    assert!(setup.follower.poll().failure.is_some() && !setup.finds(20));
     setup.clear_faults();
     let polled = setup.follower.poll();
-    assert!(polled.at_location.is_some() && polled.bad_now == 0);
+    assert!(polled.at_location.is_some() && polled.bad_now == 0 && setup.finds(20));
 }
 
 #[test]
@@ -372,6 +374,17 @@ fn the_time_of_the_location_is_asked_at_listings_and_may_be_unknown() {
     setup.poll(LIST_EVERY - 2);
     let polled = setup.follower.poll();
     assert!(polled.now.is_none() && polled.failure.is_none() && polled.at_location.is_some());
+    assert_eq!(polled.not_before, Some(Duration::ZERO), "there never was a list");
+    setup.manual.advance(ASK_AFTER);
+    setup.publish_list(5, 1, &[removal(5, 1, 10)]);
+    let changed = setup.clock.now().since(Nanos::default());
+    setup.break_name("removals changed", EIO);
+    setup.manual.advance(ASK_AFTER);
+    assert_eq!(setup.follower.poll().not_before, None);
+    setup.clear_faults();
+    setup.break_name("now", EACCES);
+    assert_eq!(setup.follower.poll().not_before, Some(changed), "the next poll asks again");
+    assert_eq!(setup.follower.poll().not_before, None);
 }
 
 #[test]

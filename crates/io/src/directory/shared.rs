@@ -276,6 +276,21 @@ impl SharedDirectory {
         Ok(self.now()?.saturating_sub(modified(&changed)))
     }
 
+    /// When a file last appeared in a folder or was removed from it, since 1970; zero if there is no such folder. The
+    /// clock is that of [`Self::age`].
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`].
+    pub fn folder_changed(&self, folder: &str) -> Result<Duration, IoError> {
+        check_visible(folder);
+        match stat_at(&self.directory, folder) {
+            Ok(changed) => Ok(modified(&changed)),
+            Err(Errno::NOENT) => Ok(Duration::ZERO),
+            Err(errno) => Err(IoError::os("stat", folder, errno)),
+        }
+    }
+
     /// The present time of the file system, since 1970. The clock is that of [`Self::age`].
     ///
     /// # Errors

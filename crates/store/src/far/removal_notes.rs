@@ -10,16 +10,20 @@
 //! 5. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
 //!    becomes one of their namespace.
 
+mod stored_record;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId, Result, StoreId};
-use dalsegno_far::{
-    Applied, MAX_PENDING_BYTES, MAX_RECORD_BYTES, Removal, RemovalId, RemovalRecord, WriterId,
-};
+use dalsegno_far::{Applied, MAX_PENDING_BYTES, Removal, RemovalId, RemovalRecord, WriterId};
 use dalsegno_log::{LogError, StoreFiles};
 use parking_lot::Mutex;
+
+pub(crate) use self::stored_record::pending_in;
+use self::stored_record::{StoredRecord, read_record};
 
 /// Most removals that wait to be published.
 const MOST_PENDING: usize = 65_536;
@@ -131,7 +135,7 @@ impl RemovalNotes {
     /// Reads what a store noted before; `None` if it has never used a far location, and `has_far` says that it does not
     /// now.
     pub(crate) fn open(files: &StoreFiles, own: WriterId, has_far: bool) -> Option<Arc<Self>> {
-        let Stored { record, exists } = read_record(files, own.store);
+        let StoredRecord { record, exists } = read_record(files, own.store);
         if !exists && !has_far {
             return None;
         }
@@ -300,14 +304,14 @@ impl RemovalNotes {
         self.state.lock().applied.contains(id)
     }
 
-    /// The location's time at the last complete poll, in milliseconds.
-    pub(crate) fn polled_at_ms(&self) -> Option<u64> {
-        self.state.lock().polled_at_ms
+    /// The location's time at the last complete poll.
+    pub(crate) fn polled_at(&self) -> Option<Duration> {
+        self.state.lock().polled_at_ms.map(Duration::from_millis)
     }
 
     /// Notes that everything at the location is applied, if removals of earlier opens that are pending are. Returns
     /// whether that is so.
-    pub(crate) fn note_location(&self, at_location: &Applied, now_ms: Option<u64>) -> bool {
+    pub(crate) fn note_location(&self, at_location: &Applied, time: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         let is_open = |(id, removal): (&RemovalId, &PendingRemoval)| {
             id.by != self.own && removal.here != HereState::Applied
@@ -324,7 +328,7 @@ impl RemovalNotes {
             state.applied = applied;
             state.changes += 1;
         }
-        if let Some(now_ms) = now_ms {
+        if let Some(now_ms) = time.and_then(|time| u64::try_from(time.as_millis()).ok()) {
             state.polled_at_ms = Some(now_ms);
             let stored = state.stored_polled_at_ms;
             let is_later = stored.is_none_or(|stored| now_ms >= stored + STORE_TIME_AFTER_MS);
@@ -439,47 +443,6 @@ impl NotesState {
             pending: self.pending.iter().map(|(id, removal)| removal.named(*id)).collect(),
         }
     }
-}
-
-/// What the files of a store say.
-struct Stored {
-    /// The newest record that can be used.
-    record: Option<RemovalRecord>,
-    /// Whether there is any file.
-    exists: bool,
-}
-
-fn read_record(files: &StoreFiles, store: StoreId) -> Stored {
-    let mut found = Stored { record: None, exists: false };
-    for bytes in files.read_removals(MAX_RECORD_BYTES).into_iter().flatten() {
-        found.exists = true;
-        let decoded = bytes
-            .map_err(|error| error.to_string())
-            .and_then(|bytes| RemovalRecord::decode(&bytes).map_err(|error| error.to_string()));
-        match decoded {
-            Ok(record) if record.store == store => {
-                let is_newer =
-                    found.record.as_ref().is_none_or(|one| one.generation < record.generation);
-                if is_newer {
-                    found.record = Some(record);
-                }
-            }
-            Ok(_) => tracing::warn!("a record of removals is of another store; it is not used"),
-            // A crash leaves one that is not whole; the other one counts.
-            Err(error) => tracing::debug!(%error, "a record of removals is not whole"),
-        }
-    }
-    if found.exists && found.record.is_none() {
-        tracing::warn!(
-            "no record of removals can be used; removals of other stores are applied again"
-        );
-    }
-    found
-}
-
-/// How many removals of a store wait to be published.
-pub(crate) fn pending_in(files: &StoreFiles, store: StoreId) -> u64 {
-    read_record(files, store).record.map_or(0, |record| record.pending.len() as u64)
 }
 
 #[cfg(test)]

@@ -96,13 +96,15 @@ fn the_location_counts_as_applied_only_without_open_removals_of_earlier_opens() 
     let other = RemovalId { by: WriterId { store: StoreId([9; 16]), open: 7 }, number: 4 };
     let at_location: Applied = [other].into_iter().collect();
     let held = notes(&[(1, HereState::Applied), (2, HereState::Failed)]);
-    assert!(!held.note_location(&at_location, Some(5)));
-    assert!(!held.is_applied(other) && held.polled_at_ms().is_none());
+    assert!(!held.note_location(&at_location, Some(Duration::from_millis(5))));
+    assert!(!held.is_applied(other) && held.polled_at().is_none());
     held.note_applied(RemovalId { by: EARLIER, number: 2 });
-    assert!(held.note_location(&at_location, Some(5)) && held.is_applied(other));
+    assert!(
+        held.note_location(&at_location, Some(Duration::from_millis(5))) && held.is_applied(other)
+    );
     assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }));
     assert!(held.note_location(&at_location, None), "the time is unknown");
-    assert_eq!(held.polled_at_ms(), Some(5));
+    assert_eq!(held.polled_at(), Some(Duration::from_millis(5)));
     assert!(held.note_location(&Applied::default(), None) && !held.is_applied(other));
     assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }), "pending removals stay");
 }
