@@ -27,14 +27,24 @@ pub struct Polled {
     /// The newest removal of each other writer that is at the location; `None` if this poll could not read all of them.
     /// Each was in `removals` of this poll or an earlier one.
     pub at_location: Option<Applied>,
-    /// The location's time when the poll began; `None` if it is not known, or if the poll did not ask: one in
-    /// [`LIST_EVERY`](crate::LIST_EVERY) asks, the first one included.
-    pub now: Option<Duration>,
-    /// A time that is not later than the location's, if that is not known: all lists that had gone when they were listed
-    /// had gone before it, or at it.
-    pub not_before: Option<Duration>,
+    /// The location's time when the poll began. One poll in [`LIST_EVERY`](crate::LIST_EVERY) asks for it, the first
+    /// one included.
+    pub time: LocationTime,
     /// The first failure of the location. What was not reached is looked at by the next poll.
     pub failure: Option<IoError>,
+}
+
+/// What a poll knows of the location's time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocationTime {
+    /// It did not ask, or that failed.
+    #[default]
+    Unknown,
+    /// The location does not show it. It is not earlier than this: the lists that a listing did not show any more had
+    /// gone by then.
+    NotBefore(Duration),
+    /// The location's time.
+    Is(Duration),
 }
 
 impl Polled {

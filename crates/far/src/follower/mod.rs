@@ -1,8 +1,8 @@
 //! Follows what all writers publish.
 //!
-//! 1. A poll reads the new lists of removals first. If that fails, it reads no catalog: its blocks may be removed. Then it fetches the catalogs behind the newest known one of each
-//!    writer: one lookup if there is none. Every [`LIST_EVERY`] polls it lists the folders, finds packs that are gone,
-//!    and catalogs that appeared out of order.
+//! 1. A poll reads the new lists of removals first. If that fails, it reads no catalog: its blocks may be removed. Then
+//!    it fetches the catalogs behind the newest known one of each writer: one lookup if there is none. Every
+//!    [`LIST_EVERY`] polls it lists the folders, finds packs that are gone, and catalogs that appeared out of order.
 //! 2. An object or a folder that cannot be used costs only itself: it is counted, and tried again at later listings.
 //! 3. A writer without a new beat, pack or catalog in [`QUIET_LISTS`] listings is looked at only by listings: it ended,
 //!    or is suspended. A writer that runs has a new beat each minute.
@@ -24,7 +24,7 @@ use self::lists::ListFollower;
 use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
-use crate::polled::Polled;
+use crate::polled::{LocationTime, Polled};
 use crate::replies::{Replies, wait_for};
 use crate::signs::Signs;
 use crate::tier::{Listed, Tier};
@@ -130,8 +130,7 @@ impl Follower {
         }
         if asks {
             self.ask_bound(&mut polled);
-            let is_known = polled.now.is_some() || polled.not_before.is_some();
-            self.asked = Some(began).filter(|_| is_known);
+            self.asked = Some(began).filter(|_| polled.time != LocationTime::Unknown);
         }
         if polled.at_location.is_some() && !polled.hangs() {
             self.follow_writers(lists, &mut polled);
@@ -145,7 +144,7 @@ impl Follower {
 
     fn ask_time(&self, polled: &mut Polled) {
         match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
-            Ok(now) => polled.now = Some(now),
+            Ok(now) => polled.time = LocationTime::Is(now),
             Err(error @ IoError::Deadline) => polled.fail(error),
             // Nothing can be written there.
             Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
@@ -154,11 +153,11 @@ impl Follower {
 
     /// Asks for a bound on a time that is unknown, after the lists were read: what is missing there had gone before.
     fn ask_bound(&self, polled: &mut Polled) {
-        if polled.now.is_some() || polled.at_location.is_none() {
+        if polled.time != LocationTime::Unknown || polled.at_location.is_none() {
             return;
         }
         match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.removals_changed(ask)) {
-            Ok(changed) => polled.not_before = Some(changed),
+            Ok(changed) => polled.time = LocationTime::NotBefore(changed),
             Err(error) => polled.fail(error),
         }
     }

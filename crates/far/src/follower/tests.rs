@@ -368,23 +368,25 @@ fn a_writer_whose_objects_fail_for_the_moment_is_read_by_the_next_poll_and_other
 fn the_time_of_the_location_is_asked_at_listings_and_may_be_unknown() {
     let mut setup = Setup::new();
     setup.manual.advance(Duration::from_secs(5));
-    assert_eq!(setup.follower.poll().now, Some(Duration::from_secs(5)));
-    assert_eq!(setup.follower.poll().now, None);
+    let time = LocationTime::Is(Duration::from_secs(5));
+    assert_eq!(setup.follower.poll().time, time);
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
     setup.break_name("now", EACCES);
     setup.poll(LIST_EVERY - 2);
     let polled = setup.follower.poll();
-    assert!(polled.now.is_none() && polled.failure.is_none() && polled.at_location.is_some());
-    assert_eq!(polled.not_before, Some(Duration::ZERO), "there never was a list");
+    assert!(polled.failure.is_none() && polled.at_location.is_some());
+    let never = LocationTime::NotBefore(Duration::ZERO);
+    assert_eq!(polled.time, never, "there never was a list");
     setup.manual.advance(ASK_AFTER);
     setup.publish_list(5, 1, &[removal(5, 1, 10)]);
-    let changed = setup.clock.now().since(Nanos::default());
+    let changed = LocationTime::NotBefore(setup.clock.now().since(Nanos::default()));
     setup.break_name("removals changed", EIO);
     setup.manual.advance(ASK_AFTER);
-    assert_eq!(setup.follower.poll().not_before, None);
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
     setup.clear_faults();
     setup.break_name("now", EACCES);
-    assert_eq!(setup.follower.poll().not_before, Some(changed), "the next poll asks again");
-    assert_eq!(setup.follower.poll().not_before, None);
+    assert_eq!(setup.follower.poll().time, changed, "the next poll asks again");
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
 }
 
 #[test]
@@ -404,8 +406,8 @@ fn removals_are_reported_for_an_hour_after_their_last_list_has_gone() {
 #[test]
 fn regression_a_host_that_was_suspended_asks_for_the_time_at_its_next_poll() {
     let mut setup = Setup::new();
-    assert!(setup.follower.poll().now.is_some());
+    assert!(matches!(setup.follower.poll().time, LocationTime::Is(_)));
     setup.manual.advance(ASK_AFTER);
-    assert!(setup.follower.poll().now.is_some(), "removals may have expired");
-    assert_eq!(setup.follower.poll().now, None);
+    assert!(matches!(setup.follower.poll().time, LocationTime::Is(_)), "removals may have expired");
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Nanos};
-use dalsegno_far::{KEEP_REMOVALS, Polled};
+use dalsegno_far::{KEEP_REMOVALS, LocationTime, Polled};
 
 /// Whether removals may be gone that cover what the store holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,9 @@ impl FreshnessTest {
 
     /// Notes what a poll that began at a moment found out about the time, also if it read nothing else.
     pub(super) fn note(&mut self, polled: &Polled, began: Nanos) {
-        self.shown = polled.now.map(|now| (began, now)).or(self.shown);
+        if let LocationTime::Is(now) = polled.time {
+            self.shown = Some((began, now));
+        }
     }
 
     /// Judges by a poll that began at a moment and read all lists.
@@ -68,7 +70,7 @@ impl FreshnessTest {
                 let by_location = by_location.map(|(now, then)| now.saturating_sub(then));
                 Some(began.since(passed.began).max(by_location.unwrap_or_default()))
             }
-            None => match (self.earlier, self.known_time(began).or(polled.not_before)) {
+            None => match (self.earlier, self.known_time(began).or(bound_of(polled))) {
                 (None, _) => Some(Duration::ZERO),
                 (Some(then), Some(now)) => Some(now.saturating_sub(then)),
                 (Some(_), None) => None,
@@ -88,12 +90,19 @@ impl FreshnessTest {
 
     /// The location's time when a poll began, or an earlier time if the location does not show it.
     pub(super) fn time(&self, polled: &Polled, began: Nanos) -> Option<Duration> {
-        let bound = || polled.not_before.max(self.earlier);
+        let bound = || bound_of(polled).max(self.earlier);
         self.known_time(began).or_else(bound)
     }
 
     fn known_time(&self, began: Nanos) -> Option<Duration> {
         self.shown.map(|(since, time)| time + began.since(since))
+    }
+}
+
+fn bound_of(polled: &Polled) -> Option<Duration> {
+    match polled.time {
+        LocationTime::NotBefore(bound) => Some(bound),
+        LocationTime::Unknown | LocationTime::Is(_) => None,
     }
 }
 
@@ -111,7 +120,9 @@ mod tests {
     }
 
     fn polled(now: Option<Duration>, not_before: Option<Duration>) -> Polled {
-        Polled { now, not_before, ..Polled::default() }
+        let bound = not_before.map_or(LocationTime::Unknown, LocationTime::NotBefore);
+        let time = now.map_or(bound, LocationTime::Is);
+        Polled { time, ..Polled::default() }
     }
 
     #[test]
