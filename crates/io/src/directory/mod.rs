@@ -9,7 +9,6 @@ mod open_files;
 mod place;
 mod publish;
 mod shared;
-mod shared_times;
 
 pub use self::local::{DirectoryOptions, LocalDirectory};
 pub use self::lock::{DirectoryLock, LockError};

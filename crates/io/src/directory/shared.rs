@@ -12,13 +12,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::direct_io::{self, DirectIoTrial};
-use super::entries::{CONFINED, check_name, is_plain, is_regular, size, space_of, stat_at};
+use super::entries::{
+    CONFINED, check_name, is_plain, is_regular, modified, names_in, size, space_of, stat_at,
+};
 use super::open_files::{OpenFiles, SharedFile};
 use super::publish::{Renames, TemporaryFile, create_folder, is_temporary, sync_directory};
 use crate::engine::{check_bounds, read, retried};
@@ -245,6 +248,61 @@ impl SharedDirectory {
         Ok(entries)
     }
 
+    /// The time since a file was written. A new temporary file has the file system's present time, so clocks of hosts
+    /// matter only where the file system uses them.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`]: with `ENOENT` if there is no such file.
+    pub fn age(&self, folder: &str, name: &str) -> Result<Duration, IoError> {
+        let label = path_of(folder, name);
+        let written = self
+            .folder(folder)
+            .and_then(|directory| stat_at(directory, name))
+            .map_err(|errno| IoError::os("stat", label, errno))?;
+        Ok(self.now()?.saturating_sub(modified(&written)))
+    }
+
+    /// The time since a file appeared in a folder or was removed from it, where the file system notes that, or since
+    /// the folder was created. The clock is that of [`Self::age`].
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`]: with `ENOENT` if there is no such folder.
+    pub fn folder_age(&self, folder: &str) -> Result<Duration, IoError> {
+        check_visible(folder);
+        let changed =
+            stat_at(&self.directory, folder).map_err(|errno| IoError::os("stat", folder, errno))?;
+        Ok(self.now()?.saturating_sub(modified(&changed)))
+    }
+
+    /// When a file last appeared in a folder or was removed from it, since 1970; zero if there is no such folder. The
+    /// clock is that of [`Self::age`].
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`].
+    pub fn folder_changed(&self, folder: &str) -> Result<Duration, IoError> {
+        check_visible(folder);
+        match stat_at(&self.directory, folder) {
+            Ok(changed) => Ok(modified(&changed)),
+            Err(Errno::NOENT) => Ok(Duration::ZERO),
+            Err(errno) => Err(IoError::os("stat", folder, errno)),
+        }
+    }
+
+    /// The present time of the file system, since 1970. The clock is that of [`Self::age`].
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] if no file can be created.
+    pub fn now(&self) -> Result<Duration, IoError> {
+        let temporary = TemporaryFile::create(&self.directory, "now", false)?;
+        let now = rustix::fs::fstat(temporary.descriptor())
+            .map_err(|errno| IoError::os("stat", "a temporary file", errno))?;
+        Ok(modified(&now))
+    }
+
     /// Space of the file system.
     ///
     /// # Errors
@@ -256,7 +314,7 @@ impl SharedDirectory {
     }
 
     /// An existing folder, as the start of a path.
-    pub(super) fn folder(&self, folder: &str) -> Result<OwnedFd, Errno> {
+    fn folder(&self, folder: &str) -> Result<OwnedFd, Errno> {
         self.open_folder(folder, OFlags::PATH)
     }
 
@@ -374,13 +432,13 @@ impl SharedDirectory {
 }
 
 /// A file's name for errors and for the table of open files.
-pub(super) fn path_of(folder: &str, name: &str) -> String {
+fn path_of(folder: &str, name: &str) -> String {
     check_visible(folder);
     check_visible(name);
     format!("{folder}/{name}")
 }
 
-pub(super) fn check_visible(name: &str) {
+fn check_visible(name: &str) {
     check_name(name);
     assert!(is_visible(name), "{name:?} is hidden");
 }
@@ -388,20 +446,4 @@ pub(super) fn check_visible(name: &str) {
 /// Whether a name is one that this code gives to a folder or to a complete file.
 fn is_visible(name: &str) -> bool {
     is_plain(name) && !name.starts_with('.')
-}
-
-/// Every name in a directory with its kind, which may be unknown.
-pub(super) fn names_in(directory: &OwnedFd) -> Result<Vec<(String, FileType)>, Errno> {
-    let mut names = Vec::new();
-    // Opened again: each listing has a position of its own.
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | CONFINED;
-    let opened = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
-    for found in Dir::new(opened)? {
-        let found = found?;
-        if !matches!(found.file_name().to_bytes(), b"." | b"..") {
-            let name = found.file_name().to_string_lossy().into_owned();
-            names.push((name, found.file_type()));
-        }
-    }
-    Ok(names)
 }
