@@ -40,7 +40,7 @@ pub use format::{MAX_PENDING_BYTES, MAX_RECORD_BYTES, RemovalRecord};
 pub use index::{FarIndex, FarIndexView, FarPlace, Indexed, RecordAt};
 pub use names::{Object, ObjectName, WriterId};
 pub use own_lists::{KEEP_REMOVALS, LIST_EXPIRES};
-pub use polled::{BadObject, Polled};
+pub use polled::{BadObject, LocationTime, Polled};
 pub use publisher::{IN_FLIGHT, Publisher};
 pub use publishing::{PublisherOptions, PublisherStats, Refused};
 pub use reader::{FarReader, FarReading, FarShape, FarWanted};

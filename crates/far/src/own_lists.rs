@@ -180,10 +180,16 @@ impl OwnLists {
         self.remove_leaving(Deadline::Never)
     }
 
-    /// Removes all lists that a newer one contains, because the store is closed. What is left expires.
+    /// Removes the lists that newer ones have contained for a while, because the store is closed. What is left expires,
+    /// and so do younger ones, which readers may be about to fetch.
     pub(crate) fn finish(&mut self, deadline: Deadline) {
         let now = self.clock.now();
-        self.superseded.drain(..).for_each(|(number, _)| self.leaving.add(number, now));
+        while let Some((number, due)) = self.superseded.front().copied()
+            && due <= now
+        {
+            self.leaving.add(number, due);
+            self.superseded.pop_front();
+        }
         if let Err(error) = self.remove_leaving(deadline) {
             tracing::debug!(%error, "lists of removals that newer ones contain stay until they expire");
         }

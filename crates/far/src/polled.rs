@@ -29,27 +29,30 @@ pub struct Polled {
     /// The newest removal of each other writer that is at the location; `None` if this poll could not read all of them.
     /// Each was in `removals` of this poll or an earlier one.
     pub at_location: Option<Applied>,
-    /// The location's time when the poll began; `None` if it is not known, or if the poll did not ask: one in
-    /// [`LIST_EVERY`](crate::LIST_EVERY) asks, the first one included.
-    pub now: Option<Duration>,
+    /// The location's time when the poll began. One poll in [`LIST_EVERY`](crate::LIST_EVERY) asks for it, the first
+    /// one included.
+    pub time: LocationTime,
     /// The first failure of the location. What was not reached is looked at by the next poll.
     pub failure: Option<IoError>,
-    unread: BTreeSet<StoreId>,
+    /// The stores with a list of removals that cannot be used. Their removals in `at_location` count as applied only as
+    /// far as they did before: those of that list may come before them.
+    pub unread: BTreeSet<StoreId>,
+}
+
+/// What a poll knows of the location's time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocationTime {
+    /// It did not ask, or that failed.
+    #[default]
+    Unknown,
+    /// The location does not show it. It is not earlier than this: the lists that a listing did not show any more had
+    /// gone by then.
+    NotBefore(Duration),
+    /// The location's time.
+    Is(Duration),
 }
 
 impl Polled {
-    /// The stores with a list of removals that cannot be used. Their removals in `at_location` count as applied only as
-    /// far as they did before: those of that list may come before them.
-    #[must_use]
-    pub fn unread(&self) -> &BTreeSet<StoreId> {
-        &self.unread
-    }
-
-    /// Notes what is at the location, and the stores with a list that cannot be used.
-    pub(crate) fn read_all(&mut self, at_location: Applied, unread: BTreeSet<StoreId>) {
-        (self.at_location, self.unread) = (Some(at_location), unread);
-    }
-
     /// Notes a failure of the location. The first one of a poll is reported.
     pub(crate) fn fail(&mut self, error: IoError) {
         tracing::debug!(%error, "a part of a far location was not followed");

@@ -132,6 +132,10 @@ impl Tier for FaultyTier {
         self.inner.now(ask);
     }
 
+    fn removals_changed(&self, ask: Ask<Duration>) {
+        self.inner.removals_changed(ask);
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         self.inner.writers(ask);
     }

@@ -1,22 +1,29 @@
 //! The real clock.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dalsegno_core::{Clock, Nanos};
+use rustix::time::{ClockId, clock_gettime};
 
-/// The machine's monotonic clock, counted from the creation of the value.
+/// The machine's monotonic clock, counted from the creation of the value. It counts the time in which the machine is
+/// suspended.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
-    start: Instant,
+    start: Duration,
 }
 
 impl SystemClock {
     /// A clock that starts now.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "the one place that reads the machine's clock")]
     pub fn new() -> Self {
-        Self { start: Instant::now() }
+        Self { start: since_boot() }
     }
+}
+
+/// The time since the machine was started. A clock of the kernel never fails to be read.
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).expect("below a second"))
 }
 
 impl Default for SystemClock {
@@ -28,7 +35,7 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Nanos {
         // The first moment is one tick, so that `Nanos::default()` is always in the past.
-        Nanos::default().after(self.start.elapsed() + Duration::from_nanos(1))
+        Nanos::default().after(since_boot().saturating_sub(self.start) + Duration::from_nanos(1))
     }
 }
 

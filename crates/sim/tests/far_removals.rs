@@ -23,10 +23,12 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dalsegno_core::FarWrite;
 use dalsegno_io::BufferPool;
 use dalsegno_sim::Random;
 use dose::dose;
-use steps::{HOSTS, Script};
+use rough_tier::Trouble;
+use steps::{HOSTS, Script, away_for_a_week};
 use world::World;
 
 /// Steps of a history.
@@ -48,7 +50,8 @@ impl Drop for HistoryReport {
 
 /// Runs a history; returns how many answers were compared, and how many were hits of blocks of other hosts.
 fn run(seed: u64, pool: &BufferPool) -> (u64, u64) {
-    let world = World::new(seed, pool);
+    let write = if seed.is_multiple_of(5) { FarWrite::SecondPut } else { FarWrite::Put };
+    let world = World::new(seed, write, pool);
     let report = HistoryReport(Arc::clone(&world), seed);
     for host in 0..HOSTS {
         if host < 2 || seed.is_multiple_of(3) {
@@ -77,4 +80,16 @@ fn no_get_returns_what_a_removal_covers_and_later_puts_live() {
         (histories, checks, far_hits) = (histories + 1, checks + compared, far_hits + hits);
     }
     println!("{histories} histories, {checks} answers, {far_hits} blocks of other hosts");
+}
+
+#[test]
+fn a_host_that_was_away_while_a_removal_expired_brings_nothing_back() {
+    let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+    for trouble in [None, Some(Trouble::ReadOnly), Some(Trouble::NoCatalogs)] {
+        let world = World::new(1, FarWrite::SecondPut, &pool);
+        let report = HistoryReport(Arc::clone(&world), 1);
+        away_for_a_week(trouble).iter().for_each(|step| world.act(step));
+        checks::come_to_rest(&world);
+        drop(report);
+    }
 }

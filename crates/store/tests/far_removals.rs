@@ -152,6 +152,30 @@ fn a_local_log_that_hangs_does_not_keep_other_hosts_from_following() {
 }
 
 #[test]
+fn two_threads_that_remove_at_the_same_time_do_not_cover_later_puts() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    let rounds = 20;
+    // The second thread's removals wait for those of the first one, whose numbers are smaller.
+    std::thread::scope(|scope| {
+        for first in [1, 2] {
+            let a = &a;
+            scope.spawn(move || {
+                for name in (first..).step_by(2).take(rounds) {
+                    a.put(name, 1);
+                    a.remove(Some(name), 1).unwrap();
+                    a.put(name, 1);
+                }
+            });
+        }
+    });
+    a.follow(far.path());
+    b.follow(far.path());
+    let missing = || (1..=2 * rounds as u64).filter(|name| b.present(*name, 1) == 0).count();
+    until("the other host finds all that was put later", || missing() == 0);
+}
+
+#[test]
 fn many_removals_leave_few_lists() {
     let far = tempfile::tempdir().unwrap();
     let (a, b) = (Host::new(far.path()), Host::new(far.path()));

@@ -87,7 +87,8 @@ impl ListFollower {
             match self.fetch(wanted, bad, polled) {
                 Fetched::All => {
                     self.forget_gone(&names, bad);
-                    return polled.read_all(self.at_location(), self.unread());
+                    (polled.at_location, polled.unread) = (Some(self.at_location()), self.unread());
+                    return;
                 }
                 Fetched::SomeGone => {}
                 Fetched::Failed => return,

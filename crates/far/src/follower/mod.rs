@@ -1,8 +1,8 @@
 //! Follows what all writers publish.
 //!
-//! 1. A poll reads the new lists of removals first. Then it fetches the catalogs behind the newest known one of each
-//!    writer: one lookup if there is none. Every [`LIST_EVERY`] polls it lists the folders, finds packs that are gone,
-//!    and catalogs that appeared out of order.
+//! 1. A poll reads the new lists of removals first. If that fails, it reads no catalog: its blocks may be removed. Then
+//!    it fetches the catalogs behind the newest known one of each writer: one lookup if there is none. Every
+//!    [`LIST_EVERY`] polls it lists the folders, finds packs that are gone, and catalogs that appeared out of order.
 //! 2. An object or a folder that cannot be used costs only itself: it is counted, and tried again at later listings.
 //! 3. A writer without a new beat, pack or catalog in [`QUIET_LISTS`] listings is looked at only by listings: it ended,
 //!    or is suspended. A writer that runs has a new beat each minute.
@@ -26,7 +26,7 @@ use self::lists::ListFollower;
 use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
-use crate::polled::Polled;
+use crate::polled::{LocationTime, Polled};
 use crate::replies::{Replies, wait_for};
 use crate::signs::Signs;
 use crate::tier::{Listed, Tier};
@@ -127,21 +127,20 @@ impl Follower {
         self.polls += 1;
         let began = self.clock.now();
         let mut polled = Polled::default();
-        if lists || self.asked.is_none_or(|asked| began.since(asked) >= ASK_AFTER) {
-            self.asked = Some(began);
-            match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
-                Ok(now) => polled.now = Some(now),
-                Err(error @ IoError::Deadline) => polled.fail(error),
-                // Nothing can be written there.
-                Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
-            }
+        let asks = lists || self.asked.is_none_or(|asked| began.since(asked) >= ASK_AFTER);
+        if asks {
+            self.ask_time(&mut polled);
         }
         if !polled.hangs() {
             self.lists.follow(lists, &mut self.bad, &mut polled);
         }
+        if asks {
+            self.ask_bound(&mut polled);
+            self.asked = Some(began).filter(|_| polled.time != LocationTime::Unknown);
+        }
         if self.is_elsewhere() {
-            polled.at_location = None;
-        } else if !polled.hangs() {
+            (polled.at_location, polled.time) = (None, LocationTime::Unknown);
+        } else if polled.at_location.is_some() && !polled.hangs() {
             self.follow_writers(lists, &mut polled);
             if lists && polled.failure.is_none() && polled.at_location.is_some() {
                 self.index.known().set_complete(began, self.reopened);
@@ -160,6 +159,26 @@ impl Follower {
             (self.reopened, self.polls) = (reopened, 0);
         }
         is_elsewhere
+    }
+
+    fn ask_time(&self, polled: &mut Polled) {
+        match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.now(ask)) {
+            Ok(now) => polled.time = LocationTime::Is(now),
+            Err(error @ IoError::Deadline) => polled.fail(error),
+            // Nothing can be written there.
+            Err(error) => tracing::debug!(%error, "the time of a far location is unknown"),
+        }
+    }
+
+    /// Asks for a bound on a time that is unknown, after the lists were read: what is missing there had gone before.
+    fn ask_bound(&self, polled: &mut Polled) {
+        if polled.time != LocationTime::Unknown || polled.at_location.is_none() {
+            return;
+        }
+        match wait_for(&self.clock, CALL_LIMIT, |ask| self.tier.removals_changed(ask)) {
+            Ok(changed) => polled.time = LocationTime::NotBefore(changed),
+            Err(error) => polled.fail(error),
+        }
     }
 
     fn follow_writers(&mut self, lists: bool, polled: &mut Polled) {

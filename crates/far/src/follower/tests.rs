@@ -278,16 +278,18 @@ fn lists_that_cannot_be_used_are_counted_named_skipped_and_tried_again_at_listin
 }
 
 #[test]
-fn a_folder_of_lists_of_another_user_is_named_and_catalogs_are_followed() {
+fn catalogs_are_not_followed_while_lists_of_removals_cannot_be_read() {
     let mut setup = Setup::new();
     setup.publish_block(1, 1, 20, &[]);
     setup.break_name("removals", EACCES);
     let polled = setup.follower.poll();
-    assert!(polled.at_location.is_none() && polled.failure.is_none() && setup.finds(20));
+    assert!(polled.at_location.is_none() && polled.failure.is_none() && !setup.finds(20));
     assert_eq!(polled.newest_bad.unwrap().name, "removals");
+    setup.break_name("removals", EIO);
+    assert!(setup.follower.poll().failure.is_some() && !setup.finds(20));
     setup.clear_faults();
     let polled = setup.follower.poll();
-    assert!(polled.at_location.is_some() && polled.bad_now == 0);
+    assert!(polled.at_location.is_some() && polled.bad_now == 0 && setup.finds(20));
 }
 
 #[test]
@@ -369,12 +371,25 @@ fn a_writer_whose_objects_fail_for_the_moment_is_read_by_the_next_poll_and_other
 fn the_time_of_the_location_is_asked_at_listings_and_may_be_unknown() {
     let mut setup = Setup::new();
     setup.manual.advance(Duration::from_secs(5));
-    assert_eq!(setup.follower.poll().now, Some(Duration::from_secs(5)));
-    assert_eq!(setup.follower.poll().now, None);
+    let time = LocationTime::Is(Duration::from_secs(5));
+    assert_eq!(setup.follower.poll().time, time);
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
     setup.break_name("now", EACCES);
     setup.poll(LIST_EVERY - 2);
     let polled = setup.follower.poll();
-    assert!(polled.now.is_none() && polled.failure.is_none() && polled.at_location.is_some());
+    assert!(polled.failure.is_none() && polled.at_location.is_some());
+    let never = LocationTime::NotBefore(Duration::ZERO);
+    assert_eq!(polled.time, never, "there never was a list");
+    setup.manual.advance(ASK_AFTER);
+    setup.publish_list(5, 1, &[removal(5, 1, 10)]);
+    let changed = LocationTime::NotBefore(setup.clock.now().since(Nanos::default()));
+    setup.break_name("removals changed", EIO);
+    setup.manual.advance(ASK_AFTER);
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
+    setup.clear_faults();
+    setup.break_name("now", EACCES);
+    assert_eq!(setup.follower.poll().time, changed, "the next poll asks again");
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
 }
 
 #[test]
@@ -394,8 +409,8 @@ fn removals_are_reported_for_an_hour_after_their_last_list_has_gone() {
 #[test]
 fn regression_a_host_that_was_suspended_asks_for_the_time_at_its_next_poll() {
     let mut setup = Setup::new();
-    assert!(setup.follower.poll().now.is_some());
+    assert!(matches!(setup.follower.poll().time, LocationTime::Is(_)));
     setup.manual.advance(ASK_AFTER);
-    assert!(setup.follower.poll().now.is_some(), "removals may have expired");
-    assert_eq!(setup.follower.poll().now, None);
+    assert!(matches!(setup.follower.poll().time, LocationTime::Is(_)), "removals may have expired");
+    assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
 }

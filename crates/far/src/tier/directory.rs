@@ -268,6 +268,10 @@ impl Tier for DirectoryTier {
         self.answer_now(ask, |open| open.directory.now());
     }
 
+    fn removals_changed(&self, ask: Ask<Duration>) {
+        self.answer(ask, |directory| directory.folder_changed(REMOVALS_FOLDER));
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         self.answer_now(ask, |open| {
             let folders = open.directory.folders()?;

@@ -31,6 +31,8 @@ pub struct MemoryLocation {
 struct LocationContents {
     /// Created by the first object of a writer; stays when the last one is removed.
     folders: BTreeMap<WriterId, StoredFolder>,
+    /// When a list of removals last appeared or disappeared.
+    removals_changed: Nanos,
     /// The lists of removals of all writers.
     removals: BTreeMap<ObjectName, StoredObject>,
     is_full: bool,
@@ -239,6 +241,7 @@ impl LocationContents {
             if is_full {
                 return Err(IoError::no_space("write", name.to_string()));
             }
+            self.removals_changed = object.published;
             self.removals.insert(name, object);
             return Ok(());
         }
@@ -254,7 +257,9 @@ impl LocationContents {
     }
 
     fn remove(&mut self, name: ObjectName, now: Nanos) {
-        self.removals.remove(&name);
+        if self.removals.remove(&name).is_some() {
+            self.removals_changed = now;
+        }
         if let Some(folder) = self.folders.get_mut(&name.writer)
             && folder.objects.remove(&name.object).is_some()
         {
@@ -370,6 +375,10 @@ impl Tier for MemoryTier {
     fn now(&self, ask: Ask<Duration>) {
         let now = self.location.clock.now();
         self.read(ask, |_| Ok(now.since(Nanos::default())));
+    }
+
+    fn removals_changed(&self, ask: Ask<Duration>) {
+        self.read(ask, |contents| Ok(contents.removals_changed.since(Nanos::default())));
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {

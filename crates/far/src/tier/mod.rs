@@ -116,6 +116,10 @@ pub trait Tier: Source {
     /// The present time of the tier's clock, since a fixed moment. Fails where nothing can be written to find it out.
     fn now(&self, ask: Ask<Duration>);
 
+    /// When a list of removals last appeared or disappeared, by the clock of [`Tier::now`]; zero if there never was
+    /// one. Nothing is written to find it out.
+    fn removals_changed(&self, ask: Ask<Duration>);
+
     /// Lists the writers, sorted.
     fn writers(&self, ask: Ask<Vec<WriterId>>);
 

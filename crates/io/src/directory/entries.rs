@@ -2,10 +2,10 @@
 //!
 //! 1. A name is plain: it has no separator, and no path leads out of the directory.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::Space;
@@ -57,4 +57,19 @@ pub(super) fn space_of(directory: impl AsFd) -> Result<Space, Errno> {
     let reported = rustix::fs::fstatvfs(directory)?;
     let bytes = |blocks: u64| blocks.saturating_mul(reported.f_frsize);
     Ok(Space { free_bytes: bytes(reported.f_bavail), total_bytes: bytes(reported.f_blocks) })
+}
+/// Every name in a directory with its kind, which may be unknown.
+pub(super) fn names_in(directory: &OwnedFd) -> Result<Vec<(String, FileType)>, Errno> {
+    let mut names = Vec::new();
+    // Opened again: each listing has a position of its own.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | CONFINED;
+    let opened = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    for found in Dir::new(opened)? {
+        let found = found?;
+        if !matches!(found.file_name().to_bytes(), b"." | b"..") {
+            let name = found.file_name().to_string_lossy().into_owned();
+            names.push((name, found.file_type()));
+        }
+    }
+    Ok(names)
 }

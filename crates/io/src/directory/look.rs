@@ -5,8 +5,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::entries::stat_at;
-use super::shared::names_in;
+use super::entries::{names_in, stat_at};
 use crate::IoError;
 
 /// The names in a directory. Hidden ones, links and other kinds of files are left out.

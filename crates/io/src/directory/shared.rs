@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::direct_io::{self, DirectIoTrial};
 use super::entries::{
-    CONFINED, check_name, is_plain, is_regular, modified, size, space_of, stat_at,
+    CONFINED, check_name, is_plain, is_regular, modified, names_in, size, space_of, stat_at,
 };
 use super::open_files::{OpenFiles, SharedFile};
 use super::publish::{Renames, TemporaryFile, create_folder, is_temporary, sync_directory};
@@ -276,6 +276,21 @@ impl SharedDirectory {
         Ok(self.now()?.saturating_sub(modified(&changed)))
     }
 
+    /// When a file last appeared in a folder or was removed from it, since 1970; zero if there is no such folder. The
+    /// clock is that of [`Self::age`].
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`].
+    pub fn folder_changed(&self, folder: &str) -> Result<Duration, IoError> {
+        check_visible(folder);
+        match stat_at(&self.directory, folder) {
+            Ok(changed) => Ok(modified(&changed)),
+            Err(Errno::NOENT) => Ok(Duration::ZERO),
+            Err(errno) => Err(IoError::os("stat", folder, errno)),
+        }
+    }
+
     /// The present time of the file system, since 1970. The clock is that of [`Self::age`].
     ///
     /// # Errors
@@ -431,20 +446,4 @@ fn check_visible(name: &str) {
 /// Whether a name is one that this code gives to a folder or to a complete file.
 fn is_visible(name: &str) -> bool {
     is_plain(name) && !name.starts_with('.')
-}
-
-/// Every name in a directory with its kind, which may be unknown.
-pub(super) fn names_in(directory: &OwnedFd) -> Result<Vec<(String, FileType)>, Errno> {
-    let mut names = Vec::new();
-    // Opened again: each listing has a position of its own.
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | CONFINED;
-    let opened = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
-    for found in Dir::new(opened)? {
-        let found = found?;
-        if !matches!(found.file_name().to_bytes(), b"." | b"..") {
-            let name = found.file_name().to_string_lossy().into_owned();
-            names.push((name, found.file_type()));
-        }
-    }
-    Ok(names)
 }

@@ -60,6 +60,10 @@ impl World {
         let Some(store) = self.store(host) else { return };
         let layers = self.hosts[host].lock().layers.take();
         drop(layers);
+        // It polls when it is closed, if nothing may be published without.
+        self.forgive_if_old(host);
+        let all = 0..self.model.lock().removals.len();
+        self.hosts[host].lock().directory.seen.extend(all);
         store.close();
         self.hosts[host].lock().store = None;
     }

@@ -33,6 +33,8 @@ pub(crate) enum Trouble {
     Hangs,
     /// `EROFS` for whatever changes something.
     ReadOnly,
+    /// `EIO` for reads of catalogs. Removals must hold even so.
+    NoCatalogs,
 }
 
 /// Which calls fail.
@@ -129,7 +131,7 @@ impl RoughTier {
     fn next(&self, changes: bool) -> Option<Trouble> {
         let mood = &mut *self.mood.lock();
         let rule = mood.rule.as_mut()?;
-        if rule.trouble == Trouble::ReadOnly && !changes {
+        if rule.trouble == Trouble::NoCatalogs || (rule.trouble == Trouble::ReadOnly && !changes) {
             return None;
         }
         if rule.skip > 0 {
@@ -143,6 +145,11 @@ impl RoughTier {
         }
         mood.fired += 1;
         Some(trouble)
+    }
+
+    /// Whether catalogs cannot be read.
+    fn has_no_catalogs(&self) -> bool {
+        self.mood.lock().rule.is_some_and(|rule| rule.trouble == Trouble::NoCatalogs)
     }
 
     /// Whether this call fails in this way, if calls do.
@@ -175,7 +182,7 @@ impl RoughTier {
         }
         match self.next(true) {
             None => call(&self.mount, ask),
-            Some(Trouble::Fails) => ask.answer(Err(system(EIO))),
+            Some(Trouble::Fails | Trouble::NoCatalogs) => ask.answer(Err(system(EIO))),
             Some(Trouble::ReadOnly) => ask.answer(Err(system(EROFS))),
             Some(Trouble::FailsLate) => {
                 call(&self.mount, nowhere());
@@ -236,6 +243,9 @@ impl Tier for RoughTier {
     }
 
     fn fetch(&self, name: ObjectName, limit: u64, ask: Ask<Vec<u8>>) {
+        if matches!(name.object, Object::Catalog(_)) && self.has_no_catalogs() {
+            return ask.answer(Err(system(EIO)));
+        }
         self.read(ask, |mount, ask| mount.fetch(name, limit, ask));
     }
 
@@ -258,6 +268,10 @@ impl Tier for RoughTier {
         } else {
             self.read(ask, Tier::now);
         }
+    }
+
+    fn removals_changed(&self, ask: Ask<Duration>) {
+        self.read(ask, Tier::removals_changed);
     }
 
     fn writers(&self, ask: Ask<Vec<WriterId>>) {

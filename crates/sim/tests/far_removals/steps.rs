@@ -102,6 +102,7 @@ fn rule(random: &mut Random) -> Rule {
         Trouble::FailsLate,
         Trouble::Hangs,
         Trouble::ReadOnly,
+        Trouble::NoCatalogs,
     ]);
     let times = *random.pick(&[1, 1, 2, 5, 40]);
     Rule { trouble, skip: random.below(6) as u64, times }
@@ -163,7 +164,7 @@ fn shared(random: &mut Random, (one, other): (usize, usize)) -> (Span, Vec<Step>
         Step::Open(one),
         Step::Open(other),
         Step::Put(one, span),
-        Step::Far(one, FarStep::Publish, 4, SECOND),
+        publish(one),
         poll(other),
         Step::Probe(other, Span { end: CHAIN_BLOCKS, ..span }),
         Step::Get(other, span, Vec::new()),
@@ -176,13 +177,37 @@ fn poll(host: usize) -> Step {
     Step::Far(host, FarStep::Poll, 1, Duration::ZERO)
 }
 
+fn publish(host: usize) -> Step {
+    Step::Far(host, FarStep::Publish, 4, SECOND)
+}
+
+/// The location fails for a host until it is healed.
+fn failing(host: usize, trouble: Trouble) -> Step {
+    Step::Trouble(host, Rule { trouble, skip: 0, times: u64::MAX })
+}
+
+/// A host is away while a removal expires that another one has published. It has put blocks before, and puts them again
+/// when it is back; then its polls find this trouble.
+pub(crate) fn away_for_a_week(trouble: Option<Trouble>) -> Vec<Step> {
+    let span = Span { namespace: 0, chain: 0, first: 0, end: CHAIN_BLOCKS };
+    let mut steps = vec![Step::Open(0), Step::Open(1), poll(0), poll(1), Step::Put(1, span)];
+    steps.extend([poll(1), Step::Close(1), Step::Remove(0, Target::Blocks(span))]);
+    steps.extend([Step::Live(8 * DAY), Step::Far(0, FarStep::Collect, 30, MINUTE), Step::Open(1)]);
+    steps.extend(trouble.map(|trouble| failing(1, trouble)));
+    if trouble.is_some() {
+        steps.extend([poll(1), poll(1), Step::CheckAll(1)]);
+    }
+    steps.extend([Step::Put(1, span), publish(1), publish(1), poll(0), Step::CheckAll(0)]);
+    steps
+}
+
 /// Steps that follow each other.
 fn episode(random: &mut Random) -> Vec<Step> {
     let (one, other) = two_hosts(random);
     let (span, mut steps) = shared(random, (one, other));
     let target =
         if random.percent(50) { Target::Blocks(span) } else { Target::Namespace(span.namespace) };
-    let last = [Step::Far(other, FarStep::Publish, 4, SECOND), poll(one), poll(other)];
+    let last = [publish(other), poll(one), poll(other)];
     match random.below(7) {
         // A removal while blocks wait for promotion or publication.
         0 => {
@@ -215,7 +240,14 @@ fn episode(random: &mut Random) -> Vec<Step> {
         5 => {
             steps.extend([Step::Close(other), Step::Remove(one, target)]);
             steps.extend([Step::Live(8 * DAY), Step::Far(one, FarStep::Collect, 30, MINUTE)]);
-            steps.extend([Step::Open(other), poll(other)]);
+            steps.push(Step::Open(other));
+            match random.below(4) {
+                0 => steps.extend([Step::Put(other, span), publish(other), poll(one)]),
+                1 => steps.extend([failing(other, Trouble::ReadOnly), poll(other)]),
+                2 => steps.push(failing(other, Trouble::NoCatalogs)),
+                _ => {}
+            }
+            steps.push(poll(other));
         }
         // The disk does not store that a removal was applied.
         _ => {

@@ -84,7 +84,7 @@ pub(crate) struct World {
 
 impl World {
     /// Hosts with empty directories, none of them open, and one more for the end of the history.
-    pub(crate) fn new(seed: u64, pool: &BufferPool) -> Arc<Self> {
+    pub(crate) fn new(seed: u64, write: FarWrite, pool: &BufferPool) -> Arc<Self> {
         let (clock, location_clock) =
             (Arc::new(ManualClock::default()), Arc::new(ManualClock::default()));
         location_clock.advance(YEAR);
@@ -95,8 +95,7 @@ impl World {
             let named = Namespace::builder(layout).field("tenant", tenant.to_string());
             named.build().expect("one field")
         };
-        let mut random = Random::new(seed);
-        let write = if random.percent(85) { FarWrite::Put } else { FarWrite::SecondPut };
+        let random = Random::new(seed);
         let host = |number: usize| {
             let options =
                 DeviceOptions { seed: seed ^ (number as u64) << 40, ..Default::default() };

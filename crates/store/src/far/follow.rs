@@ -5,24 +5,27 @@
 //! 2. A removal that could not be made durable is tried again at the next poll, one of this store as well.
 //! 3. Removals of a namespace are applied together, so that many cost few records.
 //! 4. A store that followed nothing for a week removes everything that it holds, because removals may be gone that
-//!    cover it.
+//!    cover it. Only the lists of removals count: a catalog that cannot be read costs its blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
+use dalsegno_core::{ChainHash, Clock, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
 
 use crate::background::helper::{Duty, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
+use crate::far::freshness::{Freshness, FreshnessTest};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
 use crate::stats::add;
 
 /// How often others' lists and catalogs are looked for.
 const POLL: Duration = Duration::from_secs(2);
+/// Applied removals that are remembered while not all at the location are.
+const MOST_DONE: usize = 65_536;
 
 /// Removes blocks from the store, or a namespace if there are none.
 pub(crate) type RemoveHere =
@@ -30,9 +33,11 @@ pub(crate) type RemoveHere =
 
 /// Follows a location.
 pub(super) struct FollowDuty {
-    pub(super) far: Arc<FarTier>,
-    pub(super) follower: Follower,
-    pub(super) removals: RemovalsHere,
+    far: Arc<FarTier>,
+    follower: Follower,
+    removals: RemovalsHere,
+    /// How many polls there were.
+    polls: u64,
 }
 
 /// Applies removals of other stores.
@@ -45,17 +50,8 @@ pub(super) struct RemovalsHere {
     left: Vec<Removal>,
     /// Removals that are, until all at the location are.
     done: BTreeSet<RemovalId>,
+    test: FreshnessTest,
     freshness: Freshness,
-    /// The location's time when it was asked last, in milliseconds. It is later now.
-    now_ms: Option<u64>,
-}
-
-/// Whether removals may be gone that cover what the store holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Freshness {
-    Fresh,
-    /// It followed nothing for too long, and still holds something.
-    Stale,
 }
 
 /// The removals of one namespace.
@@ -74,30 +70,50 @@ impl Duty for FollowDuty {
     }
 
     fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
-        let mut polled = self.follower.poll();
-        self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
-        self.far.note_bad_objects(&mut polled);
-        self.removals.apply(&mut polled);
-        if let Some(error) = polled.failure {
-            tracing::debug!(%error, "poll of the far location failed");
-            add(&self.far.counters.failed_polls, 1);
-        }
+        self.poll();
         Next::After(POLL)
     }
 
     fn finish(&mut self) {
+        // What waits may be published only after a poll.
+        if self.polls == 0 && !self.far.is_idle() && !self.far.may_fill() {
+            self.poll();
+        }
         self.removals.notes.keep_time();
         self.removals.store();
     }
 }
 
+impl FollowDuty {
+    pub(super) fn new(far: &Arc<FarTier>, follower: Follower, removals: RemovalsHere) -> Self {
+        Self { far: Arc::clone(far), follower, removals, polls: 0 }
+    }
+
+    fn poll(&mut self) {
+        let began = self.removals.test.now();
+        let mut polled = self.follower.poll();
+        self.polls += 1;
+        self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
+        self.far.note_bad_objects(&mut polled);
+        self.removals.apply(&mut polled, began);
+        if let Some(error) = polled.failure {
+            tracing::debug!(%error, "poll of the far location failed");
+            add(&self.far.counters.failed_polls, 1);
+        }
+    }
+}
+
 impl RemovalsHere {
     pub(super) fn new(
-        far: &Arc<FarTier>,
-        notes: &Arc<RemovalNotes>,
+        (far, notes): (&Arc<FarTier>, &Arc<RemovalNotes>),
+        clock: &Arc<dyn Clock>,
         engine: Weak<Engine>,
         remove: RemoveHere,
     ) -> Self {
+        let test = FreshnessTest::new(Arc::clone(clock), notes.polled_at());
+        if test.has_followed_nothing() {
+            far.note_fresh(test.now());
+        }
         Self {
             far: Arc::clone(far),
             notes: Arc::clone(notes),
@@ -105,43 +121,36 @@ impl RemovalsHere {
             remove,
             left: Vec::new(),
             done: BTreeSet::new(),
-            freshness: Freshness::Fresh,
-            now_ms: None,
+            test,
+            freshness: Freshness::Unknown,
         }
     }
 
-    /// Applies the removals that are new here, and uses for packs what is applied then.
-    pub(super) fn apply(&mut self, polled: &mut Polled) {
-        let now_ms = polled.now.and_then(|now| u64::try_from(now.as_millis()).ok());
-        self.now_ms = now_ms.or(self.now_ms);
-        let is_whole = polled.at_location.is_some() && polled.failure.is_none();
-        if is_whole && self.is_stale() {
-            self.freshness = Freshness::Stale;
+    /// Applies the removals that are new here, and uses for packs what is applied then. The poll began at that moment.
+    pub(super) fn apply(&mut self, polled: &mut Polled, began: Nanos) {
+        self.test.note(polled, began);
+        if polled.at_location.is_some() && self.freshness != Freshness::Stale {
+            self.freshness = self.test.judge(polled, began);
         }
         if self.freshness == Freshness::Stale && self.remove_everything() {
             self.freshness = Freshness::Fresh;
+            self.test.pass(began);
         }
         self.add(std::mem::take(&mut polled.removals));
         self.apply_left();
         self.apply_own();
         let is_complete = self.left.is_empty() && self.freshness == Freshness::Fresh;
         if let Some(at_location) = polled.at_location.as_ref().filter(|_| is_complete) {
-            let now_ms = self.now_ms.filter(|_| is_whole);
-            if self.notes.note_location(at_location, polled.unread(), now_ms) {
-                self.done.retain(|id| polled.unread().contains(&id.by.store));
+            let time = self.test.time(polled, began);
+            if self.notes.note_location(at_location, &polled.unread, time) {
+                self.done.retain(|id| polled.unread.contains(&id.by.store));
+                self.test.pass(began);
+                self.far.note_fresh(began);
                 add(&self.far.counters.complete_polls, 1);
             }
         }
         self.store();
         self.far.use_applied(&self.notes);
-    }
-
-    /// Whether this store followed nothing for so long that removals may be gone.
-    fn is_stale(&self) -> bool {
-        let (Some(now_ms), Some(last_ms)) = (self.now_ms, self.notes.polled_at_ms()) else {
-            return false;
-        };
-        Duration::from_millis(now_ms.saturating_sub(last_ms)) >= KEEP_REMOVALS
     }
 
     /// Removes everything that the store holds; `false` if that fails.
@@ -151,6 +160,7 @@ impl RemovalsHere {
             "the store did not follow its far directory for too long: removals may have been missed, so all of its \
              blocks are removed here"
         );
+        self.far.note_stale();
         self.far.drop_waiting();
         self.far.publisher.lock().drop_unpublished();
         let Some(namespaces) = self.engine.upgrade().map(|engine| all_namespaces(&engine)) else {
@@ -186,6 +196,7 @@ impl RemovalsHere {
             of.is_whole |= hashes.is_empty();
             of.hashes.extend(hashes);
         }
+        let mut applied: BTreeSet<RemovalId> = BTreeSet::new();
         for (namespace, OfNamespace { ids, hashes, is_whole }) in by_namespace {
             let hashes: Vec<ChainHash> = hashes.into_iter().collect();
             let hashes = Some(hashes.as_slice()).filter(|_| !is_whole);
@@ -194,10 +205,14 @@ impl RemovalsHere {
                 continue;
             }
             add(&self.far.counters.applied_removals, ids.len() as u64);
+            applied.extend(&ids);
+            if self.done.len() >= MOST_DONE {
+                // Those that occur again are applied again.
+                self.done.clear();
+            }
             self.done.extend(ids);
         }
-        let Self { left, done, .. } = self;
-        left.retain(|removal| !done.contains(&removal.id));
+        self.left.retain(|removal| !applied.contains(&removal.id));
     }
 
     /// Tries again what this store removed and could not make durable.

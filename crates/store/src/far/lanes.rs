@@ -6,6 +6,8 @@
 //! 2. A removal is published before its call returns. Blocks that were put before it are not published after it.
 //! 3. What others removed is removed here when it becomes known.
 //! 4. Closing publishes what waits, within its time.
+//! 5. Packs are filled only while it is known that no removal was missed: after a poll of this open, and until a week
+//!    after the last one.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -111,8 +113,8 @@ impl FarLanes {
         );
         let LocalStore { notes, remove, .. } = &local;
         far.use_applied(notes);
-        let removals = RemovalsHere::new(far, notes, engine(), Arc::clone(remove));
-        let duty = FollowDuty { far: Arc::clone(far), follower, removals };
+        let removals = RemovalsHere::new((far, notes), clock, engine(), Arc::clone(remove));
+        let duty = FollowDuty::new(far, follower, removals);
         let follow =
             Helper::start("dalsegno-far-poll", executor, duty, first).map_err(no_thread)?;
         let duty = PromoteDuty { far: Arc::clone(far), writer: local.writer };
@@ -151,6 +153,8 @@ impl FarLanes {
     /// Ends the threads, after what waits was published or the time is over.
     pub(crate) fn close(&self, timeout: Duration) {
         self.follow.close();
+        // Its last poll decides whether anything may be published.
+        self.follow.join(Duration::from_secs(1));
         self.collect.close();
         self.promote.close();
         self.prefetch.close();
@@ -160,7 +164,6 @@ impl FarLanes {
         self.prefetch.join(Duration::from_secs(1));
         self.publish.join(timeout.min(FINISH + Duration::from_secs(1)));
         self.removals.join(Duration::from_secs(1));
-        self.follow.join(Duration::from_secs(1));
         self.collect.join(Duration::from_secs(1));
     }
 }
@@ -201,7 +204,7 @@ impl PublishDuty {
     /// Copies the next waiting extent to a pack.
     fn add_next(&mut self, publisher: &mut Publisher) -> std::result::Result<Added, IoError> {
         // Found out before the extent is looked up: this is asked at every step.
-        if publisher.waits_for_turn() {
+        if publisher.waits_for_turn() || !self.far.may_fill() {
             return Ok(Added::Enough);
         }
         let Some(waiting) = self.far.next_waiting() else { return Ok(Added::Enough) };
@@ -360,7 +363,8 @@ impl Duty for PublishDuty {
         if self.learn_capacity(&mut publisher).is_err() {
             return self.far.drop_waiting();
         }
-        while !self.far.is_idle() && !deadline.expired(self.clock.now()) {
+        // Without a poll that succeeded, removals may have been missed: nothing is published.
+        while self.far.may_fill() && !self.far.is_idle() && !deadline.expired(self.clock.now()) {
             match self.add_next(&mut publisher) {
                 Ok(Added::More) => {}
                 Ok(Added::Enough) => {

@@ -5,6 +5,7 @@
 //! | `tier` | what the paths of the store use: lookups, reads, and offers of extents |
 //! | `lanes` | the threads that publish and follow, and what they do |
 //! | `follow` | follows other stores, and applies what they removed, each removal once |
+//! | `freshness` | whether removals may have been missed |
 //! | `removal_notes`, `removal_duty` | the removals that are applied or pending, and the thread that publishes them |
 //! | `collect` | removes what dead stores left |
 //! | `promotions`, `promote` | blocks that were hit twice, and the thread that copies them to the log |
@@ -15,6 +16,7 @@
 
 pub(crate) mod collect;
 pub(crate) mod follow;
+mod freshness;
 pub(crate) mod lanes;
 mod prefetch;
 mod prefetches;

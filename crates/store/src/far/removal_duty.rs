@@ -1,15 +1,18 @@
 //! The thread that publishes removals of this store.
 //!
 //! 1. While it waits for the location it holds nothing of the store but the far tier.
-//! 2. It publishes all removals that wait in one step. One that fails is tried again, until the store is closed.
+//! 2. A call that removes ends when its removal is published, and later packs name it.
+//! 3. It publishes all removals that wait in one step. One that fails is tried again, until the store is closed.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use dalsegno_log::LogError;
+
 use crate::background::helper::{Duty, NoTask};
 use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
-use crate::far::removal_notes::RemovalNotes;
+use crate::far::removal_notes::{Incomplete, RemovalNotes};
 use crate::far::tier::FarTier;
 
 /// Pause after a failure of the location, or of the store's own device.
@@ -33,22 +36,19 @@ impl RemovalDuty {
             let (count, retry_s) = (wanted.len(), PAUSE.as_secs());
             tracing::warn!(%error, count, retry_s, "removals are not published; they are tried again");
         }
-        let outcome = published.map_err(|error| error.to_string());
+        let outcome = published.map_err(|error| Incomplete::Unpublished(error.to_string()));
         self.notes.note_published(&wanted, &outcome);
         outcome.is_ok()
     }
 
-    /// Stores what has changed; `false` if that fails.
-    fn store(&self) -> bool {
-        if !self.notes.is_changed() {
-            return true;
-        }
-        let Some(engine) = self.engine.upgrade() else { return true };
+    /// Stores what has changed.
+    fn store(&self) -> Result<(), LogError> {
+        let Some(engine) = self.engine.upgrade() else { return Ok(()) };
         let stored = self.notes.store(engine.log.store_files());
         if let Err(error) = &stored {
             tracing::debug!(%error, "the record of removals is not stored; this is tried again");
         }
-        stored.is_ok()
+        stored
     }
 }
 
@@ -62,8 +62,16 @@ impl Duty for RemovalDuty {
     fn step(&mut self, _: &TaskQueue<NoTask>) -> Next {
         self.far.use_applied(&self.notes);
         let is_published = self.publish();
-        let is_stored = self.store();
-        if is_published && is_stored { Next::OnTask } else { Next::After(PAUSE) }
+        // After the publication, because the device may hang.
+        let stored = self.store();
+        // Names what another thread has removed meanwhile, too.
+        self.far.use_applied(&self.notes);
+        self.notes.end_unnamed(&stored);
+        match (is_published && stored.is_ok(), self.notes.is_changed()) {
+            (false, _) => Next::After(PAUSE),
+            (true, true) => Next::After(Duration::ZERO),
+            (true, false) => Next::OnTask,
+        }
     }
 
     fn finish(&mut self) {

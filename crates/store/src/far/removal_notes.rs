@@ -5,27 +5,44 @@
 //! 2. It is pending until it is published. Pending removals are stored, so a later open publishes them under the same
 //!    names, also if this one has no far location.
 //! 3. Packs name only applied removals that are stored. So a crash applies a removal again rather than not at all.
-//! 4. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
+//! 4. A call that removes ends when its removal is published, and packs name it. So a put that begins afterwards is not
+//!    covered.
+//! 5. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
 //!    becomes one of their namespace.
+
+mod stored_record;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId, Result, StoreId};
-use dalsegno_far::{
-    Applied, MAX_PENDING_BYTES, MAX_RECORD_BYTES, Removal, RemovalId, RemovalRecord, WriterId,
-};
+use dalsegno_far::{Applied, MAX_PENDING_BYTES, Removal, RemovalId, RemovalRecord, WriterId};
 use dalsegno_log::{LogError, StoreFiles};
 use parking_lot::Mutex;
+
+pub(crate) use self::stored_record::pending_in;
+use self::stored_record::{StoredRecord, read_record};
 
 /// Most removals that wait to be published.
 const MOST_PENDING: usize = 65_536;
 /// The location's time is stored when it is so much later than the stored one, in milliseconds.
 const STORE_TIME_AFTER_MS: u64 = 3_600_000;
 
-/// What became of a publication: an error in words.
-pub(crate) type Publication = std::result::Result<(), String>;
+/// What became of a removal beyond the blocks that are removed here.
+pub(crate) type Publication = std::result::Result<(), Incomplete>;
+
+/// Why a removal is not complete.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Incomplete {
+    /// The error of the location.
+    #[error("{0}")]
+    Unpublished(String),
+    /// It is published, but packs do not name it yet.
+    #[error("{0}")]
+    Unnamed(String),
+}
 
 /// The removals of a store that uses a far location, or used one before.
 #[derive(Debug)]
@@ -43,6 +60,8 @@ struct NotesState {
     applied: Applied,
     /// As it is stored.
     stored: Applied,
+    /// The newest removal of this open that packs name, and all before it.
+    named: u64,
     pending: BTreeMap<RemovalId, PendingRemoval>,
     /// The number of the next removal.
     next: u64,
@@ -116,7 +135,7 @@ impl RemovalNotes {
     /// Reads what a store noted before; `None` if it has never used a far location, and `has_far` says that it does not
     /// now.
     pub(crate) fn open(files: &StoreFiles, own: WriterId, has_far: bool) -> Option<Arc<Self>> {
-        let Stored { record, exists } = read_record(files, own.store);
+        let StoredRecord { record, exists } = read_record(files, own.store);
         if !exists && !has_far {
             return None;
         }
@@ -131,6 +150,7 @@ impl RemovalNotes {
         let state = NotesState {
             stored: applied.clone(),
             applied,
+            named: 0,
             pending,
             next: 1,
             polled_at_ms,
@@ -195,17 +215,48 @@ impl RemovalNotes {
         self.end_here(id, true);
     }
 
-    /// The channel that receives how the publication of a removal ends. After the store was closed it receives nothing.
+    /// The channel that receives how the publication of a removal of this open ends: with success as soon as packs name
+    /// it, too. After the store was closed it receives nothing.
     pub(crate) fn outcome(&self, id: RemovalId) -> Receiver<Publication> {
         let (sender, receiver) = bounded(1);
         let mut state = self.state.lock();
         let is_closed = state.is_closed;
-        match state.pending.get_mut(&id).filter(|removal| removal.there == ThereState::Wanted) {
+        match state.pending.get_mut(&id) {
             Some(removal) => removal.waiter = Some(sender).filter(|_| !is_closed),
             // It was published with a later one.
             None => drop(sender.send(Ok(()))),
         }
         receiver
+    }
+
+    /// Notes that packs name the removals of this open up to a number.
+    pub(crate) fn note_named(&self, applied: &Applied) {
+        let mut state = self.state.lock();
+        let named = applied.number(self.own);
+        if named > state.named {
+            state.named = named;
+            state.settle(self.own);
+        }
+    }
+
+    /// Ends the calls whose removals are published, and that packs cannot name now: this store could not store that
+    /// they are applied, or an earlier one failed here.
+    pub(crate) fn end_unnamed(&self, stored: &std::result::Result<(), LogError>) {
+        let mut state = self.state.lock();
+        let mut why = stored.as_ref().err().map(ToString::to_string);
+        for removal in
+            state.pending.iter_mut().filter(|(id, _)| id.by == self.own).map(|(_, one)| one)
+        {
+            if removal.here == HereState::Failed {
+                why = why.or_else(|| Some("an earlier removal is not durable here".to_owned()));
+            }
+            let Some(why) = why.as_ref().filter(|_| removal.there == ThereState::Published) else {
+                continue;
+            };
+            if let Some(waiter) = removal.waiter.take() {
+                drop(waiter.send(Err(Incomplete::Unnamed(why.clone()))));
+            }
+        }
     }
 
     /// The removals that are to be published, in the order of their names.
@@ -238,8 +289,7 @@ impl RemovalNotes {
             let Some(removal) = state.pending.get_mut(id) else { continue };
             if outcome.is_ok() {
                 removal.there = ThereState::Published;
-            }
-            if let Some(waiter) = removal.waiter.take() {
+            } else if let Some(waiter) = removal.waiter.take() {
                 // The call may have ended.
                 drop(waiter.send(outcome.clone()));
             }
@@ -254,9 +304,9 @@ impl RemovalNotes {
         self.state.lock().applied.contains(id)
     }
 
-    /// The location's time at the last complete poll, in milliseconds.
-    pub(crate) fn polled_at_ms(&self) -> Option<u64> {
-        self.state.lock().polled_at_ms
+    /// The location's time at the last complete poll.
+    pub(crate) fn polled_at(&self) -> Option<Duration> {
+        self.state.lock().polled_at_ms.map(Duration::from_millis)
     }
 
     /// Notes that everything at the location is applied, if removals of earlier opens that are pending are. Those of
@@ -265,7 +315,7 @@ impl RemovalNotes {
         &self,
         at_location: &Applied,
         unread: &BTreeSet<StoreId>,
-        now_ms: Option<u64>,
+        time: Option<Duration>,
     ) -> bool {
         let mut state = self.state.lock();
         let is_open = |(id, removal): (&RemovalId, &PendingRemoval)| {
@@ -285,7 +335,7 @@ impl RemovalNotes {
             state.applied = applied;
             state.changes += 1;
         }
-        if let Some(now_ms) = now_ms {
+        if let Some(now_ms) = time.and_then(|time| u64::try_from(time.as_millis()).ok()) {
             state.polled_at_ms = Some(now_ms);
             let stored = state.stored_polled_at_ms;
             let is_later = stored.is_none_or(|stored| now_ms >= stored + STORE_TIME_AFTER_MS);
@@ -354,6 +404,7 @@ impl PendingRemoval {
 impl NotesState {
     /// Counts as applied what is, and drops what is complete.
     fn settle(&mut self, own: WriterId) {
+        let before = (self.applied.clone(), self.pending.len());
         let mut newest: BTreeMap<WriterId, u64> = BTreeMap::from([(own, self.next - 1)]);
         for (id, removal) in self.pending.iter().rev() {
             let number = newest.entry(id.by).or_insert(id.number);
@@ -364,10 +415,18 @@ impl NotesState {
         for (by, number) in newest {
             self.applied.note(RemovalId { by, number });
         }
-        self.pending.retain(|_, removal| {
-            removal.here != HereState::Applied || removal.there != ThereState::Published
+        let named = self.named;
+        self.pending.retain(|id, removal| {
+            let is_left = removal.here != HereState::Applied
+                || removal.there != ThereState::Published
+                || (id.by == own && id.number > named);
+            if let Some(waiter) = removal.waiter.take_if(|_| !is_left) {
+                // The call may have ended.
+                drop(waiter.send(Ok(())));
+            }
+            is_left
         });
-        self.changes += 1;
+        self.changes += u64::from((&self.applied, self.pending.len()) != (&before.0, before.1));
     }
 
     /// Widens the largest removals until they fit the record.
@@ -391,47 +450,6 @@ impl NotesState {
             pending: self.pending.iter().map(|(id, removal)| removal.named(*id)).collect(),
         }
     }
-}
-
-/// What the files of a store say.
-struct Stored {
-    /// The newest record that can be used.
-    record: Option<RemovalRecord>,
-    /// Whether there is any file.
-    exists: bool,
-}
-
-fn read_record(files: &StoreFiles, store: StoreId) -> Stored {
-    let mut found = Stored { record: None, exists: false };
-    for bytes in files.read_removals(MAX_RECORD_BYTES).into_iter().flatten() {
-        found.exists = true;
-        let decoded = bytes
-            .map_err(|error| error.to_string())
-            .and_then(|bytes| RemovalRecord::decode(&bytes).map_err(|error| error.to_string()));
-        match decoded {
-            Ok(record) if record.store == store => {
-                let is_newer =
-                    found.record.as_ref().is_none_or(|one| one.generation < record.generation);
-                if is_newer {
-                    found.record = Some(record);
-                }
-            }
-            Ok(_) => tracing::warn!("a record of removals is of another store; it is not used"),
-            // A crash leaves one that is not whole; the other one counts.
-            Err(error) => tracing::debug!(%error, "a record of removals is not whole"),
-        }
-    }
-    if found.exists && found.record.is_none() {
-        tracing::warn!(
-            "no record of removals can be used; removals of other stores are applied again"
-        );
-    }
-    found
-}
-
-/// How many removals of a store wait to be published.
-pub(crate) fn pending_in(files: &StoreFiles, store: StoreId) -> u64 {
-    read_record(files, store).record.map_or(0, |record| record.pending.len() as u64)
 }
 
 #[cfg(test)]

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{
-    ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, StoreId,
+    ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, Nanos, StoreId,
 };
 use dalsegno_extent::{IoBounds, SourceIo};
 use dalsegno_far::{
-    BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, Polled, Publisher,
-    PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
+    BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, KEEP_REMOVALS,
+    Polled, Publisher, PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
 use dalsegno_log::{Call, Cause, Log};
@@ -85,6 +85,9 @@ pub(crate) struct FarTier {
     pub(super) counters: FarCounters,
     /// The object that was found last that cannot be used, and why.
     newest_bad: Mutex<Option<String>>,
+    clock: Arc<dyn Clock>,
+    /// Until when packs may be filled; `None` before it is known that no removal was missed.
+    fills_until: Mutex<Option<Nanos>>,
 }
 
 #[derive(Debug, Default)]
@@ -146,8 +149,9 @@ impl FarTier {
             capacity_bytes: limits.far_capacity_bytes.unwrap_or(u64::MAX),
             flush: Duration::from_millis(limits.far_flush_ms),
         };
+        let of_tier = Arc::clone(&tier);
         let publisher =
-            Publisher::new(Arc::clone(&tier), Arc::clone(&index), clock, writer, options);
+            Publisher::new(of_tier, Arc::clone(&index), Arc::clone(&clock), writer, options);
         Self {
             tier,
             capacity_bytes: limits.far_capacity_bytes,
@@ -165,6 +169,8 @@ impl FarTier {
             published: Mutex::default(),
             counters: FarCounters::default(),
             newest_bad: Mutex::default(),
+            clock,
+            fills_until: Mutex::default(),
         }
     }
 
@@ -274,6 +280,7 @@ impl FarTier {
         }
         let publisher = self.publisher.try_lock_for(DEMOTE_WAIT);
         let added = publisher
+            .filter(|_| self.may_fill())
             .map(|mut publisher| add_to_pack(&mut publisher, (log, removals), extent, mark));
         if added != Some(Ok(())) {
             add(&self.counters.dropped_blocks, extent.hashes.len() as u64);
@@ -302,7 +309,25 @@ impl FarTier {
     /// Names in packs that are begun from now on which removals are applied and stored.
     pub(super) fn use_applied(&self, notes: &RemovalNotes) {
         let mut publisher = self.publisher.lock();
-        publisher.set_applied(notes.stored_applied());
+        let applied = notes.stored_applied();
+        publisher.set_applied(applied.clone());
+        drop(publisher);
+        notes.note_named(&applied);
+    }
+
+    /// Lets packs be filled until removals may have been missed: a poll that began at this moment missed none.
+    pub(super) fn note_fresh(&self, began: Nanos) {
+        *self.fills_until.lock() = Some(began.after(KEEP_REMOVALS));
+    }
+
+    /// Lets no pack be filled until the next call of [`Self::note_fresh`].
+    pub(super) fn note_stale(&self) {
+        *self.fills_until.lock() = None;
+    }
+
+    /// Whether packs may be filled: no removal was missed that covers what this store holds.
+    pub(super) fn may_fill(&self) -> bool {
+        self.fills_until.lock().is_some_and(|until| self.clock.now() < until)
     }
 
     /// Notes which objects a poll could not use.

@@ -25,7 +25,7 @@ use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
 use crate::far::lanes::FarLanes;
-use crate::far::removal_notes::OwnRemoval;
+use crate::far::removal_notes::{Incomplete, OwnRemoval};
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::Whereabouts;
 use crate::stats::add;
@@ -117,7 +117,8 @@ impl Remover<'_> {
         }
         match call.receive(&outcome, self.engine.clock.as_ref()) {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(why)) => Err(self.not_published().with_source(NotPublished(why))),
+            Ok(Err(why @ Incomplete::Unpublished(_))) => Err(self.not_published().with_source(why)),
+            Ok(Err(why @ Incomplete::Unnamed(_))) => Err(not_named().with_source(why)),
             Err(late) => Err(self.not_published().with_source(late)),
         }
     }
@@ -223,10 +224,11 @@ fn take_out(engine: &Engine, namespace: NamespaceId, hashes: &[ChainHash]) -> u6
     removed.blocks
 }
 
-/// Why a removal is not published.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct NotPublished(String);
+fn not_named() -> Error {
+    let message = "removed on all hosts, but the store's device failed: until it can be written, other hosts may not \
+                   find what this store puts from now on";
+    Error::new(ErrorKind::Unavailable, message)
+}
 
 /// A removal that was announced, until it is finished or abandoned.
 struct AnnouncedRemoval {

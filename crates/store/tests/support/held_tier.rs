@@ -167,6 +167,12 @@ impl Tier for HeldTier {
         }
     }
 
+    fn removals_changed(&self, ask: Ask<Duration>) {
+        if let Some(ask) = self.admit(ask) {
+            self.directory.removals_changed(ask);
+        }
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         if let Some(ask) = self.admit(ask) {
             self.directory.writers(ask);

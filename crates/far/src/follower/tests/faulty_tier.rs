@@ -98,6 +98,10 @@ impl Tier for FaultyTier {
         self.run("now", ask, |ask| self.inner.now(ask));
     }
 
+    fn removals_changed(&self, ask: Ask<Duration>) {
+        self.run("removals changed", ask, |ask| self.inner.removals_changed(ask));
+    }
+
     fn writers(&self, ask: Ask<Vec<WriterId>>) {
         self.run("writers", ask, |ask| self.inner.writers(ask));
     }

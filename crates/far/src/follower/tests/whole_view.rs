@@ -48,12 +48,12 @@ fn later_removals_of_a_store_with_an_unread_list_do_not_count_as_applied() {
         setup.break_name(list_name(5, 1), errno);
         let polled = setup.follower.poll();
         assert!(polled.at_location.is_some());
-        assert_eq!(*polled.unread(), BTreeSet::from([writer(5).store]));
+        assert_eq!(polled.unread, BTreeSet::from([writer(5).store]));
     }
     setup.clear_faults();
     setup.poll(LIST_EVERY - 2);
     let polled = setup.follower.poll();
-    assert_eq!((ids(&polled), polled.unread().len()), (vec![(5, 1)], 0));
+    assert_eq!((ids(&polled), polled.unread.len()), (vec![(5, 1)], 0));
     assert_eq!(at_location(&polled), Some(vec![(5, 2)]));
 }
 

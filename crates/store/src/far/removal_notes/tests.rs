@@ -14,6 +14,7 @@ fn notes(earlier: &[(u64, HereState)]) -> Arc<RemovalNotes> {
     let state = NotesState {
         applied: Applied::default(),
         stored: Applied::default(),
+        named: 0,
         pending: pending.collect(),
         next: 1,
         polled_at_ms: None,
@@ -55,12 +56,39 @@ fn a_removal_that_is_held_up_here_is_published_before_later_ones() {
     let numbers: Vec<u64> = notes.unpublished().iter().map(|removal| removal.id.number).collect();
     assert_eq!(numbers, [1, 2]);
     notes.note_published(&notes.unpublished(), &Ok(()));
-    assert_eq!(notes.outcome(one.id()).try_recv(), Ok(Ok(())));
     assert_eq!((applied(&notes), notes.pending_count()), (0, 0));
     one.part_done();
     two.part_done();
     drop((one, two));
+    notes.note_named(&notes.state.lock().applied.clone());
     assert_eq!((applied(&notes), notes.state.lock().pending.len()), (2, 0));
+}
+
+#[test]
+fn a_removal_ends_when_packs_name_it_and_all_before_it() {
+    let notes = notes(&[]);
+    let [one, two, three] = [(); 3].map(|()| notes.begin(NAMESPACE, &[], 1).unwrap());
+    let outcomes = [&one, &two, &three].map(|removal| notes.outcome(removal.id()));
+    let ended = || outcomes.iter().map(|outcome| outcome.try_recv().ok()).collect::<Vec<_>>();
+    let name = || {
+        let applied = notes.state.lock().applied.clone();
+        notes.note_named(&applied);
+    };
+    notes.note_published(&notes.unpublished(), &Ok(()));
+    two.part_done();
+    drop(two);
+    name();
+    notes.end_unnamed(&Ok(()));
+    assert_eq!(ended(), [None, None, None], "the first one is still being carried out");
+    one.part_done();
+    drop(one);
+    assert_eq!(ended(), [None, None, None], "packs do not name them yet");
+    name();
+    assert_eq!(ended(), [Some(Ok(())), Some(Ok(())), None]);
+    drop(three);
+    name();
+    notes.end_unnamed(&Ok(()));
+    assert!(matches!(ended()[2], Some(Err(Incomplete::Unnamed(_)))), "it failed here");
 }
 
 #[test]
@@ -69,13 +97,16 @@ fn the_location_counts_as_applied_only_without_open_removals_of_earlier_opens() 
     let at_location: Applied = [other].into_iter().collect();
     let none = BTreeSet::new();
     let held = notes(&[(1, HereState::Applied), (2, HereState::Failed)]);
-    assert!(!held.note_location(&at_location, &none, Some(5)));
-    assert!(!held.is_applied(other) && held.polled_at_ms().is_none());
+    assert!(!held.note_location(&at_location, &none, Some(Duration::from_millis(5))));
+    assert!(!held.is_applied(other) && held.polled_at().is_none());
     held.note_applied(RemovalId { by: EARLIER, number: 2 });
-    assert!(held.note_location(&at_location, &none, Some(5)) && held.is_applied(other));
+    assert!(
+        held.note_location(&at_location, &none, Some(Duration::from_millis(5)))
+            && held.is_applied(other)
+    );
     assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }));
     assert!(held.note_location(&at_location, &none, None), "the time is unknown");
-    assert_eq!(held.polled_at_ms(), Some(5));
+    assert_eq!(held.polled_at(), Some(Duration::from_millis(5)));
     assert!(held.note_location(&Applied::default(), &none, None) && !held.is_applied(other));
     assert!(held.is_applied(RemovalId { by: EARLIER, number: 2 }), "pending removals stay");
 }
