@@ -132,7 +132,8 @@ mod tests {
             test.judge(polled, Nanos::default())
         };
         let judge = |now, not_before| judge_by(test(Some(YEARS)), &polled(now, not_before));
-        let (shorter, longer) = (YEARS + KEEP_REMOVALS - HOUR, YEARS + KEEP_REMOVALS);
+        let (shorter, longer) =
+            ((YEARS + KEEP_REMOVALS).saturating_sub(HOUR), YEARS + KEEP_REMOVALS);
         assert_eq!(judge(Some(shorter), None), Freshness::Fresh);
         assert_eq!(judge(Some(longer), None), Freshness::Stale);
         assert_eq!(judge(None, Some(shorter)), Freshness::Fresh);
@@ -146,7 +147,7 @@ mod tests {
     fn later_polls_are_compared_by_both_clocks() {
         let began = Nanos::default();
         for (time, elapsed, expected) in [
-            (None, KEEP_REMOVALS - HOUR, Freshness::Fresh),
+            (None, KEEP_REMOVALS.saturating_sub(HOUR), Freshness::Fresh),
             (None, KEEP_REMOVALS, Freshness::Stale),
             (Some(YEARS + KEEP_REMOVALS), HOUR, Freshness::Stale),
             (Some(YEARS + HOUR), HOUR, Freshness::Fresh),

@@ -10,6 +10,7 @@
 //! 5. The number of pending removals and their memory are bounded. Beyond the bound on memory, a removal of blocks
 //!    becomes one of their namespace.
 
+mod publication;
 mod stored_record;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,7 @@ use dalsegno_far::{Applied, MAX_PENDING_BYTES, Removal, RemovalId, RemovalRecord
 use dalsegno_log::{LogError, StoreFiles};
 use parking_lot::Mutex;
 
+pub(crate) use self::publication::{Incomplete, Publication};
 pub(crate) use self::stored_record::pending_in;
 use self::stored_record::{StoredRecord, read_record};
 
@@ -29,20 +31,6 @@ use self::stored_record::{StoredRecord, read_record};
 const MOST_PENDING: usize = 65_536;
 /// The location's time is stored when it is so much later than the stored one, in milliseconds.
 const STORE_TIME_AFTER_MS: u64 = 3_600_000;
-
-/// What became of a removal beyond the blocks that are removed here.
-pub(crate) type Publication = std::result::Result<(), Incomplete>;
-
-/// Why a removal is not complete.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Incomplete {
-    /// The error of the location.
-    #[error("{0}")]
-    Unpublished(String),
-    /// It is published, but packs do not name it yet.
-    #[error("{0}")]
-    Unnamed(String),
-}
 
 /// The removals of a store that uses a far location, or used one before.
 #[derive(Debug)]
@@ -295,6 +283,7 @@ impl RemovalNotes {
             }
         }
         if outcome.is_ok() {
+            state.changes += u64::from(!removals.is_empty());
             state.settle(self.own);
         }
     }
@@ -396,6 +385,10 @@ impl RemovalNotes {
 }
 
 impl PendingRemoval {
+    fn is_complete(&self) -> bool {
+        (self.here, self.there) == (HereState::Applied, ThereState::Published)
+    }
+
     fn named(&self, id: RemovalId) -> Removal {
         Removal { id, namespace: self.namespace, hashes: self.hashes.clone() }
     }
@@ -417,9 +410,7 @@ impl NotesState {
         }
         let named = self.named;
         self.pending.retain(|id, removal| {
-            let is_left = removal.here != HereState::Applied
-                || removal.there != ThereState::Published
-                || (id.by == own && id.number > named);
+            let is_left = !removal.is_complete() || (id.by == own && id.number > named);
             if let Some(waiter) = removal.waiter.take_if(|_| !is_left) {
                 // The call may have ended.
                 drop(waiter.send(Ok(())));
@@ -442,12 +433,19 @@ impl NotesState {
     }
 
     fn record(&self, store: StoreId) -> RemovalRecord {
+        // One that waits only for packs to name it is complete after a crash.
+        let is_pending = |(_, removal): &(&RemovalId, &PendingRemoval)| !removal.is_complete();
         RemovalRecord {
             store,
             generation: self.generation + 1,
             polled_at_ms: self.polled_at_ms,
             applied: self.applied.clone(),
-            pending: self.pending.iter().map(|(id, removal)| removal.named(*id)).collect(),
+            pending: self
+                .pending
+                .iter()
+                .filter(is_pending)
+                .map(|(id, one)| one.named(*id))
+                .collect(),
         }
     }
 }
