@@ -104,7 +104,10 @@ def test_an_engine_without_a_usable_cache_folder_starts(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     identity = hashed(FIELDS)
     report.write(identity, FIELDS)
-    monkeypatch.delenv("XDG_CACHE_HOME")
+    # A name that no file system takes, for which even the question whether it exists is an error.
+    monkeypatch.setenv("XDG_CACHE_HOME", f"/{'x' * 5000}")
+    report.write(identity, FIELDS)
+    report.log(logging.getLogger("test"), "a model", identity)
     monkeypatch.setattr(report, "cache_directory", lambda: None)
     report.write(identity, FIELDS)
     with caplog.at_level(logging.INFO):

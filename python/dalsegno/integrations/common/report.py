@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from dalsegno.integrations.common.cache_folder import cache_directory
 from dalsegno.integrations.common.fields import digest
+from dalsegno.integrations.common.model_files import is_there
 
 # Random identities make a file at each start, so the oldest ones leave.
 MOST_FILES = 32
@@ -108,6 +109,6 @@ def log(
         model or "all models",
         " ".join(f"{name}={_short(fields[name])}" for name in sorted(fields) if fields[name]),
         f"{target} has a line for each input."
-        if target and target.exists()
+        if target and is_there(str(target))
         else "There is no cache folder for the list of inputs.",
     )
