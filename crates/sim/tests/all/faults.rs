@@ -333,7 +333,7 @@ fn a_full_file_system_refuses_puts_and_keeps_its_blocks() {
 #[test]
 fn a_flipped_stored_bit_is_a_miss_at_any_position() {
     let style = Style::roomy(Durability::Batch);
-    for seed in 0..150 {
+    for seed in 0..dose(50, 150) {
         let mut world = filled(&style, seed);
         let rotten = world.device.rot("").unwrap();
         let _label = Label(format!("seed {seed}: {rotten:?}"));

@@ -176,7 +176,7 @@ fn a_crash_while_a_segment_is_released_loses_nothing_else() {
         let filled_at = live_through_it(&mut whole);
         assert_eq!(whole.stats().log.segments_given_back, 1);
         whole.check_all();
-        for change in (filled_at + 1..=whole.device.changes()).step_by(dose::dose(3, 1)) {
+        for change in (filled_at + 1..=whole.device.changes()).step_by(dose::dose(9, 1)) {
             for outage in [Outage::Power, Outage::Process] {
                 let _label = Label(format!("{durability:?}, {outage:?} at operation {change}"));
                 let mut world = worlds::world(&style, change);
