@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _equal_hashes() -> Iterator[None]:
+    """Gives engines of vLLM 0.28 equal hashes, as its users must."""
+    from dalsegno.integrations.vllm import compat
+
+    with pytest.MonkeyPatch.context() as patch:
+        if compat.hashes_are_random():
+            patch.setenv("PYTHONHASHSEED", "0")
+        yield
+
+
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small model, which no test changes."""

@@ -19,7 +19,7 @@ from tests.integration.vllm.tiers import ROW_BYTES, Primary, finished, keys
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
-from dalsegno.integrations.vllm import compat
+from dalsegno.integrations.vllm import compat, inputs
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
@@ -187,6 +187,27 @@ def test_every_call_takes_keywords_that_it_does_not_know(tmp_path: Path) -> None
     tier.on_request_finished(asked, **new)
     tier.shutdown()
     primary.free()
+
+
+@pytest.mark.parametrize(
+    ("has_fixed_seed", "set_seed", "warns"),
+    [(False, None, True), (False, "0", False), (True, None, False)],
+)
+def test_random_hashes_of_blocks_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+    has_fixed_seed: bool,  # noqa: FBT001 - a parameter of pytest
+    set_seed: str | None,
+    warns: bool,  # noqa: FBT001 - a parameter of pytest
+) -> None:
+    vllm = SimpleNamespace(**({"resolve_none_hash_seed": id} if has_fixed_seed else {}))
+    monkeypatch.setattr(compat, "kv_cache_utils", vllm)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if set_seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", set_seed)
+    lines: list[str] = []
+    monkeypatch.setattr(inputs.logger, "warning", lines.append)
+    inputs.warn_of_random_hashes()
+    assert ["PYTHONHASHSEED" in line for line in lines] == [True] * warns
 
 
 class TwoThreads:

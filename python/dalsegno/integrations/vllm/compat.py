@@ -3,6 +3,7 @@
 | since | what changed |
 |---|---|
 | 0.29 | `OffloadingConfig.kv_cache_layout` |
+| after 0.28 | a fixed seed for block hashes; events name their owner and the removals to expect |
 | 0.30 | `block_ids` became `chunk_ids`; keys carry the id of their group, not its place |
 | 0.31 | `backpressure_detector`; positions of a request's keys; `JobResult.transfer_bytes` |
 | 0.33 | calls come under a lock and from any thread; `OffloadingWorker.submit_load(expedited)` |
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingEvent
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
@@ -33,6 +36,12 @@ def split_key(key: bytes) -> tuple[bytes, int]:
 def join_key(one: bytes, group: int) -> bytes:
     """Returns the offload key of a block hash and the number of a KV-cache group."""
     return one + group.to_bytes(GROUP_BYTES, "big")
+
+
+def hashes_are_random() -> bool:
+    """Whether each process has other hashes for equal blocks, as vLLM seeds them at random."""
+    has_fixed_seed = hasattr(kv_cache_utils, "resolve_none_hash_seed")
+    return not has_fixed_seed and "PYTHONHASHSEED" not in os.environ
 
 
 def chunk_ids(job: Any) -> list[int]:

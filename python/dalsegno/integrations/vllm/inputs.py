@@ -233,6 +233,16 @@ def watch_requests(connector: type, tier_class: type) -> None:
     connector.on_new_request = on_new_request  # type: ignore[attr-defined]
 
 
+def warn_of_random_hashes() -> None:
+    """Warns if no other process can find the blocks that this one stores."""
+    if compat.hashes_are_random():
+        logger.warning(
+            "This version of vLLM hashes blocks with a random seed, so no other engine finds what "
+            "this one stores, nor does this one after a restart. Set the variable PYTHONHASHSEED "
+            "to the same number, such as 0, for every engine."
+        )
+
+
 def _admit(tier: Any, request: Any, vllm_config: Any) -> None:
     """Gives a tier what a request's blocks depend on. Never raises."""
     try:

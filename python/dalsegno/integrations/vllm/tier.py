@@ -108,6 +108,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
             self._rows.release()
             raise
         inputs.watch_requests(OffloadingConnector, DalsegnoTier)
+        inputs.warn_of_random_hashes()
         # From here on nothing is loaded or stored but through it.
         self._guard = doors.guard(self._backend, self._config.engine_id, self._forget)
 
