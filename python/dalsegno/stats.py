@@ -140,6 +140,7 @@ class FarStats(TypedDict):
     dropped_blocks: int  # blocks not written: too many waited, or they were gone too soon
     present_blocks: int  # blocks not written because they were there already
     bad_objects: int  # gauge: objects and folders there that cannot be used now
+    bad_catalogs: int  # gauge: those of them that are catalogs: the blocks of each are misses
     newest_bad_object: str | None  # gauge: the one that was found last, and why
     applied_removals: int  # removals of other stores that were applied here
     pending_removals: int  # gauge: removals of this store that other hosts do not know yet

@@ -21,6 +21,8 @@ pub struct Polled {
     pub bad_objects: u64,
     /// How many cannot be used now.
     pub bad_now: u64,
+    /// How many of them are catalogs.
+    pub bad_catalogs: u64,
     /// The one of them that was found last.
     pub newest_bad: Option<BadObject>,
     /// Removals of other opens that were read in this poll. The index does not find any more what they cover. An entry

@@ -60,6 +60,8 @@ pub struct FarStats {
     /// Objects and folders at the location that cannot be used now: damaged, too large, of another user or of a newer
     /// Dalsegno. Each costs only itself.
     pub bad_objects: u64,
+    /// Those of them that are catalogs. The blocks of each are misses.
+    pub bad_catalogs: u64,
     /// The one of them that was found last, and why it cannot be used; none if there is none.
     pub newest_bad_object: Option<String>,
     /// Removals of other stores that were applied here.

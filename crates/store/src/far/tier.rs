@@ -97,6 +97,7 @@ pub(super) struct FarCounters {
     pub(super) dropped_blocks: AtomicU64,
     pub(super) present_blocks: AtomicU64,
     pub(super) bad_objects: AtomicU64,
+    pub(super) bad_catalogs: AtomicU64,
     pub(super) applied_removals: AtomicU64,
     pub(super) complete_polls: AtomicU64,
     pub(super) failed_polls: AtomicU64,
@@ -333,6 +334,7 @@ impl FarTier {
     /// Notes which objects a poll could not use.
     pub(super) fn note_bad_objects(&self, polled: &mut Polled) {
         self.counters.bad_objects.store(polled.bad_now, Ordering::Relaxed);
+        self.counters.bad_catalogs.store(polled.bad_catalogs, Ordering::Relaxed);
         let newest = polled.newest_bad.take();
         *self.newest_bad.lock() =
             newest.map(|BadObject { name, reason }| format!("{name}: {reason}"));
@@ -394,6 +396,7 @@ impl FarTier {
             dropped_blocks: get(&self.counters.dropped_blocks),
             present_blocks: get(&self.counters.present_blocks),
             bad_objects: get(&self.counters.bad_objects),
+            bad_catalogs: get(&self.counters.bad_catalogs),
             newest_bad_object: self.newest_bad.lock().clone(),
             applied_removals: get(&self.counters.applied_removals),
             pending_removals: 0,
