@@ -1,6 +1,7 @@
 //! Tests of indexes in files.
 //!
-//! They are one program, because compiling generic code and linking cost more than most tests.
+//! They are one program, because each program compiles helpers and generic code again.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod flush_amid_compaction;
 mod model;

@@ -1,5 +1,4 @@
 //! Random histories against the simplest possible model: a map of present blocks.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
 

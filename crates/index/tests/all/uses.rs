@@ -1,5 +1,4 @@
 //! Uses, ancestors and orphans: both indexes agree and follow the rules.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

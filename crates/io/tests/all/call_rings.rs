@@ -1,5 +1,4 @@
 //! Guarantees for a call that drives a ring of its own.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::common;
 use std::collections::BTreeSet;

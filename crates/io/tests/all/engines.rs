@@ -1,6 +1,4 @@
 //! Guarantees of every engine, as one suite.
-#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the crate")]
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::any::Any;
 use std::collections::BTreeSet;

@@ -1,6 +1,4 @@
 //! A directory that hosts share: publishing, reading, listing, removing, and file systems that lack a feature.
-#![expect(clippy::disallowed_methods, reason = "looks at files from outside of the crate")]
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use crate::common;
 use std::os::unix::fs::PermissionsExt;

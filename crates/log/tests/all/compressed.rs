@@ -1,6 +1,4 @@
 //! Compressed extents: which bytes are read, what damage costs, and which stores may hold them.
-#![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;

@@ -1,5 +1,4 @@
 //! Extents of every shape are read back exactly, in whole and in part, however they are written and read.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,6 +1,4 @@
 //! Opening with headers that were copied, damaged or left over; and removals that outlive their segment.
-#![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
 //! An ancestor never ranks below its descendants, after any sequence of puts, uses, moves and merges.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,5 +1,4 @@
 //! Crashes after every operation, and stores that live through many.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::{Range, RangeInclusive};
 

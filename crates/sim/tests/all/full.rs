@@ -1,5 +1,4 @@
 //! An on-disk index on a file system that other programs fill.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::dose;
 use crate::worlds;

@@ -1,6 +1,5 @@
 //! A device that hangs and completes requests after their callers left: operations in progress fail, and no other block
 //! is lost, returns or is overwritten.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::worlds::{filled, part, world};
 use dalsegno_core::Durability;

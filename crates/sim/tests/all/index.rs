@@ -1,6 +1,5 @@
 //! The index over files against the one in memory: the same random histories, with reopening, outages after any
 //! operation and changes of shape, must give the same answers.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

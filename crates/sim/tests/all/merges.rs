@@ -1,5 +1,4 @@
 //! Merges that an outage or a failed operation interrupts, and later opens.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
 

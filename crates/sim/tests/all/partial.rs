@@ -1,5 +1,4 @@
 //! An index that exceeded its share of the disk has forgotten the places of blocks, but their extents still name them.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::worlds::world;
 use dalsegno_core::Durability;

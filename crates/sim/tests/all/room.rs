@@ -1,5 +1,4 @@
 //! Reclaim on a device that fails, is slow or does not remove files.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 

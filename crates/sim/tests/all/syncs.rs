@@ -1,5 +1,4 @@
 //! A sync that fails: afterwards nothing unsynced counts as durable, and nothing more is written.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::worlds::{filled, part};
 use dalsegno_core::{Durability, ErrorKind};

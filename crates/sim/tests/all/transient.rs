@@ -1,6 +1,5 @@
 //! A device that fails temporarily while a store is opened: no removed block returns, and acknowledged blocks are there
 //! again when the device has recovered.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::worlds::{filled, part};
 use dalsegno_core::Durability;

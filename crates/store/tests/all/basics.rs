@@ -1,5 +1,4 @@
 //! Gets return what was put: shapes, engines, partial reads, reopening.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::support;
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! Compressed namespaces: every byte is returned and takes less space, through merging, eviction, reopening and damage.
-#![expect(clippy::disallowed_methods, reason = "files are damaged as files")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::support;
 use std::os::unix::fs::FileExt as _;

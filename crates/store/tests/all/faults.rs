@@ -1,6 +1,4 @@
 //! Damage on disk, full disks, unknown files: always a miss or a clear error, never wrong bytes.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,4 @@
 //! A device that hangs: no call with a timeout waits for it, and nothing is wrong afterwards.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::sync::Arc;

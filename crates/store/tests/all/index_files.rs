@@ -1,6 +1,4 @@
 //! An on-disk index: an open does not read again what it knows, and damage to its files costs only a rebuild.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;

@@ -1,5 +1,4 @@
 //! Layers as transfers: submitted, polled, waited for, cancelled.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 

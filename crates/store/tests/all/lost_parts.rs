@@ -1,6 +1,4 @@
 //! Parts of a store that vanished without a trace: `verify` reports them, and no normal operation looks like that.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::os::unix::fs::FileExt;

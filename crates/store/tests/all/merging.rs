@@ -1,5 +1,4 @@
 //! Merging of small extents: blocks that were put one at a time end in few extents, and every byte stays what it was.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::support;
 use std::sync::atomic::{AtomicBool, Ordering};

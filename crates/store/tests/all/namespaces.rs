@@ -1,6 +1,4 @@
 //! Which namespaces a store knows: a bounded number, and after an open only those with blocks.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::sync::Arc;

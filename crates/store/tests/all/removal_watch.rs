@@ -1,6 +1,4 @@
 //! Blocks that leave a store are reported to its watches.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;

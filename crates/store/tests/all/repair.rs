@@ -1,6 +1,4 @@
 //! Repair: afterwards the check finds nothing, and every block is there that was readable before.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,4 @@
 //! Scrubbing: bad bytes are found before a get meets them.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,6 +1,4 @@
 //! A hanging device gets no requests until it responds: it costs misses, not time, and the counters show it.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,4 @@
 //! The end of a transfer: every function given to `Transfer::on_end` is called once, whatever happens.
-#![allow(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,4 @@
 //! The shape of an on-disk index: it follows the workload, is pinned, or stays, and its reason is reported.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! The offline check and an on-disk index: damage anywhere in it is found and costs no block. The remains of a crash
 //! are no damage.
-#![expect(clippy::disallowed_methods, reason = "plays the world outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::os::unix::fs::FileExt;
