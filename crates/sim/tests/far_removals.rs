@@ -88,7 +88,9 @@ fn a_host_that_was_away_while_a_removal_expired_brings_nothing_back() {
     for trouble in [None, Some(Trouble::ReadOnly), Some(Trouble::NoCatalogs)] {
         let world = World::new(1, FarWrite::SecondPut, &pool);
         let report = HistoryReport(Arc::clone(&world), 1);
-        away_for_a_week(trouble).iter().for_each(|step| world.act(step));
+        for step in away_for_a_week(trouble) {
+            world.act(&step);
+        }
         checks::come_to_rest(&world);
         drop(report);
     }
