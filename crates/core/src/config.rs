@@ -230,13 +230,13 @@ impl Config {
 
     fn far_flush_ms(&self) -> Result<u64> {
         let flush_s = self.far_flush_s.unwrap_or(5.0);
-        if !(0.1..=3600.0).contains(&flush_s) {
+        if !(0.1..=1800.0).contains(&flush_s) {
             return Err(Error::invalid(format!(
-                "far_flush_s is {flush_s}; it must be 0.1 to 3600"
+                "far_flush_s is {flush_s}; it must be 0.1 to 1800"
             )));
         }
         let flush = Duration::from_secs_f64(flush_s);
-        Ok(u64::try_from(flush.as_millis()).expect("at most an hour"))
+        Ok(u64::try_from(flush.as_millis()).expect("at most half an hour"))
     }
 
     /// How many segments fit in the capacity next to the other files.

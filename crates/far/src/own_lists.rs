@@ -174,7 +174,7 @@ impl OwnLists {
         while let Some((number, due)) = self.superseded.front().copied()
             && (self.superseded.len() > MOST_SUPERSEDED || due <= now)
         {
-            self.leaving.add(number, due);
+            self.leaving.add(number, due.min(now));
             self.superseded.pop_front();
         }
         self.remove_leaving(Deadline::Never)

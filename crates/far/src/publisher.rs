@@ -413,13 +413,11 @@ impl Publisher {
     /// Removes the oldest packs of this store beyond the bound, one more if the location had no space, what is left
     /// of packs that could not be published, and lists of removals that newer ones contain. Of what earlier opens left,
     /// some is removed in each call. Waits for the location.
-    ///
-    /// # Errors
-    ///
-    /// That of the location.
     pub fn evict(&mut self) -> Result<(), IoError> {
-        self.lists.remove_superseded()?;
-        self.evict_packs()
+        match self.lists.remove_superseded() {
+            Err(IoError::Deadline) => Err(IoError::Deadline),
+            lists => self.evict_packs().and(lists),
+        }
     }
 
     fn evict_packs(&mut self) -> Result<(), IoError> {

@@ -195,7 +195,7 @@ fn a_host_that_starts_later_finds_everything() {
 #[test]
 fn closing_publishes_what_waits() {
     let far = tempfile::tempdir().unwrap();
-    let a = Host::with(&Config { far_flush_s: Some(3600.0), ..config(far.path()) });
+    let a = Host::with(&Config { far_flush_s: Some(1800.0), ..config(far.path()) });
     a.put(1, 10);
     a.store.close();
     let published = a.far().published;

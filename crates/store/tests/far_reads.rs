@@ -68,7 +68,7 @@ impl Host {
         let tiers =
             Tiers { far: Some(Arc::<HeldTier>::clone(&tier) as Arc<dyn Tier>), ..Tiers::default() };
         // What it puts itself is not published.
-        let config = Config { far_flush_s: Some(3600.0), ..config(far, dram) };
+        let config = Config { far_flush_s: Some(1800.0), ..config(far, dram) };
         let (device, store, _) = hanging_with(dir.path(), &config, tiers);
         let namespace = namespace(&store, 4, SLICE, "far");
         let host = Self { store, namespace, device, far: tier, dir };

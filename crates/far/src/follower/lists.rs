@@ -27,6 +27,8 @@ use crate::tier::Tier;
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// Lists that are fetched at a time.
 const FETCHES: usize = 16;
+/// In how many polls one list may fail, before it costs only itself.
+const MOST_FAILURES: u32 = 5;
 /// How often a poll lists the folder again because a list was gone.
 const TRIES: usize = 4;
 /// How long removals whose lists have expired are still reported as being at the location: the packs of other writers
@@ -44,6 +46,8 @@ pub(super) struct ListFollower {
     last: BTreeMap<WriterId, BTreeSet<RemovalId>>,
     /// The newest removals of writers that have none at the location any more.
     gone: BTreeMap<WriterId, (u64, Nanos)>,
+    /// How often lists that are there could not be fetched.
+    failures: BTreeMap<ObjectName, u32>,
 }
 
 /// How fetching lists ended.
@@ -62,7 +66,8 @@ impl ListFollower {
         clock: Arc<dyn Clock>,
         own: WriterId,
     ) -> Self {
-        Self { tier, index, clock, own, last: BTreeMap::new(), gone: BTreeMap::new() }
+        let (last, gone, failures) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { tier, index, clock, own, last, gone, failures }
     }
 
     /// Reads the lists that are new. Tries those again that could not be used, if `retries`.
@@ -138,12 +143,22 @@ impl ListFollower {
                         if error.is_too_large() { SeenList::Useless } else { SeenList::Unread };
                     self.refuse(name, seen, &error.to_string(), bad, polled);
                 }
+                Err(error) if !matches!(error, IoError::Deadline) && self.fails_for_good(name) => {
+                    self.refuse(name, SeenList::Unread, &error.to_string(), bad, polled);
+                }
                 Err(error) => {
                     polled.fail(error);
                     fetched = Fetched::Failed;
                 }
             }
         }
+    }
+
+    /// Counts a failure of one list. A few polls of failures are a fault of this list, not one of the moment.
+    fn fails_for_good(&mut self, name: ObjectName) -> bool {
+        let failures = self.failures.entry(name).or_default();
+        *failures += 1;
+        *failures >= MOST_FAILURES
     }
 
     fn apply(&mut self, name: ObjectName, bytes: &[u8], bad: &mut BadObjects, polled: &mut Polled) {
@@ -160,6 +175,7 @@ impl ListFollower {
             }
         };
         bad.forget(BadName::Object(name));
+        self.failures.remove(&name);
         let seen = SeenList::of(&list.removals);
         let ids = list.removals.iter().map(|removal| removal.id).collect();
         let before = self.last.insert(list.writer, ids).unwrap_or_default();
@@ -187,6 +203,7 @@ impl ListFollower {
     /// Forgets the lists that are not at the location any more, and the removals that no list has.
     fn forget_gone(&mut self, present: &BTreeSet<ObjectName>, bad: &mut BadObjects) {
         let now = self.clock.now();
+        self.failures.retain(|name, _| present.contains(name));
         let mut known = self.index.known();
         let gone: Vec<ObjectName> =
             known.lists.keys().filter(|name| !present.contains(name)).copied().collect();
@@ -194,7 +211,10 @@ impl ListFollower {
             bad.forget(BadName::Object(*name));
             let list = known.lists.remove(name).expect("it is one of them");
             let newest = list.newest().filter(|id| id.by != self.own);
-            self.gone.extend(newest.map(|id| (id.by, (id.number, now))));
+            for RemovalId { by, number } in newest {
+                let gone = self.gone.entry(by).or_insert((number, now));
+                *gone = (gone.0.max(number), now);
+            }
         }
         self.last.retain(|writer, _| known.lists.keys().any(|name| name.writer == *writer));
         if !gone.is_empty() && known.lists.values().all(SeenList::is_read) {

@@ -110,9 +110,12 @@ impl RemovalsHere {
         engine: Weak<Engine>,
         remove: RemoveHere,
     ) -> Self {
-        let test = FreshnessTest::new(Arc::clone(clock), notes.polled_at());
+        let mut test = FreshnessTest::new(Arc::clone(clock), notes.polled_at());
         if test.has_followed_nothing() {
-            far.note_fresh(test.now());
+            let now = test.now();
+            far.note_fresh(now);
+            // From now on it may miss removals.
+            test.pass(now);
         }
         Self {
             far: Arc::clone(far),
@@ -224,6 +227,8 @@ impl RemovalsHere {
                 Err(error) => tracing::warn!(%error, "removed blocks are still stored here"),
             }
         }
+        // Calls behind one that failed again end here: nobody else looks for it.
+        self.notes.end_unnamed(&Ok(()));
     }
 
     fn store(&self) {

@@ -90,7 +90,8 @@ impl FreshnessTest {
 
     /// The location's time when a poll began, or an earlier time if the location does not show it.
     pub(super) fn time(&self, polled: &Polled, began: Nanos) -> Option<Duration> {
-        let bound = || bound_of(polled).max(self.earlier);
+        // A poll that did not ask leaves the time of an earlier one.
+        let bound = || bound_of(polled).map(|bound| bound.max(self.earlier.unwrap_or_default()));
         self.known_time(began).or_else(bound)
     }
 
@@ -169,6 +170,7 @@ mod tests {
         let unknown = polled(None, Some(YEARS.saturating_sub(HOUR)));
         assert_eq!(test.judge(&unknown, began), Freshness::Fresh);
         assert_eq!(test.time(&unknown, began), Some(YEARS));
+        assert_eq!(test.time(&polled(None, None), began), None, "it did not ask");
         test.pass(began);
         let known = polled(Some(YEARS + 2 * KEEP_REMOVALS), None);
         test.note(&known, began.after(HOUR));

@@ -78,6 +78,7 @@ pub enum FarStep {
 /// The threads of the far tier.
 #[derive(Debug)]
 pub(crate) struct FarLanes {
+    far: Arc<FarTier>,
     removals: Helper<RemovalDuty>,
     publish: Helper<PublishDuty>,
     follow: Helper<FollowDuty>,
@@ -129,7 +130,8 @@ impl FarLanes {
         let duty = RemovalDuty { far: Arc::clone(far), notes: local.notes, engine: local.engine };
         let removals =
             Helper::start("dalsegno-far-del", executor, duty, first).map_err(no_thread)?;
-        Ok(Self { removals, publish, follow, promote, collect, prefetch })
+        let far = Arc::clone(far);
+        Ok(Self { far, removals, publish, follow, promote, collect, prefetch })
     }
 
     /// Makes the thread that publishes removals look for new ones. Publishes them if there are no threads.
@@ -153,8 +155,9 @@ impl FarLanes {
     /// Ends the threads, after what waits was published or the time is over.
     pub(crate) fn close(&self, timeout: Duration) {
         self.follow.close();
-        // Its last poll decides whether anything may be published.
-        self.follow.join(Duration::from_secs(1));
+        // Its last poll decides whether what waits may be published.
+        let is_decided = self.far.is_idle() || self.far.may_fill();
+        self.follow.join(if is_decided { Duration::from_secs(1) } else { timeout.min(FINISH) });
         self.collect.close();
         self.promote.close();
         self.prefetch.close();

@@ -141,3 +141,23 @@ fn a_pack_that_could_not_be_indexed_again_is_tried_again() {
         }
     }
 }
+
+#[test]
+fn a_list_that_fails_in_five_polls_costs_only_itself() {
+    let mut setup = Setup::new();
+    setup.publish_list(5, 1, &[removal(5, 1, 10)]);
+    setup.publish_list(6, 1, &[removal(6, 1, 11)]);
+    setup.publish_block(1, 1, 20, &[]);
+    setup.break_name(list_name(6, 1), EIO);
+    for _ in 1..5 {
+        let polled = setup.follower.poll();
+        assert!(polled.failure.is_some() && polled.at_location.is_none() && !setup.finds(20));
+    }
+    let polled = setup.follower.poll();
+    assert!(polled.failure.is_none() && setup.finds(20));
+    assert_eq!(at_location(&polled), Some(vec![(5, 1)]));
+    assert_eq!((polled.unread, polled.bad_now), (BTreeSet::from([writer(6).store]), 1));
+    setup.clear_faults();
+    while setup.follower.poll().bad_now > 0 {}
+    assert_eq!(setup.follower.poll().unread.len(), 0);
+}

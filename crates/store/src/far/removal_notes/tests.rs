@@ -60,7 +60,8 @@ fn a_removal_that_is_held_up_here_is_published_before_later_ones() {
     one.part_done();
     two.part_done();
     drop((one, two));
-    notes.note_named(&notes.state.lock().applied.clone());
+    let named = notes.state.lock().applied.clone();
+    notes.note_named(&named);
     assert_eq!((applied(&notes), notes.state.lock().pending.len()), (2, 0));
 }
 
