@@ -232,7 +232,7 @@ SETTINGS = (
         "far_flush_s",
         "seconds",
         "5",
-        ("0.1", "3600"),
+        ("0.1", "1800"),
         "Blocks are published there at the latest after this time, even if their pack is not full.",
     ),
 )

@@ -21,8 +21,6 @@ pub struct Polled {
     pub bad_objects: u64,
     /// How many cannot be used now.
     pub bad_now: u64,
-    /// How many of them are catalogs.
-    pub bad_catalogs: u64,
     /// The one of them that was found last.
     pub newest_bad: Option<BadObject>,
     /// Removals of other opens that were read in this poll. The index does not find any more what they cover. An entry
@@ -36,9 +34,8 @@ pub struct Polled {
     pub time: LocationTime,
     /// The first failure of the location. What was not reached is looked at by the next poll.
     pub failure: Option<IoError>,
-    /// The stores with a list of removals that cannot be used. Their removals in `at_location` count as applied only as
-    /// far as they did before: those of that list may come before them.
-    pub unread: BTreeSet<StoreId>,
+    bad_catalogs: u64,
+    unread: BTreeSet<StoreId>,
 }
 
 /// What a poll knows of the location's time.
@@ -55,6 +52,29 @@ pub enum LocationTime {
 }
 
 impl Polled {
+    /// How many catalogs cannot be used now.
+    #[must_use]
+    pub fn bad_catalogs(&self) -> u64 {
+        self.bad_catalogs
+    }
+
+    /// The stores with a list of removals that cannot be used. Their removals in `at_location` count as applied only as
+    /// far as they did before: those of that list may come before them.
+    #[must_use]
+    pub fn unread(&self) -> &BTreeSet<StoreId> {
+        &self.unread
+    }
+
+    /// Notes what is at the location, and the stores with a list that cannot be used.
+    pub(crate) fn read_all(&mut self, at_location: Applied, unread: BTreeSet<StoreId>) {
+        (self.at_location, self.unread) = (Some(at_location), unread);
+    }
+
+    /// Notes how many objects and folders cannot be used now, and how many of them are catalogs.
+    pub(crate) fn count_bad(&mut self, all: u64, catalogs: u64) {
+        (self.bad_now, self.bad_catalogs) = (all, catalogs);
+    }
+
     /// Notes a failure of the location. The first one of a poll is reported.
     pub(crate) fn fail(&mut self, error: IoError) {
         tracing::debug!(%error, "a part of a far location was not followed");

@@ -73,10 +73,10 @@ impl BadObjects {
 
     /// Reports what cannot be used now.
     pub(super) fn report(&self, polled: &mut Polled) {
-        polled.bad_now = self.reasons.len() as u64;
         let is_catalog =
             |name: &&BadName| matches!(name, BadName::Object(name) if !name.is_removals());
-        polled.bad_catalogs = self.reasons.keys().filter(is_catalog).count() as u64;
+        let catalogs = self.reasons.keys().filter(is_catalog).count();
+        polled.count_bad(self.reasons.len() as u64, catalogs as u64);
         let newest = self.newest.filter(|name| self.contains(*name));
         let newest = newest.or_else(|| self.reasons.keys().next_back().copied());
         polled.newest_bad = newest

@@ -92,8 +92,7 @@ impl ListFollower {
             match self.fetch(wanted, bad, polled) {
                 Fetched::All => {
                     self.forget_gone(&names, bad);
-                    (polled.at_location, polled.unread) = (Some(self.at_location()), self.unread());
-                    return;
+                    return polled.read_all(self.at_location(), self.unread());
                 }
                 Fetched::SomeGone => {}
                 Fetched::Failed => return,

@@ -302,7 +302,7 @@ fn a_catalog_that_cannot_be_used_costs_only_itself() {
     setup.break_name(refused, EACCES);
     let polled = setup.follower.poll();
     assert!(setup.finds(11) && !setup.finds(12) && setup.finds(13) && setup.finds(21));
-    assert_eq!((polled.bad_objects, polled.bad_now, polled.bad_catalogs), (1, 1, 1));
+    assert_eq!((polled.bad_objects, polled.bad_now, polled.bad_catalogs()), (1, 1, 1));
     let newest = polled.newest_bad.unwrap();
     assert_eq!(newest.name, refused.to_string());
     assert!(newest.reason.contains("denied"), "{}", newest.reason);

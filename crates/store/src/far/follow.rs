@@ -145,8 +145,8 @@ impl RemovalsHere {
         let is_complete = self.left.is_empty() && self.freshness == Freshness::Fresh;
         if let Some(at_location) = polled.at_location.as_ref().filter(|_| is_complete) {
             let time = self.test.time(polled, began);
-            if self.notes.note_location(at_location, &polled.unread, time) {
-                self.done.retain(|id| polled.unread.contains(&id.by.store));
+            if self.notes.note_location(at_location, polled.unread(), time) {
+                self.done.retain(|id| polled.unread().contains(&id.by.store));
                 self.test.pass(began);
                 self.far.note_fresh(began);
                 add(&self.far.counters.complete_polls, 1);

@@ -123,7 +123,9 @@ mod tests {
     fn polled(now: Option<Duration>, not_before: Option<Duration>) -> Polled {
         let bound = not_before.map_or(LocationTime::Unknown, LocationTime::NotBefore);
         let time = now.map_or(bound, LocationTime::Is);
-        Polled { time, ..Polled::default() }
+        let mut polled = Polled::default();
+        polled.time = time;
+        polled
     }
 
     #[test]

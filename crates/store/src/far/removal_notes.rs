@@ -435,17 +435,13 @@ impl NotesState {
     fn record(&self, store: StoreId) -> RemovalRecord {
         // One that waits only for packs to name it is complete after a crash.
         let is_pending = |(_, removal): &(&RemovalId, &PendingRemoval)| !removal.is_complete();
+        let pending = self.pending.iter().filter(is_pending);
         RemovalRecord {
             store,
             generation: self.generation + 1,
             polled_at_ms: self.polled_at_ms,
             applied: self.applied.clone(),
-            pending: self
-                .pending
-                .iter()
-                .filter(is_pending)
-                .map(|(id, one)| one.named(*id))
-                .collect(),
+            pending: pending.map(|(id, one)| one.named(*id)).collect(),
         }
     }
 }

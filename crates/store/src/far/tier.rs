@@ -334,7 +334,7 @@ impl FarTier {
     /// Notes which objects a poll could not use.
     pub(super) fn note_bad_objects(&self, polled: &mut Polled) {
         self.counters.bad_objects.store(polled.bad_now, Ordering::Relaxed);
-        self.counters.bad_catalogs.store(polled.bad_catalogs, Ordering::Relaxed);
+        self.counters.bad_catalogs.store(polled.bad_catalogs(), Ordering::Relaxed);
         let newest = polled.newest_bad.take();
         *self.newest_bad.lock() =
             newest.map(|BadObject { name, reason }| format!("{name}: {reason}"));

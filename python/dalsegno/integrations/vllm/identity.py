@@ -10,8 +10,7 @@ model. These fields cover the rest. Two ways lead here:
 
 1. Every file, option and variable counts, except those in `excluded.toml`.
 2. What cannot be established gets a random field, and so does what differs from run to run by
-   design (random weights, scales found while running): then nothing is shared between processes.
-   The log says why.
+   design (random weights, scales found while running): nothing is shared, and the log says why.
 3. Long values are hashed: a field has at most 1,024 bytes and all of them fit into a sector.
 4. The log has a short hash of each field, and a file has one of each input (`report.py`).
 """
