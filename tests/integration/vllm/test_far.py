@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.dose import long_dose
 from tests.far.shared_fs import mounted
 from tests.integration.vllm.engines import QUESTIONS, connector, engines, loaded_share
 
@@ -33,8 +32,6 @@ def catalogs(far: Path) -> int:
     return len(list(far.glob("*/*.catalog")))
 
 
-# Without an engine: tests/far/test_store.py.
-@long_dose
 def test_a_prompt_of_a_killed_node_is_loaded_by_another_one(
     tmp_path: Path, small: Path, computed: list[list[int]]
 ) -> None:
