@@ -34,6 +34,12 @@ class Hub:
         (self.snapshot / name).symlink_to(Path("../../blobs") / path.name)
         return path
 
+    def move(self, blob: Path) -> None:
+        """Begins another revision, with the weights of the one before."""
+        self.snapshot = self.snapshot.with_name(COMMIT[::-1])
+        self.snapshot.mkdir()
+        (self.snapshot / "model.safetensors").symlink_to(Path("../../blobs") / blob.name)
+
     def read(self, since_ns: int, revision: str | None = None) -> tuple[dict[str, str], list[str]]:
         """What is read of the model by its name, and the doubts."""
         files = ModelFiles(since_ns=since_ns)
@@ -89,9 +95,7 @@ def test_a_new_link_in_an_old_revision_of_one_file_is_a_doubt(hub: Hub) -> None:
 def test_a_revision_that_was_downloaded_since_may_have_links_to_old_blobs(hub: Hub) -> None:
     blob = hub.add("model.safetensors", b"one")
     began_ns = now_ns(hub.model)
-    hub.snapshot = hub.snapshot.with_name(COMMIT[::-1])
-    hub.snapshot.mkdir()
-    (hub.snapshot / "model.safetensors").symlink_to(Path("../../blobs") / blob.name)
+    hub.move(blob)
     hub.add("config.json", b"{}", git_name(b"{}"))
     assert not hub.read(began_ns, COMMIT[::-1])[1]
     # A blob that is not what its name says.
@@ -102,9 +106,7 @@ def test_a_revision_that_was_downloaded_since_may_have_links_to_old_blobs(hub: H
 def test_a_branch_that_moved_to_a_revision_with_equal_files_is_certain(hub: Hub) -> None:
     blob = hub.add("model.safetensors", b"one")
     began_ns = now_ns(hub.model)
-    hub.snapshot = hub.snapshot.with_name(COMMIT[::-1])
-    hub.snapshot.mkdir()
-    (hub.snapshot / "model.safetensors").symlink_to(Path("../../blobs") / blob.name)
+    hub.move(blob)
     hub.add("README.md", b"a new text")
     (hub.model / "refs" / "main").write_text(COMMIT[::-1])
     assert not hub.read(began_ns)[1]

@@ -142,7 +142,7 @@ impl Follower {
             (polled.at_location, polled.time) = (None, LocationTime::Unknown);
         } else if polled.at_location.is_some() && !polled.hangs() {
             self.follow_writers(lists, &mut polled);
-            if lists && polled.failure.is_none() && polled.at_location.is_some() {
+            if lists && polled.failure.is_none() {
                 self.index.known().set_complete(began, self.reopened);
             }
         }

@@ -36,8 +36,7 @@ pub(super) struct FollowDuty {
     far: Arc<FarTier>,
     follower: Follower,
     removals: RemovalsHere,
-    /// How many polls there were.
-    polls: u64,
+    has_polled: bool,
 }
 
 /// Applies removals of other stores.
@@ -76,7 +75,7 @@ impl Duty for FollowDuty {
 
     fn finish(&mut self) {
         // What waits may be published only after a poll.
-        if self.polls == 0 && !self.far.is_idle() && !self.far.may_fill() {
+        if !self.has_polled && !self.far.is_idle() && !self.far.may_fill() {
             self.poll();
         }
         self.removals.notes.keep_time();
@@ -86,13 +85,13 @@ impl Duty for FollowDuty {
 
 impl FollowDuty {
     pub(super) fn new(far: &Arc<FarTier>, follower: Follower, removals: RemovalsHere) -> Self {
-        Self { far: Arc::clone(far), follower, removals, polls: 0 }
+        Self { far: Arc::clone(far), follower, removals, has_polled: false }
     }
 
     fn poll(&mut self) {
         let began = self.removals.test.now();
         let mut polled = self.follower.poll();
-        self.polls += 1;
+        self.has_polled = true;
         self.far.source.note(polled.failure.as_ref().map_or(Ok(()), Err));
         self.far.note_bad_objects(&mut polled);
         self.removals.apply(&mut polled, began);
@@ -110,12 +109,9 @@ impl RemovalsHere {
         engine: Weak<Engine>,
         remove: RemoveHere,
     ) -> Self {
-        let mut test = FreshnessTest::new(Arc::clone(clock), notes.polled_at());
-        if test.has_followed_nothing() {
-            let now = test.now();
-            far.note_fresh(now);
-            // From now on it may miss removals.
-            test.pass(now);
+        let earlier = notes.polled_at();
+        if earlier.is_none() {
+            far.note_fresh(clock.now());
         }
         Self {
             far: Arc::clone(far),
@@ -124,7 +120,7 @@ impl RemovalsHere {
             remove,
             left: Vec::new(),
             done: BTreeSet::new(),
-            test,
+            test: FreshnessTest::new(Arc::clone(clock), earlier),
             freshness: Freshness::Unknown,
         }
     }

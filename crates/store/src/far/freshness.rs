@@ -35,7 +35,8 @@ pub(super) struct FreshnessTest {
     clock: Arc<dyn Clock>,
     /// The location's time at the last complete poll of earlier opens; `None` if there was none.
     earlier: Option<Duration>,
-    /// The last complete poll of this open.
+    /// The last complete poll of this open, or the open of a store that followed no location before: from then on it
+    /// may miss removals.
     passed: Option<PassedPoll>,
     /// A poll of this open that showed the location's time, and that time.
     shown: Option<(Nanos, Duration)>,
@@ -43,16 +44,13 @@ pub(super) struct FreshnessTest {
 
 impl FreshnessTest {
     pub(super) fn new(clock: Arc<dyn Clock>, earlier: Option<Duration>) -> Self {
-        Self { clock, earlier, passed: None, shown: None }
+        let passed = PassedPoll { began: clock.now(), time: None };
+        let passed = earlier.is_none().then_some(passed);
+        Self { clock, earlier, passed, shown: None }
     }
 
     pub(super) fn now(&self) -> Nanos {
         self.clock.now()
-    }
-
-    /// Whether the store never followed a location.
-    pub(super) fn has_followed_nothing(&self) -> bool {
-        self.earlier.is_none() && self.passed.is_none()
     }
 
     /// Notes what a poll that began at a moment found out about the time, also if it read nothing else.
@@ -64,17 +62,13 @@ impl FreshnessTest {
 
     /// Judges by a poll that began at a moment and read all lists.
     pub(super) fn judge(&self, polled: &Polled, began: Nanos) -> Freshness {
-        let away = match self.passed {
-            Some(passed) => {
-                let by_location = self.known_time(began).zip(passed.time);
-                let by_location = by_location.map(|(now, then)| now.saturating_sub(then));
-                Some(began.since(passed.began).max(by_location.unwrap_or_default()))
-            }
-            None => match (self.earlier, self.known_time(began).or(bound_of(polled))) {
-                (None, _) => Some(Duration::ZERO),
-                (Some(then), Some(now)) => Some(now.saturating_sub(then)),
-                (Some(_), None) => None,
-            },
+        let away = if let Some(passed) = self.passed {
+            let by_location = self.known_time(began).zip(passed.time);
+            let by_location = by_location.map(|(now, then)| now.saturating_sub(then));
+            Some(began.since(passed.began).max(by_location.unwrap_or_default()))
+        } else {
+            let now = self.known_time(began).or(bound_of(polled));
+            now.zip(self.earlier).map(|(now, then)| now.saturating_sub(then))
         };
         match away {
             Some(away) if away >= KEEP_REMOVALS => Freshness::Stale,
@@ -83,7 +77,7 @@ impl FreshnessTest {
         }
     }
 
-    /// Notes that everything was applied after a poll that began at a moment, or that the store held nothing then.
+    /// Notes that everything was applied after a poll that began at a moment, or that the store then held nothing.
     pub(super) fn pass(&mut self, began: Nanos) {
         self.passed = Some(PassedPoll { began, time: self.known_time(began) });
     }
