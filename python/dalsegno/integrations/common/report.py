@@ -3,8 +3,8 @@
 1. One line in the log has a short hash of each field. Fields that differ keep blocks apart.
 2. One file has a line for each input: an option, a variable, a file of the model. `diff` of the
    files of two hosts names those that differ.
-3. Neither has a value. Inputs that are called like credentials have no hash either, because a
-   short password can be found from its hash.
+3. Neither has a value. Inputs that are called like credentials have no hash of their own either,
+   because a short password can be found from its hash. They count in that of their field.
 4. Nothing here fails an engine: without a cache folder there is no file.
 """
 
