@@ -14,7 +14,7 @@ use dalsegno_fuzz::{Random, TARGETS, mutate};
 use dose::dose;
 
 /// For each target, in the small dose and the full one.
-const TIME: Duration = Duration::from_millis(500);
+const TIME: Duration = Duration::from_millis(250);
 const FULL_TIME: Duration = Duration::from_secs(20);
 /// Longer inputs find nothing that shorter ones do not.
 const MOST_BYTES: usize = 64 << 10;

@@ -141,12 +141,13 @@ fn live_on(world: &mut World, actions: &[Action], lived: usize, chance: &mut Ran
     act(world, &actions[first..actions.len().min(first + 12)]);
 }
 
-/// Runs every history of a style with an outage at every operation. Returns the number of outages.
+/// Runs every history of a style with an outage at every `step`th operation; the seed decides which is the first.
+/// Returns the number of outages.
 ///
 /// # Panics
 ///
 /// If a check fails.
-pub fn crash_everywhere(seeds: std::ops::Range<u64>, style: &Style) -> u64 {
+pub fn crash_everywhere(seeds: std::ops::Range<u64>, step: usize, style: &Style) -> u64 {
     let mut outages = 0;
     for seed in seeds {
         let actions = crate::history::history(seed, style);
@@ -154,7 +155,7 @@ pub fn crash_everywhere(seeds: std::ops::Range<u64>, style: &Style) -> u64 {
         let mut whole = common.world(style, seed, 0);
         live(&mut whole, &actions);
         whole.check_all();
-        for change in 1..=whole.device.changes() {
+        for change in (1 + seed % step as u64..=whole.device.changes()).step_by(step) {
             let _label = crate::label::Label(format!("seed {seed}, operation {change}"));
             let mut world = common.world(style, seed, change);
             world.device.fail_at(change);

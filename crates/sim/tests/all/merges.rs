@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::dose::dose;
 use crate::worlds::{filled, part};
 use dalsegno_core::Durability;
 use dalsegno_io::Device;
@@ -68,7 +69,7 @@ fn each(seeds: u64, changes: Range<u64>, happens: impl Fn(&mut World, u64)) {
 
 #[test]
 fn a_merge_torn_by_a_power_cut_is_never_trusted() {
-    each(4, 0..60, |world, at| {
+    each(dose(2, 4), 0..60, |world, at| {
         merge_until(world, at);
         begin_life(world, Outage::Power);
         begin_segment(world);
@@ -77,7 +78,7 @@ fn a_merge_torn_by_a_power_cut_is_never_trusted() {
 
 #[test]
 fn sequence_numbers_lost_in_a_power_cut_do_not_vouch_for_later_merges() {
-    each(16, 12..18, |world, at| {
+    each(dose(8, 16), 12..18, |world, at| {
         // The header is synced. The voids before it, whose numbers it counts, are not.
         begin_segment(world);
         begin_life(world, Outage::Power);
@@ -88,7 +89,7 @@ fn sequence_numbers_lost_in_a_power_cut_do_not_vouch_for_later_merges() {
 
 #[test]
 fn a_merge_that_could_not_be_voided_is_not_trusted_by_a_rebuilt_index() {
-    each(4, 0..60, |world, at| {
+    each(dose(2, 4), 0..60, |world, at| {
         merge_until(world, at);
         world.reboot(Outage::Power);
         for chain in [50, 51] {
@@ -124,7 +125,7 @@ fn a_merge_in_an_unreadable_segment_is_not_trusted_by_a_later_open() {
 
 #[test]
 fn a_void_is_durable_before_a_later_header_marks_merges_as_durable() {
-    each(24, 8..12, |world, at| {
+    each(dose(8, 24), 8..12, |world, at| {
         world.act(&beginning(20, 0));
         // A new segment, but for what is given up.
         (100..131).for_each(|chain| take_room(world, chain));

@@ -1,6 +1,7 @@
 //! A device that fails temporarily while a store is opened: no removed block returns, and acknowledged blocks are there
 //! again when the device has recovered.
 
+use crate::dose::dose;
 use crate::worlds::{filled, part};
 use dalsegno_core::Durability;
 use dalsegno_io::{Device, OpenMode};
@@ -52,7 +53,7 @@ fn a_removal_before_a_kill_holds_even_if_the_next_open_fails() {
             [(Kind::Read, Fault::Error), (Kind::Open, Fault::Error), (Kind::Read, Fault::Short)]
         {
             for file in ["index-", "segment-"] {
-                for skip in 0..40 {
+                for skip in (0..40).step_by(dose(2, 1)) {
                     let _label =
                         Label(format!("{index}, {kind:?} {fault:?} of {file}, skip {skip}"));
                     let mut world = filled(&style, skip);
