@@ -37,7 +37,7 @@ MAKEFLAGS += --no-print-directory
 # Targets share environments and the build folder.
 .NOTPARALLEL:
 .PHONY: help dev env-dev env-vllm env-vllm-next env-vllm-oldest env-sglang env-lmcache env-lmcache-next wheel demo \
-	test check lint lint-rust lint-python fmt test-rust test-python test-vllm test-vllm-next test-vllm-oldest \
+	test check lint lint-rust lint-programs lint-python fmt test-rust test-python test-vllm test-vllm-next test-vllm-oldest \
 	test-sglang test-lmcache test-lmcache-next test-long sim fuzz fuzz-seeds mutations audit bench docs faultbench \
 	far-packages test-far test-far-all clean clean-all need-cargo env-engines build-rust-tests run-rust run-python run-far \
 	run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next
@@ -74,10 +74,10 @@ check: env-dev need-cargo ## check what differs from main, in less than a minute
 	@$(DEV)/python tools/check.py $(ARGS)
 
 test-long: export DALSEGNO_DOSE := long
-test-long: ## the same tests with the full dose of random inputs, crashes and engine starts
+test-long: lint-programs ## the same tests with the full dose of random inputs, crashes and engine starts
 	@$(PYTHON) tools/suite.py run-rust run-python run-far run-vllm run-sglang run-lmcache
 
-lint: lint-rust dev lint-python ## check format, lints, types and the border between Rust and Python
+lint: lint-rust lint-programs dev lint-python ## check format, lints, types and the border between Rust and Python
 
 docs: env-dev need-cargo ## build the documentation site into site/: guides, internals, formats, decisions, APIs
 	@$(PYTHON) tools/env.py docs
@@ -178,6 +178,9 @@ run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: 
 lint-rust: env-dev need-cargo
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
+
+# They have dependencies of their own, so this checks our crates once more. `make test` leaves it out.
+lint-programs: env-dev need-cargo
 	@cargo check --quiet --locked --manifest-path bench/programs/Cargo.toml --target-dir target
 
 lint-python:
