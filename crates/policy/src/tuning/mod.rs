@@ -6,8 +6,8 @@
 //! 3. Every decision is within the bounds: a valid shape, with a size ratio of at most the one in the options.
 //! 4. A pinned controller counts but decides nothing.
 //!
-//! The figures below are printed by `cargo test -p dalsegno-policy --test tuning_stages -- --nocapture`, on simulated
-//! trees that count pages.
+//! The figures below are printed by `DALSEGNO_DOSE=long cargo test -p dalsegno-policy tuning_stages -- --nocapture`, on
+//! simulated trees that count pages.
 //!
 //! # Why this model
 //!

@@ -3,6 +3,8 @@
 //! They are one program, because each program compiles helpers and generic code again.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../../io/tests/common/dose.rs"]
+mod dose;
 mod merging_properties;
 mod recency_properties;
 mod reclaim_properties;

@@ -5,6 +5,8 @@ use dalsegno_policy::fluid::{Level, divide_filter_bits, mean_levels};
 use dalsegno_policy::tuning::{Bounds, Constants, Facts, Shares, best_shape, cost};
 use proptest::prelude::*;
 
+use crate::dose::dose;
+
 /// The tolerance for rounding of sums.
 const CLOSE: f64 = 1e-9;
 
@@ -154,6 +156,10 @@ proptest! {
         prop_assert_eq!(found.stay.shape, from);
         prop_assert_eq!(best_shape(from, &facts, &shares, bounds), found);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(dose(64, 256)))]
 
     #[test]
     fn more_runs_in_the_last_level_than_above_are_never_much_better(

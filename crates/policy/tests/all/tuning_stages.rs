@@ -16,6 +16,8 @@ use dalsegno_policy::tuning::{
     Bounds, Constants, Controller, ControllerOptions, Counts, Facts, Mode, Shares, best_shape, cost,
 };
 
+use crate::dose::dose;
+
 const HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
 const PROMPT_BLOCKS: u64 = 64;
 const MEMTABLE_ENTRIES: u64 = 800;
@@ -254,13 +256,14 @@ fn report(workload: Workload) -> [f64; 3] {
 fn adapting_comes_near_the_best_of_a_grid_and_beats_its_median() {
     let mut ratios = [Vec::new(), Vec::new(), Vec::new()];
     for mix in [Mix::Partial, Mix::Whole] {
-        for stage_prompts in [1000, 5000, 10_000] {
-            let reported = report(Workload { mix, stage_prompts });
+        for stage_prompts in dose(&[1000, 5000][..], &[1000, 5000, 10_000]) {
+            let reported = report(Workload { mix, stage_prompts: *stage_prompts });
             ratios.iter_mut().zip(reported).for_each(|(ratios, ratio)| ratios.push(ratio));
         }
     }
-    let [to_best, to_median, ideal] =
-        ratios.map(|ratios| ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / 6.0).map(f64::exp);
+    let [to_best, to_median, ideal] = ratios.map(|each| {
+        (each.iter().map(|ratio| ratio.ln()).sum::<f64>() / number(each.len() as u64)).exp()
+    });
     println!("mean: {to_best:.3} of the best, {to_median:.3} of the median, ideal {ideal:.3}");
     assert!(to_best < 1.15 && to_median < 1.0, "{to_best} {to_median}");
     assert!((0.9..1.0).contains(&ideal), "other than the head of `tuning` says: {ideal}");
