@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,27 @@ def test_a_branch_that_moved_after_the_engine_began_is_a_doubt(hub: Hub) -> None
     (hub.model / "refs" / "main").write_text(COMMIT)
     assert "refs/main" in hub.read(began_ns)[1][0]
     assert not hub.read(began_ns, COMMIT)[1]
+
+
+def test_a_branch_whose_old_revision_was_deleted_is_a_doubt(hub: Hub) -> None:
+    blob = hub.add("model.safetensors", b"one")
+    began_ns = now_ns(hub.model)
+    old = hub.snapshot
+    hub.move(blob)
+    (hub.model / "refs" / "main").write_text(COMMIT[::-1])
+    shutil.rmtree(old)
+    assert "refs/main" in hub.read(began_ns)[1][0]
+    # The engine downloaded the model as a whole.
+    assert not hub.read(0)[1]
+
+
+def test_one_file_of_a_model_that_the_engine_downloaded_is_certain(hub: Hub) -> None:
+    hub.add("model-q4.gguf", b"weights")
+    hub.add("config.json", b"{}", git_name(b"{}"))
+    files = ModelFiles(since_ns=0)
+    found = files.of_path(hub.snapshot / "model-q4.gguf")
+    assert set(found) == {"config.json", "model-q4.gguf"}
+    assert not files.doubts
 
 
 def test_a_replaced_blob_has_another_hash(hub: Hub) -> None:

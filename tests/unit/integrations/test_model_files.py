@@ -121,9 +121,26 @@ def test_a_file_of_a_model_in_several_files_stands_for_all_of_them(folder: Path)
     for name in (*names, "other-00001-of-00002.gguf"):
         (folder / name).write_text("one")
     usual = content(folder / names[0])
-    assert set(usual) == set(names)
+    assert set(usual) == {"config.json", *names}
     (folder / names[1]).write_text("two")
     assert content(folder / names[0]) != usual
+
+
+def test_what_an_engine_reads_beside_a_file_counts(folder: Path) -> None:
+    """Settings, tokenizer and projector count; other weights and subfolders do not."""
+    path = folder / "model-q4.gguf"
+    path.write_text("weights")
+    (folder / "other").mkdir()
+    for name in ("tokenizer_config.json", "generation_config.json", "mmproj-f16.gguf"):
+        before = content(path)
+        (folder / name).write_text("{}")
+        assert content(path) != before, name
+    before = content(path)
+    for name in ("model-q8.gguf", "model-1.safetensors", "other/config.json"):
+        (folder / name).write_text("other")
+    assert content(path) == before
+    # A file that an option names is no model.
+    assert set(content(folder / "config.json")) == {"config.json"}
 
 
 def test_stray_files_neither_block_nor_fail(folder: Path) -> None:
