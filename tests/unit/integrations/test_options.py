@@ -166,6 +166,19 @@ def test_variables_count_by_their_beginnings_and_names(monkeypatch: pytest.Monke
     }
 
 
+def test_credentials_in_variables_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENGINE_API_KEY", "ENGINE_HF_TOKEN", "ENGINE_PASSWORD", "ENGINE_MAX_TOKENS"):
+        monkeypatch.setenv(name, "1")
+    found = [name for name, _ in variables(("ENGINE_",), ["ENGINE_API_KEY"], [])]
+    assert [name for name in found if name.startswith("ENGINE_")] == ["ENGINE_MAX_TOKENS"]
+
+
+def test_each_entry_of_a_mapping_counts_by_its_name() -> None:
+    options = Options(ModelFiles(since_ns=1 << 62), {})
+    assert options.value({"b": {"token": 1}, 2: "x"}) == {"b": {"token": 1}, "2": "x"}
+    assert options.value({1: "x", "1": "y"}) != options.value({1: "y", "1": "x"})
+
+
 def test_versions_of_installed_libraries_count() -> None:
     found = libraries(("console_scripts",))
     assert any(name.startswith("console_scripts ") for name in found)

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dalsegno.integrations.common.fields import is_credential
 from dalsegno.integrations.common.model_files import ModelFiles, is_there
 
 # What Kubernetes sets for a service whose name is that of an engine.
@@ -139,8 +140,10 @@ class Options:
     def _collection(self, value: Any, where: str) -> object:
         """Returns what counts of several values."""
         if isinstance(value, Mapping):
-            pairs = [[str(key), self.value(one, f"{where}.{key}")] for key, one in value.items()]
-            return sorted(pairs, key=lambda pair: str(pair[0]))
+            # Keys of different types may have equal texts.
+            is_unique = len({str(key) for key in value}) == len(value)
+            name: Callable[[object], str] = str if is_unique else repr
+            return {name(key): self.value(one, f"{where}.{key}") for key, one in value.items()}
         found = [self.value(one, where) for one in value]
         return found if isinstance(value, list | tuple) else sorted(found, key=str)
 
@@ -186,6 +189,8 @@ def variables(
 ) -> Iterator[tuple[str, str]]:
     """Yields name and value of every variable of the environment that counts, sorted.
 
+    Credentials do not: they let an engine read something, and what it reads counts.
+
     Args:
         prefixes: Beginnings of names that count.
         names: Further names that count.
@@ -194,7 +199,7 @@ def variables(
     known, starts = set(names), tuple(prefixes) + LIBRARY_VARIABLES
     for name, value in sorted(os.environ.items()):
         counts = name in known or (name.startswith(starts) and not _SERVICE_LINK.fullmatch(name))
-        if counts and name not in skipped:
+        if counts and name not in skipped and not is_credential(name):
             yield name, value
 
 
