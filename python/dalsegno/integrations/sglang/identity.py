@@ -51,8 +51,11 @@ LOCAL_FORMATS = (
     "safetensors",
 )
 PLUGINS = ("sglang.srt.plugins",)
-# Words in the path or name of a model by which SGLang chooses how to read its files.
-NAMES = ("eagle", "leanstral", "mistral-large-3", "mistral-small-4")
+# Words in the path or name of a model or tokenizer by which SGLang chooses how to read its files.
+# Those in lower case stand for words in upper case too.
+NAMES = ("InternVL3_5", "eagle", "leanstral", "mistral-large-3", "mistral-small-4")
+# SGLang completes a folder with both from the base model that the first names.
+_ADAPTER = ("head.pt", "adapter_config.json")
 # Options by which the KV of a prompt comes from embeddings that another process computed.
 _OTHER_ENCODERS = ("enable_mm_global_cache", "encoder_urls", "language_only")
 
@@ -108,11 +111,16 @@ def _content(
     found = files.of_name(name, revision, args.download_dir, stated=bool(weights))
     if not weights and found and not any(map(is_weight, found)):
         files.doubt(f"no weights are in the folder of {name!r}")
+    if not _is_whole(found):
+        files.doubt(
+            f"the folder of {name!r} leaves its configuration to a base model",
+            "serve the folder of a whole model",
+        )
     parts: dict[str, object] = {}
     config = _config(files, name, revision)
     for part in named_models(config):
         parts[part] = files.of_name(part)
-    words = [*architectures(config), *(word for word in NAMES if word in name.lower())]
+    words = [*architectures(config), *_words(name)]
     if args.trust_remote_code:
         parts["code"] = files.code(name, revision, None)
         # Code of the model may ask what it is called.
@@ -125,6 +133,19 @@ def _content(
         # Rotary embeddings and attention temperatures depend on it.
         "context_length": str(args.context_length or ""),
     }
+
+
+def _is_whole(found: Mapping[str, str]) -> bool:
+    """Returns whether the files of a model say how it computes, as far as there are any."""
+    if not found or any(name.endswith(".gguf") for name in found):
+        return True
+    has_config = not {"config.json", "params.json"}.isdisjoint(found)
+    return has_config and not set(_ADAPTER) <= found.keys()
+
+
+def _words(place: str) -> list[str]:
+    """Returns the words in a path or name by which SGLang chooses how to read files."""
+    return [word for word in NAMES if word in place or word in place.lower()]
 
 
 def _config(files: ModelFiles, name: str, revision: str | None) -> object:
@@ -188,24 +209,36 @@ def engine_identity(salt: str = "", stated: str = "") -> dict[str, str]:
         stated: Fingerprint of the weights that the user vouches for; the files decide if empty.
     """
     args, files = get_server_args(), ModelFiles()
+    fields: dict[str, object] = {"salt": salt}
+    try:
+        fields |= _engine_fields(files, args, stated)
+        known = hashed(fields)
+    except Exception as error:  # noqa: BLE001 - a server starts as it would without a store
+        files.doubt(f"SGLang's options cannot be read: {error!r}")
+        fields, known = {"salt": salt}, {"salt": salt}
+    doubts = files.certainty(logger)
+    known |= doubts
+    report.write(known, {**fields, **doubts})
+    report.log(logger, str(args.model_path), known)
+    return known
+
+
+def _engine_fields(files: ModelFiles, args: Any, stated: str) -> dict[str, object]:
+    """Returns the fields of the model, the options and the machine."""
     weights = _weights(files, args.load_format, stated)
     fields = {
         **machine_fields(),
         **_content(files, args, args.model_path, args.revision, weights),
         "adapters": _adapters(files, args),
         **_draft(files, args),
-        "salt": salt,
     }
     if args.tokenizer_path and args.tokenizer_path != args.model_path:
         # Processors of images and sound use it too.
-        fields["tokenizer"] = files.of_name(args.tokenizer_path, stated=True)
+        files_of_tokenizer = files.of_name(args.tokenizer_path, stated=True)
+        fields["tokenizer"] = {"files": files_of_tokenizer, "words": _words(args.tokenizer_path)}
     _doubt_sources(files, args)
     fields["options"] = engine_options(files, args)
-    fields |= files.certainty(logger)
-    known = hashed(fields)
-    report.write(known, fields)
-    report.log(logger, args.model_path, known)
-    return known
+    return fields
 
 
 def _replica() -> int:
