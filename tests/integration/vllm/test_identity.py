@@ -26,7 +26,7 @@ import dalsegno
 from dalsegno.integrations.common import file_times, report
 from dalsegno.integrations.common.fields import hashed
 from dalsegno.integrations.common.model_files import ModelFiles
-from dalsegno.integrations.vllm import identity
+from dalsegno.integrations.vllm import identity, spaces
 from dalsegno.integrations.vllm.settings import TierSettings
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 from dalsegno_bench.vllm.rig import parallel_config
@@ -92,12 +92,12 @@ def test_a_line_and_a_file_name_the_input_that_differs(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(identity.logger, "info", lambda text, *of: said.append(text % of))
+    monkeypatch.setattr(spaces.logger, "info", lambda text, *of: said.append(text % of))
 
     def started() -> tuple[set[str], set[str]]:
         known = fields(config)
         settings = TierSettings.parse({"path": str(tmp_path / "store"), "identity": known})
-        identity.group_fields(settings, tiers.config(groups=2), 4096)
+        spaces.group_fields(settings, tiers.config(groups=2), 4096)
         file = report.report_file(known)
         assert file is not None
         assert str(file) in said[-1]
@@ -281,7 +281,7 @@ def test_ranks_chunks_groups_and_salts_are_kept_apart() -> None:
         *, group: int = 0, row_bytes: int = 4096, salt: str = "", groups: int = 2, **changes: Any
     ) -> str:
         of = tiers.config(groups, **changes)
-        return json.dumps(identity.namespace_fields({}, of, group, row_bytes, salt), sort_keys=True)
+        return json.dumps(spaces.namespace_fields({}, of, group, row_bytes, salt), sort_keys=True)
 
     others = [
         fields(),
