@@ -11,6 +11,8 @@ SEED ?=
 AT ?=
 TARGET ?=
 FOR ?= 20
+# With `dev` the extension has the crates of the Rust tests, compiled once, and their assertions. CI does so.
+EXTENSION_PROFILE ?= release
 
 DEV := .envs/dev/bin
 VLLM := .envs/vllm/bin
@@ -46,7 +48,7 @@ help: ## show this list
 dev: env-dev need-cargo ## set up .envs/dev and build the extension into it
 	@echo "make: building the extension"
 	@export VIRTUAL_ENV="$(CURDIR)/.envs/dev" PATH="$(CURDIR)/.envs/uv/bin:$$PATH"; \
-	$(call quietly,$(DEV)/maturin develop --uv --release --locked)
+	$(call quietly,$(DEV)/maturin develop --uv --profile $(EXTENSION_PROFILE) --locked)
 	@$(UV) pip install --quiet --no-config --no-deps --python $(DEV)/python --editable bench
 
 env-vllm: wheel ## set up .envs/vllm: real vLLM on the CPU, with our wheels installed
@@ -58,7 +60,7 @@ env-vllm env-vllm-next env-vllm-oldest env-sglang env-lmcache env-lmcache-next: 
 
 wheel: env-dev need-cargo ## build the wheels of dalsegno and dalsegno-bench into dist/
 	@echo "make: building the wheels"; rm -rf $(WHEELS)
-	@$(call quietly,$(DEV)/maturin build --release --locked --interpreter $(DEV)/python --out $(WHEELS))
+	@$(call quietly,$(DEV)/maturin build --profile $(EXTENSION_PROFILE) --locked --interpreter $(DEV)/python --out $(WHEELS))
 	@$(UV) build --quiet --no-config --wheel --out-dir $(WHEELS) bench
 	@ls $(WHEELS)/*.whl
 
@@ -97,7 +99,7 @@ test-far: dev far-packages run-far ## test the far tier on GlusterFS and Seaweed
 
 test-far-all: dev ## test the far tier on JuiceFS and CephFS too, which CI does not mount: needs root
 	@$(PYTHON) tools/far_packages.py --all
-	@cargo test --quiet $(RUST_TESTS) --test conformance --test collectable --no-run
+	@cargo test --quiet $(RUST_TESTS) --test all --no-run
 	@$(call pytest,dev,test-far-all) tests/far --far-all $(ARGS)
 
 test-vllm: env-vllm run-vllm ## run the tests against real vLLM
@@ -154,7 +156,6 @@ env-engines:
 need-cargo:
 	@command -v cargo > /dev/null || { echo "make: Rust is missing; see https://rustup.rs" >&2; exit 1; }
 
-# The crate under Python is tested from Python: its test binary would have to link libpython.
 build-rust-tests: env-dev need-cargo
 	@# This includes faulty-mount, which Python tests mount.
 	@cargo test --quiet $(RUST_TESTS) --no-run
@@ -185,7 +186,7 @@ lint-python:
 	@$(DEV)/mypy --strict
 	@MYPYPATH=python $(DEV)/stubtest --mypy-config-file pyproject.toml dalsegno._native
 
-RUST_TESTS := --workspace --locked --exclude dalsegno-py
+RUST_TESTS := --workspace --locked
 
 # $(call install-wheel,NAME) installs our wheels into the environment of an engine.
 install-wheel = $(UV) pip install --quiet --no-config --no-deps --reinstall --python .envs/$(1)/bin/python \

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs everything that CI runs: targets of the Makefile, two at a time, and prints what each cost.
+"""Runs everything that CI runs: targets of the Makefile, a few at a time, and prints their costs.
 
-1. A step starts when the steps it needs have passed, in the order of the table, while fewer than
-   `--jobs` run. Steps that wait for disks and engines then run next to steps that compute. A step
-   that almost only waits does not count, unless there is one job.
+1. A step starts when the steps it needs have passed, in the order of the table, while it and the
+   running ones keep at most `--jobs` cores busy. Tests that wait for disks and engines leave a
+   part of a core to others. With one job, one step runs at a time.
 2. What is shared is built once, by a step of its own: the wheel for every environment, the Rust
    tests for the lints' and the Python tests' programs.
 3. The output of a step is printed as a whole when the step ends, so that no two mix.
@@ -37,8 +37,10 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 # How tools/pytest_twice.py begins the line of a test that passed in the second run only.
 UNSTABLE = "unstable: "
-# An engine alone keeps more than one core busy while it starts.
+# The cores of a small machine.
 JOBS = 2
+# The sums of what steps keep busy are exact to this.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,38 +51,40 @@ class Step:
         target: Its name.
         purpose: What it does, in a few words.
         needs: Targets that must have passed before.
-        waits: Whether it almost only waits, so that it runs next to as many steps as always.
+        cores: How many cores it keeps busy, on average over its time.
     """
 
     target: str
     purpose: str
     needs: tuple[str, ...] = ()
-    waits: bool = False
+    cores: float = 1.0
 
 
+# Of those that may start, the longest come first, so that none of them is left for the end.
 STEPS = (
     Step("env-dev", "fetch what building, linting and testing need"),
-    Step("far-packages", "install the file systems that tests mount", ("env-dev",)),
-    Step("dev", "compile the extension", ("env-dev",)),
-    Step("wheel", "pack the wheels", ("dev",)),
-    Step("env-engines", "fetch vLLM, SGLang and LMCache", ("env-dev",)),
-    Step("build-rust-tests", "compile the Rust tests", ("dev",)),
-    Step(
-        "run-far",
-        "test the far tier on shared file systems",
-        ("build-rust-tests", "far-packages"),
-        waits=True,
-    ),
-    Step("run-vllm", "test against real vLLM", ("wheel", "env-engines")),
-    Step("run-rust", "run the Rust tests", ("build-rust-tests",)),
-    Step("run-sglang", "test against real SGLang", ("wheel", "env-engines")),
-    Step("lint-rust", "check format and lints of Rust", ("build-rust-tests",)),
+    Step("far-packages", "install the file systems that tests mount", ("env-dev",), 0.1),
+    Step("dev", "compile the extension", ("env-dev",), 1.4),
+    Step("wheel", "pack the wheels", ("dev",), 0.5),
+    Step("env-engines", "fetch vLLM, SGLang and LMCache", ("env-dev",), 0.5),
+    Step("build-rust-tests", "compile the Rust tests", ("dev",), 1.3),
+    Step("run-vllm", "test against real vLLM", ("wheel", "env-engines"), 0.7),
     Step(
         "run-python",
         "run the Python tests that need no engine",
         ("build-rust-tests", "wheel"),
+        0.6,
     ),
-    Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines")),
+    Step(
+        "run-far",
+        "test the far tier on shared file systems",
+        ("build-rust-tests", "far-packages"),
+        0.3,
+    ),
+    Step("run-rust", "run the Rust tests", ("build-rust-tests",), 0.7),
+    Step("run-sglang", "test against real SGLang", ("wheel", "env-engines"), 0.7),
+    Step("lint-rust", "check format and lints of Rust", ("build-rust-tests",), 1.3),
+    Step("run-lmcache", "test against real LMCache", ("wheel", "env-engines"), 0.6),
     Step("lint-python", "check format, lints and types of Python", ("dev",)),
 )
 
@@ -166,15 +170,12 @@ def startable(
     waiting: Iterable[Step], passed: set[str], running: Sequence[Step], jobs: int
 ) -> Step | None:
     """Returns the first step whose needs have passed and for which there is a place."""
-    is_full = sum(not step.waits or jobs == 1 for step in running) >= jobs
-    return next(
-        (
-            step
-            for step in waiting
-            if passed.issuperset(step.needs) and not (is_full and (jobs == 1 or not step.waits))
-        ),
-        None,
-    )
+    busy = sum(step.cores for step in running)
+    for step in waiting:
+        fits = jobs > 1 and busy + step.cores <= jobs + _ROUNDING
+        if passed.issuperset(step.needs) and (fits or not running):
+            return step
+    return None
 
 
 def run(steps: Sequence[Step], jobs: int) -> list[Cost]:
@@ -220,7 +221,7 @@ def main() -> int:
         description="Run everything that CI runs, and print what each step cost."
     )
     parser.add_argument("steps", nargs="*", help="run these and what they need; all if none")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="steps at a time (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="cores to keep busy (%(default)s)")
     parser.add_argument("--list", action="store_true", help="show the steps and end")
     parser.add_argument("--json", type=Path, help="also write the costs to this file")
     options = parser.parse_args()

@@ -136,6 +136,22 @@ def rust_threads_are_counted(root: Path) -> list[str]:
     return complaints
 
 
+def rust_examples_are_run(root: Path) -> list[str]:
+    """A crate whose Cargo.toml says `doctest = false` has no example in its documentation."""
+    fence = re.compile(r"^\s*//[/!]\s*```", re.MULTILINE)
+    complaints = []
+    for path in files(root, "crates/*/src/*.rs", "fuzz/src/*.rs"):
+        inside = path.relative_to(root).parts
+        crate = root.joinpath(*inside[: inside.index("src")])
+        manifest = tomllib.loads((crate / "Cargo.toml").read_text())
+        if not manifest.get("lib", {}).get("doctest", True) and fence.search(path.read_text()):
+            complaints.append(
+                f"{path.relative_to(root)} has an example that no test runs: "
+                f"remove `doctest = false` from {crate.relative_to(root)}/Cargo.toml"
+            )
+    return complaints
+
+
 # Python: arrows.
 
 
@@ -327,6 +343,7 @@ RULES: list[Rule] = [
     rust_arrows,
     rust_forbids_unsafe,
     rust_threads_are_counted,
+    rust_examples_are_run,
     python_arrows,
     file_sizes,
     product_size,

@@ -23,6 +23,7 @@ from tests.unit.house import (
     product_size,
     python_arrows,
     rust_arrows,
+    rust_examples_are_run,
     rust_forbids_unsafe,
     rust_threads_are_counted,
 )
@@ -126,6 +127,14 @@ BAD: list[tuple[Rule, dict[str, str], str]] = [
         {"crates/log/src/a.rs": "\nstd::thread::scope(|scope| {"},
         "log/src/a.rs:2 starts",
     ),
+    (
+        rust_examples_are_run,
+        {
+            "crates/log/Cargo.toml": "[lib]\ndoctest = false",
+            "crates/log/src/a/b.rs": "/// For example:\n    /// ```\n",
+        },
+        "log/src/a/b.rs has an example",
+    ),
     (line_lengths, {**RUFF, "crates/io/tests/a.rs": "//" + "x" * RUST_COLUMNS}, "a.rs:1 has 122"),
     (line_lengths, {**RUFF, "tools/a.py": "\n#" + "x" * 100}, "a.py:2 has 101"),
     (line_lengths, {**RUFF, "tools/a.py": "x" * 101 + "  # noqa: S1"}, "a.py:1 has 101"),
@@ -168,6 +177,10 @@ GOOD: list[tuple[Rule, dict[str, str]]] = [
             "crates/io/src/a.rs": "/// As `thread::scope`.\n#[cfg(test)]\nthread::spawn(run)",
             "crates/sim/src/a.rs": "std::thread::spawn(run)",
         },
+    ),
+    (
+        rust_examples_are_run,
+        {"crates/log/Cargo.toml": CORE, "crates/log/src/a.rs": "/// ```\n/// ```\n"},
     ),
     (python_arrows, {"python/dalsegno/__init__.py": "from dalsegno._native import Store"}),
     (python_arrows, {"python/dalsegno/integrations/vllm/tier.py": "from vllm import x"}),

@@ -1,5 +1,4 @@
-//! Entry points for fuzzing decoders that are private to the crate. Only with the feature `fuzzing`, never in a
-//! release.
+//! Entry points for fuzzing decoders that are private to the crate, without a feature: see those of the index.
 
 use crate::segment::Checkpoint;
 

@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod error;
-#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod log;

@@ -1,4 +1,4 @@
-//! Entry points for fuzzing what arrives over a socket. Only with the feature `fuzzing`, never in a release.
+//! Entry points for fuzzing what arrives over a socket, without a feature: see those of the index.
 
 use std::sync::Arc;
 

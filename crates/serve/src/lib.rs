@@ -18,7 +18,7 @@
 
 mod account;
 mod client;
-#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 mod handle;
 mod server;

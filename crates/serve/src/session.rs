@@ -103,7 +103,6 @@ impl Session {
     }
 
     /// The same session, whose requests wait for nothing.
-    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn impatient(self) -> Self {
         Self { patience: Duration::ZERO, ..self }
     }

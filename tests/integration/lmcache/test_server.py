@@ -68,6 +68,8 @@ def test_a_second_server_runs_without_the_store_and_names_its_owner(tmp_path: Pa
         assert first.adapter()["store_open"]
 
 
+# Without a server: test_trouble.py.
+@long_dose
 def test_a_wrong_configuration_stops_the_server(tmp_path: Path) -> None:
     server = Server(tmp_path, {"path": str(tmp_path / "kv"), "capcity": "1GiB"})
     assert server.exit_status() != 0

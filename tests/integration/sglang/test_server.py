@@ -1,6 +1,6 @@
 """Real SGLang servers on the CPU, one after another on one directory.
 
-Four servers, three of them in the small dose, each of three processes that import SGLang: 20 to 60
+Four servers, two of them in the small dose, each of three processes that import SGLang: 20 to 60
 seconds of start each. A server does its work once, in the fixture that starts it; tests check
 the results. Tokens are compared in float32 and greedily.
 """
@@ -117,7 +117,7 @@ def first(stage: Stage) -> Iterator[Recorded]:
 
 @pytest.fixture(scope="module")
 def successor(stage: Stage, first: Recorded) -> Iterator[Recorded]:
-    """Starts while the first owns the directory, and takes it over when the first is killed."""
+    """Takes the directory over when the first server is killed, and then gets other weights."""
     with stage.server("successor", stage.model, PAGE, **WAIT) as server:
         recorded = Recorded(server)
         recorded.ask("without")
@@ -137,17 +137,6 @@ def successor(stage: Stage, first: Recorded) -> Iterator[Recorded]:
         server.call("POST", f"{STORAGE}/clear")
         recorded.ask_again("cleared")
         server.empty_caches()
-        yield recorded
-
-
-@pytest.fixture(scope="module")
-def last(stage: Stage, successor: Recorded) -> Iterator[Recorded]:
-    """Reopens the successor's directory with SGLang's defaults, and then gets other weights."""
-    successor.server.terminate(stage.store)
-    with stage.server("last", stage.model, PAGE) as server:
-        recorded = Recorded(server)
-        recorded.ask("restarted")
-        server.empty_caches()
         update = {"model_path": str(stage.other_model), "flush_cache": True}
         recorded.numbers["updated"] = json.loads(
             server.call("POST", "/update_weights_from_disk", update)
@@ -156,8 +145,19 @@ def last(stage: Stage, successor: Recorded) -> Iterator[Recorded]:
         recorded.ask_again("updated, warm")
         server.empty_caches()
         server.call("DELETE", STORAGE)
-        attach(server, stage)
+        attach(server, stage, **WAIT)
         recorded.ask("updated, attached")
+        server.empty_caches()
+        yield recorded
+
+
+@pytest.fixture(scope="module")
+def last(stage: Stage, successor: Recorded) -> Iterator[Recorded]:
+    """Reopens the successor's directory with the old weights and SGLang's defaults."""
+    successor.server.terminate(stage.store)
+    with stage.server("last", stage.model, PAGE) as server:
+        recorded = Recorded(server)
+        recorded.ask("restarted")
         server.empty_caches()
         yield recorded
 
@@ -234,32 +234,35 @@ def test_a_cleared_backend_has_nothing(first: Recorded, successor: Recorded) -> 
     assert successor["cleared"].tokens == first["cold"].tokens
 
 
+@long_dose
 def test_a_restarted_server_loads_the_prompt_by_default(first: Recorded, last: Recorded) -> None:
     assert_from_storage(last["restarted"])
     assert last["restarted"].tokens == first["cold"].tokens
 
 
-def test_pages_of_weights_before_an_update_are_not_found(last: Recorded) -> None:
-    assert last.numbers["updated"]
-    assert last["updated"].cached == 0
-    assert last["updated"].tokens != last["restarted"].tokens
+def test_pages_of_weights_before_an_update_are_not_found(
+    first: Recorded, successor: Recorded
+) -> None:
+    assert successor.numbers["updated"]
+    assert successor["updated"].cached == 0
+    assert successor["updated"].tokens != first["cold"].tokens
     # This process alone finds its pages, until it ends.
-    assert_from_storage(last["updated, warm"])
-    assert last["updated, warm"].tokens == last["updated"].tokens
+    assert_from_storage(successor["updated, warm"])
+    assert successor["updated, warm"].tokens == successor["updated"].tokens
 
 
 def test_a_backend_that_is_attached_after_an_update_finds_no_page_of_the_files(
-    last: Recorded,
+    successor: Recorded,
 ) -> None:
-    assert last["updated, attached"].cached == 0
-    assert last["updated, attached"].tokens == last["updated"].tokens
+    assert successor["updated, attached"].cached == 0
+    assert successor["updated, attached"].tokens == successor["updated"].tokens
 
 
 @long_dose
 def test_pages_of_other_sizes_and_weights_share_a_directory(
-    last: Recorded, fresh: Recorded
+    successor: Recorded, fresh: Recorded
 ) -> None:
     assert fresh["cold"].cached == 0
-    assert fresh["cold"].tokens == last["updated"].tokens
+    assert fresh["cold"].tokens == successor["updated"].tokens
     assert_from_storage(fresh["warm"], page=16)
     assert fresh["warm"].tokens == fresh["cold"].tokens

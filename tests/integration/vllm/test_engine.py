@@ -1,7 +1,11 @@
 """Real vLLM on the CPU, one process per engine: what it answers with Dalsegno and without.
 
-Thirteen engine processes, five of them in the small dose. What the others show, tests of the tier
+Thirteen engine processes, three of them in the small dose. What the others show, tests of the tier
 and of the store show without an engine. Tokens are compared in float32 and greedily.
+
+Each engine but the first answers a question whose right answer is known. The full dose has an
+engine without Dalsegno for it. In the small dose it is the question of the first engine, which
+found an empty store and computed every token.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from dalsegno_bench.machine.faulty import Faulty
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 QUESTIONS = ("What does the player do at the sign?", "What does the model keep?")
+ASKED = QUESTIONS[dose(0, 1)]
 # 1,535 tokens: with the chat template in front, both prompts share twelve blocks of 128 tokens.
 DOCUMENT_CHARS = 6740
 SHARED_MEMORY = Path("/dev/shm")
@@ -49,6 +54,10 @@ class Stage:
 
     folder: Path
     model: Path
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
 
     @property
     def weights(self) -> Path:
@@ -116,52 +125,62 @@ def stage(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[Sta
 
 
 @pytest.fixture(scope="module")
-def oracle(stage: Stage) -> list[dict[str, Any]]:
-    """Both questions, every token computed."""
-    return stage.ask("oracle", *QUESTIONS, options={"enable_prefix_caching": False})
+def cold(stage: Stage) -> dict[str, Any]:
+    """The first question, by an engine that fills the store."""
+    answer = stage.ask("cold", QUESTIONS[0], kv_transfer_config=connector(stage.store))[0]
+    assert answer["external_tokens"] == 0
+    assert answer["counters"]["stored_blocks"] >= 12
+    return answer
 
 
 @pytest.fixture(scope="module")
-def stored(stage: Stage) -> Path:
-    """A store that an engine filled with question 1."""
-    path = stage.folder / "store"
-    cold = stage.ask("cold", QUESTIONS[0], kv_transfer_config=connector(path))[0]
-    assert cold["external_tokens"] == 0
-    assert cold["counters"]["stored_blocks"] >= 12
-    return path
+def stored(stage: Stage, cold: dict[str, Any]) -> Path:
+    """A store that an engine filled with the first question."""
+    assert cold["counters"]["stored_blocks"]
+    return stage.store
+
+
+@pytest.fixture(scope="module")
+def right(stage: Stage, cold: dict[str, Any]) -> list[int]:
+    """The tokens of `ASKED`, each of them computed."""
+    if not dose(0, 1):
+        return list(cold["token_ids"])
+    answers = stage.ask("oracle", *QUESTIONS, options={"enable_prefix_caching": False})
+    assert cold["token_ids"] == answers[0]["token_ids"]
+    return list(answers[1]["token_ids"])
 
 
 def test_a_second_process_loads_the_prompt_and_answers_the_same(
-    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+    stage: Stage, stored: Path, right: list[int]
 ) -> None:
-    warm = stage.ask("warm", QUESTIONS[1], kv_transfer_config=connector(stored))[0]
+    warm = stage.ask("warm", ASKED, kv_transfer_config=connector(stored))[0]
     assert warm["external_tokens"] >= 0.95 * warm["prompt_tokens"]
     assert len(warm["token_ids"]) == 32
-    assert warm["token_ids"] == oracle[1]["token_ids"]
+    assert warm["token_ids"] == right
     assert warm["counters"]["loaded_blocks"] * 128 == warm["external_tokens"]
     assert warm["counters"].get("load_failed_blocks", 0) == 0
 
 
 @long_dose
 def test_a_locked_store_costs_time_and_nothing_else(
-    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+    stage: Stage, stored: Path, right: list[int]
 ) -> None:
     with dalsegno.open(stored, capacity="2GiB"):
-        answer = stage.ask("locked", QUESTIONS[1], kv_transfer_config=connector(stored))[0]
+        answer = stage.ask("locked", ASKED, kv_transfer_config=connector(stored))[0]
     assert answer["external_tokens"] == 0
-    assert answer["token_ids"] == oracle[1]["token_ids"]
+    assert answer["token_ids"] == right
     assert answer["counters"]["available"] == 0
     assert "vLLM runs on without it" in stage.log("locked")
 
 
 @long_dose
 def test_answers_stay_equal_and_arrive_while_the_disk_hangs(
-    disk: Faulty, stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+    disk: Faulty, stage: Stage, stored: Path, right: list[int]
 ) -> None:
     shutil.copytree(stored, disk.below / "store")
     spec = {
         "model": str(stage.model),
-        "questions": QUESTIONS[1:],
+        "questions": [ASKED],
         "document": str(stage.folder / "document.txt"),
         "context_tokens": 2048,
         "log_file": str(stage.folder / "hang.log"),
@@ -181,7 +200,7 @@ def test_answers_stay_equal_and_arrive_while_the_disk_hangs(
             clear.cancel()
             disk.send("clear")
     assert engine.wait() == 0, engine.said()
-    assert [answer["token_ids"] for answer in answers] == [oracle[1]["token_ids"]]
+    assert [answer["token_ids"] for answer in answers] == [right]
     counters = answers[0]["counters"]
     assert counters["load_failed_blocks"] > 0, "nothing was read while the disk hung"
     assert counters["poisoned"] == 0
@@ -197,31 +216,31 @@ def replace_weights(path: Path) -> None:
 
 
 def test_replaced_weights_share_nothing_and_the_old_ones_still_load(
-    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+    stage: Stage, stored: Path, right: list[int]
 ) -> None:
     config = connector(stored)
     original = stage.weights.read_bytes()
     replace_weights(stage.weights)
     try:
-        other = stage.ask("other-weights", QUESTIONS[1], kv_transfer_config=config)[0]
+        other = stage.ask("other-weights", ASKED, kv_transfer_config=config)[0]
         # Every token computed, with the same weights.
-        own = stage.ask("own-oracle", QUESTIONS[1])[0] if dose(0, 1) else None
+        own = stage.ask("own-oracle", ASKED)[0] if dose(0, 1) else None
     finally:
         stage.weights.write_bytes(original)
         os.utime(stage.weights, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
     assert other["external_tokens"] == 0
-    assert other["token_ids"] != oracle[1]["token_ids"], "the replaced weights change nothing"
+    assert other["token_ids"] != right, "the replaced weights change nothing"
     if own is None:
         return
     assert other["token_ids"] == own["token_ids"]
-    again = stage.ask("weights-again", QUESTIONS[1], kv_transfer_config=config)[0]
+    again = stage.ask("weights-again", ASKED, kv_transfer_config=config)[0]
     assert again["external_tokens"] >= 0.95 * again["prompt_tokens"]
-    assert again["token_ids"] == oracle[1]["token_ids"]
+    assert again["token_ids"] == right
 
 
 @long_dose
 def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
-    stage: Stage, stored: Path, oracle: list[dict[str, Any]]
+    stage: Stage, stored: Path, right: list[int]
 ) -> None:
     extents = [
         extent
@@ -231,8 +250,8 @@ def test_flipped_bytes_are_misses_and_the_answer_is_the_same(
     assert extents
     for extent in extents:
         flip(segment_of(stored, extent), extent["offset"] + extent["bytes"] // 2)
-    answer = stage.ask("flipped", QUESTIONS[1], kv_transfer_config=connector(stored))[0]
-    assert answer["token_ids"] == oracle[1]["token_ids"]
+    answer = stage.ask("flipped", ASKED, kv_transfer_config=connector(stored))[0]
+    assert answer["token_ids"] == right
     assert answer["counters"]["missed_blocks"] > 0
     assert answer["counters"]["load_failed_blocks"] > 0
     assert answer["external_tokens"] < 0.95 * answer["prompt_tokens"]
@@ -273,20 +292,19 @@ def test_prompts_behind_a_system_prompt_that_vllm_serves_itself_hit_after_a_rest
     assert min(answer["external_tokens"] for answer in again) >= 256
 
 
+@long_dose
 def test_vllms_own_connector_takes_the_tier_also_with_a_codec(
-    stage: Stage, oracle: list[dict[str, Any]]
+    stage: Stage, cold: dict[str, Any], right: list[int]
 ) -> None:
     path = stage.folder / "plain"
     coded = plain(path, codec="zstd")
-    cold = stage.ask("plain", QUESTIONS[0], kv_transfer_config=coded)[0]
-    assert cold["counters"]["stored_blocks"] >= 12
-    assert cold["token_ids"] == oracle[0]["token_ids"]
+    first = stage.ask("plain", QUESTIONS[0], kv_transfer_config=coded)[0]
+    assert first["counters"]["stored_blocks"] >= 12
+    assert first["token_ids"] == cold["token_ids"]
     spaces = dalsegno.info(str(path))["namespaces"]
     assert {(space["codec"], space["element_bytes"]) for space in spaces} == {("zstd", 4)}
     assert sum(space["stored_bytes"] for space in spaces) < sum(space["bytes"] for space in spaces)
-    if not dose(0, 1):
-        return
     # An engine that wants no codec loads what was stored with one.
-    warm = stage.ask("plain-warm", QUESTIONS[1], kv_transfer_config=plain(path))[0]
+    warm = stage.ask("plain-warm", ASKED, kv_transfer_config=plain(path))[0]
     assert warm["external_tokens"] >= 0.95 * warm["prompt_tokens"]
-    assert warm["token_ids"] == oracle[1]["token_ids"]
+    assert warm["token_ids"] == right

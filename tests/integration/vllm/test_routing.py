@@ -1,4 +1,4 @@
-"""What routers learn from a real vLLM with a store behind it: two engine processes.
+"""What routers learn from a real vLLM with a store behind it: a process, two in the full dose.
 
 The frames are read as a consumer reads them, live and asked for again, with vLLM's own classes and
 as plain msgpack; then the rules by which llm-d and NVIDIA Dynamo drop events are applied to them.
@@ -19,6 +19,7 @@ pytest.importorskip("vllm")
 
 import msgspec
 import zmq
+from tests.dose import dose
 from tests.integration.vllm import events_engine
 from tests.integration.vllm.processes import Program
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
@@ -75,7 +76,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Recordin
     spec["log_file"] = str(folder / "engine.log")
     live: dict[int, bytes] = {}
     stop = threading.Event()
-    for only_fill in (True, False):
+    # Without an engine before it, the first stage stores the blocks itself (test_events.py).
+    for only_fill in (True, False) if dose(0, 1) else (False,):
         spec["only_fill"] = only_fill
         thread = threading.Thread(
             target=listen, args=(f"ipc://{folder}/events", stop, live), daemon=True
@@ -154,7 +156,7 @@ def test_a_follower_knows_what_the_store_has_after_every_stage(
 
 def test_every_stage_did_what_its_name_says(recording: Recording) -> None:
     hit = recording.stage("hit of an earlier process")
-    assert hit["cached_tokens"] >= 5 * BLOCK_TOKENS
+    assert hit["cached_tokens"] >= dose(0, 5) * BLOCK_TOKENS
     assert len(hit["present"]) * BLOCK_TOKENS >= hit["cached_tokens"]
     assert recording.stage("hit")["cached_tokens"] >= 5 * BLOCK_TOKENS
     evicted = recording.stage("evicted")

@@ -1,6 +1,6 @@
 """Doors: calls that may change the weights of a running engine end its identity.
 
-Two engine processes, three in the long dose. The rest drives a tier with vLLM's own classes.
+One engine process, three in the full dose. The rest drives a tier with vLLM's own classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytest.importorskip("vllm")
 import torch
 import vllm
 from tests.checkout import load_tool
-from tests.dose import long_dose
+from tests.dose import dose, long_dose
 from tests.integration.manual_store import ManualStore
 from tests.integration.vllm import small_model, tiers, weights_engine
 from tests.integration.vllm.tiers import HIT, MISS, Primary, Request, finished, keys
@@ -332,6 +332,8 @@ def test_weights_that_are_reloaded_in_a_running_engine_never_meet_other_kv(
     assert first["logprobs"] != truth["logprobs"], "the other weights change nothing"
     assert again["external"] == 0
     assert weights_engine.are_equal(again["logprobs"], truth["logprobs"])
+    if not dose(0, 1):
+        return
     # Old weights again: what was stored before the door still serves, what came later does not.
     after = run("ask A", "ask B")
     assert after["answers"][0]["external"] > 0

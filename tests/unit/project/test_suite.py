@@ -56,16 +56,23 @@ def test_a_step_waits_for_what_it_needs_and_others_run_meanwhile(
     assert "quick was here" in capsys.readouterr().out
 
 
-def test_a_step_that_waits_takes_no_place_where_there_are_several(suite: Any) -> None:
-    waits, computes = suite.Step("slow", "", waits=True), suite.Step("quick", "")
-    assert suite.startable([waits], set(), [computes] * 2, 2) == waits
-    assert suite.startable([computes], set(), [computes, waits], 2) == computes
-    assert suite.startable([computes], set(), [computes] * 2, 2) is None
-    for one, other in ((waits, computes), (computes, waits)):
+def test_a_step_starts_where_it_and_those_that_run_keep_the_cores_busy(suite: Any) -> None:
+    part, whole = suite.Step("slow", "", cores=0.7), suite.Step("quick", "")
+    most = suite.Step("after", "", cores=3)
+    assert suite.startable([whole, part], set(), [whole, suite.Step("", "", cores=0.3)], 2) == part
+    assert suite.startable([whole], set(), [part], 2) == whole
+    assert suite.startable([whole, part], set(), [whole] * 2, 2) is None
+    assert suite.startable([most], set(), [], 2) == most, "alone every step starts"
+    for one, other in ((part, whole), (part, part)):
         assert suite.startable([one], set(), [other], 1) is None
     # The first one ends only when the other one has run.
-    costs = suite.run([waits, computes], 2)
+    costs = suite.run([part, whole], 2)
     assert [cost.target for cost in costs] == ["quick", "slow"]
+
+
+def test_no_step_keeps_more_cores_busy_than_there_are() -> None:
+    suite = load_tool("suite")
+    assert all(0 < step.cores <= suite.JOBS for step in suite.STEPS)
 
 
 def test_no_step_starts_after_a_failure_and_running_steps_are_ended(

@@ -1,4 +1,6 @@
-//! Entry points for fuzzing to private decoders. Only with the feature `fuzzing`, never in a release.
+//! Entry points for fuzzing to private decoders. Only `fuzz/` calls them, and linkers drop them from the extension.
+//!
+//! They have no feature: cargo would then compile each crate twice, for the tests and for the extension.
 
 use std::sync::Arc;
 

@@ -6,7 +6,6 @@
 
 mod files;
 mod format;
-#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod health;
 mod index;

@@ -5,7 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod compressed;
+#[path = "../dump/mod.rs"]
+mod dump;
 mod extents;
+mod golden;
 #[path = "../limits/mod.rs"]
 mod limits;
 mod recovery;

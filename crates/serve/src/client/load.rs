@@ -135,7 +135,6 @@ impl<'a> Load<'a> {
 }
 
 /// Reads an answer as a get of as many blocks as it says does. For fuzzing.
-#[cfg(feature = "fuzzing")]
 pub(crate) fn understand(answer: &[u8]) {
     if let Ok(round) = round_of(answer, MOST_HASHES) {
         let hits = round.outcomes.iter().filter(|outcome| outcome.is_hit()).count();

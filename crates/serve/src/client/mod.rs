@@ -42,7 +42,6 @@ use self::inner::{Inner, Parts, look};
 use self::limit::timeout_ns;
 use self::link::Link;
 use self::load::Load;
-#[cfg(feature = "fuzzing")]
 pub(crate) use self::load::understand;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
 

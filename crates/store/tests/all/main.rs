@@ -6,8 +6,18 @@
 
 mod basics;
 mod compressed;
+mod far;
+#[path = "../support/far_host.rs"]
+mod far_host;
+mod far_in_flight;
+mod far_reads;
+mod far_removals;
+mod far_restarts;
+mod far_site;
 mod faults;
 mod hanging;
+#[path = "../support/held_tier.rs"]
+mod held_tier;
 mod index_files;
 mod layers;
 mod lost_parts;

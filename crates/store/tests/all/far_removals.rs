@@ -1,18 +1,12 @@
 //! Removals on hosts that share a far location: what was removed on one is found on none.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/far_host.rs"]
-mod far_host;
-#[path = "support/held_tier.rs"]
-mod held_tier;
-mod support;
 
 use std::time::Duration;
 
 use dalsegno_store::{ErrorKind, Terms};
-use far_host::{Host, lists};
-use support::hanging::Hung;
-use support::{LIMIT, until};
+
+use crate::far_host::{Host, lists};
+use crate::support::hanging::Hung;
+use crate::support::{self, LIMIT, until};
 
 #[test]
 fn a_removal_right_after_the_open_holds_on_all_hosts() {

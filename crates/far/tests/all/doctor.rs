@@ -1,7 +1,4 @@
 //! The examination of a location notices each promise that a file system breaks.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,6 +11,8 @@ use dalsegno_far::{
     Ask, Listed, MemoryLocation, Object, ObjectName, Reply, Tier, TierFacts, WriterId,
 };
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space, SystemClock};
+
+use crate::common::call;
 
 /// What a mount does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +174,7 @@ fn examined(fault: Fault) -> DoctorReport {
     };
     let found = examine(&options, &|_| false).unwrap();
     assert_eq!(found.traces.left_behind, 0);
-    let left = common::call(|ask| location.mount().list(options.writer, None, ask)).unwrap();
+    let left = call(|ask| location.mount().list(options.writer, None, ask)).unwrap();
     assert_eq!(left, Vec::new());
     found
 }

@@ -1,23 +1,19 @@
 //! What every tier must do, on each kind: in memory, a local directory, and mounts of shared file systems.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-#[path = "../../io/tests/common/dose.rs"]
-mod dose;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{
-    Pair, SECTOR, TEST_TIMEOUT, bytes_of, call, call_until, complete, eventually, fetch,
-    fetch_visible, on_every_location, open, pack, publish, read, read_file, read_request, start,
-    writer,
-};
 use dalsegno_core::{Deadline, NamespaceId, Nanos};
 use dalsegno_far::{DirectoryTierOptions, Listed, Object, ObjectName, Tier, WriterId};
 use dalsegno_io::{IoError, Memory, Operation, Source, Watch, spawn};
-use dose::dose;
+
+use crate::common::{
+    Pair, SECTOR, TEST_TIMEOUT, bytes_of, call, call_until, complete, eventually, fetch,
+    fetch_visible, on_every_location, open, pack, pieces, publish, read, read_file, read_request,
+    start, writer,
+};
+use crate::dose::dose;
 
 fn list(tier: &dyn Tier, writer: WriterId, after: Option<Object>) -> Vec<Listed> {
     call(|ask| tier.list(writer, after, ask)).unwrap()
@@ -260,7 +256,7 @@ fn a_late_call_ends_with_its_deadline() {
         let past = Deadline::At(Nanos::default());
         let near = &*pair.near;
         let results = [
-            call_until(past, |ask| near.publish(pack(1), common::pieces(&[1; SECTOR]), ask)),
+            call_until(past, |ask| near.publish(pack(1), pieces(&[1; SECTOR]), ask)),
             call_until(past, |ask| near.remove(pack(1), ask)),
             call_until(past, |ask| near.remove_writer(writer(1), ask)),
             call_until(past, |ask| near.writers(ask)).map(drop),

@@ -1,14 +1,6 @@
 //! What happens to the directory of a far location: it is removed, made again, unmounted, or the wrong one from the
 //! beginning. What happens to publishing: it fails for a while.
 
-#![expect(clippy::disallowed_methods, reason = "changes directories from outside of the stores")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/held_tier.rs"]
-#[allow(dead_code, reason = "each test file uses its own part")]
-mod held_tier;
-mod support;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -17,10 +9,11 @@ use std::sync::Arc;
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{Config, ErrorKind, FarStats, NamespaceId, Store};
-use held_tier::HeldTier;
-use support::hanging::hanging_with;
-use support::mount::{Mount, succeeds};
-use support::{chain, namespace, put, until};
+
+use crate::held_tier::HeldTier;
+use crate::support::hanging::hanging_with;
+use crate::support::mount::{Mount, succeeds};
+use crate::support::{self, chain, namespace, put, until};
 
 const BYTES: usize = 4 * 65_536;
 

@@ -2,23 +2,15 @@
 //! location.
 //!
 //! A host that starts at any moment reads no wrong byte and no removed block, and everything of writers that run.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![expect(clippy::print_stdout, reason = "reports what the test ran")]
-
-#[path = "../../io/tests/common/dose.rs"]
-mod dose;
-#[path = "common/hosts.rs"]
-mod hosts;
-#[path = "common/world.rs"]
-mod world;
 
 use std::collections::BTreeSet;
 
 use dalsegno_core::StoreId;
 use dalsegno_far::{DEAD_AFTER, StopMode, WATCHED, WriterId};
-use dose::dose;
-use hosts::Host;
-use world::{HOUR, Model, World, collect};
+
+use crate::dose::dose;
+use crate::hosts::Host;
+use crate::world::{HOUR, Model, World, collect};
 
 /// How a history ended.
 struct Ended {

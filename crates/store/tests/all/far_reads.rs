@@ -1,10 +1,4 @@
 //! Reads of the far tier next to those of the log, and in their place.
-#![expect(clippy::disallowed_methods, reason = "changes files from outside of the store")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/held_tier.rs"]
-mod held_tier;
-mod support;
 
 use std::fs;
 use std::path::Path;
@@ -16,9 +10,10 @@ use dalsegno_store::testing::Tiers;
 use dalsegno_store::{
     BlockTier, ChainHash, Config, NamespaceId, Outcome, Scope, Store, Terms, lend,
 };
-use held_tier::HeldTier;
-use support::hanging::{Hanging, Hung, hanging_with};
-use support::{LIMIT, block, chain, namespace, put, until};
+
+use crate::held_tier::HeldTier;
+use crate::support::hanging::{Hanging, Hung, hanging_with};
+use crate::support::{self, LIMIT, block, chain, namespace, put, until};
 
 const SLICE: u32 = 64 << 10;
 const BYTES: usize = 4 * SLICE as usize;

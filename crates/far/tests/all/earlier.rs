@@ -1,10 +1,4 @@
 //! What earlier opens of a store left at a location: it stays while the store lives, and counts to its bound.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "common/hosts.rs"]
-mod hosts;
-#[path = "common/world.rs"]
-mod world;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,8 +7,9 @@ use std::time::Duration;
 use dalsegno_core::Clock;
 use dalsegno_far::offline::{Location, SurveyOptions, WriterState, prune, survey};
 use dalsegno_far::{DEAD_AFTER, Object, SILENT_AFTER, StopMode, WATCHED, WriterId};
-use hosts::{Host, RECORD_BYTES};
-use world::{HOUR, Model, World, collect};
+
+use crate::hosts::{Host, RECORD_BYTES};
+use crate::world::{HOUR, Model, World, collect};
 
 fn packs_of(world: &World, writer: WriterId) -> Vec<u64> {
     let number = |object| if let Object::Pack(number) = object { Some(number) } else { None };

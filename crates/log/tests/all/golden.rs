@@ -1,12 +1,7 @@
 //! Every version must open the store in `tests/golden/log-v1`. The worked example of `docs/formats/log.md` is its dump.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden` rewrites the worked example, and writes missing
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-log golden` rewrites the worked example, and writes missing
 //! golden files. An existing one is never changed: a new format gets a new folder.
-#![expect(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod dump;
-mod limits;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,14 +13,15 @@ use dalsegno_core::{
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
 use dalsegno_log::{BlockTarget, Call, ExtentRead, Log, LogOptions, NewExtent, Recovered};
 
-use limits::limits;
+use crate::dump;
+use crate::limits::limits;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 const SEGMENT: &str = "segment-0000000000000001.log";
 const LAYERS: u32 = 2;
 const SLICE_BYTES: usize = 6000;
 const BLOCKS: usize = 2;
-const MARKER: &str = "<!-- worked example: kept in step by crates/log/tests/golden.rs -->\n";
+const MARKER: &str = "<!-- worked example: kept in step by crates/log/tests/all/golden.rs -->\n";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -246,5 +242,5 @@ fn the_worked_example_in_the_document_is_the_golden_segment() {
         fs::write(document, format!("{before}{MARKER}{expected}")).unwrap();
         return;
     }
-    assert!(example == expected, "run: UPDATE_GOLDEN=1 cargo test -p dalsegno-log --test golden");
+    assert!(example == expected, "run: UPDATE_GOLDEN=1 cargo test -p dalsegno-log golden");
 }

@@ -1,12 +1,8 @@
 //! Every version must open the index in `tests/golden/index-v1`. The worked example of `docs/formats/index.md` is its
 //! dump.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-index --test golden` rewrites the worked example and creates missing golden
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-index golden` rewrites the worked example and creates missing golden
 //! files. Existing ones never change: a new format gets a new folder.
-#![expect(clippy::disallowed_methods, reason = "golden files are read and copied as files")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod dump;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,11 +15,13 @@ use dalsegno_index::{Index, LsmIndex, LsmOptions, Placement, Scope};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, WaitLimit};
 use dalsegno_policy::recency::Use;
 
+use crate::dump;
+
 const STORE: StoreId = StoreId(*b"dalsegno golden1");
 const NAMESPACE: NamespaceId = NamespaceId(*b"golden namespace");
 const TABLE: &str = "index-0000000000000001.table";
 const MANIFEST: &str = "index-0000000000000002.manifest";
-const MARKER: &str = "<!-- worked example: kept in step by crates/index/tests/golden.rs -->\n";
+const MARKER: &str = "<!-- worked example: kept in step by crates/index/tests/all/golden.rs -->\n";
 /// The block that is removed.
 const REMOVED: ChainHash = hash(0x44);
 
@@ -204,5 +202,5 @@ fn the_worked_example_in_the_document_is_the_golden_index() {
         fs::write(document, format!("{before}{MARKER}{expected}")).unwrap();
         return;
     }
-    assert!(example == expected, "run: UPDATE_GOLDEN=1 cargo test -p dalsegno-index --test golden");
+    assert!(example == expected, "run: UPDATE_GOLDEN=1 cargo test -p dalsegno-index golden");
 }

@@ -1,9 +1,4 @@
 //! Removals while blocks are on their way from the far location to DRAM and to the log.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/held_tier.rs"]
-mod held_tier;
-mod support;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,9 +8,10 @@ use dalsegno_store::testing::Tiers;
 use dalsegno_store::{
     ChainHash, Config, FarStats, Memory, NamespaceId, Outcome, Put, Scope, Store, Terms, lend,
 };
-use held_tier::HeldTier;
-use support::hanging::hanging_with;
-use support::{LIMIT, block, chain, namespace, put, until};
+
+use crate::held_tier::HeldTier;
+use crate::support::hanging::hanging_with;
+use crate::support::{self, LIMIT, block, chain, namespace, put, until};
 
 const SLICE: u32 = 64 << 10;
 const BYTES: usize = 4 * SLICE as usize;

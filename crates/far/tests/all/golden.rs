@@ -2,10 +2,8 @@
 //! of `docs/formats/pack.md`. The catalogs in `tests/golden/pack-v1`, of a version that is not read any more, are
 //! refused with a message.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-far --test golden` writes missing files. An existing one is never changed: a
-//! new format gets a new folder.
-#![expect(clippy::disallowed_methods, reason = "golden files are read as files")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! `UPDATE_GOLDEN=1 cargo test -p dalsegno-far golden` writes missing files. An existing one is never changed: a new
+//! format gets a new folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};

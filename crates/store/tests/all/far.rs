@@ -1,13 +1,5 @@
 //! Two stores that share a far directory, as two hosts do.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "changes the far directory from outside of the stores"
-)]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod support;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,7 +7,8 @@ use std::time::{Duration, Instant};
 use dalsegno_store::{
     Config, ErrorKind, FarWrite, NamespaceId, Outcome, Scope, Store, Terms, lend,
 };
-use support::{LIMIT, block, chain, get, namespace, put, until};
+
+use crate::support::{self, LIMIT, block, chain, get, namespace, put, until};
 
 const BYTES: usize = 4 * 65_536;
 

@@ -2,17 +2,14 @@
 //!
 //! A third host, which starts afterwards, finds everything that was published and not removed, finds nothing that was
 //! removed, and reads the right bytes.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "common/hosts.rs"]
-mod hosts;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Deadline, ManualClock};
 use dalsegno_far::{MemoryLocation, StopMode};
-use hosts::Host;
+
+use crate::hosts::Host;
 
 /// What must hold afterwards.
 #[derive(Debug, Default)]

@@ -1,10 +1,4 @@
 //! Who is collected, and who is not.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "common/hosts.rs"]
-mod hosts;
-#[path = "common/world.rs"]
-mod world;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,8 +11,9 @@ use dalsegno_far::{
     WriterId, wait_for,
 };
 use dalsegno_io::Memory;
-use hosts::{Host, LIMIT, NAMESPACE};
-use world::{HOUR, World, YEAR, collect};
+
+use crate::hosts::{Host, LIMIT, NAMESPACE, RECORD_BYTES};
+use crate::world::{HOUR, World, YEAR, collect};
 
 const ALMOST_DEAD: Duration = DEAD_AFTER.checked_sub(HOUR).unwrap();
 
@@ -126,9 +121,9 @@ fn a_writer_that_continues_after_it_was_collected_has_misses_and_publishes_on() 
     assert!(a.finds(10) && a.finds(20));
     assert!(!a.reads(10) && !a.finds(10));
     assert!(a.publish(40), "numbers continue");
-    assert_eq!(a.publisher.stats().own_bytes, 3 * hosts::RECORD_BYTES);
+    assert_eq!(a.publisher.stats().own_bytes, 3 * RECORD_BYTES);
     a.publisher.beat().unwrap();
-    assert_eq!(a.publisher.stats().own_bytes, hosts::RECORD_BYTES, "it noticed");
+    assert_eq!(a.publisher.stats().own_bytes, RECORD_BYTES, "it noticed");
     assert!(!a.finds(20) && !a.publisher.is_described(NAMESPACE));
     assert!(a.publish(50));
     let expected = [

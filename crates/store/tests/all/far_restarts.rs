@@ -1,11 +1,4 @@
 //! Removals of stores that are opened again, copied, or were closed for long.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "support/far_host.rs"]
-mod far_host;
-#[path = "support/held_tier.rs"]
-mod held_tier;
-mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +7,10 @@ use dalsegno_core::{Clock, ManualClock};
 use dalsegno_far::{KEEP_REMOVALS, MemoryLocation, Tier};
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{ErrorKind, Store, Terms, info};
-use far_host::{BYTES, Host, SLICE, config, copy_of, lists};
-use support::hanging::hanging_by;
-use support::{LIMIT, chain, namespace, put, until};
+
+use crate::far_host::{BYTES, Host, SLICE, config, copy_of, lists};
+use crate::support::hanging::hanging_by;
+use crate::support::{self, LIMIT, chain, namespace, put, until};
 
 #[test]
 fn a_removal_that_was_pending_at_a_crash_is_published_once_by_the_next_open() {
@@ -170,7 +164,7 @@ fn a_store_that_followed_nothing_for_a_week_removes_everything() {
 
 #[test]
 fn a_removal_whose_caller_timed_out_holds_after_a_crash() {
-    use support::hanging::Hung;
+    use crate::support::hanging::Hung;
     let far = tempfile::tempdir().unwrap();
     let a = Host::new(far.path());
     a.put(1, 8);

@@ -1,15 +1,13 @@
 //! What removing the folder of a dead writer and following removals rely on, on each kind of tier.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
 
 use std::time::Duration;
 
-use common::{
-    Pair, SECTOR, TEST_TIMEOUT, call, eventually, fetch, on_every_location, pack, publish, writer,
-};
 use dalsegno_core::NamespaceId;
 use dalsegno_far::{Object, Tier, WriterId};
+
+use crate::common::{
+    Pair, SECTOR, TEST_TIMEOUT, call, eventually, fetch, on_every_location, pack, publish, writer,
+};
 
 fn objects(tier: &dyn Tier, after: Option<Object>) -> Vec<Object> {
     let listed = call(|ask| tier.list(writer(1), after, ask)).unwrap();

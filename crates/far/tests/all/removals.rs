@@ -1,10 +1,4 @@
 //! What a removal covers: everything that any store put before it, on every host, and nothing that was put after it.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "common/hosts.rs"]
-mod hosts;
-#[path = "common/world.rs"]
-mod world;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +7,9 @@ use dalsegno_core::Clock;
 use dalsegno_far::offline::{FarVerifyReport, Location, SurveyOptions, prune, survey, verify};
 use dalsegno_far::{DEAD_AFTER, LIST_EXPIRES, Object, StopMode, Tier, wait_for};
 use dalsegno_io::Memory;
-use hosts::{Host, LIMIT, RECORD_BYTES};
-use world::{HOUR, World, collect};
+
+use crate::hosts::{Host, LIMIT, RECORD_BYTES};
+use crate::world::{HOUR, World, collect};
 
 /// Whether a host that starts now finds these blocks.
 fn found_by_a_new_host(world: &mut World, blocks: &[u8]) -> Vec<bool> {
