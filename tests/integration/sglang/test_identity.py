@@ -90,7 +90,6 @@ def test_names_on_the_lists_exist_in_this_version(folder: Path) -> None:
         {"json_model_override_args": '{"rope_theta": 7}'},
         {"model_impl": "transformers"},
         {"trust_remote_code": True},
-        {"revision": "abc"},
         {"mm_process_config": {"image": {"max_pixels": 100}}},
         {"limit_mm_data_per_request": {"image": 1}},
         {"disable_fast_image_processor": True},
@@ -227,6 +226,9 @@ def test_files_that_options_name_count_with_their_content(fields: Identity, tmp_
         {"lora_paths": ["name=nobody/nothing-here"]},
         {"language_only": True},
         {"load_format": "expert_pack"},
+        {"weight_cache_mode": "client"},
+        {"disaggregation_transfer_backend": "fake"},
+        {"tokenizer_path": "nobody/nothing-here"},
         {"enable_mm_global_cache": True},
     ],
     ids=str,
@@ -261,6 +263,31 @@ def test_a_folder_that_leaves_its_configuration_to_a_base_is_shared_with_no_othe
     assert fields(model_path=str(folder / "model.gguf")) == usual
     (folder / "config.json").write_text(json.dumps({"architectures": ["X"]}))
     assert fields(model_path=str(folder / "model.gguf"))["model"] == "X"
+
+
+def test_towers_and_json_name_other_files(folder: Path, fields: Identity, tmp_path: Path) -> None:
+    other = tmp_path / "tower"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"mm_vision_tower": str(other)}))
+    assert fields() != fields(), "the tower has no weights"
+    (other / "model.safetensors").write_bytes(b"1")
+    adapter = {"model_loader_extra_config": json.dumps({"qlora_adapter_name_or_path": str(other)})}
+    usual, with_adapter = fields(), fields(**adapter)
+    assert fields() == usual
+    (other / "model.safetensors").write_bytes(b"2")
+    assert fields()["parts"] != usual["parts"]
+    assert fields(**adapter)["options"] != with_adapter["options"]
+
+
+def test_where_adapters_lie_does_not_count(fields: Identity, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"1")
+    one, two = ({"lora_paths": [f"name={tmp_path / name}"]} for name in ("one", "two"))
+    assert fields(**one)["adapters"] == fields(**two)["adapters"]
+    (tmp_path / "two" / "adapter_model.safetensors").write_bytes(b"2")
+    assert fields(**one)["adapters"] != fields(**two)["adapters"]
 
 
 def test_options_that_cannot_be_read_stop_no_server(

@@ -125,7 +125,7 @@ def test_stated_weights_stand_for_files_of_weights_only(config: Any, folder: Pat
     assert fields(config, "v7") != stated
     away = changed(config, "model_config.model", "nobody/nothing-here")
     away = changed(away, "model_config.tokenizer", "nobody/nothing-here")
-    assert "uncertain" not in fields(away, "v7")
+    assert "uncertain" in fields(away, "v7"), "other files count, too"
 
 
 def test_a_stated_fingerprint_stands_for_all_files_of_an_object_store(
@@ -160,6 +160,7 @@ def test_an_engine_announces_its_start_when_vllm_loads_its_plugins(
 DOUBTS: dict[str, tuple[str, object, str]] = {
     "remote weights": ("load_config.load_format", "runai_streamer", "load_format"),
     "no such model": ("model_config.model", "nobody/nothing-here", "not on this machine"),
+    "no such tokenizer": ("model_config.tokenizer", "nobody/none", "not on this machine"),
     "scales of the cache": ("cache_config.calculate_kv_scales", True, "calculate_kv_scales"),
     "scales of images": (
         "model_config.multimodal_config",
@@ -199,6 +200,31 @@ def test_a_folder_without_weights_is_shared_with_no_other_process(
 ) -> None:
     (folder / "model.safetensors").unlink()
     assert fields(config) != fields(config)
+
+
+def test_a_part_without_weights_is_a_doubt(config: Any, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "config.json").write_text("{}")
+    config.model_config.hf_config.text_model_id = str(part)
+    assert fields(config) != fields(config)
+    (part / "model.safetensors").write_bytes(b"1")
+    usual = fields(config)
+    assert fields(config) == usual
+    (part / "model.safetensors").write_bytes(b"2")
+    assert fields(config)["parts"] != usual["parts"]
+
+
+def test_files_that_variables_name_count_with_their_content(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "quantization.json"
+    file.write_text("1")
+    monkeypatch.setenv("VLLM_HUMMING_ONLINE_QUANT_CONFIG", str(file))
+    usual = fields(config)
+    assert fields(config) == usual
+    file.write_text("2")
+    assert fields(config)["environment"] != usual["environment"]
 
 
 def test_code_of_other_repositories_counts(config: Any, folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 from tests.file_clock import now_ns
 
-from dalsegno.integrations.common import excluded, file_times, fingerprint, model_files
+from dalsegno.integrations.common import (
+    excluded,
+    file_times,
+    fingerprint,
+    model_files,
+    references,
+)
 from dalsegno.integrations.common.model_files import ModelFiles
 
 LATER_NS = 1 << 62
@@ -227,19 +233,19 @@ def test_code_of_other_repositories_counts_or_is_a_doubt(folder: Path, tmp_path:
     assert not files.doubts
     (folder / "config.json").write_text(json.dumps({"auto_map": {"A": ["nobody/none--m.C", None]}}))
     files.code(str(folder), None, None)
-    assert "the code of 'nobody/none'" in files.doubts[0]
+    assert "'nobody/none' is not on this machine" in files.doubts[0]
 
 
 def test_models_that_a_configuration_names_are_parts_of_it() -> None:
     config = {"text_config": {"text_model_id": "a/b", "x": "c/d"}, "audio_model_id": None}
-    assert list(model_files.named_models(config)) == ["a/b"]
+    assert list(references.named_models(config)) == ["a/b"]
 
 
 def test_a_checkpoint_that_says_what_it_was_made_of_needs_no_other_model() -> None:
     origin = {"model_name_or_path": "a/b", "base_model_name_or_path": "c/d"}
     config = {"quantization_config": origin, "base_model_name_or_path": "c/d"}
-    assert list(model_files.named_models(config)) == []
-    assert list(model_files.named_models({"tower_model_name_or_path": "e/f"})) == ["e/f"]
+    assert list(references.named_models(config)) == []
+    assert list(references.named_models({"tower_model_name_or_path": "e/f"})) == ["e/f"]
 
 
 def test_a_file_that_is_added_to_a_folder_behind_a_link_is_a_doubt(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib
-import json
 import logging
 import os
 import re
@@ -23,12 +22,12 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from dalsegno import UnavailableError
 from dalsegno.integrations.common import excluded, file_times
 from dalsegno.integrations.common.fields import digest, nonce
 from dalsegno.integrations.common.fingerprint import hash_files, real_path
+from dalsegno.integrations.common.references import code_elsewhere
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
 # A folder with more files than this is no model's.
@@ -37,10 +36,6 @@ NO_FILE = "no file"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_LINKS = 40
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5}\.gguf)")
-# Ends of the names of settings by which a configuration names another model.
-_NAMES_OF_MODELS = ("_model_id", "model_name_or_path")
-# What a checkpoint was made of. No engine loads that.
-_ORIGINS = ("base_model_name_or_path", "compression_config", "quantization_config")
 # Later than every change: what the user vouches for.
 NEVER_NS = 1 << 62
 _REASONS_LOGGED = 3
@@ -63,18 +58,6 @@ def is_there(name: str) -> bool:
 def is_weight(name: str) -> bool:
     """Returns whether a file's name is that of weights."""
     return name.endswith(SUFFIXES)
-
-
-def named_models(config: object) -> Iterator[str]:
-    """Yields the other models that a model's configuration names, whose weights are parts of it."""
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            if name in _ORIGINS:
-                continue
-            if isinstance(value, str) and value and str(name).endswith(_NAMES_OF_MODELS):
-                yield value
-            else:
-                yield from named_models(value)
 
 
 def _is_snapshot(folder: Path) -> bool:
@@ -299,7 +282,7 @@ class ModelFiles:
 
         Args:
             name: A path, or a name on the hub.
-            revision: Revision on the hub.
+            revision: Revision on the hub. Engines that look up the commit once say which it is.
             download_dir: The engine's setting of that name; the hub's own cache counts too, where
                 engines keep the small files.
             stated: Whether the user vouches for the weights, so that they are not read.
@@ -313,12 +296,14 @@ class ModelFiles:
                 for one, sha256 in self.of_path(folder, stated=stated).items():
                     is_other = found.get(one, sha256) != sha256
                     found[f"{one} in the hub's cache" if is_other else one] = sha256
-        if not found and not stated:
+        # What the user vouches for may be in an object store.
+        if not found and not (stated and "://" in name):
             self.doubt(f"{name!r} is not on this machine", "give the path of the model's folder")
         return found
 
     def _snapshot(self, name: str, revision: str | None, place: str | None) -> Path | None:
         """Returns the folder of a model in the hub's cache, None if it is not there."""
+        revision = getattr(revision, "resolved", revision)
         try:
             hub = importlib.import_module("huggingface_hub")
             folder = Path(
@@ -353,46 +338,24 @@ class ModelFiles:
         """Returns the folder of a model, None if it is not on this machine."""
         return folder_of(Path(name)) if is_there(name) else self._snapshot(name, revision, None)
 
+    def part(self, name: str, download_dir: str | None = None) -> dict[str, str]:
+        """Returns the same as `of_name` for another model, whose weights are parts of this one."""
+        found = self.of_name(name, None, download_dir)
+        if found and not any(map(is_weight, found)):
+            self.doubt(f"no weights are in the folder of {name!r}")
+        return found
+
     def code(self, name: str, revision: str | None, code_revision: str | None) -> str:
-        """Returns what stands for modelling code that a model's files take from other repositories.
+        """Returns what stands for modelling code that is not in a model's files.
 
         Args:
             name: The model, as in `of_name`.
             revision: Its revision.
-            code_revision: Revision of the code.
+            code_revision: Revision of the code, also of that in the model's own repository.
         """
         folder = self.folder(name, revision)
-        names: set[str] = set()
+        names = {name} if code_revision and not is_there(name) else set[str]()
         for file in sorted(folder.glob("*.json")) if folder else ():
-            names |= set(_code_elsewhere(file))
+            names |= set(code_elsewhere(file))
         found = {one: self.of_name(one, code_revision, stated=True) for one in sorted(names)}
-        for one, files in found.items():
-            if not files:
-                self.doubt(f"the code of {one!r} is not on this machine", "download it first")
         return digest(found) if found else ""
-
-
-def _code_elsewhere(file: Path) -> Iterator[str]:
-    """Yields the repositories whose code a file with an `auto_map` refers to."""
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    yield from _auto_maps(content)
-
-
-def _auto_maps(content: Any) -> Iterator[str]:
-    """Yields the repositories of every `auto_map`, those of nested configurations too."""
-    if isinstance(content, list):
-        for one in content:
-            yield from _auto_maps(one)
-    if not isinstance(content, dict):
-        return
-    for key, value in content.items():
-        if key != "auto_map" or not isinstance(value, dict):
-            yield from _auto_maps(value)
-            continue
-        for places in value.values():
-            for one in places if isinstance(places, list) else [places]:
-                if isinstance(one, str) and "--" in one:
-                    yield one.split("--")[0]

@@ -36,8 +36,9 @@ from dalsegno.integrations.common.fields import (
     nonce,
     rope_depends_on_length,
 )
-from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
+from dalsegno.integrations.common.model_files import ModelFiles, is_weight
 from dalsegno.integrations.common.options import Options, libraries, variables, without_noise
+from dalsegno.integrations.common.references import named_models
 
 logger = init_logger("vllm.dalsegno")
 
@@ -64,20 +65,20 @@ HIDDEN_OPTIONS = (
 PLUGINS = ("vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins")
 
 
-def environment() -> dict[str, str]:
+def environment(files: ModelFiles) -> dict[str, object]:
     """Returns the variables of the environment that count."""
     lists = excluded.load(__package__)
     skipped = {**lists["environment"], **lists["other_environment"]}
     known = getattr(vllm.envs, "environment_variables", {})
-    return dict(variables(("VLLM_",), known, skipped))
+    return dict(variables(files, ("VLLM_",), known, skipped))
 
 
-def machine_fields() -> dict[str, object]:
+def machine_fields(files: ModelFiles) -> dict[str, object]:
     """Returns what the bytes of a block owe to this machine, this vLLM and its libraries."""
     fields: dict[str, object] = {
         "engine": f"vllm {vllm.__version__}",
         "device": str(current_platform.get_device_name() or platform.machine()),
-        "environment": environment(),
+        "environment": environment(files),
         "libraries": libraries(PLUGINS),
     }
     if current_platform.is_cpu():
@@ -137,7 +138,9 @@ def _model_fields(
     if not weights and content and not any(map(is_weight, content)):
         files.doubt(f"no weights are in the folder of {one.model!r}")
     # Weights of parts that a model's configuration takes from other models.
-    parts: dict[str, object] = {part: files.of_name(part) for part in named_models(config)}
+    parts: dict[str, object] = {
+        part: files.part(part, load_config.download_dir) for part in named_models(config)
+    }
     if one.tokenizer and one.tokenizer != one.model:
         # Processors of images and sound use it too.
         parts["tokenizer"] = files.of_name(one.tokenizer, one.tokenizer_revision, stated=True)
@@ -261,7 +264,7 @@ def _engine_fields(
     """Returns the fields that vLLM's whole configuration gives."""
     load = vllm_config.load_config
     fields = {
-        **machine_fields(),
+        **machine_fields(files),
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
         **_model_fields(files, vllm_config.model_config, load, stated),
     }
@@ -318,11 +321,11 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
     found = files.of_path(folder, stated=bool(stated))
     if not weights and not any(map(is_weight, found)):
         files.doubt(f"no weights are in {folder}")
-    parts: dict[str, object] = {part: files.of_name(part) for part in named_models(content)}
+    parts: dict[str, object] = {part: files.part(part) for part in named_models(content)}
     code = files.code(str(folder), None, None)
     fields = {
         "source": "folder",
-        **machine_fields(),
+        **machine_fields(files),
         # Whether vLLM runs the code is not known here.
         "model": _model(
             content, folder if code or any(name.endswith(".py") for name in found) else ""
