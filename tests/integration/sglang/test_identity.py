@@ -90,7 +90,6 @@ def test_names_on_the_lists_exist_in_this_version(folder: Path) -> None:
         {"json_model_override_args": '{"rope_theta": 7}'},
         {"model_impl": "transformers"},
         {"trust_remote_code": True},
-        {"revision": "abc"},
         {"mm_process_config": {"image": {"max_pixels": 100}}},
         {"limit_mm_data_per_request": {"image": 1}},
         {"disable_fast_image_processor": True},
@@ -139,9 +138,15 @@ def test_a_models_place_counts_only_by_the_words_that_sglang_looks_for(
     assert fields(model_path=str(moved)) == usual
     assert fields(model_path=str(moved), trust_remote_code=True) != trusted
     for word in identity.NAMES:
-        (named := tmp_path / word.upper()).mkdir()
+        (named := tmp_path / (word.upper() if word.islower() else word)).mkdir()
         moved = moved.rename(named / "model")
         assert fields(model_path=str(moved)) != usual, word
+    (tokenizer := tmp_path / "tokenizer").mkdir()
+    usual = fields(model_path=str(moved), tokenizer_path=str(tokenizer))
+    tokenizer = tokenizer.rename(tmp_path / "other")
+    assert fields(model_path=str(moved), tokenizer_path=str(tokenizer)) == usual
+    tokenizer = tokenizer.rename(tmp_path / "InternVL3_5-8B")
+    assert fields(model_path=str(moved), tokenizer_path=str(tokenizer)) != usual
 
 
 @CHECKED
@@ -151,14 +156,14 @@ def test_sglang_looks_for_no_other_words_in_the_place_of_a_model() -> None:
     native = (root / "arg_groups" / "model_path_hook.py").read_text(encoding="utf-8")
     words = re.search(r"_MISTRAL_NATIVE_PATTERNS = \(([^)]*)\)", native)
     assert words is not None
-    assert set(re.findall(r'"([^"]+)"', words[1])) | {"eagle"} == set(identity.NAMES)
-    found = set()
+    found = set(re.findall(r'"([^"]+)"', words[1]))
+    places = r"(?:\w+\.)?(?:model\.lower\(\)|(?:model|tokenizer)_(?:name|path)(?:\.lower\(\))?)"
     for file in root.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        for word in re.findall(r'"([^"]+)" in (?:\w+\.)?model(?:_path)?\.lower\(\)', text):
-            if file.name != "conversation.py":
-                found.add(word)
-    assert found == {"eagle", "llama-2"}
+        # Formats of expert packs are a doubt.
+        if file.name not in {"conversation.py", "expert_pack_hook.py"}:
+            found |= set(re.findall(rf'"(\w[^"]*)" in {places}(?: |:|\)|$)', text, re.MULTILINE))
+    assert found == {*identity.NAMES, "llama-2"}
 
 
 def test_a_line_and_a_file_name_the_input_that_differs(
@@ -197,6 +202,7 @@ def test_files_that_options_name_count_with_their_content(fields: Identity, tmp_
     other = tmp_path / "other"
     other.mkdir()
     (other / "model.safetensors").write_bytes(b"1")
+    (other / "config.json").write_text("{}")
     draft = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": str(other)}
     for options in (
         {"lora_paths": [f"name={other}"]},
@@ -219,6 +225,10 @@ def test_files_that_options_name_count_with_their_content(fields: Identity, tmp_
         {"model_path": "nobody/nothing-here"},
         {"lora_paths": ["name=nobody/nothing-here"]},
         {"language_only": True},
+        {"load_format": "expert_pack"},
+        {"weight_cache_mode": "client"},
+        {"disaggregation_transfer_backend": "fake"},
+        {"tokenizer_path": "nobody/nothing-here"},
         {"enable_mm_global_cache": True},
     ],
     ids=str,
@@ -236,6 +246,56 @@ def test_a_model_that_changed_after_the_server_began_is_shared_with_no_other_pro
     monkeypatch.setattr(file_times, "engine_start_ns", lambda: BEFORE_NS)
     assert fields() != fields()
     assert "changed after the engine began to start" in caplog.text
+
+
+def test_a_folder_that_leaves_its_configuration_to_a_base_is_shared_with_no_other_process(
+    folder: Path, fields: Identity
+) -> None:
+    (folder / "head.pt").write_bytes(b"names the base")
+    assert fields() == fields()
+    (folder / "adapter_config.json").write_text("{}")
+    assert fields() != fields()
+    for name in ("head.pt", "config.json"):
+        (folder / name).unlink()
+    assert fields() != fields()
+    (folder / "model.gguf").write_bytes(b"has its configuration")
+    usual = fields(model_path=str(folder / "model.gguf"))
+    assert fields(model_path=str(folder / "model.gguf")) == usual
+    (folder / "config.json").write_text(json.dumps({"architectures": ["X"]}))
+    assert fields(model_path=str(folder / "model.gguf"))["model"] == "X"
+
+
+def test_towers_and_json_name_other_files(folder: Path, fields: Identity, tmp_path: Path) -> None:
+    other = tmp_path / "tower"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"mm_vision_tower": str(other)}))
+    assert fields() != fields(), "the tower has no weights"
+    (other / "model.safetensors").write_bytes(b"1")
+    adapter = {"model_loader_extra_config": json.dumps({"qlora_adapter_name_or_path": str(other)})}
+    usual, with_adapter = fields(), fields(**adapter)
+    assert fields() == usual
+    (other / "model.safetensors").write_bytes(b"2")
+    assert fields()["parts"] != usual["parts"]
+    assert fields(**adapter)["options"] != with_adapter["options"]
+
+
+def test_where_adapters_lie_does_not_count(fields: Identity, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(b"1")
+    one, two = ({"lora_paths": [f"name={tmp_path / name}"]} for name in ("one", "two"))
+    assert fields(**one)["adapters"] == fields(**two)["adapters"]
+    (tmp_path / "two" / "adapter_model.safetensors").write_bytes(b"2")
+    assert fields(**one)["adapters"] != fields(**two)["adapters"]
+
+
+def test_options_that_cannot_be_read_stop_no_server(
+    fields: Identity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(identity, "engine_options", lambda *_: 1 / 0)
+    assert fields() != fields()
+    assert "cannot be read" in caplog.text
 
 
 def test_a_stated_fingerprint_stands_for_all_files_of_an_object_store(fields: Identity) -> None:

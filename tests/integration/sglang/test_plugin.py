@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.managers.io_struct import CheckWeightsReqInput
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -56,7 +57,7 @@ def test_sglang_has_every_function_that_the_plugin_hooks(backend: Backend) -> No
         for target, hooks in HookRegistry._hooks.items()
         if any(hook.__module__ == plugin.__name__ for _, hook, _ in hooks)
     }
-    assert len(ours) == 2 + len(plugin._UPDATES)
+    assert len(ours) == 3 + len(plugin._UPDATES)
     assert ours <= HookRegistry._patched
 
 
@@ -64,6 +65,17 @@ def test_sglang_has_every_function_that_the_plugin_hooks(backend: Backend) -> No
 def test_backends_forget_after_an_update_that_failed(backend: Backend, name: str) -> None:
     refused(name)
     assert backend.renewed == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "renewed"), [("checksum", 0), ("compare", 0), ("snapshot", 0), ("reset_tensors", 1)]
+)
+def test_a_check_that_may_fill_the_weights_is_an_update(
+    backend: Backend, action: str, renewed: int
+) -> None:
+    manager = MagicMock(_select_runners=MagicMock(return_value=[]))
+    SchedulerWeightUpdaterManager.check_weights(manager, CheckWeightsReqInput(action=action))
+    assert backend.renewed == renewed
 
 
 def test_a_backend_attached_after_an_update_forgets_immediately(backend: Backend) -> None:

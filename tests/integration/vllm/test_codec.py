@@ -17,7 +17,7 @@ from tests.integration.vllm.tiers import HIT, ROW_BYTES, Primary, Request, finis
 
 import dalsegno
 from dalsegno.integrations.common import opening
-from dalsegno.integrations.vllm import identity
+from dalsegno.integrations.vllm import spaces
 from dalsegno.integrations.vllm import tier as tier_module
 from dalsegno.integrations.vllm.connector import configure
 from dalsegno.integrations.vllm.tier import DalsegnoTier
@@ -163,5 +163,5 @@ def test_a_codec_reaches_the_tier_of_the_connector_and_no_identity() -> None:
     transfer = type("Transfer", (), {"kv_connector_extra_config": extra})()
     tier = configure(type("Config", (), {"kv_transfer_config": transfer})())
     assert tier["codec"] == "zstd"
-    fields = identity.namespace_fields({}, in_bf16(), 0, ROW_BYTES, "")
+    fields = spaces.namespace_fields({}, in_bf16(), 0, ROW_BYTES, "")
     assert not any("codec" in name or "zstd" in value for name, value in fields.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,18 @@ class Hub:
         return files.of_name("org/name", revision, str(self.model.parent)), files.doubts
 
 
+class Resolved(str):
+    """A revision that the hub's client has looked up."""
+
+    __slots__ = ()
+    resolved = COMMIT[::-1]
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return Hub(tmp_path / "hub")
 
 
@@ -123,6 +132,51 @@ def test_a_branch_that_moved_after_the_engine_began_is_a_doubt(hub: Hub) -> None
     (hub.model / "refs" / "main").write_text(COMMIT)
     assert "refs/main" in hub.read(began_ns)[1][0]
     assert not hub.read(began_ns, COMMIT)[1]
+
+
+def test_a_branch_whose_old_revision_was_deleted_is_a_doubt(hub: Hub) -> None:
+    blob = hub.add("model.safetensors", b"one")
+    began_ns = now_ns(hub.model)
+    old = hub.snapshot
+    hub.move(blob)
+    (hub.model / "refs" / "main").write_text(COMMIT[::-1])
+    shutil.rmtree(old)
+    assert "refs/main" in hub.read(began_ns)[1][0]
+    # The engine downloaded the model as a whole.
+    assert not hub.read(0)[1]
+
+
+def test_one_file_of_a_model_that_the_engine_downloaded_is_certain(hub: Hub) -> None:
+    hub.add("model-q4.gguf", b"weights")
+    hub.add("config.json", b"{}", git_name(b"{}"))
+    files = ModelFiles(since_ns=0)
+    found = files.of_path(hub.snapshot / "model-q4.gguf")
+    assert set(found) == {"config.json", "model-q4.gguf"}
+    assert not files.doubts
+
+
+def test_a_revision_that_the_engine_has_looked_up_once_is_certain(hub: Hub) -> None:
+    blob = hub.add("model.safetensors", b"one")
+    began_ns = now_ns(hub.model)
+    hub.move(blob)
+    hub.add("config.json", b"{}", git_name(b"{}"))
+    (hub.model / "refs" / "main").write_text(COMMIT[::-1])
+    assert "refs/main" in hub.read(began_ns, "main")[1][0]
+    assert not hub.read(began_ns, Resolved("main"))[1]
+
+
+def test_code_of_the_own_repository_counts_at_its_revision(hub: Hub) -> None:
+    hub.add("model.safetensors", b"one")
+    files = ModelFiles(since_ns=LATER_NS)
+    assert files.code("org/name", None, None) == ""
+    hub.add("modeling.py", b"1", git_name(b"1"))
+    one = files.code("org/name", None, COMMIT)
+    assert one != ""
+    (hub.model / "blobs" / git_name(b"1")).write_bytes(b"2")
+    assert files.code("org/name", None, COMMIT) != one
+    assert not files.doubts
+    files.code("org/name", None, COMMIT[::-1])
+    assert files.doubts
 
 
 def test_a_replaced_blob_has_another_hash(hub: Hub) -> None:

@@ -26,7 +26,7 @@ import dalsegno
 from dalsegno.integrations.common import file_times, report
 from dalsegno.integrations.common.fields import hashed
 from dalsegno.integrations.common.model_files import ModelFiles
-from dalsegno.integrations.vllm import identity
+from dalsegno.integrations.vllm import identity, spaces
 from dalsegno.integrations.vllm.settings import TierSettings
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 from dalsegno_bench.vllm.rig import parallel_config
@@ -92,12 +92,12 @@ def test_a_line_and_a_file_name_the_input_that_differs(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(identity.logger, "info", lambda text, *of: said.append(text % of))
+    monkeypatch.setattr(spaces.logger, "info", lambda text, *of: said.append(text % of))
 
     def started() -> tuple[set[str], set[str]]:
         known = fields(config)
         settings = TierSettings.parse({"path": str(tmp_path / "store"), "identity": known})
-        identity.group_fields(settings, tiers.config(groups=2), 4096)
+        spaces.group_fields(settings, tiers.config(groups=2), 4096)
         file = report.report_file(known)
         assert file is not None
         assert str(file) in said[-1]
@@ -125,7 +125,7 @@ def test_stated_weights_stand_for_files_of_weights_only(config: Any, folder: Pat
     assert fields(config, "v7") != stated
     away = changed(config, "model_config.model", "nobody/nothing-here")
     away = changed(away, "model_config.tokenizer", "nobody/nothing-here")
-    assert "uncertain" not in fields(away, "v7")
+    assert "uncertain" in fields(away, "v7"), "other files count, too"
 
 
 def test_a_stated_fingerprint_stands_for_all_files_of_an_object_store(
@@ -160,6 +160,7 @@ def test_an_engine_announces_its_start_when_vllm_loads_its_plugins(
 DOUBTS: dict[str, tuple[str, object, str]] = {
     "remote weights": ("load_config.load_format", "runai_streamer", "load_format"),
     "no such model": ("model_config.model", "nobody/nothing-here", "not on this machine"),
+    "no such tokenizer": ("model_config.tokenizer", "nobody/none", "not on this machine"),
     "scales of the cache": ("cache_config.calculate_kv_scales", True, "calculate_kv_scales"),
     "scales of images": (
         "model_config.multimodal_config",
@@ -199,6 +200,31 @@ def test_a_folder_without_weights_is_shared_with_no_other_process(
 ) -> None:
     (folder / "model.safetensors").unlink()
     assert fields(config) != fields(config)
+
+
+def test_a_part_without_weights_is_a_doubt(config: Any, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "config.json").write_text("{}")
+    config.model_config.hf_config.text_model_id = str(part)
+    assert fields(config) != fields(config)
+    (part / "model.safetensors").write_bytes(b"1")
+    usual = fields(config)
+    assert fields(config) == usual
+    (part / "model.safetensors").write_bytes(b"2")
+    assert fields(config)["parts"] != usual["parts"]
+
+
+def test_files_that_variables_name_count_with_their_content(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "quantization.json"
+    file.write_text("1")
+    monkeypatch.setenv("VLLM_HUMMING_ONLINE_QUANT_CONFIG", str(file))
+    usual = fields(config)
+    assert fields(config) == usual
+    file.write_text("2")
+    assert fields(config)["environment"] != usual["environment"]
 
 
 def test_code_of_other_repositories_counts(config: Any, folder: Path, tmp_path: Path) -> None:
@@ -281,7 +307,7 @@ def test_ranks_chunks_groups_and_salts_are_kept_apart() -> None:
         *, group: int = 0, row_bytes: int = 4096, salt: str = "", groups: int = 2, **changes: Any
     ) -> str:
         of = tiers.config(groups, **changes)
-        return json.dumps(identity.namespace_fields({}, of, group, row_bytes, salt), sort_keys=True)
+        return json.dumps(spaces.namespace_fields({}, of, group, row_bytes, salt), sort_keys=True)
 
     others = [
         fields(),

@@ -76,7 +76,7 @@ def test_two_engines_with_equal_arguments_have_equal_identities(made: Any) -> No
     [
         ("model_config.dtype", "bfloat16"),
         ("model_config.quantization", "fp8"),
-        ("model_config.revision", "abc"),
+        ("model_config.hf_overrides", {"quantization_config_file": "/a/file"}),
         ("model_config.code_revision", "abc"),
         ("model_config.trust_remote_code", True),
         ("model_config.model_impl", "transformers"),

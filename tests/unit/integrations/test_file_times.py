@@ -165,6 +165,16 @@ def test_only_the_children_of_a_process_use_its_announcement(
     assert file_times.engine_start_ns() == began_ns
 
 
+def test_what_a_process_announces_stays_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DALSEGNO_ENGINE_START", "")
+    began_ns = file_times.engine_start_ns()
+    file_times.announce_start()
+    monkeypatch.setattr(file_times, "program_start_ns", lambda: 7)
+    file_times.announce_start()
+    assert file_times.engine_start_ns() == began_ns
+    assert os.environ["DALSEGNO_ENGINE_START"] == f"{os.getpid()} {began_ns}"
+
+
 def test_a_note_of_the_start_that_cannot_be_true_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

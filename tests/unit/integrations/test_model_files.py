@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 from tests.file_clock import now_ns
 
-from dalsegno.integrations.common import excluded, file_times, fingerprint, model_files
+from dalsegno.integrations.common import (
+    excluded,
+    file_times,
+    fingerprint,
+    model_files,
+    references,
+)
 from dalsegno.integrations.common.model_files import ModelFiles
 
 LATER_NS = 1 << 62
@@ -121,9 +127,26 @@ def test_a_file_of_a_model_in_several_files_stands_for_all_of_them(folder: Path)
     for name in (*names, "other-00001-of-00002.gguf"):
         (folder / name).write_text("one")
     usual = content(folder / names[0])
-    assert set(usual) == set(names)
+    assert set(usual) == {"config.json", *names}
     (folder / names[1]).write_text("two")
     assert content(folder / names[0]) != usual
+
+
+def test_what_an_engine_reads_beside_a_file_counts(folder: Path) -> None:
+    """Settings, tokenizer and projector count; other weights and subfolders do not."""
+    path = folder / "model-q4.gguf"
+    path.write_text("weights")
+    (folder / "other").mkdir()
+    for name in ("tokenizer_config.json", "generation_config.json", "mmproj-f16.gguf"):
+        before = content(path)
+        (folder / name).write_text("{}")
+        assert content(path) != before, name
+    before = content(path)
+    for name in ("model-q8.gguf", "model-1.safetensors", "other/config.json"):
+        (folder / name).write_text("other")
+    assert content(path) == before
+    # A file that an option names is no model.
+    assert set(content(folder / "config.json")) == {"config.json"}
 
 
 def test_stray_files_neither_block_nor_fail(folder: Path) -> None:
@@ -210,19 +233,19 @@ def test_code_of_other_repositories_counts_or_is_a_doubt(folder: Path, tmp_path:
     assert not files.doubts
     (folder / "config.json").write_text(json.dumps({"auto_map": {"A": ["nobody/none--m.C", None]}}))
     files.code(str(folder), None, None)
-    assert "the code of 'nobody/none'" in files.doubts[0]
+    assert "'nobody/none' is not on this machine" in files.doubts[0]
 
 
 def test_models_that_a_configuration_names_are_parts_of_it() -> None:
     config = {"text_config": {"text_model_id": "a/b", "x": "c/d"}, "audio_model_id": None}
-    assert list(model_files.named_models(config)) == ["a/b"]
+    assert list(references.named_models(config)) == ["a/b"]
 
 
 def test_a_checkpoint_that_says_what_it_was_made_of_needs_no_other_model() -> None:
     origin = {"model_name_or_path": "a/b", "base_model_name_or_path": "c/d"}
     config = {"quantization_config": origin, "base_model_name_or_path": "c/d"}
-    assert list(model_files.named_models(config)) == []
-    assert list(model_files.named_models({"tower_model_name_or_path": "e/f"})) == ["e/f"]
+    assert list(references.named_models(config)) == []
+    assert list(references.named_models({"tower_model_name_or_path": "e/f"})) == ["e/f"]
 
 
 def test_a_file_that_is_added_to_a_folder_behind_a_link_is_a_doubt(

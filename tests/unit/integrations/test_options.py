@@ -145,6 +145,9 @@ def test_a_value_of_which_nothing_is_known_is_a_doubt() -> None:
     assert "the option table.x is <object" in files.doubts[0]
 
 
+NO_FILES = ModelFiles(since_ns=1 << 62)
+
+
 def test_variables_count_by_their_beginnings_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "ENGINE_MODE": "1",
@@ -158,12 +161,31 @@ def test_variables_count_by_their_beginnings_and_names(monkeypatch: pytest.Monke
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    found = dict(variables(("ENGINE_",), ["OTHER"], ["ENGINE_PLACE"]))
+    found = dict(variables(NO_FILES, ("ENGINE_",), ["OTHER"], ["ENGINE_PLACE"]))
     assert {name: found[name] for name in given if name in found} == {
         "ENGINE_MODE": "1",
         "OTHER": "3",
         "NVIDIA_TF32_OVERRIDE": "4",
     }
+
+
+def test_credentials_in_variables_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENGINE_API_KEY", "ENGINE_HF_TOKEN", "ENGINE_PASSWORD", "ENGINE_MAX_TOKENS"):
+        monkeypatch.setenv(name, "1")
+    found = [name for name, _ in variables(NO_FILES, ("ENGINE_",), ["ENGINE_API_KEY"], [])]
+    assert [name for name in found if name.startswith("ENGINE_")] == ["ENGINE_MAX_TOKENS"]
+
+
+def test_an_empty_option_names_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").write_text("1")
+    assert Options(NO_FILES, {}).value({"hf_config_path": ""}) == {"hf_config_path": ""}
+
+
+def test_each_entry_of_a_mapping_counts_by_its_name() -> None:
+    options = Options(ModelFiles(since_ns=1 << 62), {})
+    assert options.value({"b": {"token": 1}, 2: "x"}) == {"b": {"token": 1}, "2": "x"}
+    assert options.value({1: "x", "1": "y"}) != options.value({1: "y", "1": "x"})
 
 
 def test_versions_of_installed_libraries_count() -> None:

@@ -16,6 +16,18 @@ FIELDS: dict[str, object] = {
     "options": {"model_config": {"dtype": "bfloat16", "seed": 7}, "unused": {}},
     "environment": {"VLLM_MLA_DISABLE": "1"},
 }
+SECRETS = (
+    "SGLANG_X_API_KEY",
+    "VLLM_X_ACCESS_KEY_ID",
+    "VLLM_X_AUTH",
+    "VLLM_X_AUTH_TOKEN",
+    "VLLM_X_PASSWORD",
+    "VLLM_X_PWD",
+    "extra.aws_secret_access_key",
+    "extra.token",
+    "hf_token",
+)
+NO_SECRETS = ("VLLM_MAX_TOKENS", "author", "cache_key", "extra.image_token", "max_num_tokens")
 
 
 @pytest.fixture
@@ -54,11 +66,10 @@ def test_the_lines_that_differ_name_the_inputs_that_differ(folder: Path) -> None
 def test_neither_values_nor_hashes_of_credentials_are_written(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    secrets = ("SGLANG_X_API_KEY", "VLLM_X_PASSWORD", "VLLM_X_SECRET_NAME", "VLLM_X_TOKEN")
-    fields = {**FIELDS, "environment": dict.fromkeys((*secrets, "VLLM_MAX_TOKENS"), "hunter2")}
+    fields = {**FIELDS, "options": dict.fromkeys((*SECRETS, *NO_SECRETS), "hunter2")}
     known = lines(fields)
     hidden = {line.split()[1] for line in known if line.startswith("hidden ")}
-    assert hidden == {f"environment.{name}" for name in secrets}
+    assert hidden == {f"options.{name}" for name in SECRETS}
     with caplog.at_level(logging.INFO):
         report.log(logging.getLogger("test"), "a model", hashed(fields), {"chunk": "16 tokens"})
     for text in (caplog.text, *(file.read_text() for file in folder.iterdir())):

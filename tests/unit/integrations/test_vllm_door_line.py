@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import socket
@@ -180,3 +181,44 @@ def test_what_killed_engines_left_is_removed_by_the_next(
     assert set(place.iterdir()) == {line.folder, other.folder}
     assert door_line.send(engine_id, "load_weights")
     other.close()
+
+
+def test_the_sockets_of_other_hosts_stay(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual machines may share the folder, and cannot see who has a socket there."""
+    foreign = Path(tempfile.gettempdir(), "dalsegno-doors-01234567-aa-bb")
+    foreign.mkdir(0o700)
+    monkeypatch.setattr(door_line, "YOUNG_S", 0.0)
+    door_line.remove_left()
+    assert foreign.exists()
+    assert door_line.PREFIX not in foreign.name
+    assert line.folder.name.startswith(door_line.PREFIX)
+
+
+@pytest.mark.parametrize("what", ["socket", "folder", "moved", "replaced"])
+def test_a_socket_that_was_removed_opens_a_door_for_good(what: str, engine_id: str) -> None:
+    one = Epoch(engine_id, lambda: None)
+    states = [one.state]
+    (folder,) = Path(tempfile.gettempdir()).iterdir()
+    if what == "moved":
+        folder.rename(folder.with_name("moved"))
+    else:
+        (folder / "socket").unlink()
+    if what == "folder":
+        folder.rmdir()
+    if what == "replaced":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+            # The file system may use the inode again at once.
+            (folder / "in the way").touch()
+            other.bind(str(folder / "socket"))
+    states.append(one.state)
+    one.note_reset()
+    one.note_use()
+    assert [*states, one.state] == [State.LOADED, State.MIXED, State.MIXED]
+    one.close()
+
+
+def test_programs_that_clean_up_find_the_folder_locked(line: Line) -> None:
+    handle = os.open(line.folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(handle)

@@ -29,8 +29,8 @@ enum Fault {
     Late(Duration),
     /// Nothing that was published is found.
     Blind,
-    /// Files seem a day old.
-    WrongClock,
+    /// Files seem so much older.
+    WrongClock(Duration),
 }
 
 /// A mount with a fault.
@@ -144,8 +144,8 @@ impl Tier for FaultyTier {
     }
 
     fn age(&self, name: ObjectName, ask: Ask<Duration>) {
-        if self.fault == Fault::WrongClock {
-            ask.answer(Ok(Duration::from_secs(24 * 60 * 60)));
+        if let Fault::WrongClock(by) = self.fault {
+            ask.answer(Ok(by));
         } else {
             self.inner.age(name, ask);
         }
@@ -224,8 +224,10 @@ fn a_mount_that_shows_new_objects_late_is_slow_and_the_advice_names_mount_option
 
 #[test]
 fn clocks_that_differ_are_noticed() {
-    let found = examined(Fault::WrongClock);
-    assert!(found.is_safe);
-    assert_eq!(verdict(&found, "age"), Verdict::Slow);
-    assert!(found.advice.iter().any(|one| one.action.contains("NTP")), "{found:?}");
+    for (minutes, expected) in [(50, Verdict::Slow), (24 * 60, Verdict::Fails)] {
+        let found = examined(Fault::WrongClock(Duration::from_secs(minutes * 60)));
+        assert_eq!(found.is_safe, expected == Verdict::Slow);
+        assert_eq!(verdict(&found, "age"), expected);
+        assert!(found.advice.iter().any(|one| one.action.contains("NTP")), "{found:?}");
+    }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Mapping
 
@@ -11,6 +12,17 @@ _ROPES = ("rope_parameters", "rope_scaling")
 # Kinds of rotary embeddings that depend on nothing but the model. Others, such as `dynamic` and
 # `longrope`, depend on the longest context.
 _LENGTH_INDEPENDENT = ("deepseek_yarn", "default", "linear", "llama3", "mrope", "yarn")
+# How the names of credentials end.
+_CREDENTIAL = re.compile(
+    r"(?i)((access|account|api|encryption|license|private|secret|signing|ssh)_?key(_id)?"
+    r"|credentials?|passw(or)?d|secrets?|(^|[._])(auth|pwd)|(^|\.)tokens?"
+    r"|(access|api|auth|bearer|hf|hub|refresh|session)_?tokens?)$"
+)
+
+
+def is_credential(name: str) -> bool:
+    """Returns whether an option or a variable is called like a credential."""
+    return _CREDENTIAL.search(name) is not None
 
 
 def digest(value: object) -> str:

@@ -108,16 +108,26 @@ def program_start_ns() -> int | None:
 
 
 def announce_start() -> None:
-    """Lets the children of this process know when its program began; only they use it."""
-    if (started_ns := program_start_ns()) is not None:
+    """Lets the children of this process know when its engine began; only they use it.
+
+    What its own front end announced is read first.
+    """
+    if (started_ns := engine_start_ns()) > 0:
         os.environ[_ANNOUNCED] = f"{os.getpid()} {started_ns}"
+
+
+def _announced_ns(pid: int) -> int | None:
+    """Returns what a process has announced to this one, None if it has not."""
+    parts = os.environ.get(_ANNOUNCED, "").split()
+    if len(parts) != _ANNOUNCED_PARTS or parts[0] != str(pid) or not parts[1].isdigit():
+        return None
+    return int(parts[1])
 
 
 def _front_end_start_ns(pid: int) -> int | None:
     """Returns when the program of this process's parent began, or the parent itself."""
-    announced = os.environ.get(_ANNOUNCED, "").split()
-    if len(announced) == _ANNOUNCED_PARTS and announced[0] == str(pid) and announced[1].isdigit():
-        return int(announced[1])
+    if (announced := _announced_ns(pid)) is not None:
+        return announced
     started = _started(pid)
     return None if started is None else int(started * 1e9)
 
@@ -128,6 +138,8 @@ def engine_start_ns() -> int:
     That is when its program began, or that of the front end that started this process: front ends
     read the files of the tokenizer and of the processor.
     """
+    if (own_ns := _announced_ns(os.getpid())) is not None:
+        return own_ns
     started_ns = program_start_ns()
     if started_ns is None:
         return 0

@@ -15,7 +15,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib
-import json
 import logging
 import os
 import re
@@ -23,12 +22,12 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from dalsegno import UnavailableError
 from dalsegno.integrations.common import excluded, file_times
 from dalsegno.integrations.common.fields import digest, nonce
 from dalsegno.integrations.common.fingerprint import hash_files, real_path
+from dalsegno.integrations.common.references import code_elsewhere
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
 # A folder with more files than this is no model's.
@@ -37,10 +36,6 @@ NO_FILE = "no file"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_LINKS = 40
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5}\.gguf)")
-# Ends of the names of settings by which a configuration names another model.
-_NAMES_OF_MODELS = ("_model_id", "model_name_or_path")
-# What a checkpoint was made of. No engine loads that.
-_ORIGINS = ("base_model_name_or_path", "compression_config", "quantization_config")
 # Later than every change: what the user vouches for.
 NEVER_NS = 1 << 62
 _REASONS_LOGGED = 3
@@ -63,18 +58,6 @@ def is_there(name: str) -> bool:
 def is_weight(name: str) -> bool:
     """Returns whether a file's name is that of weights."""
     return name.endswith(SUFFIXES)
-
-
-def named_models(config: object) -> Iterator[str]:
-    """Yields the other models that a model's configuration names, whose weights are parts of it."""
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            if name in _ORIGINS:
-                continue
-            if isinstance(value, str) and value and str(name).endswith(_NAMES_OF_MODELS):
-                yield value
-            else:
-                yield from named_models(value)
 
 
 def _is_snapshot(folder: Path) -> bool:
@@ -117,13 +100,16 @@ def _bytes_of(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _shards(path: Path) -> dict[str, Path]:
-    """Returns a file and the others of its model, by name: engines are given one of several."""
-    match = _SHARD.fullmatch(path.name)
-    if match is None:
-        return {path.name: path}
-    others = path.parent.glob(f"{glob.escape(match[1])}-*-of-{match[2]}")
-    return {one.name: one for one in sorted(others)}
+def _shards(path: Path) -> Iterator[Path]:
+    """Yields a file and the others of its model: engines are given one of several."""
+    yield path
+    if match := _SHARD.fullmatch(path.name):
+        yield from path.parent.glob(f"{glob.escape(match[1])}-*-of-{match[2]}")
+
+
+def folder_of(path: Path) -> Path:
+    """Returns the folder in which an engine finds what belongs to a model, given as it was."""
+    return path.parent if path.is_file() else path
 
 
 def _refusal(error: OSError) -> None:
@@ -189,8 +175,8 @@ class ModelFiles:
         """
         path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
         try:
-            self._notice_links(path)
-            found = _shards(path) if path.is_file() else dict(self._walk(path))
+            self._notice_links(folder_of(path))
+            found = self._files(path)
             if len(found) > MOST_FILES:
                 self.doubt(f"{path} has more than {MOST_FILES} files", "name a folder of one model")
                 return {}
@@ -205,8 +191,27 @@ class ModelFiles:
             self.doubt(f"the model cannot be read: {error}", "let the engine's user read it")
             return {}
 
-    def _walk(self, top: Path) -> Iterator[tuple[str, Path]]:
-        """Yields name and path of every file that counts; folders that changed are doubts."""
+    def _files(self, path: Path) -> dict[str, Path]:
+        """Returns the path of each file of a model that counts, by its name in the folder.
+
+        With one GGUF file, engines also read configuration, tokenizer and projector beside it, but
+        no other weights: those are often the same model with another quantization.
+        """
+        if not path.is_file():
+            return dict(self._walk(path))
+        if path.suffix != ".gguf":
+            return {path.name: path}
+        beside = dict(self._walk(path.parent, is_deep=False))
+        kept = {k: v for k, v in beside.items() if not is_weight(k) or "mmproj" in k.lower()}
+        return {**kept, **{one.name: one for one in _shards(path)}}
+
+    def _walk(self, top: Path, *, is_deep: bool = True) -> Iterator[tuple[str, Path]]:
+        """Yields name and path of every file that counts; folders that changed are doubts.
+
+        Args:
+            top: The folder.
+            is_deep: Whether its subfolders count too.
+        """
         lists = excluded.load(__package__)
         snapshot, seen, number = _is_snapshot(real_path(top)), set(), 0
         for folder, folders, names in os.walk(top, followlinks=True, onerror=_refusal):
@@ -217,6 +222,8 @@ class ModelFiles:
                 continue
             seen.add((facts.st_dev, facts.st_ino))
             at_top = place == top
+            if not is_deep:
+                folders.clear()
             for one in folders:
                 self._notice_links(place / one)
             folders[:] = sorted(one for one in folders if not at_top or one not in lists["folders"])
@@ -246,11 +253,12 @@ class ModelFiles:
             elif not (stated and is_weight(name)):
                 regular[name] = path
         hashes = hash_files(regular.values())
-        snapshot = top.is_dir() and _is_snapshot(real_path(top))
+        revision = real_path(folder_of(top))
+        snapshot = _is_snapshot(revision)
         # Then the hub's client made this revision and every link in it since the start, each once.
         whole = snapshot and all(
             file_times.change_since(one, self.since_ns)
-            for one in (real_path(top).parent, *regular.values())
+            for one in (revision.parent, *regular.values())
         )
         for name, path in regular.items():
             result[name] = hashes[path]
@@ -274,7 +282,7 @@ class ModelFiles:
 
         Args:
             name: A path, or a name on the hub.
-            revision: Revision on the hub.
+            revision: Revision on the hub. Engines that look up the commit once say which it is.
             download_dir: The engine's setting of that name; the hub's own cache counts too, where
                 engines keep the small files.
             stated: Whether the user vouches for the weights, so that they are not read.
@@ -288,12 +296,14 @@ class ModelFiles:
                 for one, sha256 in self.of_path(folder, stated=stated).items():
                     is_other = found.get(one, sha256) != sha256
                     found[f"{one} in the hub's cache" if is_other else one] = sha256
-        if not found and not stated:
+        # What the user vouches for may be in an object store.
+        if not found and not (stated and "://" in name):
             self.doubt(f"{name!r} is not on this machine", "give the path of the model's folder")
         return found
 
     def _snapshot(self, name: str, revision: str | None, place: str | None) -> Path | None:
         """Returns the folder of a model in the hub's cache, None if it is not there."""
+        revision = getattr(revision, "resolved", revision)
         try:
             hub = importlib.import_module("huggingface_hub")
             folder = Path(
@@ -303,63 +313,49 @@ class ModelFiles:
             )
             mark = folder.parents[1] / "refs" / (revision or "main")
             change = file_times.change_since(mark, self.since_ns) if mark.exists() else ""
-            if change and self._differ(filter(_is_snapshot, folder.parent.iterdir())):
-                self._doubt_change(str(mark), f"{change}, and there are other revisions")
+            if change and self._may_have_moved(folder):
+                self._doubt_change(str(mark), f"{change}, and there are or were other revisions")
         except Exception:  # noqa: BLE001 - the hub's client has many errors
             return None
         return folder
 
-    def _differ(self, revisions: Iterable[Path]) -> bool:
-        """Returns whether revisions in the hub's cache have other files, as far as they count."""
+    def _may_have_moved(self, revision: Path) -> bool:
+        """Returns whether a branch that is new may have named other files since the start.
+
+        Args:
+            revision: The folder of the revision that it names now.
+        """
+        revisions = list(filter(_is_snapshot, revision.parent.iterdir()))
+        if len(revisions) == 1:
+            # The one before may have been deleted, unless there was nothing of the model before.
+            return not file_times.change_since(revision.parents[1], self.since_ns, follow=True)
         first, *others = [
             {name: real_path(path) for name, path in self._walk(one)} for one in revisions
         ]
         return any(one != first for one in others)
 
     def folder(self, name: str, revision: str | None) -> Path | None:
-        """Returns the folder or file of a model, None if it is not on this machine."""
-        return Path(name) if is_there(name) else self._snapshot(name, revision, None)
+        """Returns the folder of a model, None if it is not on this machine."""
+        return folder_of(Path(name)) if is_there(name) else self._snapshot(name, revision, None)
+
+    def part(self, name: str, download_dir: str | None = None) -> dict[str, str]:
+        """Returns the same as `of_name` for another model, whose weights are parts of this one."""
+        found = self.of_name(name, None, download_dir)
+        if found and not any(map(is_weight, found)):
+            self.doubt(f"no weights are in the folder of {name!r}")
+        return found
 
     def code(self, name: str, revision: str | None, code_revision: str | None) -> str:
-        """Returns what stands for modelling code that a model's files take from other repositories.
+        """Returns what stands for modelling code that is not in a model's files.
 
         Args:
             name: The model, as in `of_name`.
             revision: Its revision.
-            code_revision: Revision of the code.
+            code_revision: Revision of the code, also of that in the model's own repository.
         """
         folder = self.folder(name, revision)
-        names: set[str] = set()
-        for file in sorted(folder.glob("*.json")) if folder and folder.is_dir() else ():
-            names |= set(_code_elsewhere(file))
+        names = {name} if code_revision and not is_there(name) else set[str]()
+        for file in sorted(folder.glob("*.json")) if folder else ():
+            names |= set(code_elsewhere(file))
         found = {one: self.of_name(one, code_revision, stated=True) for one in sorted(names)}
-        for one, files in found.items():
-            if not files:
-                self.doubt(f"the code of {one!r} is not on this machine", "download it first")
         return digest(found) if found else ""
-
-
-def _code_elsewhere(file: Path) -> Iterator[str]:
-    """Yields the repositories whose code a file with an `auto_map` refers to."""
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    yield from _auto_maps(content)
-
-
-def _auto_maps(content: Any) -> Iterator[str]:
-    """Yields the repositories of every `auto_map`, those of nested configurations too."""
-    if isinstance(content, list):
-        for one in content:
-            yield from _auto_maps(one)
-    if not isinstance(content, dict):
-        return
-    for key, value in content.items():
-        if key != "auto_map" or not isinstance(value, dict):
-            yield from _auto_maps(value)
-            continue
-        for places in value.values():
-            for one in places if isinstance(places, list) else [places]:
-                if isinstance(one, str) and "--" in one:
-                    yield one.split("--")[0]

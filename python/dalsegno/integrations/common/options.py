@@ -1,7 +1,8 @@
 """The options and variables of an engine, as far as they count.
 
 1. Every option counts, unless `excluded.toml` names it with a reason. A new option counts as well.
-2. An option that names a file or a folder counts with the content, not with the name.
+2. An option that names a file, a folder or a model in the hub's cache counts with the content, not
+   with the name. So does a variable that names a file.
 3. A value of which nothing certain can be said is a doubt.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import json
 import os
 import re
 import types
@@ -18,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from dalsegno.integrations.common.fields import is_credential
 from dalsegno.integrations.common.model_files import ModelFiles, is_there
 
 # What Kubernetes sets for a service whose name is that of an engine.
@@ -25,17 +28,27 @@ _SERVICE_LINK = re.compile(r".*(_SERVICE_(HOST|PORT)(_\w+)?|_PORT(_\d+_(TCP|UDP|
 # Variables of libraries that choose kernels or their precision, by the beginnings of their names.
 LIBRARY_VARIABLES = (
     "AITER_",
+    "ASCEND_USE_",
     "CUBLAS",
     "CUDNN_",
     "DNNL_",
     "FLASHINFER_",
+    "FLASH_ATTENTION_",
     "FLA_",
+    "HIP_ONLINE_TUNING",
+    "INKLING_",
+    "MINIMAX_",
     "MKL_",
+    "MSA_",
     "NVIDIA_TF32",
     "ONEDNN_",
+    "ROCM_QUICK_REDUCE_",
     "TORCHINDUCTOR_",
     "TORCH_",
     "TRITON_",
+    "TRTLLM_",
+    "USE_DEFAULT_FLA_NORM",
+    "USE_FLAGOS",
 )
 # Packages that compute what is in the KV, or that turn images, sound and video into tensors.
 LIBRARIES = (
@@ -139,8 +152,10 @@ class Options:
     def _collection(self, value: Any, where: str) -> object:
         """Returns what counts of several values."""
         if isinstance(value, Mapping):
-            pairs = [[str(key), self.value(one, f"{where}.{key}")] for key, one in value.items()]
-            return sorted(pairs, key=lambda pair: str(pair[0]))
+            # Keys of different types may have equal texts.
+            is_unique = len({str(key) for key in value}) == len(value)
+            name: Callable[[object], str] = str if is_unique else repr
+            return {name(key): self.value(one, f"{where}.{key}") for key, one in value.items()}
         found = [self.value(one, where) for one in value]
         return found if isinstance(value, list | tuple) else sorted(found, key=str)
 
@@ -173,20 +188,32 @@ class Options:
 
     def _text(self, text: str, where: str) -> object:
         """Returns a text, or the content of what it names."""
-        is_path = "/" in text or where.endswith(("_path", "_file"))
+        if text.startswith("{"):
+            with contextlib.suppress(ValueError):
+                return self.value(json.loads(text), where)
+        may_be_hub = where.endswith(("_path", "_file"))
+        if not text or not ("/" in text or may_be_hub):
+            return text
+        files: Mapping[str, str] = {}
         # A socket or a device has no content of its own.
-        if is_path and is_there(text) and (Path(text).is_file() or Path(text).is_dir()):
+        if is_there(text) and (Path(text).is_file() or Path(text).is_dir()):
             files = self._files.of_path(Path(text), most_bytes=MOST_BYTES)
-            return {"content of": where, "files": files}
-        return text
+        elif where.endswith("name_or_path") or (may_be_hub and self._files.folder(text, None)):
+            files = self._files.of_name(text)
+        else:
+            return text
+        return {"content of": where, "files": files}
 
 
 def variables(
-    prefixes: Iterable[str], names: Iterable[str], skipped: Collection[str]
-) -> Iterator[tuple[str, str]]:
+    files: ModelFiles, prefixes: Iterable[str], names: Iterable[str], skipped: Collection[str]
+) -> Iterator[tuple[str, object]]:
     """Yields name and value of every variable of the environment that counts, sorted.
 
+    Credentials do not: they let an engine read something, and what it reads counts.
+
     Args:
+        files: Reads the files that variables name. Folders count by their names.
         prefixes: Beginnings of names that count.
         names: Further names that count.
         skipped: Names that do not.
@@ -194,8 +221,10 @@ def variables(
     known, starts = set(names), tuple(prefixes) + LIBRARY_VARIABLES
     for name, value in sorted(os.environ.items()):
         counts = name in known or (name.startswith(starts) and not _SERVICE_LINK.fullmatch(name))
-        if counts and name not in skipped:
-            yield name, value
+        if not counts or name in skipped or is_credential(name):
+            continue
+        is_file = "/" in value and is_there(value) and Path(value).is_file()
+        yield name, files.of_path(Path(value), most_bytes=MOST_BYTES) if is_file else value
 
 
 def libraries(groups: Iterable[str]) -> dict[str, str]:

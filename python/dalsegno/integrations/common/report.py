@@ -3,8 +3,9 @@
 1. One line in the log has a short hash of each field. Fields that differ keep blocks apart.
 2. One file has a line for each input: an option, a variable, a file of the model. `diff` of the
    files of two hosts names those that differ.
-3. Neither has a value. Inputs that are called like credentials have no hash of their own either,
-   because a short password can be found from its hash. They count in that of their field.
+3. Neither has a value. Options that are called like credentials have no hash of their own either,
+   because a short password can be found from its hash. They count in that of their field. Variables
+   that are called so do not count.
 4. Nothing here fails an engine: without a cache folder there is no file.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from dalsegno.integrations.common.cache_folder import cache_directory
-from dalsegno.integrations.common.fields import digest
+from dalsegno.integrations.common.fields import digest, is_credential
 from dalsegno.integrations.common.model_files import is_there
 
 # Random identities make a file at each start, so the oldest ones leave.
@@ -28,7 +29,6 @@ MOST_FILES = 32
 _DIGITS = 12
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NOTHING: Mapping[str, object] = MappingProxyType({})
-_CREDENTIAL = re.compile(r"(?i)api_?key|access_?key|credential|passw|secret|(^|[._])token$")
 
 
 def inputs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
@@ -42,7 +42,7 @@ def inputs(value: object, name: str = "") -> Iterator[tuple[str, str]]:
         for key in sorted(value, key=str):
             yield from inputs(value[key], f"{name}.{key}" if name else str(key))
     else:
-        yield name, "hidden" if _CREDENTIAL.search(name) else digest(value)[:_DIGITS]
+        yield name, "hidden" if is_credential(name) else digest(value)[:_DIGITS]
 
 
 def report_file(identity: Mapping[str, str]) -> Path | None:

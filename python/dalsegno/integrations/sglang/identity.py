@@ -30,8 +30,9 @@ from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from dalsegno.integrations.common import excluded, report
 from dalsegno.integrations.common.fields import architectures, digest, hashed, nonce
-from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
+from dalsegno.integrations.common.model_files import ModelFiles, is_weight
 from dalsegno.integrations.common.options import Options, libraries, variables
+from dalsegno.integrations.common.references import named_models
 from dalsegno.integrations.sglang.pools import PoolPages
 
 logger = logging.getLogger("sglang.dalsegno")
@@ -51,21 +52,26 @@ LOCAL_FORMATS = (
     "safetensors",
 )
 PLUGINS = ("sglang.srt.plugins",)
-# Words in the path or name of a model by which SGLang chooses how to read its files.
-NAMES = ("eagle", "leanstral", "mistral-large-3", "mistral-small-4")
+# Words in the path or name of a model or tokenizer by which SGLang chooses how to read its files.
+# Those in lower case stand for words in upper case too.
+NAMES = ("InternVL3_5", "eagle", "leanstral", "mistral-large-3", "mistral-small-4")
+# Settings by which SGLang finds further weights of a model.
+_NAMES_OF_MODELS = ("mm_vision_tower",)
+# SGLang completes a folder with both from the base model that the first names.
+_ADAPTER = ("head.pt", "adapter_config.json")
 # Options by which the KV of a prompt comes from embeddings that another process computed.
 _OTHER_ENCODERS = ("enable_mm_global_cache", "encoder_urls", "language_only")
 
 
-def environment() -> dict[str, str]:
+def environment(files: ModelFiles) -> dict[str, object]:
     """Returns the variables of the environment that count."""
     lists = excluded.load(__package__)
     skipped = {**lists["environment"], **lists["other_environment"]}
     known = [name for name in vars(type(environ.envs)) if name.isupper()]
-    return dict(variables(("SGLANG_", "SGL_"), known, skipped))
+    return dict(variables(files, ("SGLANG_", "SGL_"), known, skipped))
 
 
-def machine_fields() -> dict[str, object]:
+def machine_fields(files: ModelFiles) -> dict[str, object]:
     """Returns what the bytes of a page owe to this machine, this SGLang and its libraries."""
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
@@ -74,7 +80,7 @@ def machine_fields() -> dict[str, object]:
     return {
         "engine": f"sglang {sglang.__version__}",
         "device": device,
-        "environment": environment(),
+        "environment": environment(files),
         "libraries": libraries(PLUGINS),
     }
 
@@ -108,11 +114,16 @@ def _content(
     found = files.of_name(name, revision, args.download_dir, stated=bool(weights))
     if not weights and found and not any(map(is_weight, found)):
         files.doubt(f"no weights are in the folder of {name!r}")
+    if not _is_whole(found):
+        files.doubt(
+            f"the folder of {name!r} leaves its configuration to a base model",
+            "serve the folder of a whole model",
+        )
     parts: dict[str, object] = {}
     config = _config(files, name, revision)
-    for part in named_models(config):
-        parts[part] = files.of_name(part)
-    words = [*architectures(config), *(word for word in NAMES if word in name.lower())]
+    for part in named_models(config, _NAMES_OF_MODELS):
+        parts[part] = files.part(part, args.download_dir)
+    words = [*architectures(config), *_words(name)]
     if args.trust_remote_code:
         parts["code"] = files.code(name, revision, None)
         # Code of the model may ask what it is called.
@@ -125,6 +136,19 @@ def _content(
         # Rotary embeddings and attention temperatures depend on it.
         "context_length": str(args.context_length or ""),
     }
+
+
+def _is_whole(found: Mapping[str, str]) -> bool:
+    """Returns whether the files of a model say how it computes, as far as there are any."""
+    if not found or any(name.endswith(".gguf") for name in found):
+        return True
+    has_config = not {"config.json", "params.json"}.isdisjoint(found)
+    return has_config and not set(_ADAPTER) <= found.keys()
+
+
+def _words(place: str) -> list[str]:
+    """Returns the words in a path or name by which SGLang chooses how to read files."""
+    return [word for word in NAMES if word in place or word in place.lower()]
 
 
 def _config(files: ModelFiles, name: str, revision: str | None) -> object:
@@ -144,8 +168,8 @@ def _adapters(files: ModelFiles, args: Any) -> object:
     """
     found = {}
     for adapter in args.lora_paths or ():
-        name = str(getattr(adapter, "lora_path", adapter)).rpartition("=")[2]
-        found[str(adapter)] = files.of_name(name)
+        name, _, path = str(getattr(adapter, "lora_path", adapter)).rpartition("=")
+        found[getattr(adapter, "lora_name", None) or name or path] = files.of_name(path)
     return found or ""
 
 
@@ -159,8 +183,15 @@ def _draft(files: ModelFiles, args: Any) -> dict[str, object]:
     return {"draft": _content(files, args, name, revision, weights)}
 
 
-def _doubt_sources(files: ModelFiles, args: Any) -> None:
+def _doubt_sources(files: ModelFiles, args: Any, stated: str) -> None:
     """Notes doubts about what reaches the KV from other places than the model's files."""
+    if getattr(args, "weight_cache_mode", "off") != "off" and not stated:
+        files.doubt(
+            "weight_cache_mode takes the weights from another process",
+            "set weights_fingerprint to say what they are",
+        )
+    if getattr(args, "disaggregation_transfer_backend", "") == "fake":
+        files.doubt("disaggregation_transfer_backend fake makes pages without content")
     for name in _OTHER_ENCODERS:
         if getattr(args, name, None):
             files.doubt(f"{name} takes embeddings from other processes")
@@ -188,24 +219,36 @@ def engine_identity(salt: str = "", stated: str = "") -> dict[str, str]:
         stated: Fingerprint of the weights that the user vouches for; the files decide if empty.
     """
     args, files = get_server_args(), ModelFiles()
+    fields: dict[str, object] = {"salt": salt}
+    try:
+        fields |= _engine_fields(files, args, stated)
+        known = hashed(fields)
+    except Exception as error:  # noqa: BLE001 - a server starts as it would without a store
+        files.doubt(f"SGLang's options cannot be read: {error!r}")
+        fields, known = {"salt": salt}, {"salt": salt}
+    doubts = files.certainty(logger)
+    known |= doubts
+    report.write(known, {**fields, **doubts})
+    report.log(logger, str(args.model_path), known)
+    return known
+
+
+def _engine_fields(files: ModelFiles, args: Any, stated: str) -> dict[str, object]:
+    """Returns the fields of the model, the options and the machine."""
     weights = _weights(files, args.load_format, stated)
     fields = {
-        **machine_fields(),
+        **machine_fields(files),
         **_content(files, args, args.model_path, args.revision, weights),
         "adapters": _adapters(files, args),
         **_draft(files, args),
-        "salt": salt,
     }
     if args.tokenizer_path and args.tokenizer_path != args.model_path:
         # Processors of images and sound use it too.
-        fields["tokenizer"] = files.of_name(args.tokenizer_path, stated=True)
-    _doubt_sources(files, args)
+        files_of_tokenizer = files.of_name(args.tokenizer_path, args.revision, stated=True)
+        fields["tokenizer"] = {"files": files_of_tokenizer, "words": _words(args.tokenizer_path)}
+    _doubt_sources(files, args, stated)
     fields["options"] = engine_options(files, args)
-    fields |= files.certainty(logger)
-    known = hashed(fields)
-    report.write(known, fields)
-    report.log(logger, args.model_path, known)
-    return known
+    return fields
 
 
 def _replica() -> int:

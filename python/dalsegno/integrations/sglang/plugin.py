@@ -43,6 +43,9 @@ _UPDATES = (
     "update_weights_from_ipc",
     "update_weights_from_tensor",
 )
+# A check may also fill the weights with random numbers; these only read them.
+_CHECK = "check_weights"
+_HARMLESS = ("checksum", "compare", "snapshot")
 
 
 class Renewable(Protocol):
@@ -84,6 +87,7 @@ def register() -> None:
     HookRegistry.register(_FACTORY, name_backend, HookType.BEFORE)
     for name in _UPDATES:
         HookRegistry.register(f"{_UPDATER}.{name}", _renew_after_update, HookType.AROUND)
+    HookRegistry.register(f"{_UPDATER}.{_CHECK}", _renew_after_check, HookType.AROUND)
     HookRegistry.register(_RESET, _renew_after_reset, HookType.AFTER)
 
 
@@ -117,6 +121,13 @@ def _renew_after_update(update: Callable[..., Any], *args: Any, **kwargs: Any) -
         return update(*args, **kwargs)
     finally:
         _state.renew()
+
+
+def _renew_after_check(check: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Makes a check of the weights; one that is not known to be harmless is an update."""
+    if any(getattr(one, "action", None) in _HARMLESS for one in (*args, *kwargs.values())):
+        return check(*args, **kwargs)
+    return _renew_after_update(check, *args, **kwargs)
 
 
 def _renew_after_reset(*_: Any, **__: Any) -> None:

@@ -7,12 +7,16 @@
 3. A sender is done when the datagram is queued. It never waits. If the queue is full, then it holds
    datagrams that are not read yet. The receiver reads one before each use, and each is a door.
 4. A read ends after a bounded number of datagrams. The first of them has opened a door.
-5. A killed process leaves its folder. The next engine of the same user removes it.
+5. A killed process leaves its folder. The next engine of the same user removes it. The name says in
+   which run of which kernel the socket is: whether another host has it cannot be found out.
+6. A socket that somebody removed reports a door at each read, as real ones would no longer arrive.
+   Programs that clean up respect the lock that the receiver holds on the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import socket
@@ -22,7 +26,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-PREFIX = "dalsegno-doors-"
+from dalsegno.integrations.common.file_times import boot_id
+
+PREFIX = f"dalsegno-doors-{hashlib.sha256(boot_id().encode()).hexdigest()[:8]}-"
 # More than the queue of a socket holds (`net.unix.max_dgram_qlen`).
 MOST_READ = 1024
 # A folder is older than this before it counts as left: its process has bound the socket by then.
@@ -133,17 +139,32 @@ class Line:
         """
         remove_left()
         self.folder = Path(tempfile.mkdtemp(prefix=prefix_of(engine_id)))
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._held = contextlib.ExitStack()
+        self._socket = self._held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         try:
             self._socket.setblocking(False)
-            with _inside(self.folder) as (_, path):
-                self._socket.bind(path)
+            handle, path = self._held.enter_context(_inside(self.folder))
+            # Some file systems have no locks.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._socket.bind(path)
+            self._number = self._number_there()
         except OSError:
             self.close()
             raise
 
+    def _number_there(self) -> int:
+        """Returns the inode where senders look for the socket, 0 if there is nothing."""
+        try:
+            return (self.folder / _NAME).lstat().st_ino
+        except OSError:
+            return 0
+
     def read(self) -> list[str]:
-        """Returns the doors that were reported since the last call, at most `MOST_READ`."""
+        """Returns the doors that were reported since the last call, at most `MOST_READ`.
+
+        If the socket is no longer where senders look, that is one of them.
+        """
         found: list[str] = []
         while len(found) < MOST_READ:
             try:
@@ -151,10 +172,12 @@ class Line:
             except OSError:
                 # It is empty, or it was closed meanwhile: then its tiers are gone.
                 break
+        if self._number_there() != self._number:
+            found.append(f"a call that is no longer reported, as somebody removed {self.folder},")
         return found
 
     def close(self) -> None:
         """Stops to listen, and removes the folder."""
-        self._socket.close()
+        self._held.close()
         with contextlib.suppress(OSError), _inside(self.folder) as (handle, _):
             _remove(self.folder, handle)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -176,6 +177,8 @@ def watch_worker(engine_id: str) -> None:
             "reset_prefix_cache(reset_connector=True) after each.",
             error,
         )
+    # Later changes of `TMPDIR` in this process do not matter.
+    tempfile.gettempdir()
     _process.engines.add(engine_id)
 
 

@@ -32,15 +32,13 @@ from dalsegno import IncompatibleError
 from dalsegno.integrations.common import excluded, report
 from dalsegno.integrations.common.fields import (
     architectures,
-    digest,
     hashed,
     nonce,
     rope_depends_on_length,
 )
-from dalsegno.integrations.common.model_files import ModelFiles, is_weight, named_models
+from dalsegno.integrations.common.model_files import ModelFiles, is_weight
 from dalsegno.integrations.common.options import Options, libraries, variables, without_noise
-from dalsegno.integrations.vllm import compat
-from dalsegno.integrations.vllm.settings import TierSettings
+from dalsegno.integrations.common.references import named_models
 
 logger = init_logger("vllm.dalsegno")
 
@@ -67,20 +65,20 @@ HIDDEN_OPTIONS = (
 PLUGINS = ("vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins")
 
 
-def environment() -> dict[str, str]:
+def environment(files: ModelFiles) -> dict[str, object]:
     """Returns the variables of the environment that count."""
     lists = excluded.load(__package__)
     skipped = {**lists["environment"], **lists["other_environment"]}
     known = getattr(vllm.envs, "environment_variables", {})
-    return dict(variables(("VLLM_",), known, skipped))
+    return dict(variables(files, ("VLLM_",), known, skipped))
 
 
-def machine_fields() -> dict[str, object]:
+def machine_fields(files: ModelFiles) -> dict[str, object]:
     """Returns what the bytes of a block owe to this machine, this vLLM and its libraries."""
     fields: dict[str, object] = {
         "engine": f"vllm {vllm.__version__}",
         "device": str(current_platform.get_device_name() or platform.machine()),
-        "environment": environment(),
+        "environment": environment(files),
         "libraries": libraries(PLUGINS),
     }
     if current_platform.is_cpu():
@@ -140,7 +138,9 @@ def _model_fields(
     if not weights and content and not any(map(is_weight, content)):
         files.doubt(f"no weights are in the folder of {one.model!r}")
     # Weights of parts that a model's configuration takes from other models.
-    parts: dict[str, object] = {part: files.of_name(part) for part in named_models(config)}
+    parts: dict[str, object] = {
+        part: files.part(part, load_config.download_dir) for part in named_models(config)
+    }
     if one.tokenizer and one.tokenizer != one.model:
         # Processors of images and sound use it too.
         parts["tokenizer"] = files.of_name(one.tokenizer, one.tokenizer_revision, stated=True)
@@ -264,7 +264,7 @@ def _engine_fields(
     """Returns the fields that vLLM's whole configuration gives."""
     load = vllm_config.load_config
     fields = {
-        **machine_fields(),
+        **machine_fields(files),
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
         **_model_fields(files, vllm_config.model_config, load, stated),
     }
@@ -321,11 +321,11 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
     found = files.of_path(folder, stated=bool(stated))
     if not weights and not any(map(is_weight, found)):
         files.doubt(f"no weights are in {folder}")
-    parts: dict[str, object] = {part: files.of_name(part) for part in named_models(content)}
+    parts: dict[str, object] = {part: files.part(part) for part in named_models(content)}
     code = files.code(str(folder), None, None)
     fields = {
         "source": "folder",
-        **machine_fields(),
+        **machine_fields(files),
         # Whether vLLM runs the code is not known here.
         "model": _model(
             content, folder if code or any(name.endswith(".py") for name in found) else ""
@@ -338,63 +338,3 @@ def folder_identity(config: Any, stated: str = "", options: str = "") -> dict[st
     known = hashed(fields)
     report.write(known, fields)
     return known
-
-
-def namespace_fields(
-    identity: Mapping[str, str], config: Any, number: int, row_bytes: int, salt: str
-) -> dict[str, str]:
-    """Returns all fields of the namespace of one KV-cache group.
-
-    Args:
-        identity: From `engine_identity` or `folder_identity`.
-        config: vLLM's `OffloadingConfig`.
-        number: Number of the group, as keys carry it.
-        row_bytes: Size of a row of the primary tier.
-        salt: The tenant's salt.
-    """
-    group, parallel = compat.groups(config)[number], config.parallel
-    sizes = {
-        name: getattr(parallel, name)
-        for name in ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
-    }
-    others = [list(one.layer_names) for one in config.groups]
-    return {
-        **identity,
-        "kv_dtype": config.model.dtype,
-        "layout": compat.layout_name(config),
-        "ranks": " ".join(f"{name}={value}" for name, value in sizes.items()),
-        "copies": f"replicated={config.replicated_layout} canonical={config.canonical_layout}",
-        "chunk": f"{group.tokens_per_block}x{config.cache.blocks_per_chunk} tokens",
-        "tokens_per_hash": str(config.cache.tokens_per_hash),
-        "group": f"{number} of {len(config.groups)}",
-        "layers": digest([list(group.layer_names), others]),
-        "row_bytes": str(row_bytes),
-        "worker_bytes": str(config.worker_kv_bytes_per_block),
-        "salt": salt,
-    }
-
-
-def group_fields(settings: TierSettings, config: Any, row_bytes: int) -> dict[int, dict[str, str]]:
-    """Returns the fields of the namespace of each KV-cache group, by its number.
-
-    Args:
-        settings: Those of the tier.
-        config: vLLM's `OffloadingConfig`.
-        row_bytes: Size of a row of the primary tier.
-
-    Raises:
-        IncompatibleError: See `folder_identity`.
-    """
-    known = settings.identity or folder_identity(
-        config, settings.weights_fingerprint, settings.options_fingerprint
-    )
-    fields = {
-        number: namespace_fields(known, config, number, row_bytes, settings.salt)
-        for number in compat.groups(config)
-    }
-    further = {
-        name: [one[name] for one in fields.values()]
-        for name in next(iter(fields.values()), {}).keys() - known.keys()
-    }
-    report.log(logger, config.model.name, known, further)
-    return fields

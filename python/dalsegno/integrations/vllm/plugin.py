@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dalsegno.integrations.common import file_times
+import contextlib
 
 
 def register() -> None:
-    """Lets the engine's process know when its front end began (`file_times.py`)."""
-    file_times.announce_start()
+    """Lets the children of the process know when its engine began (`file_times.py`).
+
+    vLLM calls it in every process of every engine, whether or not that has a store: never raises.
+    """
+    with contextlib.suppress(Exception):
+        from dalsegno.integrations.common import file_times
+
+        file_times.announce_start()

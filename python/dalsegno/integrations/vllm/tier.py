@@ -36,7 +36,7 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 from dalsegno import PoisonedError
 from dalsegno.integrations.common.opening import Backend, Opened, OpenNamespaces
 from dalsegno.integrations.common.trouble import Trouble
-from dalsegno.integrations.vllm import compat, doors, identity, inputs, metrics
+from dalsegno.integrations.vllm import compat, doors, inputs, metrics, spaces
 from dalsegno.integrations.vllm.events import open_events
 from dalsegno.integrations.vllm.jobs import Job
 from dalsegno.integrations.vllm.request_state import RequestState
@@ -120,7 +120,7 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _prepare(self) -> OpenNamespaces:
         """Establishes the identity; returns what opens the namespace of each KV-cache group."""
-        known = identity.group_fields(self._settings, self._config, self._rows.row_bytes)
+        known = spaces.group_fields(self._settings, self._config, self._rows.row_bytes)
 
         def namespaces(store: Any, epoch: Mapping[str, str]) -> dict[int, Any]:
             return {

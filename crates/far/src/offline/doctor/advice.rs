@@ -57,6 +57,11 @@ fn of_promise(row: &PromiseRow, two_mounts: bool) -> Option<Advice> {
             "check that both directories are the same one of the same file system; if so, mount with entry-timeout=0 \
              and negative-timeout=0 (FUSE) or lookupcache=none (NFS)",
         ),
+        (Verdict::Fails, name) if name.contains("age") => (
+            Severity::Unsafe,
+            "synchronize the clocks of all hosts and servers (NTP) first: removals expire by these ages, and what was \
+             removed could come back",
+        ),
         (Verdict::Fails, _) => (
             Severity::Unsafe,
             "do not use this mount as `far`: blocks would be misses or cost time; turn off caches of the mount \

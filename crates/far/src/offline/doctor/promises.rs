@@ -29,6 +29,8 @@ const MOST_ROUNDS: usize = 40;
 const LEAST_ROUNDS: usize = 2;
 /// Ages that differ by more than this from the time that passed.
 const WRONG_AGE: Duration = Duration::from_secs(60);
+/// Ages that are wrong by more than this are no base for what expires after days.
+const UNSAFE_AGE: Duration = Duration::from_secs(60 * 60);
 
 /// What the rounds saw.
 #[derive(Debug, Default)]
@@ -239,17 +241,19 @@ fn delays(name: &'static str, times: &mut [Duration], failure: Option<String>) -
     PromiseRow { name, verdict, detail }
 }
 
-/// Whether ages can be trusted: a writer that seems silent for a day may be removed.
+/// Whether ages can be trusted: a writer that seems silent for a day may be removed, and a list of removals that seems
+/// old.
 fn self_age(wrong: Duration, rounds: &str) -> PromiseRow {
     let name = "the age of an object is right";
     if wrong <= WRONG_AGE {
         let detail = format!("{rounds}, off by {:.1} s at most", wrong.as_secs_f64());
         return PromiseRow { name, verdict: Verdict::Holds, detail };
     }
-    let detail = if wrong == Duration::MAX {
-        "it cannot be found out".to_owned()
-    } else {
-        format!("off by {:.0} s: the clocks of hosts differ", wrong.as_secs_f64())
-    };
-    PromiseRow { name, verdict: Verdict::Slow, detail }
+    if wrong == Duration::MAX {
+        let detail = "it cannot be found out".to_owned();
+        return PromiseRow { name, verdict: Verdict::Slow, detail };
+    }
+    let verdict = if wrong > UNSAFE_AGE { Verdict::Fails } else { Verdict::Slow };
+    let detail = format!("off by {:.0} s: the clocks of hosts differ", wrong.as_secs_f64());
+    PromiseRow { name, verdict, detail }
 }
