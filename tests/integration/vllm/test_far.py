@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.dose import dose
 from tests.far.shared_fs import mounted
 from tests.integration.vllm.engines import QUESTIONS, connector, engines, loaded_share
 
@@ -33,13 +34,15 @@ def catalogs(far: Path) -> int:
 
 
 def test_a_prompt_of_a_killed_node_is_loaded_by_another_one(
-    tmp_path: Path, small: Path, computed: list[list[int]]
+    tmp_path: Path, small: Path, request: pytest.FixtureRequest
 ) -> None:
-    right = computed[0]
+    # In the small dose the first engine, which computes every token, says what is right.
+    computed: list[list[int]] | None = request.getfixturevalue("computed") if dose(0, 1) else None
     with mounted("gluster_default") as fs:
         (fs.a / "kv").mkdir()
         with engines(tmp_path, small, a=node(tmp_path / "a", fs.a / "kv")) as first:
             answer = first["a"].ask()
+            right = computed[0] if computed else answer["token_ids"]
             assert answer["token_ids"] == right
             assert loaded_share(answer) == 0
             until("A has published", lambda: catalogs(fs.a / "kv") > 0)
