@@ -144,7 +144,7 @@ class FarStats(TypedDict):
     newest_bad_object: str | None  # gauge: the one that was found last, and why
     applied_removals: int  # removals of other stores that were applied here
     pending_removals: int  # gauge: removals of this store that other hosts do not know yet
-    complete_polls: int  # polls after which everything was applied that others had removed
+    complete_polls: int  # polls after which all removals of others that could be read were applied
     failed_polls: int  # polls that failed
     collected_writers: int  # folders of dead stores that this store removed
     collected_packs: int  # packs in such folders that this store removed

@@ -1,7 +1,7 @@
 //! Removes lists of removals that have expired: docs/formats/pack.md, Expiry.
 //!
-//! 1. A list goes only if everything at the location was read recently, and no catalog is there whose writer had not
-//!    applied all of its removals.
+//! 1. A list goes only if it was read, everything at the location was read recently, and no catalog is there whose
+//!    writer had not applied all of its removals.
 //! 2. A list that cannot be looked at or removed keeps no other one. It is tried again later.
 //! 3. Ages are those of the location's clock. A list is not asked for its age before it can be old enough.
 
@@ -112,7 +112,6 @@ impl ExpiredLists {
 fn is_needed(known: &KnownObjects, list: &SeenList) -> bool {
     match list {
         SeenList::Read(_) => known.needs(&list.newest().collect::<Vec<RemovalId>>()),
-        SeenList::Useless => false,
         SeenList::Unread => true,
     }
 }

@@ -128,7 +128,8 @@ impl ObjectName {
     }
 
     /// Whether it is a list of removals.
-    pub(crate) fn is_removals(&self) -> bool {
+    #[must_use]
+    pub fn is_removals(&self) -> bool {
         matches!(self.object, Object::Removals(_))
     }
 

@@ -4,19 +4,21 @@
 //! 2. What was read is applied, whatever fails afterwards. Only a poll that has read everything says what is at the
 //!    location.
 //! 3. A list that cannot be used keeps later removals of its store from counting as applied, until it is read or gone.
-//! 4. Removals whose lists have expired are forgotten, unless a list cannot be read.
+//!    Removals of its store that earlier opens applied are not known here until then. Packs whose writers had not
+//!    applied all of them are set aside.
+//! 4. Removals that no list has any more are kept for an hour: the lists may have expired, or a listing did not show
+//!    them. They count as applied for as long as the index has them. All are kept while a list cannot be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, Nanos, StoreId};
-use dalsegno_extent::format::FormatError;
 use dalsegno_io::IoError;
 
 use super::bad::{BadName, BadObjects};
 use crate::format::{MAX_LIST_BYTES, RemovalList};
-use crate::index::{FarIndex, SeenList};
+use crate::index::{FarIndex, ListSpan, SeenList};
 use crate::names::{Object, ObjectName, WriterId};
 use crate::polled::Polled;
 use crate::removal::{Applied, RemovalId};
@@ -31,9 +33,9 @@ const FETCHES: usize = 16;
 const MOST_FAILURES: u32 = 5;
 /// How often a poll lists the folder again because a list was gone.
 const TRIES: usize = 4;
-/// How long removals whose lists have expired are still reported as being at the location: the packs of other writers
-/// may be read by hosts that have not forgotten them yet.
-const GONE_FOR: Duration = Duration::from_secs(3600);
+/// How long removals that no list has any more are kept, and reported as being at the location: the packs of other
+/// writers may be read by hosts that have not forgotten them yet, and a list may return.
+pub(super) const GONE_FOR: Duration = Duration::from_secs(3600);
 
 /// Follows the lists of removals.
 #[derive(Debug)]
@@ -42,10 +44,12 @@ pub(super) struct ListFollower {
     index: Arc<FarIndex>,
     clock: Arc<dyn Clock>,
     own: WriterId,
+    /// What earlier opens of the store had applied, of stores with lists that this open has not read yet.
+    earlier: Applied,
     /// The removals in the list of a writer that was read last. The next one repeats most of them.
     last: BTreeMap<WriterId, BTreeSet<RemovalId>>,
-    /// The newest removals of writers that have none at the location any more.
-    gone: BTreeMap<WriterId, (u64, Nanos)>,
+    /// Removals that no list has any more, and since when.
+    gone: Vec<(ListSpan, Nanos)>,
     /// How often lists that are there could not be fetched.
     failures: BTreeMap<ObjectName, u32>,
 }
@@ -66,8 +70,23 @@ impl ListFollower {
         clock: Arc<dyn Clock>,
         own: WriterId,
     ) -> Self {
-        let (last, gone, failures) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { tier, index, clock, own, last, gone, failures }
+        let (earlier, gone) = (Applied::default(), Vec::new());
+        let (last, failures) = (BTreeMap::new(), BTreeMap::new());
+        Self { tier, index, clock, own, earlier, last, gone, failures }
+    }
+
+    pub(super) fn set_earlier(&mut self, applied: Applied) {
+        self.earlier = applied;
+    }
+
+    /// How many writers have issued removals that earlier opens applied and this one has not read.
+    pub(super) fn unproven(&self) -> usize {
+        self.earlier.iter().len()
+    }
+
+    /// Whether a removal that this open has not read may cover a pack of a writer that had applied `applied`.
+    pub(super) fn may_cover(&self, applied: &Applied) -> bool {
+        self.earlier.iter().any(|id| !applied.contains(id))
     }
 
     /// Reads the lists that are new. Tries those again that could not be used, if `retries`.
@@ -86,13 +105,16 @@ impl ListFollower {
             let is_wanted = |name: &&ObjectName| match self.index.known().lists.get(name) {
                 None => true,
                 Some(SeenList::Read(_)) => false,
-                Some(SeenList::Useless | SeenList::Unread) => retries,
+                Some(SeenList::Unread) => retries,
             };
             let wanted = names.iter().filter(is_wanted).copied().collect();
             match self.fetch(wanted, bad, polled) {
                 Fetched::All => {
                     self.forget_gone(&names, bad);
-                    return polled.read_all(self.at_location(), self.unread());
+                    let unread = self.unread();
+                    let earlier = self.earlier.iter();
+                    self.earlier = earlier.filter(|id| unread.contains(&id.by.store)).collect();
+                    return polled.read_all(self.at_location(), unread);
                 }
                 Fetched::SomeGone => {}
                 Fetched::Failed => return,
@@ -137,13 +159,8 @@ impl ListFollower {
                         fetched = Fetched::SomeGone;
                     }
                 }
-                Err(error) if error.is_of_object() => {
-                    let seen =
-                        if error.is_too_large() { SeenList::Useless } else { SeenList::Unread };
-                    self.refuse(name, seen, &error.to_string(), bad, polled);
-                }
-                Err(error) if !matches!(error, IoError::Deadline) && self.fails_for_good(name) => {
-                    self.refuse(name, SeenList::Unread, &error.to_string(), bad, polled);
+                Err(error) if error.is_of_object() || self.fails_for_good(name, &error) => {
+                    self.refuse(name, &error.to_string(), bad, polled);
                 }
                 Err(error) => {
                     polled.fail(error);
@@ -154,7 +171,10 @@ impl ListFollower {
     }
 
     /// Counts a failure of one list. A few polls of failures are a fault of this list, not one of the moment.
-    fn fails_for_good(&mut self, name: ObjectName) -> bool {
+    fn fails_for_good(&mut self, name: ObjectName, error: &IoError) -> bool {
+        if matches!(error, IoError::Deadline) {
+            return false;
+        }
         let failures = self.failures.entry(name).or_default();
         *failures += 1;
         *failures >= MOST_FAILURES
@@ -165,13 +185,9 @@ impl ListFollower {
             Ok(list) if list.writer.object(Object::Removals(list.number)) == name => list,
             Ok(_) => {
                 let reason = "it belongs to another writer or number than its name says";
-                return self.refuse(name, SeenList::Useless, reason, bad, polled);
+                return self.refuse(name, reason, bad, polled);
             }
-            Err(error) => {
-                let is_newer = matches!(error, FormatError::Newer(_));
-                let seen = if is_newer { SeenList::Unread } else { SeenList::Useless };
-                return self.refuse(name, seen, &error.to_string(), bad, polled);
-            }
+            Err(error) => return self.refuse(name, &error.to_string(), bad, polled),
         };
         bad.forget(BadName::Object(name));
         self.failures.remove(&name);
@@ -187,37 +203,36 @@ impl ListFollower {
         self.index.known().lists.insert(name, seen);
     }
 
-    fn refuse(
-        &self,
-        name: ObjectName,
-        seen: SeenList,
-        reason: &str,
-        bad: &mut BadObjects,
-        polled: &mut Polled,
-    ) {
-        self.index.known().lists.insert(name, seen);
+    fn refuse(&self, name: ObjectName, reason: &str, bad: &mut BadObjects, polled: &mut Polled) {
+        self.index.known().lists.insert(name, SeenList::Unread);
         bad.note(BadName::Object(name), reason, polled);
     }
 
-    /// Forgets the lists that are not at the location any more, and the removals that no list has.
+    /// Forgets the lists that are not at the location any more, and after an hour the removals that no list has.
     fn forget_gone(&mut self, present: &BTreeSet<ObjectName>, bad: &mut BadObjects) {
         let now = self.clock.now();
         self.failures.retain(|name, _| present.contains(name));
         let mut known = self.index.known();
         let gone: Vec<ObjectName> =
             known.lists.keys().filter(|name| !present.contains(name)).copied().collect();
+        let mut spans = Vec::new();
         for name in &gone {
             bad.forget(BadName::Object(*name));
             let list = known.lists.remove(name).expect("it is one of them");
-            let newest = list.newest().filter(|id| id.by != self.own);
-            for RemovalId { by, number } in newest {
-                let gone = self.gone.entry(by).or_insert((number, now));
-                *gone = (gone.0.max(number), now);
-            }
+            spans.extend_from_slice(list.spans());
         }
+        let listed = known.present(&[]);
+        spans.retain(|span| span.by != self.own && !listed.contain_all(span));
+        if !spans.is_empty() {
+            // A list that returns is read as a new one.
+            self.last.clear();
+        }
+        self.gone.extend(spans.into_iter().map(|span| (span, now)));
         self.last.retain(|writer, _| known.lists.keys().any(|name| name.writer == *writer));
-        if !gone.is_empty() && known.lists.values().all(SeenList::is_read) {
-            self.index.retain_removals(&known.present());
+        let is_old = |(_, since): &(ListSpan, Nanos)| now.since(*since) >= GONE_FOR;
+        if known.lists.values().all(SeenList::is_read) && self.gone.iter().any(is_old) {
+            self.gone.retain(|gone| !is_old(gone));
+            self.index.retain_removals(&known.present(&self.gone));
         }
     }
 
@@ -229,12 +244,10 @@ impl ListFollower {
     }
 
     /// The newest removal of each other writer that is at the location, or was until recently, or is published here.
-    fn at_location(&mut self) -> Applied {
-        let now = self.clock.now();
-        self.gone.retain(|_, (_, since)| now.since(*since) < GONE_FOR);
+    fn at_location(&self) -> Applied {
         let known = self.index.known();
         let listed = known.lists.values().flat_map(SeenList::newest);
-        let gone = self.gone.iter().map(|(by, (number, _))| RemovalId { by: *by, number: *number });
+        let gone = self.gone.iter().map(|(span, _)| span.newest());
         listed.chain(gone).chain(known.own().iter()).filter(|id| id.by != self.own).collect()
     }
 }

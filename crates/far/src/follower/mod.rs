@@ -27,6 +27,7 @@ use crate::format::{Catalog, MAX_CATALOG_BYTES};
 use crate::index::FarIndex;
 use crate::names::{Object, WriterId};
 use crate::polled::{LocationTime, Polled};
+use crate::removal::Applied;
 use crate::replies::{Replies, wait_for};
 use crate::signs::Signs;
 use crate::tier::{Listed, Tier};
@@ -98,6 +99,8 @@ pub struct Follower {
     own: WriterId,
     writers: BTreeMap<WriterId, Followed>,
     lists: ListFollower,
+    /// Catalogs that were set aside, because lists cannot be read whose removals may cover their packs.
+    set_aside: BTreeSet<(WriterId, u64)>,
     bad: BadObjects,
     polls: u64,
     /// How often the location was another directory when lists were read last.
@@ -117,8 +120,15 @@ impl Follower {
     ) -> Self {
         let (of_tier, of_index) = (Arc::clone(&tier), Arc::clone(&index));
         let lists = ListFollower::new(of_tier, of_index, Arc::clone(&clock), own);
-        let (writers, bad) = (BTreeMap::new(), BadObjects::default());
-        Self { tier, index, clock, own, writers, lists, bad, polls: 0, reopened: 0, asked: None }
+        let (writers, set_aside, bad) = (BTreeMap::new(), BTreeSet::new(), BadObjects::default());
+        let (polls, reopened, asked) = (0, 0, None);
+        Self { tier, index, clock, own, writers, lists, set_aside, bad, polls, reopened, asked }
+    }
+
+    /// Says what earlier opens of the store had applied. As long as lists of these stores cannot be read, packs whose
+    /// writers had not applied all of it are not found: the removals are carried out here only once.
+    pub fn set_earlier(&mut self, applied: Applied) {
+        self.lists.set_earlier(applied);
     }
 
     /// Reads what was published since the last poll; the first one reads everything. Waits for the location.
@@ -132,7 +142,11 @@ impl Follower {
             self.ask_time(&mut polled);
         }
         if !polled.hangs() {
+            let unproven = self.lists.unproven();
             self.lists.follow(lists, &mut self.bad, &mut polled);
+            if self.lists.unproven() < unproven {
+                self.want_set_aside();
+            }
         }
         if asks {
             self.ask_bound(&mut polled);
@@ -148,6 +162,16 @@ impl Follower {
         }
         self.bad.report(&mut polled);
         polled
+    }
+
+    /// The next listings show catalogs that were set aside as new ones.
+    fn want_set_aside(&mut self) {
+        for (writer, number) in std::mem::take(&mut self.set_aside) {
+            if let Some(followed) = self.writers.get_mut(&writer) {
+                followed.seen.remove(&number);
+                followed.listing = Listing::Wanted;
+            }
+        }
     }
 
     /// Whether the location is another directory than when lists were read last. What was read may be of either one, so
@@ -367,6 +391,11 @@ impl Follower {
             }
         };
         self.bad.forget(name);
+        if !is_own && self.lists.may_cover(&catalog.applied) {
+            self.index.known().add_catalog(&catalog);
+            self.set_aside.insert((writer, number));
+            return true;
+        }
         let file = || self.tier.file(writer.object(Object::Pack(number)));
         let indexed = if is_own {
             self.index.insert_again(&catalog)

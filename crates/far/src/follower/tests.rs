@@ -1,4 +1,5 @@
 mod faulty_tier;
+mod lists_return;
 mod other_names;
 mod whole_view;
 
@@ -390,20 +391,6 @@ fn the_time_of_the_location_is_asked_at_listings_and_may_be_unknown() {
     setup.break_name("now", EACCES);
     assert_eq!(setup.follower.poll().time, changed, "the next poll asks again");
     assert_eq!(setup.follower.poll().time, LocationTime::Unknown);
-}
-
-#[test]
-fn removals_are_reported_for_an_hour_after_their_last_list_has_gone() {
-    let mut setup = Setup::new();
-    setup.publish_list(5, 1, &[removal(5, 1, 10)]);
-    setup.poll(1);
-    setup.remove(list_name(5, 1));
-    assert_eq!(at_location(&setup.follower.poll()), Some(vec![(5, 1)]));
-    setup.publish_block(1, 1, 10, &[]);
-    setup.poll(LIST_EVERY);
-    assert!(setup.finds(10), "the list has expired, so no pack is there that it covers");
-    setup.manual.advance(Duration::from_secs(3601));
-    assert_eq!(at_location(&setup.follower.poll()), Some(Vec::new()));
 }
 
 #[test]

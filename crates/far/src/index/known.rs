@@ -23,7 +23,7 @@ const FRESH: Duration = Duration::from_secs(180);
 /// The removals of a writer in a list: from one number to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ListSpan {
-    by: WriterId,
+    pub(crate) by: WriterId,
     least: u64,
     most: u64,
 }
@@ -33,10 +33,14 @@ pub(crate) struct ListSpan {
 pub(crate) enum SeenList {
     /// It was read.
     Read(Vec<ListSpan>),
-    /// No version can use it.
-    Useless,
-    /// It cannot be read here: it belongs to another user, or a newer version wrote it.
+    /// It cannot be read here. Others may be able to read it.
     Unread,
+}
+
+impl ListSpan {
+    pub(crate) fn newest(&self) -> RemovalId {
+        RemovalId { by: self.by, number: self.most }
+    }
 }
 
 /// The removals that are at a location, or will be.
@@ -46,6 +50,11 @@ pub(crate) struct PresentRemovals(BTreeMap<WriterId, Vec<RangeInclusive<u64>>>);
 impl PresentRemovals {
     pub(crate) fn contain(&self, id: RemovalId) -> bool {
         self.0.get(&id.by).is_some_and(|spans| spans.iter().any(|span| span.contains(&id.number)))
+    }
+
+    pub(crate) fn contain_all(&self, of: &ListSpan) -> bool {
+        let has = |span: &RangeInclusive<u64>| span.contains(&of.least) && span.contains(&of.most);
+        self.0.get(&of.by).is_some_and(|spans| spans.iter().any(has))
     }
 }
 
@@ -82,13 +91,13 @@ impl SeenList {
         matches!(self, Self::Read(_))
     }
 
-    fn spans(&self) -> &[ListSpan] {
+    pub(crate) fn spans(&self) -> &[ListSpan] {
         if let Self::Read(spans) = self { spans } else { &[] }
     }
 
     /// The newest removal of each writer in it.
     pub(crate) fn newest(&self) -> impl Iterator<Item = RemovalId> {
-        self.spans().iter().map(|span| RemovalId { by: span.by, number: span.most })
+        self.spans().iter().map(ListSpan::newest)
     }
 }
 
@@ -130,10 +139,11 @@ impl KnownObjects {
         &self.own
     }
 
-    /// The removals that are at the location, or will be.
-    pub(crate) fn present(&self) -> PresentRemovals {
+    /// The removals that are at the location, or will be, or went from it at some time and are kept.
+    pub(crate) fn present(&self, gone: &[(ListSpan, Nanos)]) -> PresentRemovals {
         let mut spans: BTreeMap<WriterId, Vec<RangeInclusive<u64>>> = BTreeMap::new();
-        for span in self.lists.values().flat_map(SeenList::spans) {
+        let gone = gone.iter().map(|(span, _)| span);
+        for span in self.lists.values().flat_map(SeenList::spans).chain(gone) {
             spans.entry(span.by).or_default().push(span.least..=span.most);
         }
         for id in self.own.iter() {

@@ -27,7 +27,7 @@ use crate::format::Catalog;
 use crate::names::WriterId;
 use crate::removal::{Applied, Removal};
 
-pub(crate) use known::{KnownObjects, PresentRemovals, SeenList};
+pub(crate) use known::{KnownObjects, ListSpan, PresentRemovals, SeenList};
 pub use packs::RecordAt;
 use packs::{IndexedPack, Packs};
 pub use place::FarPlace;

@@ -219,7 +219,7 @@ fn removals_are_forgotten_when_no_list_has_them_and_those_of_this_open_are_kept(
     index.known().add_own(removal(1, &[]).id);
     let name = writer(9).object(crate::names::Object::Removals(7));
     index.known().lists.insert(name, SeenList::of(&[removal(3, &[3])]));
-    let present = index.known().present();
+    let present = index.known().present(&[]);
     index.retain_removals(&present);
     insert(&index, &catalog(1, 1, &[&[1, 2, 3]]));
     assert_eq!(found(&index, 1..4), [2]);

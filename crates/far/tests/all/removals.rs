@@ -242,7 +242,7 @@ fn a_list_does_not_expire_before_a_week_nor_when_the_location_was_not_read_recen
 }
 
 #[test]
-fn a_catalog_that_cannot_be_read_keeps_all_lists_and_a_damaged_list_expires() {
+fn a_catalog_that_cannot_be_read_keeps_all_lists_and_a_damaged_list_stays() {
     let mut world = World::new();
     let (mut a, mut b) = (world.host(1), world.host(2));
     assert!(a.remove(10) && b.publish(20) && b.remove(30));
@@ -259,16 +259,20 @@ fn a_catalog_that_cannot_be_read_keeps_all_lists_and_a_damaged_list_expires() {
     for _ in 0..4 {
         assert!(c.collect());
     }
-    assert_eq!(world.lists(), [(b.writer, 1)], "the damaged one is of no use to anybody");
+    let both = [(a.writer, 1), (b.writer, 1)];
+    assert_eq!(world.lists(), both);
     wait_for(&clock, LIMIT, |ask| b.tier.remove(name, ask)).unwrap();
     c.read_all();
     c.read_all();
     for _ in 0..4 {
         assert!(c.collect());
     }
-    assert_eq!(world.lists(), [(b.writer, 1)], "B's pack had not applied its own removal");
+    assert_eq!(world.lists(), both, "B's pack had not applied its own removal");
     b.poll();
     assert!(b.publisher.stats().own_bytes > 0);
+    // One bad read looks like damage.
+    assert!(world.location.damage(list, 5000));
+    assert_eq!(found_by_a_new_host(&mut world, &[10, 20]), [false, true]);
 }
 
 #[test]

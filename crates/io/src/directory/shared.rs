@@ -218,7 +218,8 @@ impl SharedDirectory {
         Ok(folders)
     }
 
-    /// Lists the regular files of a folder whose names are `wanted`, sorted by name. Only their metadata is read.
+    /// Lists the regular files of a folder whose names are `wanted`, sorted by name. Only their metadata is read. A
+    /// name whose metadata cannot be read has no bytes: reading it shows the error.
     ///
     /// # Errors
     ///
@@ -235,14 +236,14 @@ impl SharedDirectory {
             if !is_visible(&name) || !wanted(&name) {
                 continue;
             }
-            match stat_at(&directory, &name) {
-                Ok(stat) if is_regular(&stat) => {
-                    entries.push(FolderEntry { name, bytes: size(&stat) });
-                }
+            let bytes = match stat_at(&directory, &name) {
+                Ok(stat) if is_regular(&stat) => size(&stat),
                 // Not a file, or removed since it was listed.
-                Ok(_) | Err(Errno::NOENT | Errno::STALE) => {}
-                Err(errno) => return Err(IoError::os("stat", path_of(folder, &name), errno)),
-            }
+                Ok(_) | Err(Errno::NOENT | Errno::STALE) => continue,
+                Err(errno @ (Errno::ACCESS | Errno::PERM)) => return Err(failed(errno)),
+                Err(_) => 0,
+            };
+            entries.push(FolderEntry { name, bytes });
         }
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)

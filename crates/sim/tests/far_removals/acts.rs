@@ -9,11 +9,11 @@ use dalsegno_far::LIST_EVERY;
 use dalsegno_io::{Memory, lend};
 use dalsegno_sim::chain_hashes;
 use dalsegno_store::testing::{FarStep, applied, step_far};
-use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Terms};
+use dalsegno_store::{NamespaceId, Put, PutOutcome, Scope, Store, Terms};
 
 use crate::model::{BLOCK_BYTES, PutFact, Reach, RemovalFact, RemovalNumber, bytes_of};
 use crate::steps::{HOSTS, Span, Step, Target};
-use crate::world::{Directory, OpenLayers, World};
+use crate::world::{Directory, HostState, OpenLayers, World};
 
 /// How long the location keeps removals.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -304,8 +304,9 @@ impl World {
         let before = faults();
         let all = 0..self.model.lock().removals.len();
         self.hosts[host].lock().directory.seen.extend(all);
-        step_far(&store, step).expect("it is open");
-        let is_complete = faults() == before && !store.stats().poisoned;
+        self.excuse_hidden(host, &store, || step_far(&store, step).expect("it is open"));
+        let has_unread = store.stats().far.is_some_and(|far| far.bad_objects > 0);
+        let is_complete = faults() == before && !has_unread && !store.stats().poisoned;
         let now = self.clock.now();
         if let Some(far) = store.stats().far {
             let (polls, applied, blocks) =
@@ -329,17 +330,45 @@ impl World {
         }
     }
 
+    /// Runs something that may poll. A listing that does not show a list says that its removals have expired. If this
+    /// open has not read the list, or two listings do not show it, the host forgets them until the list is back.
+    pub(crate) fn excuse_hidden(&self, host: usize, store: &Store, poll: impl FnOnce()) {
+        let far = store.stats().far;
+        let has_read = far.is_some_and(|far| far.complete_polls > 0 && far.bad_objects == 0);
+        let hidden = || self.hosts[host].lock().tier.hidden();
+        let before = hidden();
+        poll();
+        let hides = hidden() > before;
+        let state = &mut *self.hosts[host].lock();
+        if hides && (state.missed_list || !has_read) {
+            state.directory.known.clear();
+            state.directory.claimed.clear();
+            state.forgive();
+        }
+        state.missed_list = hides;
+    }
+
     /// A store that followed nothing for as long as removals are kept may drop everything.
     pub(crate) fn forgive_if_old(&self, host: usize) {
         let state = &mut *self.hosts[host].lock();
         let since = state.directory.polled.unwrap_or(state.directory.made);
         if self.location_clock.now().since(since) + 2 * HOUR >= KEEP {
-            state.directory.stored.clear();
+            state.forgive();
         }
     }
 
     pub(crate) fn note(&self, text: String) {
         self.steps.lock().push(text);
+    }
+}
+
+impl HostState {
+    /// Nothing that it accepted must be there, nor what it is about to accept.
+    fn forgive(&mut self) {
+        self.directory.stored.clear();
+        if let Some(layers) = &mut self.layers {
+            layers.versions.clear();
+        }
     }
 }
 

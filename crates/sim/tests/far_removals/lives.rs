@@ -64,7 +64,7 @@ impl World {
         self.forgive_if_old(host);
         let all = 0..self.model.lock().removals.len();
         self.hosts[host].lock().directory.seen.extend(all);
-        store.close();
+        self.excuse_hidden(host, &store, || store.close());
         self.hosts[host].lock().store = None;
     }
 

@@ -10,11 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, ManualClock, Nanos};
-use dalsegno_far::{Ask, Listed, MemoryTier, Object, ObjectName, Tier, TierFacts, WriterId};
+use dalsegno_far::{
+    Ask, Listed, MemoryTier, Object, ObjectName, Tier, TierFacts, WriterId, wait_for,
+};
 use dalsegno_io::{FileId, Geometry, IoError, Memory, Request, Source, Space};
 use parking_lot::Mutex;
 
 const EIO: i32 = 5;
+const EACCES: i32 = 13;
 const EROFS: i32 = 30;
 /// Longer than any call of a tier may take.
 const HANG: Duration = Duration::from_secs(31);
@@ -35,6 +38,10 @@ pub(crate) enum Trouble {
     ReadOnly,
     /// `EIO` for reads of catalogs. Removals must hold even so.
     NoCatalogs,
+    /// Reads of lists fail, with `EACCES` (`false`) or `EIO`. Everything else succeeds.
+    NoLists(bool),
+    /// Listings do not show the list at this position, modulo their number.
+    HidesList(usize),
 }
 
 /// Which calls fail.
@@ -56,9 +63,29 @@ struct Mood {
     rule: Option<Rule>,
     is_down: bool,
     fired: u64,
+    /// Listings that did not show a list.
+    hidden: u64,
     /// Changes of calls that hang.
     late: Vec<Later>,
     interruption: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Mood {
+    /// How a call fails that the rule is for, if it does.
+    fn fire(&mut self) -> Option<Trouble> {
+        let rule = self.rule.as_mut()?;
+        if rule.skip > 0 {
+            rule.skip -= 1;
+            return None;
+        }
+        let trouble = rule.trouble;
+        rule.times -= 1;
+        if rule.times == 0 {
+            self.rule = None;
+        }
+        self.fired += 1;
+        Some(trouble)
+    }
 }
 
 /// A mount that fails on command.
@@ -122,6 +149,11 @@ impl RoughTier {
         self.mood.lock().fired
     }
 
+    /// How many listings did not show a list so far.
+    pub(crate) fn hidden(&self) -> u64 {
+        self.mood.lock().hidden
+    }
+
     /// Runs `body` once, before the next read of a pack.
     pub(crate) fn interrupt(&self, body: Option<Box<dyn FnOnce() + Send>>) {
         self.mood.lock().interruption = body;
@@ -131,20 +163,15 @@ impl RoughTier {
     fn next(&self, changes: bool) -> Option<Trouble> {
         let mood = &mut *self.mood.lock();
         let rule = mood.rule.as_mut()?;
-        if rule.trouble == Trouble::NoCatalogs || (rule.trouble == Trouble::ReadOnly && !changes) {
+        let is_meant = match rule.trouble {
+            Trouble::NoCatalogs | Trouble::NoLists(_) | Trouble::HidesList(_) => false,
+            Trouble::ReadOnly => changes,
+            Trouble::Fails | Trouble::FailsLate | Trouble::Hangs => true,
+        };
+        if !is_meant {
             return None;
         }
-        if rule.skip > 0 {
-            rule.skip -= 1;
-            return None;
-        }
-        let trouble = rule.trouble;
-        rule.times -= 1;
-        if rule.times == 0 {
-            mood.rule = None;
-        }
-        mood.fired += 1;
-        Some(trouble)
+        mood.fire()
     }
 
     /// Whether catalogs cannot be read.
@@ -152,10 +179,11 @@ impl RoughTier {
         self.mood.lock().rule.is_some_and(|rule| rule.trouble == Trouble::NoCatalogs)
     }
 
-    /// Whether this call fails in this way, if calls do.
-    fn next_of(&self, trouble: Trouble) -> bool {
-        let is_so = self.mood.lock().rule.is_some_and(|rule| rule.trouble == trouble);
-        is_so && self.next(true).is_some()
+    /// How this call fails, if calls do in one of these ways.
+    fn next_of(&self, is_meant: impl FnOnce(Trouble) -> bool) -> Option<Trouble> {
+        let mut mood = self.mood.lock();
+        let is_so = mood.rule.is_some_and(|rule| is_meant(rule.trouble));
+        is_so.then(|| mood.fire()).flatten()
     }
 
     fn is_down(&self) -> bool {
@@ -182,7 +210,6 @@ impl RoughTier {
         }
         match self.next(true) {
             None => call(&self.mount, ask),
-            Some(Trouble::Fails | Trouble::NoCatalogs) => ask.answer(Err(system(EIO))),
             Some(Trouble::ReadOnly) => ask.answer(Err(system(EROFS))),
             Some(Trouble::FailsLate) => {
                 call(&self.mount, nowhere());
@@ -194,6 +221,7 @@ impl RoughTier {
                 self.mood.lock().late.push((self.clock.now(), change));
                 ask.answer(Err(IoError::Deadline));
             }
+            Some(_) => ask.answer(Err(system(EIO))),
         }
     }
 }
@@ -246,6 +274,12 @@ impl Tier for RoughTier {
         if matches!(name.object, Object::Catalog(_)) && self.has_no_catalogs() {
             return ask.answer(Err(system(EIO)));
         }
+        if name.is_removals() {
+            let trouble = self.next_of(|trouble| matches!(trouble, Trouble::NoLists(_)));
+            if let Some(Trouble::NoLists(is_eio)) = trouble {
+                return ask.answer(Err(system(if is_eio { EIO } else { EACCES })));
+            }
+        }
         self.read(ask, |mount, ask| mount.fetch(name, limit, ask));
     }
 
@@ -258,12 +292,22 @@ impl Tier for RoughTier {
     }
 
     fn removals(&self, ask: Ask<Vec<(ObjectName, u64)>>) {
-        self.read(ask, Tier::removals);
+        let trouble = self.next_of(|trouble| matches!(trouble, Trouble::HidesList(_)));
+        let Some(Trouble::HidesList(at)) = trouble.filter(|_| !self.is_down()) else {
+            return self.read(ask, Tier::removals);
+        };
+        let clock = Arc::clone(&self.clock) as Arc<dyn Clock>;
+        let mut listed = wait_for(&clock, HANG, |ask| self.mount.removals(ask));
+        if let Some(listed) = listed.as_mut().ok().filter(|listed| !listed.is_empty()) {
+            listed.remove(at % listed.len());
+            self.mood.lock().hidden += 1;
+        }
+        ask.answer(listed);
     }
 
     fn now(&self, ask: Ask<Duration>) {
         // A location shows its time by a new file.
-        if self.next_of(Trouble::ReadOnly) {
+        if self.next_of(|trouble| trouble == Trouble::ReadOnly).is_some() {
             ask.answer(Err(system(EROFS)));
         } else {
             self.read(ask, Tier::now);

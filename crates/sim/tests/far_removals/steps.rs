@@ -96,6 +96,7 @@ fn target(random: &mut Random) -> Target {
 }
 
 fn rule(random: &mut Random) -> Rule {
+    let (is_eio, at) = (random.percent(50), random.below(8));
     let trouble = *random.pick(&[
         Trouble::Fails,
         Trouble::Fails,
@@ -103,8 +104,11 @@ fn rule(random: &mut Random) -> Rule {
         Trouble::Hangs,
         Trouble::ReadOnly,
         Trouble::NoCatalogs,
+        Trouble::NoLists(is_eio),
+        Trouble::HidesList(at),
     ]);
     let times = *random.pick(&[1, 1, 2, 5, 40]);
+    let times = if matches!(trouble, Trouble::HidesList(_)) { 1 } else { times };
     Rule { trouble, skip: random.below(6) as u64, times }
 }
 
@@ -201,6 +205,44 @@ pub(crate) fn away_for_a_week(trouble: Option<Trouble>) -> Vec<Step> {
     steps
 }
 
+/// A host has applied a removal. After its restart lists cannot be read, until it is healed.
+fn unread_after_restart(
+    random: &mut Random,
+    (one, other): (usize, usize),
+    (span, target): (Span, Target),
+) -> Vec<Step> {
+    let mut steps = vec![Step::Remove(one, target), poll(other)];
+    steps.extend([Step::Crash(other, Outage::Process), Step::Open(other)]);
+    steps.push(failing(other, Trouble::NoLists(random.percent(50))));
+    steps.push(Step::Far(other, FarStep::Poll, 6, SECOND));
+    steps.extend(read_twice(other, span));
+    steps.extend([Step::Heal(other), Step::Far(other, FarStep::Poll, 31, SECOND)]);
+    steps
+}
+
+/// A listing does not show a list, and a pack appears that it covers.
+fn hidden_list(
+    random: &mut Random,
+    (one, other): (usize, usize),
+    (span, target): (Span, Target),
+) -> Vec<Step> {
+    let third = HOSTS - one - other;
+    let mut steps = vec![Step::Open(one), Step::Open(other), Step::Open(third), poll(other)];
+    steps.extend([Step::Put(third, span), Step::Remove(one, self::target(random))]);
+    steps.extend([Step::Remove(one, target), poll(other), publish(third)]);
+    let trouble = Trouble::HidesList(random.below(8));
+    steps.push(Step::Trouble(other, Rule { trouble, skip: 0, times: 1 }));
+    steps.push(Step::Far(other, FarStep::Poll, 3, SECOND));
+    steps.extend(read_twice(other, span));
+    steps
+}
+
+/// Reads twice, so that what is found at the location is promoted.
+fn read_twice(host: usize, span: Span) -> [Step; 3] {
+    let get = Step::Get(host, span, Vec::new());
+    [get.clone(), get, Step::Far(host, FarStep::Promote, 1, Duration::ZERO)]
+}
+
 /// Steps that follow each other.
 fn episode(random: &mut Random) -> Vec<Step> {
     let (one, other) = two_hosts(random);
@@ -208,7 +250,7 @@ fn episode(random: &mut Random) -> Vec<Step> {
     let target =
         if random.percent(50) { Target::Blocks(span) } else { Target::Namespace(span.namespace) };
     let last = [publish(other), poll(one), poll(other)];
-    match random.below(7) {
+    match random.below(9) {
         // A removal while blocks wait for promotion or publication.
         0 => {
             steps.extend([Step::Remove(one, target), poll(other)]);
@@ -249,6 +291,8 @@ fn episode(random: &mut Random) -> Vec<Step> {
             }
             steps.push(poll(other));
         }
+        6 => steps.extend(unread_after_restart(random, (one, other), (span, target))),
+        7 => steps = hidden_list(random, (one, other), (span, target)),
         // The disk does not store that a removal was applied.
         _ => {
             steps.extend([Step::Remove(one, target), Step::DiskTrouble(other, BadFile::FarMeta)]);

@@ -60,6 +60,8 @@ pub(crate) struct HostState {
     pub(crate) removals: u64,
     /// Polls of this open.
     pub(crate) polls: u64,
+    /// Whether the last poll of this open did not see a list.
+    pub(crate) missed_list: bool,
     /// When a poll of this open asked for the location's time.
     pub(crate) asked: Option<Nanos>,
     pub(crate) layers: Option<OpenLayers>,
@@ -118,6 +120,7 @@ impl World {
                 writer: WriterId { store: store_id(number), open: 0 },
                 removals: 0,
                 polls: 0,
+                missed_list: false,
                 asked: None,
                 layers: None,
             })
@@ -199,6 +202,7 @@ impl World {
         state.writer = WriterId { store: store.id(), open };
         (state.store, state.tier) = (Some(store), tier);
         (state.removals, state.polls, state.asked) = (0, 0, None);
+        state.missed_list = false;
     }
 }
 

@@ -46,7 +46,7 @@ pub(super) struct RemovalsHere {
     engine: Weak<Engine>,
     remove: RemoveHere,
     /// Removals that are not applied yet.
-    left: Vec<Removal>,
+    left: BTreeMap<RemovalId, (NamespaceId, Vec<ChainHash>)>,
     /// Removals that are, until all at the location are.
     done: BTreeSet<RemovalId>,
     test: FreshnessTest,
@@ -118,7 +118,7 @@ impl RemovalsHere {
             notes: Arc::clone(notes),
             engine,
             remove,
-            left: Vec::new(),
+            left: BTreeMap::new(),
             done: BTreeSet::new(),
             test: FreshnessTest::new(Arc::clone(clock), earlier),
             freshness: Freshness::Unknown,
@@ -177,19 +177,17 @@ impl RemovalsHere {
     }
 
     fn add(&mut self, removals: Vec<Removal>) {
-        for removal in removals {
-            let is_known = self.notes.is_applied(removal.id)
-                || self.done.contains(&removal.id)
-                || self.left.iter().any(|left| left.id == removal.id);
-            if !is_known {
-                self.left.push(removal);
+        for Removal { id, namespace, hashes } in removals {
+            // What this or an earlier open applied is not found since, so it was not stored again.
+            if !self.notes.is_applied(id) && !self.done.contains(&id) {
+                self.left.insert(id, (namespace, hashes));
             }
         }
     }
 
     fn apply_left(&mut self) {
         let mut by_namespace: BTreeMap<NamespaceId, OfNamespace> = BTreeMap::new();
-        for Removal { id, namespace, hashes } in &self.left {
+        for (id, (namespace, hashes)) in &self.left {
             let of = by_namespace.entry(*namespace).or_default();
             of.ids.push(*id);
             of.is_whole |= hashes.is_empty();
@@ -211,7 +209,7 @@ impl RemovalsHere {
             }
             self.done.extend(ids);
         }
-        self.left.retain(|removal| !applied.contains(&removal.id));
+        self.left.retain(|id, _| !applied.contains(id));
     }
 
     /// Tries again what this store removed and could not make durable.

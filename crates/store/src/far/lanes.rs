@@ -106,13 +106,14 @@ impl FarLanes {
         };
         let publish =
             Helper::start("dalsegno-far-put", executor, duty, first).map_err(no_thread)?;
-        let follower = Follower::new(
+        let mut follower = Follower::new(
             Arc::clone(&far.tier),
             Arc::clone(&far.index),
             Arc::clone(clock),
             far.writer,
         );
         let LocalStore { notes, remove, .. } = &local;
+        follower.set_earlier(notes.stored_applied());
         far.use_applied(notes);
         let removals = RemovalsHere::new((far, notes), clock, engine(), Arc::clone(remove));
         let duty = FollowDuty::new(far, follower, removals);

@@ -126,6 +126,33 @@ fn a_removal_that_was_durable_here_is_not_applied_again_at_the_next_open() {
 }
 
 #[test]
+fn a_removal_that_was_applied_holds_while_its_list_cannot_be_read_after_a_restart() {
+    let far = tempfile::tempdir().unwrap();
+    let (a, b) = (Host::new(far.path()), Host::new(far.path()));
+    a.publish(1, 8);
+    until("the other host finds them", || b.present(1, 8) == 8);
+    a.remove(Some(1), 8).unwrap();
+    until("the other host follows", || b.far().applied_removals == 1);
+    b.follow(far.path());
+    let dir = b.close();
+    let list = lists(far.path()).remove(0);
+    let bytes = std::fs::read(&list).unwrap();
+    std::fs::write(&list, [7; 8192]).unwrap();
+    let b = Host::open(dir, far.path());
+    a.publish(2, 4);
+    until("packs that name the removal as applied are found", || b.present(2, 4) == 4);
+    for _ in 0..3 {
+        assert_eq!(b.get(1, 8), 0);
+    }
+    assert_eq!(b.far().bad_objects, 1);
+    let dir = b.close();
+    std::fs::write(&list, bytes).unwrap();
+    let b = Host::open(dir, far.path());
+    b.follow(far.path());
+    assert_eq!((b.present(1, 8), b.get(2, 4)), (0, 4));
+}
+
+#[test]
 fn a_store_that_followed_nothing_for_a_week_removes_everything() {
     let shorter = KEEP_REMOVALS.checked_sub(Duration::from_secs(7200)).unwrap();
     for (closed, left) in [(shorter, 8), (KEEP_REMOVALS, 0)] {
