@@ -230,6 +230,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
             failed_reads,
             removal_feed,
             removals: RecentRemovals::default(),
+            hidden: Arc::default(),
             removal_notes,
             reads: ReadGauge::default(),
             speeds: TierSpeeds::default(),
