@@ -122,18 +122,22 @@ mod tests {
     fn blocks_are_hidden_until_the_last_removal_of_them_ends() {
         let chain: Vec<ChainHash> = (0..6).map(|number| ChainHash([number; 32])).collect();
         let hidden = Arc::new(HiddenBlocks::default());
-        let shown = || hidden.shown(NAMESPACE, &chain);
-        assert_eq!(shown(), [0..6]);
+        let shown_of = |namespace| {
+            let parts = hidden.shown(namespace, &chain).into_iter();
+            parts.map(|part| (part.start, part.end)).collect::<Vec<_>>()
+        };
+        let shown = || shown_of(NAMESPACE);
+        assert_eq!(shown(), [(0, 6)]);
         let first = hidden.hide(NAMESPACE, &chain[1..3]);
-        assert_eq!(shown(), [0..1, 3..6]);
+        assert_eq!(shown(), [(0, 1), (3, 6)]);
         let second = hidden.hide(NAMESPACE, &[chain[2], chain[2], chain[5]]);
         drop(first);
-        assert_eq!(shown(), [0..2, 3..5]);
+        assert_eq!(shown(), [(0, 2), (3, 5)]);
         let all = hidden.hide(NAMESPACE, &[]);
         assert_eq!(shown(), []);
-        assert_eq!(hidden.shown(NamespaceId([2; 16]), &chain), [0..6]);
+        assert_eq!(shown_of(NamespaceId([2; 16])), [(0, 6)]);
         drop((second, all));
-        assert_eq!(shown(), [0..6]);
+        assert_eq!(shown(), [(0, 6)]);
         assert!(hidden.table.lock().blocks.is_empty());
         assert_eq!(hidden.shown(NAMESPACE, &[]), []);
     }
