@@ -423,10 +423,8 @@ impl PyNamespace {
     ///
     /// Raises:
     ///     UnavailableError: ``timeout_s`` passed, or the device or the far directory failed. The
-    ///         message says which holds: the removal continues in the background and its blocks
-    ///         are no longer found; nothing was removed, because too many removals wait for the
-    ///         disk; the removal is durable here, and published later; or it could not be made
-    ///         durable, and its blocks may be found again after the store was closed.
+    ///         message says whether the removal continues and its blocks are no longer found,
+    ///         nothing was removed, it is published later, or it could not be made durable.
     ///     FullError: There is no space to record the removal.
     #[pyo3(signature = (hashes=None, *, timeout_s=None))]
     fn remove(

@@ -332,7 +332,7 @@ impl Client {
     ) -> Result<u64> {
         let parts = self.enter()?;
         let limit = parts.limit(terms);
-        parts.submitted.wait_for_begun(&limit, &parts.clock).map_err(|_| not_begun())?;
+        parts.submitted.wait_for_earlier(&limit, &parts.clock).map_err(|_| not_begun())?;
         let everything: &[ChainHash] = &[];
         let messages: Vec<&[ChainHash]> =
             hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect());

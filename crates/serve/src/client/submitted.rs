@@ -44,12 +44,12 @@ impl SubmittedPuts {
         SubmittedPut { puts: Arc::clone(self), number }
     }
 
-    /// Waits until all that have begun have ended.
+    /// Waits until the puts end that were submitted before.
     ///
     /// # Errors
     ///
     /// [`Lost::Late`] or [`Lost::Cancelled`] if the call ends first.
-    pub(super) fn wait_for_begun(&self, limit: &Limit, clock: &dyn Clock) -> Result<(), Lost> {
+    pub(super) fn wait_for_earlier(&self, limit: &Limit, clock: &dyn Clock) -> Result<(), Lost> {
         let mut numbers = self.numbers.lock();
         let next = numbers.next;
         while numbers.running.first().is_some_and(|first| *first < next) {

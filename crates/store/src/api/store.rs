@@ -303,7 +303,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Unavailable` if the terms ended first: the message says whether the removal continues, or nothing was removed, or
+    /// `Unavailable` if the terms ended first: the message says whether the removal continues, nothing was removed, or
     /// only the far location lacks it. `Poisoned`, `Full` or `Unavailable` if it cannot be made durable.
     pub fn remove(
         &self,

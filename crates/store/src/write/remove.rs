@@ -3,8 +3,8 @@
 //! 1. A removal first gets a place in the lane of records. Without one it ends, and nothing is removed. With one it is
 //!    carried out to its end, whether its caller waits or not.
 //! 2. All of it is announced before the index is read, so that a put in progress does not publish what it removes.
-//! 3. An on-disk index may have to wait for the device. Then the space lane removes the blocks from it, and lookups skip
-//!    them until then.
+//! 3. An on-disk index may have to wait for the device. So the space lane removes the blocks from it, and lookups
+//!    skip them until then.
 //! 4. The lane of records writes and syncs the tombstones, so that a slow sync does not delay a put that needs space
 //!    (`background/space.rs`).
 //! 5. With a far tier, the removal is published there as well. A store that used a far tier before notes it for the
@@ -133,9 +133,9 @@ impl Remover<'_> {
         found.far.len() as u64
     }
 
-    /// Announces a removal, so that a put in progress does not publish its blocks afterwards. Then they leave the index,
-    /// then DRAM, so that a get in progress does not bring them back. With an on-disk index, lookups skip them until its
-    /// job has run.
+    /// Announces a removal, so that a put in progress does not publish its blocks afterwards. Then they leave the
+    /// index, then DRAM, so that a get in progress does not bring them back. With an on-disk index, lookups skip them
+    /// until its job has run.
     fn begin_here(
         &self,
         namespace: NamespaceId,
