@@ -12,8 +12,9 @@ use dalsegno_store::{
     ChainHash, Config, EngineChoice, ErrorKind, IndexChoice, NamespaceId, PutOutcome, Store, Terms,
 };
 
-/// Bytes of a block.
-const BYTES: usize = 512;
+/// Bytes of a slice: each block has one.
+const SLICE: u32 = 512;
+const BYTES: usize = SLICE as usize;
 /// The timeout of a call. The device responds only when the test lets it.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// The timeout where there are many calls.
@@ -31,7 +32,7 @@ fn settings() -> [Config; 2] {
 
 fn filled(dir: &Path, config: &Config, chain: &[ChainHash]) -> (Arc<Hanging>, Store, NamespaceId) {
     let (device, store) = hanging(dir, config);
-    let ns = namespace(&store, 1, BYTES as u32, "hanging removals");
+    let ns = namespace(&store, 1, SLICE, "hanging removals");
     for part in chain.chunks(1000) {
         let report = put(&store, ns, part, 0, BYTES);
         assert_eq!(report.count(PutOutcome::Stored), part.len() as u64);
@@ -110,7 +111,7 @@ fn blocks_are_not_found_while_their_removal_waits_for_another_one() {
         let dir = tempfile::tempdir().unwrap();
         let chain = chain(1, 5);
         let (device, store, ns) = filled(dir.path(), &config, &chain);
-        let other = namespace(&store, 1, BYTES as u32, "another");
+        let other = namespace(&store, 1, SLICE, "another");
         put(&store, other, &chain, 0, BYTES);
         device.hang(Hung::Syncs);
         assert!(continues(&store, ns, Some(&chain[4..]), TIMEOUT));
