@@ -495,7 +495,7 @@ class Namespace:
         """Starts :meth:`put_batch` in the background; never waits.
 
         The buffers stay in use until the transfer is done. The time in the queue counts towards
-        ``timeout_s``.
+        ``timeout_s``. Blocks that are removed before the transfer is done are not put.
         """
 
     def submit_get(
@@ -531,8 +531,8 @@ class Namespace:
     ) -> int:
         """Removes blocks permanently, on all hosts that share a far directory.
 
-        The blocks disappear immediately; with an on-disk index, as soon as the disk responds. The
-        call returns when the removal is durable and, with ``far``, published there.
+        The blocks disappear immediately. The call returns when the removal is durable and, with
+        ``far``, published there.
 
         Args:
             hashes: Hashes of the blocks, 32 bytes each; ``None`` removes the whole namespace.
@@ -542,9 +542,9 @@ class Namespace:
             How many of the blocks were present.
 
         Raises:
-            UnavailableError: The removal was not durable within ``timeout_s``, or the device
-                failed: it goes on, and the blocks stay away until the store is closed. Or it is
-                durable, but the far directory failed or did not respond: it is published later.
+            UnavailableError: ``timeout_s`` passed, or the device or the far directory failed. The
+                message says whether the removal continues and its blocks are no longer found,
+                nothing was removed, it is published later, or it could not be made durable.
             FullError: There is no space to record the removal.
         """
 

@@ -348,7 +348,7 @@ impl PyNamespace {
     /// Starts :meth:`put_batch` in the background; never waits.
     ///
     /// The buffers stay in use until the transfer is done. The time in the queue counts towards
-    /// ``timeout_s``.
+    /// ``timeout_s``. Blocks that are removed before the transfer is done are not put.
     #[pyo3(
         signature = (chain, blocks, *, first=Number::new(0), timeout_s=None),
         text_signature = "($self, chain, blocks, *, first=0, timeout_s=None)"
@@ -411,8 +411,8 @@ impl PyNamespace {
 
     /// Removes blocks permanently, on all hosts that share a far directory.
     ///
-    /// The blocks disappear immediately; with an on-disk index, as soon as the disk responds. The
-    /// call returns when the removal is durable and, with ``far``, published there.
+    /// The blocks disappear immediately. The call returns when the removal is durable and, with
+    /// ``far``, published there.
     ///
     /// Args:
     ///     hashes: Hashes of the blocks, 32 bytes each; ``None`` removes the whole namespace.
@@ -422,9 +422,9 @@ impl PyNamespace {
     ///     How many of the blocks were present.
     ///
     /// Raises:
-    ///     UnavailableError: The removal was not durable within ``timeout_s``, or the device
-    ///         failed: it goes on, and the blocks stay away until the store is closed. Or it is
-    ///         durable, but the far directory failed or did not respond: it is published later.
+    ///     UnavailableError: ``timeout_s`` passed, or the device or the far directory failed. The
+    ///         message says whether the removal continues and its blocks are no longer found,
+    ///         nothing was removed, it is published later, or it could not be made durable.
     ///     FullError: There is no space to record the removal.
     #[pyo3(signature = (hashes=None, *, timeout_s=None))]
     fn remove(

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dalsegno_core::Clock;
 use dalsegno_io::SystemClock;
 use dalsegno_serve::{Client, Server};
-use dalsegno_store::{ErrorKind, PutOutcome, Scope, Terms};
+use dalsegno_store::{ErrorKind, Memory, PutOutcome, Scope, Terms};
 
 use support::{BLOCK, Place, chain, content, get, lease_bytes, namespace, put};
 
@@ -58,6 +58,28 @@ fn blocks_at_any_position_and_single_layers() {
             assert_eq!(bytes, content(hash, BLOCK)[layer as usize * half..][..half]);
         }
     }
+}
+
+#[test]
+fn a_removal_also_removes_what_its_client_submitted_before_it() {
+    let place = Place::new();
+    let _server = place.serve();
+    let client = place.client();
+    let chains: Vec<_> = (0..40).map(|number| chain(&format!("submitted {number}"), 4)).collect();
+    let submit = |chain: &Vec<_>| {
+        let block = |hash| vec![Memory::owned(content(hash, BLOCK), ())];
+        let blocks = chain.iter().map(block).collect();
+        client.submit_put(namespace().id(), chain.clone(), 0, blocks, None)
+    };
+    let submitted: Vec<_> = chains.iter().map(submit).collect();
+    client.remove(namespace().id(), None, &Terms::default()).unwrap();
+    for (transfer, chain) in submitted.iter().zip(&chains) {
+        assert!(transfer.wait(None) && !transfer.is_throttled());
+        assert_eq!(client.probe(namespace().id(), chain).unwrap(), 0);
+    }
+    let late = submit(&chains[0]);
+    assert!(late.wait(None));
+    assert_eq!(client.probe(namespace().id(), &chains[0]).unwrap(), 4);
 }
 
 /// More blocks than a message names, and more bytes than the server keeps for one client at a time.
@@ -131,8 +153,7 @@ fn layers_are_put_together_by_the_commit() {
     let terms = Terms::default();
     for layer in [1, 0] {
         let half = |hash| content(hash, BLOCK)[layer as usize * BLOCK / 2..][..BLOCK / 2].to_vec();
-        let slices =
-            chain[2..].iter().map(|hash| vec![dalsegno_store::Memory::owned(half(hash), ())]);
+        let slices = chain[2..].iter().map(|hash| vec![Memory::owned(half(hash), ())]);
         assert_eq!(client.probe(namespace().id(), &chain).unwrap(), 2);
         assert_eq!(writer.commit(&terms).unwrap_err().kind(), ErrorKind::Invalid);
         writer.store_layer(layer, &slices.collect::<Vec<_>>(), &terms).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Durability, ErrorKind, Nanos};
 use dalsegno_io::{BufferPool, lend};
-use dalsegno_store::{Error, LayerWriter, Put, PutOutcome, PutReport, Stats, Store, Terms};
+use dalsegno_store::{Error, LayerWriter, Put, PutOutcome, PutReport, Stats, Store};
 
 use crate::agreement::{Block, MayReturn, check_agreement};
 use crate::blocks::{Blocks, chain_hashes};
@@ -185,8 +185,8 @@ impl World {
             Action::Get(part, timed) => drop(self.get(part, *timed)),
             Action::GetLayer(part, layer) => self.reads().get_layer(part, *layer),
             Action::Probe(part) => self.reads().probe(part),
-            Action::Remove(part) => self.remove(part.namespace, Some(part.hashes())),
-            Action::RemoveAll(namespace) => self.remove(*namespace, None),
+            Action::Remove(part) => self.remove(part.namespace, Some(part.hashes()), false),
+            Action::RemoveAll(namespace) => self.remove(*namespace, None, false),
             Action::Reopen => {
                 if let Err(error) = self.open() {
                     self.check_error(&error);
@@ -294,10 +294,11 @@ impl World {
         }
     }
 
-    fn remove(&mut self, namespace: usize, hashes: Option<&[ChainHash]>) {
+    /// Removes blocks, or a namespace; with a timeout if `timed`.
+    pub fn remove(&mut self, namespace: usize, hashes: Option<&[ChainHash]>, timed: bool) {
         self.oracle.removal_begins(namespace, hashes);
         let id = self.setup.id(namespace);
-        match self.store().remove(id, hashes, &Terms::default()) {
+        match self.store().remove(id, hashes, &terms(timed)) {
             Ok(_) => self.oracle.removed(namespace, hashes),
             Err(error) => self.check_error(&error),
         }

@@ -17,6 +17,7 @@ use crate::read::gauge::ReadGauge;
 use crate::read::removal_feed::RemovalFeed;
 use crate::read::speeds::TierSpeeds;
 use crate::stats::Counters;
+use crate::write::hidden_blocks::HiddenBlocks;
 use crate::write::namespaces::NamespaceTable;
 use crate::write::recent_removals::RecentRemovals;
 
@@ -51,6 +52,8 @@ pub(crate) struct Front {
     pub(crate) removal_feed: RemovalFeed,
     /// What was removed lately, for work that is in progress.
     pub(crate) removals: RecentRemovals,
+    /// What is being removed, and that an on-disk index still has.
+    pub(crate) hidden: Arc<HiddenBlocks>,
     /// The removals that other hosts must follow, if the store has a far tier or had one before.
     pub(crate) removal_notes: Option<Arc<RemovalNotes>>,
     /// Reads in progress.

@@ -308,12 +308,7 @@ impl Attachment {
 
     /// The time that a call has left; `None` without a deadline.
     pub(super) fn left(&self, limit: &Limit) -> std::result::Result<Option<Duration>, Lost> {
-        let now = self.clock.now();
-        if limit.deadline.expired(now) {
-            Err(Lost::Late)
-        } else {
-            Ok(limit.deadline.remaining(now))
-        }
+        limit.left(&self.clock)
     }
 
     fn lost(&self, error: &ChannelError) -> Lost {

@@ -15,6 +15,7 @@ use super::attachment::Attachment;
 use super::limit::{Limit, Lost};
 use super::link::Link;
 use super::save;
+use super::submitted::SubmittedPuts;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
 
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,6 +35,7 @@ pub(super) struct Parts {
     pub(super) clock: SystemClock,
     pub(super) is_closed: AtomicBool,
     pub(super) last_stats: Mutex<serde_json::Value>,
+    pub(super) submitted: Arc<SubmittedPuts>,
 }
 
 impl Inner {

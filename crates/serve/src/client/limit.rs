@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dalsegno_core::Deadline;
+use dalsegno_core::{Clock, Deadline};
 use dalsegno_store::{Cancel, Cause};
 
 /// Why there is no answer.
@@ -34,6 +34,18 @@ impl Lost {
 pub(super) struct Limit {
     pub(super) deadline: Deadline,
     pub(super) cancel: Option<Cancel>,
+}
+
+impl Limit {
+    /// The time that is left; `None` without a deadline.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost::Late`] if none is.
+    pub(super) fn left(&self, clock: &dyn Clock) -> Result<Option<Duration>, Lost> {
+        let now = clock.now();
+        if self.deadline.expired(now) { Err(Lost::Late) } else { Ok(self.deadline.remaining(now)) }
+    }
 }
 
 /// A timeout as messages have it.

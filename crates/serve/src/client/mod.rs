@@ -17,6 +17,7 @@ mod link;
 mod load;
 mod removals;
 mod save;
+mod submitted;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -70,6 +71,7 @@ impl Client {
             clock,
             is_closed: AtomicBool::new(false),
             last_stats: Mutex::default(),
+            submitted: Arc::default(),
         };
         Ok(Self { inner: Arc::new(Inner::new(parts)) })
     }
@@ -316,11 +318,12 @@ impl Client {
         LayerPut::open(Arc::clone(&self.inner), found, chain, (first, count))
     }
 
-    /// See [`Store::remove`](dalsegno_store::Store::remove).
+    /// See [`Store::remove`](dalsegno_store::Store::remove). First waits until the puts that this client has submitted
+    /// have ended, so that their blocks are removed, too. More than 4,096 blocks are several removals.
     ///
     /// # Errors
     ///
-    /// `Unavailable` also if the server is away: nothing was removed then.
+    /// `Unavailable` also if the server is away. The message says what was not removed.
     pub fn remove(
         &self,
         namespace: NamespaceId,
@@ -328,10 +331,13 @@ impl Client {
         terms: &Terms,
     ) -> Result<u64> {
         let parts = self.enter()?;
-        let mut removed = 0;
+        let limit = parts.limit(terms);
+        parts.submitted.wait_for_earlier(&limit, &parts.clock).map_err(|_| not_begun())?;
         let everything: &[ChainHash] = &[];
-        for part in hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect())
-        {
+        let messages: Vec<&[ChainHash]> =
+            hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect());
+        let (mut removed, mut done) = (0, 0);
+        for part in messages {
             let limit = parts.limit(terms);
             let mut message = wire::encode(&Request::Remove {
                 namespace: namespace.0,
@@ -340,7 +346,10 @@ impl Client {
             });
             wire::push_hashes(&mut message, part);
             let answered = parts.server().and_then(|server| server.call(&message, &limit));
-            removed += count_of(&answered.map_err(|_| away())?)?;
+            let count = answered.map_err(|_| away()).and_then(|answer| count_of(&answer));
+            done += part.len();
+            let left = hashes.map_or(0, <[ChainHash]>::len) - done;
+            removed += count.map_err(|error| with_rest(error, left))?;
         }
         Ok(removed)
     }
@@ -363,7 +372,9 @@ impl Client {
     ) -> Transfer<PutReport> {
         let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
         let client = self.clone();
+        let submitted = self.enter().map(|parts| parts.submitted.begin());
         self.inner.start((Direction::Store, timeout), refused, move |terms| {
+            let _until_it_ends = submitted;
             client.put_batch(namespace, Put { chain: &chain, first, blocks }, terms)
         })
     }
@@ -406,8 +417,24 @@ fn throttled(blocks: usize) -> GetReport {
 }
 
 fn away() -> Error {
-    let message = "the server is away or did not respond in time; nothing was done";
+    let message = "the server is away or did not respond in time: the blocks may or may not be \
+                   removed; remove them again";
     Error::new(ErrorKind::Unavailable, message)
+}
+
+fn not_begun() -> Error {
+    let message = "nothing was removed: puts that were submitted before have not ended; remove \
+                   these blocks again";
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// The error of one part of a removal, with the blocks of later parts.
+fn with_rest(error: Error, left: usize) -> Error {
+    if left == 0 {
+        return error;
+    }
+    let message = format!("{error}; the last {left} blocks were not removed: remove them again");
+    Error::new(error.kind(), message)
 }
 
 /// The number that an answer carries, or its error.

@@ -401,3 +401,24 @@ fn a_device_that_is_too_slow_costs_misses_at_the_deadline() {
     assert!(world.get(&Part { namespace: 0, chain: both, first: 0 }, true) < 8);
     assert!(world.stats().log.transfers.misses["deadline"] > 0);
 }
+
+#[test]
+fn all_parts_of_a_removal_become_durable_on_a_device_that_is_slower_than_its_timeout() {
+    for style in [Style::roomy(Durability::None), Style::roomy(Durability::None).indexed_in_files()]
+    {
+        let pool = BufferPool::new(16 << 20, 1 << 20).unwrap();
+        let latency = std::time::Duration::from_millis(600);
+        let options = DeviceOptions { latency, ..DeviceOptions::default() };
+        let mut world = World::new(&style, options, &Blocks::default(), &pool);
+        world.open().unwrap();
+        let (one, other) = (part(0, 0), part(0, 1));
+        world.put(&one, false).unwrap();
+        world.put(&other, false).unwrap();
+        // In a part of its own, behind blocks that were never put.
+        let hashes = [one.chain, chain_hashes(1000, 4096), other.chain].concat();
+        world.remove(0, Some(&hashes), true);
+        world.reboot(Outage::Process);
+        world.open().unwrap();
+        world.check_all();
+    }
+}

@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::api::open_store::{CLOSE_TIMEOUT, OpenStore};
 use crate::error::forked;
 use crate::stats::Stats;
+use crate::write::recent_removals::RemovalMark;
 
 const CLOSE_POLL: Duration = Duration::from_millis(1);
 
@@ -65,6 +66,15 @@ impl Door {
         self.check_process()?;
         let closed = || Error::new(ErrorKind::Closed, "the store is closed; open it again");
         self.open.read().as_ref().map(Arc::clone).ok_or_else(closed)
+    }
+
+    /// The present moment between two removals.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::enter`].
+    pub(crate) fn removal_mark(&self) -> Result<RemovalMark> {
+        Ok(self.enter()?.engine.front.removals.mark())
     }
 
     /// Whether the store is closed, or this is a forked child.

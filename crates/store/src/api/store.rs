@@ -21,7 +21,7 @@ use crate::read::locate::{Located, locate};
 use crate::read::lookup;
 use crate::read::outcome::{GetReport, Outcome};
 use crate::stats::Stats;
-use crate::write::put::{Put, PutOutcome, PutReport};
+use crate::write::put::{Put, PutOrigin, PutOutcome, PutReport};
 use crate::write::register::{RegisterOptions, register};
 
 /// A store of KV-cache blocks. Clones share it. It is closed when [`Store::close`] is called or the last clone is
@@ -303,10 +303,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// `Poisoned`, `Unavailable` or `Full` if the removal could not be made durable, or not in time. Work under way
-    /// then still completes. Even so the blocks are gone until the store is closed: immediately, or with an on-disk
-    /// index when the device has responded. `Unavailable` also if the removal is durable here, and only the far
-    /// location failed or did not respond in time. Then it is published later, also by a later open.
+    /// `Unavailable` if the terms ended first: the message says whether the removal continues, nothing was removed, or
+    /// only the far location lacks it. `Poisoned`, `Full` or `Unavailable` if it cannot be made durable.
     pub fn remove(
         &self,
         namespace: NamespaceId,
@@ -369,7 +367,8 @@ impl Store {
         LayerWriter::open((&self.door, &self.transfers), namespace, span, terms)
     }
 
-    /// Starts [`Store::put_batch`] in the background; never waits. A full queue gives a transfer that has ended.
+    /// Starts [`Store::put_batch`] in the background; never waits. A full queue gives a transfer that has ended. Blocks
+    /// that are removed before it ends are not put.
     ///
     /// ```
     /// use dalsegno_store::{ChainHash, Memory, PutOutcome};
@@ -394,10 +393,12 @@ impl Store {
         timeout: Option<Duration>,
     ) -> Transfer<PutReport> {
         let refused = Ok(PutReport { outcomes: vec![PutOutcome::Failed; blocks.len()] });
-        let door = Arc::clone(&self.door);
+        // A removal while it is queued removes its blocks, too.
+        let (door, mark) = (Arc::clone(&self.door), self.door.removal_mark());
         self.start(Direction::Store, timeout).run(refused, move |terms| {
             let put = Put { chain: &chain, first, blocks };
-            door.enter()?.writer.put_batch(namespace, put, &[], terms)
+            let origin = PutOrigin { placed: &[], mark: mark? };
+            door.enter()?.writer.put_from(namespace, put, origin, terms)
         })
     }
 

@@ -14,13 +14,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, bounded};
 use dalsegno_core::Clock;
 use dalsegno_io::{IoError, Process, Workers};
 use dalsegno_log::{Call, LogError};
 use parking_lot::Mutex;
 
-use crate::background::task_queue::{Next, Refused, TaskQueue, Turn};
+use crate::background::task_queue::{Next, QueuePlace, Refused, TaskQueue, Turn};
 
 /// How long dropping a helper waits for its threads.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -208,6 +208,29 @@ pub(crate) type JobLane = Helper<JobRunner>;
 /// How a job with an answer ended.
 pub(crate) type Answer = Result<(), LogError>;
 
+/// A place in the queue of a lane, kept for one job.
+pub(crate) struct JobPlace<'a> {
+    lane: &'a JobLane,
+    /// None if callers do the work.
+    kept: Option<QueuePlace<Job>>,
+}
+
+impl JobPlace<'_> {
+    /// Queues `work`; returns the channel that receives its answer. The work continues if its caller leaves.
+    pub(crate) fn start(self, work: impl FnOnce() -> Answer + Send + 'static) -> Receiver<Answer> {
+        let (reply, answer) = bounded(1);
+        // The work is dropped before its answer is sent: the caller may close the store, which waits for what the
+        // work holds. The caller may also have left.
+        let job: Job = Box::new(move || drop(reply.send(work())));
+        match self.kept {
+            Some(place) => place.fill(job),
+            // A closed lane drops the job, and with it the sender.
+            None => drop(self.lane.submit(job, None)),
+        }
+        answer
+    }
+}
+
 impl Duty for JobRunner {
     type Task = Job;
 
@@ -258,15 +281,30 @@ impl JobLane {
         clock: &dyn Clock,
         work: impl FnOnce() -> Answer + Send + 'static,
     ) -> Answer {
-        let (reply, answer) = bounded(1);
-        // The work is dropped before its answer is sent: the caller may close the store, which waits for what the
-        // work holds. The caller may also have left.
-        let mut job: Job = Box::new(move || drop(reply.send(work())));
+        let answer = self.keep_place(call, clock)?.start(work);
+        call.receive(&answer, clock)?
+    }
+
+    /// Keeps a place in the queue for a job; waits for it within the terms of `call`.
+    ///
+    /// # Errors
+    ///
+    /// [`LogError::Deadline`] or [`LogError::Cancelled`] if the call is over first, [`IoError::Closed`] if the lane is
+    /// closed.
+    pub(crate) fn keep_place(
+        &self,
+        call: &Call,
+        clock: &dyn Clock,
+    ) -> Result<JobPlace<'_>, LogError> {
+        if self.is_inline() {
+            call.timeout(clock)?;
+            return Ok(JobPlace { lane: self, kept: None });
+        }
         loop {
-            match self.submit(job, call.timeout(clock)?) {
-                Ok(()) => return call.receive(&answer, clock)?,
-                Err(Refused::Full(back)) => job = back,
-                Err(Refused::Closed(_)) => return Err(IoError::Closed.into()),
+            match self.queue.keep_place(call.timeout(clock)?) {
+                Ok(place) => return Ok(JobPlace { lane: self, kept: Some(place) }),
+                Err(Refused::Full(())) => {}
+                Err(Refused::Closed(())) => return Err(IoError::Closed.into()),
             }
         }
     }

@@ -92,14 +92,12 @@ enum ThereState {
     Published,
 }
 
-/// A removal of this open, while its blocks are removed here. It is applied when the last clone is dropped, if all of
-/// its parts are durable then.
+/// A removal of this open, while its blocks are removed here. When it is dropped, it is applied if it is durable.
 #[derive(Debug)]
 pub(crate) struct OwnRemoval {
     notes: Arc<RemovalNotes>,
     id: RemovalId,
-    /// Parts that are not durable yet.
-    parts_left: std::sync::atomic::AtomicUsize,
+    is_durable: bool,
 }
 
 impl OwnRemoval {
@@ -107,15 +105,15 @@ impl OwnRemoval {
         self.id
     }
 
-    /// Notes that a part is durable.
-    pub(crate) fn part_done(&self) {
-        self.parts_left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
+    /// Ends it: all of it is durable.
+    pub(crate) fn end_durable(mut self) {
+        self.is_durable = true;
     }
 }
 
 impl Drop for OwnRemoval {
     fn drop(&mut self) {
-        self.notes.end_here(self.id, *self.parts_left.get_mut() == 0);
+        self.notes.end_here(self.id, self.is_durable);
     }
 }
 
@@ -153,7 +151,7 @@ impl RemovalNotes {
         Some(Arc::new(Self { store, own, state, storing }))
     }
 
-    /// Begins a removal of blocks, or of the whole namespace if there are none, whose record has so many parts here.
+    /// Begins a removal of blocks, or of the whole namespace if there are none.
     ///
     /// # Errors
     ///
@@ -162,8 +160,7 @@ impl RemovalNotes {
         self: &Arc<Self>,
         namespace: NamespaceId,
         hashes: &[ChainHash],
-        parts: usize,
-    ) -> Result<Arc<OwnRemoval>> {
+    ) -> Result<OwnRemoval> {
         let mut state = self.state.lock();
         if state.pending.len() >= MOST_PENDING {
             let message = format!(
@@ -187,8 +184,7 @@ impl RemovalNotes {
         }
         state.changes += 1;
         drop(state);
-        let parts_left = parts.into();
-        Ok(Arc::new(OwnRemoval { notes: Arc::clone(self), id, parts_left }))
+        Ok(OwnRemoval { notes: Arc::clone(self), id, is_durable: false })
     }
 
     fn end_here(&self, id: RemovalId, is_durable: bool) {

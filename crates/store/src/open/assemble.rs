@@ -215,7 +215,6 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         }
         None => IndexCare::none(),
     };
-    let (failed_reads, removal_feed) = (FailedReads::default(), RemovalFeed::default());
     let engine = Arc::new(Engine {
         limits,
         clock,
@@ -227,9 +226,10 @@ pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
         namespaces,
         front: Front {
             dram,
-            failed_reads,
-            removal_feed,
+            failed_reads: FailedReads::default(),
+            removal_feed: RemovalFeed::default(),
             removals: RecentRemovals::default(),
+            hidden: Arc::default(),
             removal_notes,
             reads: ReadGauge::default(),
             speeds: TierSpeeds::default(),

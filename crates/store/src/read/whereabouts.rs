@@ -2,6 +2,7 @@
 //!
 //! 1. The log comes first: a block that both have is read from the log.
 //! 2. Nothing waits for the far location.
+//! 3. Blocks that are being removed are not found, also if the index still has them.
 
 use dalsegno_core::{ChainHash, NamespaceId};
 use dalsegno_index::{Run, Scope};
@@ -23,6 +24,27 @@ pub(crate) struct Whereabouts {
 impl Whereabouts {
     /// Finds blocks: with [`Scope::Prefix`] up to the first one that is nowhere.
     pub(crate) fn find(
+        engine: &Engine,
+        namespace: NamespaceId,
+        chain: &[ChainHash],
+        scope: Scope,
+        wait: WaitLimit,
+    ) -> Self {
+        let mut all = Self { near: Vec::new(), far: Vec::new() };
+        for part in engine.front.hidden.shown(namespace, chain) {
+            if scope == Scope::Prefix && part.start > 0 {
+                break;
+            }
+            let start = part.start;
+            let found = Self::find_shown(engine, namespace, &chain[part], scope, wait);
+            all.near.extend(found.near.into_iter().map(|run| Run { at: run.at + start, ..run }));
+            let far = found.far.into_iter();
+            all.far.extend(far.map(|block| FarBlock { at: block.at + start, ..block }));
+        }
+        all
+    }
+
+    fn find_shown(
         engine: &Engine,
         namespace: NamespaceId,
         chain: &[ChainHash],

@@ -1,6 +1,7 @@
 //! Storing blocks, removing them, and making namespaces known.
 
 pub(crate) mod group;
+pub(crate) mod hidden_blocks;
 pub(crate) mod namespaces;
 pub(crate) mod pending;
 pub(crate) mod publish;

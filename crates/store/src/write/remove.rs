@@ -1,12 +1,14 @@
 //! Removing blocks for good.
 //!
-//! 1. A removal is announced before the index is read, so that a put under way does not publish what it removes.
-//! 2. An on-disk index may have to wait for the device. Then the space lane removes the blocks from it, and the caller
-//!    waits for the answer within its terms.
-//! 3. With a far tier, the removal is published there as well. A store that used a far tier before notes it for the
-//!    next open that has one.
-//! 4. The lane of records writes and syncs the tombstone, so that a slow sync does not delay a put that needs space
+//! 1. A removal first gets a place in the lane of records. Without one it ends, and nothing is removed. With one it is
+//!    carried out to its end, whether its caller waits or not.
+//! 2. All of it is announced before the index is read, so that a put in progress does not publish what it removes.
+//! 3. An on-disk index may have to wait for the device. So the space lane removes the blocks from it, and lookups
+//!    skip them until then.
+//! 4. The lane of records writes and syncs the tombstones, so that a slow sync does not delay a put that needs space
 //!    (`background/space.rs`).
+//! 5. With a far tier, the removal is published there as well. A store that used a far tier before notes it for the
+//!    next open that has one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{
     ChainHash, Error, ErrorKind, IndexChoice, MAX_EXTENT_BLOCKS, NamespaceId, Result,
 };
-use dalsegno_far::Removal;
+use dalsegno_far::{Removal, RemovalId};
 use dalsegno_index::Scope;
-use dalsegno_log::{Call, Log, LogError, Removals};
+use dalsegno_log::{Call, Log, LogError, Removals, TransferError};
 
 use crate::api::terms::Terms;
 use crate::background::evict::make_space;
-use crate::background::helper::JobLane;
+use crate::background::helper::{Answer, JobLane};
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
@@ -29,6 +31,7 @@ use crate::far::removal_notes::{Incomplete, OwnRemoval};
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::Whereabouts;
 use crate::stats::add;
+use crate::write::hidden_blocks::HidingRemoval;
 
 /// Removes blocks.
 pub(crate) struct Remover<'a> {
@@ -59,23 +62,26 @@ impl Remover<'_> {
         if hashes.is_some_and(<[ChainHash]>::is_empty) {
             return Ok(0);
         }
-        let call = terms.call(self.engine.clock.as_ref());
+        let clock = self.engine.clock.as_ref();
+        let call = terms.call(clock);
         let only_far = self.count_far(namespace, hashes.unwrap_or_default());
+        let place = self.records.keep_place(&call, clock).map_err(not_begun)?;
+        let own = self.begin_own(namespace, hashes.unwrap_or_default())?;
+        let id = own.as_ref().map(OwnRemoval::id);
         let parts: Vec<&[ChainHash]> = match hashes {
             None => vec![&[]],
             Some(hashes) => hashes.chunks(MAX_EXTENT_BLOCKS as usize).collect(),
         };
-        let own = self.begin_own(namespace, hashes.unwrap_or_default(), parts.len())?;
-        // All parts, also behind one that could not be made durable.
-        let removed: Vec<_> = parts
-            .into_iter()
-            .map(|part| self.remove_part((namespace, part), own.as_ref(), &call))
-            .collect();
-        let removed: Result<u64> = removed.into_iter().sum();
-        // Also if it could not be made durable here.
-        let published = own.map_or(Ok(()), |own| self.publish(own, removed.is_ok(), &call));
-        let removed = removed?;
-        published.map(|()| removed + only_far)
+        let job = self.begin_here(namespace, &parts, own);
+        let removed = Arc::clone(&job.removed);
+        let answer = place.start(move || job.run());
+        let here = match call.receive(&answer, clock) {
+            Ok(durable) => durable.map_err(not_durable),
+            Err(late) => Err(not_awaited(late)),
+        };
+        // Also if it is not durable here.
+        let published = id.map_or(Ok(()), |id| self.publish(id, here.is_ok(), &call));
+        here.and(published).map(|()| removed.load(Ordering::Relaxed) + only_far)
     }
 
     /// Gives a removal of a caller its name, if other hosts must follow it, and stops finding its blocks at the far
@@ -84,32 +90,20 @@ impl Remover<'_> {
         &self,
         namespace: NamespaceId,
         hashes: &[ChainHash],
-        parts: usize,
-    ) -> Result<Option<Arc<OwnRemoval>>> {
+    ) -> Result<Option<OwnRemoval>> {
         let RemovalOrigin::Caller(_) = self.origin else { return Ok(None) };
         let Some(notes) = &self.engine.front.removal_notes else { return Ok(None) };
-        let own = notes.begin(namespace, hashes, parts)?;
+        let own = notes.begin(namespace, hashes)?;
         if let Some(far) = &self.engine.far {
             far.remove(&Removal { id: own.id(), namespace, hashes: hashes.to_vec() });
         }
         Ok(Some(own))
     }
 
-    /// Stores that a removal is pending, and waits until it is published.
-    fn publish(&self, own: Arc<OwnRemoval>, is_removed: bool, call: &Call) -> Result<()> {
-        let Some(notes) = self.engine.front.removal_notes.clone() else { return Ok(()) };
-        let RemovalOrigin::Caller(lanes) = self.origin else { return Ok(()) };
-        let id = own.id();
-        // From here on it counts as applied, if all of its parts are durable.
-        drop(own);
-        let (engine, of_job) = (Arc::clone(self.engine), Arc::clone(&notes));
-        let store = move || of_job.store(engine.log.store_files());
-        let stored = if is_removed {
-            self.records.run_blocking(call, self.engine.clock.as_ref(), store)
-        } else {
-            self.records.spawn(move || drop(store()))
-        };
-        let Some(lanes) = lanes else { return stored.map_err(to_error) };
+    /// Makes other hosts follow a removal, and waits until they can, if it is durable here.
+    fn publish(&self, id: RemovalId, is_removed: bool, call: &Call) -> Result<()> {
+        let Some(notes) = &self.engine.front.removal_notes else { return Ok(()) };
+        let RemovalOrigin::Caller(Some(lanes)) = self.origin else { return Ok(()) };
         let outcome = notes.outcome(id);
         lanes.publish_removals();
         if !is_removed {
@@ -139,55 +133,118 @@ impl Remover<'_> {
         found.far.len() as u64
     }
 
-    /// Removes blocks that fit one record, or the whole namespace if there are none.
-    ///
-    /// First the removal is announced, so that a put under way does not publish the blocks afterwards. Then they leave
-    /// the index, then DRAM, so that a get under way does not bring them back.
-    fn remove_part(
+    /// Announces a removal, so that a put in progress does not publish its blocks afterwards. Then they leave the
+    /// index, then DRAM, so that a get in progress does not bring them back. With an on-disk index, lookups skip them
+    /// until its job has run.
+    fn begin_here(
         &self,
-        (namespace, hashes): (NamespaceId, &[ChainHash]),
-        own: Option<&Arc<OwnRemoval>>,
-        call: &Call,
-    ) -> Result<u64> {
-        let engine = self.engine;
-        let own = own.map(Arc::clone);
-        engine.front.removals.note(namespace, hashes);
-        let number = engine.log.removals().begin(namespace, hashes);
-        let announced = AnnouncedRemoval { log: engine.log.clone(), number };
-        let removed = Arc::new(AtomicU64::new(0));
-        let mut left = None;
-        if engine.limits.index == IndexChoice::Memory {
-            removed.store(take_out(engine, namespace, hashes), Ordering::Relaxed);
-        } else {
-            // It may have to wait for the device.
-            left = Some((hashes.to_vec(), Arc::clone(&removed)));
-        }
-        let bytes = Removals::bytes_for(hashes.len());
-        let prepare = move |engine: &Engine| {
-            if let Some((hashes, removed)) = left {
-                removed.store(take_out(engine, namespace, &hashes), Ordering::Relaxed);
+        namespace: NamespaceId,
+        parts: &[&[ChainHash]],
+        own: Option<OwnRemoval>,
+    ) -> RemovalJob {
+        let (engine, front) = (self.engine, &self.engine.front);
+        let announce = |hashes: &&[ChainHash]| {
+            front.removals.note(namespace, hashes);
+            let number = engine.log.removals().begin(namespace, hashes);
+            let bytes = Removals::bytes_for(hashes.len());
+            AnnouncedPart { log: engine.log.clone(), number, bytes }
+        };
+        let announced = parts.iter().map(announce).collect();
+        let (mut removed, mut in_index) = (0, Vec::new());
+        for hashes in parts {
+            if engine.limits.index == IndexChoice::Memory {
+                removed += take_out(engine, namespace, hashes);
+            } else {
+                in_index.push(front.hidden.hide(namespace, hashes));
             }
-            // A removal goes on without: it may use the reserve.
-            if let Err(error) = make_space(engine, bytes) {
-                tracing::debug!(%error, "no space freed for a removal");
+        }
+        RemovalJob {
+            engine: Arc::clone(engine),
+            space: Arc::clone(self.space),
+            parts: announced,
+            in_index,
+            removed: Arc::new(AtomicU64::new(removed)),
+            own,
+            has_far: matches!(self.origin, RemovalOrigin::Caller(Some(_))),
+        }
+    }
+}
+
+/// What is left of a removal that was begun.
+struct RemovalJob {
+    engine: Arc<Engine>,
+    space: Arc<SpaceLane>,
+    parts: Vec<AnnouncedPart>,
+    /// What the index still has, if it may have to wait for the device.
+    in_index: Vec<HidingRemoval>,
+    /// How many blocks were there.
+    removed: Arc<AtomicU64>,
+    own: Option<OwnRemoval>,
+    /// Whether the threads of the far location store what is pending, too.
+    has_far: bool,
+}
+
+/// A part of a removal that fits one record. Its announcement ends when it is dropped.
+struct AnnouncedPart {
+    log: Log,
+    number: u64,
+    bytes: u64,
+}
+
+impl RemovalJob {
+    /// Makes it durable, and stores that its publication is pending.
+    fn run(mut self) -> Answer {
+        let durable = self.take_out_of_index().and_then(|()| self.write_tombstones());
+        let Some(own) = self.own.take() else { return durable };
+        // From here on it counts as applied, if it is durable.
+        if durable.is_ok() {
+            own.end_durable();
+        } else {
+            drop(own);
+        }
+        let notes = self.engine.front.removal_notes.as_ref();
+        let stored = notes.map_or(Ok(()), |notes| notes.store(self.engine.log.store_files()));
+        if self.has_far { durable } else { durable.and(stored) }
+    }
+
+    /// Removes the blocks from an on-disk index.
+    fn take_out_of_index(&mut self) -> Answer {
+        let in_index = std::mem::take(&mut self.in_index);
+        if in_index.is_empty() {
+            return Ok(());
+        }
+        let removed = Arc::clone(&self.removed);
+        let numbers: Vec<u64> = self.parts.iter().map(|part| part.number).collect();
+        self.space.run_blocking(&Call::background(), move |engine| {
+            for hiding in in_index {
+                let blocks = take_out(engine, hiding.namespace(), hiding.hashes());
+                removed.fetch_add(blocks, Ordering::Relaxed);
             }
             // In an emptied index all blocks look dead to the next job of this lane. So writing stops first.
-            if engine.index_care.is_emptied() { finish(engine, number) } else { Ok(()) }
-        };
-        let (space, job_engine) = (Arc::clone(self.space), Arc::clone(engine));
-        let record = move || {
-            // All of it, not only its number: the announcement lasts until this job has ended, not its caller.
-            let announced = announced;
-            space.run_blocking(&Call::background(), prepare)?;
-            finish(&job_engine, announced.number)?;
-            if let Some(own) = &own {
-                own.part_done();
-            }
-            Ok(())
-        };
-        self.records.run_blocking(call, engine.clock.as_ref(), record).map_err(to_error)?;
-        Ok(removed.load(Ordering::Relaxed))
+            let numbers = if engine.index_care.is_emptied() { numbers } else { Vec::new() };
+            all(numbers.into_iter().map(|number| finish(engine, number)))
+        })
     }
+
+    /// Writes what is not durable: all parts, also behind one that fails.
+    fn write_tombstones(&self) -> Answer {
+        all(self.parts.iter().map(|part| {
+            let bytes = part.bytes;
+            self.space.run_blocking(&Call::background(), move |engine| {
+                // A removal continues without: it may use the reserve.
+                if let Err(error) = make_space(engine, bytes) {
+                    tracing::debug!(%error, "no space freed for a removal");
+                }
+                Ok(())
+            })?;
+            finish(&self.engine, part.number)
+        }))
+    }
+}
+
+/// Carries out all, also behind one that fails; the first error counts.
+fn all(answers: impl Iterator<Item = Answer>) -> Answer {
+    answers.fold(Ok(()), Answer::and)
 }
 
 /// Makes an announced removal durable, unless that was done.
@@ -230,13 +287,30 @@ fn not_named() -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// A removal that was announced, until it is finished or abandoned.
-struct AnnouncedRemoval {
-    log: Log,
-    number: u64,
+fn not_begun(error: LogError) -> Error {
+    match error {
+        LogError::Deadline | LogError::Cancelled => {
+            let message = "nothing was removed: other removals wait for the store's device; remove these blocks again";
+            Error::new(ErrorKind::Unavailable, message).with_source(error)
+        }
+        error => to_error(error),
+    }
 }
 
-impl Drop for AnnouncedRemoval {
+fn not_awaited(late: TransferError) -> Error {
+    let message = "the removal continues in the background: its blocks are no longer found, and it becomes durable \
+                   when the store's device responds";
+    Error::new(ErrorKind::Unavailable, message).with_source(late)
+}
+
+fn not_durable(error: LogError) -> Error {
+    let message = "the removal is not durable: its blocks may be found again after the store was closed; open the \
+                   store again, and remove them again";
+    let error = to_error(error);
+    Error::new(error.kind(), message).with_source(error)
+}
+
+impl Drop for AnnouncedPart {
     fn drop(&mut self) {
         self.log.removals().abandon(self.number);
     }

@@ -16,6 +16,7 @@ mod far_restarts;
 mod far_site;
 mod faults;
 mod hanging;
+mod hanging_removals;
 #[path = "../support/held_tier.rs"]
 mod held_tier;
 mod index_files;

@@ -7,10 +7,10 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::support::hanging::{Hanging, Hung, hanging};
-use crate::support::{block, chain, config, namespace};
+use crate::support::{block, chain, config, namespace, open};
 use dalsegno_store::{
-    ChainHash, Config, ErrorKind, MAX_CALLBACKS, Memory, NamespaceId, PutReport, Store, Transfer,
-    TransferState,
+    ChainHash, Config, ErrorKind, MAX_CALLBACKS, Memory, NamespaceId, PutReport, Store, Terms,
+    Transfer, TransferState,
 };
 
 const BYTES: usize = 60 << 10;
@@ -135,4 +135,32 @@ fn a_function_that_panics_stops_neither_the_others_nor_later_transfers() {
     device.go_on();
     assert!(calls.recv_timeout(TIMEOUT).is_ok());
     assert!(submit(&store, blocks, 2).wait(Some(TIMEOUT)));
+}
+
+#[test]
+fn puts_that_were_submitted_before_a_removal_are_removed_by_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(64 << 20);
+    let (device, store, blocks) = opened(dir.path(), &config);
+    device.hang(Hung::Writes);
+    let threads = u64::from(store.limits().transfer_threads);
+    let submitted: Vec<_> = (0..threads + 4).map(|name| submit(&store, blocks, name)).collect();
+    wait_until_device_holds(&device, 1);
+    let terms = Terms::within(Duration::from_millis(200));
+    let error = store.remove(blocks, None, &terms).unwrap_err();
+    assert!(error.to_string().starts_with("the removal continues"), "{error}");
+    let later = submit(&store, blocks, 100);
+    device.go_on();
+    for transfer in submitted.iter().chain([&later]) {
+        assert!(transfer.wait(Some(TIMEOUT)));
+    }
+    let check = |store: &Store| {
+        for name in 0..threads + 4 {
+            assert_eq!(store.probe(blocks, &chain(name, 2)).unwrap(), 0, "chain {name}");
+        }
+        assert_eq!(store.probe(blocks, &chain(100, 2)).unwrap(), 2);
+    };
+    check(&store);
+    store.close();
+    check(&open(dir.path(), &config));
 }

@@ -35,12 +35,10 @@ fn applied(notes: &RemovalNotes) -> u64 {
 #[test]
 fn a_removal_is_applied_only_when_all_before_it_are() {
     let notes = notes(&[]);
-    let [one, two, three] = [(); 3].map(|()| notes.begin(NAMESPACE, &[], 1).unwrap());
-    two.part_done();
-    drop(two);
+    let [one, two, three] = [(); 3].map(|()| notes.begin(NAMESPACE, &[]).unwrap());
+    two.end_durable();
     assert_eq!(applied(&notes), 0);
-    one.part_done();
-    drop(one);
+    one.end_durable();
     assert_eq!(applied(&notes), 2);
     drop(three);
     assert_eq!((applied(&notes), notes.failed_here().len()), (2, 1), "a part is not durable");
@@ -51,15 +49,14 @@ fn a_removal_is_applied_only_when_all_before_it_are() {
 #[test]
 fn a_removal_that_is_held_up_here_is_published_before_later_ones() {
     let notes = notes(&[]);
-    let one = notes.begin(NAMESPACE, &[], 1).unwrap();
-    let two = notes.begin(NAMESPACE, &[], 1).unwrap();
+    let one = notes.begin(NAMESPACE, &[]).unwrap();
+    let two = notes.begin(NAMESPACE, &[]).unwrap();
     let numbers: Vec<u64> = notes.unpublished().iter().map(|removal| removal.id.number).collect();
     assert_eq!(numbers, [1, 2]);
     notes.note_published(&notes.unpublished(), &Ok(()));
     assert_eq!((applied(&notes), notes.pending_count()), (0, 0));
-    one.part_done();
-    two.part_done();
-    drop((one, two));
+    one.end_durable();
+    two.end_durable();
     let named = notes.state.lock().applied.clone();
     notes.note_named(&named);
     assert_eq!((applied(&notes), notes.state.lock().pending.len()), (2, 0));
@@ -68,7 +65,7 @@ fn a_removal_that_is_held_up_here_is_published_before_later_ones() {
 #[test]
 fn a_removal_ends_when_packs_name_it_and_all_before_it() {
     let notes = notes(&[]);
-    let [one, two, three] = [(); 3].map(|()| notes.begin(NAMESPACE, &[], 1).unwrap());
+    let [one, two, three] = [(); 3].map(|()| notes.begin(NAMESPACE, &[]).unwrap());
     let outcomes = [&one, &two, &three].map(|removal| notes.outcome(removal.id()));
     let ended = || outcomes.iter().map(|outcome| outcome.try_recv().ok()).collect::<Vec<_>>();
     let name = || {
@@ -76,13 +73,11 @@ fn a_removal_ends_when_packs_name_it_and_all_before_it() {
         notes.note_named(&applied);
     };
     notes.note_published(&notes.unpublished(), &Ok(()));
-    two.part_done();
-    drop(two);
+    two.end_durable();
     name();
     notes.end_unnamed(&Ok(()));
     assert_eq!(ended(), [None, None, None], "the first one is still being carried out");
-    one.part_done();
-    drop(one);
+    one.end_durable();
     assert_eq!(ended(), [None, None, None], "packs do not name them yet");
     name();
     assert_eq!(ended(), [Some(Ok(())), Some(Ok(())), None]);
@@ -134,12 +129,12 @@ fn removals_of_a_store_with_an_unread_list_count_only_as_far_as_before() {
 fn removals_beyond_the_bounds_are_widened_and_then_refused() {
     let notes = notes(&[]);
     let hashes = vec![ChainHash([7; 32]); 100_000];
-    let kept: Vec<_> = (0..4).map(|_| notes.begin(NAMESPACE, &hashes, 1).unwrap()).collect();
+    let kept: Vec<_> = (0..4).map(|_| notes.begin(NAMESPACE, &hashes).unwrap()).collect();
     let removals = notes.unpublished();
     assert_eq!(removals.iter().filter(|removal| removal.hashes.is_empty()).count(), 2);
     assert!(RemovalRecord::pending_bytes(&removals) <= MAX_PENDING_BYTES);
-    let more: Vec<_> = (4..MOST_PENDING).map(|_| notes.begin(NAMESPACE, &[], 1).unwrap()).collect();
-    let error = notes.begin(NAMESPACE, &[], 1).unwrap_err();
+    let more: Vec<_> = (4..MOST_PENDING).map(|_| notes.begin(NAMESPACE, &[]).unwrap()).collect();
+    let error = notes.begin(NAMESPACE, &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     // Each of them would look at all others.
     [kept, more].into_iter().flatten().for_each(std::mem::forget);

@@ -1,0 +1,77 @@
+//! The puts that a client has submitted and that have not ended.
+//!
+//! A removal of the same client waits for them, so that it also removes blocks that were submitted before it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dalsegno_core::Clock;
+use dalsegno_store::Cancel;
+use parking_lot::{Condvar, Mutex};
+
+use super::limit::{Limit, Lost};
+
+/// How soon a cancelled call notices.
+const CANCEL_POLL: Duration = Duration::from_millis(10);
+
+/// The puts in the background of one client.
+#[derive(Debug, Default)]
+pub(super) struct SubmittedPuts {
+    numbers: Mutex<PutNumbers>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct PutNumbers {
+    next: u64,
+    running: BTreeSet<u64>,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(super) struct SubmittedPut {
+    puts: Arc<SubmittedPuts>,
+    number: u64,
+}
+
+impl SubmittedPuts {
+    pub(super) fn begin(self: &Arc<Self>) -> SubmittedPut {
+        let mut numbers = self.numbers.lock();
+        let number = numbers.next;
+        numbers.next += 1;
+        numbers.running.insert(number);
+        SubmittedPut { puts: Arc::clone(self), number }
+    }
+
+    /// Waits until the puts end that were submitted before.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost::Late`] or [`Lost::Cancelled`] if the call ends first.
+    pub(super) fn wait_for_earlier(&self, limit: &Limit, clock: &dyn Clock) -> Result<(), Lost> {
+        let mut numbers = self.numbers.lock();
+        let next = numbers.next;
+        while numbers.running.first().is_some_and(|first| *first < next) {
+            if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
+                return Err(Lost::Cancelled);
+            }
+            let left = limit.left(clock)?;
+            let poll = limit.cancel.as_ref().map(|_| CANCEL_POLL);
+            match left.into_iter().chain(poll).min() {
+                None => self.ended.wait(&mut numbers),
+                Some(time) => {
+                    self.ended.wait_for(&mut numbers, time);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SubmittedPut {
+    fn drop(&mut self) {
+        self.puts.numbers.lock().running.remove(&self.number);
+        self.puts.ended.notify_all();
+    }
+}
