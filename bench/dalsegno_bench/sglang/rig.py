@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
@@ -151,6 +152,9 @@ class Rig:
             hicache_write_policy="write_through",
         )
         set_global_server_args_for_scheduler(arguments)
+        # There are no files. With a URL, `weights_fingerprint` stands for them.
+        for name in ("model_path", "tokenizer_path"):
+            msgspec.structs.force_setattr(arguments, name, "bench://model")
         self.cache.init_hicache(arguments, self.cache.cache_init_params)
         fixtures.drop_hicache_atexit_pin(self.cache)
         # Nothing is copied to the host pool unless it is asked for.
