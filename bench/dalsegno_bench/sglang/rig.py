@@ -32,7 +32,7 @@ from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.pool_host import base as pool_base
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, get_server_args
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from sglang.test.kits.unified_radix_cache import fixtures
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
@@ -41,6 +41,15 @@ LAYOUTS = ("page_first", "page_first_direct", "page_head", "layer_first")
 # With which of SGLang's ways of copying a layout goes.
 _COPIES = {"page_first_direct": "direct"}
 _POLL_S = 0.0005
+
+
+def vouch_for_model() -> None:
+    """Has SGLang's options name the model by a URL, for whose files `weights_fingerprint` stands.
+
+    SGLang's parts run without a model here, and files that are not found are a doubt.
+    """
+    for name in ("model_path", "tokenizer_path"):
+        msgspec.structs.force_setattr(get_server_args(), name, "bench://model")
 
 
 @dataclass(frozen=True)
@@ -152,9 +161,7 @@ class Rig:
             hicache_write_policy="write_through",
         )
         set_global_server_args_for_scheduler(arguments)
-        # There are no files. With a URL, `weights_fingerprint` stands for them.
-        for name in ("model_path", "tokenizer_path"):
-            msgspec.structs.force_setattr(arguments, name, "bench://model")
+        vouch_for_model()
         self.cache.init_hicache(arguments, self.cache.cache_init_params)
         fixtures.drop_hicache_atexit_pin(self.cache)
         # Nothing is copied to the host pool unless it is asked for.

@@ -29,6 +29,7 @@ from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorag
 
 from dalsegno.integrations.sglang.pools import PoolPages, byte_view
 from dalsegno.integrations.sglang.settings import CLASS, MODULE
+from dalsegno_bench.sglang.rig import vouch_for_model
 
 pytestmark = pytest.mark.engine
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
@@ -127,6 +128,7 @@ class Machine(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ign
         self.addCleanup(alone.__exit__, None, None, None)
         self.cache, self.allocator, self.requests = build_fixture(cfg)
         self._init_hicache(self.cache)
+        vouch_for_model()
         settings = {
             "backend_name": "dalsegno",
             "module_path": MODULE,
