@@ -336,7 +336,7 @@ impl Exchange<'_> {
         window: &SealedFile,
         terms: &Terms,
     ) -> Handled {
-        let chain = wire::hashes_of(self.tail)?;
+        let (chain, arrival) = (wire::hashes_of(self.tail)?, self.pool.arrival()?);
         let (mut first, mut left) = (first as usize, count as usize);
         if first.checked_add(left).is_none_or(|end| end > chain.len()) {
             return Err(Malformed("a put behind the end of its chain").into());
@@ -357,7 +357,7 @@ impl Exchange<'_> {
                 outcomes.resize(count as usize, PutOutcome::Failed);
                 break;
             }
-            let report = self.pool.put(namespace, (&chain, first), blocks, terms)?;
+            let report = self.pool.put(arrival, namespace, (&chain, first), blocks, terms)?;
             outcomes.extend(report.outcomes);
             (first, left, offset) = (first + now, left - now, offset + now as u64 * block_bytes);
         }

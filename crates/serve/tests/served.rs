@@ -4,10 +4,10 @@ mod support;
 
 use std::time::Duration;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Error};
 use dalsegno_io::SystemClock;
 use dalsegno_serve::{Client, Server};
-use dalsegno_store::{ErrorKind, Memory, PutOutcome, Scope, Terms};
+use dalsegno_store::{ErrorKind, Memory, PutOutcome, RegisterOptions, Scope, Terms};
 
 use support::{BLOCK, Place, chain, content, get, lease_bytes, namespace, put};
 
@@ -80,6 +80,30 @@ fn a_removal_also_removes_what_its_client_submitted_before_it() {
     let late = submit(&chains[0]);
     assert!(late.wait(None));
     assert_eq!(client.probe(namespace().id(), &chains[0]).unwrap(), 4);
+}
+
+#[test]
+fn a_removal_also_removes_a_put_that_arrived_before_it_and_is_still_copied() {
+    let place = Place::new();
+    let (pool, chain, terms) = (place.pool(), chain("arrived", 3), Terms::default());
+    let id = namespace().id();
+    pool.store().register(&namespace(), RegisterOptions::default()).unwrap();
+    for removes in [true, false] {
+        let arrival = pool.arrival().unwrap();
+        let receive = |hash| {
+            pool.receive::<Error>(BLOCK, |memory| {
+                memory.as_mut_slice().copy_from_slice(&content(hash, BLOCK));
+                Ok(())
+            })
+        };
+        let blocks = chain.iter().map(|hash| receive(hash).unwrap()).collect();
+        if removes {
+            pool.store().remove(id, None, &terms).unwrap();
+        }
+        let report = pool.put(arrival, id, (&chain, 0), blocks, &terms).unwrap();
+        assert_eq!(report.count(PutOutcome::Stored), if removes { 0 } else { 3 });
+        assert_eq!(pool.store().contains(id, &chain).unwrap(), [!removes; 3]);
+    }
 }
 
 /// More blocks than a message names, and more bytes than the server keeps for one client at a time.

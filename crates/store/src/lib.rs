@@ -23,7 +23,7 @@ mod stats;
 mod write;
 
 pub use api::layer_writer::LayerWriter;
-pub use api::pool::{Pool, PoolBlock, PoolUse};
+pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
 pub use api::removal_watch::{MAX_WATCHED_BLOCKS, RemovalWatch, Removals};
 pub use api::store::Store;
 pub use api::terms::{Cancel, Terms};

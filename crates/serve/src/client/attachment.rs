@@ -207,6 +207,9 @@ impl Attachment {
             return Err(Lost::NoMemory);
         };
         let answered = self.exchange_window(&mut connection, &window, message, limit);
+        if answered.is_err() {
+            window.give_up();
+        }
         self.settle(connection, answered)
     }
 

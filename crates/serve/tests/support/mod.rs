@@ -29,15 +29,18 @@ impl Place {
         self.folder.path().join("store")
     }
 
-    pub(crate) fn serve(&self) -> Server {
+    pub(crate) fn pool(&self) -> Pool {
         let config = Config {
             capacity: Some(256 << 20),
             dram: Some(16 << 20),
             dram_admission: DramAdmission::Put,
             ..Config::default()
         };
-        let pool = Pool::open(&self.directory(), &config, Backing::MemoryFile).unwrap();
-        Server::start(&socket_of(&self.directory()), pool, Vec::new()).unwrap()
+        Pool::open(&self.directory(), &config, Backing::MemoryFile).unwrap()
+    }
+
+    pub(crate) fn serve(&self) -> Server {
+        Server::start(&socket_of(&self.directory()), self.pool(), Vec::new()).unwrap()
     }
 
     pub(crate) fn client(&self) -> Client {

@@ -21,7 +21,8 @@ use crate::open::assemble::parts_of;
 use crate::read::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
 use crate::read::dram::Leaving;
 use crate::read::lease::{Acquired, LeasedBlock, acquire};
-use crate::write::put::{Put, PutReport};
+use crate::write::put::{Put, PutOrigin, PutReport};
+use crate::write::recent_removals::RemovalMark;
 
 /// The memory of a store that other processes map. Clones share it.
 #[derive(Clone, Debug)]
@@ -40,6 +41,10 @@ pub enum PoolBlock {
     /// In other memory, because no place was free.
     Elsewhere(Memory),
 }
+
+/// The moment at which a put of another process arrived. A removal after it also removes the blocks of the put.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival(RemovalMark);
 
 /// How the memory of a pool is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,13 +192,23 @@ impl Pool {
         Ok(PoolBlock::Placed(LeasedBlock::of(Arc::new(block))))
     }
 
-    /// Puts blocks that were received, as [`Store::put_batch`] does.
+    /// The present moment, for a put that has arrived. Take it before the blocks are received.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn arrival(&self) -> Result<Arrival> {
+        self.store.door.removal_mark().map(Arrival)
+    }
+
+    /// Puts blocks that were received since `arrival`, as [`Store::put_batch`] does.
     ///
     /// # Errors
     ///
     /// As [`Store::put_batch`].
     pub fn put(
         &self,
+        Arrival(mark): Arrival,
         namespace: NamespaceId,
         (chain, first): (&[ChainHash], usize),
         blocks: Vec<PoolBlock>,
@@ -215,7 +230,8 @@ impl Pool {
             placed.clear();
         }
         let put = Put { chain, first, blocks: memory };
-        self.store.door.enter()?.writer.put_batch(namespace, put, &placed, terms)
+        let origin = PutOrigin { placed: &placed, mark };
+        self.store.door.enter()?.writer.put_from(namespace, put, origin, terms)
     }
 }
 

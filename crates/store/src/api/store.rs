@@ -173,7 +173,7 @@ impl Store {
         put: Put<'_>,
         terms: &Terms,
     ) -> Result<PutReport> {
-        self.door.enter()?.writer.put_batch(namespace, put, &[], terms)
+        self.door.enter()?.writer.put_batch(namespace, put, terms)
     }
 
     /// Fills `out[i]` with block `chain[i]`: with [`Scope::Prefix`] up to the first miss, with [`Scope::Each`] every

@@ -134,11 +134,10 @@ impl Writer {
         &self,
         namespace: NamespaceId,
         put: Put<'_>,
-        placed: &[Arc<PlacedBlock>],
         terms: &Terms,
     ) -> Result<PutReport> {
         let mark = self.engine.front.removals.mark();
-        self.put_from(namespace, put, PutOrigin { placed, mark }, terms)
+        self.put_from(namespace, put, PutOrigin { placed: &[], mark }, terms)
     }
 
     /// Puts blocks that were read elsewhere.
