@@ -157,7 +157,7 @@ def test_only_the_children_of_a_process_use_its_announcement(
     early = began_ns - SECOND_NS
     monkeypatch.setenv("DALSEGNO_ENGINE_START", f"{parent.pid} {early}")
     assert file_times.engine_start_ns() == early
-    for other in (f"{parent.pid + 1} {early}", f"{parent.pid}", f"{parent.pid} x", ""):
+    for other in (f"0 {early}", f"{parent.pid}", f"{parent.pid} x", ""):
         monkeypatch.setenv("DALSEGNO_ENGINE_START", other)
         assert file_times.engine_start_ns() != early
     # A program that ran for long before.
