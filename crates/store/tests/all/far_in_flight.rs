@@ -6,27 +6,17 @@ use std::sync::Arc;
 use dalsegno_far::Tier;
 use dalsegno_store::testing::Tiers;
 use dalsegno_store::{
-    ChainHash, Config, FarStats, Memory, NamespaceId, Outcome, Put, Scope, Store, Terms, lend,
+    ChainHash, FarStats, Memory, NamespaceId, Outcome, Put, Scope, Store, Terms, lend,
 };
 
+use crate::far_host::{WORKERS, config_with as config};
 use crate::held_tier::HeldTier;
 use crate::support::hanging::hanging_with;
-use crate::support::{self, LIMIT, block, chain, namespace, put, until};
+use crate::support::{LIMIT, block, chain, namespace, put, until};
 
 const SLICE: u32 = 64 << 10;
 const BYTES: usize = 4 * SLICE as usize;
-const WORKERS: u32 = 4;
 const BLOCKS: usize = 24;
-
-fn config(far: &Path, dram: u64) -> Config {
-    Config {
-        far: Some(far.display().to_string()),
-        far_flush_s: Some(0.1),
-        far_workers: Some(WORKERS),
-        dram: Some(dram),
-        ..support::config(64 << 20)
-    }
-}
 
 /// A far directory with chain 1, which a store published that is closed now.
 fn published() -> tempfile::TempDir {

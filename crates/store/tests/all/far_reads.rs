@@ -11,6 +11,7 @@ use dalsegno_store::{
     BlockTier, ChainHash, Config, NamespaceId, Outcome, Scope, Store, Terms, lend,
 };
 
+use crate::far_host::{WORKERS, config_with as config};
 use crate::held_tier::HeldTier;
 use crate::support::hanging::{Hanging, Hung, hanging_with};
 use crate::support::{self, LIMIT, block, chain, namespace, put, until};
@@ -20,17 +21,6 @@ const BYTES: usize = 4 * SLICE as usize;
 /// Long enough for local reads on a busy machine, and much less than what a hanging location would take.
 const SHORT: Duration = Duration::from_secs(2);
 const AT_MOST: Duration = Duration::from_secs(30);
-const WORKERS: u32 = 4;
-
-fn config(far: &Path, dram: u64) -> Config {
-    Config {
-        far: Some(far.display().to_string()),
-        far_flush_s: Some(0.1),
-        far_workers: Some(WORKERS),
-        dram: Some(dram),
-        ..support::config(64 << 20)
-    }
-}
 
 /// A far directory with the chains 1 to `chains`, of 24 blocks each.
 fn published(chains: u64) -> tempfile::TempDir {

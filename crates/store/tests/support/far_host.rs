@@ -20,15 +20,19 @@ use crate::support::{self, LIMIT, chain, namespace, put, until};
 
 pub(crate) const SLICE: u32 = 64 << 10;
 pub(crate) const BYTES: usize = SLICE as usize;
-const WORKERS: u32 = 4;
+pub(crate) const WORKERS: u32 = 4;
 
 pub(crate) fn config(far: &Path) -> Config {
+    Config { far_capacity: Some(1 << 30), ..config_with(far, 4 << 20) }
+}
+
+/// With so much DRAM, and the default of `far_capacity`.
+pub(crate) fn config_with(far: &Path, dram: u64) -> Config {
     Config {
         far: Some(far.display().to_string()),
         far_flush_s: Some(0.1),
         far_workers: Some(WORKERS),
-        far_capacity: Some(1 << 30),
-        dram: Some(4 << 20),
+        dram: Some(dram),
         ..support::config(64 << 20)
     }
 }

@@ -341,9 +341,13 @@ class ModelFiles:
     def part(self, name: str, download_dir: str | None = None) -> dict[str, str]:
         """Returns the same as `of_name` for another model, whose weights are parts of this one."""
         found = self.of_name(name, None, download_dir)
+        self.expect_weights(name, found)
+        return found
+
+    def expect_weights(self, name: str, found: Mapping[str, str]) -> None:
+        """Doubts a model whose files were found without weights among them."""
         if found and not any(map(is_weight, found)):
             self.doubt(f"no weights are in the folder of {name!r}")
-        return found
 
     def code(self, name: str, revision: str | None, code_revision: str | None) -> str:
         """Returns what stands for modelling code that is not in a model's files.

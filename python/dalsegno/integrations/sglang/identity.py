@@ -112,8 +112,8 @@ def _content(
         weights: Stands for the weights if they are not in files; empty else.
     """
     found = files.of_name(name, revision, args.download_dir, stated=bool(weights))
-    if not weights and found and not any(map(is_weight, found)):
-        files.doubt(f"no weights are in the folder of {name!r}")
+    if not weights:
+        files.expect_weights(name, found)
     if not _is_whole(found):
         files.doubt(
             f"the folder of {name!r} leaves its configuration to a base model",

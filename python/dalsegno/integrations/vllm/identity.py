@@ -135,8 +135,8 @@ def _model_fields(
         content |= reader.of_name(
             place, one.revision, load_config.download_dir, stated=bool(weights)
         )
-    if not weights and content and not any(map(is_weight, content)):
-        files.doubt(f"no weights are in the folder of {one.model!r}")
+    if not weights:
+        files.expect_weights(one.model, content)
     # Weights of parts that a model's configuration takes from other models.
     parts: dict[str, object] = {
         part: files.part(part, load_config.download_dir) for part in named_models(config)
