@@ -52,6 +52,15 @@ impl IoError {
         Self::Os { operation, file: file.into(), source: source.into() }
     }
 
+    /// The kind of the system's error, if it is one.
+    #[must_use]
+    pub fn system_kind(&self) -> Option<std::io::ErrorKind> {
+        match self {
+            Self::Os { source, .. } => Some(source.kind()),
+            _ => None,
+        }
+    }
+
     /// There is no file or directory of this name (`ENOENT`).
     #[must_use]
     pub fn not_found(operation: &'static str, file: impl Into<String>) -> Self {

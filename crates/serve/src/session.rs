@@ -19,7 +19,8 @@ use dalsegno_store::{
 
 use crate::account::{Account, COPY_LEASE, Grant, Kind, SessionSlot};
 use crate::wire::{
-    self, Look, MOST_FRAME_BYTES, Malformed, OLDEST_VERSION, PlaceRow, Reply, Request, VERSION,
+    self, Look, MOST_FRAME_BYTES, Malformed, NO_LEASE, OLDEST_VERSION, PlaceRow, Reply, Request,
+    VERSION,
 };
 
 /// Most bytes that one answer keeps in places for a client to copy.
@@ -392,9 +393,6 @@ impl Exchange<'_> {
         Outgoing::Reply(Reply::Stats { stats })
     }
 }
-
-/// The number of a lease without blocks.
-const NO_LEASE: u64 = 0;
 
 fn welcome(pool: &Pool, version: u32) -> Result<Reply> {
     if version < OLDEST_VERSION {

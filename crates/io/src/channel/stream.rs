@@ -5,8 +5,8 @@
 //!
 //! 1. A frame is at most [`Channel::receive`]'s `most` bytes, and a channel holds at most [`MOST_DESCRIPTORS`]. What
 //!    exceeds that ends the connection.
-//! 2. No call waits longer than its timeout. A call that gives up in the middle of a frame ends the connection, because
-//!    the other end could not find the next frame.
+//! 2. No call waits longer than its timeout. A call that gives up in the middle of a frame leaves the connection as it
+//!    is: what was received of the frame is kept, and the rest of a frame that was sent in part goes out first.
 //! 3. A connection belongs to the process that opened it: a forked child cannot use it.
 //! 4. A connection ends when the process at the other end has ended, even if a child of it still holds the socket.
 
@@ -33,13 +33,15 @@ use crate::{IoError, Process};
 const MOST_DESCRIPTORS: usize = 4;
 /// Bytes that one read takes. Most frames fit.
 const READ_BYTES: usize = 64 << 10;
+/// A buffer that grew beyond this for a large frame is made small again after it.
+const KEPT_BYTES: usize = 256 << 10;
 /// How long a receiver looks for a frame before it sleeps. To wake a thread on an idle core takes 20 to 50 us, longer
 /// than most answers do.
 const POLLING: Duration = Duration::from_micros(50);
 /// Length and number of descriptors.
 const HEADER_BYTES: usize = 5;
 
-/// Why a frame was not moved. Every error but `Timeout` before a frame ends the connection.
+/// Why a frame was not moved. Every error but `Timeout` ends the connection.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// The other end closed the connection, or its process ended.
@@ -75,6 +77,8 @@ pub struct Channel {
     /// Bytes in the buffer that belong to no frame that was taken.
     held: std::ops::Range<usize>,
     descriptors: VecDeque<OwnedFd>,
+    /// The end of a frame whose beginning was sent.
+    unsent: Vec<u8>,
     is_broken: bool,
 }
 
@@ -103,6 +107,7 @@ impl Channel {
             buffer: vec![0; READ_BYTES],
             held: 0..0,
             descriptors: VecDeque::new(),
+            unsent: Vec::new(),
             is_broken: false,
         })
     }
@@ -119,11 +124,18 @@ impl Channel {
         self.is_broken || self.wait(PollFlags::IN, Until::after(Some(Duration::ZERO))).is_ok()
     }
 
+    /// Whether a frame was sent in part. Its end goes out with the next call.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
     /// Sends a frame of `bytes` with `descriptors`.
     ///
     /// # Errors
     ///
-    /// [`ChannelError`]; the connection has ended then.
+    /// [`ChannelError`]. After `Timeout` the other end gets the whole frame later if [`Channel::has_unsent`], and
+    /// otherwise nothing of it; after any other error the connection has ended.
     ///
     /// # Panics
     ///
@@ -136,13 +148,13 @@ impl Channel {
     ) -> Result<(), ChannelError> {
         assert!(descriptors.len() <= MOST_DESCRIPTORS, "{} descriptors", descriptors.len());
         self.check()?;
-        let result = self.send_all(bytes, descriptors, Until::after(timeout));
-        self.is_broken |= result.is_err();
-        result
+        let until = Until::after(timeout);
+        let result = self.send_rest(until).and_then(|()| self.send_all(bytes, descriptors, until));
+        self.noted(result)
     }
 
     fn send_all(
-        &self,
+        &mut self,
         bytes: &[u8],
         descriptors: &[BorrowedFd<'_>],
         until: Until,
@@ -154,65 +166,90 @@ impl Channel {
         while sent < HEADER_BYTES + bytes.len() {
             let head = &header[sent.min(HEADER_BYTES)..];
             let tail = &bytes[sent.saturating_sub(HEADER_BYTES)..];
-            let parts = [IoSlice::new(head), IoSlice::new(tail)];
+            let files = if sent == 0 { descriptors } else { &[] };
+            let moved = self.send_some(&[IoSlice::new(head), IoSlice::new(tail)], files, until);
+            if sent > 0 && matches!(moved, Err(ChannelError::Timeout)) {
+                self.unsent = [head, tail].concat();
+            }
+            sent += moved?;
+        }
+        Ok(())
+    }
+
+    /// Sends the end of a frame whose beginning was sent.
+    fn send_rest(&mut self, until: Until) -> Result<(), ChannelError> {
+        while !self.unsent.is_empty() {
+            let sent = self.send_some(&[IoSlice::new(&self.unsent)], &[], until)?;
+            self.unsent.drain(..sent);
+        }
+        Ok(())
+    }
+
+    /// Sends at least one byte.
+    fn send_some(
+        &self,
+        parts: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+        until: Until,
+    ) -> Result<usize, ChannelError> {
+        loop {
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            if sent == 0 && !descriptors.is_empty() {
+            if !descriptors.is_empty() {
                 let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
                 assert!(fits, "the buffer holds the most descriptors");
             }
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::sendmsg(&self.socket, &parts, &mut control, flags) {
-                Ok(count) => sent += count,
+            match rustix::net::sendmsg(&self.socket, parts, &mut control, flags) {
+                Ok(count) => return Ok(count),
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, until)?,
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(ChannelError::Ended),
                 Err(error) => return Err(IoError::os("send", "a socket", error).into()),
             }
         }
-        Ok(())
     }
 
     /// Waits for the next frame, of at most `most` bytes.
     ///
     /// # Errors
     ///
-    /// [`ChannelError`]. After a timeout before the first byte of a frame the connection goes on; after any other error
-    /// it has ended.
+    /// [`ChannelError`]. After a timeout the connection goes on, also in the middle of a frame; after any other error it
+    /// has ended.
     pub fn receive(
         &mut self,
         most: usize,
         timeout: Option<Duration>,
     ) -> Result<Frame, ChannelError> {
         self.check()?;
-        let until = Until::after(timeout);
+        let received = self.receive_frame(most, Until::after(timeout));
+        self.noted(received)
+    }
+
+    fn receive_frame(&mut self, most: usize, until: Until) -> Result<Frame, ChannelError> {
         let polling = Until::after(Some(POLLING));
         loop {
-            match self.take_frame(most) {
-                Ok(Some(frame)) => return Ok(frame),
-                Ok(None) => {}
-                Err(error) => return Err(self.broken(error)),
+            if let Some(frame) = self.take_frame(most)? {
+                return Ok(frame);
             }
-            match self.read_some() {
-                Ok(true) => {}
+            match self.send_rest(Until::after(Some(Duration::ZERO))) {
+                Ok(()) | Err(ChannelError::Timeout) => {}
+                Err(error) => return Err(error),
+            }
+            match self.read_some()? {
+                true => {}
                 // Other threads of this core run meanwhile.
-                Ok(false) if !polling.is_over() && !until.is_over() => std::thread::yield_now(),
-                Ok(false) => match self.wait(PollFlags::IN, until) {
-                    Ok(()) => {}
-                    Err(ChannelError::Timeout) if self.held.is_empty() => {
-                        return Err(ChannelError::Timeout);
-                    }
-                    Err(error) => return Err(self.broken(error)),
-                },
-                Err(error) => return Err(self.broken(error)),
+                false if !polling.is_over() && !until.is_over() => std::thread::yield_now(),
+                false => self.wait(PollFlags::IN, until)?,
             }
         }
     }
 
-    fn broken(&mut self, error: ChannelError) -> ChannelError {
-        self.is_broken = true;
-        error
+    /// Remembers an error that ends the connection.
+    fn noted<T>(&mut self, result: Result<T, ChannelError>) -> Result<T, ChannelError> {
+        self.is_broken |= matches!(&result, Err(error) if !matches!(error, ChannelError::Timeout));
+        result
     }
 
     fn check(&self) -> Result<(), ChannelError> {
@@ -238,6 +275,9 @@ impl Channel {
         };
         self.held.start += HEADER_BYTES + length;
         let descriptors = self.descriptors.drain(..count).collect();
+        if self.held.is_empty() && self.buffer.len() > KEPT_BYTES {
+            (self.buffer, self.held) = (vec![0; READ_BYTES], 0..0);
+        }
         Ok(Some(Frame { bytes, descriptors }))
     }
 

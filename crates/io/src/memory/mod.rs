@@ -18,6 +18,7 @@ mod buffer_pool;
 mod claim;
 mod counters;
 mod handle;
+mod lent;
 mod page_alloc;
 mod region;
 mod sealed;

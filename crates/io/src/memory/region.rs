@@ -48,6 +48,8 @@ pub struct Region {
     process: Process,
     /// The file behind it, if other processes may map it.
     file: Option<OwnedFd>,
+    /// Whether its memory goes back to the system with it, although others may have the file open.
+    is_lent: bool,
     /// Ends of claimed ranges by their starts.
     claimed: Mutex<BTreeMap<usize, usize>>,
 }
@@ -159,7 +161,7 @@ impl Region {
     fn of(start: *mut c_void, bytes: usize, access: Access, file: Option<OwnedFd>) -> Self {
         let start = NonNull::new(start.cast::<u8>()).expect("a mapping is never at address zero");
         let (process, claimed) = (Process::this(), Mutex::default());
-        let region = Self { start, bytes, access, process, file, claimed };
+        let region = Self { start, bytes, access, process, file, is_lent: false, claimed };
         // A fork would copy all of it if the device holds its pages, or share the pages under a running read: open(2)
         // warns of that. The child does not need them.
         region.advise(Advice::LinuxDontFork);
@@ -183,10 +185,25 @@ impl Region {
     ///
     /// If the region is not shared.
     pub fn reader_file(&self) -> Result<OwnedFd, IoError> {
-        let file = self.file.as_ref().expect("a shared region has a file");
+        let file = self.file();
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         opened.map_err(|error| IoError::os("open", path, error))
+    }
+
+    /// The same region, whose memory goes back to the system with it.
+    pub(super) fn into_lent(mut self) -> Self {
+        self.is_lent = true;
+        self
+    }
+
+    /// The file behind it.
+    ///
+    /// # Panics
+    ///
+    /// If other processes cannot map it.
+    pub(super) fn file(&self) -> &OwnedFd {
+        self.file.as_ref().expect("a region that others can map has a file")
     }
 
     /// Its size.
@@ -300,13 +317,16 @@ impl Drop for Region {
             // This address may belong to something else by now.
             return;
         }
+        if self.is_lent {
+            self.give_back(0, self.bytes);
+        }
         // SAFETY: the mapping is ours. Every claim and every part holds its owner, and so this region, alive.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours");
     }
 }
 
-fn refused(bytes: usize, purpose: &str, error: rustix::io::Errno) -> IoError {
+pub(super) fn refused(bytes: usize, purpose: &str, error: rustix::io::Errno) -> IoError {
     IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
 }
 

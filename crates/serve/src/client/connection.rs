@@ -3,22 +3,23 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Error, ErrorKind, Result};
-use dalsegno_io::{
-    Backing, Channel, ChannelError, Claim, Counters, Frame, IoError, Memory, Region,
-};
+use dalsegno_core::{Error, ErrorKind};
+use dalsegno_io::{Channel, ChannelError, Claim, Counters, Frame, IoError, Memory, Region};
 
+use super::limit::Lost;
 use crate::wire::{
     self, MOST_FRAME_BYTES, OLDEST_VERSION, Reply, Request, VERSION, WINDOW_HEADER_BYTES,
 };
 
 /// The longest wait for the server to say hello.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
-/// The smallest window that is kept.
-const LEAST_WINDOW_BYTES: usize = 1 << 20;
+/// Most memory of a window that is kept from one put to the next.
+const KEPT_BYTES: usize = 32 << 20;
+/// Bytes that are copied between two looks at the deadline.
+const PIECE_BYTES: usize = 4 << 20;
 
 static WINDOWS: AtomicU64 = AtomicU64::new(0);
 
@@ -29,21 +30,57 @@ pub(crate) struct Window {
     region: Arc<Region>,
     ticket: Counters,
     file: OwnedFd,
+    /// How many of its bytes the system has provided, from the first on.
+    provided: AtomicUsize,
 }
 
 impl Window {
+    /// A window for blocks of `bytes`, whose memory is provided when it is used.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] if the system cannot provide it.
+    fn empty(bytes: usize) -> std::result::Result<Self, IoError> {
+        let bytes = bytes.saturating_add(WINDOW_HEADER_BYTES);
+        let region = Region::lent(bytes, "memory for puts")?;
+        region.provide(0, WINDOW_HEADER_BYTES)?;
+        let (file, region) = (region.reader_file()?, Arc::new(region));
+        let ticket = Counters::of(&region, 0, 1);
+        let number = WINDOWS.fetch_add(1, Ordering::Relaxed);
+        let provided = AtomicUsize::new(WINDOW_HEADER_BYTES);
+        Ok(Self { number, region, ticket, file, provided })
+    }
+
     /// Takes memory for blocks of `bytes`.
     ///
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide it.
     pub(crate) fn new(bytes: usize) -> std::result::Result<Self, IoError> {
-        let bytes = bytes.saturating_add(WINDOW_HEADER_BYTES);
-        let region = Region::shared(&Backing::MemoryFile, bytes, "memory for puts")?;
-        let (file, region) = (region.reader_file()?, Arc::new(region));
-        let ticket = Counters::of(&region, 0, 1);
-        let number = WINDOWS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { number, region, ticket, file })
+        let window = Self::empty(bytes)?;
+        window.provide(window.region.bytes())?;
+        Ok(window)
+    }
+
+    /// Has the system provide the memory up to `end`.
+    fn provide(&self, end: usize) -> std::result::Result<(), IoError> {
+        let provided = self.provided.load(Ordering::Relaxed);
+        if provided < end {
+            self.region.provide(provided, end - provided)?;
+            self.provided.store(end, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether it has memory that [`Window::give_back`] returns.
+    fn has_memory(&self) -> bool {
+        self.provided.load(Ordering::Relaxed) > WINDOW_HEADER_BYTES
+    }
+
+    /// Gives the memory of its blocks back to the system, although the server knows the window.
+    fn give_back(&self) {
+        self.region.give_back(WINDOW_HEADER_BYTES, self.bytes());
+        self.provided.store(WINDOW_HEADER_BYTES, Ordering::Relaxed);
     }
 
     /// What a put of its blocks names now.
@@ -88,10 +125,37 @@ pub(super) struct Welcome {
     pub(super) arena: OwnedFd,
 }
 
+/// Why there is no further connection.
+#[derive(Debug)]
+pub(super) enum Unreached {
+    /// Nobody listens there.
+    Away(Error),
+    /// Somebody does, and says nothing.
+    Silent(Error),
+    /// The server has too many connections.
+    Refused(Error),
+    /// It does not speak our language.
+    Incompatible(Error),
+}
+
+impl Unreached {
+    pub(super) fn into_error(self) -> Error {
+        let (Self::Away(error)
+        | Self::Silent(error)
+        | Self::Refused(error)
+        | Self::Incompatible(error)) = self;
+        error
+    }
+}
+
 /// A connection, used by one call at a time.
 #[derive(Debug)]
 pub(super) struct Connection {
     channel: Channel,
+    /// Whether a request was sent whose reply was not read.
+    is_owing: bool,
+    /// Whether a reply other than the welcome was read.
+    is_used: bool,
     /// The window that the server knows.
     known: Option<u64>,
     /// A window for copies, kept for the next put.
@@ -100,22 +164,27 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects and says hello.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` if nobody answers there, `Incompatible` if the server does not speak our version.
-    pub(super) fn open(socket: &Path, timeout: Duration) -> Result<(Self, Welcome)> {
-        let away = |error: ChannelError| {
-            let message = format!("no server answers at {}", socket.display());
-            Error::new(ErrorKind::Unavailable, message).with_source(error)
-        };
-        let mut channel =
-            Channel::connect(socket).map_err(|error| away(ChannelError::Io(error)))?;
+    pub(super) fn open(
+        socket: &Path,
+        timeout: Duration,
+    ) -> std::result::Result<(Self, Welcome), Unreached> {
+        let mut channel = Channel::connect(socket).map_err(|error| {
+            let is_full = error.system_kind() == Some(std::io::ErrorKind::WouldBlock);
+            let (place, kind) = (socket.display(), ErrorKind::Unavailable);
+            if is_full {
+                let message = format!("the server at {place} accepts no connections now");
+                return Unreached::Refused(Error::new(kind, message).with_source(error));
+            }
+            let message = format!("no server answers at {place}");
+            Unreached::Away(Error::new(kind, message).with_source(error))
+        })?;
         let hello = wire::encode(&Request::Hello { version: VERSION });
-        channel.send(&hello, &[], Some(timeout)).map_err(away)?;
-        let frame = channel.receive(MOST_FRAME_BYTES, Some(timeout)).map_err(away)?;
+        let unread = |error| unwelcome(socket, error);
+        channel.send(&hello, &[], Some(timeout)).map_err(unread)?;
+        let frame = channel.receive(MOST_FRAME_BYTES, Some(timeout)).map_err(unread)?;
         let welcome = welcome_of(frame)?;
-        Ok((Self { channel, known: None, own: None }, welcome))
+        let connection = Self { channel, is_owing: false, is_used: false, known: None, own: None };
+        Ok((connection, welcome))
     }
 
     /// Whether the server closed it. To be asked only between two calls.
@@ -123,74 +192,167 @@ impl Connection {
         self.channel.has_ended()
     }
 
+    /// Whether a reply is still to come.
+    pub(super) fn is_owing(&self) -> bool {
+        self.is_owing
+    }
+
+    /// Whether a call used it before. The server may have closed it since.
+    pub(super) fn is_used(&self) -> bool {
+        self.is_used
+    }
+
+    /// Sends a request that is answered.
     pub(super) fn send(
         &mut self,
         message: &[u8],
         timeout: Option<Duration>,
     ) -> std::result::Result<(), ChannelError> {
-        self.channel.send(message, &[], timeout)
+        self.ask(message, None, timeout)
     }
 
+    /// Sends a request that is not answered.
+    pub(super) fn tell(
+        &mut self,
+        message: &[u8],
+        timeout: Option<Duration>,
+    ) -> std::result::Result<(), ChannelError> {
+        match self.channel.send(message, &[], timeout) {
+            // The rest goes out with the next request.
+            Err(ChannelError::Timeout) if self.channel.has_unsent() => Ok(()),
+            sent => sent,
+        }
+    }
+
+    fn ask(
+        &mut self,
+        message: &[u8],
+        window: Option<&Window>,
+        timeout: Option<Duration>,
+    ) -> std::result::Result<(), ChannelError> {
+        let file = window.map(|window| window.file.as_fd());
+        let sent = self.channel.send(message, file.as_slice(), timeout);
+        self.is_owing = sent.is_ok() || self.channel.has_unsent();
+        sent
+    }
+
+    /// Reads a reply.
     pub(super) fn receive(
         &mut self,
         timeout: Duration,
     ) -> std::result::Result<Vec<u8>, ChannelError> {
-        Ok(self.channel.receive(MOST_FRAME_BYTES, Some(timeout))?.bytes)
+        let reply = self.channel.receive(MOST_FRAME_BYTES, Some(timeout))?.bytes;
+        (self.is_owing, self.is_used) = (false, true);
+        Ok(reply)
     }
 
-    /// Gives the server this window to read puts from; returns whether it will answer.
+    /// Whether the server was given this window to read puts from.
+    pub(super) fn knows(&self, window: &Window) -> bool {
+        self.known == Some(window.number)
+    }
+
+    /// Gives the server a window, which it confirms.
     pub(super) fn send_window(
         &mut self,
         window: &Window,
         timeout: Option<Duration>,
-    ) -> std::result::Result<bool, ChannelError> {
-        if self.known == Some(window.number) {
-            return Ok(false);
-        }
-        let message = wire::encode(&Request::Window);
-        self.channel.send(&message, &[window.file.as_fd()], timeout)?;
-        self.known = Some(window.number);
-        Ok(true)
+    ) -> std::result::Result<(), ChannelError> {
+        // Until it is confirmed, the server may have the one before or this one.
+        self.known = None;
+        self.ask(&wire::encode(&Request::Window), Some(window), timeout)
     }
 
-    /// Copies blocks into memory that the server can read.
-    ///
-    /// # Errors
-    ///
-    /// [`IoError::Os`] if there is no memory.
+    /// The server confirmed a window.
+    pub(super) fn window_is_known(&mut self, window: &Window) {
+        self.known = Some(window.number);
+    }
+
+    /// Copies blocks into memory that the server can read, unless `is_over` says that it is too late.
     pub(super) fn copy_in(
         &mut self,
         blocks: &[Vec<Memory>],
         bytes: usize,
-    ) -> std::result::Result<Arc<Window>, IoError> {
+        is_over: impl Fn() -> bool,
+    ) -> std::result::Result<Arc<Window>, Lost> {
+        let no_memory = |_| Lost::NoMemory;
         let window = match self.own.take().filter(|window| window.bytes() >= bytes) {
             Some(window) => window,
-            // It is kept, so that puts of growing sizes do not need a new one each.
-            None => Arc::new(Window::new(bytes.max(LEAST_WINDOW_BYTES).next_power_of_two())?),
+            None => Arc::new(Window::empty(bytes.max(KEPT_BYTES)).map_err(no_memory)?),
         };
+        self.own = Some(Arc::clone(&window));
         let mut memory = window.claim(WINDOW_HEADER_BYTES, bytes).memory();
-        let mut to = memory.as_mut_slice();
-        for piece in blocks.iter().flatten() {
+        let (mut to, mut end) = (memory.as_mut_slice(), WINDOW_HEADER_BYTES);
+        for piece in blocks.iter().flatten().flat_map(|piece| piece.as_slice().chunks(PIECE_BYTES))
+        {
+            if is_over() {
+                return Err(Lost::Late);
+            }
+            end += piece.len();
+            window.provide(end).map_err(no_memory)?;
             let (now, later) = std::mem::take(&mut to).split_at_mut(piece.len());
-            now.copy_from_slice(piece.as_slice());
+            now.copy_from_slice(piece);
             to = later;
         }
-        drop(memory);
-        self.own = Some(Arc::clone(&window));
         Ok(window)
+    }
+
+    /// Gives the memory of a large put back at once.
+    pub(super) fn trim(&self) {
+        if let Some(window) = self.own.as_ref().filter(|window| window.bytes() > KEPT_BYTES) {
+            window.give_back();
+        }
+    }
+
+    /// Whether it has memory that it could give back.
+    pub(super) fn has_memory(&self) -> bool {
+        self.own.as_ref().is_some_and(|window| window.has_memory())
+    }
+
+    /// Gives the memory of its puts back.
+    pub(super) fn give_memory_back(&mut self) {
+        if let Some(window) = &self.own {
+            window.give_back();
+        }
     }
 }
 
-fn welcome_of(frame: Frame) -> Result<Welcome> {
-    let strange = || Error::new(ErrorKind::Incompatible, "the server does not speak our language");
-    let (reply, _) = wire::decode::<Reply>(&frame.bytes).map_err(|_| strange())?;
+/// Why a server that accepted a connection did not welcome us.
+fn unwelcome(socket: &Path, error: ChannelError) -> Unreached {
+    let (place, kind) = (socket.display(), ErrorKind::Unavailable);
+    match error {
+        ChannelError::Timeout => {
+            let message = format!("the server at {place} does not respond");
+            Unreached::Silent(Error::new(kind, message).with_source(error))
+        }
+        ChannelError::Malformed(_) => Unreached::Incompatible(strange()),
+        ChannelError::Ended | ChannelError::Io(_) => {
+            let message = format!("the server at {place} closed the connection");
+            Unreached::Refused(Error::new(kind, message).with_source(error))
+        }
+    }
+}
+
+fn strange() -> Error {
+    Error::new(ErrorKind::Incompatible, "the server does not speak our language")
+}
+
+fn welcome_of(frame: Frame) -> std::result::Result<Welcome, Unreached> {
+    let Ok((reply, _)) = wire::decode::<Reply>(&frame.bytes) else {
+        return Err(Unreached::Incompatible(strange()));
+    };
     match (reply, frame.descriptors.into_iter().next()) {
         (Reply::Welcome { version, store, epoch, arena_bytes, limits }, Some(arena))
             if (OLDEST_VERSION..=VERSION).contains(&version) =>
         {
             Ok(Welcome { store, epoch, arena_bytes, limits, arena })
         }
-        (Reply::Failed { kind, message }, _) => Err(wire::error_of(kind, message)),
-        _ => Err(strange()),
+        (Reply::Failed { kind, message }, _) => {
+            let error = wire::error_of(kind, message);
+            Err(match error.kind() {
+                ErrorKind::Incompatible => Unreached::Incompatible(error),
+                _ => Unreached::Refused(error),
+            })
+        }
+        _ => Err(Unreached::Incompatible(strange())),
     }
 }

@@ -2,6 +2,9 @@
 
 use parking_lot::Mutex;
 
+/// Most leases of one message.
+const MOST_TAKEN: usize = 4096;
+
 /// Leases of a client that ended, by the epoch of their server. The attachments of a client share it, because a lease
 /// may outlive its attachment, and the server that gave it.
 #[derive(Debug, Default)]
@@ -12,9 +15,11 @@ impl EndedLeases {
         self.0.lock().push((epoch, lease));
     }
 
-    /// Takes those of one server. The others are forgotten: their server has ended.
+    /// Takes some of those of one server. The others are forgotten: their server has ended.
     pub(super) fn take(&self, epoch: u64) -> Vec<u64> {
-        let all = std::mem::take(&mut *self.0.lock());
-        all.into_iter().filter(|(of, _)| *of == epoch).map(|(_, lease)| lease).collect()
+        let mut all = self.0.lock();
+        all.retain(|(of, _)| *of == epoch);
+        let from = all.len().saturating_sub(MOST_TAKEN);
+        all.split_off(from).into_iter().map(|(_, lease)| lease).collect()
     }
 }

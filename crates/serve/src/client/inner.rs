@@ -82,7 +82,7 @@ impl Inner {
         let mut found = 0;
         for part in chain.chunks(MOST_HASHES) {
             let message = look(namespace, how, part);
-            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok(answer) = parts.ask(namespace, &message) else { break };
             let Ok((Reply::Count { count }, _)) = wire::decode::<Reply>(&answer) else { break };
             let count = usize::try_from(count).unwrap_or(usize::MAX).min(part.len());
             found += count;
@@ -102,7 +102,7 @@ impl Inner {
         let mut located: Vec<Located> = Vec::new();
         for part in chain.chunks(MOST_HASHES) {
             let message = look(namespace, Look::Locate, part);
-            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok(answer) = parts.ask(namespace, &message) else { break };
             let Ok((Reply::Located, tail)) = wire::decode::<Reply>(&answer) else { break };
             let Ok(runs) = wire::located_of(tail) else { break };
             let blocks = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.blocks));
@@ -163,13 +163,20 @@ impl Parts {
         Limit { deadline: end.unwrap_or_default(), cancel: terms.cancel.clone() }
     }
 
-    pub(super) fn ask(&self, message: &[u8], terms: &Terms) -> std::result::Result<Vec<u8>, Lost> {
-        self.server()?.call(message, &self.limit(terms))
+    /// Asks about a namespace, or about none, without a deadline.
+    pub(super) fn ask(
+        &self,
+        namespace: impl Into<Option<NamespaceId>>,
+        message: &[u8],
+    ) -> std::result::Result<Vec<u8>, Lost> {
+        self.server()?.call(namespace, message, &self.limit(&Terms::default()))
     }
 
     /// The counters of the store, as JSON; the last known ones if the server is away, zeros if there are none.
     pub(super) fn stats(&self) -> serde_json::Value {
-        let asked = self.ask(&wire::encode(&Request::Stats), &Terms::within(CLOSE_TIMEOUT));
+        let limit = self.limit(&Terms::within(CLOSE_TIMEOUT));
+        let message = wire::encode(&Request::Stats);
+        let asked = self.server().and_then(|server| server.call(None, &message, &limit));
         if let Ok(answer) = asked
             && let Ok((Reply::Stats { stats }, _)) = wire::decode::<Reply>(&answer)
             && let Ok(stats) = serde_json::from_str(&stats)

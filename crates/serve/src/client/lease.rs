@@ -95,7 +95,7 @@ pub(super) fn lease(
         let timeout_ns = timeout_ns(left);
         let mut message = wire::encode(&Request::Lease { namespace: namespace.id().0, timeout_ns });
         wire::push_hashes(&mut message, part);
-        let Ok(answer) = server.call(&message, limit) else { break };
+        let Ok(answer) = server.call(namespace.id(), &message, limit) else { break };
         let Ok((Reply::Leased { lease: number, truncated }, tail)) = wire::decode(&answer) else {
             break;
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline};
+use dalsegno_core::{Clock, Deadline, Nanos};
 use dalsegno_store::{Cancel, Cause};
 
 /// Why there is no answer.
@@ -16,15 +16,19 @@ pub(super) enum Lost {
     Cancelled,
     /// There is no memory for the bytes of a put.
     NoMemory,
+    /// The server has no connection for this client.
+    Refused,
+    /// The connection ended before the reply.
+    Ended,
 }
 
 impl Lost {
     pub(super) fn cause(self) -> Cause {
         match self {
-            Self::Away => Cause::Suspended,
+            Self::Away | Self::Ended => Cause::Suspended,
             Self::Late => Cause::Deadline,
             Self::Cancelled => Cause::Cancelled,
-            Self::NoMemory => Cause::Throttled,
+            Self::NoMemory | Self::Refused => Cause::Throttled,
         }
     }
 }
@@ -37,6 +41,11 @@ pub(super) struct Limit {
 }
 
 impl Limit {
+    /// The end of a call that begins at `now` and may take `timeout`.
+    pub(super) fn within(timeout: Duration, now: Nanos) -> Self {
+        Self { deadline: Deadline::At(now.after(timeout)), cancel: None }
+    }
+
     /// The time that is left; `None` without a deadline.
     ///
     /// # Errors

@@ -2,35 +2,31 @@
 //!
 //! 1. No call connects to a server that is away: it is a miss immediately. One thread tries again, with pauses that
 //!    double up to [`LONGEST_PAUSE`].
-//! 2. A server that was reached knows all namespaces of the client before the first call uses it.
+//! 2. No lock is held while anybody waits for a server.
 //! 3. That a server is away is logged once, and once that it is back.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Namespace, NamespaceId, Result};
+use dalsegno_core::{Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
 use dalsegno_io::{SystemClock, Workers};
 use dalsegno_store::{RegisterOptions, no_thread};
 use parking_lot::{Mutex, RwLock};
 
-use super::attachment::Attachment;
-use super::ended_leases::EndedLeases;
+use super::attachment::{Attachment, Shared};
 use super::facts::Facts;
 use super::limit::Limit;
-use crate::wire::{self, Reply, Request};
+use super::namespaces::Known;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// How often the thread looks whether the server is still there, and sends it ended leases.
+/// How often the thread looks after the connections to the server.
 const WATCH: Duration = Duration::from_millis(100);
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-
-type Namespaces = BTreeMap<NamespaceId, (Arc<Namespace>, RegisterOptions)>;
 
 /// The way to a server.
 #[derive(Debug)]
@@ -45,10 +41,8 @@ struct LinkState {
     socket: PathBuf,
     clock: SystemClock,
     attached: RwLock<Option<Arc<Attachment>>>,
-    /// All that this client uses. Held while a server learns of them, so that none is left out.
-    namespaces: Mutex<Namespaces>,
+    of_all: Arc<Shared>,
     facts: Mutex<Facts>,
-    ended: Arc<EndedLeases>,
     is_away_logged: AtomicBool,
 }
 
@@ -64,9 +58,8 @@ impl Link {
             socket: socket.to_owned(),
             clock,
             attached: RwLock::new(None),
-            namespaces: Mutex::default(),
+            of_all: Arc::default(),
             facts: Mutex::default(),
-            ended: Arc::default(),
             is_away_logged: AtomicBool::new(false),
         });
         match shared.attach() {
@@ -116,25 +109,19 @@ impl Link {
     ///
     /// What the server says; then the namespace is not known here either.
     pub(super) fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<()> {
-        let mut namespaces = self.shared.namespaces.lock();
+        let namespaces = &self.shared.of_all.namespaces;
         if let Some(server) = self.server() {
-            self.shared.introduce(&server, namespace, options)?;
+            let known = Known { namespace: Arc::new(namespace.clone()), options };
+            let limit = Limit::within(REGISTER_TIMEOUT, self.shared.clock.now());
+            server.register(&known, &limit)?;
         }
-        let known = namespaces.get(&namespace.id()).map(|(_, known)| known.compression);
-        let compression = options.compression.or(known.flatten());
-        let namespace = Arc::new(namespace.clone());
-        namespaces.insert(namespace.id(), (namespace, RegisterOptions { compression }));
+        namespaces.add(namespace, options);
         Ok(())
     }
 
     /// The namespaces of this client.
     pub(super) fn namespaces(&self) -> Vec<Namespace> {
-        self.shared
-            .namespaces
-            .lock()
-            .values()
-            .map(|(namespace, _)| Namespace::clone(namespace))
-            .collect()
+        self.shared.of_all.namespaces.all()
     }
 
     /// A namespace of this client.
@@ -143,16 +130,12 @@ impl Link {
     ///
     /// `Invalid` if it was not registered.
     pub(super) fn namespace(&self, id: NamespaceId) -> Result<Arc<Namespace>> {
-        let namespaces = self.shared.namespaces.lock();
-        let found = namespaces.get(&id).map(|(namespace, _)| Arc::clone(namespace));
-        found.ok_or_else(|| Error::invalid(format!("namespace {id} is unknown; register it first")))
+        self.shared.of_all.namespaces.get(id)
     }
 
     /// Remembers a namespace that the server knows.
     pub(super) fn learn(&self, namespace: &Namespace) {
-        let mut namespaces = self.shared.namespaces.lock();
-        let options = RegisterOptions::default();
-        namespaces.entry(namespace.id()).or_insert_with(|| (Arc::new(namespace.clone()), options));
+        self.shared.of_all.namespaces.learn(namespace);
     }
 
     /// Ends the connections.
@@ -166,43 +149,15 @@ impl Link {
 }
 
 impl LinkState {
-    /// Connects to the server, and makes all namespaces known to it.
+    /// Connects to the server.
     fn attach(&self) -> Result<()> {
-        let (server, facts) = Attachment::open(&self.socket, self.clock, &self.ended)?;
-        let server = Arc::new(server);
+        let (server, facts) = Attachment::open(&self.socket, self.clock, &self.of_all)?;
         *self.facts.lock() = facts;
-        let namespaces = self.namespaces.lock();
-        for (namespace, options) in namespaces.values() {
-            if let Err(error) = self.introduce(&server, namespace, *options) {
-                let id = namespace.id();
-                tracing::warn!(%id, %error, "the server refuses a namespace; its blocks are misses");
-            }
-        }
-        *self.attached.write() = Some(server);
-        drop(namespaces);
+        *self.attached.write() = Some(Arc::new(server));
         if self.is_away_logged.swap(false, Ordering::AcqRel) {
             tracing::warn!(socket = %self.socket.display(), "the server is there; its blocks are used from now on");
         }
         Ok(())
-    }
-
-    fn introduce(
-        &self,
-        server: &Attachment,
-        namespace: &Namespace,
-        options: RegisterOptions,
-    ) -> Result<()> {
-        let codec = options.compression.map(|one| (one.name().to_owned(), one.element_bytes()));
-        let message = wire::encode(&Request::Register { encoding: namespace.encode(), codec });
-        let deadline = Deadline::At(self.clock.now().after(REGISTER_TIMEOUT));
-        let Ok(answer) = server.call(&message, &Limit { deadline, cancel: None }) else {
-            // It learns of the namespace when it is back.
-            return Ok(());
-        };
-        match wire::decode(&answer) {
-            Ok((Reply::Failed { kind, message }, _)) => Err(wire::error_of(kind, message)),
-            _ => Ok(()),
-        }
     }
 
     fn log_away(&self, error: &Error) {
@@ -215,17 +170,18 @@ impl LinkState {
 /// Connects whenever the server is away, until the client is closed.
 fn keep_attached(shared: &LinkState, woken: &Receiver<()>) {
     let mut pause = FIRST_PAUSE;
+    // Servers that ended. To unmap their memory takes a while, and no call may pay for it.
+    let mut former: Vec<Arc<Attachment>> = Vec::new();
     loop {
+        former.retain(|server| Arc::strong_count(server) > 1);
         let attached = shared.attached.read().as_ref().map(Arc::clone);
         let wait = match &attached {
-            Some(server) if server.looks_alive() => {
-                server.flush_leases();
+            Some(server) if server.look_after() => {
                 pause = FIRST_PAUSE;
                 WATCH
             }
             Some(_) => {
-                // Nobody else may keep the memory of a server that ended.
-                *shared.attached.write() = None;
+                former.extend(shared.attached.write().take());
                 continue;
             }
             None => match shared.attach() {

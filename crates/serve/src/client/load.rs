@@ -93,7 +93,7 @@ impl<'a> Load<'a> {
             timeout_ns: timeout_ns(server.left(limit)?),
         });
         wire::push_hashes(&mut message, asked.iter().map(|at| &self.chain[*at]));
-        let answer = server.call(&message, limit)?;
+        let answer = server.call(self.namespace.id(), &message, limit)?;
         round_of(&answer, asked.len()).map_err(|_| Lost::Away)
     }
 

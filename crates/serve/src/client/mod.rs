@@ -6,7 +6,9 @@
 //! 3. A client serves the process that opened it. In a forked child every call is refused before it touches a lock.
 
 mod attachment;
+mod calls;
 mod connection;
+mod connections;
 mod ended_leases;
 mod facts;
 mod inner;
@@ -15,7 +17,10 @@ mod lease;
 mod limit;
 mod link;
 mod load;
+mod namespaces;
+mod places;
 mod removals;
+mod remove;
 mod save;
 mod submitted;
 
@@ -40,7 +45,6 @@ pub use self::removals::ServedWatch;
 pub use self::save::Allocation;
 
 use self::inner::{Inner, Parts, look};
-use self::limit::timeout_ns;
 use self::link::Link;
 use self::load::Load;
 pub(crate) use self::load::understand;
@@ -63,6 +67,13 @@ impl Client {
     ///
     /// `Incompatible` if the server does not speak our version; `Unavailable` if the system refuses a thread.
     pub fn open(socket: &Path) -> Result<Self> {
+        let away = |error| {
+            let message =
+                format!("the path of the socket, {}, cannot be resolved", socket.display());
+            Error::new(ErrorKind::Unavailable, message).with_source(error)
+        };
+        // The client connects again and again, wherever the process works then.
+        let socket = &std::path::absolute(socket).map_err(away)?;
         let clock = SystemClock::new();
         let lanes = TransferLanes::of_threads(LANES.0, LANES.1).map_err(no_thread)?;
         let parts = Parts {
@@ -162,7 +173,7 @@ impl Client {
         loop {
             let skip = u32::try_from(known.len()).unwrap_or(u32::MAX);
             let message = wire::encode(&Request::Namespaces { skip });
-            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok(answer) = parts.ask(None, &message) else { break };
             let Ok((Reply::Namespaces { encodings }, _)) = wire::decode::<Reply>(&answer) else {
                 break;
             };
@@ -208,7 +219,7 @@ impl Client {
         let mut flags = Vec::with_capacity(hashes.len());
         for part in hashes.chunks(MOST_HASHES) {
             let message = look(namespace, how, part);
-            let Ok(answer) = parts.ask(&message, &Terms::default()) else { break };
+            let Ok(answer) = parts.ask(namespace, &message) else { break };
             let Ok((Reply::Flags, tail)) = wire::decode::<Reply>(&answer) else { break };
             flags.extend(tail.iter().take(part.len()).map(|flag| *flag == 1));
         }
@@ -318,42 +329,6 @@ impl Client {
         LayerPut::open(Arc::clone(&self.inner), found, chain, (first, count))
     }
 
-    /// See [`Store::remove`](dalsegno_store::Store::remove). First waits until the puts that this client has submitted
-    /// have ended, so that their blocks are removed, too. More than 4,096 blocks are several removals.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` also if the server is away. The message says what was not removed.
-    pub fn remove(
-        &self,
-        namespace: NamespaceId,
-        hashes: Option<&[ChainHash]>,
-        terms: &Terms,
-    ) -> Result<u64> {
-        let parts = self.enter()?;
-        let limit = parts.limit(terms);
-        parts.submitted.wait_for_earlier(&limit, &parts.clock).map_err(|_| not_begun())?;
-        let everything: &[ChainHash] = &[];
-        let messages: Vec<&[ChainHash]> =
-            hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect());
-        let (mut removed, mut done) = (0, 0);
-        for part in messages {
-            let limit = parts.limit(terms);
-            let mut message = wire::encode(&Request::Remove {
-                namespace: namespace.0,
-                all: hashes.is_none(),
-                timeout_ns: timeout_ns(terms.timeout),
-            });
-            wire::push_hashes(&mut message, part);
-            let answered = parts.server().and_then(|server| server.call(&message, &limit));
-            let count = answered.map_err(|_| away()).and_then(|answer| count_of(&answer));
-            done += part.len();
-            let left = hashes.map_or(0, <[ChainHash]>::len) - done;
-            removed += count.map_err(|error| with_rest(error, left))?;
-        }
-        Ok(removed)
-    }
-
     /// See [`Store::watch_removals`](dalsegno_store::Store::watch_removals).
     pub fn watch_removals(&self, capacity: usize) -> Result<ServedWatch> {
         self.enter()?;
@@ -414,34 +389,4 @@ impl Client {
 
 fn throttled(blocks: usize) -> GetReport {
     GetReport { outcomes: vec![Outcome::Lost(dalsegno_store::Cause::Throttled); blocks] }
-}
-
-fn away() -> Error {
-    let message = "the server is away or did not respond in time: the blocks may or may not be \
-                   removed; remove them again";
-    Error::new(ErrorKind::Unavailable, message)
-}
-
-fn not_begun() -> Error {
-    let message = "nothing was removed: puts that were submitted before have not ended; remove \
-                   these blocks again";
-    Error::new(ErrorKind::Unavailable, message)
-}
-
-/// The error of one part of a removal, with the blocks of later parts.
-fn with_rest(error: Error, left: usize) -> Error {
-    if left == 0 {
-        return error;
-    }
-    let message = format!("{error}; the last {left} blocks were not removed: remove them again");
-    Error::new(error.kind(), message)
-}
-
-/// The number that an answer carries, or its error.
-fn count_of(answer: &[u8]) -> Result<u64> {
-    match wire::decode::<Reply>(answer) {
-        Ok((Reply::Count { count }, _)) => Ok(count),
-        Ok((Reply::Failed { kind, message }, _)) => Err(wire::error_of(kind, message)),
-        _ => Err(away()),
-    }
 }

@@ -139,8 +139,9 @@ pub(super) fn put(
     for blocks in put.blocks.chunks(blocks_of_message(bytes)) {
         let part = part(put.chain, put.first + outcomes.len(), blocks.len());
         let Ok(left) = server.left(limit) else { break };
-        let message = message_of(namespace.id(), &part, (0, 0), timeout_ns(left));
-        let answered = server.call_with_blocks(&message, (blocks, blocks.len() * bytes), limit);
+        let message = |ticket| message_of(namespace.id(), &part, (0, ticket), timeout_ns(left));
+        let all = (blocks, blocks.len() * bytes);
+        let answered = server.call_with_blocks(namespace.id(), message, all, limit);
         if !take_outcomes(&mut outcomes, answered, blocks.len())? {
             break;
         }
@@ -163,9 +164,9 @@ pub(super) fn commit(
         let part = part(chain, first + outcomes.len(), now);
         let Ok(left) = server.left(limit) else { break };
         let offset = outcomes.len() * bytes;
-        let ticket = allocation.window.ticket();
-        let message = message_of(allocation.namespace, &part, (offset, ticket), timeout_ns(left));
-        let answered = server.call_with_window(&message, &allocation.window, limit);
+        let (namespace, left) = (allocation.namespace, timeout_ns(left));
+        let message = |ticket| message_of(namespace, &part, (offset, ticket), left);
+        let answered = server.call_with_window(namespace, message, &allocation.window, limit);
         if !take_outcomes(&mut outcomes, answered, now)? {
             break;
         }
