@@ -168,7 +168,8 @@ impl Attachment {
 
     /// Sends ended leases to the server without waiting for a connection.
     fn flush_leases(&self) {
-        if !self.region.is_here() || self.is_gone() || self.is_stalled() {
+        let is_idle = self.shared.ended.are_none(self.header.epoch);
+        if is_idle || !self.region.is_here() || self.is_gone() || self.is_stalled() {
             return;
         }
         while let Some(mut connection) = self.connections.take_idle() {

@@ -15,6 +15,11 @@ impl EndedLeases {
         self.0.lock().push((epoch, lease));
     }
 
+    /// Whether one server has heard of all.
+    pub(super) fn are_none(&self, epoch: u64) -> bool {
+        self.0.lock().iter().all(|(of, _)| *of != epoch)
+    }
+
     /// Takes some of those of one server. The others are forgotten: their server has ended.
     pub(super) fn take(&self, epoch: u64) -> Vec<u64> {
         let mut all = self.0.lock();
