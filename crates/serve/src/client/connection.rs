@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dalsegno_core::{Error, ErrorKind, Result};
 use dalsegno_io::{
-    Backing, Channel, ChannelError, Claim, Counters, Frame, IoError, Memory, Region,
+    Backing, Channel, ChannelError, Claim, Counters, Frame, IoError, Memory, Region, Touch,
 };
 
 use crate::wire::{
@@ -39,7 +39,7 @@ impl Window {
     /// [`IoError::Os`] if the system cannot provide it.
     pub(crate) fn new(bytes: usize) -> std::result::Result<Self, IoError> {
         let bytes = bytes.saturating_add(WINDOW_HEADER_BYTES);
-        let region = Region::shared(&Backing::MemoryFile, bytes, "memory for puts")?;
+        let region = Region::shared(&Backing::MemoryFile, bytes, Touch::AtUse, "memory for puts")?;
         let (file, region) = (region.reader_file()?, Arc::new(region));
         let ticket = Counters::of(&region, 0, 1);
         let number = WINDOWS.fetch_add(1, Ordering::Relaxed);
