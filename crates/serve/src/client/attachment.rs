@@ -314,6 +314,11 @@ impl Attachment {
         limit.left(&self.clock)
     }
 
+    /// Fails once a call has ended.
+    pub(super) fn check(&self, limit: &Limit) -> std::result::Result<(), Lost> {
+        limit.check(&self.clock)
+    }
+
     fn lost(&self, error: &ChannelError) -> Lost {
         if matches!(error, ChannelError::Timeout) {
             self.stalled_at.store(self.heartbeat(), Ordering::Relaxed);
