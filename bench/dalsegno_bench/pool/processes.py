@@ -14,7 +14,7 @@ from typing import Any
 
 from dalsegno_bench.pool.workset import Dose, Prompts
 
-__all__ = ["Addresses", "Clients", "serving", "serving_tcp", "serving_zmq"]
+__all__ = ["Addresses", "Clients", "cpu_s_of", "read", "serving", "serving_tcp", "serving_zmq", "stop", "write"]
 
 STOP_S = 30
 # What `dalsegno serve` prints last when clients may come.
@@ -76,9 +76,13 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def serving(directory: Path, pool_bytes: int, capacity: int) -> Iterator[tuple[int, str]]:
+def serving(
+    directory: Path, pool_bytes: int, capacity: int, *, huge_pages: bool = True
+) -> Iterator[tuple[int, str]]:
     """Runs `dalsegno serve`; yields its process and the path for :func:`dalsegno.open`."""
-    command = [sys.executable, "-m", "dalsegno.cli", "serve", str(directory)]
+    command = [sys.executable, "-m"]
+    command += [] if huge_pages else ["dalsegno_bench.pool.small_pages"]
+    command += ["dalsegno.cli", "serve", str(directory)]
     command += ["--pool", str(pool_bytes), "--capacity", str(capacity)]
     with running(command, READY) as (pid, _):
         yield pid, f"unix:{directory / 'serve' / 'socket'}"

@@ -6,6 +6,8 @@
 //! 3. A lease to copy ends after [`COPY_LEASE`], released or not: its holder finds out by the stamps. A lease to use
 //!    blocks in their places ends only when it is released, or with the process.
 
+mod ahead;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,8 @@ use serde::Serialize;
 
 /// How long blocks stay in their places for a client that copies them.
 pub(crate) const COPY_LEASE: Duration = Duration::from_secs(2);
+/// The number of a lease without blocks.
+pub(crate) const NO_LEASE: u64 = 0;
 
 /// The most that clients may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `wire` | messages and their encoding |
 //! | `account` | what one client process holds, and its bounds |
+//! | `acquire` | blocks that a client copies, and those that are read ahead |
 //! | `session` | message in, answer out; no sockets, so that a simulation drives it |
 //! | `server` | threads, sockets, the heartbeat |
 //! | `client` | a store of another process, with the calls of a store of this one |
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod acquire;
 mod client;
 #[doc(hidden)]
 pub mod fuzzing;

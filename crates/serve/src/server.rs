@@ -288,5 +288,8 @@ fn serve(shared: &Serving, mut channel: Channel, pool: Pool, slot: SessionSlot) 
             tracing::debug!(pid, %error, "an answer was not sent");
             break;
         }
+        if !shared.is_closing.load(Ordering::Acquire) {
+            session.read_ahead();
+        }
     }
 }

@@ -10,24 +10,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::Clock;
+use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{IoError, SealedFile};
 use dalsegno_store::{
-    Cause, ChainHash, Compression, Error, ErrorKind, Memory, Namespace, NamespaceId, Outcome, Pool,
-    PoolBlock, PutOutcome, RegisterOptions, RemovalWatch, Result, Scope, Terms, format_bytes,
+    ChainHash, Compression, Error, ErrorKind, Memory, Namespace, NamespaceId, Pool, PoolBlock,
+    PutOutcome, RegisterOptions, RemovalWatch, Result, Scope, Terms, format_bytes,
 };
 
-use crate::account::{Account, COPY_LEASE, Grant, Kind, SessionSlot};
+use crate::account::{Account, COPY_LEASE, Grant, Kind, NO_LEASE, SessionSlot};
+use crate::acquire::{Parties, ReadAhead, Wanted, acquire};
 use crate::wire::{
-    self, Look, MOST_FRAME_BYTES, Malformed, NO_LEASE, OLDEST_VERSION, PlaceRow, Reply, Request,
-    VERSION,
+    self, Look, MOST_FRAME_BYTES, Malformed, OLDEST_VERSION, PlaceRow, Reply, Request, VERSION,
 };
 
-/// Most bytes that one answer keeps in places for a client to copy.
-const MOST_ACQUIRED_BYTES: u64 = 64 << 20;
-/// The part of what a process may hold that one answer takes at most, as a divisor: its threads get blocks at the same
-/// time.
-const ANSWER_SHARE: u64 = 4;
 /// Most removals that wait for a connection: 48 bytes each.
 const MOST_WATCHED: usize = 1 << 18;
 /// Most removals of one answer.
@@ -68,6 +63,7 @@ enum State {
 struct Greeted {
     window: Option<SealedFile>,
     watch: Option<RemovalWatch>,
+    ahead: ReadAhead,
 }
 
 /// An answer to a request, before it is encoded.
@@ -135,6 +131,14 @@ impl Session {
         Answer::Send { bytes, with_arena }
     }
 
+    /// Reads the blocks that the client is about to ask for. Call it when an answer was sent.
+    pub(crate) fn read_ahead(&mut self) {
+        if let State::Greeted(greeted) = &mut self.state {
+            let (account, clock) = (self.slot.account(), &*self.clock);
+            greeted.ahead.read(Parties { pool: &self.pool, account, clock });
+        }
+    }
+
     fn answer(&mut self, request: Request, tail: &[u8], descriptors: Vec<OwnedFd>) -> Handled {
         let greeted = match (&mut self.state, request) {
             (State::New, Request::Hello { version }) => {
@@ -147,17 +151,23 @@ impl Session {
         };
         let (greeted, request) = greeted;
         let (pool, patience) = (&self.pool, self.patience);
-        let call = Exchange { pool, patience, account: self.slot.account(), tail };
+        let call = Exchange { pool, account: self.slot.account(), tail };
         match request {
             Request::Hello { .. } => Err(Malformed("a second hello").into()),
             Request::Register { encoding, codec } => call.register(&encoding, codec),
             Request::Namespaces { skip } => call.namespaces(skip as usize),
             Request::Look { namespace, how } => call.look(NamespaceId(namespace), how),
             Request::Acquire { namespace, each, timeout_ns } => {
-                let scope = if each { Scope::Each } else { Scope::Prefix };
-                let until = self.clock.now().after(COPY_LEASE);
-                let terms = terms_of(timeout_ns);
-                call.acquire(NamespaceId(namespace), scope, &terms, until)
+                let after = |timeout| Deadline::At(self.clock.now().after(timeout));
+                let wanted = Wanted {
+                    namespace: NamespaceId(namespace),
+                    hashes: wire::hashes_of(tail)?,
+                    scope: if each { Scope::Each } else { Scope::Prefix },
+                    deadline: timeout_ns.map(Duration::from_nanos).map_or(Deadline::Never, after),
+                };
+                let parties = Parties { pool, account: call.account, clock: &*self.clock };
+                let (reply, tail) = acquire(parties, &mut greeted.ahead, wanted, patience)?;
+                Ok(Outgoing::Tailed(reply, tail))
             }
             Request::Lease { namespace, timeout_ns } => {
                 call.lease(NamespaceId(namespace), &terms_of(timeout_ns))
@@ -209,7 +219,6 @@ impl Greeted {
 /// A request under way.
 struct Exchange<'a> {
     pool: &'a Pool,
-    patience: Duration,
     account: &'a Arc<Account>,
     tail: &'a [u8],
 }
@@ -268,38 +277,6 @@ impl Exchange<'_> {
             }
         };
         Ok(Outgoing::Tailed(Reply::Flags, flags.into_iter().map(u8::from).collect()))
-    }
-
-    fn acquire(
-        &self,
-        namespace: NamespaceId,
-        scope: Scope,
-        terms: &Terms,
-        until: dalsegno_core::Nanos,
-    ) -> Handled {
-        let hashes = wire::hashes_of(self.tail)?;
-        let place_bytes = self.pool.place_bytes(namespace)?;
-        let wanted = MOST_ACQUIRED_BYTES.min(self.account.most_copy_bytes() / ANSWER_SHARE);
-        let patience = terms.timeout.map_or(self.patience, |timeout| timeout.min(self.patience));
-        let Some(grant) = self.account.grant_copy(wanted, place_bytes, patience) else {
-            let throttled = wire::outcome_byte(Outcome::Lost(Cause::Throttled));
-            let tail = vec![throttled; hashes.len().min(1)];
-            let outcomes = u32::from(!hashes.is_empty());
-            return Ok(Outgoing::Tailed(Reply::Acquired { lease: NO_LEASE, outcomes }, tail));
-        };
-        let acquired = self.pool.acquire(namespace, (&hashes, scope), grant.bytes(), terms)?;
-        let mut tail: Vec<u8> =
-            acquired.outcomes.iter().map(|outcome| wire::outcome_byte(*outcome)).collect();
-        let mut bytes = 0;
-        for block in &acquired.blocks {
-            let (unit, stamp) = block.place();
-            wire::push_row(&mut tail, PlaceRow { unit, stamp });
-            bytes += block.place_bytes();
-        }
-        let outcomes = u32::try_from(acquired.outcomes.len()).expect("at most MOST_HASHES");
-        let lease =
-            if bytes > 0 { grant.hold_copy(acquired.blocks, bytes, until) } else { NO_LEASE };
-        Ok(Outgoing::Tailed(Reply::Acquired { lease, outcomes }, tail))
     }
 
     fn lease(&self, namespace: NamespaceId, terms: &Terms) -> Handled {

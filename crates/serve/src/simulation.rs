@@ -158,6 +158,7 @@ impl World {
             return;
         }
         let answer = self.clients[number].session.handle(&message, Vec::new());
+        self.clients[number].session.read_ahead();
         if fate == Fate::After(at) {
             self.connect_again(number);
         } else {

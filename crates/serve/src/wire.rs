@@ -20,8 +20,6 @@ pub(crate) const OLDEST_VERSION: u32 = 1;
 pub(crate) const WINDOW_HEADER_BYTES: usize = 4096;
 /// Most bytes of a frame.
 pub(crate) const MOST_FRAME_BYTES: usize = 1 << 20;
-/// The number of a lease without blocks.
-pub(crate) const NO_LEASE: u64 = 0;
 /// Most hashes of a frame.
 pub(crate) const MOST_HASHES: usize = 4096;
 

@@ -7,6 +7,7 @@
 //! | `claim` | [`Claim`] and [`Filled`]: a range of a region while it is written, and afterwards | a block's place |
 //! | `counters` | [`Counters`]: numbers in a shared region, written here and read elsewhere | until dropped |
 //! | `sealed` | [`SealedFile`]: memory of another process, read and never mapped | until dropped |
+//! | `huge_pages` | huge pages for the files behind shared regions | as their region |
 //! | `buffer_pool` | aligned staging buffers for I/O, populated when the pool is created | one request |
 //! | `page_alloc` | large vectors of the on-disk index, each in its own mapping | until dropped |
 //!
@@ -18,6 +19,7 @@ mod buffer_pool;
 mod claim;
 mod counters;
 mod handle;
+mod huge_pages;
 mod lent;
 mod page_alloc;
 mod region;

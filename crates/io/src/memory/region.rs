@@ -20,12 +20,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::available::available_bytes;
 use super::backing::{Backing, is_in_memory, is_regular, open_named};
 use super::handle::Memory;
+use super::huge_pages;
 use crate::{IoError, Process};
 
 /// When the system provides the physical memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// When it is mapped.
+    /// When it is mapped, in huge pages if possible.
     Now,
     /// Page by page, when a page is first used.
     AtUse,
@@ -91,13 +92,18 @@ impl Region {
         Ok(region)
     }
 
-    /// Creates memory of `bytes` that other processes can map, and maps it. The system provides all of it now, so that
+    /// Creates memory of `bytes` that other processes can map, and maps it. The system sets all of it aside now, so that
     /// no access fails later for lack of memory.
     ///
     /// # Errors
     ///
     /// [`IoError::Os`] with purpose and size if the system refuses the memory or the file.
-    pub fn shared(backing: &Backing, bytes: usize, purpose: &str) -> Result<Self, IoError> {
+    pub fn shared(
+        backing: &Backing,
+        bytes: usize,
+        touch: Touch,
+        purpose: &str,
+    ) -> Result<Self, IoError> {
         let failed = |error| refused(bytes, purpose, error);
         let file = match backing {
             Backing::MemoryFile => {
@@ -115,17 +121,23 @@ impl Region {
                 return Err(IoError::os("allocation", file, std::io::ErrorKind::OutOfMemory));
             }
         }
-        if *backing == Backing::MemoryFile || is_regular(&file) {
+        let has_size = *backing == Backing::MemoryFile || is_regular(&file);
+        if has_size {
             rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
-            let flags = rustix::fs::FallocateFlags::empty();
-            rustix::fs::fallocate(&file, flags, 0, bytes as u64).map_err(failed)?;
         }
         let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
+        let file = region.file.as_ref().expect("a shared region has a file");
+        if touch == Touch::Now && is_in_memory(file) {
+            huge_pages::provide(region.start, bytes);
+        }
+        if has_size {
+            let flags = rustix::fs::FallocateFlags::empty();
+            rustix::fs::fallocate(file, flags, 0, bytes as u64).map_err(failed)?;
+        }
         if *backing == Backing::MemoryFile {
             // From now on no other mapping can be written, through whatever descriptor, and nobody can truncate it.
             let seals =
                 SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-            let file = region.file.as_ref().expect("a shared region has a file");
             rustix::fs::fcntl_add_seals(file, seals).map_err(failed)?;
         }
         Ok(region)
@@ -152,9 +164,11 @@ impl Region {
             Access::Read => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        let (at, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
-        // SAFETY: a fresh mapping at an address of the kernel's choice; no existing memory is involved.
-        let start = unsafe { rustix::mm::mmap(at, bytes, protection, flags, &file, 0) };
+        let in_memory = is_in_memory(&file);
+        let at = if in_memory { huge_pages::aligned_address(bytes) } else { std::ptr::null_mut() };
+        // SAFETY: a fresh mapping; no existing memory is involved, since without a flag that says otherwise the kernel
+        // chooses another address if something is mapped at this one.
+        let start = unsafe { rustix::mm::mmap(at, bytes, protection, MapFlags::SHARED, &file, 0) };
         Ok(Self::of(start.map_err(failed)?, bytes, access, Some(file)))
     }
 
@@ -338,14 +352,16 @@ mod tests {
     use std::sync::Arc;
 
     fn shared(bytes: usize) -> Arc<Region> {
-        Arc::new(Region::shared(&Backing::MemoryFile, bytes, "a test").unwrap())
+        Arc::new(Region::shared(&Backing::MemoryFile, bytes, Touch::AtUse, "a test").unwrap())
     }
 
     #[test]
     fn an_impossible_size_is_refused_by_name_and_size() {
         let error = Region::anonymous(1 << 62, Touch::AtUse, "notes").unwrap_err().to_string();
         assert!(error.contains("4611686018427387904 bytes of notes"), "{error}");
-        let error = Region::shared(&Backing::MemoryFile, 1 << 62, "notes").unwrap_err().to_string();
+        let error = Region::shared(&Backing::MemoryFile, 1 << 62, Touch::Now, "notes")
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("4611686018427387904 bytes of notes"), "{error}");
     }
 
@@ -409,7 +425,7 @@ mod tests {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let backing = Backing::Named(folder.path().join("arena"));
         for round in 0..2_u8 {
-            let region = Arc::new(Region::shared(&backing, 1 << 16, "a test").unwrap());
+            let region = Arc::new(Region::shared(&backing, 1 << 16, Touch::Now, "a test").unwrap());
             let mut claim = Claim::of(&region, 100, 1, ());
             let mut memory = claim.memory();
             assert_eq!(memory.as_slice(), [round]);
@@ -421,12 +437,12 @@ mod tests {
     fn a_named_file_of_another_size_is_replaced_and_its_readers_live_on() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let backing = Backing::Named(folder.path().join("arena"));
-        let first = Region::shared(&backing, 1 << 16, "a test").unwrap();
+        let first = Region::shared(&backing, 1 << 16, Touch::Now, "a test").unwrap();
         let reader = Region::map(first.reader_file().unwrap(), 1 << 16, Access::Read, "a test");
         let reader = reader.unwrap();
         drop(first);
         for bytes in [4096, 1 << 17] {
-            let other = Region::shared(&backing, bytes, "a test").unwrap();
+            let other = Region::shared(&backing, bytes, Touch::Now, "a test").unwrap();
             assert_eq!((other.bytes(), reader.counter((1 << 16) - 8)), (bytes, Some(0)));
         }
     }

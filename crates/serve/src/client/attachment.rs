@@ -22,6 +22,7 @@ use super::ended_leases::EndedLeases;
 use super::facts::Facts;
 use super::limit::{Limit, Lost};
 use super::namespaces::Namespaces;
+use crate::account::NO_LEASE;
 use crate::wire::{self, Reply};
 
 /// How often a call that waits looks at the heartbeat.
@@ -125,7 +126,7 @@ impl Attachment {
         self.connections.read_late_replies(self.clock.now(), |reply| {
             if let Ok((Reply::Acquired { lease, .. } | Reply::Leased { lease, .. }, _)) =
                 wire::decode(reply)
-                && lease != wire::NO_LEASE
+                && lease != NO_LEASE
             {
                 self.shared.ended.add(self.header.epoch, lease);
             }

@@ -245,6 +245,11 @@ impl Attachment {
         limit.left(&self.clock)
     }
 
+    /// Fails once a call has ended.
+    pub(super) fn check(&self, limit: &Limit) -> std::result::Result<(), Lost> {
+        limit.check(&self.clock)
+    }
+
     /// What an error means that came after this heartbeat.
     fn lost(&self, error: &ChannelError, beat: u64) -> Lost {
         if matches!(error, ChannelError::Timeout) {

@@ -55,6 +55,18 @@ impl Limit {
         let now = clock.now();
         if self.deadline.expired(now) { Err(Lost::Late) } else { Ok(self.deadline.remaining(now)) }
     }
+
+    /// Fails once the call has ended: its deadline passed, or it was cancelled.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost::Late`] or [`Lost::Cancelled`].
+    pub(super) fn check(&self, clock: &dyn Clock) -> Result<(), Lost> {
+        if self.cancel.as_ref().is_some_and(Cancel::is_cancelled) {
+            return Err(Lost::Cancelled);
+        }
+        self.left(clock).map(drop)
+    }
 }
 
 /// A timeout as messages have it.

@@ -13,6 +13,9 @@ use super::attachment::Attachment;
 use super::limit::{Limit, Lost, timeout_ns};
 use crate::wire::{self, MOST_HASHES, Malformed, PlaceRow, Reply, Request};
 
+/// Bytes that are copied before the deadline is looked at again: a millisecond.
+const PART_BYTES: usize = 4 << 20;
+
 /// A get under way.
 pub(super) struct Load<'a> {
     namespace: &'a Namespace,
@@ -60,12 +63,15 @@ impl<'a> Load<'a> {
                 Ok(round) => round,
                 Err(lost) => return self.lose(lost),
             };
-            let hits = self.copy(server, &asked, &round);
+            let copied = self.copy(server, &asked, &round, limit);
             if round.lease != 0 {
                 server.end_lease(round.lease);
             }
+            if let Err(lost) = copied {
+                return self.lose(lost);
+            }
             let asked = &asked[..round.outcomes.len()];
-            if !self.settle(scope, asked, &round.outcomes, hits) {
+            if !self.settle(scope, asked, &round.outcomes) {
                 break;
             }
         }
@@ -97,26 +103,60 @@ impl<'a> Load<'a> {
         round_of(&answer, asked.len()).map_err(|_| Lost::Away)
     }
 
-    /// Copies the hits of a round; returns how many there are.
-    fn copy(&mut self, server: &Attachment, asked: &[usize], round: &Round) -> usize {
-        let bytes = usize::try_from(self.namespace.layout().block_bytes());
-        let bytes = bytes.expect("64-bit addresses");
+    /// Copies the hits of a round. If the call ends before the last one, those that were not copied stay pending.
+    fn copy(
+        &mut self,
+        server: &Attachment,
+        asked: &[usize],
+        round: &Round,
+        limit: &Limit,
+    ) -> std::result::Result<(), Lost> {
         let mut rows = round.rows.iter();
-        for (at, outcome) in asked.iter().zip(&round.outcomes) {
-            self.outcomes[*at] = *outcome;
-            if !outcome.is_hit() {
-                continue;
+        for (done, (at, outcome)) in asked.iter().zip(&round.outcomes).enumerate() {
+            let mut found = *outcome;
+            if outcome.is_hit() {
+                let row = *rows.next().expect("a row for each hit");
+                match self.copy_block(server, row, *at, limit) {
+                    Ok(true) => {}
+                    Ok(false) => found = Outcome::Lost(Cause::Recycled),
+                    Err(lost) => {
+                        self.pending.drain(..done);
+                        return Err(lost);
+                    }
+                }
             }
-            let row = *rows.next().expect("a row for each hit");
-            if !server.copy(row, bytes, self.from, &mut self.out[*at]) {
-                self.outcomes[*at] = Outcome::Lost(Cause::Recycled);
+            self.outcomes[*at] = found;
+        }
+        Ok(())
+    }
+
+    /// Copies a block in parts, between which the call may end. `false` if its place ended meanwhile.
+    fn copy_block(
+        &mut self,
+        server: &Attachment,
+        row: PlaceRow,
+        at: usize,
+        limit: &Limit,
+    ) -> std::result::Result<bool, Lost> {
+        let bytes = usize::try_from(self.namespace.layout().block_bytes());
+        let (bytes, mut from) = (bytes.expect("64-bit addresses"), self.from);
+        for mut rest in std::mem::take(&mut self.out[at]) {
+            while !rest.is_empty() {
+                server.check(limit)?;
+                let part = rest.split_to(rest.len().min(PART_BYTES));
+                let len = part.len();
+                if !server.copy(row, bytes, from, &mut [part]) {
+                    return Ok(false);
+                }
+                from += len;
             }
         }
-        round.rows.len()
+        Ok(true)
     }
 
     /// Decides what is asked for next. `false` if nothing is.
-    fn settle(&mut self, scope: Scope, asked: &[usize], outcomes: &[Outcome], hits: usize) -> bool {
+    fn settle(&mut self, scope: Scope, asked: &[usize], outcomes: &[Outcome]) -> bool {
+        let hits = outcomes.iter().filter(|outcome| outcome.is_hit()).count();
         self.pending.drain(..asked.len());
         let throttled = |outcome: &Outcome| *outcome == Outcome::Lost(Cause::Throttled);
         // What was copied freed places, so that the others may find one.

@@ -42,7 +42,8 @@ pub enum PoolBlock {
     Elsewhere(Memory),
 }
 
-/// The moment at which a put of another process arrived. A removal after it also removes the blocks of the put.
+/// The moment at which a request of another process arrived. A removal after it also removes the blocks of a put, and
+/// blocks that were found for a get.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival(RemovalMark);
 
@@ -192,13 +193,28 @@ impl Pool {
         Ok(PoolBlock::Placed(LeasedBlock::of(Arc::new(block))))
     }
 
-    /// The present moment, for a put that has arrived. Take it before the blocks are received.
+    /// The present moment, for a put that has arrived, or for a get. Take it before the blocks are received or found.
     ///
     /// # Errors
     ///
     /// `Closed`.
     pub fn arrival(&self) -> Result<Arrival> {
         self.store.door.removal_mark().map(Arrival)
+    }
+
+    /// Whether one of these blocks was removed since `arrival`.
+    ///
+    /// # Errors
+    ///
+    /// `Closed`.
+    pub fn has_removed(
+        &self,
+        namespace: NamespaceId,
+        hashes: &[ChainHash],
+        Arrival(mark): Arrival,
+    ) -> Result<bool> {
+        let open = self.store.door.enter()?;
+        Ok(!open.engine.front.removals.removed_since(mark, namespace, hashes).is_empty())
     }
 
     /// Puts blocks that were received since `arrival`, as [`Store::put_batch`] does.

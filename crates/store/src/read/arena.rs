@@ -123,7 +123,7 @@ impl Arena {
     fn outside(unit_count: u32, backing: &Backing) -> Result<Shared, IoError> {
         let epoch = u64::from_le_bytes(random_bytes::<8>()?);
         let header = ArenaHeader { unit_count, epoch };
-        let region = Arc::new(Region::shared(backing, header.arena_bytes(), PURPOSE)?);
+        let region = Arc::new(Region::shared(backing, header.arena_bytes(), Touch::Now, PURPOSE)?);
         let written = header.encode();
         let mut claim = Claim::of(&region, 0, written.len(), ());
         claim.memory().as_mut_slice().copy_from_slice(&written);
