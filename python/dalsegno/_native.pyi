@@ -65,6 +65,7 @@ __all__ = [
     "repair",
     "show_events",
     "verify",
+    "write_queued",
 ]
 __version__: str
 
@@ -799,6 +800,20 @@ def show_events(level: str) -> None:
 
     Args:
         level: ``"error"``, ``"warn"``, ``"info"``, ``"debug"`` or ``"trace"``.
+    """
+
+def write_queued(stream: int, text: str) -> None:
+    """Writes text to standard output or standard error without waiting for its reader.
+
+    A thread writes it. If the reader stops or goes away, text is lost and counted. When the process
+    exits, it waits about a second for the reader.
+
+    Args:
+        stream: 1 for standard output, 2 for standard error.
+        text: Text with its line break; the part behind 4,096 bytes is cut off.
+
+    Raises:
+        InvalidError: The stream is another one.
     """
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ mod directory;
 mod engine;
 mod error;
 mod file_limit;
+mod line_queue;
 mod memory;
 mod process;
 mod random;
@@ -29,6 +30,7 @@ pub use directory::{
 pub use engine::CallRing;
 pub use error::IoError;
 pub use file_limit::allow_open_files;
+pub use line_queue::{LineQueue, flush_lines};
 pub use memory::{
     Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
     PageBuffer, PageVec, Region, SealedFile, Touch, lend,

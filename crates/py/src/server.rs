@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use crate::arguments::LocalPath;
 use crate::errors::OrRaise;
 use crate::json::to_python;
+use crate::log;
 
 /// A store that this process owns and shares with others, over a socket.
 ///
@@ -48,7 +49,9 @@ impl PyServer {
 
     /// Returns all counters and gauges: the server's, and those of each tenant.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stats = py.detach(|| serde_json::to_value(self.server.stats()).expect("plain fields"));
+        let mut stats =
+            py.detach(|| serde_json::to_value(self.server.stats()).expect("plain fields"));
+        stats["lost_log_lines"] = log::lost_lines().into();
         to_python(py, &stats)
     }
 
@@ -56,7 +59,10 @@ impl PyServer {
     ///
     /// Closing a closed server does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.server.close());
+        py.detach(|| {
+            self.server.close();
+            log::flush();
+        });
     }
 
     fn __repr__(&self) -> String {

@@ -15,7 +15,7 @@ import typer
 
 import dalsegno
 from dalsegno import InvalidError, Server, UnavailableError
-from dalsegno.cli import show
+from dalsegno.cli import output, show
 from dalsegno.cli.options import Directory
 from dalsegno.paths import SOCKET_PREFIX, local_path, socket_of
 from dalsegno.settings import merged
@@ -91,9 +91,10 @@ def serve(  # noqa: PLR0913 - one argument for each option
         raise InvalidError("--set dram: the pool is the memory of a server; use --pool")
     settings = {"dram_admission": "put", **merged(given), "dram": _pool_bytes(pool)}
     tenants = [_tenant(one) for one in tenant or ()]
-    dalsegno.show_events("info")
-    # Before the server starts threads: they inherit it, so that this one gets the signal.
+    # Before any thread starts: they inherit it, so that this one gets the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    output.queue_streams()
+    dalsegno.show_events("info")
     server = Server(
         directory, json.dumps(settings), socket=socket, pool_file=pool_file, tenants=tenants
     )
