@@ -20,7 +20,7 @@ mod request;
 mod threads;
 mod wait_limit;
 
-pub use channel::{BindError, Channel, ChannelError, Frame, Listener, Occupant, Peer};
+pub use channel::{BindError, Channel, ChannelError, Frame, Listener, Occupant, Peer, PeerName};
 pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{

@@ -7,5 +7,5 @@ mod stream;
 mod system;
 
 pub use listener::{BindError, Listener, Occupant};
-pub use peer::Peer;
+pub use peer::{Peer, PeerName};
 pub use stream::{Channel, ChannelError, Frame};
