@@ -25,7 +25,7 @@ pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
     DirectoryLock, DirectoryNames, DirectoryOptions, DirectoryPlace, FolderEntry, LocalDirectory,
-    LockError, MountId, SharedDirectory, is_within, mount_below, nearest_with_file,
+    LockError, MountId, SharedDirectory, dangling_link, is_within, mount_below, nearest_with_file,
 };
 pub use engine::CallRing;
 pub use error::IoError;
@@ -35,7 +35,7 @@ pub use memory::{
     Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
     PageBuffer, PageVec, Region, SealedFile, Touch, lend,
 };
-pub use process::{Process, forked_amid_threads};
+pub use process::{Process, StopSignal, forked_amid_threads};
 pub use random::random_bytes;
 pub use request::{Class, Completion, FileId, Operation, Request, Watch};
 pub use threads::{Workers, share_work, spawn};

@@ -119,6 +119,12 @@ impl Listener {
         }
     }
 
+    /// The last path that was recorded.
+    #[must_use]
+    pub fn last_recorded(record: &Path) -> Option<PathBuf> {
+        SocketRecord::load(record).last()
+    }
+
     fn make(
         path: &Path,
         address: &SocketAddrUnix,

@@ -109,6 +109,11 @@ impl SocketRecord {
         })
     }
 
+    /// The newest path.
+    pub(super) fn last(&self) -> Option<PathBuf> {
+        self.sockets.last().map(|(path, _)| path.clone())
+    }
+
     /// Records that a socket is about to be made at `path`.
     pub(super) fn begin(&mut self, path: &Path) -> io::Result<()> {
         self.replace(path, Recorded::Pending)

@@ -9,18 +9,23 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::available::available_bytes;
 use super::backing::{Backing, is_in_memory, is_regular, open_named};
 use super::handle::Memory;
-use crate::{IoError, Process};
+use crate::{IoError, Process, StopSignal};
+
+/// Bytes that the system provides at a time: 10 to 60 ms.
+const PROVIDED_BYTES: u64 = 64 << 20;
 
 /// When the system provides the physical memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,11 +101,25 @@ impl Region {
     ///
     /// [`IoError::Os`] with purpose and size if the system refuses the memory or the file.
     pub fn shared(backing: &Backing, bytes: usize, purpose: &str) -> Result<Self, IoError> {
+        Self::shared_unless(backing, bytes, purpose, &StopSignal::default())
+    }
+
+    /// As [`Self::shared`], and stops when a signal is set. A named file that was created for it is removed then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::shared`]; `Interrupted` if the signal was set.
+    pub fn shared_unless(
+        backing: &Backing,
+        bytes: usize,
+        purpose: &str,
+        stop: &StopSignal,
+    ) -> Result<Self, IoError> {
         let failed = |error| refused(bytes, purpose, error);
-        let file = match backing {
+        let (file, created) = match backing {
             Backing::MemoryFile => {
                 let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-                rustix::fs::memfd_create("dalsegno", flags).map_err(failed)?
+                (rustix::fs::memfd_create("dalsegno", flags).map_err(failed)?, None)
             }
             Backing::Named(path) => open_named(path, bytes)?,
         };
@@ -110,15 +129,30 @@ impl Region {
             if bytes as u64 > available {
                 let file =
                     format!("{bytes} bytes of {purpose}, of which {available} are available,");
-                return Err(IoError::os("allocation", file, std::io::ErrorKind::OutOfMemory));
+                return Err(IoError::os("allocation", file, ErrorKind::OutOfMemory));
             }
         }
+        let mut is_provided = true;
         if *backing == Backing::MemoryFile || is_regular(&file) {
             rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
-            let flags = rustix::fs::FallocateFlags::empty();
-            rustix::fs::fallocate(&file, flags, 0, bytes as u64).map_err(failed)?;
+            is_provided = match provide(&file, bytes as u64, stop) {
+                Ok(()) => true,
+                // The kernel or a sandbox does not have the call.
+                Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => false,
+                Err(Errno::CANCELED) => return Err(stopped(bytes, purpose)),
+                Err(error) => return Err(failed(error)),
+            };
         }
         let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
+        if !is_provided {
+            region.touch_all(stop).map_err(|error| match error {
+                Errno::CANCELED => stopped(bytes, purpose),
+                error => failed(error),
+            })?;
+        }
+        if let Some(created) = created {
+            created.keep();
+        }
         if *backing == Backing::MemoryFile {
             // From now on no other mapping can be written, through whatever descriptor, and nobody can truncate it.
             let seals =
@@ -144,7 +178,7 @@ impl Region {
         let size = rustix::fs::fstat(&file).map_err(failed)?.st_size;
         if is_regular(&file) && u64::try_from(size).is_ok_and(|size| size < bytes as u64) {
             // A read behind the end would end this process.
-            return Err(failed(rustix::io::Errno::OVERFLOW));
+            return Err(failed(Errno::OVERFLOW));
         }
         let protection = match access {
             Access::Read => ProtFlags::READ,
@@ -171,6 +205,24 @@ impl Region {
         // SAFETY: advice about our own mapping, none of which changes its bytes. A forked child never touches it
         // (invariant 3). Advice that the kernel does not know is no loss.
         let _ = unsafe { rustix::mm::madvise(start, self.bytes, advice) };
+    }
+
+    /// Touches all pages in parts, so that the system provides them now. A kernel before 5.14 provides them at use.
+    fn touch_all(&self, stop: &StopSignal) -> Result<(), Errno> {
+        let part = usize::try_from(PROVIDED_BYTES).expect("64-bit addresses");
+        for offset in (0..self.bytes).step_by(part) {
+            if stop.is_set() {
+                return Err(Errno::CANCELED);
+            }
+            let (start, count) = (self.part(offset, 0), part.min(self.bytes - offset));
+            let advice = Advice::LinuxPopulateWrite;
+            // SAFETY: a range of our own mapping; the advice changes none of its bytes.
+            match unsafe { rustix::mm::madvise(start.as_ptr().cast(), count, advice) } {
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// A descriptor of the same memory through which nothing can be written.
@@ -306,7 +358,30 @@ impl Drop for Region {
     }
 }
 
-fn refused(bytes: usize, purpose: &str, error: rustix::io::Errno) -> IoError {
+/// Lets the system provide the memory of a file, in parts.
+fn provide(file: &OwnedFd, bytes: u64, stop: &StopSignal) -> Result<(), Errno> {
+    // Whole pages, of whatever size the file has.
+    let page = u64::try_from(rustix::fs::fstat(file)?.st_blksize).unwrap_or_default();
+    let part = PROVIDED_BYTES.max(page);
+    let mut done = 0;
+    while done < bytes {
+        if stop.is_set() {
+            return Err(Errno::CANCELED);
+        }
+        let count = part.min(bytes - done);
+        rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(file, FallocateFlags::empty(), done, count)
+        })?;
+        done += count;
+    }
+    Ok(())
+}
+
+fn stopped(bytes: usize, purpose: &str) -> IoError {
+    IoError::os("allocation", format!("{bytes} bytes of {purpose}"), ErrorKind::Interrupted)
+}
+
+fn refused(bytes: usize, purpose: &str, error: Errno) -> IoError {
     IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
 }
 
@@ -361,6 +436,30 @@ mod tests {
         let mut out = [0; 3];
         lend(|lender| reader.copy_racing(5000, &mut [lender.exclusive(&mut out)]));
         assert_eq!(&out, b"abc");
+    }
+
+    #[test]
+    fn a_stopped_allocation_leaves_no_file_and_a_file_that_was_there() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = folder.path().join("arena");
+        let backing = Backing::Named(path.clone());
+        let bytes = 3 * usize::try_from(PROVIDED_BYTES).unwrap();
+        let left = AtomicU64::new(2);
+        let stop = StopSignal::new(move || left.fetch_sub(1, Ordering::Relaxed) == 1);
+        let error = Region::shared_unless(&backing, bytes, "a test", &stop).unwrap_err();
+        assert!(error.to_string().contains("201326592 bytes of a test"), "{error}");
+        assert!(rustix::fs::stat(&path).is_err());
+        drop(Region::shared(&backing, 4096, "a test").unwrap());
+        let stop = StopSignal::new(|| true);
+        assert!(Region::shared_unless(&backing, 4096, "a test", &stop).is_err());
+        assert!(rustix::fs::stat(&path).is_ok());
+    }
+
+    #[test]
+    fn memory_is_touched_where_it_cannot_be_allocated() {
+        let region = shared(1 << 20);
+        region.touch_all(&StopSignal::default()).unwrap();
+        assert!(region.touch_all(&StopSignal::new(|| true)).is_err());
     }
 
     /// What a client may try with the descriptor that it was given.
