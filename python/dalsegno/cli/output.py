@@ -95,7 +95,7 @@ def _discard(stream: TextIO) -> None:
 def _fill_closed() -> None:
     """Opens nothing in the place of closed standard streams, or files of the store get them."""
     number = 0
-    while number <= 2:  # noqa: PLR2004 - standard error
+    while number <= 2:
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
 
