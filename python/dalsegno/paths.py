@@ -20,7 +20,19 @@ _PLACEHOLDER = re.compile(
 
 
 def local_path(text: str, name: str = "the path") -> Path:
-    """Returns the absolute path that a text means; a leading ``~`` is the home directory.
+    """Returns `typed_path`, absolute: a later change of the working directory changes nothing.
+
+    Raises:
+        InvalidError: See `typed_path`; or the working directory is gone.
+    """
+    try:
+        return typed_path(text, name).absolute()
+    except FileNotFoundError as error:
+        raise InvalidError(f"{name} is {text!r}, in a working directory that is gone") from error
+
+
+def typed_path(text: str, name: str = "the path") -> Path:
+    """Returns the path that a text means; a leading ``~`` is the home directory.
 
     A shell expands ``~`` only where a word begins: ``--dir=~/x`` and quoted words arrive as typed.
 
@@ -44,11 +56,7 @@ def local_path(text: str, name: str = "the path") -> Path:
         raise InvalidError(
             f"{name} is {text!r}, and Dalsegno does not replace {found[0]!r}; give the path itself"
         )
-    try:
-        # A later change of the working directory changes nothing.
-        return Path(_with_home(text, name)).absolute()
-    except FileNotFoundError as error:
-        raise InvalidError(f"{name} is {text!r}, in a working directory that is gone") from error
+    return Path(_with_home(text, name))
 
 
 def _refuse_characters(text: str, name: str) -> None:

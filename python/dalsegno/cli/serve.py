@@ -94,6 +94,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
 
     Exit codes: 0 stopped, or ready; 1 not ready; 2 it could not start.
     """
+    directory = directory.absolute()
     if ready:
         _say_ready(socket or socket_of(directory))
         return
@@ -122,6 +123,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
             raise _in_options(error) from error
         output.complain("stopped before it was ready")
         return
+    # The signal may have come since; it is taken there.
     _run(directory, server, at, settings.get("far"))
 
 

@@ -152,25 +152,26 @@ def test_a_socket_given_as_directory_is_refused_with_what_was_meant(tmp_path: Pa
 def test_a_signal_while_the_pool_is_provided_ends_it_cleanly(
     tmp_path: Path, by: signal.Signals
 ) -> None:
-    """It arrives before the pool is complete: the process is stopped as soon as it has begun."""
+    """The signal is sent before the process starts, and stays pending until it looks."""
     path, file = tmp_path / "kv", Path("/dev/shm", f"dalsegno-stopped-{os.getpid()}")
     arguments = ("--pool", "1GiB", "--capacity", "64MiB", "--pool-file", file)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command(path, *arguments), stdout=pipe, stderr=pipe, text=True) as server:
-        try:
-            until = time.monotonic() + WAIT_S
-            while not file.exists():
-                assert time.monotonic() < until
-                assert server.poll() is None
-            server.send_signal(by)
-            out, err = server.communicate(timeout=WAIT_S)
-        finally:
-            server.kill()
-            left = file.exists()
-            file.unlink(missing_ok=True)
-    assert (server.returncode, left) == (0, False), err
-    assert out == ""
-    assert "stopped before it was ready" in err
+    program = (
+        "import os, signal, sys\n"
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, {{{by.value}}})\n"
+        f"os.kill(os.getpid(), {by.value})\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command(path, *arguments)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    left = file.exists()
+    file.unlink(missing_ok=True)
+    assert (done.returncode, done.stdout, left) == (0, "", False), done.stderr
+    assert "stopped before it was ready" in done.stderr
     assert not (path / "serve").exists()
     with dalsegno.open(path, capacity="64MiB") as store:
         assert store.stats()["blocks"] == 0

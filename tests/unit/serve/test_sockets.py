@@ -1,4 +1,4 @@
-"""What `dalsegno serve` does with things in the place of its socket, and with a server that hangs."""
+"""What is in the place of a server's socket, and a server that hangs or refuses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.unit.stores import start
 
 import dalsegno
 
-SMALL = (
+SMALL = [
     "--pool",
     "16MiB",
     "--capacity",
@@ -26,7 +27,7 @@ SMALL = (
     "segment=1MiB",
     "--set",
     "staging=16MiB",
-)
+]
 
 
 def refused(path: Path, at: Path) -> str:
@@ -73,10 +74,8 @@ def test_what_is_no_socket_of_this_store_is_refused_and_stays(
 
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
 def test_a_socket_of_a_running_program_is_refused_and_works(kind: int, tmp_path: Path) -> None:
-    with (
-        socket.socket(socket.AF_UNIX, kind) as other,
-        socket.socket(socket.AF_UNIX, kind) as client,
-    ):
+    unix = socket.AF_UNIX
+    with socket.socket(unix, kind) as other, socket.socket(unix, kind) as client:
         other.bind(str(tmp_path / "there"))
         if kind != socket.SOCK_DGRAM:
             other.listen()
@@ -155,9 +154,13 @@ def test_ready_says_whether_a_server_is_missing_or_refuses(tmp_path: Path) -> No
         assert said == f"the server (pid {os.getpid()}) does not respond"
         # That connection still waits to be accepted.
         assert dalsegno.server_trouble(tmp_path / "there") is not None
-    code = "import os, socket, sys\ns = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
-    code += "print('', flush=True)\nwhile True: s.accept()[0].close()"
-    command = ["python3", "-c", code, str(tmp_path / "closes")]
+    code = (
+        "import socket, sys\n"
+        "with socket.socket(socket.AF_UNIX) as here:\n"
+        "    here.bind(sys.argv[1]); here.listen(); print('', flush=True)\n"
+        "    while True: here.accept()[0].close()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "closes")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
