@@ -63,8 +63,10 @@ __all__ = [
     "list_extents",
     "parse_bytes",
     "repair",
+    "server_trouble",
     "show_events",
     "verify",
+    "write_queued",
 ]
 __version__: str
 
@@ -666,7 +668,8 @@ class Server:
     """A store that this process owns and shares with others, over a socket.
 
     ``dalsegno serve`` runs one. Others open the store by its directory, or as ``unix:`` and the
-    path of the socket.
+    path of the socket. ``stopped`` is called several times a second while the system provides the
+    memory of the pool; if it returns true, the start fails.
     """
 
     def __new__(
@@ -677,6 +680,7 @@ class Server:
         socket: str | PathLike[str] | None = None,
         pool_file: str | PathLike[str] | None = None,
         tenants: Sequence[tuple[str, AbstractSet[int]]] = ...,
+        stopped: Callable[[], bool] | None = None,
     ) -> Self: ...
     @property
     def socket(self) -> str:
@@ -799,6 +803,29 @@ def show_events(level: str) -> None:
 
     Args:
         level: ``"error"``, ``"warn"``, ``"info"``, ``"debug"`` or ``"trace"``.
+    """
+
+def server_trouble(socket: str | PathLike[str]) -> str | None:
+    """Returns why nothing can use the server of a socket, or ``None`` if it answers.
+
+    It waits at most a second.
+
+    Args:
+        socket: Path of the socket.
+    """
+
+def write_queued(stream: int, text: str) -> None:
+    """Writes text to standard output or standard error without waiting for its reader.
+
+    A thread writes it. If the reader stops or goes away, text is lost and counted. When the process
+    exits, it waits about a second for the reader.
+
+    Args:
+        stream: 1 for standard output, 2 for standard error.
+        text: Text with its line break; the part behind 4,096 bytes is cut off.
+
+    Raises:
+        InvalidError: The stream is another one.
     """
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:

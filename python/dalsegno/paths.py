@@ -20,6 +20,18 @@ _PLACEHOLDER = re.compile(
 
 
 def local_path(text: str, name: str = "the path") -> Path:
+    """Returns `typed_path`, absolute: a later change of the working directory changes nothing.
+
+    Raises:
+        InvalidError: See `typed_path`; or the working directory is gone.
+    """
+    try:
+        return typed_path(text, name).absolute()
+    except FileNotFoundError as error:
+        raise InvalidError(f"{name} is {text!r}, in a working directory that is gone") from error
+
+
+def typed_path(text: str, name: str = "the path") -> Path:
     """Returns the path that a text means; a leading ``~`` is the home directory.
 
     A shell expands ``~`` only where a word begins: ``--dir=~/x`` and quoted words arrive as typed.
@@ -36,6 +48,8 @@ def local_path(text: str, name: str = "the path") -> Path:
         raise InvalidError(f"{name} is empty; give a directory such as '/var/cache/kv'")
     if text.strip() != text or not text.isprintable():
         _refuse_characters(text, name)
+    if text.startswith(SOCKET_PREFIX):
+        _refuse_address(text, name, "unix")
     if address := _ADDRESS.match(text):
         _refuse_address(text, name, address[1])
     if found := _PLACEHOLDER.search(text):
@@ -73,8 +87,10 @@ def _refuse_address(text: str, name: str, scheme: str) -> None:
         raise InvalidError(f"{name} is {text!r}; did you mean {'/' + rest.lstrip('/')!r}?")
     if scheme.lower() == "unix":
         meant = f"{SOCKET_PREFIX}/{rest.lstrip('/')}"
-        if meant == text:
-            raise InvalidError(f"{name} is {text!r}, the socket of a server; give a path here")
+        if text.startswith(SOCKET_PREFIX) and (rest[:2] != "//" or rest[:3] == "///"):
+            raise InvalidError(
+                f"{name} is {text!r}, the socket of a server; give the directory that it owns"
+            )
         raise InvalidError(f"{name} is {text!r}; did you mean {meant!r}, the socket of a server?")
     relative = "" if rest.startswith("//") else f"; a relative path would be {'./' + text!r}"
     raise InvalidError(

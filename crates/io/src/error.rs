@@ -175,6 +175,18 @@ impl IoError {
         self.is_one_of(&[libc::EINVAL])
     }
 
+    /// Whether nobody listens on a socket (`ECONNREFUSED`).
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.is_one_of(&[libc::ECONNREFUSED])
+    }
+
+    /// Whether too many connections wait to be accepted (`EAGAIN`).
+    #[must_use]
+    pub fn is_full_backlog(&self) -> bool {
+        self.is_one_of(&[libc::EAGAIN])
+    }
+
     /// Whether the file already exists.
     #[must_use]
     pub fn is_exists(&self) -> bool {

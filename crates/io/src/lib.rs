@@ -12,6 +12,7 @@ mod directory;
 mod engine;
 mod error;
 mod file_limit;
+mod line_queue;
 mod memory;
 mod process;
 mod random;
@@ -19,21 +20,22 @@ mod request;
 mod threads;
 mod wait_limit;
 
-pub use channel::{Channel, ChannelError, Frame, Listener, Peer};
+pub use channel::{BindError, Channel, ChannelError, Frame, Listener, Occupant, Peer, PeerName};
 pub use clock::SystemClock;
 pub use device::{Device, DirEntry, Geometry, OpenMode, Opened, Source, Space};
 pub use directory::{
     DirectoryLock, DirectoryNames, DirectoryOptions, DirectoryPlace, FolderEntry, LocalDirectory,
-    LockError, MountId, SharedDirectory, is_within, mount_below, nearest_with_file,
+    LockError, MountId, SharedDirectory, dangling_link, is_within, mount_below, nearest_with_file,
 };
 pub use engine::CallRing;
 pub use error::IoError;
 pub use file_limit::allow_open_files;
+pub use line_queue::{LineQueue, flush_lines};
 pub use memory::{
     Access, Backing, BufferPool, Claim, Counters, Filled, Lender, Memory, PageAllocator,
     PageBuffer, PageVec, Region, SealedFile, Touch, lend,
 };
-pub use process::{Process, forked_amid_threads};
+pub use process::{Process, StopSignal, forked_amid_threads};
 pub use random::random_bytes;
 pub use request::{Class, Completion, FileId, Operation, Request, Watch};
 pub use threads::{Workers, share_work, spawn};

@@ -7,7 +7,32 @@
 //! 3. The locks that threads wait on share one table, which a fork copies with its waiting threads. So a child that was
 //!    forked while threads of ours ran starts none: some would wait in that table forever.
 
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Whether a task that takes long is to stop before it has finished.
+#[derive(Clone, Default)]
+pub struct StopSignal(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl StopSignal {
+    /// A signal that a function returns. It is called several times a second.
+    pub fn new(is_set: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(is_set)))
+    }
+
+    /// Whether it is set.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.0.as_ref().is_some_and(|is_set| is_set())
+    }
+}
+
+impl fmt::Debug for StopSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StopSignal")
+    }
+}
 
 /// The number of running threads of ours and their process, in one value so that a fork copies both consistently.
 static RUNNING: AtomicU64 = AtomicU64::new(0);

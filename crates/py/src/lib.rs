@@ -17,6 +17,7 @@ mod errors;
 mod far;
 mod json;
 mod lease;
+mod log;
 mod namespace;
 mod offline;
 mod server;
@@ -28,41 +29,6 @@ mod watch;
 mod writer;
 
 use pyo3::prelude::*;
-use tracing_subscriber::filter::LevelFilter;
-
-/// Writes the core's events to standard error if `DALSEGNO_LOG` names a level.
-///
-/// An invalid level must not fail an engine's start: it is logged, and warnings are shown.
-fn log_events() {
-    if let Some(setting) = std::env::var_os("DALSEGNO_LOG") {
-        log_events_from(&setting.to_string_lossy());
-    }
-}
-
-/// Writes events of the store to standard error.
-///
-/// It does nothing if the environment variable ``DALSEGNO_LOG`` names a level, which then counts.
-///
-/// Args:
-///     level: ``"error"``, ``"warn"``, ``"info"``, ``"debug"`` or ``"trace"``.
-#[pyfunction]
-fn show_events(level: &str) {
-    if std::env::var_os("DALSEGNO_LOG").is_none() {
-        log_events_from(level);
-    }
-}
-
-fn log_events_from(setting: &str) {
-    let level = setting.parse::<LevelFilter>();
-    let shown = *level.as_ref().unwrap_or(&LevelFilter::WARN);
-    // A program that embeds this module may have a subscriber already.
-    drop(tracing_subscriber::fmt().with_max_level(shown).with_writer(std::io::stderr).try_init());
-    if level.is_err() {
-        tracing::warn!(
-            "DALSEGNO_LOG is {setting:?}; expected error, warn, info, debug, trace or off; showing warnings"
-        );
-    }
-}
 
 /// The boundary between Python and the Rust core: type conversion only.
 ///
@@ -75,7 +41,7 @@ fn log_events_from(setting: &str) {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::register(module)?;
-    log_events();
+    log::log_events();
     module.add_class::<store::PyStore>()?;
     module.add_class::<server::PyServer>()?;
     module.add_class::<namespace::PyNamespace>()?;
@@ -85,7 +51,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::PyPutReport>()?;
     module.add_class::<writer::PyLayerWriter>()?;
     module.add_class::<watch::PyRemovalWatch>()?;
-    module.add_function(wrap_pyfunction!(show_events, module)?)?;
+    module.add_function(wrap_pyfunction!(log::show_events, module)?)?;
+    module.add_function(wrap_pyfunction!(log::write_queued, module)?)?;
+    module.add_function(wrap_pyfunction!(server::server_trouble, module)?)?;
     module.add_function(wrap_pyfunction!(offline::info, module)?)?;
     module.add_function(wrap_pyfunction!(offline::list_extents, module)?)?;
     module.add_function(wrap_pyfunction!(offline::inspect, module)?)?;

@@ -1,5 +1,6 @@
 //! Functions on a store that no process has open.
 
+use dalsegno_serve::explained;
 use dalsegno_store::{Config, Inspection, VerifyReport, to_hex};
 use pyo3::prelude::*;
 use serde_json::json;
@@ -21,7 +22,8 @@ use crate::json::to_python;
 ///     UnavailableError: A process has the store open, or it cannot be read.
 #[pyfunction]
 pub(crate) fn info(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_, PyAny>> {
-    let info = py.detach(move || dalsegno_store::info(path.as_ref())).or_raise()?;
+    let path = path.directory()?;
+    let info = py.detach(|| explained(&path, dalsegno_store::info(&path))).or_raise()?;
     to_python(py, &serde_json::to_value(info).expect("plain fields"))
 }
 
@@ -38,8 +40,9 @@ pub(crate) fn info(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_, PyAny>
 ///     UnavailableError: A process has the store open, or it cannot be read.
 #[pyfunction]
 pub(crate) fn list_extents(py: Python<'_>, path: LocalPath) -> PyResult<Bound<'_, PyAny>> {
+    let path = path.directory()?;
     let (namespaces, extents) =
-        py.detach(move || dalsegno_store::list(path.as_ref())).or_raise()?;
+        py.detach(|| explained(&path, dalsegno_store::list(&path))).or_raise()?;
     let mut rows = Vec::with_capacity(namespaces.len());
     let mut extents = extents.into_iter().peekable();
     for namespace in namespaces {
@@ -79,7 +82,9 @@ pub(crate) fn inspect<'py>(
     offset: Option<Number<u64>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let at = offset.map(|offset| offset.named("offset")).transpose()?;
-    let found = py.detach(move || dalsegno_store::inspect(path.as_ref(), file, at)).or_raise()?;
+    let path = path.directory()?;
+    let inspect = || explained(&path, dalsegno_store::inspect(&path, file, at));
+    let found = py.detach(inspect).or_raise()?;
     to_python(py, &shown(&found))
 }
 
@@ -136,8 +141,9 @@ pub(crate) fn verify<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let report_progress = progress_callback(progress);
-    let report =
-        py.detach(move || dalsegno_store::verify(path.as_ref(), &report_progress)).or_raise()?;
+    let path = path.directory()?;
+    let verify = || explained(&path, dalsegno_store::verify(&path, &report_progress));
+    let report = py.detach(verify).or_raise()?;
     to_python(py, &plain(&report))
 }
 
@@ -164,8 +170,9 @@ pub(crate) fn repair<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let report_progress = progress_callback(progress);
-    let report =
-        py.detach(move || dalsegno_store::repair(path.as_ref(), &report_progress)).or_raise()?;
+    let path = path.directory()?;
+    let repair = || explained(&path, dalsegno_store::repair(&path, &report_progress));
+    let report = py.detach(repair).or_raise()?;
     to_python(
         py,
         &json!({

@@ -1,20 +1,22 @@
 //! `Server`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use dalsegno_serve::{Server, Tenant, socket_of};
-use dalsegno_store::{Backing, Config, Pool, Result};
+use dalsegno_serve::{Presence, Server, Tenant, explained, socket_of};
+use dalsegno_store::{Backing, Config, Error, Pool, Result, StopSignal};
 use pyo3::prelude::*;
 
 use crate::arguments::LocalPath;
 use crate::errors::OrRaise;
 use crate::json::to_python;
+use crate::log;
 
 /// A store that this process owns and shares with others, over a socket.
 ///
 /// ``dalsegno serve`` runs one. Others open the store by its directory, or as ``unix:`` and the
-/// path of the socket.
+/// path of the socket. ``stopped`` is called several times a second while the system provides the
+/// memory of the pool; if it returns true, the start fails.
 #[pyclass(name = "Server", module = "dalsegno._native", frozen)]
 pub(crate) struct PyServer {
     server: Server,
@@ -26,7 +28,10 @@ type TenantUsers = (String, BTreeSet<u32>);
 #[pymethods]
 impl PyServer {
     #[new]
-    #[pyo3(signature = (path, config_json, *, socket=None, pool_file=None, tenants=Vec::new()))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python, by name")]
+    #[pyo3(
+        signature = (path, config_json, *, socket=None, pool_file=None, tenants=Vec::new(), stopped=None)
+    )]
     fn new(
         py: Python<'_>,
         path: LocalPath,
@@ -34,10 +39,16 @@ impl PyServer {
         socket: Option<LocalPath>,
         pool_file: Option<LocalPath>,
         tenants: Vec<TenantUsers>,
+        stopped: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let LocalPath(path) = path;
-        let start = || start(&path, config_json, socket, pool_file, tenants);
-        Ok(Self { server: py.detach(start).or_raise()? })
+        let path = path.directory()?;
+        let socket = match socket {
+            Some(socket) => socket.directory()?,
+            None => socket_of(&path),
+        };
+        let stop = stopped.map_or_else(StopSignal::default, stop_signal);
+        let wanted = Wanted { path, socket, pool_file, tenants, stop };
+        Ok(Self { server: py.detach(|| wanted.start(config_json)).or_raise()? })
     }
 
     /// Path of the socket.
@@ -48,7 +59,9 @@ impl PyServer {
 
     /// Returns all counters and gauges: the server's, and those of each tenant.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stats = py.detach(|| serde_json::to_value(self.server.stats()).expect("plain fields"));
+        let mut stats =
+            py.detach(|| serde_json::to_value(self.server.stats()).expect("plain fields"));
+        stats["lost_log_lines"] = log::lost_lines().into();
         to_python(py, &stats)
     }
 
@@ -56,7 +69,10 @@ impl PyServer {
     ///
     /// Closing a closed server does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.server.close());
+        py.detach(|| {
+            self.server.close();
+            log::flush();
+        });
     }
 
     fn __repr__(&self) -> String {
@@ -64,34 +80,97 @@ impl PyServer {
     }
 }
 
-fn start(
-    path: &Path,
-    config_json: &str,
-    socket: Option<LocalPath>,
+/// Returns why nothing can use the server of a socket, or ``None`` if it answers.
+///
+/// It waits at most a second.
+///
+/// Args:
+///     socket: Path of the socket.
+#[pyfunction]
+pub(crate) fn server_trouble(py: Python<'_>, socket: LocalPath) -> PyResult<Option<String>> {
+    let socket = socket.directory()?;
+    let presence = py.detach(|| Presence::at(&socket));
+    Ok(match &presence {
+        Presence::Ready => None,
+        Presence::Absent => Some("no server is there".to_owned()),
+        Presence::Silent(process) => Some(format!("the server ({process}) does not respond")),
+        Presence::Refused(process, why) => {
+            Some(format!("the server ({process}) refuses connections: {why}"))
+        }
+    })
+}
+
+/// What a server is started with.
+struct Wanted {
+    path: PathBuf,
+    socket: PathBuf,
     pool_file: Option<LocalPath>,
     tenants: Vec<TenantUsers>,
-) -> Result<Server> {
-    let config = Config::from_json(config_json)?;
-    let file = pool_file.map(|LocalPath(file)| file);
-    let backing = |tenant: Option<&str>| match (&file, tenant) {
-        (None, _) => Backing::MemoryFile,
-        (Some(file), None) => Backing::Named(file.clone()),
-        (Some(file), Some(tenant)) => {
-            let mut name = file.clone().into_os_string();
+    stop: StopSignal,
+}
+
+impl Wanted {
+    /// Opens the stores and starts the server. What is wrong in the arguments is found before anything is opened.
+    fn start(self, config_json: &str) -> Result<Server> {
+        let config = Config::from_json(config_json)?;
+        check_tenants(&self.tenants)?;
+        Server::check_socket(&self.socket, &self.path)?;
+        let open = |path: &Path, config: &Config, tenant: Option<&str>| {
+            Pool::open_unless(path, config, self.backing(tenant), self.stop.clone())
+        };
+        let pool = explained(&self.path, open(&self.path, &config, None))?;
+        let open_tenant = |(name, uids): &TenantUsers| {
+            let folder = Path::new("tenants").join(name);
+            // No tenant may read or remove blocks of another one, so each has a far directory of its own, too.
+            let far_folder = config.far.as_ref().map(|_| folder.display().to_string());
+            let config = Config { far_folder, ..config.clone() };
+            let pool = open(&self.path.join(&folder), &config, Some(name))?;
+            Ok(Tenant { name: name.clone(), uids: uids.clone(), pool })
+        };
+        let tenants = self.tenants.iter().map(open_tenant).collect::<Result<_>>()?;
+        Server::start(&self.socket, &self.path, pool, tenants)
+    }
+
+    fn backing(&self, tenant: Option<&str>) -> Backing {
+        let Some(LocalPath(file)) = &self.pool_file else { return Backing::MemoryFile };
+        let mut name = file.clone().into_os_string();
+        if let Some(tenant) = tenant {
             name.push(format!(".{tenant}"));
-            Backing::Named(PathBuf::from(name))
         }
-    };
-    let pool = Pool::open(path, &config, backing(None))?;
-    let open = |(name, uids): TenantUsers| {
-        let folder = Path::new("tenants").join(&name);
-        // No tenant may read or remove blocks of another one, so each has a far directory of its own, too.
-        let far_folder = config.far.as_ref().map(|_| folder.display().to_string());
-        let config = Config { far_folder, ..config.clone() };
-        let pool = Pool::open(&path.join(&folder), &config, backing(Some(&name)))?;
-        Ok(Tenant { name, uids, pool })
-    };
-    let tenants = tenants.into_iter().map(open).collect::<Result<_>>()?;
-    let socket = socket.map_or_else(|| socket_of(path), |LocalPath(socket)| socket);
-    Server::start(&socket, pool, tenants)
+        Backing::Named(PathBuf::from(name))
+    }
+}
+
+/// Refuses tenants that share a name or a user, and names that are no folder.
+fn check_tenants(tenants: &[TenantUsers]) -> Result<()> {
+    let is_plain = |one: char| one.is_alphanumeric() || "_-".contains(one);
+    let mut by_uid = BTreeMap::new();
+    let mut names = BTreeSet::new();
+    for (name, uids) in tenants {
+        if name.is_empty() || !name.chars().all(is_plain) {
+            return Err(Error::invalid(format!(
+                "tenant {name:?} has no usable name; use letters, digits, `_` and `-`"
+            )));
+        }
+        if !names.insert(name) {
+            return Err(Error::invalid(format!(
+                "tenant {name} is given twice; name all of its users at once"
+            )));
+        }
+        for uid in uids {
+            if let Some(other) = by_uid.insert(uid, name) {
+                return Err(Error::invalid(format!(
+                    "user {uid} is in the tenants {other} and {name}; give each user one tenant"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A signal that a function of Python returns. If it raises, the signal is not set.
+fn stop_signal(stopped: Py<PyAny>) -> StopSignal {
+    StopSignal::new(move || {
+        Python::attach(|py| stopped.call0(py).and_then(|is| is.is_truthy(py)).unwrap_or(false))
+    })
 }

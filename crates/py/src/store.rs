@@ -10,6 +10,7 @@ use pyo3::types::PyMapping;
 use crate::arguments::{LocalPath, Number};
 use crate::errors::OrRaise;
 use crate::json::to_python;
+use crate::log;
 use crate::namespace::PyNamespace;
 use crate::watch::PyRemovalWatch;
 
@@ -151,7 +152,10 @@ impl PyStore {
     /// It waits at most 10 s, with an on-disk index 20 s. If the disk hangs, the directory stays
     /// locked until the disk has completed every write. Closing a closed store does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.store.close());
+        py.detach(|| {
+            self.store.close();
+            log::flush();
+        });
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {

@@ -10,9 +10,12 @@ use dalsegno_store::{
 };
 
 use crate::client::{Client, LayerPut, ServedLease, ServedWatch};
+use crate::presence::explained;
 
 /// Where the socket of a server is, within the directory that it owns.
 const SOCKET: &str = "serve/socket";
+/// Where the sockets of its servers are recorded: docs/formats/sockets.md.
+const RECORD: &str = "serve/sockets";
 /// What precedes the path of a socket.
 const UNIX: &str = "unix:";
 
@@ -29,6 +32,12 @@ pub enum Handle {
 #[must_use]
 pub fn socket_of(directory: &Path) -> std::path::PathBuf {
     directory.join(SOCKET)
+}
+
+/// The file of `directory` that records the sockets of its servers.
+#[must_use]
+pub fn record_of(directory: &Path) -> std::path::PathBuf {
+    directory.join(RECORD)
 }
 
 /// Evaluates an expression for either kind of store.
@@ -53,15 +62,16 @@ impl Handle {
             if socket.is_empty() {
                 return Err(Error::invalid("unix: needs the path of a socket behind it"));
             }
-            return Client::open(Path::new(socket)).map(Self::Served);
+            return Client::open(&absolute(Path::new(socket))?).map(Self::Served);
         }
+        let path = &absolute(path)?;
         match Store::open(path, config) {
             Ok(store) => Ok(Self::Here(store)),
             // Somebody has the directory: a server, perhaps.
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 match Client::open_served(&socket_of(path)) {
                     Some(client) => Ok(Self::Served(client)),
-                    None => Err(error),
+                    None => explained(path, Err(error)),
                 }
             }
             Err(error) => Err(error),
@@ -269,6 +279,13 @@ impl Handle {
     ) -> Transfer<GetReport> {
         either!(self, store => store.submit_retrieve_layer(namespace, chain, layer, out, timeout))
     }
+}
+
+/// A path that a later change of the working directory does not change.
+fn absolute(path: &Path) -> Result<std::path::PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        Error::invalid(format!("{} is no path", path.display())).with_source(error)
+    })
 }
 
 /// A lease of either kind of store.

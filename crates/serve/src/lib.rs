@@ -9,6 +9,7 @@
 //! | `server` | threads, sockets, the heartbeat |
 //! | `client` | a store of another process, with the calls of a store of this one |
 //! | `handle` | either of them |
+//! | `presence` | whether a server is there, and why it cannot be used |
 //!
 //! 1. A client never writes memory of the server, and the server never maps memory of a client.
 //! 2. What a client copied counts only if the stamp of its place is the same afterwards.
@@ -23,6 +24,7 @@ mod client;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handle;
+mod presence;
 mod server;
 mod session;
 #[cfg(test)]
@@ -31,5 +33,6 @@ mod wire;
 
 pub use account::{AccountStats, Bounds};
 pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
-pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter, socket_of};
+pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter, record_of, socket_of};
+pub use presence::{Presence, explained, last_socket_of};
 pub use server::{Server, ServerStats, Tenant, TenantStats};

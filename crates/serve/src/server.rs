@@ -13,12 +13,13 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use dalsegno_core::{Clock, Error, ErrorKind, Result};
-use dalsegno_io::{Channel, ChannelError, IoError, Listener, SystemClock, Workers};
+use dalsegno_io::{BindError, Channel, ChannelError, Listener, SystemClock, Workers};
 use dalsegno_store::{Pool, PoolUse, no_thread};
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::account::{AccountStats, Accounts, Bounds, SessionSlot};
+use crate::handle::record_of;
 use crate::session::{Answer, Session};
 use crate::wire::MOST_FRAME_BYTES;
 
@@ -99,17 +100,23 @@ pub struct ServerStats {
 }
 
 impl Server {
-    /// Serves `pool` on the socket `path`; each of `tenants` gets a pool of its own.
+    /// Fails if [`Self::start`] would refuse what is at the socket `path`. Nothing is changed.
     ///
     /// # Errors
     ///
-    /// `Unavailable` if somebody listens there already, or the system refuses.
-    pub fn start(path: &Path, pool: Pool, tenants: Vec<Tenant>) -> Result<Self> {
-        let refused = |error: IoError| {
-            let message = format!("cannot serve on {}", path.display());
-            Error::new(ErrorKind::Unavailable, message).with_source(error)
-        };
-        let listener = Listener::bind(path).map_err(refused)?;
+    /// `Unavailable`.
+    pub fn check_socket(path: &Path, directory: &Path) -> Result<()> {
+        Listener::check(path, &record_of(directory)).map_err(|error| not_served(path, error))
+    }
+
+    /// Serves `pool`, whose store is in `directory`, on the socket `path`; each of `tenants` gets a pool of its own.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if something else is at `path`, or the system refuses.
+    pub fn start(path: &Path, directory: &Path, pool: Pool, tenants: Vec<Tenant>) -> Result<Self> {
+        let listener =
+            Listener::bind(path, &record_of(directory)).map_err(|error| not_served(path, error))?;
         let everybody = Tenant { name: String::new(), uids: BTreeSet::new(), pool };
         let offers = std::iter::once(everybody).chain(tenants).map(|tenant| {
             let bounds = tenant.pool.usage().map(|usage| Bounds::of_pool(usage.capacity_bytes))?;
@@ -122,6 +129,7 @@ impl Server {
             requests: AtomicU64::new(0),
             nameless: AtomicU64::new(0),
         });
+        let socket = listener.path().to_owned();
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let mut workers = Workers::new();
         let (beating, accepting) = (Arc::clone(&shared), Arc::clone(&shared));
@@ -130,7 +138,7 @@ impl Server {
             .start("dalsegno-accept", move || accept(&accepting, &listener))
             .map_err(no_thread)?;
         let (stop, workers) = (Mutex::new(Some(stop)), Mutex::new(workers));
-        Ok(Self { shared, stop, workers, socket: path.to_owned() })
+        Ok(Self { shared, stop, workers, socket })
     }
 
     /// Where it listens.
@@ -202,6 +210,11 @@ impl Offer {
             store: pool.store().stats(),
         }
     }
+}
+
+fn not_served(path: &Path, error: BindError) -> Error {
+    let message = format!("cannot serve on {}", path.display());
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
 }
 
 /// Shows clients that the server runs, and ends overdue leases.

@@ -1,8 +1,8 @@
 //! Errors of the log and of the system as the caller sees them: each says what the caller can do.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use dalsegno_core::{Error, ErrorKind};
+use dalsegno_core::{Error, ErrorKind, Result};
 use dalsegno_io::{IoError, Process};
 use dalsegno_log::LogError;
 use dalsegno_log::format::FormatError;
@@ -46,8 +46,26 @@ pub(crate) fn to_error(error: LogError) -> Error {
 
 /// The error of a directory that cannot be used.
 pub(crate) fn unavailable(path: &Path, error: IoError) -> Error {
-    let message = format!("{} cannot be used", path.display());
+    let message = format!("{} cannot be used{}", path.display(), dangling_link(path));
     Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
+/// A path that a later change of the working directory does not change.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        Error::invalid(format!("{} is no path", path.display())).with_source(error)
+    })
+}
+
+/// Which link on a path leads nowhere, as a part of a message; nothing if none does.
+pub(crate) fn dangling_link(path: &Path) -> String {
+    dalsegno_io::dangling_link(path).map_or_else(String::new, |(link, target)| {
+        format!(
+            "; {} is a symbolic link to {}, which does not exist: create that, or remove the link",
+            link.display(),
+            target.display()
+        )
+    })
 }
 
 /// The error of every call in a forked child, for a store that its parent opened.

@@ -37,7 +37,7 @@ pub use dalsegno_core::{
 };
 pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecord};
 pub use dalsegno_index::Scope;
-pub use dalsegno_io::{Backing, Lender, Memory, lend};
+pub use dalsegno_io::{Backing, Lender, LineQueue, Memory, StopSignal, flush_lines, lend};
 pub use dalsegno_log::{Cause, CompressionStats};
 pub use device::DeviceStats;
 pub use error::{forked, no_thread};

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from dalsegno.paths import local_path
+from dalsegno.paths import typed_path
 
 Directory = Annotated[
     Path,
     typer.Argument(
-        metavar="DIR", parser=local_path, help="The store's directory, or a far location."
+        metavar="DIR", parser=typed_path, help="The store's directory, or a far location."
     ),
 ]
 FarDirectory = Annotated[
     Path,
-    typer.Argument(metavar="DIR", parser=local_path, help="Directory that stores share."),
+    typer.Argument(metavar="DIR", parser=typed_path, help="Directory that stores share."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")]

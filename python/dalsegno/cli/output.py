@@ -4,17 +4,23 @@
    something else: the command line library would end with exit code 1 for a closed pipe, which
    means findings here.
 2. Nothing is left in a buffer when the command ends; the interpreter would complain about it.
+3. No file of the command gets the number of a standard stream that was closed when it started.
+4. A command that runs on and on writes through queues: no reader can hold it up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
+
+from dalsegno import write_queued
 
 
 class OutputError(Exception):
@@ -30,13 +36,15 @@ class OutputError(Exception):
 class _Checked:
     """A text stream whose failures are `OutputError`."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        if self._stream is None:
+            raise OutputError(OSError(errno.EBADF, os.strerror(errno.EBADF)))
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -48,7 +56,8 @@ class _Checked:
 
     def flush(self) -> None:
         try:
-            self._stream.flush()
+            if self._stream is not None:
+                self._stream.flush()
         except OSError as error:
             raise OutputError(error) from error
 
@@ -60,9 +69,8 @@ def checked() -> Iterator[None]:
     Raises:
         OutputError: Standard output is closed or full.
     """
+    _fill_closed()
     stream = sys.stdout
-    if stream is None:
-        raise OutputError(OSError(errno.EBADF, os.strerror(errno.EBADF)))
     sys.stdout = cast("TextIO", _Checked(stream))
     try:
         try:
@@ -70,7 +78,8 @@ def checked() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OutputError:
-        _discard(stream)
+        if stream is not None:
+            _discard(stream)
         raise
     finally:
         sys.stdout = stream
@@ -81,6 +90,49 @@ def _discard(stream: TextIO) -> None:
     # A stream without a descriptor is one of a test, and is not flushed at the end.
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - no path
         os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def _fill_closed() -> None:
+    """Opens nothing in the place of closed standard streams, or files of the store get them."""
+    number = 0
+    while number <= 2:
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)
+
+
+def queue_streams() -> None:
+    """Lets all that this process prints go through queues, until it ends."""
+    sys.stdout = cast("TextIO", _Queued(1, sys.stdout))
+    sys.stderr = cast("TextIO", _Queued(2, sys.stderr))
+
+
+class _Queued(io.TextIOBase):
+    """A text stream that never waits for its reader."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, number: int, instead_of: TextIO | None) -> None:
+        self._number = number
+        self._is_terminal = instead_of is not None and instead_of.isatty()
+        self._line = threading.local()
+
+    def write(self, text: str) -> int:
+        # Each thread has its own line, so that two never mix.
+        *lines, rest = (getattr(self._line, "begun", "") + text).split("\n")
+        self._line.begun = rest
+        for line in lines:
+            write_queued(self._number, f"{line}\n".encode(errors=self.errors).decode())
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def writable(self) -> bool:
+        return True
 
 
 def complain(text: str) -> None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import signal
 import socket as sockets
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import dalsegno
-from dalsegno import InvalidError, Server, UnavailableError
-from dalsegno.cli import show
+from dalsegno import DalsegnoError, InvalidError, Server
+from dalsegno.cli import output, serve_metrics, show
 from dalsegno.cli.options import Directory
 from dalsegno.paths import SOCKET_PREFIX, local_path, socket_of
 from dalsegno.settings import merged
 
 NOT_READY = 1
 STOPPING = {signal.SIGTERM, signal.SIGINT}
+
+
+def _socket(text: str) -> Path:
+    return local_path(text.removeprefix(SOCKET_PREFIX), "--socket")
+
 
 _Far = Annotated[
     Path | None,
@@ -43,13 +47,17 @@ def serve(  # noqa: PLR0913 - one argument for each option
     *,
     socket: Annotated[
         Path | None,
-        typer.Option(parser=local_path, help="Path of the socket. Default: DIR/serve/socket."),
+        typer.Option(
+            parser=_socket, metavar="PATH", help="Path of the socket. Default: DIR/serve/socket."
+        ),
     ] = None,
     pool: Annotated[str, typer.Option(help="Memory for blocks, shared by all clients.")] = "1GiB",
     pool_file: Annotated[
         Path | None,
         typer.Option(
-            parser=local_path, help="File on tmpfs or hugetlbfs for the pool. Default: none."
+            parser=local_path,
+            metavar="FILE",
+            help="File on tmpfs or hugetlbfs for the pool. Default: none.",
         ),
     ] = None,
     capacity: Annotated[
@@ -63,7 +71,11 @@ def serve(  # noqa: PLR0913 - one argument for each option
     ] = None,
     tenant: _Tenants = None,
     metrics: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this port.")
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS:]PORT",
+            help="Serve Prometheus metrics there. Default address: loopback.",
+        ),
     ] = None,
     ready: Annotated[
         bool, typer.Option("--ready", help="Only say whether a server answers there.")
@@ -82,8 +94,9 @@ def serve(  # noqa: PLR0913 - one argument for each option
 
     Exit codes: 0 stopped, or ready; 1 not ready; 2 it could not start.
     """
+    directory = directory.absolute()
     if ready:
-        _say_ready(f"{SOCKET_PREFIX}{socket or socket_of(directory)}")
+        _say_ready(socket or socket_of(directory))
         return
     own = {"capacity": capacity, "far": str(far) if far else None, "far_capacity": far_capacity}
     given = _together(own, dict(_pair(one) for one in setting or ()))
@@ -91,20 +104,34 @@ def serve(  # noqa: PLR0913 - one argument for each option
         raise InvalidError("--set dram: the pool is the memory of a server; use --pool")
     settings = {"dram_admission": "put", **merged(given), "dram": _pool_bytes(pool)}
     tenants = [_tenant(one) for one in tenant or ()]
-    dalsegno.show_events("info")
-    # Before the server starts threads: they inherit it, so that this one gets the signal.
+    at = serve_metrics.endpoint(metrics) if metrics else None
+    # Before any thread starts: they inherit it, so that this one gets the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    server = Server(
-        directory, json.dumps(settings), socket=socket, pool_file=pool_file, tenants=tenants
-    )
-    _run(directory, server, metrics, settings.get("far"))
+    output.queue_streams()
+    dalsegno.show_events("info")
+    try:
+        server = Server(
+            directory,
+            json.dumps(settings),
+            socket=socket,
+            pool_file=pool_file,
+            tenants=tenants,
+            stopped=_is_stopped,
+        )
+    except DalsegnoError as error:
+        if not _is_stopped():
+            raise _in_options(error) from error
+        output.complain("stopped before it was ready")
+        return
+    # The signal may have come since; it is taken there.
+    _run(directory, server, at, settings.get("far"))
 
 
-def _run(directory: Path, server: Server, metrics: int | None, far: object) -> None:
+def _run(directory: Path, server: Server, at: tuple[str, int] | None, far: object) -> None:
     """Waits for a signal, then closes the server."""
     try:
-        with _metrics(server, metrics):
-            _announce(directory, server, metrics, far)
+        with serve_metrics.serving(server, at):
+            _announce(directory, server, at, far)
             _notify("READY=1")
             signal.sigwait(STOPPING)
             _notify("STOPPING=1")
@@ -112,11 +139,10 @@ def _run(directory: Path, server: Server, metrics: int | None, far: object) -> N
         server.close()
 
 
-def _say_ready(path: str) -> None:
-    with dalsegno.open(path) as store:
-        is_ready = store.served
-    print(f"{path}: {'ready' if is_ready else 'no server answers'}")
-    if not is_ready:
+def _say_ready(socket: Path) -> None:
+    trouble = dalsegno.server_trouble(socket)
+    print(f"{SOCKET_PREFIX}{socket}: {trouble or 'ready'}")
+    if trouble:
         raise typer.Exit(NOT_READY)
 
 
@@ -159,7 +185,7 @@ def _tenant(text: str) -> tuple[str, set[int]]:
     return name, found
 
 
-def _announce(directory: Path, server: Server, metrics: int | None, far: object) -> None:
+def _announce(directory: Path, server: Server, at: tuple[str, int] | None, far: object) -> None:
     stats = server.stats()["tenants"][0]
     store = stats["store"]
     direct = "around the page cache" if store["io_direct"] else "through the page cache"
@@ -171,63 +197,39 @@ def _announce(directory: Path, server: Server, metrics: int | None, far: object)
             ("disk", f"at most {show.byte_count(store['capacity_bytes'])}"),
             *([("far", far)] if far else []),
             ("I/O", f"{store['io_engine']}, {direct}"),
-            *([("metrics", f"http://localhost:{metrics}/metrics")] if metrics else []),
+            *([("metrics", serve_metrics.url(*at))] if at else []),
             ("engines", f"set their path to {SOCKET_PREFIX}{server.socket} or {directory}"),
         ]
     )
 
 
-@contextlib.contextmanager
-def _metrics(server: Server, port: int | None) -> Iterator[None]:
-    """Serves the counters on a port of this host while the block runs."""
-    if port is None:
-        yield
-        return
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-        from prometheus_client.core import UnknownMetricFamily
-    except ImportError as error:
-        raise UnavailableError("--metrics needs the package prometheus-client") from error
-
-    class Collector:
-        def collect(self) -> Iterator[Any]:
-            stats = server.stats()
-            yield UnknownMetricFamily("dalsegno_requests", "requests", stats["requests"])
-            families: dict[str, Any] = {}
-            for tenant in stats["tenants"]:
-                for name, value in _numbers("dalsegno", tenant):
-                    family = families.setdefault(
-                        name, UnknownMetricFamily(name, name, labels=["tenant"])
-                    )
-                    family.add_metric([tenant["tenant"]], value)
-            yield from families.values()
-
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    try:
-        httpd, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
-    except OSError as error:
-        raise UnavailableError(f"--metrics {port}: {error}") from error
-    try:
-        yield
-    finally:
-        httpd.shutdown()
-        thread.join()
-
-
-def _numbers(prefix: str, value: object) -> Iterator[tuple[str, float]]:
-    """The numbers of nested counters, named by their paths."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _numbers(f"{prefix}_{name}", part)
-    elif isinstance(value, int | float):
-        yield prefix, float(value)
-
-
 def _notify(state: str) -> None:
     """Reports to systemd, if it started this process."""
     address = os.environ.get("NOTIFY_SOCKET")
-    if address:
-        address = "\0" + address[1:] if address.startswith("@") else address
+    if not address:
+        return
+    try:
         with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as line:
-            line.sendto(state.encode(), address)
+            line.settimeout(1)
+            line.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+    except (OSError, ValueError) as error:
+        output.complain(f"{state} was not reported to NOTIFY_SOCKET={address}: {error}")
+
+
+def _is_stopped() -> bool:
+    return bool(signal.sigpending() & STOPPING)
+
+
+def _in_options(error: DalsegnoError) -> DalsegnoError:
+    """The error with the options of this command in the place of settings."""
+    own = {"dram": "pool", "capacity": "capacity", "far": "far", "far_capacity": "far-capacity"}
+    text = str(error).replace("a DRAM tier", "a pool")
+    names = "|".join(map(re.escape, dalsegno.config_keys()))
+
+    def option(found: re.Match[str]) -> str:
+        name = found["name"]
+        return f"--{own[name]}" if name in own else f"--set {name}"
+
+    for quoted in (rf"setting \"(?P<name>{names})\"", rf"`(?P<name>{names})`"):
+        text = re.sub(quoted, option, text)
+    return type(error)(re.sub(rf"^(?P<name>{names})(?= )", option, text))

@@ -83,7 +83,50 @@ def test_an_empty_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("text", RIGHT)
 def test_other_paths_are_kept_as_they_are(text: str) -> None:
-    assert store_path(text) == str(Path(text))
+    prefix = "unix:" if text.startswith("unix:") else ""
+    assert store_path(text) == prefix + str(Path(text.removeprefix(prefix)).absolute())
+
+
+def test_a_later_change_of_the_directory_changes_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "else" / "where").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    config = '{"capacity": "24MiB", "segment": "1MiB", "staging": "16MiB", "far": "far"}'
+    chain = [bytes(31) + bytes([one]) for one in range(2)]
+    with dalsegno._native.Store("kv", config) as store:
+        client = dalsegno.open("unix:serve/socket")
+        monkeypatch.chdir("else/where")
+        assert store.path == str(tmp_path / "kv")
+        assert client.path == f"unix:{tmp_path}/serve/socket"
+        client.close()
+        space = store.namespace({"m": "1"}, layers=1, slice_bytes=4096)
+        assert space.put_batch(chain, [bytes(4096)] * 2).stored == 2
+        assert store.stats()["far"]["reads"] is not None
+    assert dalsegno.info(tmp_path / "kv")["blocks"] == 2
+    assert not list((tmp_path / "else" / "where").iterdir())
+
+
+def test_a_path_relative_to_a_directory_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(dalsegno.InvalidError, match="is gone"):
+        dalsegno.open("kv")
+    with pytest.raises(dalsegno.InvalidError, match="is gone"):
+        dalsegno._native.Store("kv", "{}")
+
+
+@pytest.mark.parametrize("text", ["unix:/run/kv", "unix:kv"])
+def test_a_socket_in_the_place_of_a_directory_is_refused(text: str) -> None:
+    for call in (dalsegno.info, dalsegno.verify, lambda one: dalsegno.Server(one, "{}")):
+        with pytest.raises(dalsegno.InvalidError, match="give the directory that the server owns"):
+            call(text)
+    with pytest.raises(dalsegno.InvalidError, match="give the directory that it owns"):
+        local_path(text)
 
 
 def test_a_socket_is_no_directory() -> None:

@@ -113,6 +113,104 @@ def test_what_is_wrong_is_said(tmp_path: Path, arguments: tuple[str, ...], said:
     assert said in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--capacity", "1KiB"), "--capacity 1 KiB holds 0 segments"),
+        (("--capacity", "xx"), '--capacity cannot be "xx"'),
+        (("--set", "segment=3"), "--set segment is 3 B"),
+        (("--set", "io_depth=x"), "--set io_depth cannot be"),
+        (("--pool", "8TiB"), "a pool of 8 TiB; set --pool to less"),
+        (("--far", "/nonexistent"), "create it, or leave --far out"),
+        (("--tenant", "a=1", "--tenant", "b=1"), "user 1 is in the tenants a and b"),
+        (("--tenant", "a=1", "--tenant", "a=2"), "tenant a is given twice"),
+        (("--metrics", "x"), "'x' is no port from 1 to 65535"),
+        (("--metrics", "70000"), "is no port"),
+        (("--metrics", "host:9400"), "'host' is no IP address"),
+        (("--metrics", "::1:9400"), "only an IPv6 address needs brackets"),
+        (("--metrics", "[127.0.0.1]:9400"), "only an IPv6 address needs brackets"),
+        (("--metrics", "192.0.2.1:9400"), "cannot serve http://192.0.2.1:9400/metrics"),
+    ],
+)
+def test_messages_name_the_options_of_the_command(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    small = () if "--capacity" in arguments else ("--capacity", "64MiB")
+    refused = run(tmp_path / "kv", *small, *arguments)
+    assert refused.returncode == 2
+    assert said in refused.stderr
+    assert not (tmp_path / "kv" / "serve" / "socket").exists()
+
+
+def test_a_socket_given_as_directory_is_refused_with_what_was_meant(tmp_path: Path) -> None:
+    refused = run(f"unix:{tmp_path}/socket")
+    assert refused.returncode == 2
+    assert "the socket of a server; give the directory that it owns" in refused.stderr
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_pool_is_provided_ends_it_cleanly(
+    tmp_path: Path, by: signal.Signals
+) -> None:
+    """The signal is sent before the process starts, and stays pending until it looks."""
+    path, file = tmp_path / "kv", Path("/dev/shm", f"dalsegno-stopped-{os.getpid()}")
+    arguments = ("--pool", "1GiB", "--capacity", "64MiB", "--pool-file", file)
+    program = (
+        "import os, signal, sys\n"
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, {{{by.value}}})\n"
+        f"os.kill(os.getpid(), {by.value})\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command(path, *arguments)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    left = file.exists()
+    file.unlink(missing_ok=True)
+    assert (done.returncode, done.stdout, left) == (0, "", False), done.stderr
+    assert "stopped before it was ready" in done.stderr
+    assert not (path / "serve").exists()
+    with dalsegno.open(path, capacity="64MiB") as store:
+        assert store.stats()["blocks"] == 0
+
+
+@pytest.mark.parametrize("address", ["missing", "vsock:2:1", "x" * 200, "@" + "x" * 200])
+def test_an_unusable_notify_socket_is_a_warning(tmp_path: Path, address: str) -> None:
+    environment = {"NOTIFY_SOCKET": str(tmp_path / "none") if address == "missing" else address}
+    with serving(tmp_path / "kv", **environment) as server:
+        out, err = stopped(server)
+    assert "socket" in out
+    assert "READY=1 was not reported to NOTIFY_SOCKET=" in err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]", "0.0.0.0"])
+def test_metrics_at_another_address(tmp_path: Path, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.bind((address.strip("[]"), 0))
+            port = probe.getsockname()[1]
+    except OSError:
+        pytest.skip("this system has no IPv6")
+    with serving(tmp_path / "kv", "--metrics", f"{address}:{port}") as server:
+        url = f"http://{address.replace('0.0.0.0', '127.0.0.1')}:{port}/metrics"
+        until = time.monotonic() + WAIT_S
+        while True:
+            try:
+                with urllib.request.urlopen(url, timeout=WAIT_S) as reply:
+                    text = reply.read().decode()
+                break
+            except OSError:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        out, _ = stopped(server)
+    assert "dalsegno_lost_log_lines 0.0" in text
+    assert f"http://{address}:{port}/metrics" in out
+
+
 def test_metrics_and_the_report_to_systemd(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,9 +2,10 @@
 
 mod listener;
 mod peer;
+mod record;
 mod stream;
 mod system;
 
-pub use listener::Listener;
-pub use peer::Peer;
+pub use listener::{BindError, Listener, Occupant};
+pub use peer::{Peer, PeerName};
 pub use stream::{Channel, ChannelError, Frame};

@@ -1,5 +1,6 @@
 //! The process at the other end of a channel.
 
+use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -10,6 +11,19 @@ use crate::IoError;
 const SO_PEERPIDFD: libc::c_int = 77;
 /// Set in numbers of processes that are no pids.
 const NOT_A_PID: u64 = 1 << 63;
+
+/// A number of [`Peer::process`] for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerName(pub u64);
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match i32::try_from(self.0) {
+            Ok(pid) if pid > 0 => write!(f, "pid {pid}"),
+            _ => f.write_str("a process of another PID namespace"),
+        }
+    }
+}
 
 /// The process that connected, as the kernel saw it then.
 #[derive(Debug)]
@@ -83,4 +97,17 @@ fn option<T: Copy>(
         )
     };
     if done == 0 { Ok(value) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_a_pid_is_named_in_words() {
+        assert_eq!(PeerName(17).to_string(), "pid 17");
+        for number in [0, NOT_A_PID | 17, 1 << 62] {
+            assert_eq!(PeerName(number).to_string(), "a process of another PID namespace");
+        }
+    }
 }

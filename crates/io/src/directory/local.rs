@@ -379,7 +379,8 @@ fn allocate(file: &OwnedFd, name: &str, bytes: u64) -> Result<(), IoError> {
     });
     match allocated {
         Ok(()) => Ok(()),
-        Err(Errno::OPNOTSUPP) => {
+        // The file system, the kernel or a sandbox does not have the call.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
             tracing::warn!(
                 file = name,
                 "the file system cannot allocate in advance; later writes may run out of space"

@@ -124,6 +124,16 @@ pub fn nearest_with_file(path: &Path, name: &str) -> Option<PathBuf> {
     path.ancestors().find(has_file).map(Path::to_owned)
 }
 
+/// The link on a path that leads to nothing, and where it leads.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "this crate touches files")]
+pub fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let is_missing = |path: &&Path| !path.exists();
+    // The highest directory that is missing.
+    let missing = path.ancestors().take_while(is_missing).last()?;
+    Some((missing.to_owned(), std::fs::read_link(missing).ok()?))
+}
+
 /// The path without links, as far as it exists. The rest is appended.
 #[expect(clippy::disallowed_methods, reason = "this crate touches files")]
 fn resolved(path: &Path) -> PathBuf {
@@ -201,6 +211,18 @@ mod tests {
         }
         assert_eq!(nearest_with_file(&at("far"), "mark"), None);
         assert_eq!(nearest_with_file(&at("store"), "part"), None, "a folder is no file");
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_found_on_the_way() {
+        let dir = tempfile::tempdir().unwrap();
+        symlink("missing", dir.path().join("link")).unwrap();
+        let found = Some((dir.path().join("link"), PathBuf::from("missing")));
+        for path in ["link", "link/store", "link/a/b"] {
+            assert_eq!(dangling_link(&dir.path().join(path)), found);
+        }
+        assert_eq!(dangling_link(&dir.path().join("other/store")), None);
+        assert_eq!(dangling_link(dir.path()), None);
     }
 
     #[test]

@@ -19,9 +19,30 @@ pub enum Backing {
     Named(PathBuf),
 }
 
+/// A file that was created, and is removed again unless it is kept.
+#[derive(Debug)]
+pub(super) struct CreatedFile(Option<PathBuf>);
+
+impl CreatedFile {
+    pub(super) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CreatedFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+}
+
 /// Opens a named file for a region, for this process alone. A file of another size is replaced, not truncated: another
 /// process may still read it, and would end.
-pub(super) fn open_named(path: &Path, bytes: usize) -> Result<OwnedFd, IoError> {
+pub(super) fn open_named(
+    path: &Path,
+    bytes: usize,
+) -> Result<(OwnedFd, Option<CreatedFile>), IoError> {
     let named = |operation| move |error| IoError::os(operation, path.display().to_string(), error);
     let open = || {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
@@ -32,11 +53,15 @@ pub(super) fn open_named(path: &Path, bytes: usize) -> Result<OwnedFd, IoError> 
     };
     let file = open()?;
     let size = rustix::fs::fstat(&file).map_err(named("stat"))?.st_size.unsigned_abs();
-    if !is_regular(&file) || size == 0 || size == bytes as u64 {
-        return Ok(file);
+    let created = || Some(CreatedFile(Some(path.to_owned())));
+    if !is_regular(&file) || size == bytes as u64 {
+        return Ok((file, None));
+    }
+    if size == 0 {
+        return Ok((file, created()));
     }
     rustix::fs::unlink(path).map_err(named("replace"))?;
-    open()
+    Ok((open()?, created()))
 }
 
 /// Whether the file takes ordinary memory. Huge pages and DAX devices have their own.

@@ -43,14 +43,12 @@ impl AsRef<[AtomicU64]> for Counters {
 mod tests {
     use super::*;
     use crate::memory::backing::Backing;
-    use crate::memory::region::{Access, Touch};
+    use crate::memory::region::Access;
     use std::sync::atomic::Ordering;
 
     #[test]
     fn a_reader_sees_what_the_writer_counts() {
-        let writer = Arc::new(
-            Region::shared(&Backing::MemoryFile, 1 << 16, Touch::AtUse, "a test").unwrap(),
-        );
+        let writer = Arc::new(Region::shared(&Backing::MemoryFile, 1 << 16, "a test").unwrap());
         let reader = Region::map(writer.reader_file().unwrap(), 1 << 16, Access::Read, "a test");
         let reader = reader.unwrap();
         let counters = Counters::of(&writer, 4096, 10);

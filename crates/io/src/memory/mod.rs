@@ -7,6 +7,7 @@
 //! | `claim` | [`Claim`] and [`Filled`]: a range of a region while it is written, and afterwards | a block's place |
 //! | `counters` | [`Counters`]: numbers in a shared region, written here and read elsewhere | until dropped |
 //! | `sealed` | [`SealedFile`]: memory of another process, read and never mapped | until dropped |
+//! | `shared` | regions that other processes map, provided in parts | as their region |
 //! | `huge_pages` | huge pages for the files behind shared regions | as their region |
 //! | `buffer_pool` | aligned staging buffers for I/O, populated when the pool is created | one request |
 //! | `page_alloc` | large vectors of the on-disk index, each in its own mapping | until dropped |
@@ -24,6 +25,7 @@ mod lent;
 mod page_alloc;
 mod region;
 mod sealed;
+mod shared;
 
 pub use self::backing::Backing;
 pub use self::buffer_pool::BufferPool;

@@ -14,11 +14,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::available::available_bytes;
-use super::backing::{Backing, is_in_memory, is_regular, open_named};
+use super::backing::{is_in_memory, is_regular};
 use super::handle::Memory;
 use super::huge_pages;
 use crate::{IoError, Process};
@@ -92,57 +92,6 @@ impl Region {
         Ok(region)
     }
 
-    /// Creates memory of `bytes` that other processes can map, and maps it. The system sets all of it aside now, so that
-    /// no access fails later for lack of memory.
-    ///
-    /// # Errors
-    ///
-    /// [`IoError::Os`] with purpose and size if the system refuses the memory or the file.
-    pub fn shared(
-        backing: &Backing,
-        bytes: usize,
-        touch: Touch,
-        purpose: &str,
-    ) -> Result<Self, IoError> {
-        let failed = |error| refused(bytes, purpose, error);
-        let file = match backing {
-            Backing::MemoryFile => {
-                let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-                rustix::fs::memfd_create("dalsegno", flags).map_err(failed)?
-            }
-            Backing::Named(path) => open_named(path, bytes)?,
-        };
-        if is_in_memory(&file) {
-            // The system would end processes before it refused this.
-            let available = available_bytes().unwrap_or(u64::MAX);
-            if bytes as u64 > available {
-                let file =
-                    format!("{bytes} bytes of {purpose}, of which {available} are available,");
-                return Err(IoError::os("allocation", file, std::io::ErrorKind::OutOfMemory));
-            }
-        }
-        let has_size = *backing == Backing::MemoryFile || is_regular(&file);
-        if has_size {
-            rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
-        }
-        let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
-        let file = region.file.as_ref().expect("a shared region has a file");
-        if touch == Touch::Now && is_in_memory(file) {
-            huge_pages::provide(region.start, bytes);
-        }
-        if has_size {
-            let flags = rustix::fs::FallocateFlags::empty();
-            rustix::fs::fallocate(file, flags, 0, bytes as u64).map_err(failed)?;
-        }
-        if *backing == Backing::MemoryFile {
-            // From now on no other mapping can be written, through whatever descriptor, and nobody can truncate it.
-            let seals =
-                SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(file, seals).map_err(failed)?;
-        }
-        Ok(region)
-    }
-
     /// Maps `bytes` of a file that another process gave us.
     ///
     /// # Errors
@@ -158,7 +107,7 @@ impl Region {
         let size = rustix::fs::fstat(&file).map_err(failed)?.st_size;
         if is_regular(&file) && u64::try_from(size).is_ok_and(|size| size < bytes as u64) {
             // A read behind the end would end this process.
-            return Err(failed(rustix::io::Errno::OVERFLOW));
+            return Err(failed(Errno::OVERFLOW));
         }
         let protection = match access {
             Access::Read => ProtFlags::READ,
@@ -340,28 +289,26 @@ impl Drop for Region {
     }
 }
 
-pub(super) fn refused(bytes: usize, purpose: &str, error: rustix::io::Errno) -> IoError {
+pub(super) fn refused(bytes: usize, purpose: &str, error: Errno) -> IoError {
     IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lend;
     use crate::memory::claim::Claim;
+    use crate::{Backing, lend};
     use std::sync::Arc;
 
     fn shared(bytes: usize) -> Arc<Region> {
-        Arc::new(Region::shared(&Backing::MemoryFile, bytes, Touch::AtUse, "a test").unwrap())
+        Arc::new(Region::shared(&Backing::MemoryFile, bytes, "a test").unwrap())
     }
 
     #[test]
     fn an_impossible_size_is_refused_by_name_and_size() {
         let error = Region::anonymous(1 << 62, Touch::AtUse, "notes").unwrap_err().to_string();
         assert!(error.contains("4611686018427387904 bytes of notes"), "{error}");
-        let error = Region::shared(&Backing::MemoryFile, 1 << 62, Touch::Now, "notes")
-            .unwrap_err()
-            .to_string();
+        let error = Region::shared(&Backing::MemoryFile, 1 << 62, "notes").unwrap_err().to_string();
         assert!(error.contains("4611686018427387904 bytes of notes"), "{error}");
     }
 
@@ -418,32 +365,5 @@ mod tests {
         let region = shared(1 << 16);
         let file = region.reader_file().unwrap();
         assert!(Region::map(file, 1 << 17, Access::Read, "a test").is_err());
-    }
-
-    #[test]
-    fn a_named_region_keeps_its_bytes() {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let backing = Backing::Named(folder.path().join("arena"));
-        for round in 0..2_u8 {
-            let region = Arc::new(Region::shared(&backing, 1 << 16, Touch::Now, "a test").unwrap());
-            let mut claim = Claim::of(&region, 100, 1, ());
-            let mut memory = claim.memory();
-            assert_eq!(memory.as_slice(), [round]);
-            memory.as_mut_slice().fill(round + 1);
-        }
-    }
-
-    #[test]
-    fn a_named_file_of_another_size_is_replaced_and_its_readers_live_on() {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let backing = Backing::Named(folder.path().join("arena"));
-        let first = Region::shared(&backing, 1 << 16, Touch::Now, "a test").unwrap();
-        let reader = Region::map(first.reader_file().unwrap(), 1 << 16, Access::Read, "a test");
-        let reader = reader.unwrap();
-        drop(first);
-        for bytes in [4096, 1 << 17] {
-            let other = Region::shared(&backing, bytes, Touch::Now, "a test").unwrap();
-            assert_eq!((other.bytes(), reader.counter((1 << 16) - 8)), (bytes, Some(0)));
-        }
     }
 }

@@ -69,15 +69,13 @@ mod tests {
     use super::*;
     use crate::memory::backing::Backing;
     use crate::memory::claim::Claim;
-    use crate::memory::region::{Region, Touch};
+    use crate::memory::region::Region;
     use rustix::fs::MemfdFlags;
     use std::sync::Arc;
 
     #[test]
     fn bytes_of_another_mapping_are_read_and_none_behind_its_end() {
-        let region = Arc::new(
-            Region::shared(&Backing::MemoryFile, 1 << 16, Touch::AtUse, "a test").unwrap(),
-        );
+        let region = Arc::new(Region::shared(&Backing::MemoryFile, 1 << 16, "a test").unwrap());
         let mut claim = Claim::of(&region, 5000, 3, ());
         claim.memory().as_mut_slice().copy_from_slice(b"abc");
         let file = SealedFile::new(region.reader_file().unwrap()).unwrap();

@@ -40,7 +40,8 @@ impl Place {
     }
 
     pub(crate) fn serve(&self) -> Server {
-        Server::start(&socket_of(&self.directory()), self.pool(), Vec::new()).unwrap()
+        let directory = self.directory();
+        Server::start(&socket_of(&directory), &directory, self.pool(), Vec::new()).unwrap()
     }
 
     pub(crate) fn client(&self) -> Client {

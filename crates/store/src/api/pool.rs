@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_index::Scope;
-use dalsegno_io::{Backing, Memory};
+use dalsegno_io::{Backing, Memory, StopSignal};
 use dalsegno_pool::ArenaHeader;
 
 use crate::api::store::Store;
@@ -65,8 +65,23 @@ impl Pool {
     ///
     /// As [`Store::open`]; `Invalid` if the DRAM tier is off.
     pub fn open(path: &Path, config: &Config, backing: Backing) -> Result<Self> {
+        Self::open_unless(path, config, backing, StopSignal::default())
+    }
+
+    /// As [`Self::open`], and fails if the signal is set while the system provides the memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_unless(
+        path: &Path,
+        config: &Config,
+        backing: Backing,
+        stop: StopSignal,
+    ) -> Result<Self> {
         let mut parts = parts_of(path, config)?;
         parts.tiers.arena = ArenaBacking::Shared(backing);
+        parts.tiers.stop = stop;
         let pool = Self::of(Store::open_parts(parts)?)?;
         let limits = pool.store.limits();
         tracing::info!(

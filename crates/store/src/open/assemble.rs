@@ -16,8 +16,8 @@ use dalsegno_core::{
 use dalsegno_far::{LocationPath, Removal, Tier, WriterId};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
-    BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, SystemClock,
-    allow_open_files,
+    BufferPool, Device, DirectoryLock, DirectoryOptions, IoError, LocalDirectory, StopSignal,
+    SystemClock, allow_open_files,
 };
 use dalsegno_log::Log;
 use dalsegno_log::format::{STORE_FILE, namespace_file};
@@ -34,7 +34,7 @@ use crate::background::space::{LANE_JOBS, SpaceLane};
 use crate::background::tuner::Tuner;
 use crate::device::Watched;
 use crate::engine::{Engine, Front};
-use crate::error::{no_thread, to_error, unavailable};
+use crate::error::{absolute, no_thread, to_error, unavailable};
 use crate::far::follow::RemoveHere;
 use crate::far::lanes::{FarLanes, LocalStore};
 use crate::far::removal_notes::RemovalNotes;
@@ -94,6 +94,8 @@ pub struct Tiers {
     pub far: Option<Arc<dyn Tier>>,
     /// The number of this open in the far tier; random if there is none.
     pub far_open: Option<u64>,
+    /// Ends the open while it waits for the memory of the DRAM tier.
+    pub stop: StopSignal,
 }
 
 /// The real parts of the store in a directory.
@@ -106,6 +108,8 @@ pub(crate) fn parts_of(path: &Path, config: &Config) -> Result<Parts> {
         return Err(Error::invalid("the path is empty; give the store a directory"));
     }
     refuse_forked()?;
+    // A later change of the working directory changes nothing.
+    let path = &absolute(path)?;
     let far = far_location(path, config)?;
     let created = LocalDirectory::create_dir(path).map_err(|error| unavailable(path, error))?;
     // A refused store leaves no directory. One that has a lock file is not empty, and stays.
@@ -129,6 +133,14 @@ fn parts_in(
     let lock = DirectoryLock::acquire(path).map_err(|error| lock_error(path, error))?;
     let facts = reader.facts(path)?;
     let mut limits = config.validate(facts.space)?;
+    if facts.space.own_bytes > limits.capacity_bytes {
+        tracing::warn!(
+            path = %path.display(),
+            stored_bytes = facts.space.own_bytes,
+            capacity_bytes = limits.capacity_bytes,
+            "the capacity is below what is stored; the blocks that were used last are kept"
+        );
+    }
     let pool = BufferPool::new(limits.staging_bytes, limits.io_request_bytes)
         .map_err(|error| unavailable(path, error))?;
     let options = DirectoryOptions { engine: limits.io_engine, ..DirectoryOptions::default() };
@@ -154,7 +166,7 @@ fn parts_in(
         limits,
         lock: Some(lock),
         new_store,
-        tiers: Tiers { arena: ArenaBacking::Private, far, far_open: None },
+        tiers: Tiers { arena: ArenaBacking::Private, far, ..Tiers::default() },
         executor: Executor::Threads,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
@@ -168,9 +180,9 @@ fn parts_in(
 /// See [`Store::open`](crate::Store::open).
 pub(crate) fn assemble(parts: Parts) -> Result<(OpenStore, TransferLanes)> {
     let Parts { device, clock, pool, limits, lock, new_store, executor, .. } = parts;
-    let Tiers { arena, far, far_open } = parts.tiers;
+    let Tiers { arena, far, far_open, stop } = parts.tiers;
     let device = Arc::new(Watched::new(device, &clock, lock));
-    let dram = open_dram(&limits, &arena)?;
+    let dram = open_dram(&limits, &arena, &stop)?;
     let source = LogSource {
         device: Arc::<Watched>::clone(&device),
         clock: Arc::clone(&clock),
@@ -311,8 +323,8 @@ fn resume_removals(engine: &Engine, notes: &RemovalNotes, remove: &RemoveHere) {
     }
 }
 
-fn open_dram(limits: &Limits, arena: &ArenaBacking) -> Result<Dram> {
-    Dram::new(limits.dram_bytes, arena).map_err(|error| {
+fn open_dram(limits: &Limits, arena: &ArenaBacking, stop: &StopSignal) -> Result<Dram> {
+    Dram::new(limits.dram_bytes, arena, stop).map_err(|error| {
         let wanted = format_bytes(limits.dram_bytes);
         let message =
             format!("the system cannot provide a DRAM tier of {wanted}; set `dram` to less");

@@ -14,7 +14,7 @@ use dalsegno_far::{
 use dalsegno_io::{IoError, nearest_with_file};
 use dalsegno_log::format::STORE_FILE;
 
-use crate::error::no_thread;
+use crate::error::{absolute, dangling_link, no_thread};
 use crate::far::lanes::FAR_SHARE;
 
 /// How long opening waits for the size of the far file system, after it was opened.
@@ -31,7 +31,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) fn far_location(path: &Path, config: &Config) -> Result<Option<LocationPath>> {
     let Some(far) = &config.far else { return Ok(None) };
     let location = LocationPath {
-        path: PathBuf::from(far),
+        path: absolute(Path::new(far))?,
         folder: config.far_folder.as_ref().map(PathBuf::from),
         store: Some(path.to_owned()),
     };
@@ -86,6 +86,6 @@ fn unusable(location: &LocationPath, error: IoError) -> Error {
     let message = format!(
         "the far directory {} cannot be used; mount it and create it, or leave `far` out",
         location.path.display()
-    );
+    ) + &dangling_link(&location.path);
     Error::new(ErrorKind::Unavailable, message).with_source(error)
 }

@@ -10,7 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dalsegno_io::{Backing, Claim, Counters, Filled, IoError, Memory, Region, Touch, random_bytes};
+use dalsegno_io::{
+    Backing, Claim, Counters, Filled, IoError, Memory, Region, StopSignal, Touch, random_bytes,
+};
 use dalsegno_pool::{ArenaHeader, Generations, Place, Places, Stamp, UNIT_BYTES};
 use parking_lot::Mutex;
 
@@ -99,7 +101,11 @@ impl Arena {
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide that much.
-    pub(crate) fn new(capacity_bytes: u64, backing: &ArenaBacking) -> Result<Self, IoError> {
+    pub(crate) fn new(
+        capacity_bytes: u64,
+        backing: &ArenaBacking,
+        stop: &StopSignal,
+    ) -> Result<Self, IoError> {
         let units = u32::try_from((capacity_bytes / UNIT_BYTES).max(1)).unwrap_or(u32::MAX);
         let shared = match backing {
             ArenaBacking::Private => {
@@ -114,16 +120,16 @@ impl Arena {
                     outside: None,
                 }
             }
-            ArenaBacking::Shared(backing) => Self::outside(units, backing)?,
+            ArenaBacking::Shared(backing) => Self::outside(units, backing, stop)?,
         };
         Ok(Self { shared: Arc::new(shared) })
     }
 
     /// An arena that other processes can map: docs/formats/arena.md.
-    fn outside(unit_count: u32, backing: &Backing) -> Result<Shared, IoError> {
+    fn outside(unit_count: u32, backing: &Backing, stop: &StopSignal) -> Result<Shared, IoError> {
         let epoch = u64::from_le_bytes(random_bytes::<8>()?);
         let header = ArenaHeader { unit_count, epoch };
-        let region = Arc::new(Region::shared(backing, header.arena_bytes(), Touch::Now, PURPOSE)?);
+        let region = Arc::new(Region::shared_unless(backing, header.arena_bytes(), PURPOSE, stop)?);
         let written = header.encode();
         let mut claim = Claim::of(&region, 0, written.len(), ());
         claim.memory().as_mut_slice().copy_from_slice(&written);
@@ -283,7 +289,7 @@ mod tests {
     const UNIT: usize = 64 << 10;
 
     fn arena(bytes: u64) -> Arena {
-        Arena::new(bytes, &ArenaBacking::Private).unwrap()
+        Arena::new(bytes, &ArenaBacking::Private, &StopSignal::default()).unwrap()
     }
 
     fn memory(number: u8, bytes: usize) -> Memory {

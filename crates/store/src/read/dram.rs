@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dalsegno_core::{ChainHash, NamespaceId};
-use dalsegno_io::{IoError, Memory};
+use dalsegno_io::{IoError, Memory, StopSignal};
 use dalsegno_policy::S3Fifo;
 use dalsegno_pool::UNIT_BYTES;
 use parking_lot::Mutex;
@@ -64,9 +64,13 @@ impl Dram {
     /// # Errors
     ///
     /// [`IoError::Os`] if the system cannot provide as much memory.
-    pub(crate) fn new(capacity_bytes: u64, backing: &ArenaBacking) -> Result<Self, IoError> {
+    pub(crate) fn new(
+        capacity_bytes: u64,
+        backing: &ArenaBacking,
+        stop: &StopSignal,
+    ) -> Result<Self, IoError> {
         let is_on = capacity_bytes >= UNIT_BYTES;
-        let arena = is_on.then(|| Arena::new(capacity_bytes, backing)).transpose()?;
+        let arena = is_on.then(|| Arena::new(capacity_bytes, backing, stop)).transpose()?;
         Ok(Self {
             blocks: Mutex::new(S3Fifo::new(arena.as_ref().map_or(0, Arena::capacity_bytes))),
             arena,
@@ -206,7 +210,7 @@ mod tests {
     const UNIT: usize = 64 << 10;
 
     fn dram_of(capacity_bytes: u64) -> Dram {
-        Dram::new(capacity_bytes, &ArenaBacking::Private).unwrap()
+        Dram::new(capacity_bytes, &ArenaBacking::Private, &StopSignal::default()).unwrap()
     }
 
     fn key(number: u8) -> BlockKey {
