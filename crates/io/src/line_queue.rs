@@ -138,9 +138,9 @@ impl LineQueue {
 
     /// Invariant 3: what another process made is not even locked.
     fn own_lines(&'static self) -> &'static Lines {
-        let mut lines = self.lines.get_or_init(Lines::new);
+        let mut lines = self.lines.get_or_init(|| Box::new(Lines::new()));
         while !lines.process.is_this() {
-            lines = lines.of_child.get_or_init(Lines::new);
+            lines = lines.of_child.get_or_init(|| Box::new(Lines::new()));
         }
         lines
     }
@@ -170,18 +170,18 @@ impl LineQueue {
 }
 
 impl Lines {
-    fn new() -> Box<Self> {
+    fn new() -> Self {
         AT_EXIT.call_once(|| {
             // SAFETY: the handler touches only statics, which are never destroyed.
             unsafe { libc::atexit(flush_at_exit) };
         });
-        Box::new(Self {
+        Self {
             process: Process::this(),
             waiting: Mutex::default(),
             added: Condvar::new(),
             written: Condvar::new(),
             of_child: OnceLock::new(),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -216,8 +216,9 @@ fn bounded(text: &str) -> Vec<u8> {
     if text.len() <= MOST_BYTES {
         return text.as_bytes().to_owned();
     }
-    let kept = &text[..text.floor_char_boundary(MOST_BYTES - CUT.len())];
-    [kept, CUT].concat().into_bytes()
+    let most = MOST_BYTES - CUT.len();
+    let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    [&text[..end], CUT].concat().into_bytes()
 }
 
 /// Writes to a stream and waits for its reader; returns how many bytes could not be written.

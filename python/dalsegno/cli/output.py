@@ -102,8 +102,8 @@ def _fill_closed() -> None:
 
 def queue_streams() -> None:
     """Lets all that this process prints go through queues, until it ends."""
-    sys.stdout = cast("TextIO", _Queued(1, sys.stdout))
-    sys.stderr = cast("TextIO", _Queued(2, sys.stderr))
+    sys.stdout = cast("TextIO", _Queued(1))
+    sys.stderr = cast("TextIO", _Queued(2))
 
 
 class _Queued(io.TextIOBase):
@@ -112,9 +112,8 @@ class _Queued(io.TextIOBase):
     encoding = "utf-8"
     errors = "backslashreplace"
 
-    def __init__(self, number: int, instead_of: TextIO | None) -> None:
+    def __init__(self, number: int) -> None:
         self._number = number
-        self._is_terminal = instead_of is not None and instead_of.isatty()
         self._line = threading.local()
 
     def write(self, text: str) -> int:
@@ -129,7 +128,7 @@ class _Queued(io.TextIOBase):
         return self._number
 
     def isatty(self) -> bool:
-        return self._is_terminal
+        return os.isatty(self._number)
 
     def writable(self) -> bool:
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tests.integration.vllm.follower import Follower
 from tests.integration.vllm.tiers import Primary, Request, counted, finished, keys
 from vllm.v1.kv_offload.config import OffloadingCacheConfig
 
-from dalsegno.integrations.vllm import events
+from dalsegno.integrations.vllm import events, metrics
 from dalsegno.integrations.vllm.tier import DalsegnoTier
 
 pytestmark = pytest.mark.engine
@@ -32,13 +32,16 @@ def publishing(groups: int = 1, **changes: Any) -> Any:
 
 
 @pytest.fixture
-def make(make_tier: Make) -> Make:
-    """Opens a tier that reports events."""
+def make(make_tier: Make) -> Iterator[Make]:
+    """Opens a tier that reports events, and whose metrics never wait."""
 
     def opened(**settings: Any) -> DalsegnoTier:
         return make_tier(**{"of": publishing(), "enable_kv_events": True, **settings})
 
-    return opened
+    # A test may undo what its own fixture changed.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "_STORE_EVERY_S", 0.0)
+        yield opened
 
 
 def space(tier: DalsegnoTier, group: int = 0) -> Any:

@@ -104,7 +104,7 @@ def test_a_directory_in_use_is_refused_with_its_owner(tmp_path: Path) -> None:
         (("--set", "durability"), "has no NAME=VALUE"),
         (("--set", "durabilty=none"), 'did you mean "durability"'),
         (("--tenant", "blue=x"), "has no GROUP=UIDS"),
-        (("--pool", "8TiB"), "cannot provide a DRAM tier of 8 TiB"),
+        (("--pool", "8TiB"), "cannot provide a pool of 8 TiB"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

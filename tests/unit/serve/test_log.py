@@ -119,45 +119,61 @@ def test_closed_streams_get_no_file_of_the_store(closed: str, tmp_path: Path) ->
     assert dalsegno.verify(path)["findings"] == []
 
 
-def test_lost_lines_are_counted_and_reported_when_the_reader_goes_on(tmp_path: Path) -> None:
-    reader, writer = full_pipe()
+def test_lost_lines_are_counted_in_the_metrics(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    writer = broken_pipe()
     with serving(tmp_path / "kv", "--metrics", str(port), stderr=writer) as server:
         os.close(writer)
 
-        def lost() -> int:
+        def lost() -> float:
             url = f"http://127.0.0.1:{port}/metrics"
-            with urllib.request.urlopen(url, timeout=LIMIT_S) as reply:
-                lines = reply.read().decode().splitlines()
-            (line,) = [line for line in lines if line.startswith("dalsegno_lost_log_lines ")]
-            return int(float(line.split()[1]))
-
-        assert lost() == 0
-        for _ in range(1000):
-            shout(tmp_path / "kv", 100)
-            if lost():
-                break
-        assert lost() > 0
-        shout(tmp_path / "kv", 1)
-        count, text = lost(), b""
-        os.set_blocking(reader, False)
-
-        def is_reported() -> bool:
-            nonlocal text
-            shout(tmp_path / "kv", 1)
             try:
-                text += os.read(reader, 1 << 20)
-            except BlockingIOError:
-                return False
-            return b" log lines were lost\n" in text
+                with urllib.request.urlopen(url, timeout=LIMIT_S) as reply:
+                    lines = reply.read().decode().splitlines()
+            except OSError:
+                return 0
+            (line,) = [line for line in lines if line.startswith("dalsegno_lost_log_lines ")]
+            return float(line.split()[1])
 
-        wait_until(is_reported, "the number of lost lines", 0.01)
-        (reported,) = [line for line in text.decode().splitlines() if "were lost" in line]
-        assert 0 < int(reported.split()[1]) <= count + 1
+        wait_until(lambda: lost() >= 1, "the line of the open store is lost", 0.05)
         works(tmp_path / "kv", server)
+
+
+def test_lost_lines_are_reported_when_the_reader_goes_on() -> None:
+    program = (
+        "import sys, dalsegno\n"
+        "for number in range(5000): dalsegno.write_queued(2, f'line {number}\\n')\n"
+        "print('full', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "dalsegno.write_queued(2, 'the end\\n')\n"
+        "sys.stdin.readline()\n"
+    )
+    reader, writer = full_pipe()
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=writer) as process:
+        os.close(writer)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"full\n"
+        text = b""
+        # The queue is empty when the last line that it had was read.
+        while b"line 2047\n" not in text:
+            text += os.read(reader, 1 << 16)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        while not text.endswith(b"the end\n"):
+            text += os.read(reader, 1 << 16)
+        process.stdin.close()
     os.close(reader)
+    lines = text.decode().splitlines()
+    reports = [line for line in lines if line.endswith(" log lines were lost")]
+    counts = [int(line.removeprefix("dalsegno: ").split()[0]) for line in reports]
+    arrived = sum(line.startswith("line ") for line in lines)
+    assert (lines[-2:], sum(counts) + arrived) == ([reports[-1], "the end"], 5000)
+    assert 2000 < sum(counts) < 3000
 
 
 def test_what_python_prints_never_waits_for_its_reader(tmp_path: Path) -> None:

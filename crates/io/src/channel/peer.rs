@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_process_without_a_pid_is_named_in_words() {
         assert_eq!(PeerName(17).to_string(), "pid 17");
-        for number in [0, NOT_A_PID | 17, 1 << 62] {
+        for number in [0, NOT_A_PID | 0x11, 1 << 62] {
             assert_eq!(PeerName(number).to_string(), "a process of another PID namespace");
         }
     }

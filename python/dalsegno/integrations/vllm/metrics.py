@@ -2,6 +2,7 @@
 
 1. Every emitted metric is declared here with its labels: vLLM's logger fails on any other.
 2. Counting is cheap and never fails; the store's counters are read at most once a second.
+3. The last step before an idle time shows all that was counted, and the store as it was after it.
 """
 
 from __future__ import annotations
@@ -122,10 +123,20 @@ class Meter:
         self._samples: list[tuple[str, float]] = []
         self._misses: dict[str, int] = {}
         self._asked_at = -_STORE_EVERY_S
+        # When something was counted first since the store's counters were read.
+        self._stale_since: float | None = None
+
+    def is_stale(self) -> bool:
+        """Whether a step is needed to show what was counted, or the store after it."""
+        since = self._stale_since
+        # Bounded: vLLM does not wait longer for metrics, whatever happens to them.
+        return since is not None and self._clock() - since < 2 * _STORE_EVERY_S
 
     def count(self, name: str, value: int = 1, *labels: str) -> None:
         """Adds to a counter."""
         if value:
+            if self._stale_since is None and name != "errors":
+                self._stale_since = self._clock()
             key = (name, labels)
             self._counts[key] = self._counts.get(key, 0) + value
 
@@ -142,7 +153,7 @@ class Meter:
         """
         stats = OffloadingConnectorStats()
         if self._clock() - self._asked_at >= _STORE_EVERY_S:
-            self._asked_at = self._clock()
+            self._asked_at, self._stale_since = self._clock(), None
             self._take_store(stats, read_store())
         for (name, labels), value in self._counts.items():
             stats.increase_counter(f"{PREFIX}{name}", value, labels)

@@ -307,8 +307,10 @@ class DalsegnoTier(SecondaryTierManager):  # type: ignore[misc]
         return self._safely("take_events", lambda: events.take(self._guard.current), [])
 
     def has_pending_work(self) -> bool:
-        """Whether KV events wait: vLLM takes them only at its steps."""
-        return self._events is not None and not self._closed and self._events.pending()
+        """Whether KV events or metrics wait: vLLM takes them only at its steps."""
+        events = self._events
+        waits = self._meter.is_stale() or (events is not None and events.pending())
+        return waits and not self._closed
 
     def drain_jobs(self, **_: Any) -> None:
         """Waits for every job, and forgets every block.
