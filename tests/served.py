@@ -18,10 +18,12 @@ import dalsegno
 
 # It ends with its standard input, so that no server outlives the tests.
 PROGRAM = """
-import json, sys
+import dalsegno, json, sys
 from dalsegno import DalsegnoError, Server
 try:
     options = json.loads(sys.argv[3])
+    if options.pop("log", False):
+        dalsegno.show_events("info")
     tenants = [(name, set(users)) for name, users in options.pop("tenants", [])]
     server = Server(sys.argv[1], sys.argv[2], tenants=tenants, **options)
 except DalsegnoError as error:
@@ -52,6 +54,7 @@ class ServerProcess:
         settings: Mapping[str, object],
         *,
         prefix: Sequence[str] = (),
+        unread_log: bool = False,
         **options: object,
     ) -> None:
         """Starts a server, and waits until it listens.
@@ -60,18 +63,21 @@ class ServerProcess:
             path: The directory.
             settings: Settings of the store.
             prefix: The command that starts the server's, if there is one.
+            unread_log: Whether it logs into a pipe that nobody reads.
             **options: Other arguments of `dalsegno.Server`.
 
         Raises:
             DalsegnoError: What the server raised.
         """
         self.path, self.socket = path, f"unix:{path / 'serve' / 'socket'}"
+        options["log"] = unread_log
         arguments = [str(path), json.dumps(dict(settings)), json.dumps(options)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", PROGRAM, *arguments],
             stdin=pipe,
             stdout=pipe,
+            stderr=pipe if unread_log else None,
             text=True,
         )
         said = self._answer()
@@ -127,8 +133,7 @@ class ServerProcess:
 
     def _reap(self) -> None:
         self.process.wait(LIMIT_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
+        for pipe in filter(None, (self.process.stdin, self.process.stdout, self.process.stderr)):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 

@@ -1,4 +1,9 @@
-"""Many clients under eviction, while clients and the server are killed and stopped at random."""
+"""Many clients under eviction, while clients and the server are killed and stopped at random.
+
+Two greedy clients take what they get, nobody reads the log of the server, and a client that is
+never stopped measures how late calls with short timeouts end. It prints its figures: the bound on
+them is checked with the full dose, on a machine without other work.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.checkout import ROOT
@@ -21,7 +27,10 @@ from tests.unit.serve.chaos_client import spaces
 
 import dalsegno
 
-CLIENTS = 8
+CLIENTS, GREEDY = 8, 2
+NAMESPACES = dose(50, 4000)
+# How much later than a sleeping thread the latest of 1,000 calls may end.
+LATE_MS = 50
 LENGTH_S = dose(8, 600)
 # Most seconds that a client is stopped: leases to copy lapse after two. And the server.
 CLIENT_STOP_S, SERVER_STOP_S = 3.0, 0.5
@@ -41,14 +50,30 @@ class Director:
         self.log = (folder / "errors.txt").open("w+")
         self.stopped: dict[int, float] = {}
         self.counts: Counter[str] = Counter()
-        self.server = ServerProcess(self.path, SETTINGS)
+        self.server = self.serve()
+        with dalsegno.open(self.server.socket) as store:
+            namespace = spaces(store)[0].id
+        greedy = ["-m", "tests.unit.serve.chaos_greedy", str(self.path), namespace]
+        self.greedy = [self.program(*greedy, str(number)) for number in range(GREEDY)]
+        watch = [self.server.socket, str(seed), str(NAMESPACES), str(self.end)]
+        self.watch = self.program("-m", "tests.unit.serve.chaos_watch", *watch)
+        assert self.watch.stdout is not None
+        assert self.watch.stdout.readline() == "ready\n", self.errors()
         self.clients = [self.client() for _ in range(CLIENTS)]
+
+    def serve(self) -> ServerProcess:
+        return ServerProcess(self.path, SETTINGS, unread_log=True)
+
+    def program(self, *arguments: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, *arguments]
+        return subprocess.Popen(
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=self.log, text=True
+        )
 
     def client(self) -> subprocess.Popen[str]:
         arguments = [self.server.socket, str(self.dice.randrange(1 << 32)), str(self.end)]
-        command = [sys.executable, "-m", "tests.unit.serve.chaos_client", *arguments]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=self.log, text=True)
+        return self.program("-m", "tests.unit.serve.chaos_client", *arguments)
 
     def act(self) -> None:
         """Does something to one process."""
@@ -95,18 +120,19 @@ class Director:
         self.stopped.pop(self.server.pid, None)
         self.server.kill()
         time.sleep(self.dice.choice([0, 0, 0.3]))
-        self.server = ServerProcess(self.path, SETTINGS)
+        self.server = self.serve()
 
     def close_server(self) -> None:
         if self.stopped.pop(self.server.pid, None):
             self.server.go_on()
         self.server.close()
-        self.server = ServerProcess(self.path, SETTINGS)
+        self.server = self.serve()
 
     def judge(self) -> None:
         """No process may end by itself."""
         assert self.server.process.poll() is None, "the server died"
-        assert all(client.poll() is None for client in self.clients), self.errors()
+        others = [*self.clients, *self.greedy, self.watch]
+        assert all(process.poll() is None for process in others), self.errors()
 
     def finish(self) -> Counter[str]:
         """Lets all clients end. Returns what they counted."""
@@ -120,7 +146,16 @@ class Director:
             longest_s = max(counts["longest_s"], counted.pop("longest_s"))
             counts.update(counted)
             counts["longest_s"] = longest_s
+        for greedy in self.greedy:
+            greedy.communicate(timeout=600)
+            assert greedy.returncode == 0, self.errors()
         return counts
+
+    def punctuality(self) -> dict[str, float]:
+        """How late the calls of the watch ended."""
+        out, _ = self.watch.communicate(timeout=600)
+        assert self.watch.returncode == 0, self.errors()
+        return cast("dict[str, float]", json.loads(out))
 
     def errors(self) -> str:
         self.log.seek(0)
@@ -128,11 +163,9 @@ class Director:
 
     def close(self) -> None:
         """Ends everything, whatever happened."""
-        for client in self.clients:
+        for client in [*self.clients, *self.greedy, self.watch]:
             client.kill()
-            client.wait()
-            assert client.stdout is not None
-            client.stdout.close()
+            client.communicate()
         self.server.kill()
         self.log.close()
 
@@ -156,6 +189,7 @@ def test_no_byte_is_wrong_whatever_is_killed_or_stopped(tmp_path: Path) -> None:
             time.sleep(director.dice.uniform(0.02, 0.3))
             director.continue_due()
         counts = director.finish()
+        figures = director.punctuality()
         server = director.server
         wait_until(lambda: server.tenant()["sessions"] == 0, "all clients are forgotten")
         left = server.tenant()
@@ -169,4 +203,10 @@ def test_no_byte_is_wrong_whatever_is_killed_or_stopped(tmp_path: Path) -> None:
     finally:
         director.close()
     assert dalsegno.verify(director.path)["findings"] == []
+    show(f"how late calls ended: {json.dumps(figures)}")
+    assert figures["calls"] > 0
+    assert figures["leased"] > 0
+    assert figures["lost_leases"] <= director.counts["close_server"]
+    if dose(0, 1):
+        assert figures["late_p999_ms"] <= LATE_MS + figures["overslept_p999_ms"]
     show(f"{dict(director.counts)} while the clients of the end counted {dict(counts)}")
