@@ -19,6 +19,7 @@ mod claim;
 mod counters;
 mod handle;
 mod page_alloc;
+mod provide;
 mod region;
 mod sealed;
 

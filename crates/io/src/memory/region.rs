@@ -15,17 +15,15 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::available::available_bytes;
 use super::backing::{Backing, is_in_memory, is_regular, open_named};
 use super::handle::Memory;
+use super::provide::{provide, touch_all};
 use crate::{IoError, Process, StopSignal};
-
-/// Bytes that the system provides at a time: 10 to 60 ms.
-const PROVIDED_BYTES: u64 = 64 << 20;
 
 /// When the system provides the physical memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +106,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// As [`Self::shared`]; `Interrupted` if the signal was set.
+    /// As [`Self::shared`]; `ECANCELED` if the signal was set.
     pub fn shared_unless(
         backing: &Backing,
         bytes: usize,
@@ -132,23 +130,16 @@ impl Region {
                 return Err(IoError::os("allocation", file, ErrorKind::OutOfMemory));
             }
         }
-        let mut is_provided = true;
-        if *backing == Backing::MemoryFile || is_regular(&file) {
+        let is_file = *backing == Backing::MemoryFile || is_regular(&file);
+        let is_provided = if is_file {
             rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
-            is_provided = match provide(&file, bytes as u64, stop) {
-                Ok(()) => true,
-                // The kernel or a sandbox does not have the call.
-                Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => false,
-                Err(Errno::CANCELED) => return Err(stopped(bytes, purpose)),
-                Err(error) => return Err(failed(error)),
-            };
-        }
+            provide(&file, bytes as u64, stop).map_err(failed)?
+        } else {
+            true
+        };
         let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
         if !is_provided {
-            region.touch_all(stop).map_err(|error| match error {
-                Errno::CANCELED => stopped(bytes, purpose),
-                error => failed(error),
-            })?;
+            touch_all(&region, stop).map_err(failed)?;
         }
         if let Some(created) = created {
             created.keep();
@@ -205,24 +196,6 @@ impl Region {
         // SAFETY: advice about our own mapping, none of which changes its bytes. A forked child never touches it
         // (invariant 3). Advice that the kernel does not know is no loss.
         let _ = unsafe { rustix::mm::madvise(start, self.bytes, advice) };
-    }
-
-    /// Touches all pages in parts, so that the system provides them now. A kernel before 5.14 provides them at use.
-    fn touch_all(&self, stop: &StopSignal) -> Result<(), Errno> {
-        let part = usize::try_from(PROVIDED_BYTES).expect("64-bit addresses");
-        for offset in (0..self.bytes).step_by(part) {
-            if stop.is_set() {
-                return Err(Errno::CANCELED);
-            }
-            let (start, count) = (self.part(offset, 0), part.min(self.bytes - offset));
-            let advice = Advice::LinuxPopulateWrite;
-            // SAFETY: a range of our own mapping; the advice changes none of its bytes.
-            match unsafe { rustix::mm::madvise(start.as_ptr().cast(), count, advice) } {
-                Ok(()) | Err(Errno::INVAL) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 
     /// A descriptor of the same memory through which nothing can be written.
@@ -358,29 +331,6 @@ impl Drop for Region {
     }
 }
 
-/// Lets the system provide the memory of a file, in parts.
-fn provide(file: &OwnedFd, bytes: u64, stop: &StopSignal) -> Result<(), Errno> {
-    // Whole pages, of whatever size the file has.
-    let page = u64::try_from(rustix::fs::fstat(file)?.st_blksize).unwrap_or_default();
-    let part = PROVIDED_BYTES.max(page);
-    let mut done = 0;
-    while done < bytes {
-        if stop.is_set() {
-            return Err(Errno::CANCELED);
-        }
-        let count = part.min(bytes - done);
-        rustix::io::retry_on_intr(|| {
-            rustix::fs::fallocate(file, FallocateFlags::empty(), done, count)
-        })?;
-        done += count;
-    }
-    Ok(())
-}
-
-fn stopped(bytes: usize, purpose: &str) -> IoError {
-    IoError::os("allocation", format!("{bytes} bytes of {purpose}"), ErrorKind::Interrupted)
-}
-
 fn refused(bytes: usize, purpose: &str, error: Errno) -> IoError {
     IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
 }
@@ -436,30 +386,6 @@ mod tests {
         let mut out = [0; 3];
         lend(|lender| reader.copy_racing(5000, &mut [lender.exclusive(&mut out)]));
         assert_eq!(&out, b"abc");
-    }
-
-    #[test]
-    fn a_stopped_allocation_leaves_no_file_and_a_file_that_was_there() {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let path = folder.path().join("arena");
-        let backing = Backing::Named(path.clone());
-        let bytes = 3 * usize::try_from(PROVIDED_BYTES).unwrap();
-        let left = AtomicU64::new(2);
-        let stop = StopSignal::new(move || left.fetch_sub(1, Ordering::Relaxed) == 1);
-        let error = Region::shared_unless(&backing, bytes, "a test", &stop).unwrap_err();
-        assert!(error.to_string().contains("201326592 bytes of a test"), "{error}");
-        assert!(rustix::fs::stat(&path).is_err());
-        drop(Region::shared(&backing, 4096, "a test").unwrap());
-        let stop = StopSignal::new(|| true);
-        assert!(Region::shared_unless(&backing, 4096, "a test", &stop).is_err());
-        assert!(rustix::fs::stat(&path).is_ok());
-    }
-
-    #[test]
-    fn memory_is_touched_where_it_cannot_be_allocated() {
-        let region = shared(1 << 20);
-        region.touch_all(&StopSignal::default()).unwrap();
-        assert!(region.touch_all(&StopSignal::new(|| true)).is_err());
     }
 
     /// What a client may try with the descriptor that it was given.
