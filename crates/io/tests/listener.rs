@@ -62,7 +62,7 @@ fn a_listener_makes_its_directories_and_removes_its_socket() {
 }
 
 #[test]
-fn a_socket_of_a_killed_listener_is_replaced_whoever_may_use_it() {
+fn a_socket_of_a_killed_listener_is_replaced_also_with_another_mode() {
     let place = Place::new();
     for _ in 0..3 {
         place.killed("socket");

@@ -10,12 +10,9 @@ use dalsegno_store::{
 };
 
 use crate::client::{Client, LayerPut, ServedLease, ServedWatch};
+use crate::place::socket_of;
 use crate::presence::explained;
 
-/// Where the socket of a server is, within the directory that it owns.
-const SOCKET: &str = "serve/socket";
-/// Where the sockets of its servers are recorded: docs/formats/sockets.md.
-const RECORD: &str = "serve/sockets";
 /// What precedes the path of a socket.
 const UNIX: &str = "unix:";
 
@@ -26,18 +23,6 @@ pub enum Handle {
     Here(Store),
     /// At a server.
     Served(Client),
-}
-
-/// The socket of a server that owns `directory`, unless it was given another one.
-#[must_use]
-pub fn socket_of(directory: &Path) -> std::path::PathBuf {
-    directory.join(SOCKET)
-}
-
-/// The file of `directory` that records the sockets of its servers.
-#[must_use]
-pub fn record_of(directory: &Path) -> std::path::PathBuf {
-    directory.join(RECORD)
 }
 
 /// Evaluates an expression for either kind of store.

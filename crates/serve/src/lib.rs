@@ -24,6 +24,7 @@ mod client;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handle;
+mod place;
 mod presence;
 mod server;
 mod session;
@@ -33,6 +34,7 @@ mod wire;
 
 pub use account::{AccountStats, Bounds};
 pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
-pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter, record_of, socket_of};
-pub use presence::{Presence, explained, last_socket_of};
+pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter};
+pub use place::socket_of;
+pub use presence::{Presence, explained};
 pub use server::{Server, ServerStats, Tenant, TenantStats};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dalsegno_core::{Error, ErrorKind, Result};
 use dalsegno_io::{Channel, ChannelError, IoError, Listener, PeerName};
 
-use crate::handle::{record_of, socket_of};
+use crate::place::{record_of, socket_of};
 use crate::wire::{self, MOST_FRAME_BYTES, Reply, Request};
 
 /// How long a server may take to answer.
@@ -78,8 +78,7 @@ impl Presence {
 }
 
 /// The socket of the server that owns `directory`, or owned it last.
-#[must_use]
-pub fn last_socket_of(directory: &Path) -> PathBuf {
+fn last_socket_of(directory: &Path) -> PathBuf {
     Listener::last_recorded(&record_of(directory)).unwrap_or_else(|| socket_of(directory))
 }
 

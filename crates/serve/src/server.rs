@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::account::{AccountStats, Accounts, Bounds, SessionSlot};
-use crate::handle::record_of;
+use crate::place::record_of;
 use crate::session::{Answer, Session};
 use crate::wire::MOST_FRAME_BYTES;
 

@@ -8,7 +8,7 @@ import re
 import signal
 import socket as sockets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,26 @@ def _socket(text: str) -> Path:
     return local_path(text.removeprefix(SOCKET_PREFIX), "--socket")
 
 
+_Socket = Annotated[
+    Path | None,
+    typer.Option(
+        parser=_socket, metavar="PATH", help="Path of the socket. Default: DIR/serve/socket."
+    ),
+]
+_PoolFile = Annotated[
+    Path | None,
+    typer.Option(
+        parser=local_path,
+        metavar="FILE",
+        help="File on tmpfs or hugetlbfs for the pool. Default: none.",
+    ),
+]
+_Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[ADDRESS:]PORT", help="Serve Prometheus metrics there. Default address: loopback."
+    ),
+]
 _Far = Annotated[
     Path | None,
     typer.Option(
@@ -45,21 +65,9 @@ _Tenants = Annotated[
 def serve(  # noqa: PLR0913 - one argument for each option
     directory: Directory,
     *,
-    socket: Annotated[
-        Path | None,
-        typer.Option(
-            parser=_socket, metavar="PATH", help="Path of the socket. Default: DIR/serve/socket."
-        ),
-    ] = None,
+    socket: _Socket = None,
     pool: Annotated[str, typer.Option(help="Memory for blocks, shared by all clients.")] = "1GiB",
-    pool_file: Annotated[
-        Path | None,
-        typer.Option(
-            parser=local_path,
-            metavar="FILE",
-            help="File on tmpfs or hugetlbfs for the pool. Default: none.",
-        ),
-    ] = None,
+    pool_file: _PoolFile = None,
     capacity: Annotated[
         str | None, typer.Option(help="Most bytes of disk. Default: 80% of what is free.")
     ] = None,
@@ -70,13 +78,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
         typer.Option("--set", metavar="NAME=VALUE", help="Another setting of the store."),
     ] = None,
     tenant: _Tenants = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[ADDRESS:]PORT",
-            help="Serve Prometheus metrics there. Default address: loopback.",
-        ),
-    ] = None,
+    metrics: _Metrics = None,
     ready: Annotated[
         bool, typer.Option("--ready", help="Only say whether a server answers there.")
     ] = False,
@@ -109,22 +111,22 @@ def serve(  # noqa: PLR0913 - one argument for each option
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     output.queue_streams()
     dalsegno.show_events("info")
+    options = {"socket": socket, "pool_file": pool_file, "tenants": tenants}
+    if server := _started(directory, settings, options):
+        _run(directory, server, at, settings.get("far"))
+
+
+def _started(
+    directory: Path, settings: dict[str, object], options: dict[str, Any]
+) -> Server | None:
+    """Starts the server; `None` if a signal came first."""
     try:
-        server = Server(
-            directory,
-            json.dumps(settings),
-            socket=socket,
-            pool_file=pool_file,
-            tenants=tenants,
-            stopped=_is_stopped,
-        )
+        return Server(directory, json.dumps(settings), stopped=_is_stopped, **options)
     except DalsegnoError as error:
         if not _is_stopped():
             raise _in_options(error) from error
         output.complain("stopped before it was ready")
-        return
-    # The signal may have come since; it is taken there.
-    _run(directory, server, at, settings.get("far"))
+        return None
 
 
 def _run(directory: Path, server: Server, at: tuple[str, int] | None, far: object) -> None:

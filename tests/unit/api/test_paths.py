@@ -103,7 +103,7 @@ def test_a_later_change_of_the_directory_changes_no_path(
         client.close()
         space = store.namespace({"m": "1"}, layers=1, slice_bytes=4096)
         assert space.put_batch(chain, [bytes(4096)] * 2).stored == 2
-        assert store.stats()["far"]["reads"] is not None
+        assert store.stats()["far"] is not None
     assert dalsegno.info(tmp_path / "kv")["blocks"] == 2
     assert not list((tmp_path / "else" / "where").iterdir())
 

@@ -1,6 +1,7 @@
 //! Which sockets the servers of a directory made: docs/formats/sockets.md.
 //!
-//! 1. A socket is recorded by its identity, not by its path. What another program made in its place is not taken for it.
+//! 1. A socket is recorded by its identity, not by its path alone. A socket of another program in its place does not
+//!    match.
 //! 2. A server writes that it is about to make a socket before it does. So a server that is killed meanwhile leaves a
 //!    socket that the next one recognizes.
 

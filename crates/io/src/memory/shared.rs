@@ -33,7 +33,7 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// As [`Self::shared`]; `Interrupted` if the signal was set.
+    /// As [`Self::shared`]; `ECANCELED` if the signal was set.
     pub fn shared_unless(
         backing: &Backing,
         bytes: usize,
@@ -63,13 +63,7 @@ impl Region {
         }
         let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
         if has_size {
-            provide(&region, stop).map_err(|error| match error {
-                Errno::CANCELED => {
-                    let file = format!("{bytes} bytes of {purpose}");
-                    IoError::os("allocation", file, ErrorKind::Interrupted)
-                }
-                error => failed(error),
-            })?;
+            provide(&region, stop).map_err(failed)?;
         }
         if let Some(created) = created {
             created.keep();
