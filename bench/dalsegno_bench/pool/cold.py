@@ -253,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=12, help="rounds (%(default)s)")
     add("--block-kib", type=int, default=2048, help="size of a block (%(default)s)")
     add("--mib", type=int, default=1024, help="size of a prompt (%(default)s)")
-    add("--pool-mib", type=int, default=2048, help="size of a pool (%(default)s)")
+    add("--pool-mib", type=int, default=1024, help="size of a pool (%(default)s)")
     default = Path("/var/tmp")  # noqa: S108 - the bench makes a folder of its own in it
     add("--dir", type=local_path, default=default, help="where to write (%(default)s)")
     return parser
