@@ -192,7 +192,7 @@ def run(folder: Path, options: argparse.Namespace) -> Figures:
     """Measures all contenders, interleaved."""
     prompts = Prompts(PROMPTS, options.mib * 1024 // options.block_kib, options.block_kib << 10)
     figures = Figures()
-    with contenders(folder, prompts, options.mib * MIB) as found:
+    with contenders(folder, prompts, options.pool_mib * MIB) as found:
         wanted = [(name, readers) for readers in READERS for name in CONTENDERS]
         for number in range(-1, options.rounds):
             for readers in random.sample(READERS, len(READERS)):
@@ -225,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     load.append(round(os.getloadavg()[0], 2))
-    given = {"block_kib": options.block_kib, "mib": options.mib, "rounds": options.rounds}
+    given = {name: getattr(options, name) for name in ("block_kib", "mib", "pool_mib", "rounds")}
     result = {"bench": "cold", **given, **figures.result(), "load": load}
     report(result)
     print(json.dumps(result))
@@ -252,7 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--rounds", type=int, default=12, help="rounds (%(default)s)")
     add("--block-kib", type=int, default=2048, help="size of a block (%(default)s)")
-    add("--mib", type=int, default=1024, help="size of a prompt, and of a pool (%(default)s)")
+    add("--mib", type=int, default=1024, help="size of a prompt (%(default)s)")
+    add("--pool-mib", type=int, default=1024, help="size of a pool (%(default)s)")
     default = Path("/var/tmp")  # noqa: S108 - the bench makes a folder of its own in it
     add("--dir", type=local_path, default=default, help="where to write (%(default)s)")
     return parser

@@ -139,7 +139,8 @@ impl ReadAhead {
     pub(crate) fn read(&mut self, parties: Parties<'_>) {
         let Self::Expected(wanted) = std::mem::take(self) else { return };
         let Ok(place_bytes) = parties.pool.place_bytes(wanted.namespace) else { return };
-        let most = parties.most_bytes().max(place_bytes);
+        // Fewer and larger reads keep the disk busier. An answer that has to come first is smaller.
+        let most = MOST_ACQUIRED_BYTES.max(place_bytes);
         let grant = parties.account.grant_free(most, place_bytes);
         let (Some(grant), Ok(arrival)) = (grant, parties.pool.arrival()) else { return };
         if wanted.deadline.expired(parties.clock.now()) {
@@ -301,19 +302,20 @@ mod tests {
     #[test]
     fn the_next_answer_is_read_while_the_client_copies() {
         let mut talk = Talk::new(|_| true);
-        let (mut at, mut answers) = (0, 0);
+        let (mut at, mut read) = (0, ANSWER);
         while at < BLOCKS {
             let (outcomes, lease) = talk.ask(&chain()[at..], false);
             assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Log), "{outcomes:?}");
             at += outcomes.len();
-            assert_eq!(talk.read(), at as u64, "each block is read once");
+            assert_eq!((at, talk.read()), (read, read as u64), "each block is read once");
             talk.session.read_ahead();
-            assert_eq!(talk.read(), (at + ANSWER).min(BLOCKS) as u64);
+            read = usize::try_from(talk.read()).unwrap();
+            assert!(read >= (at + ANSWER).min(BLOCKS), "{read} blocks read, {at} copied");
             talk.session.read_ahead();
+            assert_eq!(talk.read(), read as u64, "one answer ahead");
             talk.release(lease);
-            answers += 1;
         }
-        assert_eq!((answers, talk.leases()), (BLOCKS / ANSWER, 0));
+        assert_eq!(talk.leases(), 0);
     }
 
     #[test]
@@ -334,9 +336,11 @@ mod tests {
         let mut talk = Talk::new(|at| at % 2 == 0);
         assert_eq!(talk.ask(&chain(), true).0.len(), ANSWER);
         talk.session.read_ahead();
-        assert_eq!(talk.read(), 4);
+        let read = talk.read();
+        assert!(read > 2, "{read} blocks read");
         let (outcomes, _) = talk.ask(&chain()[ANSWER..], true);
-        assert_eq!((outcomes.len(), talk.read()), (ANSWER, 4));
+        let hits = outcomes.iter().filter(|outcome| outcome.is_hit()).count() as u64;
+        assert_eq!((outcomes.len() > ANSWER, 2 + hits, talk.read()), (true, read, read));
         assert_eq!(outcomes[..2], [Outcome::Log, Outcome::Absent]);
     }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 use dalsegno_core::{Clock, Error};
 use dalsegno_io::SystemClock;
 use dalsegno_serve::{Client, Server};
-use dalsegno_store::{ErrorKind, Memory, PutOutcome, RegisterOptions, Scope, Terms};
+use dalsegno_store::{
+    Cancel, Cause, ErrorKind, Memory, Outcome, PutOutcome, RegisterOptions, Scope, Terms, lend,
+};
 
 use support::{BLOCK, Place, chain, content, get, lease_bytes, namespace, put};
 
@@ -121,6 +123,39 @@ fn a_get_may_be_larger_than_the_pool() {
         assert_eq!(bytes.unwrap(), content(hash, BLOCK));
     }
     drop(client);
+    support::wait_for("the leases to end", || server.stats().tenants[0].accounts.leases == 0);
+}
+
+#[test]
+fn a_get_that_was_cancelled_or_late_keeps_what_it_copied_and_frees_the_rest() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = place.client();
+    let chain = chain("a", 600);
+    put(&client, &chain, 0);
+    let cancel = Cancel::default();
+    cancel.cancel();
+    let cancelled = Terms { timeout: None, cancel: Some(cancel) };
+    let within = |micros| Terms::within(Duration::from_micros(micros));
+    let late = (1..40).map(|number| within(number * 500));
+    for terms in std::iter::once(cancelled).chain(late) {
+        let mut blocks = vec![vec![0; BLOCK]; chain.len()];
+        let report = lend(|lender| {
+            let out = blocks.iter_mut().map(|block| vec![lender.exclusive(block)]).collect();
+            client.get_batch(namespace().id(), &chain, out, Scope::Prefix, &terms).unwrap()
+        });
+        let hits = report.leading_blocks();
+        assert!(hits == 0 || terms.cancel.is_none());
+        for (hash, block) in chain.iter().zip(&blocks[..hits]) {
+            assert_eq!(*block, content(hash, BLOCK));
+        }
+        // A server that had no time to look a block up says why that one is lost.
+        let lost =
+            |outcome: &Outcome| outcome.is_lost() && *outcome != Outcome::Lost(Cause::Recycled);
+        assert!(report.outcomes[hits..].iter().all(|one| lost(one) || *one == Outcome::Absent));
+    }
+    put(&client, &chain, 0);
+    assert_eq!(get(&client, &chain, Scope::Prefix, None).iter().flatten().count(), 600);
     support::wait_for("the leases to end", || server.stats().tenants[0].accounts.leases == 0);
 }
 

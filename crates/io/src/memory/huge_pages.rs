@@ -78,3 +78,41 @@ fn populate(start: NonNull<u8>, bytes: usize) -> bool {
     // SAFETY: a mapping of the caller's, whose bytes this does not change. Where it would fault, it returns an error.
     unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, advice) }.is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::claim::Claim;
+    use crate::memory::region::{Region, Touch};
+    use crate::{Access, Backing};
+    use std::sync::Arc;
+
+    #[test]
+    fn memory_provided_at_once_is_zero_and_that_of_a_named_file_keeps_its_bytes() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let named = Backing::Named(folder.path().join("arena"));
+        for bytes in [4096, HUGE_PAGE_BYTES + 4096, STEP_BYTES + 3 * HUGE_PAGE_BYTES + 4096] {
+            for (backing, round) in [(&Backing::MemoryFile, 0), (&named, 0), (&named, 1)] {
+                let region = Region::shared(backing, bytes, Touch::Now, "a test").unwrap();
+                let region = Arc::new(region);
+                let reader =
+                    Region::map(region.reader_file().unwrap(), bytes, Access::Read, "a test");
+                let mut claim = Claim::of(&region, 0, bytes, ());
+                let mut memory = claim.memory();
+                assert!(memory.as_slice().iter().all(|byte| *byte == round), "{bytes} {backing:?}");
+                memory.as_mut_slice().fill(1);
+                assert_eq!(reader.unwrap().counter(bytes - 8), Some(0x0101_0101_0101_0101));
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_of_a_huge_page_or_more_is_mapped_at_a_multiple_of_one() {
+        assert!(aligned_address(HUGE_PAGE_BYTES - 1).is_null());
+        for bytes in [HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 4096] {
+            let at = aligned_address(bytes);
+            assert!(!at.is_null() && at.align_offset(HUGE_PAGE_BYTES) == 0);
+        }
+        assert!(aligned_address(1 << 62).is_null() && aligned_address(usize::MAX).is_null());
+    }
+}
