@@ -3,9 +3,10 @@
 //! | module | what it does |
 //! |---|---|
 //! | `wire` | messages and their encoding |
-//! | `account` | what one client process holds, and its bounds |
+//! | `account` | what processes and users hold, its bounds, and which connections can be taken over |
 //! | `session` | message in, answer out; no sockets, so that a simulation drives it |
-//! | `server` | threads, sockets, the heartbeat |
+//! | `accept` | the thread that accepts connections, and those that serve them |
+//! | `server` | start and end, tenants, the heartbeat |
 //! | `client` | a store of another process, with the calls of a store of this one |
 //! | `handle` | either of them |
 //!
@@ -16,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accept;
 mod account;
 mod client;
 #[doc(hidden)]
@@ -27,7 +29,7 @@ mod session;
 mod simulation;
 mod wire;
 
-pub use account::{AccountStats, Bounds};
+pub use account::{AccountStats, Bound, Bounds};
 pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
 pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter, socket_of};
 pub use server::{Server, ServerStats, Tenant, TenantStats};
