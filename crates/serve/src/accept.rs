@@ -1,7 +1,7 @@
 //! The thread that accepts connections.
 //!
 //! 1. It waits for no client: what it sends fits into the socket's buffer, or is not sent.
-//! 2. A connection that is refused is told why, and closed a moment later, so that its hello meets an open socket.
+//! 2. A refused connection gets the reason, and is closed a moment later, so that its hello meets an open socket.
 //! 3. Nothing ends it but the server's end. If descriptors run out, it frees one of its own, with which it refuses.
 
 use std::collections::VecDeque;

@@ -144,9 +144,8 @@ impl Book {
     fn end(&mut self, number: u64, now: Nanos) -> bool {
         let Some(seat) = self.seats.get(&number).cloned() else { return false };
         let mut standing = seat.standing.lock();
-        if !standing.can_end(now)
-            || !(self.has_others(number, &seat) || !self.has_leases(seat.guest.process))
-        {
+        let keeps_leases = self.has_others(number, &seat) || !self.has_leases(seat.guest.process);
+        if !standing.can_end(now) || !keeps_leases {
             return false;
         }
         standing.phase = Phase::TakenOver;
