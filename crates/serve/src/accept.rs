@@ -15,8 +15,8 @@ use dalsegno_io::{Channel, ChannelError, Listener};
 use dalsegno_store::Pool;
 use parking_lot::Mutex;
 
-use crate::account::{Guest, NAMELESS, NO_USER, ProcessName, SessionSlot};
-use crate::server::{PATIENCE, POLL, Serving};
+use crate::account::{ClientId, NAMELESS, NO_USER, ProcessName, SessionSlot};
+use crate::serving::{PATIENCE, POLL, Serving};
 use crate::session::{Answer, Session};
 use crate::wire::{self, MOST_FRAME_BYTES};
 
@@ -95,7 +95,7 @@ fn start_session(shared: &Arc<Serving>, channel: Channel, refused: &mut Refused)
         .process()
         .unwrap_or_else(|| NAMELESS | shared.nameless.fetch_add(1, Ordering::Relaxed));
     let client = ProcessName(process);
-    let slot = match offer.accounts.open_session(Guest { process, user }) {
+    let slot = match SessionSlot::open(&offer.accounts, ClientId { process, user }) {
         Ok(slot) => slot,
         Err(error) => {
             let line = || tracing::warn!(%client, user, %error, "a connection is refused");

@@ -6,7 +6,8 @@
 //! | `account` | what processes and users hold, its bounds, and which connections can be taken over |
 //! | `session` | message in, answer out; no sockets, so that a simulation drives it |
 //! | `accept` | the thread that accepts connections, and those that serve them |
-//! | `server` | start and end, tenants, the heartbeat |
+//! | `server` | start and end, the heartbeat |
+//! | `serving` | what the threads share: tenants, pools, accounts |
 //! | `client` | a store of another process, with the calls of a store of this one |
 //! | `handle` | either of them |
 //!
@@ -24,6 +25,7 @@ mod client;
 pub mod fuzzing;
 mod handle;
 mod server;
+mod serving;
 mod session;
 #[cfg(test)]
 mod simulation;
@@ -32,4 +34,5 @@ mod wire;
 pub use account::{AccountStats, Bound, Bounds};
 pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
 pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter, socket_of};
-pub use server::{Server, ServerStats, Tenant, TenantStats};
+pub use server::{Server, ServerStats};
+pub use serving::{Tenant, TenantStats};

@@ -14,21 +14,18 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use dalsegno_core::{Clock, Error, ErrorKind, Result};
 use dalsegno_io::{IoError, Listener, SystemClock, Workers, allow_open_files};
-use dalsegno_store::{Pool, PoolUse, no_thread};
+use dalsegno_store::{Pool, no_thread};
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::accept::accept;
-use crate::account::{AccountStats, Accounts, Bounds, ClientLines};
+use crate::account::{Bounds, ClientLines};
+use crate::serving::{Offer, Serving, Tenant, TenantStats};
 
 /// Time between two heartbeats.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(10);
 /// Heartbeats between two looks for overdue leases.
 const LAPSE_BEATS: u32 = 10;
-/// How often a thread that waits looks whether the server closes.
-pub(crate) const POLL: Duration = Duration::from_millis(200);
-/// How long a client may take to read an answer, or to say hello.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Descriptors that one connection needs at most: its socket, its process, its window, and those of a frame.
 const CONNECTION_FILES: u64 = 8;
 /// Descriptors of a store besides its segments, and of the program around the server.
@@ -38,17 +35,6 @@ const LEAST_SESSIONS: u64 = 32;
 /// How long closing waits for requests under way.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pool of some users, apart from those of others.
-#[derive(Debug)]
-pub struct Tenant {
-    /// Its name, for messages.
-    pub name: String,
-    /// The users who get it.
-    pub uids: BTreeSet<u32>,
-    /// Their pool.
-    pub pool: Pool,
-}
-
 /// A running server. It is closed by [`Server::close`], or when it is dropped.
 #[derive(Debug)]
 pub struct Server {
@@ -56,41 +42,6 @@ pub struct Server {
     stop: Mutex<Option<Sender<()>>>,
     workers: Mutex<Workers>,
     socket: PathBuf,
-}
-
-#[derive(Debug)]
-pub(crate) struct Serving {
-    /// The first is for users of no other.
-    offers: Vec<Offer>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) lines: Arc<ClientLines>,
-    pub(crate) is_closing: AtomicBool,
-    pub(crate) requests: AtomicU64,
-    /// Connections of processes without a number.
-    pub(crate) nameless: AtomicU64,
-}
-
-/// A pool, who gets it, and who holds what of it.
-#[derive(Debug)]
-pub(crate) struct Offer {
-    pub(crate) tenant: Tenant,
-    pub(crate) accounts: Arc<Accounts>,
-}
-
-/// Everything that the server counts for one tenant.
-#[derive(Clone, Debug, Serialize)]
-pub struct TenantStats {
-    /// Its name; empty for the users of no tenant.
-    pub tenant: String,
-    /// Bytes of the pool.
-    pub pool_bytes: u64,
-    /// Bytes of the pool in no place.
-    pub pool_free_bytes: u64,
-    /// Clients, and what they hold.
-    #[serde(flatten)]
-    pub accounts: AccountStats,
-    /// The store behind the pool.
-    pub store: dalsegno_store::Stats,
 }
 
 /// Everything that the server counts.
@@ -180,46 +131,6 @@ impl Drop for Server {
         // A forked child has no part in it.
         if self.workers.lock().are_ours() {
             self.close();
-        }
-    }
-}
-
-impl Serving {
-    fn sessions(&self) -> u64 {
-        self.offers.iter().map(|offer| offer.accounts.stats().sessions).sum()
-    }
-
-    /// What a user is offered.
-    pub(crate) fn offer(&self, uid: u32) -> &Offer {
-        let own = self.offers.iter().find(|offer| offer.tenant.uids.contains(&uid));
-        own.unwrap_or(&self.offers[0])
-    }
-}
-
-impl Offer {
-    fn new(
-        tenant: Tenant,
-        sessions: u64,
-        clock: &Arc<dyn Clock>,
-        lines: &Arc<ClientLines>,
-    ) -> Result<Self> {
-        let (pool, store) = (tenant.pool.usage()?.capacity_bytes, tenant.pool.store());
-        let bounds = Bounds::of_pool(pool, store.limits().namespace_count.into(), sessions);
-        let known = store.namespaces()?.len() as u64;
-        let accounts = Accounts::new(bounds, known, Arc::clone(clock), Arc::clone(lines));
-        Ok(Self { tenant, accounts })
-    }
-
-    fn stats(&self) -> TenantStats {
-        let pool = &self.tenant.pool;
-        let none = PoolUse { capacity_bytes: 0, free_bytes: 0, leased_bytes: 0 };
-        let usage = pool.usage().unwrap_or(none);
-        TenantStats {
-            tenant: self.tenant.name.clone(),
-            pool_bytes: usage.capacity_bytes,
-            pool_free_bytes: usage.free_bytes,
-            accounts: self.accounts.stats(),
-            store: pool.store().stats(),
         }
     }
 }

@@ -8,14 +8,7 @@ use dalsegno_store::{Lease, LeasedBlock};
 use parking_lot::Mutex;
 
 use super::bounds::{Bounds, Resource, share};
-use super::seat::{Seat, Standing};
-
-/// A process that is connected, and its user.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Guest {
-    pub(crate) process: u64,
-    pub(crate) user: u32,
-}
+use super::seat::{ClientId, Seat, Standing};
 
 /// An amount of each resource.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,17 +115,17 @@ impl Book {
     }
 
     /// How much more of a resource a process may take.
-    pub(super) fn offer(&self, guest: Guest, resource: Resource) -> u64 {
+    pub(super) fn offer(&self, client: ClientId, resource: Resource) -> u64 {
         let most = self.bounds.of(resource).process;
-        share(self.own(guest.process, resource), most, self.left(guest.user, resource))
+        share(self.own(client.process, resource), most, self.left(client.user, resource))
     }
 
     /// As [`Book::offer`], for blocks of `least` bytes: a process that holds nothing gets one, however large, if there
     /// is space for it or nobody else holds any.
-    pub(super) fn offer_block(&self, guest: Guest, resource: Resource, least: u64) -> u64 {
-        let offer = self.offer(guest, resource);
-        let is_first = self.own(guest.process, resource) == 0;
-        let is_possible = self.left(guest.user, resource) >= least || self.all.of(resource) == 0;
+    pub(super) fn offer_block(&self, client: ClientId, resource: Resource, least: u64) -> u64 {
+        let offer = self.offer(client, resource);
+        let is_first = self.own(client.process, resource) == 0;
+        let is_possible = self.left(client.user, resource) >= least || self.all.of(resource) == 0;
         if offer >= least {
             offer
         } else if is_first && is_possible {
@@ -142,22 +135,22 @@ impl Book {
         }
     }
 
-    pub(super) fn take(&mut self, guest: Guest, resource: Resource, amount: u64) {
+    pub(super) fn take(&mut self, client: ClientId, resource: Resource, amount: u64) {
         self.all.add(resource, amount);
-        self.users.entry(guest.user).or_default().add(resource, amount);
-        let new = || Holdings { user: guest.user, ..Holdings::default() };
-        self.processes.entry(guest.process).or_insert_with(new).amounts.add(resource, amount);
+        self.users.entry(client.user).or_default().add(resource, amount);
+        let new = || Holdings { user: client.user, ..Holdings::default() };
+        self.processes.entry(client.process).or_insert_with(new).amounts.add(resource, amount);
     }
 
     /// Returns what [`Book::take`] took. The end of a process returned all that it held.
-    pub(super) fn give_back(&mut self, guest: Guest, resource: Resource, amount: u64) {
-        let Some(held) = self.processes.get_mut(&guest.process) else { return };
+    pub(super) fn give_back(&mut self, client: ClientId, resource: Resource, amount: u64) {
+        let Some(held) = self.processes.get_mut(&client.process) else { return };
         held.amounts.subtract(resource, amount);
         self.all.subtract(resource, amount);
-        if let Some(amounts) = self.users.get_mut(&guest.user) {
+        if let Some(amounts) = self.users.get_mut(&client.user) {
             amounts.subtract(resource, amount);
             if amounts.0.iter().all(|amount| *amount == 0) {
-                self.users.remove(&guest.user);
+                self.users.remove(&client.user);
             }
         }
     }
@@ -174,9 +167,9 @@ impl Book {
     pub(super) fn remove(&mut self, process: u64, lease: u64) -> Option<Held> {
         let holdings = self.processes.get_mut(&process)?;
         let held = holdings.leases.remove(&lease)?;
-        let (guest, (resource, bytes)) = (Guest { process, user: holdings.user }, held.bytes());
-        self.give_back(guest, resource, bytes);
-        self.give_back(guest, Resource::Leases, 1);
+        let (client, (resource, bytes)) = (ClientId { process, user: holdings.user }, held.bytes());
+        self.give_back(client, resource, bytes);
+        self.give_back(client, Resource::Leases, 1);
         Some(held)
     }
 
@@ -195,32 +188,32 @@ impl Book {
     }
 
     /// Adds a session; returns its number and whether it is the first of its process.
-    pub(super) fn sit_down(&mut self, guest: Guest, now: Nanos) -> (u64, Seat, bool) {
-        let is_first = !self.processes.contains_key(&guest.process);
-        self.take(guest, Resource::Sessions, 1);
+    pub(super) fn sit_down(&mut self, client: ClientId, now: Nanos) -> (u64, Seat, bool) {
+        let is_first = !self.processes.contains_key(&client.process);
+        self.take(client, Resource::Sessions, 1);
         self.last_seat += 1;
-        let seat = Seat { guest, standing: Arc::new(Mutex::new(Standing::new(now))) };
+        let seat = Seat { client, standing: Arc::new(Mutex::new(Standing::new(now))) };
         self.seats.insert(self.last_seat, seat.clone());
         (self.last_seat, seat, is_first)
     }
 
     /// Ends a session. Returns the leases of its process if it was the last.
     pub(super) fn get_up(&mut self, number: u64) -> Option<Vec<Held>> {
-        let Some(Seat { guest, .. }) = self.seats.remove(&number) else {
+        let Some(Seat { client, .. }) = self.seats.remove(&number) else {
             // It was taken over.
             self.leaving -= 1;
             return None;
         };
-        self.give_back(guest, Resource::Sessions, 1);
-        if self.own(guest.process, Resource::Sessions) > 0 {
+        self.give_back(client, Resource::Sessions, 1);
+        if self.own(client.process, Resource::Sessions) > 0 {
             return None;
         }
         // Namespaces stay in the store, and count for the user.
         let of_process = |one: &Resource| *one != Resource::Namespaces;
         for resource in Resource::ALL.into_iter().filter(of_process) {
-            self.give_back(guest, resource, self.own(guest.process, resource));
+            self.give_back(client, resource, self.own(client.process, resource));
         }
-        let holdings = self.processes.remove(&guest.process)?;
+        let holdings = self.processes.remove(&client.process)?;
         Some(holdings.leases.into_values().collect())
     }
 

@@ -3,6 +3,11 @@
 //! 1. A process holds at most its own bound of each resource, and at most as much as it leaves free: see [`share`].
 //! 2. All processes of a user hold at most three quarters of each resource.
 
+use std::time::Duration;
+
+/// How long blocks stay in their places for a client that copies them.
+pub(crate) const COPY_LEASE: Duration = Duration::from_secs(2);
+
 /// What clients hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {

@@ -1,19 +1,28 @@
 //! What a request may take, and what it keeps.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dalsegno_core::{Error, ErrorKind, Nanos, Result};
 use dalsegno_store::{Lease, LeasedBlock};
 
-use super::Account;
+use super::accounts::Accounts;
 use super::book::{Book, Held};
 use super::bounds::Resource;
+use super::seat::ClientId;
 
 /// Most removals that wait for one watch.
 const MOST_WATCHED: u64 = 1 << 18;
 /// A watch with fewer would have a gap after every removal.
 const LEAST_WATCHED: u64 = 1024;
+
+/// The account of one process, as long as it has a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    pub(super) accounts: Arc<Accounts>,
+    pub(super) client: ClientId,
+}
 
 /// Bytes that a request may use. What it does not use is returned when this is dropped.
 #[derive(Debug)]
@@ -48,8 +57,8 @@ impl Account {
     /// Takes at most `wanted` bytes for blocks of a put that is copied now.
     pub(crate) fn grant_put(&self, wanted: u64) -> Grant {
         let mut book = self.accounts.book.lock();
-        let bytes = wanted.min(book.offer(self.guest, Resource::CopyBytes));
-        book.take(self.guest, Resource::CopyBytes, bytes);
+        let bytes = wanted.min(book.offer(self.client, Resource::CopyBytes));
+        book.take(self.client, Resource::CopyBytes, bytes);
         Grant { account: self.clone(), resource: Resource::CopyBytes, bytes, has_lease: false }
     }
 
@@ -89,20 +98,20 @@ impl Account {
         resource: Resource,
         (wanted, least): (u64, u64),
     ) -> Option<Grant> {
-        let offer = book.offer_block(self.guest, resource, least);
-        if offer == 0 || book.offer(self.guest, Resource::Leases) == 0 {
+        let offer = book.offer_block(self.client, resource, least);
+        if offer == 0 || book.offer(self.client, Resource::Leases) == 0 {
             return None;
         }
         let bytes = wanted.min(offer);
-        book.take(self.guest, resource, bytes);
-        book.take(self.guest, Resource::Leases, 1);
+        book.take(self.client, resource, bytes);
+        book.take(self.client, Resource::Leases, 1);
         Some(Grant { account: self.clone(), resource, bytes, has_lease: true })
     }
 
     /// Ends leases of this process. Numbers of no lease are ignored: it may have ended by itself.
     pub(crate) fn release(&self, leases: &[u64]) {
         let mut book = self.accounts.book.lock();
-        let remove = |lease: &u64| book.remove(self.guest.process, *lease);
+        let remove = |lease: &u64| book.remove(self.client.process, *lease);
         let ended: Vec<_> = leases.iter().filter_map(remove).collect();
         drop(book);
         self.accounts.free(ended);
@@ -110,7 +119,7 @@ impl Account {
 
     /// Ends the lease of an answer that could not be sent.
     pub(crate) fn take_back(&self, lease: u64) {
-        let Some(held) = self.accounts.book.lock().remove(self.guest.process, lease) else {
+        let Some(held) = self.accounts.book.lock().remove(self.client.process, lease) else {
             return;
         };
         self.accounts.unsent.fetch_add(1, Ordering::Relaxed);
@@ -125,11 +134,11 @@ impl Account {
     pub(crate) fn grant_watch(&self, wanted: u64) -> Result<WatchShare> {
         let wanted = wanted.min(MOST_WATCHED);
         let mut book = self.accounts.book.lock();
-        let offer = book.offer(self.guest, Resource::WatchedBlocks);
+        let offer = book.offer(self.client, Resource::WatchedBlocks);
         // Half of it: the process may want another watch.
         let blocks = wanted.min(offer.div_ceil(2));
         if blocks < wanted.min(LEAST_WATCHED) {
-            let own = book.own(self.guest.process, Resource::WatchedBlocks);
+            let own = book.own(self.client.process, Resource::WatchedBlocks);
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 format!(
@@ -138,7 +147,7 @@ impl Account {
                 ),
             ));
         }
-        book.take(self.guest, Resource::WatchedBlocks, blocks);
+        book.take(self.client, Resource::WatchedBlocks, blocks);
         Ok(WatchShare { account: self.clone(), blocks })
     }
 
@@ -149,9 +158,9 @@ impl Account {
     /// `Unavailable` if the process may not create another one.
     pub(crate) fn grant_namespace(&self) -> Result<NamespaceShare> {
         let mut book = self.accounts.book.lock();
-        if book.offer(self.guest, Resource::Namespaces) == 0 {
-            let own = book.own(self.guest.process, Resource::Namespaces);
-            let left = book.left(self.guest.user, Resource::Namespaces);
+        if book.offer(self.client, Resource::Namespaces) == 0 {
+            let own = book.own(self.client.process, Resource::Namespaces);
+            let left = book.left(self.client.user, Resource::Namespaces);
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 format!(
@@ -162,12 +171,12 @@ impl Account {
                 ),
             ));
         }
-        book.take(self.guest, Resource::Namespaces, 1);
+        book.take(self.client, Resource::Namespaces, 1);
         Ok(NamespaceShare { account: self.clone(), is_kept: false })
     }
 
     fn give_back(&self, resource: Resource, amount: u64) {
-        self.accounts.book.lock().give_back(self.guest, resource, amount);
+        self.accounts.book.lock().give_back(self.client, resource, amount);
     }
 }
 
@@ -190,9 +199,9 @@ impl Grant {
     /// Keeps `bytes` of the grant for a lease, and returns the rest.
     fn hold(mut self, bytes: u64, held: Held) -> u64 {
         let mut book = self.account.accounts.book.lock();
-        book.take(self.account.guest, self.resource, bytes);
-        book.give_back(self.account.guest, self.resource, self.bytes);
-        let lease = book.insert(self.account.guest.process, held);
+        book.take(self.account.client, self.resource, bytes);
+        book.give_back(self.account.client, self.resource, self.bytes);
+        let lease = book.insert(self.account.client.process, held);
         drop(book);
         (self.bytes, self.has_lease) = (0, false);
         lease

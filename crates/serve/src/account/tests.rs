@@ -1,7 +1,11 @@
-use std::sync::atomic::AtomicUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use dalsegno_core::ManualClock;
+use dalsegno_core::{Error, ManualClock, Nanos};
 
+use super::grant::NamespaceShare;
+use super::process_name::OTHER_NAMESPACE;
 use super::*;
 
 const BOUNDS: Bounds = Bounds {
@@ -27,7 +31,7 @@ fn place() -> Place {
 impl Place {
     /// A connection that waits for a request.
     fn open(&self, process: u64, user: u32) -> Result<SessionSlot, Error> {
-        let slot = self.accounts.open_session(Guest { process, user })?;
+        let slot = SessionSlot::open(&self.accounts, ClientId { process, user })?;
         assert!(slot.begin());
         slot.rest();
         self.clock.advance(Duration::from_millis(1));
@@ -98,7 +102,7 @@ fn idle_connections_of_many_processes_lock_nobody_out() {
         idle.retain(|slot| !slot.is_taken_over());
         let stats = place.accounts.stats();
         assert!(stats.sessions <= 12, "{stats:?}");
-        assert!(idle.iter().any(|slot| slot.account().guest.process == process));
+        assert!(idle.iter().any(|slot| slot.account().client.process == process));
     }
 }
 
@@ -124,7 +128,7 @@ fn a_process_keeps_a_connection_while_it_holds_a_lease() {
 #[test]
 fn a_connection_without_a_hello_is_the_first_to_go_but_not_immediately() {
     let place = place();
-    let silent = place.accounts.open_session(Guest { process: 1, user: 1 }).unwrap();
+    let silent = SessionSlot::open(&place.accounts, ClientId { process: 1, user: 1 }).unwrap();
     let rest: Vec<_> = (0..3).map(|_| place.open(1, 1).unwrap()).collect();
     let fifth = place.open(1, 1).unwrap();
     assert!(!silent.is_taken_over() && rest[0].is_taken_over());
@@ -175,7 +179,7 @@ fn greedy_processes_leave_bytes_leases_and_namespaces_to_others() {
     for slot in &greedy {
         for _ in 0..50 {
             kept.push(slot.account().grant_put(1000));
-            let _ = slot.account().grant_namespace().map(grant::NamespaceShare::keep);
+            let _ = slot.account().grant_namespace().map(NamespaceShare::keep);
         }
     }
     let stats = place.accounts.stats();
@@ -286,7 +290,7 @@ fn lines_about_clients_are_bounded_and_written_without_the_lock() {
     let lines = Arc::new(Lines(Arc::clone(&place.accounts), AtomicUsize::new(0)));
     tracing::subscriber::with_default(Arc::clone(&lines), || {
         for process in 0..1000 {
-            drop(place.accounts.open_session(Guest { process, user: 1 }).unwrap());
+            drop(SessionSlot::open(&place.accounts, ClientId { process, user: 1 }).unwrap());
         }
     });
     let count = lines.1.load(Ordering::Relaxed);

@@ -8,7 +8,7 @@ use dalsegno_store::{
     PutOutcome, RegisterOptions, Result, Scope, Terms, format_bytes,
 };
 
-use super::{Handled, NO_LEASE, Outgoing, Trouble, count};
+use super::outgoing::{Handled, NO_LEASE, Outgoing, Trouble, count};
 use crate::account::{Account, Grant};
 use crate::wire::{self, Look, MOST_FRAME_BYTES, Malformed, PlaceRow, Reply};
 

@@ -7,6 +7,7 @@
 //!    client still wanted it then.
 
 mod exchange;
+mod outgoing;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,11 +18,10 @@ use dalsegno_io::SealedFile;
 use dalsegno_store::{Error, ErrorKind, NamespaceId, Pool, RemovalWatch, Result, Scope, Terms};
 
 use self::exchange::{Exchange, PutRequest, not_read};
+use self::outgoing::{Handled, NO_LEASE, Outgoing, Trouble, count};
 use crate::account::{COPY_LEASE, SessionSlot, WatchShare};
 use crate::wire::{self, MOST_FRAME_BYTES, Malformed, OLDEST_VERSION, Reply, Request, VERSION};
 
-/// The number of a lease without blocks.
-const NO_LEASE: u64 = 0;
 /// Most removals of one answer.
 const MOST_REMOVALS: usize = MOST_FRAME_BYTES / 64;
 
@@ -71,34 +71,6 @@ struct Watched {
     removals: RemovalWatch,
     _share: WatchShare,
 }
-
-/// An answer to a request, before it is encoded.
-enum Outgoing {
-    Reply(Reply),
-    /// With a tail.
-    Tailed(Reply, Vec<u8>),
-    Nothing,
-}
-
-/// Why a request has no ordinary answer.
-enum Trouble {
-    Malformed(Malformed),
-    Failed(Error),
-}
-
-impl From<Malformed> for Trouble {
-    fn from(malformed: Malformed) -> Self {
-        Self::Malformed(malformed)
-    }
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-type Handled = std::result::Result<Outgoing, Trouble>;
 
 impl Session {
     pub(crate) fn new(pool: Pool, clock: Arc<dyn Clock>, slot: SessionSlot) -> Self {
@@ -251,8 +223,4 @@ fn window_of(descriptors: Vec<OwnedFd>) -> std::result::Result<SealedFile, Troub
 
 fn terms_of(timeout_ns: Option<u64>) -> Terms {
     Terms { timeout: timeout_ns.map(Duration::from_nanos), cancel: None }
-}
-
-fn count(count: u64) -> Outgoing {
-    Outgoing::Reply(Reply::Count { count })
 }

@@ -8,7 +8,7 @@
 use dalsegno_sim::Random;
 
 use super::*;
-use crate::account::Guest as Process;
+use crate::account::{ClientId, SessionSlot};
 
 const GREEDY: u64 = 3;
 const MODEST: u64 = 9;
@@ -60,7 +60,7 @@ impl Fair {
 
     fn open(&self, process: u64, user: u32) -> Option<Session> {
         let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&self.world.clock);
-        let slot = self.world.accounts.open_session(Process { process, user }).ok()?;
+        let slot = SessionSlot::open(&self.world.accounts, ClientId { process, user }).ok()?;
         let pool = self.world.pool.clone().unwrap();
         let mut session = Session::new(pool, clock, slot).impatient();
         let hello = wire::encode(&Request::Hello { version: wire::VERSION });

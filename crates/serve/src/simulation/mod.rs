@@ -138,8 +138,9 @@ impl World {
 
     fn connect(&self, number: usize) -> Guest {
         let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&self.clock);
-        let guest = crate::account::Guest { process: number as u64 + 1, user: 1 };
-        let slot = self.accounts.open_session(guest).expect("few connections");
+        let guest = crate::account::ClientId { process: number as u64 + 1, user: 1 };
+        let slot =
+            crate::account::SessionSlot::open(&self.accounts, guest).expect("few connections");
         let mut session = Session::new(self.pool.clone().unwrap(), clock, slot).impatient();
         let window = Window::new(WINDOW_BYTES).unwrap();
         let hello = wire::encode(&Request::Hello { version: wire::VERSION });
