@@ -91,7 +91,7 @@ pub struct Config {
     pub transfer_threads: Option<u32>,
     /// Loads that may wait for a thread before new ones are throttled, and as many stores. Default: 256.
     pub transfer_queue: Option<u32>,
-    /// Most namespaces of one store. Those without blocks are forgotten at open. Default: 4096.
+    /// Most namespaces of one store. Those without blocks are forgotten at open. Default: 16,384.
     pub namespaces: Option<u32>,
     /// A directory of a shared file system, where the stores of many hosts share blocks. Default: none.
     pub far: Option<String>,
@@ -217,7 +217,7 @@ impl Config {
                 1,
                 65_536,
             )?,
-            namespace_count: within("namespaces", self.namespaces.unwrap_or(4096), 1, 65_536)?,
+            namespace_count: within("namespaces", self.namespaces.unwrap_or(16_384), 1, 65_536)?,
             far: self.far.clone(),
             far_capacity_bytes: self.far_capacity,
             far_workers: within("far_workers", self.far_workers.unwrap_or(32), 1, 64)?,

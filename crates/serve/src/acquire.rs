@@ -7,7 +7,6 @@
 //! 3. Blocks that were read ahead answer a request only if their lease still holds, and none of them was removed since
 //!    they were looked up.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline};
@@ -47,7 +46,7 @@ pub(crate) enum ReadAhead {
 /// An answer to a request that has not come yet. Dropping it frees its places.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    account: Arc<Account>,
+    account: Account,
     /// The blocks that it has an outcome for.
     wanted: Wanted,
     answer: Named,
@@ -75,7 +74,7 @@ impl Drop for Prepared {
 #[derive(Clone, Copy)]
 pub(crate) struct Parties<'a> {
     pub(crate) pool: &'a Pool,
-    pub(crate) account: &'a Arc<Account>,
+    pub(crate) account: &'a Account,
     pub(crate) clock: &'a dyn Clock,
 }
 
@@ -137,7 +136,10 @@ pub(crate) fn acquire(
 impl ReadAhead {
     /// Reads the blocks that the client is about to ask for.
     pub(crate) fn read(&mut self, parties: Parties<'_>) {
-        let Self::Expected(wanted) = std::mem::take(self) else { return };
+        let wanted = match std::mem::take(self) {
+            Self::Expected(wanted) => wanted,
+            other => return *self = other,
+        };
         let Ok(place_bytes) = parties.pool.place_bytes(wanted.namespace) else { return };
         // Fewer and larger reads keep the disk busier. An answer that has to come first is smaller.
         let most = MOST_ACQUIRED_BYTES.max(place_bytes);
@@ -147,7 +149,7 @@ impl ReadAhead {
             return;
         }
         let Ok(answer) = parties.find(&wanted, grant) else { return };
-        let account = Arc::clone(parties.account);
+        let account = parties.account.clone();
         let mut prepared = Prepared { account, wanted, answer, arrival };
         // The request may find a place for what was lost now.
         if prepared.answer.outcomes.iter().all(|outcome| !outcome.is_lost()) {
@@ -204,11 +206,12 @@ fn encode(named: &Named) -> (Reply, Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::account::{Accounts, Bounds};
+    use crate::account::{Accounts, Bounds, ClientId, SessionSlot};
     use crate::session::{Answer, Session};
     use crate::wire::{Request, VERSION};
     use dalsegno_core::{Config, KvLayout, ManualClock, Namespace};
     use dalsegno_store::{Backing, Memory, Put, RegisterOptions};
+    use std::sync::Arc;
 
     /// Bytes of a block: a unit of the pool.
     const BLOCK: usize = 64 << 10;
@@ -252,9 +255,10 @@ mod tests {
             pool.store().close();
             drop(pool);
             let (pool, clock) = (open(), Arc::new(ManualClock::default()));
-            let accounts = Accounts::new(Bounds::of_pool(dram));
-            let slot = accounts.open_session(1).unwrap();
             let now: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+            let bounds = Bounds::of_pool(dram, 10, 10);
+            let accounts = Accounts::new(bounds, 0, Arc::clone(&now), Arc::default());
+            let slot = SessionSlot::open(&accounts, ClientId { process: 1, user: 1 }).unwrap();
             let mut session = Session::new(pool.clone(), now, slot).impatient();
             session.handle(&wire::encode(&Request::Hello { version: VERSION }), Vec::new());
             Self { session, accounts, pool, clock, _folder: folder }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dalsegno_core::Clock;
 use dalsegno_store::{Namespace, Pool};
 
-use crate::account::{Accounts, Bounds};
+use crate::account::{Accounts, Bounds, ClientId, SessionSlot};
 use crate::session::{Answer, Session};
 use crate::wire::{self, Look, Reply, Request, VERSION};
 
@@ -22,7 +22,9 @@ impl Talk {
     #[must_use]
     pub fn open(pool: Pool, clock: Arc<dyn Clock>) -> Self {
         let capacity = pool.usage().map_or(0, |usage| usage.capacity_bytes);
-        let slot = Accounts::new(Bounds::of_pool(capacity)).open_session(1);
+        let bounds = Bounds::of_pool(capacity, 16, Bounds::SESSIONS);
+        let accounts = Accounts::new(bounds, 0, Arc::clone(&clock), Arc::default());
+        let slot = SessionSlot::open(&accounts, ClientId { process: 1, user: 1 });
         Self(Session::new(pool, clock, slot.expect("the first connection")).impatient())
     }
 
@@ -32,9 +34,11 @@ impl Talk {
     ///
     /// If the answer is too long, or does not decode.
     pub fn send(&mut self, message: &[u8]) -> bool {
-        match self.0.handle(message, Vec::new()) {
+        let answer = self.0.handle(message, Vec::new());
+        self.0.slot().rest();
+        match answer {
             Answer::Nothing => true,
-            Answer::End(_) => false,
+            Answer::End(_) | Answer::TakenOver => false,
             Answer::Send { bytes, .. } => {
                 assert!(
                     bytes.len() <= wire::MOST_FRAME_BYTES,

@@ -3,10 +3,12 @@
 //! | module | what it does |
 //! |---|---|
 //! | `wire` | messages and their encoding |
-//! | `account` | what one client process holds, and its bounds |
+//! | `account` | what processes and users hold, its bounds, and which connections can be taken over |
 //! | `acquire` | blocks that a client copies, and those that are read ahead |
 //! | `session` | message in, answer out; no sockets, so that a simulation drives it |
-//! | `server` | threads, sockets, the heartbeat |
+//! | `accept` | the thread that accepts connections, and those that serve them |
+//! | `server` | start and end, the heartbeat |
+//! | `serving` | what the threads share: tenants, pools, accounts |
 //! | `client` | a store of another process, with the calls of a store of this one |
 //! | `handle` | either of them |
 //! | `presence` | whether a server is there, and why it cannot be used |
@@ -18,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accept;
 mod account;
 mod acquire;
 mod client;
@@ -27,14 +30,16 @@ mod handle;
 mod place;
 mod presence;
 mod server;
+mod serving;
 mod session;
 #[cfg(test)]
 mod simulation;
 mod wire;
 
-pub use account::{AccountStats, Bounds};
+pub use account::{AccountStats, Bound, Bounds};
 pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
 pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter};
 pub use place::socket_of;
 pub use presence::{Presence, explained};
-pub use server::{Server, ServerStats, Tenant, TenantStats};
+pub use server::{Server, ServerStats};
+pub use serving::{Tenant, TenantStats};

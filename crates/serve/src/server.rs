@@ -1,11 +1,11 @@
 //! The server: it owns a store, and serves its pool to other processes.
 //!
-//! 1. A connection has one thread, so a client that hangs or asks much holds up nobody else. Connections are bounded.
+//! 1. A connection has one thread, so a client that hangs or asks much holds up nobody else. Connections are bounded,
+//!    and so are the descriptors that they need.
 //! 2. A client that does not read its answers, or says nothing at first, is left after a bounded time.
 //! 3. Closing ends all connections after the requests under way, then closes the store.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,39 +13,28 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use dalsegno_core::{Clock, Error, ErrorKind, Result};
-use dalsegno_io::{BindError, Channel, ChannelError, Listener, SystemClock, Workers};
-use dalsegno_store::{Pool, PoolUse, no_thread};
+use dalsegno_io::{BindError, Listener, SystemClock, Workers, allow_open_files};
+use dalsegno_store::{Pool, no_thread};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::account::{AccountStats, Accounts, Bounds, SessionSlot};
+use crate::accept::accept;
+use crate::account::{Bounds, ClientLines};
 use crate::place::record_of;
-use crate::session::{Answer, Session};
-use crate::wire::MOST_FRAME_BYTES;
+use crate::serving::{Offer, Serving, Tenant, TenantStats};
 
 /// Time between two heartbeats.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(10);
 /// Heartbeats between two looks for overdue leases.
 const LAPSE_BEATS: u32 = 10;
-/// How often a thread that waits looks whether the server closes.
-const POLL: Duration = Duration::from_millis(200);
-/// How long a client may take to read an answer, or to say hello.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Set in the numbers of connections whose process has none.
-const NAMELESS: u64 = 1 << 62;
+/// Descriptors that one connection needs at most: its socket, its process, its window, and those of a frame.
+const CONNECTION_FILES: u64 = 8;
+/// Descriptors of a store besides its segments, and of the program around the server.
+const OTHER_FILES: u64 = 128;
+/// Connections of a tenant although the system allows too few descriptors for them.
+const LEAST_SESSIONS: u64 = 32;
 /// How long closing waits for requests under way.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The pool of some users, apart from those of others.
-#[derive(Debug)]
-pub struct Tenant {
-    /// Its name, for messages.
-    pub name: String,
-    /// The users who get it.
-    pub uids: BTreeSet<u32>,
-    /// Their pool.
-    pub pool: Pool,
-}
 
 /// A running server. It is closed by [`Server::close`], or when it is dropped.
 #[derive(Debug)]
@@ -54,40 +43,6 @@ pub struct Server {
     stop: Mutex<Option<Sender<()>>>,
     workers: Mutex<Workers>,
     socket: PathBuf,
-}
-
-#[derive(Debug)]
-struct Serving {
-    /// The first is for users of no other.
-    offers: Vec<Offer>,
-    clock: Arc<dyn Clock>,
-    is_closing: AtomicBool,
-    requests: AtomicU64,
-    /// Connections of processes without a number.
-    nameless: AtomicU64,
-}
-
-/// A pool, who gets it, and who holds what of it.
-#[derive(Debug)]
-struct Offer {
-    tenant: Tenant,
-    accounts: Arc<Accounts>,
-}
-
-/// Everything that the server counts for one tenant.
-#[derive(Clone, Debug, Serialize)]
-pub struct TenantStats {
-    /// Its name; empty for the users of no tenant.
-    pub tenant: String,
-    /// Bytes of the pool.
-    pub pool_bytes: u64,
-    /// Bytes of the pool in no place.
-    pub pool_free_bytes: u64,
-    /// Clients, and what they hold.
-    #[serde(flatten)]
-    pub accounts: AccountStats,
-    /// The store behind the pool.
-    pub store: dalsegno_store::Stats,
 }
 
 /// Everything that the server counts.
@@ -118,13 +73,16 @@ impl Server {
         let listener =
             Listener::bind(path, &record_of(directory)).map_err(|error| not_served(path, error))?;
         let everybody = Tenant { name: String::new(), uids: BTreeSet::new(), pool };
-        let offers = std::iter::once(everybody).chain(tenants).map(|tenant| {
-            let bounds = tenant.pool.usage().map(|usage| Bounds::of_pool(usage.capacity_bytes))?;
-            Ok(Offer { tenant, accounts: Accounts::new(bounds) })
-        });
+        let tenants: Vec<Tenant> = std::iter::once(everybody).chain(tenants).collect();
+        let sessions = allowed_sessions(&tenants);
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let lines = Arc::<ClientLines>::default();
+        let offer = |tenant| Offer::new(tenant, sessions, &clock, &lines);
+        let offers = tenants.into_iter().map(offer).collect::<Result<_>>()?;
         let shared = Arc::new(Serving {
-            offers: offers.collect::<Result<_>>()?,
-            clock: Arc::new(SystemClock::new()),
+            offers,
+            clock,
+            lines,
             is_closing: AtomicBool::new(false),
             requests: AtomicU64::new(0),
             nameless: AtomicU64::new(0),
@@ -185,31 +143,22 @@ impl Drop for Server {
     }
 }
 
-impl Serving {
-    fn sessions(&self) -> u64 {
-        self.offers.iter().map(|offer| offer.accounts.stats().sessions).sum()
+/// How many connections each tenant may have, so that descriptors do not run out.
+fn allowed_sessions(tenants: &[Tenant]) -> u64 {
+    let files =
+        |tenant: &Tenant| u64::from(tenant.pool.store().limits().segment_count) + OTHER_FILES;
+    let (of_stores, count): (u64, _) = (tenants.iter().map(files).sum(), tenants.len() as u64);
+    let allowed = allow_open_files(of_stores + count * CONNECTION_FILES * Bounds::SESSIONS);
+    let sessions = allowed.saturating_sub(of_stores) / CONNECTION_FILES / count;
+    if sessions < Bounds::SESSIONS {
+        let connections = sessions.max(LEAST_SESSIONS);
+        tracing::warn!(
+            allowed,
+            connections,
+            "fewer connections: raise the limit on open files (ulimit -n)"
+        );
     }
-
-    /// What a user is offered.
-    fn offer(&self, uid: u32) -> &Offer {
-        let own = self.offers.iter().find(|offer| offer.tenant.uids.contains(&uid));
-        own.unwrap_or(&self.offers[0])
-    }
-}
-
-impl Offer {
-    fn stats(&self) -> TenantStats {
-        let pool = &self.tenant.pool;
-        let none = PoolUse { capacity_bytes: 0, free_bytes: 0, leased_bytes: 0 };
-        let usage = pool.usage().unwrap_or(none);
-        TenantStats {
-            tenant: self.tenant.name.clone(),
-            pool_bytes: usage.capacity_bytes,
-            pool_free_bytes: usage.free_bytes,
-            accounts: self.accounts.stats(),
-            store: pool.store().stats(),
-        }
-    }
+    sessions.clamp(LEAST_SESSIONS, Bounds::SESSIONS)
 }
 
 fn not_served(path: &Path, error: BindError) -> Error {
@@ -227,82 +176,6 @@ fn beat(shared: &Serving, stopped: &Receiver<()>) {
             if beats.is_multiple_of(LAPSE_BEATS) {
                 offer.accounts.lapse(shared.clock.now());
             }
-        }
-    }
-}
-
-fn accept(shared: &Arc<Serving>, listener: &Listener) {
-    while !shared.is_closing.load(Ordering::Acquire) {
-        match listener.accept(POLL) {
-            Ok(Some(channel)) => start_session(shared, channel),
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                // Too many open files, for example: what comes next would fail as well.
-                std::thread::sleep(POLL);
-            }
-        }
-    }
-}
-
-fn start_session(shared: &Arc<Serving>, channel: Channel) {
-    let (pid, uid) = (channel.peer().pid, channel.peer().uid);
-    let offer = shared.offer(uid);
-    // Without a number, a connection counts as a process of its own.
-    let process = channel
-        .peer()
-        .process()
-        .unwrap_or_else(|| NAMELESS | shared.nameless.fetch_add(1, Ordering::Relaxed));
-    let Some(slot) = offer.accounts.open_session(process) else {
-        tracing::warn!(pid, "too many connections; one more is refused");
-        return;
-    };
-    tracing::debug!(pid, uid, tenant = offer.tenant.name, "a client connected");
-    let (shared, pool) = (Arc::clone(shared), offer.tenant.pool.clone());
-    let body = move || serve(&shared, channel, pool, slot);
-    if let Err(error) = dalsegno_io::spawn("dalsegno-session", body) {
-        tracing::warn!(pid, %error, "no thread for a connection; it is refused");
-    }
-}
-
-/// Answers one client until it or the server ends.
-fn serve(shared: &Serving, mut channel: Channel, pool: Pool, slot: SessionSlot) {
-    let (pid, arena) = (channel.peer().pid, pool.clone());
-    let mut session = Session::new(pool, Arc::clone(&shared.clock), slot);
-    let silent_until = shared.clock.now().after(PATIENCE);
-    let mut is_silent = true;
-    while !shared.is_closing.load(Ordering::Acquire) {
-        let frame = match channel.receive(MOST_FRAME_BYTES, Some(POLL)) {
-            Ok(frame) => frame,
-            Err(ChannelError::Timeout) if is_silent && shared.clock.now() > silent_until => break,
-            Err(ChannelError::Timeout) => continue,
-            Err(ChannelError::Ended) => break,
-            Err(error) => {
-                session.note_malformed();
-                tracing::warn!(pid, %error, "a connection was closed");
-                break;
-            }
-        };
-        is_silent = false;
-        shared.requests.fetch_add(1, Ordering::Relaxed);
-        let sent = match session.handle(&frame.bytes, frame.descriptors) {
-            Answer::Nothing => Ok(()),
-            Answer::Send { bytes, with_arena } => {
-                let files = [arena.file().as_fd()];
-                let files = if with_arena { &files[..] } else { &[] };
-                channel.send(&bytes, files, Some(PATIENCE))
-            }
-            Answer::End(malformed) => {
-                tracing::warn!(pid, %malformed, "a connection was closed");
-                break;
-            }
-        };
-        if let Err(error) = sent {
-            tracing::debug!(pid, %error, "an answer was not sent");
-            break;
-        }
-        if !shared.is_closing.load(Ordering::Acquire) {
-            session.read_ahead();
         }
     }
 }

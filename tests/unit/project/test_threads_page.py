@@ -10,7 +10,7 @@ from tests.unit.project.documents import DOCS, table_rows
 
 NAME = re.compile(r'"(dalsegno(?:-[a-z]+)+)"')
 # What tests and simulations start, and texts in quotes that are no threads.
-OTHERS = {"crates/sim", "crates/serve/src/simulation.rs", "python/dalsegno/demo"}
+OTHERS = {"crates/sim", "crates/serve/src/simulation", "python/dalsegno/demo"}
 
 
 def sources() -> list[Path]:

@@ -20,7 +20,7 @@ LIMIT_S = 60
 ADD_SEALS, SEAL_SHRINK = 1033, 2
 
 WELCOME, DONE, COUNT, FLAGS, LEASED, PUT, FAILED, LOCATED = 0, 1, 2, 3, 6, 7, 10, 11
-INVALID, INCOMPATIBLE = 0, 1
+INVALID, INCOMPATIBLE, UNAVAILABLE = 0, 1, 2
 
 
 def varint(value: int) -> bytes:
@@ -66,6 +66,22 @@ def lease(namespace: bytes, hashes: Sequence[bytes]) -> bytes:
 
 def release(leases: Sequence[int]) -> bytes:
     return varint(6) + varint(len(leases)) + b"".join(map(varint, leases))
+
+
+def register(description: bytes) -> bytes:
+    """Makes a namespace known."""
+    return varint(1) + varint(len(description)) + description + b"\x00"
+
+
+def description(name: str) -> bytes:
+    """A namespace of one layer with 100 bytes a block: docs/formats/log.md."""
+    parts = [b"model", name.encode()]
+    fields = b"".join(struct.pack("<I", len(part)) + part for part in parts)
+    return b"dalsegno namespace 1\n" + struct.pack("<III", 1, 100, 1) + fields
+
+
+def watch(capacity: int) -> bytes:
+    return varint(11) + varint(capacity)
 
 
 # Where the blocks of a window start; its ticket comes first.

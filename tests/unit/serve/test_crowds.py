@@ -7,11 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from tests.checkout import ROOT
 from tests.contract.subjects import chain, contents
-from tests.served import ServerProcess
+from tests.served import ServerProcess, serving
 from tests.unit.serve import raw
 from tests.unit.serve.blocks import (
     BLOCK_BYTES,
@@ -25,8 +26,8 @@ from tests.unit.serve.blocks import (
 )
 
 REQUESTS = 10_000
-# Most connections of one process, and of all: crates/serve/src/account.rs.
-MOST_OF_ONE, MOST = 32, 256
+# Most connections of one process, and of all: crates/serve/src/account/bounds.rs.
+MOST_OF_ONE, MOST = 32, 512
 
 
 @contextmanager
@@ -101,22 +102,35 @@ def test_a_client_that_reads_no_answer_is_left(server: ServerProcess, blocks: Bl
     assert server.tenant()["malformed_sessions"] == 0
 
 
-def test_one_process_has_a_bounded_number_of_connections(
+def test_a_process_takes_over_its_own_idle_connections(
     server: ServerProcess, blocks: Blocks
 ) -> None:
     with ExitStack() as stack:
-        # The client of this process has one already.
-        for _ in range(MOST_OF_ONE - 1):
-            stack.enter_context(raw.greeted(server.path))
-        assert server.tenant()["sessions"] == MOST_OF_ONE
-        with raw.Raw(server.path) as refused:
-            refused.send(raw.hello())
-            assert refused.has_ended()
-        assert server.tenant()["refused_sessions"] == 1
-        assert blocks.hits() == COUNT
+        lines = [stack.enter_context(raw.greeted(server.path)) for _ in range(MOST_OF_ONE + 8)]
+        # The last ones are there, and the first ones were closed.
+        assert lines[-1].ask(raw.look(blocks.id, HASHES))[0] == raw.COUNT
+        assert lines[0].has_ended()
+        wait_until(lambda: server.tenant()["sessions"] <= MOST_OF_ONE, "the others end")
+        assert server.tenant()["taken_over_sessions"] >= 8
+        assert server.tenant()["refused_sessions"] == 0
+        wait_until(lambda: blocks.hits() == COUNT, "the client connects again")
     wait_until(lambda: server.tenant()["sessions"] == 1, "connections end")
-    with raw.greeted(server.path) as late:
-        assert late.ask(raw.look(blocks.id, HASHES))[0] == raw.COUNT
+
+
+def test_a_refused_connection_gets_the_reason(server: ServerProcess, blocks: Blocks) -> None:
+    assert blocks.hits() == COUNT
+    with ExitStack() as stack:
+        # Connections with a watch of removals are not taken over.
+        for _ in range(MOST_OF_ONE):
+            watching = stack.enter_context(raw.greeted(server.path))
+            assert watching.ask(raw.watch(8))[0] == raw.DONE
+        with raw.Raw(server.path) as refused:
+            kind, text = refused.failure(raw.hello())
+            assert kind == raw.UNAVAILABLE
+            assert f"{MOST_OF_ONE} connections" in text
+            assert refused.has_ended()
+        assert server.tenant()["refused_sessions"] >= 1
+    wait_until(lambda: blocks.hits() == COUNT, "the client gets a connection")
 
 
 CROWD = """
@@ -132,27 +146,43 @@ with ExitStack() as stack:
 """
 
 
-def test_a_client_that_finds_the_server_full_waits_for_a_place(
+def test_idle_connections_of_many_processes_lock_nobody_out(
     server: ServerProcess, blocks: Blocks
 ) -> None:
-    with opened(server.socket) as late, ExitStack() as stack:
-        assert late.store.served
-        late.store.close()
-        wait_until(lambda: server.tenant()["sessions"] == 1, "its connection ends")
-        for _ in range(MOST // MOST_OF_ONE - 1):
+    with ExitStack() as stack:
+        for _ in range(MOST // MOST_OF_ONE + 1):
             crowd = stack.enter_context(program(CROWD, server.path, MOST_OF_ONE))
             assert line(crowd) == "connected"
-        # One connection is this test's.
-        last = stack.enter_context(program(CROWD, server.path, MOST_OF_ONE - 1))
-        assert line(last) == "connected"
-        wait_until(lambda: server.tenant()["sessions"] == MOST, "the server is full")
-        with opened(server.socket) as refused:
-            assert not refused.store.served
-            assert refused.hits() == 0
-            assert blocks.hits() == COUNT
-            assert server.tenant()["refused_sessions"] >= 1
-            stack.close()
-            wait_until(lambda: refused.hits() == COUNT, "the client gets a place")
+        assert server.tenant()["refused_sessions"] == 0
+        with raw.greeted(server.path) as late:
+            assert late.ask(raw.look(blocks.id, HASHES))[0] == raw.COUNT
+        wait_until(lambda: server.tenant()["sessions"] <= MOST, "the others end")
+        wait_until(lambda: blocks.hits() == COUNT, "the client is served")
+
+
+NAMES = """
+import sys
+from pathlib import Path
+from tests.unit.serve import raw
+with raw.greeted(Path(sys.argv[1])) as greedy:
+    created = 0
+    while greedy.ask(raw.register(raw.description(f"{sys.argv[2]} {created}")))[0] == raw.DONE:
+        created += 1
+    print(created, flush=True)
+    # What it knows works.
+    assert greedy.ask(raw.register(raw.description(f"{sys.argv[2]} 0")))[0] == raw.DONE
+    sys.stdin.read()
+"""
+
+
+def test_greedy_clients_leave_namespaces_to_others(tmp_path: Path) -> None:
+    with serving(tmp_path / "store", {"namespaces": 64}) as server, ExitStack() as stack:
+        for name in ("a", "b"):
+            greedy = stack.enter_context(program(NAMES, server.path, name))
+            assert 1 < int(line(greedy)) < 40
+        with opened(server.socket) as modest:
+            modest.fill()
+            assert modest.hits() == COUNT
 
 
 # A server may let it wait for places, so it goes on only for a while.
@@ -200,6 +230,20 @@ def test_a_client_that_keeps_all_leases_leaves_the_pool_to_others(
     assert found == 20
     assert out == contents(mine, BLOCK_BYTES)
     assert hits == COUNT
+
+
+def test_a_handful_of_greedy_clients_leaves_a_lease_to_others(
+    server: ServerProcess, blocks: Blocks
+) -> None:
+    many = chain(200, "many")
+    assert blocks.space.put_batch(many, contents(many, BLOCK_BYTES)).failed == 0
+    with ExitStack() as stack:
+        for _ in range(5):
+            greedy = stack.enter_context(program(HOARD, server.path, blocks.space.id, "lease"))
+            assert line(greedy) == "full"
+        with blocks.space.lease(HASHES) as lease:
+            assert len(lease) >= 1
+        assert blocks.hits() == COUNT
 
 
 def test_leases_to_copy_end_after_their_time(server: ServerProcess, blocks: Blocks) -> None:

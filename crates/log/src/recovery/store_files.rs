@@ -76,13 +76,11 @@ impl StoreFiles {
         self.syncer.check_writable()?;
         let name = namespace_file(namespace.id());
         let wanted = NamespaceSector(namespace.clone(), compression);
-        if self.io.device.list()?.iter().any(|entry| entry.name == name) {
-            let stored = read_first_sector(&self.io, &name);
-            let stored = stored.map(|sector| NamespaceSector::decode(&sector));
-            if matches!(stored, Ok(Ok(found)) if found == wanted) {
-                return Ok(true);
-            }
-            self.io.device.remove(&name)?;
+        // The directory is not listed: with thousands of files that costs more than the file itself.
+        match read_first_sector(&self.io, &name).map(|sector| NamespaceSector::decode(&sector)) {
+            Ok(Ok(found)) if found == wanted => return Ok(true),
+            Err(error) if error.is_not_found() => {}
+            _ => self.io.device.remove(&name)?,
         }
         let mut sector = [0; SECTOR];
         if !wanted.encode(&mut sector) {

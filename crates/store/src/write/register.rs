@@ -29,6 +29,10 @@ pub(crate) fn register(
     namespace: &Namespace,
     options: RegisterOptions,
 ) -> Result<()> {
+    if engine.namespaces.is_known(namespace.id(), options.compression) {
+        // It waits for no registration that writes.
+        return Ok(());
+    }
     let registration = engine.namespaces.begin_registration();
     let (found, count) = registration.find(namespace.id());
     let compression = options.compression.or(found).unwrap_or_default();

@@ -1,5 +1,7 @@
 //! Sessions without sockets, over a simulated device: random histories of several clients, one of which, or the server,
-//! is killed at each message.
+//! is killed at each message. Histories with greedy clients: `fairness`.
+
+mod fairness;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -67,6 +69,15 @@ struct World {
     checks: u64,
 }
 
+fn bounds() -> Bounds {
+    Bounds::of_pool(DRAM_BYTES, 64, 12)
+}
+
+fn accounts(bounds: Bounds, clock: &Arc<ManualClock>) -> Arc<Accounts> {
+    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(clock);
+    Accounts::new(bounds, SHAPES.len() as u64, clock, Arc::default())
+}
+
 fn namespaces() -> [Namespace; 2] {
     SHAPES.map(|(layers, slice_bytes)| {
         let layout = KvLayout::new(layers, slice_bytes).unwrap();
@@ -84,12 +95,12 @@ impl World {
         let options = DeviceOptions { seed, ..DeviceOptions::default() };
         let mut world = Self {
             device: Arc::new(SimDevice::new(options, Arc::clone(&clock))),
+            accounts: accounts(bounds(), &clock),
             clock,
             staging: staging.clone(),
             blocks: blocks.clone(),
             chance: Random::new(seed),
             pool: None,
-            accounts: Accounts::new(Bounds::of_pool(DRAM_BYTES)),
             reader: None,
             clients: Vec::new(),
             checks: 0,
@@ -121,13 +132,15 @@ impl World {
         let bytes = pool.header().arena_bytes();
         self.reader = Some(Region::map(file, bytes, Access::Read, "a test").unwrap());
         self.pool = Some(pool);
-        self.accounts = Accounts::new(Bounds::of_pool(DRAM_BYTES));
+        self.accounts = accounts(bounds(), &self.clock);
         self.clients = (0..CLIENTS).map(|number| self.connect(number)).collect();
     }
 
     fn connect(&self, number: usize) -> Guest {
         let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&self.clock);
-        let slot = self.accounts.open_session(number as u64 + 1).expect("few connections");
+        let guest = crate::account::ClientId { process: number as u64 + 1, user: 1 };
+        let slot =
+            crate::account::SessionSlot::open(&self.accounts, guest).expect("few connections");
         let mut session = Session::new(self.pool.clone().unwrap(), clock, slot).impatient();
         let window = Window::new(WINDOW_BYTES).unwrap();
         let hello = wire::encode(&Request::Hello { version: wire::VERSION });
@@ -137,6 +150,7 @@ impl World {
             let answer = session.handle(&wire::encode(&request), Vec::new());
             assert_eq!(said(&answer).0, Reply::Done);
         }
+        session.slot().rest();
         let file = window.file().try_clone_to_owned().unwrap();
         let answer = session.handle(&wire::encode(&Request::Window), vec![file]);
         assert_eq!(said(&answer).0, Reply::Done);

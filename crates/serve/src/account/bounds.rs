@@ -1,0 +1,104 @@
+//! How much clients may hold.
+//!
+//! 1. A process holds at most its own bound of each resource, and at most as much as it leaves free: see [`share`].
+//! 2. All processes of a user hold at most three quarters of each resource.
+
+use std::time::Duration;
+
+/// How long blocks stay in their places for a client that copies them.
+pub(crate) const COPY_LEASE: Duration = Duration::from_secs(2);
+
+/// What clients hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resource {
+    Sessions,
+    Leases,
+    /// Bytes of blocks that a client copies.
+    CopyBytes,
+    /// Bytes of blocks that a client uses in their places.
+    ViewBytes,
+    /// Removals that watches may note.
+    WatchedBlocks,
+    /// Namespaces that a client created.
+    Namespaces,
+}
+
+impl Resource {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Sessions,
+        Self::Leases,
+        Self::CopyBytes,
+        Self::ViewBytes,
+        Self::WatchedBlocks,
+        Self::Namespaces,
+    ];
+}
+
+/// The most of one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Of all processes together.
+    pub all: u64,
+    /// Of one process.
+    pub process: u64,
+}
+
+/// The most that clients may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Connections.
+    pub sessions: Bound,
+    /// Leases.
+    pub leases: Bound,
+    /// Bytes in leases to copy, and of puts that the server copies.
+    pub copy_bytes: Bound,
+    /// Bytes in leases to use blocks in their places.
+    pub view_bytes: Bound,
+    /// Removals that wait in watches: 48 bytes each.
+    pub watched_blocks: Bound,
+    /// Namespaces; for a process those that it created.
+    pub namespaces: Bound,
+}
+
+impl Bounds {
+    /// Most connections of a tenant.
+    pub const SESSIONS: u64 = 512;
+
+    /// Bounds for a pool of `pool_bytes`, a store of at most `namespaces`, and at most `sessions` connections.
+    #[must_use]
+    pub fn of_pool(pool_bytes: u64, namespaces: u64, sessions: u64) -> Self {
+        let share = pool_bytes / 8;
+        Self {
+            sessions: Bound { all: sessions, process: 32 },
+            leases: Bound { all: 16_384, process: 1024 },
+            copy_bytes: Bound { all: 3 * share, process: share },
+            view_bytes: Bound { all: 4 * share, process: share },
+            watched_blocks: Bound { all: 1 << 21, process: 1 << 19 },
+            namespaces: Bound { all: namespaces, process: 4096 },
+        }
+    }
+
+    pub(crate) fn of(&self, resource: Resource) -> Bound {
+        match resource {
+            Resource::Sessions => self.sessions,
+            Resource::Leases => self.leases,
+            Resource::CopyBytes => self.copy_bytes,
+            Resource::ViewBytes => self.view_bytes,
+            Resource::WatchedBlocks => self.watched_blocks,
+            Resource::Namespaces => self.namespaces,
+        }
+    }
+}
+
+impl Bound {
+    /// The most of all processes of one user.
+    pub(crate) fn user(self) -> u64 {
+        self.all - self.all / 4
+    }
+}
+
+/// How much more a process may take that holds `own` of at most `most`, while `left` is free: what it then holds is at
+/// most one more than what it then leaves. So something is always left for the next process.
+pub(crate) fn share(own: u64, most: u64, left: u64) -> u64 {
+    most.saturating_sub(own).min(left.saturating_sub(own).div_ceil(2))
+}
