@@ -192,7 +192,7 @@ SETTINGS = (
     Setting(
         "namespaces",
         "number",
-        "4096",
+        "16384",
         ("1", "65536"),
         "Maximum namespaces of a store. An open forgets those without a block.",
     ),

@@ -5,7 +5,7 @@
 //! 3. Nothing ends it but the server's end. If descriptors run out, it frees one of its own, with which it refuses.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn say(channel: &mut Channel, error: &Error) -> Result<(), ChannelError> {
 /// Accepts connections until the server closes.
 pub(crate) fn accept(shared: &Arc<Serving>, listener: &Listener) {
     let mut refused = Refused::default();
-    let mut reserve = reserved();
+    let mut reserve = reserved(shared);
     while !shared.is_closing.load(Ordering::Acquire) {
         refused.close_old(shared.clock.now());
         match listener.accept(POLL) {
@@ -67,15 +67,15 @@ pub(crate) fn accept(shared: &Arc<Serving>, listener: &Listener) {
                 drop(reserve);
                 refuse_one(listener);
                 std::thread::sleep(POLL);
-                reserve = reserved();
+                reserve = reserved(shared);
             }
         }
     }
 }
 
 /// A descriptor that can be freed.
-fn reserved() -> Option<File> {
-    File::open("/dev/null").ok()
+fn reserved(shared: &Serving) -> Option<OwnedFd> {
+    shared.offers[0].tenant.pool.file().try_clone().ok()
 }
 
 fn refuse_one(listener: &Listener) {

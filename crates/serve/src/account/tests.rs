@@ -300,7 +300,7 @@ fn lines_about_clients_are_bounded_and_written_without_the_lock() {
 #[test]
 fn processes_of_other_namespaces_are_named() {
     let names =
-        [7, OTHER_NAMESPACE | 40, NAMELESS | 3].map(|process| ProcessName(process).to_string());
+        [7, OTHER_NAMESPACE + 40, NAMELESS + 3].map(|process| ProcessName(process).to_string());
     let other = "of another PID namespace";
     assert_eq!(
         names,

@@ -205,7 +205,8 @@ impl Fair {
         self.modest.shown.clear();
         for party in &mut self.greedy {
             // What was lost and never read ends with the process.
-            (party.shown.clear(), party.sessions.clear());
+            party.shown.clear();
+            party.sessions.clear();
         }
         let stats = self.world.accounts.stats();
         let left = (stats.clients, stats.sessions, stats.leases, stats.watched_blocks);
@@ -252,9 +253,9 @@ fn greedy_clients_take_nothing_that_a_modest_one_needs() {
                 fair.world.accounts.lapse(fair.world.clock.now());
             }
             if fair.chance.percent(20) {
-                fair.step_modest()
+                fair.step_modest();
             } else {
-                fair.step_greedy()
+                fair.step_greedy();
             }
             fair.check();
         }

@@ -48,7 +48,8 @@ impl NamespaceTable {
         self.known.read().get(&id).map(|(_, compression)| *compression).unwrap_or_default()
     }
 
-    /// Whether a namespace is registered, and new extents of it are stored as `wanted` says; without `wanted`, in any way.
+    /// Whether a namespace is registered, and new extents of it are stored as `wanted` says. Without `wanted`, any way
+    /// counts.
     pub(crate) fn is_known(&self, id: NamespaceId, wanted: Option<Compression>) -> bool {
         let known = self.known.read();
         known.get(&id).is_some_and(|(_, now)| wanted.is_none_or(|wanted| wanted == *now))
