@@ -1,12 +1,12 @@
-//! How the system provides the memory of a file: in parts, so that a process that is to end does not wait for all of it.
+//! How the system provides the memory of a file: in parts, so that a process that ends does not wait for all of it.
 
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
-use super::region::Region;
 use crate::StopSignal;
 
 /// Bytes that the system provides at a time: 10 to 60 ms.
@@ -34,17 +34,24 @@ pub(super) fn provide(file: &OwnedFd, bytes: u64, stop: &StopSignal) -> Result<b
     Ok(true)
 }
 
-/// Touches all pages of a region, so that the system provides them now. A kernel before 5.14 provides them at use.
-pub(super) fn touch_all(region: &Region, stop: &StopSignal) -> Result<(), Errno> {
+/// Touches all pages of a mapping, so that the system provides them now. A kernel before 5.14 provides them at use.
+///
+/// # Safety
+///
+/// `bytes` at `start` are a mapping of this process that no reference of Rust points to.
+pub(super) unsafe fn touch_all(
+    start: NonNull<u8>,
+    bytes: usize,
+    stop: &StopSignal,
+) -> Result<(), Errno> {
     let part = usize::try_from(PART_BYTES).expect("64-bit addresses");
-    for offset in (0..region.bytes()).step_by(part) {
+    for offset in (0..bytes).step_by(part) {
         if stop.is_set() {
             return Err(Errno::CANCELED);
         }
-        let (start, count) = (region.part(offset, 0), part.min(region.bytes() - offset));
-        let advice = Advice::LinuxPopulateWrite;
-        // SAFETY: a range of a mapping that the region holds; the advice changes none of its bytes.
-        match unsafe { rustix::mm::madvise(start.as_ptr().cast(), count, advice) } {
+        let (count, advice) = (part.min(bytes - offset), Advice::LinuxPopulateWrite);
+        // SAFETY: a range of the caller's mapping; the advice changes none of its bytes.
+        match unsafe { rustix::mm::madvise(start.add(offset).as_ptr().cast(), count, advice) } {
             Ok(()) | Err(Errno::INVAL) => {}
             Err(error) => return Err(error),
         }
@@ -54,32 +61,21 @@ pub(super) fn touch_all(region: &Region, stop: &StopSignal) -> Result<(), Errno>
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use rustix::mm::{MapFlags, ProtFlags};
 
     use super::*;
-    use crate::memory::backing::Backing;
-
-    #[test]
-    fn a_stopped_allocation_leaves_no_file_and_a_file_that_was_there() {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let path = folder.path().join("arena");
-        let backing = Backing::Named(path.clone());
-        let bytes = 3 * usize::try_from(PART_BYTES).unwrap();
-        let left = AtomicU64::new(2);
-        let stop = StopSignal::new(move || left.fetch_sub(1, Ordering::Relaxed) == 1);
-        let error = Region::shared_unless(&backing, bytes, "a test", &stop).unwrap_err();
-        assert!(error.to_string().contains("201326592 bytes of a test"), "{error}");
-        assert!(rustix::fs::stat(&path).is_err());
-        drop(Region::shared(&backing, 4096, "a test").unwrap());
-        let stop = StopSignal::new(|| true);
-        assert!(Region::shared_unless(&backing, 4096, "a test", &stop).is_err());
-        assert!(rustix::fs::stat(&path).is_ok());
-    }
 
     #[test]
     fn memory_is_touched_where_it_cannot_be_allocated() {
-        let region = Region::shared(&Backing::MemoryFile, 1 << 20, "a test").unwrap();
-        touch_all(&region, &StopSignal::default()).unwrap();
-        assert!(touch_all(&region, &StopSignal::new(|| true)).is_err());
+        let (bytes, protection) = (1 << 20, ProtFlags::READ | ProtFlags::WRITE);
+        let at = std::ptr::null_mut();
+        // SAFETY: a new mapping, which nothing else uses.
+        let start = unsafe { rustix::mm::mmap_anonymous(at, bytes, protection, MapFlags::PRIVATE) };
+        let start = NonNull::new(start.unwrap().cast()).unwrap();
+        for (is_set, is_done) in [(false, true), (true, false)] {
+            let stop = StopSignal::new(move || is_set);
+            // SAFETY: the mapping from above.
+            assert_eq!(unsafe { touch_all(start, bytes, &stop) }.is_ok(), is_done);
+        }
     }
 }

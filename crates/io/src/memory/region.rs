@@ -139,7 +139,8 @@ impl Region {
         };
         let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
         if !is_provided {
-            touch_all(&region, stop).map_err(failed)?;
+            // SAFETY: the mapping from above, of which nothing was handed out.
+            unsafe { touch_all(region.start, bytes, stop) }.map_err(failed)?;
         }
         if let Some(created) = created {
             created.keep();
