@@ -35,11 +35,7 @@ fn pool(clock: &Arc<ManualClock>) -> Pool {
         limits: config.validate(space).expect("settings"),
         lock: None,
         new_store: StoreId([5; 16]),
-        tiers: Tiers {
-            arena: ArenaBacking::Shared(Backing::MemoryFile),
-            far: None,
-            far_open: None,
-        },
+        tiers: Tiers { arena: ArenaBacking::Shared(Backing::MemoryFile), ..Tiers::default() },
         executor: Executor::Inline,
         merging: MergeRules::default(),
         scrubbing: ScrubRules::default(),
