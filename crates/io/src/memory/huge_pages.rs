@@ -83,7 +83,7 @@ fn populate(start: NonNull<u8>, bytes: usize) -> bool {
 mod tests {
     use super::*;
     use crate::memory::claim::Claim;
-    use crate::memory::region::{Region, Touch};
+    use crate::memory::region::Region;
     use crate::{Access, Backing};
     use std::sync::Arc;
 
@@ -93,7 +93,7 @@ mod tests {
         let named = Backing::Named(folder.path().join("arena"));
         for bytes in [4096, HUGE_PAGE_BYTES + 4096, STEP_BYTES + 3 * HUGE_PAGE_BYTES + 4096] {
             for (backing, round) in [(&Backing::MemoryFile, 0), (&named, 0), (&named, 1)] {
-                let region = Region::shared(backing, bytes, Touch::Now, "a test").unwrap();
+                let region = Region::shared(backing, bytes, "a test").unwrap();
                 let region = Arc::new(region);
                 let reader =
                     Region::map(region.reader_file().unwrap(), bytes, Access::Read, "a test");
