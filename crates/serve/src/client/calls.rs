@@ -25,6 +25,9 @@ const GRACE: Duration = Duration::from_millis(10);
 /// A server whose heartbeat stands still for so long does not respond.
 const STALL: Duration = Duration::from_secs(1);
 
+/// How many new connections may end without a reply before a call is lost.
+const MOST_UNUSED: u32 = 8;
+
 impl Attachment {
     /// Sends a message about a namespace, or about none, and returns its answer.
     pub(super) fn call(
@@ -80,17 +83,17 @@ impl Attachment {
         limit: &Limit,
         work: impl Fn(&mut Connection) -> std::result::Result<T, Lost>,
     ) -> std::result::Result<T, Lost> {
-        loop {
+        let mut unused = 0;
+        while unused < MOST_UNUSED {
             let mut connection = self.take(limit)?;
-            let is_used = connection.is_used();
+            unused += u32::from(!connection.is_used());
             let done = work(&mut connection);
             self.settle(connection, &done);
-            match done {
-                Err(Lost::Ended) if is_used => {}
-                Err(Lost::Ended) => return Err(Lost::Away),
-                done => return done,
+            if !matches!(done, Err(Lost::Ended)) {
+                return done;
             }
         }
+        Err(Lost::Away)
     }
 
     /// Tells the server of a namespace that it does not know yet.
@@ -287,7 +290,9 @@ impl Attachment {
                 return Err(Lost::Cancelled);
             }
             let left = self.left(limit)?;
-            if left.is_none() && self.clock.now().since(begun) > STALL {
+            // One of its own comes back in any case.
+            let has_none = self.connections.are_none();
+            if left.is_none() && has_none && self.clock.now().since(begun) > STALL {
                 return Err(Lost::Refused);
             }
             self.connections.wait(left.unwrap_or(LOOK));
