@@ -1,5 +1,4 @@
 //! Memory that a process stops waiting for.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
