@@ -138,7 +138,10 @@ pub(crate) fn acquire(
 impl ReadAhead {
     /// Reads the blocks that the client is about to ask for.
     pub(crate) fn read(&mut self, parties: Parties<'_>) {
-        let Self::Expected(wanted) = std::mem::take(self) else { return };
+        let wanted = match std::mem::take(self) {
+            Self::Expected(wanted) => wanted,
+            other => return *self = other,
+        };
         let Ok(place_bytes) = parties.pool.place_bytes(wanted.namespace) else { return };
         // Fewer and larger reads keep the disk busier. An answer that has to come first is smaller.
         let most = MOST_ACQUIRED_BYTES.max(place_bytes);
