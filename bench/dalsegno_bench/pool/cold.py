@@ -34,7 +34,7 @@ from dalsegno_bench.pool import processes
 from dalsegno_bench.pool.client import name_blocks
 from dalsegno_bench.pool.workset import MIB, Prompts
 
-__all__ = ["Figures", "Run", "SUMMARY", "main", "parts"]
+__all__ = ["SUMMARY", "Figures", "Run", "main", "parts"]
 
 SUMMARY = "gets of blocks that are only on the disk, through a server against in-process"
 

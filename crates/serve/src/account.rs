@@ -6,7 +6,7 @@
 //! 3. A lease to copy ends after [`COPY_LEASE`], released or not: its holder finds out by the stamps. A lease to use
 //!    blocks in their places ends only when it is released, or with the process.
 
-mod ahead;
+pub(crate) mod ahead;
 
 use std::collections::HashMap;
 use std::sync::Arc;

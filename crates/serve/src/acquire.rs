@@ -15,7 +15,7 @@ use dalsegno_store::{
     Acquired, Arrival, Cause, ChainHash, NamespaceId, Outcome, Pool, Result, Scope, Terms,
 };
 
-use crate::account::{Account, COPY_LEASE, Grant, NO_LEASE};
+use crate::account::{Account, COPY_LEASE, Grant, NO_LEASE, ahead};
 use crate::wire::{self, PlaceRow, Reply};
 
 /// Most bytes that one answer keeps in places for a client to copy.
@@ -109,29 +109,27 @@ fn named(acquired: Acquired, grant: Grant, clock: &dyn Clock) -> Named {
 /// Answers a request for blocks to copy. It waits at most `patience` for other leases of the process to end.
 pub(crate) fn acquire(
     parties: Parties<'_>,
-    ahead: &mut ReadAhead,
+    next: &mut ReadAhead,
     wanted: Wanted,
     patience: Duration,
 ) -> Result<(Reply, Vec<u8>)> {
-    let named = match std::mem::take(ahead) {
+    let ready = match std::mem::take(next) {
         ReadAhead::Ready(prepared) => prepared.answer(parties, &wanted),
         ReadAhead::Nothing | ReadAhead::Expected(_) => None,
     };
-    let named = match named {
-        Some(named) => named,
-        None => {
-            let place_bytes = parties.pool.place_bytes(wanted.namespace)?;
-            let left = wanted.deadline.remaining(parties.clock.now());
-            let patience = left.map_or(patience, |left| left.min(patience));
-            let most = parties.most_bytes();
-            match parties.account.grant_copy(most, place_bytes, patience) {
-                Some(grant) => parties.find(&wanted, grant)?,
-                None => throttled(wanted.hashes.len().min(1)),
-            }
+    let named = if let Some(named) = ready {
+        named
+    } else {
+        let place_bytes = parties.pool.place_bytes(wanted.namespace)?;
+        let left = wanted.deadline.remaining(parties.clock.now());
+        let patience = left.map_or(patience, |left| left.min(patience));
+        match parties.account.grant_copy(parties.most_bytes(), place_bytes, patience) {
+            Some(grant) => parties.find(&wanted, grant)?,
+            None => throttled(wanted.hashes.len().min(1)),
         }
     };
     let encoded = encode(&named);
-    *ahead = expected(wanted, &named.outcomes);
+    *next = expected(wanted, &named.outcomes);
     Ok(encoded)
 }
 
@@ -145,7 +143,7 @@ impl ReadAhead {
         let Ok(place_bytes) = parties.pool.place_bytes(wanted.namespace) else { return };
         // Fewer and larger reads keep the disk busier. An answer that has to come first is smaller.
         let most = MOST_ACQUIRED_BYTES.max(place_bytes);
-        let grant = parties.account.grant_free(most, place_bytes);
+        let grant = ahead::grant_free(parties.account, most, place_bytes);
         let (Some(grant), Ok(arrival)) = (grant, parties.pool.arrival()) else { return };
         if wanted.deadline.expired(parties.clock.now()) {
             return;
@@ -170,7 +168,7 @@ impl Prepared {
             && wanted.hashes.starts_with(&self.wanted.hashes);
         let (namespace, hashes) = (wanted.namespace, self.wanted.hashes.as_slice());
         let stays = is_same
-            && self.account.renew(self.answer.lease, until)
+            && ahead::renew(&self.account, self.answer.lease, until)
             && !parties.pool.has_removed(namespace, hashes, self.arrival).unwrap_or(true);
         let none = Named { outcomes: Vec::new(), rows: Vec::new(), lease: NO_LEASE };
         stays.then(|| std::mem::replace(&mut self.answer, none))
