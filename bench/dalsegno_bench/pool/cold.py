@@ -88,7 +88,8 @@ class Figures:
         return found
 
     def _median(self, contender: str, readers: int, name: str) -> float:
-        return statistics.median(getattr(run, name) for run in self.runs[contender, readers])
+        values = (getattr(run, name) for run in self.runs[contender, readers])
+        return float(statistics.median(values))
 
 
 def parts(blocks: int, readers: int) -> list[tuple[int, int]]:

@@ -90,8 +90,8 @@ impl Region {
         Ok(region)
     }
 
-    /// Creates memory of `bytes` that other processes can map, and maps it. The system sets all of it aside now, so that
-    /// no access fails later for lack of memory.
+    /// Creates memory of `bytes` that other processes can map, and maps it. The system sets all of it aside now, so
+    /// that no access fails later for lack of memory.
     ///
     /// # Errors
     ///
