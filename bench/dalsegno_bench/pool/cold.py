@@ -34,7 +34,7 @@ from dalsegno_bench.pool import processes
 from dalsegno_bench.pool.client import name_blocks
 from dalsegno_bench.pool.workset import MIB, Prompts
 
-__all__ = ["Figures", "Run", "SUMMARY", "main", "parts"]
+__all__ = ["SUMMARY", "Figures", "Run", "main", "parts"]
 
 SUMMARY = "gets of blocks that are only on the disk, through a server against in-process"
 
@@ -88,7 +88,8 @@ class Figures:
         return found
 
     def _median(self, contender: str, readers: int, name: str) -> float:
-        return statistics.median(getattr(run, name) for run in self.runs[contender, readers])
+        values = (getattr(run, name) for run in self.runs[contender, readers])
+        return float(statistics.median(values))
 
 
 def parts(blocks: int, readers: int) -> list[tuple[int, int]]:

@@ -14,7 +14,17 @@ from typing import Any
 
 from dalsegno_bench.pool.workset import Dose, Prompts
 
-__all__ = ["Addresses", "Clients", "cpu_s_of", "read", "serving", "serving_tcp", "serving_zmq", "stop", "write"]
+__all__ = [
+    "Addresses",
+    "Clients",
+    "cpu_s_of",
+    "read",
+    "serving",
+    "serving_tcp",
+    "serving_zmq",
+    "stop",
+    "write",
+]
 
 STOP_S = 30
 # What `dalsegno serve` prints last when clients may come.
