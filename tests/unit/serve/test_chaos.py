@@ -196,7 +196,7 @@ def test_no_byte_is_wrong_whatever_is_killed_or_stopped(tmp_path: Path) -> None:
         assert [left[one] for one in ("leases", "copy_bytes", "view_bytes")] == [0, 0, 0]
         assert left["malformed_sessions"] == 0
         with dalsegno.open(server.socket) as store:
-            for space in spaces(store):
+            for space in store.namespaces():
                 space.remove()
             wait_until(lambda: drained(server), "the pool is free")
         server.close()

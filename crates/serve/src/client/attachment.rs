@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Error, ErrorKind, NamespaceId, Result, StoreId};
+use dalsegno_core::{Clock, Error, ErrorKind, NamespaceId, Nanos, Result, StoreId};
 use dalsegno_io::{Access, Region, SystemClock};
 use dalsegno_pool::ArenaHeader;
 use parking_lot::Mutex;
@@ -22,11 +22,14 @@ use super::ended_leases::EndedLeases;
 use super::facts::Facts;
 use super::limit::{Limit, Lost};
 use super::namespaces::Namespaces;
+use super::waker::Waker;
 use crate::account::NO_LEASE;
 use crate::wire::{self, Reply};
 
 /// How often a call that waits looks at the heartbeat.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// How long the connection for news is kept.
+const KEEP_NEWS: Duration = Duration::from_secs(2);
 const NEVER_STALLED: u64 = u64::MAX;
 
 /// A server that was reached.
@@ -43,6 +46,8 @@ pub(super) struct Attachment {
     pub(super) shared: Arc<Shared>,
     /// What this server said of the namespaces that it was told of.
     pub(super) introduced: Mutex<HashMap<NamespaceId, Introduced>>,
+    /// A connection for the news that leases ended, while calls use all others: they may wait for just that.
+    news: Mutex<Option<(Connection, Nanos)>>,
     /// Whether the client does not use it any more, but for leases.
     is_retired: AtomicBool,
 }
@@ -53,6 +58,8 @@ pub(super) struct Shared {
     pub(super) namespaces: Namespaces,
     /// Leases that ended here, and that their server has not heard of.
     pub(super) ended: EndedLeases,
+    /// Wakes the thread that looks after the connections.
+    pub(super) waker: Waker,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +106,7 @@ impl Attachment {
             is_gone: AtomicBool::new(false),
             shared: Arc::clone(shared),
             introduced: Mutex::default(),
+            news: Mutex::default(),
             is_retired: AtomicBool::new(false),
         };
         Ok((attachment, facts))
@@ -118,6 +126,7 @@ impl Attachment {
             }
         }
         self.flush_leases();
+        self.close_unused_news();
         !self.is_gone()
     }
 
@@ -157,6 +166,9 @@ impl Attachment {
             // No call follows that could take the news along.
             self.read_late_replies();
             self.flush_leases();
+        } else if self.connections.are_all_used() {
+            // Calls may wait at the server for this lease to end, and none of them takes the news along.
+            self.shared.waker.wake();
         }
     }
 
@@ -180,6 +192,20 @@ impl Attachment {
                 return;
             }
         }
+        let mut news = self.news.lock();
+        let now = self.clock.now();
+        let limit = Limit::within(HELLO_TIMEOUT, now);
+        let open = news.take().map(|(connection, _)| connection);
+        let Some(mut connection) = open.or_else(|| self.connect(&limit).ok()) else { return };
+        if self.tell_ended(&mut connection, LOOK) != Err(Lost::Ended) {
+            *news = Some((connection, now));
+        }
+    }
+
+    /// Closes the connection for news that was not used for a while.
+    fn close_unused_news(&self) {
+        let now = self.clock.now();
+        self.news.lock().take_if(|(_, used)| now.since(*used) > KEEP_NEWS);
     }
 }
 

@@ -179,6 +179,10 @@ impl Attachment {
         message: &[u8],
         limit: &Limit,
     ) -> std::result::Result<(), Lost> {
+        if !self.region.is_here() {
+            // A forked child has no part in it.
+            return Err(Lost::Away);
+        }
         let timeout = self.left(limit)?.unwrap_or(STALL);
         self.tell_ended(connection, timeout)?;
         let beat = self.heartbeat();

@@ -76,6 +76,11 @@ impl Connections {
         Turn::Wait
     }
 
+    /// Whether calls use all of them.
+    pub(super) fn are_all_used(&self) -> bool {
+        self.held.lock().idle.is_empty()
+    }
+
     /// Takes an idle connection, if there is one.
     pub(super) fn take_idle(&self) -> Option<Connection> {
         Some(self.held.lock().idle.pop()?.0)

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use dalsegno_core::{Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
 use dalsegno_io::{SystemClock, Workers};
 use dalsegno_store::{RegisterOptions, no_thread};
@@ -32,7 +31,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Link {
     shared: Arc<LinkState>,
-    wake: Mutex<Option<Sender<()>>>,
     worker: Mutex<Workers>,
 }
 
@@ -67,12 +65,11 @@ impl Link {
             Err(error) => shared.log_away(&error),
             Ok(()) => {}
         }
-        let (wake, woken) = crossbeam_channel::bounded(1);
         let mut workers = Workers::new();
         let of_thread = Arc::clone(&shared);
-        let body = move || keep_attached(&of_thread, &woken);
+        let body = move || keep_attached(&of_thread);
         workers.start("dalsegno-connect", body).map_err(no_thread)?;
-        Ok(Self { shared, wake: Mutex::new(Some(wake)), worker: Mutex::new(workers) })
+        Ok(Self { shared, worker: Mutex::new(workers) })
     }
 
     /// Where the server is expected.
@@ -84,7 +81,7 @@ impl Link {
     pub(super) fn server(&self) -> Option<Arc<Attachment>> {
         let attached = self.shared.attached.read().as_ref().map(Arc::clone)?;
         if attached.is_gone() {
-            self.wake();
+            self.shared.of_all.waker.wake();
             return None;
         }
         (!attached.is_stalled()).then_some(attached)
@@ -93,14 +90,6 @@ impl Link {
     /// What is known of the store of the last server that was reached.
     pub(super) fn facts(&self) -> Facts {
         self.shared.facts.lock().clone()
-    }
-
-    /// The thread looks now whether the server is there.
-    fn wake(&self) {
-        if let Some(wake) = &*self.wake.lock() {
-            // A full queue means that it was woken already.
-            let _ = wake.try_send(());
-        }
     }
 
     /// Makes a namespace known to this client, and to the server if it is there.
@@ -140,7 +129,7 @@ impl Link {
 
     /// Ends the connections.
     pub(super) fn close(&self) {
-        self.wake.lock().take();
+        self.shared.of_all.waker.close();
         self.worker.lock().join(CLOSE_TIMEOUT);
         if let Some(last) = self.shared.attached.write().take() {
             last.retire();
@@ -168,7 +157,7 @@ impl LinkState {
 }
 
 /// Connects whenever the server is away, until the client is closed.
-fn keep_attached(shared: &LinkState, woken: &Receiver<()>) {
+fn keep_attached(shared: &LinkState) {
     let mut pause = FIRST_PAUSE;
     // Servers that ended. To unmap their memory takes a while, and no call may pay for it.
     let mut former: Vec<Arc<Attachment>> = Vec::new();
@@ -198,9 +187,8 @@ fn keep_attached(shared: &LinkState, woken: &Receiver<()>) {
             },
         };
         drop(attached);
-        match woken.recv_timeout(wait) {
-            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+        if !shared.of_all.waker.wait(wait) {
+            return;
         }
     }
 }

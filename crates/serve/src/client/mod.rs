@@ -23,6 +23,7 @@ mod removals;
 mod remove;
 mod save;
 mod submitted;
+mod waker;
 
 use std::path::Path;
 use std::sync::Arc;
