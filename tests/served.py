@@ -54,7 +54,6 @@ class ServerProcess:
         settings: Mapping[str, object],
         *,
         prefix: Sequence[str] = (),
-        unread_log: bool = False,
         **options: object,
     ) -> None:
         """Starts a server, and waits until it listens.
@@ -63,21 +62,20 @@ class ServerProcess:
             path: The directory.
             settings: Settings of the store.
             prefix: The command that starts the server's, if there is one.
-            unread_log: Whether it logs into a pipe that nobody reads.
-            **options: Other arguments of `dalsegno.Server`.
+            **options: Other arguments of `dalsegno.Server`; with `log` it logs into a pipe that
+                nobody reads.
 
         Raises:
             DalsegnoError: What the server raised.
         """
         self.path, self.socket = path, f"unix:{path / 'serve' / 'socket'}"
-        options["log"] = unread_log
         arguments = [str(path), json.dumps(dict(settings)), json.dumps(options)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", PROGRAM, *arguments],
             stdin=pipe,
             stdout=pipe,
-            stderr=pipe if unread_log else None,
+            stderr=pipe if options.get("log") else None,
             text=True,
         )
         said = self._answer()

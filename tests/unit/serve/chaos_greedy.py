@@ -67,7 +67,12 @@ class Greedy:
 def main(path: str, namespace: str, seed: str) -> None:
     greedy = Greedy(Path(path), bytes.fromhex(namespace), int(seed))
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     while not ended.is_set():
         # Refused, closed, slow, or away: it goes on.
         try:

@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from tests.contract.subjects import chain, contents
@@ -159,7 +160,7 @@ def test_a_client_gives_back_what_it_does_not_use(tmp_path: Path) -> None:
             [one] = chain(1, f"small {number}")
             assert spaces[small].put_batch([one], [bytes(small)]).failed == 0
 
-        with threads([lambda number=number: put(number) for number in range(4)]):  # type: ignore[misc]
+        with threads([partial(put, number) for number in range(4)]):
             pass
         wait_until(lambda: shared_bytes() - before < small // 2, "memory of puts", 0.1)
         wait_until(lambda: server.tenant()["sessions"] == 1, "connections", 0.1)
@@ -175,11 +176,11 @@ def test_an_allocation_gives_its_memory_back_although_the_server_has_its_file(
     hashes = chain(40, "allocated")
     before = shared_bytes()
     memory = blocks.space.allocate(len(hashes))
-    for view, content in zip(memory, contents(hashes, BLOCK_BYTES), strict=True):
-        memoryview(view)[:] = content  # type: ignore[arg-type]
+    for at, content in enumerate(contents(hashes, BLOCK_BYTES)):
+        memoryview(memory[at])[:] = content
     assert memory.commit(hashes).failed == 0
     held = shared_bytes() - before
     assert held > 20 * BLOCK_BYTES
-    del memory, view
+    del memory
     wait_until(lambda: shared_bytes() - before < held // 2, "its memory")
     assert blocks.space.probe(hashes) == len(hashes)

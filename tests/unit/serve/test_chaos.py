@@ -62,7 +62,7 @@ class Director:
         self.clients = [self.client() for _ in range(CLIENTS)]
 
     def serve(self) -> ServerProcess:
-        return ServerProcess(self.path, SETTINGS, unread_log=True)
+        return ServerProcess(self.path, SETTINGS, log=True)
 
     def program(self, *arguments: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE

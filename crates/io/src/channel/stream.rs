@@ -215,8 +215,8 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`ChannelError`]. After a timeout the connection goes on, also in the middle of a frame; after any other error it
-    /// has ended.
+    /// [`ChannelError`]. After a timeout the connection goes on, also in the middle of a frame; after any other error
+    /// it has ended.
     pub fn receive(
         &mut self,
         most: usize,

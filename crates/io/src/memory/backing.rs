@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::IoError;
 
@@ -73,4 +74,9 @@ pub(super) fn is_regular(file: &OwnedFd) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| {
         rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
     })
+}
+
+/// The error of memory that the system refused.
+pub(super) fn refused(bytes: usize, purpose: &str, error: Errno) -> IoError {
+    IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
 }

@@ -18,10 +18,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::backing::{is_in_memory, is_regular};
+use super::backing::{Backing, is_in_memory, is_regular, refused};
 use super::handle::Memory;
-use super::huge_pages;
-use crate::{IoError, Process};
+use super::shared::BackingFile;
+use super::{huge_pages, lent, shared};
+use crate::{IoError, Process, StopSignal};
 
 /// When the system provides the physical memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +93,82 @@ impl Region {
         Ok(region)
     }
 
+    /// Creates memory of `bytes` that other processes can map, and maps it. The system sets all of it aside now, so
+    /// that no access fails later for lack of memory.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] with purpose and size if the system refuses the memory or the file.
+    pub fn shared(backing: &Backing, bytes: usize, purpose: &str) -> Result<Self, IoError> {
+        Self::shared_unless(backing, bytes, purpose, &StopSignal::default())
+    }
+
+    /// As [`Self::shared`], and stops when a signal is set. A named file that was created for it is removed then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::shared`]; `ECANCELED` if the signal was set.
+    pub fn shared_unless(
+        backing: &Backing,
+        bytes: usize,
+        purpose: &str,
+        stop: &StopSignal,
+    ) -> Result<Self, IoError> {
+        let failed = |error| refused(bytes, purpose, error);
+        let BackingFile { file, created, has_size } = shared::open(backing, bytes, purpose)?;
+        let region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
+        if has_size {
+            shared::provide(region.file(), (region.start, bytes), stop).map_err(failed)?;
+        }
+        if let Some(created) = created {
+            created.keep();
+        }
+        if *backing == Backing::MemoryFile {
+            shared::seal(region.file()).map_err(failed)?;
+        }
+        Ok(region)
+    }
+
+    /// Creates memory of `bytes` that another process can read, and maps it. The system provides it when it is used, or
+    /// by [`Region::provide`], and takes it back by [`Region::give_back`], or when the region is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Region::shared`].
+    pub fn lent(bytes: usize, purpose: &str) -> Result<Self, IoError> {
+        let file = lent::open(bytes, purpose)?;
+        let mut region = Self::map(file, bytes, Access::ReadWrite, purpose)?;
+        region.is_lent = true;
+        Ok(region)
+    }
+
+    /// Has the system provide the memory of `len` bytes at `offset`, so that no access fails for lack of it.
+    ///
+    /// # Errors
+    ///
+    /// [`IoError::Os`] if it refuses.
+    ///
+    /// # Panics
+    ///
+    /// If the region has no file of its own.
+    pub fn provide(&self, offset: usize, len: usize) -> Result<(), IoError> {
+        lent::provide(self.file(), offset, len)
+    }
+
+    /// Gives the memory of `len` bytes at `offset` back to the system, although others have the file open. They are
+    /// zeros from then on, until somebody writes them. Only for regions of [`Region::lent`].
+    ///
+    /// # Panics
+    ///
+    /// If one of the bytes is claimed, or not inside the region.
+    pub fn give_back(&self, offset: usize, len: usize) {
+        if self.is_here() {
+            self.begin_claim(offset, len);
+            lent::give_back(self.file(), offset, len);
+            self.end_claim(offset);
+        }
+    }
+
     /// Maps `bytes` of a file that another process gave us.
     ///
     /// # Errors
@@ -154,18 +231,12 @@ impl Region {
         opened.map_err(|error| IoError::os("open", path, error))
     }
 
-    /// The same region, whose memory goes back to the system with it.
-    pub(super) fn into_lent(mut self) -> Self {
-        self.is_lent = true;
-        self
-    }
-
     /// The file behind it.
     ///
     /// # Panics
     ///
     /// If other processes cannot map it.
-    pub(super) fn file(&self) -> &OwnedFd {
+    fn file(&self) -> &OwnedFd {
         self.file.as_ref().expect("a region that others can map has a file")
     }
 
@@ -289,15 +360,11 @@ impl Drop for Region {
     }
 }
 
-pub(super) fn refused(bytes: usize, purpose: &str, error: Errno) -> IoError {
-    IoError::os("allocation", format!("{bytes} bytes of {purpose}"), error)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lend;
     use crate::memory::claim::Claim;
-    use crate::{Backing, lend};
     use std::sync::Arc;
 
     fn shared(bytes: usize) -> Arc<Region> {

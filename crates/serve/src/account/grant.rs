@@ -8,7 +8,7 @@ use dalsegno_core::{Error, ErrorKind, Nanos, Result};
 use dalsegno_store::{Lease, LeasedBlock};
 
 use super::accounts::Accounts;
-use super::book::{Book, Held};
+use super::book::{Book, Held, NO_LEASE};
 use super::bounds::Resource;
 use super::seat::ClientId;
 
@@ -92,7 +92,7 @@ impl Account {
         }
     }
 
-    pub(super) fn try_lease(
+    fn try_lease(
         &self,
         book: &mut Book,
         resource: Resource,
@@ -106,6 +106,23 @@ impl Account {
         book.take(self.client, resource, bytes);
         book.take(self.client, Resource::Leases, 1);
         Some(Grant { account: self.clone(), resource, bytes, has_lease: true })
+    }
+
+    /// Takes at most `wanted` bytes, and at most half of those that the process may still lease, for blocks of `least`
+    /// bytes each that no request has named yet. `None` if that is not enough for one block.
+    pub(crate) fn grant_free(&self, wanted: u64, least: u64) -> Option<Grant> {
+        let mut book = self.accounts.book.lock();
+        let bytes = wanted.min(book.offer(self.client, Resource::CopyBytes) / 2);
+        let has_lease = book.offer(self.client, Resource::Leases) > 1;
+        if !has_lease || bytes < least {
+            return None;
+        }
+        self.try_lease(&mut book, Resource::CopyBytes, (bytes, least))
+    }
+
+    /// Lets a lease to copy last until `end`. Returns whether it has not ended. A lease without blocks never ends.
+    pub(crate) fn renew(&self, lease: u64, end: Nanos) -> bool {
+        lease == NO_LEASE || self.accounts.book.lock().renew(self.client.process, lease, end)
     }
 
     /// Ends leases of this process. Numbers of no lease are ignored: it may have ended by itself.

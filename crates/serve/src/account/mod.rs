@@ -8,7 +8,6 @@
 //! 4. Nothing is logged, and no place is freed, while the lock is held.
 
 mod accounts;
-mod ahead;
 mod book;
 mod bounds;
 mod client_lines;

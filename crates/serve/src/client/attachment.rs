@@ -1,69 +1,48 @@
-//! A client's part in the pool of one server: its memory, its connections, and what the server knows of the client.
+//! A client's part in the pool of one server: its memory, the calls to it, and what it knows of the client.
 //!
-//! 1. A server that does not respond is not asked again until its heartbeat goes on. So a stopped server costs one
-//!    deadline, and nothing after that.
-//! 2. A lease that the client does not use, also one whose reply came too late, is ended as soon as the server can be
-//!    told.
+//! 1. A lease that the client does not use, also one whose reply came too late, is ended as soon as the server can be
+//!    informed.
+//! 2. The server learns of a namespace from the first call that uses it, within the limit of that call.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Error, ErrorKind, NamespaceId, Nanos, Result, StoreId};
-use dalsegno_io::{Access, Region, SystemClock};
-use dalsegno_pool::ArenaHeader;
+use dalsegno_io::{Memory, SystemClock};
 use parking_lot::Mutex;
 
-use super::connection::{Connection, HELLO_TIMEOUT, Unreached, Welcome};
-use super::connections::{Connections, Turn};
-use super::ended_leases::EndedLeases;
+use super::connection::{Connection, HELLO_TIMEOUT, Unreached, Welcome, Window};
+use super::connections::Turn;
 use super::facts::Facts;
 use super::limit::{Limit, Lost};
-use super::namespaces::Namespaces;
-use super::waker::Waker;
-use crate::account::NO_LEASE;
-use crate::wire::{self, Reply};
+use super::namespaces::Known;
+use super::places::ServedArena;
+use super::reach::Reach;
+use super::shared::Shared;
+use crate::wire::{self, Reply, Request};
 
-/// How often a call that waits looks at the heartbeat.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// How long the connection for news is kept.
+/// How long the report of ended leases may take.
+const REPORT_TIMEOUT: Duration = Duration::from_millis(50);
+/// How long the connection for reports is kept.
 const KEEP_NEWS: Duration = Duration::from_secs(2);
-const NEVER_STALLED: u64 = u64::MAX;
 
 /// A server that was reached.
 #[derive(Debug)]
 pub(super) struct Attachment {
-    pub(super) socket: PathBuf,
-    pub(super) region: Arc<Region>,
-    pub(super) header: ArenaHeader,
-    pub(super) clock: SystemClock,
-    pub(super) connections: Connections,
-    /// The heartbeat at which a call got no answer.
-    pub(super) stalled_at: AtomicU64,
-    pub(super) is_gone: AtomicBool,
-    pub(super) shared: Arc<Shared>,
-    /// What this server said of the namespaces that it was told of.
-    pub(super) introduced: Mutex<HashMap<NamespaceId, Introduced>>,
-    /// A connection for the news that leases ended, while calls use all others: they may wait for just that.
+    reach: Reach,
+    /// What this server said of namespaces.
+    introduced: Mutex<HashMap<NamespaceId, Introduced>>,
+    /// A connection for reports of ended leases, while calls use all others: they may wait for just that.
     news: Mutex<Option<(Connection, Nanos)>>,
     /// Whether the client does not use it any more, but for leases.
     is_retired: AtomicBool,
 }
 
-/// What the attachments of a client share.
-#[derive(Debug, Default)]
-pub(super) struct Shared {
-    pub(super) namespaces: Namespaces,
-    /// Leases that ended here, and that their server has not heard of.
-    pub(super) ended: EndedLeases,
-    /// Wakes the thread that looks after the connections.
-    pub(super) waker: Waker,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Introduced {
+enum Introduced {
     /// The server knows it.
     Known,
     /// The server refuses it. Its blocks are misses.
@@ -85,26 +64,16 @@ impl Attachment {
         let (connection, welcome) =
             Connection::open(socket, HELLO_TIMEOUT).map_err(Unreached::into_error)?;
         let Welcome { store, epoch, arena_bytes, limits, arena } = welcome;
-        let strange = || Error::new(ErrorKind::Incompatible, "the pool has an unknown format");
-        let bytes = usize::try_from(arena_bytes).map_err(|_| strange())?;
-        let region = Region::map(arena, bytes, Access::Read, "the pool of the server");
-        let region = region.map_err(|error| {
-            let message = "the pool of the server cannot be mapped";
-            Error::new(ErrorKind::Unavailable, message).with_source(error)
-        })?;
-        let header = header_of(&region)
-            .filter(|header| header.epoch == epoch && header.arena_bytes() == region.bytes());
-        let limits = serde_json::from_str(&limits).map_err(|_| strange())?;
-        let facts = Facts { store: StoreId(store), limits };
+        let arena = ServedArena::map(arena, arena_bytes, epoch)?;
+        let strange =
+            |_| Error::new(ErrorKind::Incompatible, "the limits of the store are unknown");
+        let facts = Facts {
+            store: StoreId(store),
+            limits: serde_json::from_str(&limits).map_err(strange)?,
+        };
+        let reach = Reach::new(socket.to_owned(), (arena, connection), clock, Arc::clone(shared));
         let attachment = Self {
-            socket: socket.to_owned(),
-            region: Arc::new(region),
-            header: header.ok_or_else(strange)?,
-            clock,
-            connections: Connections::of(connection, clock.now()),
-            stalled_at: AtomicU64::new(NEVER_STALLED),
-            is_gone: AtomicBool::new(false),
-            shared: Arc::clone(shared),
+            reach,
             introduced: Mutex::default(),
             news: Mutex::default(),
             is_retired: AtomicBool::new(false),
@@ -112,108 +81,208 @@ impl Attachment {
         Ok((attachment, facts))
     }
 
+    /// Its memory.
+    pub(super) fn arena(&self) -> &ServedArena {
+        &self.reach.arena
+    }
+
+    /// The ways to it.
+    pub(super) fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
     /// Looks after the connections between calls. `false` if the server is gone.
     pub(super) fn look_after(&self) -> bool {
-        self.read_late_replies();
-        self.connections.tidy(self.clock.now());
-        if self.connections.are_none() && !self.is_gone() && !self.is_stalled() {
+        self.reach.read_late_replies();
+        self.reach.connections.tidy(self.reach.clock.now());
+        if self.reach.connections.are_none() && !self.reach.is_gone() && !self.reach.is_stalled() {
             // The server closed them all: either it ended, or others needed them.
-            let limit = Limit::within(HELLO_TIMEOUT, self.clock.now());
-            if let Turn::Open = self.connections.turn(self.clock.now())
-                && let Ok(connection) = self.open_counted(&limit)
+            let limit = Limit::within(HELLO_TIMEOUT, self.reach.clock.now());
+            if let Turn::Open = self.reach.connections.turn(self.reach.clock.now())
+                && let Ok(connection) = self.reach.open_counted(&limit)
             {
-                self.connections.put_back(connection, self.clock.now());
+                self.reach.connections.put_back(connection, self.reach.clock.now());
             }
         }
         self.flush_leases();
         self.close_unused_news();
-        !self.is_gone()
-    }
-
-    /// Reads replies that came after their calls had ended, and ends the leases in them.
-    pub(super) fn read_late_replies(&self) {
-        self.connections.read_late_replies(self.clock.now(), |reply| {
-            if let Ok((Reply::Acquired { lease, .. } | Reply::Leased { lease, .. }, _)) =
-                wire::decode(reply)
-                && lease != NO_LEASE
-            {
-                self.shared.ended.add(self.header.epoch, lease);
-            }
-        });
-    }
-
-    /// Whether the server ended, as far as a call found out.
-    pub(super) fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Acquire)
-    }
-
-    /// Whether the server did not respond, and its heart has not beaten since.
-    pub(super) fn is_stalled(&self) -> bool {
-        self.stalled_at.load(Ordering::Relaxed) == self.heartbeat()
-    }
-
-    pub(super) fn heartbeat(&self) -> u64 {
-        self.region.counter(ArenaHeader::HEARTBEAT_OFFSET).expect("within the header")
+        !self.reach.is_gone()
     }
 
     /// Says that a lease ended. The server hears of it with the next call.
     pub(super) fn end_lease(&self, lease: u64) {
-        if !self.region.is_here() {
+        if !self.reach.arena.is_here() {
             return;
         }
-        self.shared.ended.add(self.header.epoch, lease);
+        self.reach.shared.ended.add(self.reach.arena.epoch(), lease);
         if self.is_retired.load(Ordering::Acquire) {
             // No call follows that could take the news along.
-            self.read_late_replies();
+            self.reach.read_late_replies();
             self.flush_leases();
-        } else if self.connections.are_all_used() {
+        } else if self.reach.connections.are_all_used() {
             // Calls may wait at the server for this lease to end, and none of them takes the news along.
-            self.shared.waker.wake();
+            self.reach.shared.waker.wake();
         }
     }
 
     /// Says that the client does not use it any more.
     pub(super) fn retire(&self) {
         self.is_retired.store(true, Ordering::Release);
-        self.read_late_replies();
+        self.reach.read_late_replies();
         self.flush_leases();
     }
 
     /// Sends ended leases to the server without waiting for a connection.
     fn flush_leases(&self) {
-        let is_idle = self.shared.ended.are_none(self.header.epoch);
-        if is_idle || !self.region.is_here() || self.is_gone() || self.is_stalled() {
+        let is_idle = self.reach.shared.ended.are_none(self.reach.arena.epoch());
+        if is_idle || !self.reach.arena.is_here() || self.reach.is_gone() || self.reach.is_stalled()
+        {
             return;
         }
-        while let Some(mut connection) = self.connections.take_idle() {
-            let told = self.tell_ended(&mut connection, LOOK);
-            self.settle(connection, &told);
-            if told != Err(Lost::Ended) {
+        while let Some(mut connection) = self.reach.connections.take_idle() {
+            let reported = self.reach.report_ended(&mut connection, REPORT_TIMEOUT);
+            self.reach.settle(connection, &reported);
+            if reported != Err(Lost::Ended) {
                 return;
             }
         }
         let mut news = self.news.lock();
-        let now = self.clock.now();
+        let now = self.reach.clock.now();
         let limit = Limit::within(HELLO_TIMEOUT, now);
         let open = news.take().map(|(connection, _)| connection);
-        let Some(mut connection) = open.or_else(|| self.connect(&limit).ok()) else { return };
-        if self.tell_ended(&mut connection, LOOK) != Err(Lost::Ended) {
+        let Some(mut connection) = open.or_else(|| self.reach.connect(&limit).ok()) else { return };
+        if self.reach.report_ended(&mut connection, REPORT_TIMEOUT) != Err(Lost::Ended) {
             *news = Some((connection, now));
         }
     }
 
     /// Closes the connection for news that was not used for a while.
     fn close_unused_news(&self) {
-        let now = self.clock.now();
+        let now = self.reach.clock.now();
         self.news.lock().take_if(|(_, used)| now.since(*used) > KEEP_NEWS);
+    }
+
+    /// Sends a message about a namespace, or about none, and returns its answer.
+    pub(super) fn call(
+        &self,
+        namespace: impl Into<Option<NamespaceId>>,
+        message: &[u8],
+        limit: &Limit,
+    ) -> std::result::Result<Vec<u8>, Lost> {
+        let namespace = namespace.into();
+        self.reach.on_connection(limit, |connection| {
+            self.introduce(connection, namespace, limit)?;
+            self.reach.exchange(connection, message, limit)
+        })
+    }
+
+    /// Sends a put of blocks that are copied into a window of the connection first. `message` is that of a ticket.
+    pub(super) fn call_with_blocks(
+        &self,
+        namespace: NamespaceId,
+        message: impl Fn(u64) -> Vec<u8>,
+        (blocks, bytes): (&[Vec<Memory>], usize),
+        limit: &Limit,
+    ) -> std::result::Result<Vec<u8>, Lost> {
+        let is_over = || limit.left(&self.reach.clock).is_err();
+        self.reach.on_connection(limit, |connection| {
+            self.introduce(connection, namespace.into(), limit)?;
+            let window = connection.copy_in(blocks, bytes, is_over)?;
+            let answered = self.exchange_window(connection, &window, &message, limit);
+            if answered.is_ok() {
+                connection.trim();
+            }
+            answered
+        })
+    }
+
+    /// Sends a put of blocks in a window of the caller's.
+    pub(super) fn call_with_window(
+        &self,
+        namespace: NamespaceId,
+        message: impl Fn(u64) -> Vec<u8>,
+        window: &Window,
+        limit: &Limit,
+    ) -> std::result::Result<Vec<u8>, Lost> {
+        self.reach.on_connection(limit, |connection| {
+            self.introduce(connection, namespace.into(), limit)?;
+            self.exchange_window(connection, window, &message, limit)
+        })
+    }
+
+    /// Makes a namespace known that the server does not know yet.
+    fn introduce(
+        &self,
+        connection: &mut Connection,
+        namespace: Option<NamespaceId>,
+        limit: &Limit,
+    ) -> std::result::Result<(), Lost> {
+        let Some(known) = namespace.and_then(|id| self.reach.shared.namespaces.find(id)) else {
+            // The server says that nobody registered it.
+            return Ok(());
+        };
+        let id = known.namespace.id();
+        let before = self.introduced.lock().get(&id).copied();
+        match before {
+            Some(Introduced::Known) => return Ok(()),
+            Some(Introduced::Refused) => return Err(Lost::Away),
+            None => {}
+        }
+        let answer = self.reach.exchange(connection, &registration(&known), limit)?;
+        let Err(error) = understand_registration(&answer) else {
+            self.introduced.lock().insert(id, Introduced::Known);
+            return Ok(());
+        };
+        if self.introduced.lock().insert(id, Introduced::Refused).is_none() {
+            tracing::warn!(%id, %error, "the server refuses a namespace; its blocks are misses");
+        }
+        Err(Lost::Away)
+    }
+
+    /// Registers a namespace, whatever the server knows of it.
+    ///
+    /// # Errors
+    ///
+    /// What the server says. That it says nothing is no error: the next call registers it.
+    pub(super) fn register(&self, known: &Known, limit: &Limit) -> Result<()> {
+        let Ok(answer) = self.call(None, &registration(known), limit) else { return Ok(()) };
+        understand_registration(&answer)?;
+        self.introduced.lock().insert(known.namespace.id(), Introduced::Known);
+        Ok(())
+    }
+
+    fn exchange_window(
+        &self,
+        connection: &mut Connection,
+        window: &Window,
+        message: impl Fn(u64) -> Vec<u8>,
+        limit: &Limit,
+    ) -> std::result::Result<Vec<u8>, Lost> {
+        if !connection.knows(window) {
+            self.reach.send(limit, |timeout| connection.send_window(window, timeout))?;
+            let reply = self.reach.answer(connection, limit)?;
+            if !matches!(wire::decode(&reply), Ok((Reply::Done, _))) {
+                return Err(Lost::NoMemory);
+            }
+            connection.window_is_known(window);
+        }
+        let answered = self.reach.exchange(connection, &message(window.ticket()), limit);
+        if answered.is_err() {
+            window.give_up();
+        }
+        answered
     }
 }
 
-fn header_of(region: &Region) -> Option<ArenaHeader> {
-    if region.bytes() < ArenaHeader::BYTES {
-        return None;
+/// The message that makes a namespace known.
+fn registration(Known { namespace, options }: &Known) -> Vec<u8> {
+    let codec = options.compression.map(|one| (one.name().to_owned(), one.element_bytes()));
+    wire::encode(&Request::Register { encoding: namespace.encode(), codec })
+}
+
+fn understand_registration(answer: &[u8]) -> Result<()> {
+    match wire::decode(answer) {
+        Ok((Reply::Failed { kind, message }, _)) => Err(wire::error_of(kind, message)),
+        _ => Ok(()),
     }
-    let mut bytes = vec![0; ArenaHeader::BYTES];
-    dalsegno_io::lend(|lender| region.copy_racing(0, &mut [lender.exclusive(&mut bytes)]));
-    ArenaHeader::decode(&bytes)
 }

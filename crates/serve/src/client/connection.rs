@@ -212,7 +212,7 @@ impl Connection {
     }
 
     /// Sends a request that is not answered.
-    pub(super) fn tell(
+    pub(super) fn report(
         &mut self,
         message: &[u8],
         timeout: Option<Duration>,

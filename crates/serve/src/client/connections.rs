@@ -3,8 +3,8 @@
 //! 1. A connection is used by one call at a time. One on which a reply is still to come is *owing*: nothing is asked on
 //!    it before that reply was read. So a call that gives up costs no connection.
 //! 2. There are at most [`MOST_CONNECTIONS`], those in use included.
-//! 3. What a client does not need for a while it gives back: first the memory of its puts, then its connections, all but
-//!    the last, which shows the server that the process lives.
+//! 3. What a client does not need for a while it gives back: first the memory of its puts, then its connections, all
+//!    but the last, which shows the server that the process lives.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ const LOOK: Duration = Duration::from_millis(2);
 /// Connections that no call uses.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    held: Mutex<Held>,
+    held: Mutex<Unused>,
     returned: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct Unused {
     /// Since when they are idle. The last one was used last.
     idle: Vec<(Connection, Nanos)>,
     owing: Vec<Connection>,

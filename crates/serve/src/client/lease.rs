@@ -44,7 +44,10 @@ impl ServedLease {
     #[must_use]
     pub fn valid_blocks(&self) -> usize {
         let Some(server) = &self.server else { return 0 };
-        self.rows.iter().take_while(|row| server.is_current(**row, self.block_bytes)).count()
+        self.rows
+            .iter()
+            .take_while(|row| server.arena().is_current(**row, self.block_bytes))
+            .count()
     }
 
     /// A copy of a block; `None` if it was overwritten.
@@ -53,7 +56,7 @@ impl ServedLease {
         let (server, row) = (self.server.as_ref()?, *self.rows.get(at)?);
         let mut bytes = vec![0; self.block_bytes];
         let is_current = dalsegno_io::lend(|lender| {
-            server.copy(row, self.block_bytes, 0, &mut [lender.exclusive(&mut bytes)])
+            server.arena().copy(row, self.block_bytes, 0, &mut [lender.exclusive(&mut bytes)])
         });
         is_current.then_some(bytes)
     }
@@ -61,7 +64,7 @@ impl ServedLease {
     /// Address and length of a block.
     #[must_use]
     pub fn range(&self, at: usize) -> Option<(usize, usize)> {
-        self.server.as_ref()?.range(*self.rows.get(at)?, self.block_bytes)
+        self.server.as_ref()?.arena().range(*self.rows.get(at)?, self.block_bytes)
     }
 }
 
@@ -91,7 +94,7 @@ pub(super) fn lease(
         is_truncated: false,
     };
     for part in chain.chunks(MOST_HASHES) {
-        let Ok(left) = server.left(limit) else { break };
+        let Ok(left) = server.reach().left(limit) else { break };
         let timeout_ns = timeout_ns(left);
         let mut message = wire::encode(&Request::Lease { namespace: namespace.id().0, timeout_ns });
         wire::push_hashes(&mut message, part);
@@ -101,7 +104,7 @@ pub(super) fn lease(
         };
         lease.numbers.extend((number != 0).then_some(number));
         let Ok(rows) = wire::rows_of(tail) else { break };
-        let are_inside = rows.iter().all(|row| server.range(*row, block_bytes).is_some());
+        let are_inside = rows.iter().all(|row| server.arena().range(*row, block_bytes).is_some());
         if rows.len() > part.len() || !are_inside {
             break;
         }

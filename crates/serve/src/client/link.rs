@@ -15,10 +15,11 @@ use dalsegno_io::{SystemClock, Workers};
 use dalsegno_store::{RegisterOptions, no_thread};
 use parking_lot::{Mutex, RwLock};
 
-use super::attachment::{Attachment, Shared};
+use super::attachment::Attachment;
 use super::facts::Facts;
 use super::limit::Limit;
 use super::namespaces::Known;
+use super::shared::Shared;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -80,11 +81,11 @@ impl Link {
     /// The server, unless it is away.
     pub(super) fn server(&self) -> Option<Arc<Attachment>> {
         let attached = self.shared.attached.read().as_ref().map(Arc::clone)?;
-        if attached.is_gone() {
+        if attached.reach().is_gone() {
             self.shared.of_all.waker.wake();
             return None;
         }
-        (!attached.is_stalled()).then_some(attached)
+        (!attached.reach().is_stalled()).then_some(attached)
     }
 
     /// What is known of the store of the last server that was reached.

@@ -96,7 +96,7 @@ impl<'a> Load<'a> {
         let mut message = wire::encode(&Request::Acquire {
             namespace: self.namespace.id().0,
             each: scope == Scope::Each,
-            timeout_ns: timeout_ns(server.left(limit)?),
+            timeout_ns: timeout_ns(server.reach().left(limit)?),
         });
         wire::push_hashes(&mut message, asked.iter().map(|at| &self.chain[*at]));
         let answer = server.call(self.namespace.id(), &message, limit)?;
@@ -142,10 +142,10 @@ impl<'a> Load<'a> {
         let (bytes, mut from) = (bytes.expect("64-bit addresses"), self.from);
         for mut rest in std::mem::take(&mut self.out[at]) {
             while !rest.is_empty() {
-                server.check(limit)?;
+                server.reach().check(limit)?;
                 let part = rest.split_to(rest.len().min(PART_BYTES));
                 let len = part.len();
-                if !server.copy(row, bytes, from, &mut [part]) {
+                if !server.arena().copy(row, bytes, from, &mut [part]) {
                     return Ok(false);
                 }
                 from += len;

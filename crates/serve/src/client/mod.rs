@@ -6,7 +6,6 @@
 //! 3. A client serves the process that opened it. In a forked child every call is refused before it touches a lock.
 
 mod attachment;
-mod calls;
 mod connection;
 mod connections;
 mod ended_leases;
@@ -19,9 +18,11 @@ mod link;
 mod load;
 mod namespaces;
 mod places;
+mod reach;
 mod removals;
 mod remove;
 mod save;
+mod shared;
 mod submitted;
 mod waker;
 
@@ -328,6 +329,21 @@ impl Client {
     ) -> Result<LayerPut> {
         let found = self.enter()?.link.namespace(namespace)?;
         LayerPut::open(Arc::clone(&self.inner), found, chain, (first, count))
+    }
+
+    /// See [`Store::remove`](dalsegno_store::Store::remove). First waits until the puts that this client has submitted
+    /// have ended, so that their blocks are removed, too. More than 4,096 blocks are several removals.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` also if the server is away. The message says what was not removed.
+    pub fn remove(
+        &self,
+        namespace: NamespaceId,
+        hashes: Option<&[ChainHash]>,
+        terms: &Terms,
+    ) -> Result<u64> {
+        remove::remove(self.enter()?, namespace, hashes, terms)
     }
 
     /// See [`Store::watch_removals`](dalsegno_store::Store::watch_removals).

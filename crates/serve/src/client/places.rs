@@ -1,12 +1,54 @@
-//! Where blocks lie in the arena of a server.
+//! The arena of a server: where its blocks lie, and whether its heart beats.
 
-use dalsegno_io::Memory;
+use std::os::fd::OwnedFd;
+
+use dalsegno_core::{Error, ErrorKind, Result};
+use dalsegno_io::{Access, Memory, Region};
 use dalsegno_pool::{ArenaHeader, Stamp, UNIT_BYTES, is_current};
 
-use super::attachment::Attachment;
 use crate::wire::PlaceRow;
 
-impl Attachment {
+/// The arena of a server, mapped for reading.
+#[derive(Debug)]
+pub(super) struct ServedArena {
+    region: Region,
+    header: ArenaHeader,
+}
+
+impl ServedArena {
+    /// Maps the arena that a server of this epoch handed over.
+    ///
+    /// # Errors
+    ///
+    /// `Incompatible` if it has another format; `Unavailable` if it cannot be mapped.
+    pub(super) fn map(arena: OwnedFd, bytes: u64, epoch: u64) -> Result<Self> {
+        let strange = || Error::new(ErrorKind::Incompatible, "the pool has an unknown format");
+        let bytes = usize::try_from(bytes).map_err(|_| strange())?;
+        let region = Region::map(arena, bytes, Access::Read, "the pool of the server");
+        let region = region.map_err(|error| {
+            let message = "the pool of the server cannot be mapped";
+            Error::new(ErrorKind::Unavailable, message).with_source(error)
+        })?;
+        let header = header_of(&region)
+            .filter(|header| header.epoch == epoch && header.arena_bytes() == region.bytes());
+        Ok(Self { header: header.ok_or_else(strange)?, region })
+    }
+
+    /// Names the server: another one has another epoch.
+    pub(super) fn epoch(&self) -> u64 {
+        self.header.epoch
+    }
+
+    /// Whether this process mapped it. A forked child has no part in it.
+    pub(super) fn is_here(&self) -> bool {
+        self.region.is_here()
+    }
+
+    /// A number that grows as long as the server runs.
+    pub(super) fn heartbeat(&self) -> u64 {
+        self.region.counter(ArenaHeader::HEARTBEAT_OFFSET).expect("within the header")
+    }
+
     /// The bytes of a block that lies in the arena, as address and length; `None` if it does not.
     pub(super) fn range(&self, row: PlaceRow, bytes: usize) -> Option<(usize, usize)> {
         let offset = self.offset(row, 0, bytes)?;
@@ -48,4 +90,13 @@ impl Attachment {
 
 fn units_of(block_bytes: usize) -> u32 {
     dalsegno_pool::Places::units_of(block_bytes as u64).unwrap_or(u32::MAX)
+}
+
+fn header_of(region: &Region) -> Option<ArenaHeader> {
+    if region.bytes() < ArenaHeader::BYTES {
+        return None;
+    }
+    let mut bytes = vec![0; ArenaHeader::BYTES];
+    dalsegno_io::lend(|lender| region.copy_racing(0, &mut [lender.exclusive(&mut bytes)]));
+    ArenaHeader::decode(&bytes)
 }

@@ -82,7 +82,7 @@ impl ServedWatch {
         request: &Request,
     ) -> std::result::Result<(Reply, Vec<u8>), Lost> {
         let Some(Line { server, connection }) = line else { return Err(Lost::Away) };
-        let answered = server.exchange(connection, &wire::encode(request), &self.limit());
+        let answered = server.reach().exchange(connection, &wire::encode(request), &self.limit());
         if answered.is_err() {
             *line = None;
         }
@@ -94,9 +94,9 @@ impl ServedWatch {
     fn connect(&self) -> std::result::Result<Line, Lost> {
         let parts = self.client.enter().map_err(|_| Lost::Away)?;
         let server = parts.server()?;
-        let mut connection = server.connect(&self.limit())?;
+        let mut connection = server.reach().connect(&self.limit())?;
         let message = wire::encode(&Request::Watch { capacity: self.capacity });
-        server.exchange(&mut connection, &message, &self.limit())?;
+        server.reach().exchange(&mut connection, &message, &self.limit())?;
         Ok(Line { server, connection })
     }
 

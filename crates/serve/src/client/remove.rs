@@ -3,47 +3,43 @@
 use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_store::Terms;
 
-use super::Client;
+use super::inner::Parts;
 use super::limit::timeout_ns;
 use crate::wire::{self, MOST_HASHES, Reply, Request};
 
-impl Client {
-    /// See [`Store::remove`](dalsegno_store::Store::remove). First waits until the puts that this client has submitted
-    /// have ended, so that their blocks are removed, too. More than 4,096 blocks are several removals.
-    ///
-    /// # Errors
-    ///
-    /// `Unavailable` also if the server is away. The message says what was not removed.
-    pub fn remove(
-        &self,
-        namespace: NamespaceId,
-        hashes: Option<&[ChainHash]>,
-        terms: &Terms,
-    ) -> Result<u64> {
-        let parts = self.enter()?;
-        let limit = parts.limit(terms);
-        parts.submitted.wait_for_earlier(&limit, &parts.clock).map_err(|_| not_begun())?;
-        let everything: &[ChainHash] = &[];
-        let messages: Vec<&[ChainHash]> =
-            hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect());
-        let (mut removed, mut done) = (0, 0);
-        for part in messages {
-            let answered = parts.server().and_then(|server| {
-                let mut message = wire::encode(&Request::Remove {
-                    namespace: namespace.0,
-                    all: hashes.is_none(),
-                    timeout_ns: timeout_ns(server.left(&limit)?),
-                });
-                wire::push_hashes(&mut message, part);
-                server.call(namespace, &message, &limit)
+/// Removes blocks, all of the namespace without `hashes`; returns how many there were.
+///
+/// # Errors
+///
+/// `Unavailable` also if the server is away. The message says what was not removed.
+pub(super) fn remove(
+    parts: &Parts,
+    namespace: NamespaceId,
+    hashes: Option<&[ChainHash]>,
+    terms: &Terms,
+) -> Result<u64> {
+    let limit = parts.limit(terms);
+    parts.submitted.wait_for_earlier(&limit, &parts.clock).map_err(|_| not_begun())?;
+    let everything: &[ChainHash] = &[];
+    let messages: Vec<&[ChainHash]> =
+        hashes.map_or_else(|| vec![everything], |all| all.chunks(MOST_HASHES).collect());
+    let (mut removed, mut done) = (0, 0);
+    for part in messages {
+        let answered = parts.server().and_then(|server| {
+            let mut message = wire::encode(&Request::Remove {
+                namespace: namespace.0,
+                all: hashes.is_none(),
+                timeout_ns: timeout_ns(server.reach().left(&limit)?),
             });
-            let count = answered.map_err(|_| away()).and_then(|answer| count_of(&answer));
-            done += part.len();
-            let left = hashes.map_or(0, <[ChainHash]>::len) - done;
-            removed += count.map_err(|error| with_rest(error, left))?;
-        }
-        Ok(removed)
+            wire::push_hashes(&mut message, part);
+            server.call(namespace, &message, &limit)
+        });
+        let count = answered.map_err(|_| away()).and_then(|answer| count_of(&answer));
+        done += part.len();
+        let left = hashes.map_or(0, <[ChainHash]>::len) - done;
+        removed += count.map_err(|error| with_rest(error, left))?;
     }
+    Ok(removed)
 }
 
 fn away() -> Error {

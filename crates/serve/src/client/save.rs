@@ -138,7 +138,7 @@ pub(super) fn put(
     let count = put.blocks.len();
     for blocks in put.blocks.chunks(blocks_of_message(bytes)) {
         let part = part(put.chain, put.first + outcomes.len(), blocks.len());
-        let Ok(left) = server.left(limit) else { break };
+        let Ok(left) = server.reach().left(limit) else { break };
         let message = |ticket| message_of(namespace.id(), &part, (0, ticket), timeout_ns(left));
         let all = (blocks, blocks.len() * bytes);
         let answered = server.call_with_blocks(namespace.id(), message, all, limit);
@@ -162,7 +162,7 @@ pub(super) fn commit(
     while outcomes.len() < count {
         let now = (count - outcomes.len()).min(blocks_of_message(bytes));
         let part = part(chain, first + outcomes.len(), now);
-        let Ok(left) = server.left(limit) else { break };
+        let Ok(left) = server.reach().left(limit) else { break };
         let offset = outcomes.len() * bytes;
         let (namespace, left) = (allocation.namespace, timeout_ns(left));
         let message = |ticket| message_of(namespace, &part, (offset, ticket), left);

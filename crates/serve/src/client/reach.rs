@@ -1,25 +1,32 @@
-//! How a call to a server travels: on a connection of its own, within its limit.
+//! How the messages of a client reach its server: each call on a connection of its own, within its limit.
 //!
-//! 1. A call ends at its deadline, or a short time later, whatever the server does. It costs no other call anything: the
-//!    connection on which its reply is missing is kept, and the reply is read later.
+//! 1. A call ends at its deadline, or a short time later, whatever the server does. It costs no other call anything:
+//!    the connection on which its reply is missing is kept, and the reply is read later.
 //! 2. A connection that ended says nothing about the server, which may have closed it between two calls. The request is
 //!    sent again on another one. Only if none can be opened, or it belongs to another server, this server is gone.
-//! 3. The server learns of a namespace from the first call that uses it, within the limit of that call.
+//! 3. A server that does not respond is not asked again until its heartbeat goes on. So a stopped server costs one
+//!    deadline, and nothing after that.
 
-use std::sync::atomic::Ordering;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dalsegno_core::{Clock, Deadline, NamespaceId, Nanos, Result};
-use dalsegno_io::{ChannelError, Memory};
+use dalsegno_core::{Clock, Deadline, Nanos};
+use dalsegno_io::{ChannelError, SystemClock};
 use dalsegno_store::Cancel;
 
-use super::attachment::{Attachment, Introduced, LOOK};
-use super::connection::{Connection, HELLO_TIMEOUT, Unreached, Window};
-use super::connections::Turn;
+use super::connection::{Connection, HELLO_TIMEOUT, Unreached};
+use super::connections::{Connections, Turn};
 use super::limit::{Limit, Lost};
-use super::namespaces::Known;
+use super::places::ServedArena;
+use super::shared::Shared;
+use crate::account::NO_LEASE;
 use crate::wire::{self, Reply, Request};
 
+/// How often a call that waits looks at the heartbeat.
+const LOOK: Duration = Duration::from_millis(50);
+const NEVER_STALLED: u64 = u64::MAX;
 /// How long an answer may take beyond the deadline of its call, which the server keeps as well.
 const GRACE: Duration = Duration::from_millis(10);
 /// A server whose heartbeat stands still for so long does not respond.
@@ -28,57 +35,56 @@ const STALL: Duration = Duration::from_secs(1);
 /// How many new connections may end without a reply before a call is lost.
 const MOST_UNUSED: u32 = 8;
 
-impl Attachment {
-    /// Sends a message about a namespace, or about none, and returns its answer.
-    pub(super) fn call(
-        &self,
-        namespace: impl Into<Option<NamespaceId>>,
-        message: &[u8],
-        limit: &Limit,
-    ) -> std::result::Result<Vec<u8>, Lost> {
-        let namespace = namespace.into();
-        self.on_connection(limit, |connection| {
-            self.introduce(connection, namespace, limit)?;
-            self.exchange(connection, message, limit)
-        })
+/// A server, and the ways to it.
+#[derive(Debug)]
+pub(super) struct Reach {
+    pub(super) arena: ServedArena,
+    pub(super) clock: SystemClock,
+    pub(super) connections: Connections,
+    pub(super) shared: Arc<Shared>,
+    socket: PathBuf,
+    /// The heartbeat at which a call got no answer.
+    stalled_at: AtomicU64,
+    is_gone: AtomicBool,
+}
+
+impl Reach {
+    /// A server with one connection to it.
+    pub(super) fn new(
+        socket: PathBuf,
+        (arena, first): (ServedArena, Connection),
+        clock: SystemClock,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let connections = Connections::of(first, clock.now());
+        let (stalled_at, is_gone) = (AtomicU64::new(NEVER_STALLED), AtomicBool::new(false));
+        Self { arena, clock, connections, shared, socket, stalled_at, is_gone }
     }
 
-    /// Sends a put of blocks that are copied into a window of the connection first. `message` is that of a ticket.
-    pub(super) fn call_with_blocks(
-        &self,
-        namespace: NamespaceId,
-        message: impl Fn(u64) -> Vec<u8>,
-        (blocks, bytes): (&[Vec<Memory>], usize),
-        limit: &Limit,
-    ) -> std::result::Result<Vec<u8>, Lost> {
-        let is_over = || limit.left(&self.clock).is_err();
-        self.on_connection(limit, |connection| {
-            self.introduce(connection, namespace.into(), limit)?;
-            let window = connection.copy_in(blocks, bytes, is_over)?;
-            let answered = self.exchange_window(connection, &window, &message, limit);
-            if answered.is_ok() {
-                connection.trim();
+    /// Whether the server ended, as far as a call found out.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Whether the server did not respond, and its heart has not beaten since.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled_at.load(Ordering::Relaxed) == self.arena.heartbeat()
+    }
+
+    /// Reads replies that came after their calls had ended, and ends the leases in them.
+    pub(super) fn read_late_replies(&self) {
+        self.connections.read_late_replies(self.clock.now(), |reply| {
+            if let Ok((Reply::Acquired { lease, .. } | Reply::Leased { lease, .. }, _)) =
+                wire::decode(reply)
+                && lease != NO_LEASE
+            {
+                self.shared.ended.add(self.arena.epoch(), lease);
             }
-            answered
-        })
-    }
-
-    /// Sends a put of blocks in a window of the caller's.
-    pub(super) fn call_with_window(
-        &self,
-        namespace: NamespaceId,
-        message: impl Fn(u64) -> Vec<u8>,
-        window: &Window,
-        limit: &Limit,
-    ) -> std::result::Result<Vec<u8>, Lost> {
-        self.on_connection(limit, |connection| {
-            self.introduce(connection, namespace.into(), limit)?;
-            self.exchange_window(connection, window, &message, limit)
-        })
+        });
     }
 
     /// Has `work` use a connection, and another one if the server had closed it.
-    fn on_connection<T>(
+    pub(super) fn on_connection<T>(
         &self,
         limit: &Limit,
         work: impl Fn(&mut Connection) -> std::result::Result<T, Lost>,
@@ -96,73 +102,7 @@ impl Attachment {
         Err(Lost::Away)
     }
 
-    /// Tells the server of a namespace that it does not know yet.
-    fn introduce(
-        &self,
-        connection: &mut Connection,
-        namespace: Option<NamespaceId>,
-        limit: &Limit,
-    ) -> std::result::Result<(), Lost> {
-        let Some(known) = namespace.and_then(|id| self.shared.namespaces.find(id)) else {
-            // The server says that nobody registered it.
-            return Ok(());
-        };
-        let id = known.namespace.id();
-        let before = self.introduced.lock().get(&id).copied();
-        match before {
-            Some(Introduced::Known) => return Ok(()),
-            Some(Introduced::Refused) => return Err(Lost::Away),
-            None => {}
-        }
-        let answer = self.exchange(connection, &registration(&known), limit)?;
-        let Err(error) = understand_registration(&answer) else {
-            self.introduced.lock().insert(id, Introduced::Known);
-            return Ok(());
-        };
-        if self.introduced.lock().insert(id, Introduced::Refused).is_none() {
-            tracing::warn!(%id, %error, "the server refuses a namespace; its blocks are misses");
-        }
-        Err(Lost::Away)
-    }
-
-    /// Registers a namespace, whatever the server knows of it.
-    ///
-    /// # Errors
-    ///
-    /// What the server says. That it says nothing is no error: the next call tells it.
-    pub(super) fn register(&self, known: &Known, limit: &Limit) -> Result<()> {
-        let Ok(answer) = self.call(None, &registration(known), limit) else { return Ok(()) };
-        understand_registration(&answer)?;
-        self.introduced.lock().insert(known.namespace.id(), Introduced::Known);
-        Ok(())
-    }
-
-    fn exchange_window(
-        &self,
-        connection: &mut Connection,
-        window: &Window,
-        message: impl Fn(u64) -> Vec<u8>,
-        limit: &Limit,
-    ) -> std::result::Result<Vec<u8>, Lost> {
-        if !connection.knows(window) {
-            let left = self.left(limit)?;
-            let beat = self.heartbeat();
-            let sent = connection.send_window(window, left.or(Some(STALL)));
-            sent.map_err(|error| self.lost(&error, beat))?;
-            let reply = self.answer(connection, limit)?;
-            if !matches!(wire::decode(&reply), Ok((Reply::Done, _))) {
-                return Err(Lost::NoMemory);
-            }
-            connection.window_is_known(window);
-        }
-        let answered = self.exchange(connection, &message(window.ticket()), limit);
-        if answered.is_err() {
-            window.give_up();
-        }
-        answered
-    }
-
-    /// As [`Attachment::call`], on a connection of the caller's.
+    /// As a call, on a connection of the caller's.
     pub(super) fn exchange(
         &self,
         connection: &mut Connection,
@@ -179,30 +119,39 @@ impl Attachment {
         message: &[u8],
         limit: &Limit,
     ) -> std::result::Result<(), Lost> {
-        if !self.region.is_here() {
+        if !self.arena.is_here() {
             // A forked child has no part in it.
             return Err(Lost::Away);
         }
-        let timeout = self.left(limit)?.unwrap_or(STALL);
-        self.tell_ended(connection, timeout)?;
-        let beat = self.heartbeat();
-        connection.send(message, Some(timeout)).map_err(|error| self.lost(&error, beat))
+        self.report_ended(connection, self.left(limit)?.unwrap_or(STALL))?;
+        self.send(limit, |timeout| connection.send(message, timeout))
     }
 
-    /// Tells the server of leases that ended.
-    pub(super) fn tell_ended(
+    /// Has `work` send something within a limit.
+    pub(super) fn send(
+        &self,
+        limit: &Limit,
+        work: impl FnOnce(Option<Duration>) -> std::result::Result<(), ChannelError>,
+    ) -> std::result::Result<(), Lost> {
+        let timeout = self.left(limit)?.unwrap_or(STALL);
+        let beat = self.arena.heartbeat();
+        work(Some(timeout)).map_err(|error| self.lost(&error, beat))
+    }
+
+    /// Reports leases that ended to the server.
+    pub(super) fn report_ended(
         &self,
         connection: &mut Connection,
         timeout: Duration,
     ) -> std::result::Result<(), Lost> {
-        let (epoch, ended) = (self.header.epoch, &self.shared.ended);
+        let (epoch, ended) = (self.arena.epoch(), &self.shared.ended);
         let leases = ended.take(epoch);
         if leases.is_empty() {
             return Ok(());
         }
-        let beat = self.heartbeat();
+        let beat = self.arena.heartbeat();
         let message = wire::encode(&Request::Release { leases: leases.clone() });
-        connection.tell(&message, Some(timeout)).map_err(|error| {
+        connection.report(&message, Some(timeout)).map_err(|error| {
             for lease in leases {
                 ended.add(epoch, lease);
             }
@@ -211,12 +160,12 @@ impl Attachment {
     }
 
     /// Waits for an answer.
-    fn answer(
+    pub(super) fn answer(
         &self,
         connection: &mut Connection,
         limit: &Limit,
     ) -> std::result::Result<Vec<u8>, Lost> {
-        let sent_at = self.heartbeat();
+        let sent_at = self.arena.heartbeat();
         let (mut beat, mut beaten) = (sent_at, self.clock.now());
         loop {
             let left = limit.deadline.remaining(self.clock.now());
@@ -227,7 +176,7 @@ impl Attachment {
                 Err(error) => return Err(self.lost(&error, sent_at)),
             }
             let (now, before) = (self.clock.now(), beat);
-            beat = self.heartbeat();
+            beat = self.arena.heartbeat();
             if beat != before {
                 beaten = now;
             }
@@ -269,7 +218,7 @@ impl Attachment {
 
     /// The server said nothing since this heartbeat. If its heart has not beaten either, it does not respond.
     fn note_silence(&self, beat: u64) {
-        if self.heartbeat() == beat {
+        if self.arena.heartbeat() == beat {
             self.stalled_at.store(beat, Ordering::Relaxed);
         }
     }
@@ -323,10 +272,10 @@ impl Attachment {
 
     /// Opens a connection that this attachment does not count.
     pub(super) fn connect(&self, limit: &Limit) -> std::result::Result<Connection, Lost> {
-        let beat = self.heartbeat();
+        let beat = self.arena.heartbeat();
         let timeout = self.left(limit)?.map_or(HELLO_TIMEOUT, |left| left + GRACE);
         match Connection::open(&self.socket, timeout.min(HELLO_TIMEOUT)) {
-            Ok((connection, welcome)) if welcome.epoch == self.header.epoch => Ok(connection),
+            Ok((connection, welcome)) if welcome.epoch == self.arena.epoch() => Ok(connection),
             Ok(_) => {
                 // Another server by now, with another arena.
                 self.is_gone.store(true, Ordering::Release);
@@ -354,19 +303,6 @@ impl Attachment {
         } else {
             self.connections.put_back(connection, self.clock.now());
         }
-    }
-}
-
-/// The message that makes a namespace known.
-fn registration(Known { namespace, options }: &Known) -> Vec<u8> {
-    let codec = options.compression.map(|one| (one.name().to_owned(), one.element_bytes()));
-    wire::encode(&Request::Register { encoding: namespace.encode(), codec })
-}
-
-fn understand_registration(answer: &[u8]) -> Result<()> {
-    match wire::decode(answer) {
-        Ok((Reply::Failed { kind, message }, _)) => Err(wire::error_of(kind, message)),
-        _ => Ok(()),
     }
 }
 
