@@ -30,9 +30,8 @@ pub(super) fn open(bytes: usize, purpose: &str) -> Result<OwnedFd, IoError> {
 pub(super) fn provide(file: &OwnedFd, offset: usize, len: usize) -> Result<(), IoError> {
     let none = FallocateFlags::empty();
     match rustix::fs::fallocate(file, none, offset as u64, len as u64) {
-        Ok(()) => Ok(()),
         // Without the call, in a sandbox for example, it is provided when it is used.
-        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
+        Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
         Err(error) => Err(refused(len, "memory that others read", error)),
     }
 }
