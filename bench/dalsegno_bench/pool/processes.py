@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -94,8 +95,11 @@ def serving(
     command += [] if huge_pages else ["dalsegno_bench.pool.small_pages"]
     command += ["dalsegno.cli", "serve", str(directory)]
     command += ["--pool", str(pool_bytes), "--capacity", str(capacity)]
-    with running(command, READY) as (pid, _):
-        yield pid, f"unix:{directory / 'serve' / 'socket'}"
+    # Not in the directory, whose path may be longer than that of a socket may be.
+    with tempfile.TemporaryDirectory(prefix="dalsegno-") as folder:
+        socket = Path(folder) / "socket"
+        with running([*command, "--socket", str(socket)], READY) as (pid, _):
+            yield pid, f"unix:{socket}"
 
 
 @contextlib.contextmanager
