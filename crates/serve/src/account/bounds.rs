@@ -74,7 +74,7 @@ impl Bounds {
             copy_bytes: Bound { all: 3 * share, process: share },
             view_bytes: Bound { all: 4 * share, process: share },
             watched_blocks: Bound { all: 1 << 21, process: 1 << 19 },
-            namespaces: Bound { all: namespaces, process: 4096 },
+            namespaces: Bound { all: namespaces, process: namespaces / 8 * 3 },
         }
     }
 
