@@ -170,6 +170,39 @@ def test_a_client_gives_back_what_it_does_not_use(tmp_path: Path) -> None:
         assert out == [bytes(small)]
 
 
+def test_a_put_that_was_given_up_stores_nothing_although_its_memory_was_given_back(
+    server: ServerProcess, blocks: Blocks
+) -> None:
+    hashes = chain(4, "given up")
+    memory = blocks.space.allocate(len(hashes))
+    for at, content in enumerate(contents(hashes, BLOCK_BYTES)):
+        memoryview(memory[at])[:] = content
+    server.pause()
+    assert memory.commit(hashes, timeout_s=SHORT_S).failed == len(hashes)
+    del memory
+    with opened(server.socket) as other:
+        other.space.put_batch(hashes, contents(hashes, BLOCK_BYTES), timeout_s=SHORT_S)
+    server.go_on()
+    wait_until(lambda: blocks.hits() == COUNT, "hits go on")
+    # What was not given up in time may be stored, with the right bytes.
+    out = [bytearray(BLOCK_BYTES) for _ in hashes]
+    found = blocks.space.get_batch(hashes, out)
+    assert out[:found] == contents(hashes, BLOCK_BYTES)[:found]
+
+
+def test_leases_of_a_new_server_end_although_a_watch_remembers_the_old_one(tmp_path: Path) -> None:
+    with serving(tmp_path / "store") as first, opened(first.socket) as client:
+        client.fill()
+        watch = client.store.watch_removals(capacity=10)
+        first.close()
+        with serving(tmp_path / "store") as second:
+            wait_until(lambda: client.hits() == COUNT, "hits go on")
+            with client.space.lease(HASHES) as lease:
+                assert len(lease) == COUNT
+            watch.take(1)
+            wait_until(lambda: second.tenant()["leases"] == 0, "the lease ends")
+
+
 def test_an_allocation_gives_its_memory_back_although_the_server_has_its_file(
     server: ServerProcess, blocks: Blocks
 ) -> None:

@@ -10,6 +10,7 @@ use dalsegno_core::{Error, ErrorKind};
 use dalsegno_io::{Channel, ChannelError, Claim, Counters, Frame, IoError, Memory, Region};
 
 use super::limit::Lost;
+use super::shared::Shared;
 use crate::wire::{
     self, MOST_FRAME_BYTES, OLDEST_VERSION, Reply, Request, VERSION, WINDOW_HEADER_BYTES,
 };
@@ -20,6 +21,9 @@ pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 const KEPT_BYTES: usize = 32 << 20;
 /// Bytes that are copied between two looks at the deadline.
 const PIECE_BYTES: usize = 4 << 20;
+
+/// What the first put of a window names. Memory that was given back reads as zeros, which must be the ticket of no put.
+pub(crate) const FIRST_TICKET: u64 = 1;
 
 static WINDOWS: AtomicU64 = AtomicU64::new(0);
 
@@ -46,6 +50,7 @@ impl Window {
         region.provide(0, WINDOW_HEADER_BYTES)?;
         let (file, region) = (region.reader_file()?, Arc::new(region));
         let ticket = Counters::of(&region, 0, 1);
+        ticket.as_ref()[0].store(FIRST_TICKET, Ordering::SeqCst);
         let number = WINDOWS.fetch_add(1, Ordering::Relaxed);
         let provided = AtomicUsize::new(WINDOW_HEADER_BYTES);
         Ok(Self { number, region, ticket, file, provided })
@@ -160,6 +165,29 @@ pub(super) struct Connection {
     known: Option<u64>,
     /// A window for copies, kept for the next put.
     own: Option<Arc<Window>>,
+    reported: ReportedLeases,
+}
+
+/// Ended leases that were reported on a connection, until a later reply shows that the server has read of them. If the
+/// connection ends before, they are reported on another one.
+#[derive(Debug, Default)]
+pub(super) struct ReportedLeases {
+    leases: Vec<u64>,
+    /// Whom they are given back to, and the epoch of their server.
+    owner: Option<(Arc<Shared>, u64)>,
+}
+
+impl Drop for ReportedLeases {
+    fn drop(&mut self) {
+        if let Some((shared, epoch)) = &self.owner
+            && !self.leases.is_empty()
+            && shared.process.is_this()
+        {
+            for lease in &self.leases {
+                shared.ended.add(*epoch, *lease);
+            }
+        }
+    }
 }
 
 impl Connection {
@@ -183,7 +211,14 @@ impl Connection {
         channel.send(&hello, &[], Some(timeout)).map_err(unread)?;
         let frame = channel.receive(MOST_FRAME_BYTES, Some(timeout)).map_err(unread)?;
         let welcome = welcome_of(frame)?;
-        let connection = Self { channel, is_owing: false, is_used: false, known: None, own: None };
+        let connection = Self {
+            channel,
+            is_owing: false,
+            is_used: false,
+            known: None,
+            own: None,
+            reported: ReportedLeases::default(),
+        };
         Ok((connection, welcome))
     }
 
@@ -209,6 +244,12 @@ impl Connection {
         timeout: Option<Duration>,
     ) -> std::result::Result<(), ChannelError> {
         self.ask(message, None, timeout)
+    }
+
+    /// These leases were reported on it.
+    pub(super) fn note_reported(&mut self, leases: Vec<u64>, owner: (&Arc<Shared>, u64)) {
+        self.reported.leases.extend(leases);
+        self.reported.owner = Some((Arc::clone(owner.0), owner.1));
     }
 
     /// Sends a request that is not answered.
@@ -243,6 +284,8 @@ impl Connection {
     ) -> std::result::Result<Vec<u8>, ChannelError> {
         let reply = self.channel.receive(MOST_FRAME_BYTES, Some(timeout))?.bytes;
         (self.is_owing, self.is_used) = (false, true);
+        // The server reads messages in their order.
+        self.reported.leases.clear();
         Ok(reply)
     }
 

@@ -20,11 +20,21 @@ impl EndedLeases {
         self.0.lock().iter().all(|(of, _)| *of != epoch)
     }
 
-    /// Takes some of those of one server. The others are forgotten: their server has ended.
+    /// Takes some of those of one server.
     pub(super) fn take(&self, epoch: u64) -> Vec<u64> {
-        let mut all = self.0.lock();
-        all.retain(|(of, _)| *of == epoch);
-        let from = all.len().saturating_sub(MOST_TAKEN);
-        all.split_off(from).into_iter().map(|(_, lease)| lease).collect()
+        let mut taken = Vec::new();
+        self.0.lock().retain(|(of, lease)| {
+            let is_taken = *of == epoch && taken.len() < MOST_TAKEN;
+            if is_taken {
+                taken.push(*lease);
+            }
+            !is_taken
+        });
+        taken
+    }
+
+    /// Forgets those of all servers but one: they have ended.
+    pub(super) fn forget_others(&self, epoch: u64) {
+        self.0.lock().retain(|(of, _)| *of == epoch);
     }
 }

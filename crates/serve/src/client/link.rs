@@ -142,6 +142,7 @@ impl LinkState {
     /// Connects to the server.
     fn attach(&self) -> Result<()> {
         let (server, facts) = Attachment::open(&self.socket, self.clock, &self.of_all)?;
+        self.of_all.ended.forget_others(server.arena().epoch());
         *self.facts.lock() = facts;
         *self.attached.write() = Some(Arc::new(server));
         if self.is_away_logged.swap(false, Ordering::AcqRel) {

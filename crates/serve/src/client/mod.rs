@@ -40,7 +40,7 @@ use dalsegno_store::{
 use parking_lot::Mutex;
 
 #[cfg(test)]
-pub(crate) use self::connection::Window;
+pub(crate) use self::connection::{FIRST_TICKET, Window};
 pub use self::layers::LayerPut;
 pub use self::lease::ServedLease;
 pub use self::removals::ServedWatch;

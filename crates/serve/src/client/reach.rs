@@ -151,12 +151,16 @@ impl Reach {
         }
         let beat = self.arena.heartbeat();
         let message = wire::encode(&Request::Release { leases: leases.clone() });
-        connection.report(&message, Some(timeout)).map_err(|error| {
+        let sent = connection.report(&message, Some(timeout));
+        if matches!(sent, Err(ChannelError::Timeout)) {
             for lease in leases {
                 ended.add(epoch, lease);
             }
-            self.lost(&error, beat)
-        })
+        } else {
+            // Given back with the connection, if it ends before the server has read of them.
+            connection.note_reported(leases, (&self.shared, epoch));
+        }
+        sent.map_err(|error| self.lost(&error, beat))
     }
 
     /// Waits for an answer.

@@ -96,7 +96,11 @@ impl ServedWatch {
         let server = parts.server()?;
         let mut connection = server.reach().connect(&self.limit())?;
         let message = wire::encode(&Request::Watch { capacity: self.capacity });
-        server.reach().exchange(&mut connection, &message, &self.limit())?;
+        let answer = server.reach().exchange(&mut connection, &message, &self.limit())?;
+        if !matches!(wire::decode(&answer), Ok((Reply::Done, _))) {
+            // The server notes no more removals for this process.
+            return Err(Lost::Refused);
+        }
         Ok(Line { server, connection })
     }
 

@@ -185,6 +185,7 @@ impl Session {
             Request::Stats => Ok(call.stats()),
             Request::Watch { capacity } => {
                 greeted.watch = None;
+                self.slot.set_watch(false);
                 let share = self.slot.account().grant_watch(capacity)?;
                 let removals = self.pool.store().watch_removals(share.blocks())?;
                 greeted.watch = Some(Watched { removals, _share: share });

@@ -43,7 +43,7 @@ impl Fair {
                 first: 0,
                 count: u32::try_from(BLOCKS).unwrap(),
                 offset: WINDOW_HEADER_BYTES as u64,
-                ticket: 0,
+                ticket: FIRST_TICKET,
                 timeout_ns: None,
             };
             let mut message = wire::encode(&put);

@@ -15,7 +15,7 @@ use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
 use dalsegno_store::{ArenaBacking, Durability, Pool, Store};
 
 use crate::account::{Accounts, Bounds};
-use crate::client::Window;
+use crate::client::{FIRST_TICKET, Window};
 use crate::session::{Answer, Session};
 use crate::wire::{self, Look, PlaceRow, Reply, Request, WINDOW_HEADER_BYTES};
 
@@ -219,7 +219,17 @@ impl World {
                 self.write(number, namespace, &chain[first..]);
                 let [first, count] = [first, count - first].map(|one| u32::try_from(one).unwrap());
                 let offset = WINDOW_HEADER_BYTES as u64;
-                (Request::Put { namespace: id, first, count, offset, ticket: 0, timeout_ns }, None)
+                (
+                    Request::Put {
+                        namespace: id,
+                        first,
+                        count,
+                        offset,
+                        ticket: FIRST_TICKET,
+                        timeout_ns,
+                    },
+                    None,
+                )
             }
             40..65 => {
                 let each = draw < 50;
@@ -374,7 +384,7 @@ fn a_client_may_write_its_window_at_any_time() {
         timeout_ns: None,
     };
     // 4: failed, because the ticket is another one. 0: stored.
-    for (ticket, outcome) in [(1, 4), (0, 0)] {
+    for (ticket, outcome) in [(FIRST_TICKET + 1, 4), (FIRST_TICKET, 0)] {
         let mut message = wire::encode(&put(ticket));
         wire::push_hashes(&mut message, &chain);
         let answer = world.clients[0].session.handle(&message, Vec::new());
