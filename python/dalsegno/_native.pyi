@@ -63,6 +63,7 @@ __all__ = [
     "list_extents",
     "parse_bytes",
     "repair",
+    "server_socket",
     "server_trouble",
     "show_events",
     "verify",
@@ -803,6 +804,14 @@ def show_events(level: str) -> None:
 
     Args:
         level: ``"error"``, ``"warn"``, ``"info"``, ``"debug"`` or ``"trace"``.
+    """
+
+def server_socket(directory: str | PathLike[str]) -> str:
+    """Returns the path of the socket of the server that owns a directory, or owned it last.
+
+    Args:
+        directory: The directory of a store. If this user may not read which sockets its servers
+            made, or there were none, the default is returned.
     """
 
 def server_trouble(socket: str | PathLike[str]) -> str | None:

@@ -117,11 +117,6 @@ def _with_home(text: str, name: str) -> str:
     )
 
 
-def socket_of(directory: Path) -> Path:
-    """Returns the socket of a server that owns a directory, unless it was given another one."""
-    return directory / "serve" / "socket"
-
-
 def is_owned(directory: Path) -> bool:
     """Whether a process, such as a server, owns the store in a directory."""
     try:

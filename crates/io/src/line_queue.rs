@@ -66,6 +66,8 @@ enum WriterState {
     Missing,
     Waiting,
     Writing,
+    /// It has been writing one entry for as long as somebody waited for the reader. Nobody waits again meanwhile.
+    Stuck,
 }
 
 #[derive(Debug)]
@@ -119,17 +121,24 @@ impl LineQueue {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything was written, at most `timeout`.
+    /// Waits until everything was written, at most `timeout`; not at all for a reader that has taken nothing since it
+    /// was waited for.
     pub fn flush(&self, timeout: Duration) {
         // Without lines of this process there is nothing to wait for.
         let mut lines = self.lines.get();
         while let Some(found) = lines {
             if found.process.is_this() {
                 let waiting = found.lock();
-                let is_busy = |waiting: &mut Waiting| {
-                    waiting.writer == WriterState::Writing || !waiting.entries.is_empty()
+                let is_busy = |waiting: &mut Waiting| match waiting.writer {
+                    WriterState::Writing => true,
+                    WriterState::Stuck => false,
+                    WriterState::Missing | WriterState::Waiting => !waiting.entries.is_empty(),
                 };
-                drop(found.written.wait_timeout_while(waiting, timeout, is_busy));
+                let waited = found.written.wait_timeout_while(waiting, timeout, is_busy);
+                let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                if waiting.writer == WriterState::Writing {
+                    waiting.writer = WriterState::Stuck;
+                }
                 return;
             }
             lines = found.of_child.get();
@@ -304,7 +313,16 @@ mod tests {
             String::from_utf8(text).unwrap()
         });
         queue.flush(LATE);
-        queue.add("the end\n");
+        assert_eq!(queue.lost(), lost, "it does not wait for this reader again");
+        // The end is lost, too, as long as the queue is full.
+        let lost = loop {
+            let before = queue.lost();
+            queue.add("the end\n");
+            if queue.lost() == before {
+                break before;
+            }
+            std::thread::yield_now();
+        };
         let text = reading.unwrap().join().unwrap();
         let after = format!("dalsegno: {lost} log lines were lost\nthe end\n");
         assert!(text.contains("line 0\nline 1\n") && text.ends_with(&after), "{text}");

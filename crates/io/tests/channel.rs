@@ -92,17 +92,17 @@ fn a_receiver_that_does_not_read_costs_a_sender_its_timeout() {
     let (_folder, _listener, mut client, mut server) = ends();
     let file = tempfile::tempfile().unwrap();
     let result = client.send(&vec![7; LARGE], &[file.as_fd()], SOON);
-    assert!(matches!(result, Err(ChannelError::Timeout)) && client.has_unsent(), "{result:?}");
+    assert!(matches!(result, Err(ChannelError::Timeout)) && client.has_begun(), "{result:?}");
     // Nothing of this frame fits, so nothing of it is sent later.
     let result = client.send(b"late", &[], SOON);
-    assert!(matches!(result, Err(ChannelError::Timeout)), "{result:?}");
+    assert!(matches!(result, Err(ChannelError::Timeout)) && !client.has_begun(), "{result:?}");
     let receiver = spawn("receiver", move || {
         let frame = server.receive(LARGE, LATE).unwrap();
         assert!(frame.bytes == vec![7; LARGE] && frame.descriptors.len() == 1);
         assert_eq!(server.receive(LARGE, LATE).unwrap().bytes, b"next");
     });
     client.send(b"next", &[], LATE).unwrap();
-    assert!(!client.has_unsent());
+    assert!(client.has_begun());
     receiver.unwrap().join().unwrap();
 }
 

@@ -53,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<watch::PyRemovalWatch>()?;
     module.add_function(wrap_pyfunction!(log::show_events, module)?)?;
     module.add_function(wrap_pyfunction!(log::write_queued, module)?)?;
+    module.add_function(wrap_pyfunction!(server::server_socket, module)?)?;
     module.add_function(wrap_pyfunction!(server::server_trouble, module)?)?;
     module.add_function(wrap_pyfunction!(offline::info, module)?)?;
     module.add_function(wrap_pyfunction!(offline::list_extents, module)?)?;

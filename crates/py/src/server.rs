@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use dalsegno_serve::{Presence, Server, Tenant, explained, socket_of};
+use dalsegno_serve::{Presence, Server, Tenant, explained, last_socket_of, socket_of};
 use dalsegno_store::{Backing, Config, Error, Pool, Result, StopSignal};
 use pyo3::prelude::*;
 
@@ -78,6 +78,17 @@ impl PyServer {
     fn __repr__(&self) -> String {
         format!("<Server on {}>", self.server.socket().display())
     }
+}
+
+/// Returns the path of the socket of the server that owns a directory, or owned it last.
+///
+/// Args:
+///     directory: The directory of a store. If this user may not read which sockets its servers
+///         made, or there were none, the default is returned.
+#[pyfunction]
+pub(crate) fn server_socket(py: Python<'_>, directory: LocalPath) -> PyResult<String> {
+    let directory = directory.directory()?;
+    Ok(py.detach(|| last_socket_of(&directory)).display().to_string())
 }
 
 /// Returns why nothing can use the server of a socket, or ``None`` if it answers.

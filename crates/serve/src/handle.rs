@@ -54,7 +54,7 @@ impl Handle {
             Ok(store) => Ok(Self::Here(store)),
             // Somebody has the directory: a server, perhaps.
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                match Client::open_served(&socket_of(path)) {
+                match Client::open_served(&socket_of(path))? {
                     Some(client) => Ok(Self::Served(client)),
                     None => explained(path, Err(error)),
                 }
@@ -109,7 +109,10 @@ impl Handle {
 
     /// See [`Store::register`].
     pub fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<()> {
-        either!(self, store => store.register(namespace, options))
+        match self {
+            Self::Here(store) => store.register(namespace, options).map(drop),
+            Self::Served(client) => client.register(namespace, options),
+        }
     }
 
     /// See [`Store::namespaces`].
@@ -220,9 +223,12 @@ impl Handle {
             Self::Here(store) => {
                 HandleWriter::Here(store.layer_writer(namespace, chain, first, count, terms)?)
             }
-            Self::Served(client) => {
-                HandleWriter::Served(client.layer_writer(namespace, chain, first, count)?)
-            }
+            Self::Served(client) => HandleWriter::Served(client.layer_writer(
+                namespace,
+                chain,
+                (first, count),
+                terms,
+            )?),
         })
     }
 

@@ -77,8 +77,9 @@ impl Presence {
     }
 }
 
-/// The socket of the server that owns `directory`, or owned it last.
-fn last_socket_of(directory: &Path) -> PathBuf {
+/// The socket of the server that owns `directory`, or owned it last, as far as this user may read of it.
+#[must_use]
+pub fn last_socket_of(directory: &Path) -> PathBuf {
     Listener::last_recorded(&record_of(directory)).unwrap_or_else(|| socket_of(directory))
 }
 

@@ -207,7 +207,7 @@ fn layers_are_put_together_by_the_commit() {
     let client = place.client();
     let chain = chain("a", 5);
     put(&client, &chain[..2], 0);
-    let writer = client.layer_writer(namespace().id(), &chain, 0, 5).unwrap();
+    let writer = client.layer_writer(namespace().id(), &chain, (0, 5), &Terms::default()).unwrap();
     assert_eq!((writer.first(), writer.count()), (2, 3));
     let terms = Terms::default();
     for layer in [1, 0] {

@@ -16,11 +16,13 @@ import dalsegno
 from dalsegno import DalsegnoError, InvalidError, Server
 from dalsegno.cli import output, serve_metrics, show
 from dalsegno.cli.options import Directory
-from dalsegno.paths import SOCKET_PREFIX, local_path, socket_of
+from dalsegno.paths import SOCKET_PREFIX, local_path
 from dalsegno.settings import merged
 
 NOT_READY = 1
 STOPPING = {signal.SIGTERM, signal.SIGINT}
+# The number behind it means "no user" to the kernel.
+MOST_UID = 2**32 - 2
 
 
 def _socket(text: str) -> Path:
@@ -98,7 +100,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
     """
     directory = directory.absolute()
     if ready:
-        _say_ready(socket or socket_of(directory))
+        _say_ready(socket or Path(dalsegno.server_socket(directory)))
         return
     own = {"capacity": capacity, "far": str(far) if far else None, "far_capacity": far_capacity}
     given = _together(own, dict(_pair(one) for one in setting or ()))
@@ -175,16 +177,18 @@ def _pair(text: str) -> tuple[str, object]:
 
 
 def _tenant(text: str) -> tuple[str, set[int]]:
-    name, _, uids = text.partition("=")
-    try:
-        found = {int(uid) for uid in uids.split(",")}
-    except ValueError:
-        found = set()
-    if not name.isidentifier() or not found:
-        raise InvalidError(
-            f"--tenant {text} has no GROUP=UIDS; for example --tenant blue=1001,1002"
-        )
-    return name, found
+    name, equals, uids = text.partition("=")
+    wanted = "GROUP=UIDS, for example --tenant blue=1001,1002"
+    if not equals:
+        raise InvalidError(f"--tenant {text} is not {wanted}")
+    found = uids.split(",")
+    for uid in found:
+        if not uid.isdecimal() or int(uid) > MOST_UID:
+            raise InvalidError(
+                f"--tenant {text}: {uid!r} is no user id, a number from 0 to {MOST_UID}; "
+                f"give {wanted}"
+            )
+    return name, {int(uid) for uid in found}
 
 
 def _announce(directory: Path, server: Server, at: tuple[str, int] | None, far: object) -> None:

@@ -103,7 +103,11 @@ def test_a_directory_in_use_is_refused_with_its_owner(tmp_path: Path) -> None:
         (("--pool", "64EiB"), "--pool 64EiB"),
         (("--set", "durability"), "has no NAME=VALUE"),
         (("--set", "durabilty=none"), 'did you mean "durability"'),
-        (("--tenant", "blue=x"), "has no GROUP=UIDS"),
+        (("--tenant", "blue"), "is not GROUP=UIDS"),
+        (("--tenant", "blue=x"), "'x' is no user id"),
+        (("--tenant", "blue=-1"), "'-1' is no user id"),
+        (("--tenant", "blue=1,4294967295"), "'4294967295' is no user id"),
+        (("--tenant", "a/b=1"), "use letters, digits, `_` and `-`"),
         (("--pool", "8TiB"), "cannot provide a pool of 8 TiB"),
     ],
 )

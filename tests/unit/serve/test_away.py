@@ -96,6 +96,50 @@ def test_no_put_that_was_acknowledged_is_lost_with_the_server(tmp_path: Path) ->
     server.close()
 
 
+SILENT = """
+import itertools, sys
+from tests.unit.serve.blocks import COUNT, opened, wait_until
+with opened(sys.argv[1]) as blocks:
+    blocks.fill()
+    for said in itertools.chain(["hits"], sys.stdin):
+        wait_until(lambda: blocks.hits() == (COUNT if said.strip() == "hits" else 0), said)
+        print(said.strip(), flush=True)
+"""
+
+
+def test_a_server_that_stops_responding_is_logged_once_and_its_return(
+    server: ServerProcess,
+) -> None:
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "DALSEGNO_LOG": "warn"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SILENT, server.socket],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert client.stderr is not None
+        assert client.stdout.readline() == "hits\n"
+        for _ in range(2):
+            server.pause()
+            client.stdin.write("misses\n")
+            client.stdin.flush()
+            assert client.stdout.readline() == "misses\n"
+            assert "does not respond" in client.stderr.readline()
+            server.go_on()
+            client.stdin.write("hits\n")
+            client.stdin.flush()
+            assert client.stdout.readline() == "hits\n"
+            assert "the server is there" in client.stderr.readline()
+        client.stdin.close()
+        assert client.stderr.read() == ""
+
+
 def test_a_stopped_server_costs_one_deadline(server: ServerProcess, blocks: Blocks) -> None:
     deadline_s = 0.1
     server.pause()

@@ -7,19 +7,32 @@ import os
 import socket
 import stat
 import threading
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import pytest
 from tests.contract.subjects import chain, contents
 from tests.contract.threads import threads
 from tests.served import ServerProcess, serving
 from tests.unit.serve import raw
-from tests.unit.serve.blocks import BLOCK_BYTES, COUNT, HASHES, Blocks, opened, wait_until
+from tests.unit.serve.blocks import (
+    BLOCK_BYTES,
+    COUNT,
+    HASHES,
+    LAYERS,
+    SLICE_BYTES,
+    Blocks,
+    opened,
+    wait_until,
+)
 
 import dalsegno
 
 SHORT_S = 0.02
+# After that a silent server counts as away.
+SILENCE_S = 1.0
 # More than a client has at most.
 THREADS = 20
 TRIES = 5
@@ -188,6 +201,55 @@ def test_a_put_that_was_given_up_stores_nothing_although_its_memory_was_given_ba
     out = [bytearray(BLOCK_BYTES) for _ in hashes]
     found = blocks.space.get_batch(hashes, out)
     assert out[:found] == contents(hashes, BLOCK_BYTES)[:found]
+
+
+def test_a_put_by_layer_ends_by_its_timeouts(server: ServerProcess, blocks: Blocks) -> None:
+    hashes = chain(COUNT, "by layer")
+
+    def writer(timeout_s: float | None = None) -> dalsegno.LayerWriter:
+        return blocks.space.layer_writer(hashes, count=COUNT, timeout_s=timeout_s)
+
+    took = []
+    for _ in range(TRIES):
+        server.pause()
+        start = time.perf_counter()
+        assert writer(SHORT_S).count == COUNT
+        took.append(time.perf_counter() - start)
+        server.go_on()
+        wait_until(lambda: blocks.hits() == COUNT, "hits go on")
+    assert min(took) < SILENCE_S / 2
+    one = writer()
+    for layer in range(LAYERS):
+        one.store_layer(layer, [bytes(SLICE_BYTES)] * COUNT)
+    server.pause()
+
+    def commit() -> None:
+        # The server may be away for longer than a put without a timeout waits.
+        with contextlib.suppress(dalsegno.UnavailableError):
+            one.commit()
+
+    with threads([commit]):
+        wait_until(lambda: is_committed(one), "another commit does not wait for the first one")
+        server.go_on()
+
+
+def is_committed(writer: dalsegno.LayerWriter) -> bool:
+    """Whether the blocks of a writer were handed over. Fails if that cannot be said at once."""
+    with pytest.raises(dalsegno.InvalidError) as error:
+        writer.store_layer(0, [bytes(SLICE_BYTES)] * COUNT, timeout_s=SHORT_S)
+    return "committed already" in str(error.value)
+
+
+def test_a_closed_store_has_no_connection_although_a_watch_lives(server: ServerProcess) -> None:
+    with opened(server.socket) as other:
+        watch = other.store.watch_removals(capacity=10)
+        assert server.tenant()["sessions"] == 2
+        other.store.close()
+        wait_until(lambda: server.tenant()["sessions"] == 0, "its connections end")
+        blocks, is_complete = watch.take(1)
+        assert not blocks
+        assert not is_complete
+        assert server.tenant()["sessions"] == 0
 
 
 def test_leases_of_a_new_server_end_although_a_watch_remembers_the_old_one(tmp_path: Path) -> None:

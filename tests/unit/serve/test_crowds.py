@@ -192,6 +192,23 @@ def test_greedy_clients_leave_namespaces_to_others(tmp_path: Path) -> None:
 
 
 # A server may let it wait for places, so it goes on only for a while.
+def test_namespaces_that_several_connections_register_at_once_count_once(tmp_path: Path) -> None:
+    racers = 8
+    with serving(tmp_path / "store", {"namespaces": 256}) as server, ExitStack() as stack:
+        clients = [stack.enter_context(raw.greeted(server.path)) for _ in range(racers)]
+        created = 0
+        while True:
+            message = raw.register(raw.description(f"of all {created}"))
+            for client in clients:
+                client.send(message)
+            answers = {client.reply()[0] for client in clients}
+            if raw.DONE not in answers:
+                break
+            created += 1
+        # As many as one connection may create.
+        assert created == 96
+
+
 HOARD = """
 import sys, time
 from pathlib import Path

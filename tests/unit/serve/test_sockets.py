@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.contract.threads import threads
 from tests.served import POOL, SIZES, ServerProcess, serving
 from tests.unit.serve.blocks import COUNT, LIMIT_S, opened
 from tests.unit.stores import start
@@ -142,6 +143,26 @@ def test_a_server_at_another_socket_is_named(tmp_path: Path) -> None:
         for call in (dalsegno.open, dalsegno.info):
             with pytest.raises(dalsegno.UnavailableError, match=said):
                 call(tmp_path / "kv")
+        ready = start("serve", tmp_path / "kv", "--ready")
+        assert ready.communicate(timeout=LIMIT_S)[0] == f"unix:{there}: ready\n"
+        assert ready.returncode == 0
+
+
+def test_a_directory_whose_server_has_another_version_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    with dalsegno.open(path), socket.socket(socket.AF_UNIX) as other:
+        (path / "serve").mkdir()
+        other.bind(str(path / "serve" / "socket"))
+        other.listen()
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"\2\0\0\0\0\xff\xff")
+
+        said = "does not speak our language"
+        with threads([answer]), pytest.raises(dalsegno.IncompatibleError, match=said):
+            dalsegno.open(path)
 
 
 def test_ready_says_whether_a_server_is_missing_or_refuses(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 //! 1. A socket is recorded by its identity, not by its path alone. A socket of another program in its place does not
 //!    match.
 //! 2. A server writes that it is about to make a socket before it does. So a server that is killed meanwhile leaves a
-//!    socket that the next one recognizes.
+//!    socket that the next one recognizes. Such a note holds for the time of its file, so the next one to be written
+//!    drops it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -135,7 +136,8 @@ impl SocketRecord {
     }
 
     fn replace(&mut self, path: &Path, recorded: Recorded) -> io::Result<()> {
-        self.sockets.retain(|(one, _)| one != path);
+        self.sockets
+            .retain(|(one, recorded)| one != path && !matches!(recorded, Recorded::Pending));
         self.sockets.push((path.to_owned(), recorded));
         let surplus = self.sockets.len().saturating_sub(MOST_SOCKETS);
         self.sockets.drain(..surplus);
@@ -221,6 +223,20 @@ mod tests {
         assert!(record.has_made(&socket, &boots("another")), "devices have other numbers then");
         SocketRecord::load(&file).begin(&folder.path().join("one more")).unwrap();
         assert!(!SocketRecord::load(&file).has_made(&socket, &made), "the oldest is forgotten");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "makes files")]
+    fn an_announcement_does_not_outlive_the_next_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let file = path("sockets");
+        SocketRecord::load(&file).begin(&path("of a killed server")).unwrap();
+        SocketRecord::load(&file).begin(&path("next")).unwrap();
+        let foreign = path("of a killed server");
+        fs::write(&foreign, b"").unwrap();
+        let found = Identity::of(&foreign).unwrap();
+        assert!(!SocketRecord::load(&file).has_made(&foreign, &found));
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub struct Channel {
     descriptors: VecDeque<OwnedFd>,
     /// The end of a frame whose beginning was sent.
     unsent: Vec<u8>,
+    /// Whether a byte of the last frame was sent.
+    has_begun: bool,
     is_broken: bool,
 }
 
@@ -108,6 +110,7 @@ impl Channel {
             held: 0..0,
             descriptors: VecDeque::new(),
             unsent: Vec::new(),
+            has_begun: false,
             is_broken: false,
         })
     }
@@ -124,17 +127,17 @@ impl Channel {
         self.is_broken || self.wait(PollFlags::IN, Until::after(Some(Duration::ZERO))).is_ok()
     }
 
-    /// Whether a frame was sent in part. Its end goes out with the next call.
+    /// Whether the last frame was sent, or a part of it, whose end goes out with the next call.
     #[must_use]
-    pub fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// Sends a frame of `bytes` with `descriptors`.
     ///
     /// # Errors
     ///
-    /// [`ChannelError`]. After `Timeout` the other end gets the whole frame later if [`Channel::has_unsent`], and
+    /// [`ChannelError`]. After `Timeout` the other end gets the whole frame later if [`Channel::has_begun`], and
     /// otherwise nothing of it; after any other error the connection has ended.
     ///
     /// # Panics
@@ -147,6 +150,7 @@ impl Channel {
         timeout: Option<Duration>,
     ) -> Result<(), ChannelError> {
         assert!(descriptors.len() <= MOST_DESCRIPTORS, "{} descriptors", descriptors.len());
+        self.has_begun = false;
         self.check()?;
         let until = Until::after(timeout);
         let result = self.send_rest(until).and_then(|()| self.send_all(bytes, descriptors, until));
@@ -172,6 +176,7 @@ impl Channel {
                 self.unsent = [head, tail].concat();
             }
             sent += moved?;
+            self.has_begun = true;
         }
         Ok(())
     }

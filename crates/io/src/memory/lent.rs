@@ -13,10 +13,7 @@ use crate::IoError;
 /// Creates a file of `bytes` whose memory can be given back.
 pub(super) fn open(bytes: usize, purpose: &str) -> Result<OwnedFd, IoError> {
     let failed = |error| refused(bytes, purpose, error);
-    // The system would end processes before it refused this.
-    if available_bytes().is_some_and(|available| bytes as u64 > available) {
-        return Err(failed(Errno::NOMEM));
-    }
+    check_available(bytes).map_err(failed)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("dalsegno", flags).map_err(failed)?;
     rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
@@ -26,13 +23,22 @@ pub(super) fn open(bytes: usize, purpose: &str) -> Result<OwnedFd, IoError> {
     Ok(file)
 }
 
+/// Fails if the system would end processes before it refused this.
+fn check_available(bytes: usize) -> Result<(), Errno> {
+    let is_too_much = available_bytes().is_some_and(|available| bytes as u64 > available);
+    if is_too_much { Err(Errno::NOMEM) } else { Ok(()) }
+}
+
 /// Has the system provide a part of a file.
 pub(super) fn provide(file: &OwnedFd, offset: usize, len: usize) -> Result<(), IoError> {
+    let failed = |error| refused(len, "memory that others read", error);
+    check_available(len).map_err(failed)?;
     let none = FallocateFlags::empty();
-    match rustix::fs::fallocate(file, none, offset as u64, len as u64) {
+    let (from, len) = (offset as u64, len as u64);
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, none, from, len)) {
         // Without the call, in a sandbox for example, it is provided when it is used.
         Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
-        Err(error) => Err(refused(len, "memory that others read", error)),
+        Err(error) => Err(failed(error)),
     }
 }
 

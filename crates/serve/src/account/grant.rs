@@ -54,18 +54,16 @@ impl Account {
         self.accounts.book.lock().bounds().copy_bytes.process
     }
 
-    /// Takes at most `wanted` bytes for blocks of a put that is copied now.
-    pub(crate) fn grant_put(&self, wanted: u64) -> Grant {
-        let mut book = self.accounts.book.lock();
-        let bytes = wanted.min(book.offer(self.client, Resource::CopyBytes));
-        book.take(self.client, Resource::CopyBytes, bytes);
-        Grant { account: self.clone(), resource: Resource::CopyBytes, bytes, has_lease: false }
+    /// Takes at most `wanted` bytes for blocks of `least` bytes each of a put that is copied now, and waits at most
+    /// `patience` for others. `None` if there is not enough for one block then.
+    pub(crate) fn grant_put(&self, wanted: u64, least: u64, patience: Duration) -> Option<Grant> {
+        self.wait_for((wanted, least), false, patience)
     }
 
     /// Takes at most `wanted` bytes for a lease of blocks of `least` bytes each in their places. There may be none.
     pub(crate) fn grant_view(&self, wanted: u64, least: u64) -> Grant {
         let mut book = self.accounts.book.lock();
-        let grant = self.try_lease(&mut book, Resource::ViewBytes, (wanted, least));
+        let grant = self.try_take(&mut book, Resource::ViewBytes, (wanted, least), true);
         grant.unwrap_or_else(|| Grant {
             account: self.clone(),
             resource: Resource::ViewBytes,
@@ -77,11 +75,20 @@ impl Account {
     /// Takes bytes for a lease to copy blocks of `least` bytes each, and waits at most `patience` for other leases to
     /// end. `None` if there is not enough for one block then.
     pub(crate) fn grant_copy(&self, wanted: u64, least: u64, patience: Duration) -> Option<Grant> {
+        self.wait_for((wanted, least), true, patience)
+    }
+
+    fn wait_for(
+        &self,
+        (wanted, least): (u64, u64),
+        has_lease: bool,
+        patience: Duration,
+    ) -> Option<Grant> {
         let until = self.accounts.clock.now().after(patience);
         let mut book = self.accounts.book.lock();
         loop {
             let bytes = (wanted.max(least), least);
-            if let Some(grant) = self.try_lease(&mut book, Resource::CopyBytes, bytes) {
+            if let Some(grant) = self.try_take(&mut book, Resource::CopyBytes, bytes, has_lease) {
                 return Some(grant);
             }
             let left = until.since(self.accounts.clock.now());
@@ -92,20 +99,21 @@ impl Account {
         }
     }
 
-    fn try_lease(
+    fn try_take(
         &self,
         book: &mut Book,
         resource: Resource,
         (wanted, least): (u64, u64),
+        has_lease: bool,
     ) -> Option<Grant> {
         let offer = book.offer_block(self.client, resource, least);
-        if offer == 0 || book.offer(self.client, Resource::Leases) == 0 {
+        if offer == 0 || has_lease && book.offer(self.client, Resource::Leases) == 0 {
             return None;
         }
         let bytes = wanted.min(offer);
         book.take(self.client, resource, bytes);
-        book.take(self.client, Resource::Leases, 1);
-        Some(Grant { account: self.clone(), resource, bytes, has_lease: true })
+        book.take(self.client, Resource::Leases, u64::from(has_lease));
+        Some(Grant { account: self.clone(), resource, bytes, has_lease })
     }
 
     /// Takes at most `wanted` bytes, and at most half of those that the process may still lease, for blocks of `least`
@@ -117,7 +125,7 @@ impl Account {
         if !has_lease || bytes < least {
             return None;
         }
-        self.try_lease(&mut book, Resource::CopyBytes, (bytes, least))
+        self.try_take(&mut book, Resource::CopyBytes, (bytes, least), true)
     }
 
     /// Lets a lease to copy last until `end`. Returns whether it has not ended. A lease without blocks never ends.

@@ -49,6 +49,10 @@ fn copy(slot: &SessionSlot, wanted: u64, least: u64) -> Option<Grant> {
     slot.account().grant_copy(wanted, least, Duration::ZERO)
 }
 
+fn put(slot: &SessionSlot, wanted: u64, least: u64) -> Option<Grant> {
+    slot.account().grant_put(wanted, least, Duration::ZERO)
+}
+
 #[test]
 fn a_process_takes_over_its_own_longest_idle_connection() {
     let place = place();
@@ -144,7 +148,7 @@ fn grants_never_exceed_the_bound_and_come_back() {
     let slot = place.open(1, 1).unwrap();
     let account = slot.account();
     let first = copy(&slot, 70, 1).unwrap();
-    let second = account.grant_put(70);
+    let second = put(&slot, 70, 30).unwrap();
     assert_eq!((first.bytes(), second.bytes()), (70, 30));
     assert_eq!(account.grant_view(70, 10).bytes(), 50);
     drop(second);
@@ -172,20 +176,32 @@ fn a_copy_gets_whole_blocks_or_waits() {
 }
 
 #[test]
+fn a_process_puts_one_block_beyond_its_share_at_a_time() {
+    let place = place();
+    let slot = place.open(1, 1).unwrap();
+    let first = put(&slot, 500, 250).unwrap();
+    assert_eq!(first.bytes(), 250, "more than its share, and nobody else holds any");
+    assert!(put(&slot, 250, 250).is_none(), "on another connection");
+    drop(first);
+    let second = put(&slot, 250, 250);
+    assert!(second.is_some() && place.accounts.stats().leases == 0);
+}
+
+#[test]
 fn greedy_processes_leave_bytes_leases_and_namespaces_to_others() {
     let place = place();
     let mut kept = Vec::new();
     let greedy: Vec<_> = (1..=3).map(|process| place.open(process, 1).unwrap()).collect();
     for slot in &greedy {
         for _ in 0..50 {
-            kept.push(slot.account().grant_put(1000));
+            kept.extend(put(slot, 1000, 1));
             let _ = slot.account().grant_namespace().map(NamespaceShare::keep);
         }
     }
     let stats = place.accounts.stats();
     assert!(stats.copy_bytes <= 300, "{stats:?}");
     let modest = place.open(4, 1).unwrap();
-    assert!(modest.account().grant_put(10).bytes() > 0);
+    assert!(put(&modest, 10, 1).is_some());
     modest.account().grant_namespace().unwrap().keep();
     let of_greedy = greedy[0].account().grant_namespace().unwrap_err();
     assert!(of_greedy.message().contains("has created 10 namespaces"), "{of_greedy}");

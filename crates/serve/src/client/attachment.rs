@@ -114,7 +114,7 @@ impl Attachment {
         if !self.reach.arena.is_here() {
             return;
         }
-        self.reach.shared.ended.add(self.reach.arena.epoch(), lease);
+        self.reach.shared.ended.add(self.reach.arena.epoch(), &[lease]);
         if self.is_retired.load(Ordering::Acquire) {
             // No call follows that could take the news along.
             self.reach.read_late_replies();
@@ -233,7 +233,10 @@ impl Attachment {
             self.introduced.lock().insert(id, Introduced::Known);
             return Ok(());
         };
-        if self.introduced.lock().insert(id, Introduced::Refused).is_none() {
+        // A server that is about to end refuses nothing.
+        if error.kind() != ErrorKind::Closed
+            && self.introduced.lock().insert(id, Introduced::Refused).is_none()
+        {
             tracing::warn!(%id, %error, "the server refuses a namespace; its blocks are misses");
         }
         Err(Lost::Away)
@@ -246,7 +249,11 @@ impl Attachment {
     /// What the server says. That it says nothing is no error: the next call registers it.
     pub(super) fn register(&self, known: &Known, limit: &Limit) -> Result<()> {
         let Ok(answer) = self.call(None, &registration(known), limit) else { return Ok(()) };
-        understand_registration(&answer)?;
+        match understand_registration(&answer) {
+            // It is about to end.
+            Err(error) if error.kind() == ErrorKind::Closed => return Ok(()),
+            understood => understood?,
+        }
         self.introduced.lock().insert(known.namespace.id(), Introduced::Known);
         Ok(())
     }

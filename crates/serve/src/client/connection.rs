@@ -183,9 +183,7 @@ impl Drop for ReportedLeases {
             && !self.leases.is_empty()
             && shared.process.is_this()
         {
-            for lease in &self.leases {
-                shared.ended.add(*epoch, *lease);
-            }
+            shared.ended.add(*epoch, &self.leases);
         }
     }
 }
@@ -260,7 +258,7 @@ impl Connection {
     ) -> std::result::Result<(), ChannelError> {
         match self.channel.send(message, &[], timeout) {
             // The rest goes out with the next request.
-            Err(ChannelError::Timeout) if self.channel.has_unsent() => Ok(()),
+            Err(ChannelError::Timeout) if self.channel.has_begun() => Ok(()),
             sent => sent,
         }
     }
@@ -273,7 +271,7 @@ impl Connection {
     ) -> std::result::Result<(), ChannelError> {
         let file = window.map(|window| window.file.as_fd());
         let sent = self.channel.send(message, file.as_slice(), timeout);
-        self.is_owing = sent.is_ok() || self.channel.has_unsent();
+        self.is_owing = self.channel.has_begun();
         sent
     }
 

@@ -11,8 +11,8 @@ const MOST_TAKEN: usize = 4096;
 pub(super) struct EndedLeases(Mutex<Vec<(u64, u64)>>);
 
 impl EndedLeases {
-    pub(super) fn add(&self, epoch: u64, lease: u64) {
-        self.0.lock().push((epoch, lease));
+    pub(super) fn add(&self, epoch: u64, leases: &[u64]) {
+        self.0.lock().extend(leases.iter().map(|lease| (epoch, *lease)));
     }
 
     /// Whether one server has heard of all.

@@ -16,6 +16,7 @@ use super::limit::{Limit, Lost};
 use super::link::Link;
 use super::save;
 use super::submitted::SubmittedPuts;
+use super::watch_lines::WatchLines;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
 
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,6 +37,7 @@ pub(super) struct Parts {
     pub(super) is_closed: AtomicBool,
     pub(super) last_stats: Mutex<serde_json::Value>,
     pub(super) submitted: Arc<SubmittedPuts>,
+    pub(super) watches: WatchLines,
 }
 
 impl Inner {
@@ -69,20 +71,23 @@ impl Inner {
         parts.lanes.stop(until, &parts.clock);
         let _ = parts.stats();
         parts.is_closed.store(true, Ordering::Release);
+        parts.watches.close();
         parts.link.close();
     }
 
     pub(super) fn count_leading(
         &self,
         namespace: NamespaceId,
-        chain: &[ChainHash],
-        how: Look,
+        (chain, how): (&[ChainHash], Look),
+        terms: &Terms,
     ) -> Result<usize> {
         let parts = self.enter()?;
+        let limit = parts.limit(terms);
         let mut found = 0;
         for part in chain.chunks(MOST_HASHES) {
             let message = look(namespace, how, part);
-            let Ok(answer) = parts.ask(namespace, &message) else { break };
+            let answered = parts.server().and_then(|it| it.call(namespace, &message, &limit));
+            let Ok(answer) = answered else { break };
             let Ok((Reply::Count { count }, _)) = wire::decode::<Reply>(&answer) else { break };
             let count = usize::try_from(count).unwrap_or(usize::MAX).min(part.len());
             found += count;

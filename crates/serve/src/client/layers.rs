@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, Result};
 use dalsegno_store::{Direction, Memory, Put, Terms, Transfer, check_blocks};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::inner::Inner;
 use super::save;
@@ -39,8 +39,8 @@ impl LayerPut {
     pub(super) fn open(
         client: Arc<Inner>,
         namespace: Arc<Namespace>,
-        chain: &[ChainHash],
-        (first, count): (usize, usize),
+        (chain, (first, count)): (&[ChainHash], (usize, usize)),
+        terms: &Terms,
     ) -> Result<Self> {
         let Some(end) = first.checked_add(count).filter(|end| *end <= chain.len()) else {
             return Err(Error::invalid(format!(
@@ -50,7 +50,8 @@ impl LayerPut {
         };
         let layout = namespace.layout();
         let most = usize::try_from(MOST_BYTES / layout.block_bytes()).unwrap_or(usize::MAX).max(1);
-        let present = client.count_leading(namespace.id(), &chain[first..end], Look::Probe)?;
+        let present =
+            client.count_leading(namespace.id(), (&chain[first..end], Look::Probe), terms)?;
         let first = first + present;
         let count = end - first;
         if count > most {
@@ -97,10 +98,7 @@ impl LayerPut {
                 "layer {layer} does not exist; the namespace has {layers}"
             )));
         }
-        let mut progress = match terms.timeout {
-            None => self.progress.lock(),
-            Some(timeout) => self.progress.try_lock_for(timeout).ok_or_else(late)?,
-        };
+        let mut progress = self.progress(terms)?;
         let Progress::Gathering { blocks: gathered, layers } = &mut *progress else {
             return Err(committed_already());
         };
@@ -117,6 +115,13 @@ impl LayerPut {
             }
         }
         Ok(())
+    }
+
+    fn progress(&self, terms: &Terms) -> Result<MutexGuard<'_, Progress>> {
+        match terms.timeout {
+            None => Ok(self.progress.lock()),
+            Some(timeout) => self.progress.try_lock_for(timeout).ok_or_else(late),
+        }
     }
 
     /// See [`LayerWriter::submit_store_layer`](dalsegno_store::LayerWriter::submit_store_layer).
@@ -138,7 +143,7 @@ impl LayerPut {
     /// See [`LayerWriter::commit`](dalsegno_store::LayerWriter::commit).
     pub fn commit(&self, terms: &Terms) -> Result<usize> {
         self.client.enter()?;
-        let mut progress = self.progress.lock();
+        let mut progress = self.progress(terms)?;
         let Progress::Gathering { blocks, layers } = &mut *progress else {
             return Err(committed_already());
         };
@@ -153,6 +158,8 @@ impl LayerPut {
         }
         let blocks = save::as_memory(std::mem::take(blocks));
         *progress = Progress::Committed;
+        // Another commit need not wait for the server.
+        drop(progress);
         let put = Put { chain: &self.chain, first: self.first, blocks };
         let report = self.client.put_batch(self.namespace.id(), &put, terms)?;
         if report.kept().iter().all(|kept| *kept) {

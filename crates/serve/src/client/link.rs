@@ -145,10 +145,24 @@ impl LinkState {
         self.of_all.ended.forget_others(server.arena().epoch());
         *self.facts.lock() = facts;
         *self.attached.write() = Some(Arc::new(server));
+        self.log_back();
+        Ok(())
+    }
+
+    fn log_back(&self) {
         if self.is_away_logged.swap(false, Ordering::AcqRel) {
             tracing::warn!(socket = %self.socket.display(), "the server is there; its blocks are used from now on");
         }
-        Ok(())
+    }
+
+    /// Logs whether an attached server responds.
+    fn log_silence(&self, is_stalled: bool) {
+        if is_stalled {
+            let message = format!("the server at {} does not respond", self.socket.display());
+            self.log_away(&Error::new(ErrorKind::Unavailable, message));
+        } else {
+            self.log_back();
+        }
     }
 
     fn log_away(&self, error: &Error) {
@@ -168,6 +182,7 @@ fn keep_attached(shared: &LinkState) {
         let attached = shared.attached.read().as_ref().map(Arc::clone);
         let wait = match &attached {
             Some(server) if server.look_after() => {
+                shared.log_silence(server.reach().is_stalled());
                 pause = FIRST_PAUSE;
                 WATCH
             }

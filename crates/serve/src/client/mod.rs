@@ -25,6 +25,7 @@ mod save;
 mod shared;
 mod submitted;
 mod waker;
+mod watch_lines;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -50,6 +51,7 @@ use self::inner::{Inner, Parts, look};
 use self::link::Link;
 use self::load::Load;
 pub(crate) use self::load::understand;
+use self::watch_lines::WatchLines;
 use crate::wire::{self, Look, MOST_HASHES, Reply, Request};
 
 /// Threads of each direction for transfers, and transfers that may wait for them.
@@ -85,18 +87,23 @@ impl Client {
             is_closed: AtomicBool::new(false),
             last_stats: Mutex::default(),
             submitted: Arc::default(),
+            watches: WatchLines::default(),
         };
         Ok(Self { inner: Arc::new(Inner::new(parts)) })
     }
 
     /// Connects to the server at `socket` if there is one; `None` if nobody answers there.
-    pub(crate) fn open_served(socket: &Path) -> Option<Self> {
-        let client = Self::open(socket).ok()?;
-        if client.is_served() {
-            return Some(client);
+    ///
+    /// # Errors
+    ///
+    /// `Incompatible` if the server does not speak our version.
+    pub(crate) fn open_served(socket: &Path) -> Result<Option<Self>> {
+        match Self::open(socket) {
+            Ok(client) if client.is_served() => Ok(Some(client)),
+            Err(error) if error.kind() == ErrorKind::Incompatible => Err(error),
+            // It closes itself.
+            Ok(_) | Err(_) => Ok(None),
         }
-        client.close();
-        None
     }
 
     /// Fails in a forked child, as every call does. Never waits.
@@ -193,12 +200,12 @@ impl Client {
 
     /// See [`Store::probe`](dalsegno_store::Store::probe).
     pub fn probe(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        self.inner.count_leading(namespace, chain, Look::Probe)
+        self.inner.count_leading(namespace, (chain, Look::Probe), &Terms::default())
     }
 
     /// See [`Store::touch`](dalsegno_store::Store::touch).
     pub fn touch(&self, namespace: NamespaceId, chain: &[ChainHash]) -> Result<usize> {
-        self.inner.count_leading(namespace, chain, Look::Touch)
+        self.inner.count_leading(namespace, (chain, Look::Touch), &Terms::default())
     }
 
     /// See [`Store::contains`](dalsegno_store::Store::contains).
@@ -324,11 +331,11 @@ impl Client {
         &self,
         namespace: NamespaceId,
         chain: &[ChainHash],
-        first: usize,
-        count: usize,
+        span: (usize, usize),
+        terms: &Terms,
     ) -> Result<LayerPut> {
         let found = self.enter()?.link.namespace(namespace)?;
-        LayerPut::open(Arc::clone(&self.inner), found, chain, (first, count))
+        LayerPut::open(Arc::clone(&self.inner), found, (chain, span), terms)
     }
 
     /// See [`Store::remove`](dalsegno_store::Store::remove). First waits until the puts that this client has submitted
@@ -348,7 +355,6 @@ impl Client {
 
     /// See [`Store::watch_removals`](dalsegno_store::Store::watch_removals).
     pub fn watch_removals(&self, capacity: usize) -> Result<ServedWatch> {
-        self.enter()?;
         ServedWatch::open(Arc::clone(&self.inner), capacity)
     }
 

@@ -78,7 +78,7 @@ impl Reach {
                 wire::decode(reply)
                 && lease != NO_LEASE
             {
-                self.shared.ended.add(self.arena.epoch(), lease);
+                self.shared.ended.add(self.arena.epoch(), &[lease]);
             }
         });
     }
@@ -153,9 +153,7 @@ impl Reach {
         let message = wire::encode(&Request::Release { leases: leases.clone() });
         let sent = connection.report(&message, Some(timeout));
         if matches!(sent, Err(ChannelError::Timeout)) {
-            for lease in leases {
-                ended.add(epoch, lease);
-            }
+            ended.add(epoch, &leases);
         } else {
             // Given back with the connection, if it ends before the server has read of them.
             connection.note_reported(leases, (&self.shared, epoch));
@@ -189,9 +187,7 @@ impl Reach {
                 return Err(Lost::Away);
             }
             if is_over(limit.deadline, now) {
-                if beat == sent_at {
-                    self.stalled_at.store(beat, Ordering::Relaxed);
-                }
+                self.note_silence(sent_at);
                 return Err(Lost::Late);
             }
             if limit.cancel.as_ref().is_some_and(Cancel::is_cancelled) {

@@ -1,17 +1,16 @@
 //! A subscription to the blocks that leave the store of a server.
 //!
 //! 1. A server that ended, or a connection that broke, is a gap: nothing says what left meanwhile.
+//! 2. A client that was closed has no connection, also none of a watch.
 
 use dalsegno_core::{Deadline, Error, Result};
 use dalsegno_store::{MAX_WATCHED_BLOCKS, Removals};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attachment::Attachment;
-use super::connection::Connection;
 use super::inner::Inner;
 use super::limit::{Limit, Lost};
+use super::watch_lines::{Line, SharedLine};
 use crate::wire::{self, Reply, Request};
 
 /// How long taking removals waits for the server.
@@ -22,14 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 pub struct ServedWatch {
     client: Arc<Inner>,
     capacity: u64,
-    line: Mutex<Option<Line>>,
-}
-
-/// A connection that the server notes removals for.
-#[derive(Debug)]
-struct Line {
-    server: Arc<Attachment>,
-    connection: Connection,
+    line: SharedLine,
 }
 
 impl ServedWatch {
@@ -39,10 +31,13 @@ impl ServedWatch {
                 "capacity is {capacity}; a watch of removals holds 1 to {MAX_WATCHED_BLOCKS} blocks"
             )));
         }
-        let watch = Self { client, capacity: capacity as u64, line: Mutex::new(None) };
+        let line = SharedLine::default();
+        client.enter()?.watches.add(&line);
+        let watch = Self { client, capacity: capacity as u64, line };
         // Without a server the first take opens the line, after a gap.
-        let opened = watch.connect();
-        *watch.line.lock() = opened.ok();
+        let mut line = watch.line.lock();
+        *line = watch.connect().ok();
+        drop(line);
         Ok(watch)
     }
 

@@ -67,7 +67,11 @@ fn with_rest(error: Error, left: usize) -> Error {
 fn count_of(answer: &[u8]) -> Result<u64> {
     match wire::decode::<Reply>(answer) {
         Ok((Reply::Count { count }, _)) => Ok(count),
-        Ok((Reply::Failed { kind, message }, _)) => Err(wire::error_of(kind, message)),
+        Ok((Reply::Failed { kind, message }, _)) => match wire::error_of(kind, message) {
+            // The server is about to end; this client is not closed.
+            error if error.kind() == ErrorKind::Closed => Err(away()),
+            error => Err(error),
+        },
         _ => Err(away()),
     }
 }

@@ -1,5 +1,8 @@
 //! The requests about a store: how a session answers each.
 
+use std::time::Duration;
+
+use dalsegno_core::{Clock, Deadline};
 use dalsegno_io::{IoError, SealedFile};
 use dalsegno_store::{
     ChainHash, Compression, Error, Memory, Namespace, NamespaceId, Pool, PoolBlock, PutOutcome,
@@ -7,13 +10,16 @@ use dalsegno_store::{
 };
 
 use super::outgoing::{Handled, Outgoing, Trouble, count};
-use crate::account::{Account, Grant, NO_LEASE};
+use crate::account::{Account, NO_LEASE};
 use crate::wire::{self, Look, MOST_FRAME_BYTES, Malformed, PlaceRow, Reply};
 
 /// A request under way.
 pub(super) struct Exchange<'a> {
     pub(super) pool: &'a Pool,
     pub(super) account: &'a Account,
+    pub(super) clock: &'a dyn Clock,
+    /// How long the request waits for what others of the process hold.
+    pub(super) patience: Duration,
     pub(super) tail: &'a [u8],
 }
 
@@ -42,8 +48,9 @@ impl Exchange<'_> {
         }
         let is_known = self.pool.block_bytes(namespace.id()).is_ok();
         let share = if is_known { None } else { Some(self.account.grant_namespace()?) };
-        self.pool.store().register(&namespace, options)?;
-        if let Some(share) = share {
+        let is_new = self.pool.store().register(&namespace, options)?;
+        // Another connection may have registered it meanwhile.
+        if let Some(share) = share.filter(|_| is_new) {
             share.keep();
         }
         Ok(Outgoing::Reply(Reply::Done))
@@ -112,7 +119,7 @@ impl Exchange<'_> {
         namespace: NamespaceId,
         PutRequest { first, count, offset, ticket }: PutRequest,
         window: &SealedFile,
-        terms: &Terms,
+        deadline: Deadline,
     ) -> Handled {
         let (chain, arrival) = (wire::hashes_of(self.tail)?, self.pool.arrival()?);
         let (mut first, mut left) = (first as usize, count as usize);
@@ -127,20 +134,28 @@ impl Exchange<'_> {
         }
         let (mut offset, mut outcomes) = (offset, Vec::with_capacity(left));
         while left > 0 {
-            let grant = self.account.grant_put(block_bytes.saturating_mul(left as u64));
-            let now = blocks_in(&grant, block_bytes).min(left);
+            let patience = self.left(deadline).map_or(self.patience, |it| it.min(self.patience));
+            let wanted = block_bytes.saturating_mul(left as u64);
+            let grant = self.account.grant_put(wanted, block_bytes, patience);
+            let Some(grant) = grant.filter(|_| !deadline.expired(self.clock.now())) else { break };
+            let now = usize::try_from(grant.bytes() / block_bytes).unwrap_or(usize::MAX).min(left);
             let blocks = self.receive(window, offset, block_bytes, now)?;
             if ticket_of(window)? != ticket {
                 // The client gave up, and may have written other bytes meanwhile.
-                outcomes.resize(count as usize, PutOutcome::Failed);
                 break;
             }
-            let report = self.pool.put(arrival, namespace, (&chain, first), blocks, terms)?;
+            let terms = Terms { timeout: self.left(deadline), cancel: None };
+            let report = self.pool.put(arrival, namespace, (&chain, first), blocks, &terms)?;
             outcomes.extend(report.outcomes);
             (first, left, offset) = (first + now, left - now, offset + now as u64 * block_bytes);
         }
+        outcomes.resize(count as usize, PutOutcome::Failed);
         let tail = outcomes.into_iter().map(|one: PutOutcome| wire::put_outcome_byte(one));
         Ok(Outgoing::Tailed(Reply::Put, tail.collect()))
+    }
+
+    fn left(&self, deadline: Deadline) -> Option<Duration> {
+        deadline.remaining(self.clock.now())
     }
 
     /// Copies blocks out of the client's memory.
@@ -180,9 +195,4 @@ fn ticket_of(window: &SealedFile) -> Result<u64> {
 
 pub(super) fn not_read(error: IoError) -> Error {
     Error::invalid("the memory that the client gave cannot be read").with_source(error)
-}
-
-/// How many blocks fit into a grant; one always does, so that every put goes on.
-fn blocks_in(grant: &Grant, block_bytes: u64) -> usize {
-    usize::try_from(grant.bytes() / block_bytes).unwrap_or(usize::MAX).max(1)
 }

@@ -143,21 +143,21 @@ impl Session {
         };
         let (greeted, request) = greeted;
         let (pool, patience) = (&self.pool, self.patience);
-        let call = Exchange { pool, account: self.slot.account(), tail };
+        let (account, clock) = (self.slot.account(), &*self.clock);
+        let call = Exchange { pool, account, clock, patience, tail };
         match request {
             Request::Hello { .. } => Err(Malformed("a second hello").into()),
             Request::Register { encoding, codec } => call.register(&encoding, codec),
             Request::Namespaces { skip } => call.namespaces(skip as usize),
             Request::Look { namespace, how } => call.look(NamespaceId(namespace), how),
             Request::Acquire { namespace, each, timeout_ns } => {
-                let after = |timeout| Deadline::At(self.clock.now().after(timeout));
                 let wanted = Wanted {
                     namespace: NamespaceId(namespace),
                     hashes: wire::hashes_of(tail)?,
                     scope: if each { Scope::Each } else { Scope::Prefix },
-                    deadline: timeout_ns.map(Duration::from_nanos).map_or(Deadline::Never, after),
+                    deadline: deadline_of(clock, timeout_ns),
                 };
-                let parties = Parties { pool, account: call.account, clock: &*self.clock };
+                let parties = Parties { pool, account, clock };
                 let (reply, tail) = acquire(parties, &mut greeted.ahead, wanted, patience)?;
                 Ok(Outgoing::Tailed(reply, tail))
             }
@@ -177,7 +177,7 @@ impl Session {
                     return Err(Malformed("a put without a window").into());
                 };
                 let put = PutRequest { first, count, offset, ticket };
-                call.put(NamespaceId(namespace), put, window, &terms_of(timeout_ns))
+                call.put(NamespaceId(namespace), put, window, deadline_of(clock, timeout_ns))
             }
             Request::Remove { namespace, all, timeout_ns } => {
                 call.remove(NamespaceId(namespace), all, &terms_of(timeout_ns))
@@ -236,6 +236,11 @@ fn welcome(pool: &Pool, version: u32) -> Result<Reply> {
 fn window_of(descriptors: Vec<OwnedFd>) -> std::result::Result<SealedFile, Trouble> {
     let file = descriptors.into_iter().next().ok_or(Malformed("a window without a descriptor"))?;
     Ok(SealedFile::new(file).map_err(not_read)?)
+}
+
+fn deadline_of(clock: &dyn Clock, timeout_ns: Option<u64>) -> Deadline {
+    let after = |timeout| Deadline::At(clock.now().after(Duration::from_nanos(timeout)));
+    timeout_ns.map_or(Deadline::Never, after)
 }
 
 fn terms_of(timeout_ns: Option<u64>) -> Terms {

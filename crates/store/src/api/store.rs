@@ -116,7 +116,7 @@ impl Store {
         self.door.is_closed()
     }
 
-    /// Makes a namespace known, and writes its description to disk.
+    /// Makes a namespace known, and writes its description to disk. Returns whether it was not known before.
     ///
     /// ```
     /// use dalsegno_store::{KvLayout, Namespace, RegisterOptions};
@@ -126,7 +126,7 @@ impl Store {
     /// // Blocks of two layers with 4096 bytes each.
     /// let layout = KvLayout::new(2, 4096)?;
     /// let namespace = Namespace::builder(layout).field("model", "llama").build()?;
-    /// store.register(&namespace, RegisterOptions::default())?;
+    /// assert!(store.register(&namespace, RegisterOptions::default())?, "it is new");
     /// assert!(store.namespaces()?.contains(&namespace));
     /// # Ok::<(), dalsegno_store::Error>(())
     /// ```
@@ -135,7 +135,7 @@ impl Store {
     ///
     /// `Invalid` if its blocks do not fit into a segment or there are too many namespaces; `Closed`. With compression,
     /// `Unavailable` if the store could not be marked as one that may hold compressed extents.
-    pub fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<()> {
+    pub fn register(&self, namespace: &Namespace, options: RegisterOptions) -> Result<bool> {
         let store = self.door.enter()?;
         register(&store.engine, &store.records, namespace, options)
     }

@@ -28,16 +28,16 @@ pub(crate) fn register(
     records: &JobLane,
     namespace: &Namespace,
     options: RegisterOptions,
-) -> Result<()> {
+) -> Result<bool> {
     if engine.namespaces.is_known(namespace.id(), options.compression) {
         // It waits for no registration that writes.
-        return Ok(());
+        return Ok(false);
     }
     let registration = engine.namespaces.begin_registration();
     let (found, count) = registration.find(namespace.id());
     let compression = options.compression.or(found).unwrap_or_default();
     if found == Some(compression) {
-        return Ok(());
+        return Ok(false);
     }
     if found.is_none() && count >= engine.limits.namespace_count as usize {
         return Err(Error::invalid(format!(
@@ -49,7 +49,7 @@ pub(crate) fn register(
     let namespace = Arc::new(namespace.clone());
     describe(engine, records, Arc::clone(&namespace), compression)?;
     registration.insert(namespace, compression);
-    Ok(())
+    Ok(found.is_none())
 }
 
 /// Writes the description of a namespace to disk. A device that hangs is not waited for: the description is written
