@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dalsegno_serve::SOCKET_PREFIX;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
@@ -76,9 +77,6 @@ where
     }
 }
 
-/// What precedes the path of a server's socket.
-const UNIX: &str = "unix:";
-
 /// A path from Python: text or an object that `os.fspath` accepts. A leading `~` is the home directory. It is made
 /// absolute, so that a later change of the working directory changes nothing. `unix:` may precede it.
 pub(crate) struct LocalPath(pub(crate) PathBuf);
@@ -95,9 +93,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for LocalPath {
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         let text = object.py().import("os")?.call_method1("fspath", (object,))?;
         let socket: Option<String> = text.extract::<String>().ok();
-        let socket = socket.as_deref().and_then(|text| text.strip_prefix(UNIX));
+        let socket = socket.as_deref().and_then(|text| text.strip_prefix(SOCKET_PREFIX));
         if let Some(socket) = socket.filter(|socket| !socket.is_empty()) {
-            let mut path = OsString::from(UNIX);
+            let mut path = OsString::from(SOCKET_PREFIX);
             path.push(absolute(&PathBuf::from(socket))?);
             return Ok(Self(path.into()));
         }
@@ -111,7 +109,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for LocalPath {
 impl LocalPath {
     /// Refuses the socket of a server where a directory is needed.
     pub(crate) fn directory(self) -> PyResult<PathBuf> {
-        match self.0.to_str().filter(|text| text.starts_with(UNIX)) {
+        match self.0.to_str().filter(|text| text.starts_with(SOCKET_PREFIX)) {
             None => Ok(self.0),
             Some(text) => Err(InvalidError::new_err(format!(
                 "the path is {text:?}, the socket of a server; give the directory that the server owns"

@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dalsegno_core::{Error, ErrorKind, Nanos};
-use dalsegno_io::{Channel, ChannelError, Listener};
+use dalsegno_io::{Channel, ChannelError, Listener, PeerName};
 use dalsegno_store::Pool;
 use parking_lot::Mutex;
 
-use crate::account::{ClientId, NAMELESS, NO_USER, ProcessName, SessionSlot};
+use crate::account::{ClientId, NO_USER, SessionSlot};
 use crate::serving::{PATIENCE, POLL, Serving};
 use crate::session::{Answer, Session};
 use crate::wire::{self, MOST_FRAME_BYTES};
@@ -93,8 +93,8 @@ fn start_session(shared: &Arc<Serving>, channel: Channel, refused: &mut Refused)
     let process = channel
         .peer()
         .process()
-        .unwrap_or_else(|| NAMELESS | shared.nameless.fetch_add(1, Ordering::Relaxed));
-    let client = ProcessName(process);
+        .unwrap_or_else(|| PeerName::NAMELESS | shared.nameless.fetch_add(1, Ordering::Relaxed));
+    let client = PeerName(process);
     let slot = match SessionSlot::open(&offer.accounts, ClientId { process, user }) {
         Ok(slot) => slot,
         Err(error) => {
@@ -131,13 +131,7 @@ fn start_session(shared: &Arc<Serving>, channel: Channel, refused: &mut Refused)
 }
 
 /// Answers one client until it or the server ends.
-fn serve(
-    shared: &Serving,
-    mut channel: Channel,
-    pool: Pool,
-    slot: SessionSlot,
-    client: ProcessName,
-) {
+fn serve(shared: &Serving, mut channel: Channel, pool: Pool, slot: SessionSlot, client: PeerName) {
     let (user, arena) = (channel.peer().uid, pool.clone());
     let accounts = Arc::clone(slot.accounts());
     let mut session = Session::new(pool, Arc::clone(&shared.clock), slot);

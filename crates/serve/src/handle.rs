@@ -6,15 +6,12 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_store::{
     GetReport, LayerWriter, Lease, Located, Memory, Put, PutReport, RegisterOptions, RemovalWatch,
-    Removals, Scope, Store, Terms, Transfer,
+    Removals, Scope, Store, Terms, Transfer, absolute,
 };
 
 use crate::client::{Client, LayerPut, ServedLease, ServedWatch};
-use crate::place::socket_of;
+use crate::place::{SOCKET_PREFIX, socket_of};
 use crate::presence::explained;
-
-/// What precedes the path of a socket.
-const UNIX: &str = "unix:";
 
 /// A store that was opened by its path: in this process, or at a server.
 #[derive(Clone, Debug)]
@@ -43,11 +40,11 @@ impl Handle {
     ///
     /// As [`Store::open`] and [`Client::open`].
     pub fn open(path: &Path, config: &Config) -> Result<Self> {
-        if let Some(socket) = path.to_str().and_then(|text| text.strip_prefix(UNIX)) {
+        if let Some(socket) = path.to_str().and_then(|text| text.strip_prefix(SOCKET_PREFIX)) {
             if socket.is_empty() {
                 return Err(Error::invalid("unix: needs the path of a socket behind it"));
             }
-            return Client::open(&absolute(Path::new(socket))?).map(Self::Served);
+            return Client::open(Path::new(socket)).map(Self::Served);
         }
         let path = &absolute(path)?;
         match Store::open(path, config) {
@@ -270,13 +267,6 @@ impl Handle {
     ) -> Transfer<GetReport> {
         either!(self, store => store.submit_retrieve_layer(namespace, chain, layer, out, timeout))
     }
-}
-
-/// A path that a later change of the working directory does not change.
-fn absolute(path: &Path) -> Result<std::path::PathBuf> {
-    std::path::absolute(path).map_err(|error| {
-        Error::invalid(format!("{} is no path", path.display())).with_source(error)
-    })
 }
 
 /// A lease of either kind of store.

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// What precedes the path of a socket where a store may be a directory or a server.
+pub const SOCKET_PREFIX: &str = "unix:";
+
 /// The socket of a server that owns `directory`, unless it was given another one.
 #[must_use]
 pub fn socket_of(directory: &Path) -> PathBuf {

@@ -33,7 +33,8 @@ impl Presence {
             Ok(channel) => channel,
             Err(error) => return Self::not_connected(&error),
         };
-        let name = PeerName(u64::from(channel.peer().pid.unsigned_abs())).to_string();
+        let process = channel.peer().process();
+        let name = process.map_or_else(unknown, |number| PeerName(number).to_string());
         let hello = wire::encode(&Request::Hello { version: wire::VERSION });
         let answer = channel
             .send(&hello, &[], Some(ANSWER_TIMEOUT))
@@ -48,7 +49,6 @@ impl Presence {
     }
 
     fn not_connected(error: &IoError) -> Self {
-        let unknown = || "another process".to_owned();
         if error.is_not_found() || error.is_refused() {
             Self::Absent
         } else if error.is_full_backlog() {
@@ -75,6 +75,10 @@ impl Presence {
             }
         })
     }
+}
+
+fn unknown() -> String {
+    "another process".to_owned()
 }
 
 /// The socket of the server that owns `directory`, or owned it last, as far as this user may read of it.

@@ -51,7 +51,11 @@ pub(crate) fn unavailable(path: &Path, error: IoError) -> Error {
 }
 
 /// A path that a later change of the working directory does not change.
-pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
+///
+/// # Errors
+///
+/// `Invalid` if it is empty, or the working directory is gone.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| {
         Error::invalid(format!("{} is no path", path.display())).with_source(error)
     })

@@ -40,7 +40,7 @@ pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Backing, Lender, LineQueue, Memory, StopSignal, flush_lines, lend};
 pub use dalsegno_log::{Cause, CompressionStats};
 pub use device::DeviceStats;
-pub use error::{forked, no_thread};
+pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
 pub use offline::far::{
     far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location,

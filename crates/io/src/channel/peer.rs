@@ -12,15 +12,25 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Set in numbers of processes that are no pids.
 const NOT_A_PID: u64 = 1 << 63;
 
-/// A number of [`Peer::process`] for people.
+/// A number of [`Peer::process`] for people, or one that stands for a process without such a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerName(pub u64);
 
+impl PeerName {
+    /// Set in numbers that stand for a process to which the system gives none.
+    pub const NAMELESS: u64 = 1 << 62;
+}
+
 impl fmt::Display for PeerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match i32::try_from(self.0) {
-            Ok(pid) if pid > 0 => write!(f, "pid {pid}"),
-            _ => f.write_str("a process of another PID namespace"),
+        let Self(process) = *self;
+        let other = "of another PID namespace";
+        if process & NOT_A_PID != 0 {
+            write!(f, "process {} {other}", process & !NOT_A_PID)
+        } else if process & Self::NAMELESS != 0 {
+            write!(f, "unknown process {} {other}", process & !Self::NAMELESS)
+        } else {
+            write!(f, "pid {process}")
         }
     }
 }
@@ -104,10 +114,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_a_pid_is_named_in_words() {
-        assert_eq!(PeerName(17).to_string(), "pid 17");
-        for number in [0, NOT_A_PID | 0x11, 1 << 62] {
-            assert_eq!(PeerName(number).to_string(), "a process of another PID namespace");
-        }
+    fn processes_of_other_namespaces_are_named() {
+        let named = |number| PeerName(number).to_string();
+        assert_eq!(named(7), "pid 7");
+        assert_eq!(named(NOT_A_PID | 0x40), "process 64 of another PID namespace");
+        assert_eq!(named(PeerName::NAMELESS | 3), "unknown process 3 of another PID namespace");
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dalsegno_core::{Error, ErrorKind, Result};
+use dalsegno_io::PeerName;
 
 use super::accounts::Accounts;
 use super::bounds::Resource;
 use super::grant::Account;
-use super::process_name::ProcessName;
 use super::seat::{ClientId, Seat};
 use super::take_over::{SessionLimit, session_limit, take_over};
 
@@ -87,7 +87,7 @@ impl Drop for SessionSlot {
         let (count, ClientId { process, user }) = (leases.len(), self.account.client);
         accounts.free(leases);
         accounts.say(user, || {
-            tracing::info!(client = %ProcessName(process), user, leases = count, "client ended");
+            tracing::info!(client = %PeerName(process), user, leases = count, "client ended");
         });
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 use dalsegno_core::{Error, ManualClock, Nanos};
 
 use super::grant::NamespaceShare;
-use super::process_name::OTHER_NAMESPACE;
 use super::*;
 
 const BOUNDS: Bounds = Bounds {
@@ -311,17 +310,6 @@ fn lines_about_clients_are_bounded_and_written_without_the_lock() {
     });
     let count = lines.1.load(Ordering::Relaxed);
     assert!((1..=40).contains(&count), "{count} lines");
-}
-
-#[test]
-fn processes_of_other_namespaces_are_named() {
-    let names =
-        [7, OTHER_NAMESPACE + 40, NAMELESS + 3].map(|process| ProcessName(process).to_string());
-    let other = "of another PID namespace";
-    assert_eq!(
-        names,
-        ["pid 7".to_owned(), format!("process 40 {other}"), format!("unknown process 3 {other}")]
-    );
 }
 
 #[test]

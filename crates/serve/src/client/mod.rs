@@ -32,11 +32,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, NamespaceId, Result, StoreId};
+use dalsegno_core::{ChainHash, ErrorKind, Namespace, NamespaceId, Result, StoreId};
 use dalsegno_io::SystemClock;
 use dalsegno_store::{
     Direction, GetReport, Located, Memory, Outcome, Put, PutOutcome, PutReport, RegisterOptions,
-    Scope, Terms, Transfer, TransferLanes, no_thread,
+    Scope, Terms, Transfer, TransferLanes, absolute, no_thread,
 };
 use parking_lot::Mutex;
 
@@ -71,13 +71,8 @@ impl Client {
     ///
     /// `Incompatible` if the server does not speak our version; `Unavailable` if the system refuses a thread.
     pub fn open(socket: &Path) -> Result<Self> {
-        let away = |error| {
-            let message =
-                format!("the path of the socket, {}, cannot be resolved", socket.display());
-            Error::new(ErrorKind::Unavailable, message).with_source(error)
-        };
         // The client connects again and again, wherever the process works then.
-        let socket = &std::path::absolute(socket).map_err(away)?;
+        let socket = &absolute(socket)?;
         let clock = SystemClock::new();
         let lanes = TransferLanes::of_threads(LANES.0, LANES.1).map_err(no_thread)?;
         let parts = Parts {
