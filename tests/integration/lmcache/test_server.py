@@ -53,6 +53,8 @@ def test_a_restarted_server_loads_what_it_stored(tmp_path: Path, end: str) -> No
         assert server.metric("lmcache_mp_lookup_hit_l2_tokens_total") == TOKENS
 
 
+# Without a server: test_trouble.py.
+@long_dose
 def test_a_second_server_runs_without_the_store_and_names_its_owner(tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "kv"), "capacity": "256MiB", "weights_fingerprint": "w"}
     with serving(tmp_path, given) as first, serving(tmp_path, given) as second:

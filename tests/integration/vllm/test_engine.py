@@ -1,6 +1,6 @@
 """Real vLLM on the CPU, one process per engine: what it answers with Dalsegno and without.
 
-Thirteen engine processes, three of them in the small dose. What the others show, tests of the tier
+Thirteen engine processes, two of them in the small dose. What the others show, tests of the tier
 and of the store show without an engine. Tokens are compared in float32 and greedily.
 
 Each engine but the first answers a question whose right answer is known. The full dose has an
@@ -215,6 +215,8 @@ def replace_weights(path: Path) -> None:
     os.utime(path, ns=(EQUAL_TIME_NS, EQUAL_TIME_NS))
 
 
+# Without an engine: test_identity.py.
+@long_dose
 def test_replaced_weights_share_nothing_and_the_old_ones_still_load(
     stage: Stage, stored: Path, right: list[int]
 ) -> None:

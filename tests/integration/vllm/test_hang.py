@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.dose import long_dose
 from tests.integration.vllm.tiers import MISS, Primary, Request, counted, finished, keys, open_tier
 
 from dalsegno_bench.machine import faulty
@@ -23,7 +24,7 @@ HANG_S = 10.0
 CALL_S = 8.0
 
 
-@pytest.mark.parametrize("index", ["memory", "lsm"])
+@pytest.mark.parametrize("index", ["memory", pytest.param("lsm", marks=long_dose)])
 def test_no_call_of_the_scheduler_waits_for_a_disk_that_hangs(
     disk: faulty.Faulty, index: str
 ) -> None:

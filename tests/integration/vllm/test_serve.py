@@ -118,6 +118,7 @@ def test_regression_vllm_finds_its_own_version() -> None:
     assert (done.returncode, done.stdout.split()[-1:]) == (0, [version]), done.stderr
 
 
+@long_dose
 def test_the_engine_of_a_killed_server_is_found_by_the_lock_and_ended(
     small: Path, tmp_path: Path
 ) -> None:
