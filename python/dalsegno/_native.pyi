@@ -10,6 +10,7 @@ to the block's size.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, final
 
@@ -806,12 +807,14 @@ def show_events(level: str) -> None:
         level: ``"error"``, ``"warn"``, ``"info"``, ``"debug"`` or ``"trace"``.
     """
 
-def server_socket(directory: str | PathLike[str]) -> str:
-    """Returns the path of the socket of the server that owns a directory, or owned it last.
+def server_socket(directory: str | PathLike[str]) -> Path:
+    """Returns the path of the socket of the server that owns a directory.
+
+    It waits at most two seconds.
 
     Args:
-        directory: The directory of a store. If this user may not read which sockets its servers
-            made, or there were none, the default is returned.
+        directory: The directory of a store. Without a server, or if this user may not read which
+            socket it made, the default is returned.
     """
 
 def server_trouble(socket: str | PathLike[str]) -> str | None:

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use dalsegno_serve::{Presence, Server, Tenant, explained, last_socket_of, socket_of};
+use dalsegno_serve::{Presence, Server, Tenant, explained, server_of, socket_of};
 use dalsegno_store::{Backing, Config, Error, Pool, Result, StopSignal};
 use pyo3::prelude::*;
 
@@ -80,15 +80,17 @@ impl PyServer {
     }
 }
 
-/// Returns the path of the socket of the server that owns a directory, or owned it last.
+/// Returns the path of the socket of the server that owns a directory.
+///
+/// It waits at most two seconds.
 ///
 /// Args:
-///     directory: The directory of a store. If this user may not read which sockets its servers
-///         made, or there were none, the default is returned.
+///     directory: The directory of a store. Without a server, or if this user may not read which
+///         socket it made, the default is returned.
 #[pyfunction]
-pub(crate) fn server_socket(py: Python<'_>, directory: LocalPath) -> PyResult<String> {
+pub(crate) fn server_socket(py: Python<'_>, directory: LocalPath) -> PyResult<PathBuf> {
     let directory = directory.directory()?;
-    Ok(py.detach(|| last_socket_of(&directory)).display().to_string())
+    Ok(py.detach(|| server_of(&directory).0))
 }
 
 /// Returns why nothing can use the server of a socket, or ``None`` if it answers.

@@ -40,6 +40,6 @@ pub use account::{AccountStats, Bound, Bounds};
 pub use client::{Allocation, Client, LayerPut, ServedLease, ServedWatch};
 pub use handle::{Handle, HandleLease, HandleWatch, HandleWriter};
 pub use place::{SOCKET_PREFIX, socket_of};
-pub use presence::{Presence, explained, last_socket_of};
+pub use presence::{Presence, explained, server_of};
 pub use server::{Server, ServerStats};
 pub use serving::{Tenant, TenantStats};

@@ -81,10 +81,20 @@ fn unknown() -> String {
     "another process".to_owned()
 }
 
-/// The socket of the server that owns `directory`, or owned it last, as far as this user may read of it.
+/// The socket of the server that owns `directory`, and what is there. Without one, the default socket.
 #[must_use]
-pub fn last_socket_of(directory: &Path) -> PathBuf {
-    Listener::last_recorded(&record_of(directory)).unwrap_or_else(|| socket_of(directory))
+pub fn server_of(directory: &Path) -> (PathBuf, Presence) {
+    let default = socket_of(directory);
+    // Where the directory has another path than the server saw, only the default holds.
+    let recorded = Listener::last_recorded(&record_of(directory)).filter(|it| *it != default);
+    if let Some(socket) = recorded {
+        let presence = Presence::at(&socket);
+        if presence != Presence::Absent {
+            return (socket, presence);
+        }
+    }
+    let presence = Presence::at(&default);
+    (default, presence)
 }
 
 /// Adds to the error about a directory in use what its server says, if it has one.
@@ -97,8 +107,8 @@ pub fn explained<T>(directory: &Path, result: Result<T>) -> Result<T> {
         Err(error) if error.kind() == ErrorKind::Unavailable => error,
         other => return other,
     };
-    let socket = last_socket_of(directory);
-    match Presence::at(&socket).describe(&socket) {
+    let (socket, presence) = server_of(directory);
+    match presence.describe(&socket) {
         Some(said) => Err(Error::new(ErrorKind::Unavailable, format!("{error}; {said}"))),
         None => Err(error),
     }

@@ -100,7 +100,7 @@ def serve(  # noqa: PLR0913 - one argument for each option
     """
     directory = directory.absolute()
     if ready:
-        _say_ready(socket or Path(dalsegno.server_socket(directory)))
+        _say_ready(socket or dalsegno.server_socket(directory))
         return
     own = {"capacity": capacity, "far": str(far) if far else None, "far_capacity": far_capacity}
     given = _together(own, dict(_pair(one) for one in setting or ()))
@@ -181,9 +181,9 @@ def _tenant(text: str) -> tuple[str, set[int]]:
     wanted = "GROUP=UIDS, for example --tenant blue=1001,1002"
     if not equals:
         raise InvalidError(f"--tenant {text} is not {wanted}")
-    found = uids.split(",")
+    found = [uid.strip() for uid in uids.split(",")]
     for uid in found:
-        if not uid.isdecimal() or int(uid) > MOST_UID:
+        if not uid.isdecimal() or len(uid) > len(str(MOST_UID)) or int(uid) > MOST_UID:
             raise InvalidError(
                 f"--tenant {text}: {uid!r} is no user id, a number from 0 to {MOST_UID}; "
                 f"give {wanted}"

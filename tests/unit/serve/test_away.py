@@ -96,6 +96,16 @@ def test_no_put_that_was_acknowledged_is_lost_with_the_server(tmp_path: Path) ->
     server.close()
 
 
+def test_hits_go_on_after_a_server_that_hung_was_killed(tmp_path: Path) -> None:
+    with serving(tmp_path / "store") as server, opened(server.socket) as blocks:
+        blocks.fill()
+        server.pause()
+        assert blocks.hits(0.02) == 0
+        server.kill()
+        with serving(tmp_path / "store"):
+            wait_until(lambda: blocks.hits() == COUNT, "hits go on")
+
+
 SILENT = """
 import itertools, sys
 from tests.unit.serve.blocks import COUNT, opened, wait_until

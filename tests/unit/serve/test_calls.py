@@ -234,8 +234,8 @@ def test_a_put_by_layer_ends_by_its_timeouts(server: ServerProcess, blocks: Bloc
 
 
 def is_committed(writer: dalsegno.LayerWriter) -> bool:
-    """Whether the blocks of a writer were handed over. Fails if that cannot be said at once."""
-    with pytest.raises(dalsegno.InvalidError) as error:
+    """Whether the blocks of a writer were handed over."""
+    with pytest.raises(dalsegno.DalsegnoError) as error:
         writer.store_layer(0, [bytes(SLICE_BYTES)] * COUNT, timeout_s=SHORT_S)
     return "committed already" in str(error.value)
 

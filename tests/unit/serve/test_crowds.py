@@ -192,6 +192,23 @@ def test_greedy_clients_leave_namespaces_to_others(tmp_path: Path) -> None:
 
 
 # A server may let it wait for places, so it goes on only for a while.
+def test_puts_of_large_blocks_wait_for_each_other_until_their_timeout(tmp_path: Path) -> None:
+    size, writers = 3 << 20, 8
+    settings = {"capacity": "256MiB", "segment": "8MiB", "dram": "16MiB"}
+    with serving(tmp_path / "store", settings) as server, ExitStack() as stack:
+        clients = [stack.enter_context(raw.greeted(server.path)) for _ in range(writers)]
+        with opened(server.socket) as blocks:
+            space = blocks.store.namespace({"size": "large"}, layers=1, slice_bytes=size)
+            hashes = chain(40, "large")
+            assert space.put_batch(hashes[:1], [bytes(size)]).failed == 0
+            # The process holds all that it may, and the leases lapse after two seconds.
+            for client in clients:
+                client.ask(raw.acquire(bytes.fromhex(space.id), hashes[:1]))
+            assert server.tenant()["copy_bytes"] > 0
+            report = space.put_batch(hashes[1:9], [bytes(size)] * 8, timeout_s=LIMIT_S)
+            assert report.failed == 0
+
+
 def test_namespaces_that_several_connections_register_at_once_count_once(tmp_path: Path) -> None:
     racers = 8
     with serving(tmp_path / "store", {"namespaces": 256}) as server, ExitStack() as stack:

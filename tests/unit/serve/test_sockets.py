@@ -148,6 +148,14 @@ def test_a_server_at_another_socket_is_named(tmp_path: Path) -> None:
         assert ready.returncode == 0
 
 
+def test_ready_finds_the_server_of_a_directory_that_has_another_path_here(tmp_path: Path) -> None:
+    with serving(tmp_path / "kv"):
+        (tmp_path / "kv").rename(tmp_path / "moved")
+        found = dalsegno.server_socket(tmp_path / "moved")
+        assert found == tmp_path / "moved" / "serve" / "socket"
+        assert dalsegno.server_trouble(found) is None
+
+
 def test_a_directory_whose_server_has_another_version_is_named(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     with dalsegno.open(path), socket.socket(socket.AF_UNIX) as other:
@@ -158,6 +166,7 @@ def test_a_directory_whose_server_has_another_version_is_named(tmp_path: Path) -
         def answer() -> None:
             connection, _ = other.accept()
             with connection:
+                connection.recv(100)
                 connection.sendall(b"\2\0\0\0\0\xff\xff")
 
         said = "does not speak our language"

@@ -28,7 +28,8 @@ fn of_group() -> Option<u64> {
         let at = format!("/sys/fs/cgroup/{folder}");
         if let Some(most) = number(&format!("{at}/memory.max")) {
             let used = number(&format!("{at}/memory.current")).unwrap_or(0);
-            let left = most.saturating_sub(used);
+            // What was read from files and not used since goes before anything is refused.
+            let left = most.saturating_sub(used).saturating_add(unused_cache(&at));
             least = Some(least.map_or(left, |known: u64| known.min(left)));
         }
         if folder.is_empty() {
@@ -36,6 +37,13 @@ fn of_group() -> Option<u64> {
         }
         folder = folder.rsplit_once('/').map_or("", |(parent, _)| parent);
     }
+}
+
+/// Bytes of files in memory that a control group has not used for a while.
+fn unused_cache(group: &str) -> u64 {
+    let stat = read(&format!("{group}/memory.stat")).unwrap_or_default();
+    let bytes = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
+    bytes.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -10,6 +10,9 @@ use super::available::available_bytes;
 use super::backing::refused;
 use crate::IoError;
 
+/// Bytes that the system provides in one call.
+const PART_BYTES: usize = 4 << 20;
+
 /// Creates a file of `bytes` whose memory can be given back.
 pub(super) fn open(bytes: usize, purpose: &str) -> Result<OwnedFd, IoError> {
     let failed = |error| refused(bytes, purpose, error);
@@ -33,13 +36,20 @@ fn check_available(bytes: usize) -> Result<(), Errno> {
 pub(super) fn provide(file: &OwnedFd, offset: usize, len: usize) -> Result<(), IoError> {
     let failed = |error| refused(len, "memory that others read", error);
     check_available(len).map_err(failed)?;
-    let none = FallocateFlags::empty();
-    let (from, len) = (offset as u64, len as u64);
-    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, none, from, len)) {
-        // Without the call, in a sandbox for example, it is provided when it is used.
-        Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
-        Err(error) => Err(failed(error)),
+    // A signal may undo a call, so each is for a part that is provided before the next signal comes.
+    for from in (offset..offset + len).step_by(PART_BYTES) {
+        let part = PART_BYTES.min(offset + len - from);
+        let provided = rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(file, FallocateFlags::empty(), from as u64, part as u64)
+        });
+        match provided {
+            Ok(()) => {}
+            // Without the call, in a sandbox for example, it is provided when it is used.
+            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        }
     }
+    Ok(())
 }
 
 /// Gives a part of a file back to the system.

@@ -184,9 +184,11 @@ impl Prepared {
         let missed = outcomes.filter(|(_, outcome)| !outcome.is_hit()).map(|(hash, _)| *hash);
         // Behind the first miss of a prefix nothing was looked up.
         let most = if self.wanted.scope == Scope::Prefix { 1 } else { usize::MAX };
-        let missed: Vec<ChainHash> = missed.take(most).collect();
-        let found = pool.store().peek(self.wanted.namespace, &missed);
-        found.is_ok_and(|found| found.iter().all(|is_there| !is_there))
+        // A block that was put meanwhile is in the memory of the index. So this waits for no device.
+        let is_absent = |hash: ChainHash| {
+            pool.store().locate(self.wanted.namespace, &[hash]).is_ok_and(|found| found.is_empty())
+        };
+        missed.take(most).all(is_absent)
     }
 }
 

@@ -5,6 +5,7 @@
 //! 2. The server learns of a namespace from the first call that uses it, within the limit of that call.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,8 +96,8 @@ impl Attachment {
     pub(super) fn look_after(&self) -> bool {
         self.reach.read_late_replies();
         self.reach.connections.tidy(self.reach.clock.now());
-        if self.reach.connections.are_none() && !self.reach.is_gone() && !self.reach.is_stalled() {
-            // The server closed them all: either it ended, or others needed them.
+        if self.reach.connections.are_none() && !self.reach.is_gone() {
+            // The server closed them all: either it ended, also after it had hung, or others needed them.
             let limit = Limit::within(HELLO_TIMEOUT, self.reach.clock.now());
             if let Turn::Open = self.reach.connections.turn(self.reach.clock.now())
                 && let Ok(connection) = self.reach.open_counted(&limit)
@@ -234,12 +235,22 @@ impl Attachment {
             return Ok(());
         };
         // A server that is about to end refuses nothing.
-        if error.kind() != ErrorKind::Closed
-            && self.introduced.lock().insert(id, Introduced::Refused).is_none()
-        {
+        if error.kind() != ErrorKind::Closed && self.refuse(id) {
             tracing::warn!(%id, %error, "the server refuses a namespace; its blocks are misses");
         }
         Err(Lost::Away)
+    }
+
+    /// Remembers that the server refuses a namespace, unless another call found out that it knows it. Returns whether
+    /// that is news.
+    fn refuse(&self, id: NamespaceId) -> bool {
+        match self.introduced.lock().entry(id) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(Introduced::Refused);
+                true
+            }
+        }
     }
 
     /// Registers a namespace, whatever the server knows of it.

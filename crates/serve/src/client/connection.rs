@@ -19,7 +19,7 @@ use crate::wire::{
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most memory of a window that is kept from one put to the next.
 const KEPT_BYTES: usize = 32 << 20;
-/// Bytes that are copied between two looks at the deadline.
+/// Bytes that are copied between two looks at the deadline, and that the system provides at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// What the first put of a window names. Memory that was given back reads as zeros, which must be the ticket of no put.
@@ -71,6 +71,7 @@ impl Window {
     fn provide(&self, end: usize) -> std::result::Result<(), IoError> {
         let provided = self.provided.load(Ordering::Relaxed);
         if provided < end {
+            let end = end.next_multiple_of(PIECE_BYTES).min(self.region.bytes());
             self.region.provide(provided, end - provided)?;
             self.provided.store(end, Ordering::Relaxed);
         }

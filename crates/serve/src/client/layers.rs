@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dalsegno_core::{ChainHash, Error, ErrorKind, Namespace, Result};
+use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, Result};
 use dalsegno_store::{Direction, Memory, Put, Terms, Transfer, check_blocks};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -142,7 +142,8 @@ impl LayerPut {
 
     /// See [`LayerWriter::commit`](dalsegno_store::LayerWriter::commit).
     pub fn commit(&self, terms: &Terms) -> Result<usize> {
-        self.client.enter()?;
+        let parts = self.client.enter()?;
+        let limit = parts.limit(terms);
         let mut progress = self.progress(terms)?;
         let Progress::Gathering { blocks, layers } = &mut *progress else {
             return Err(committed_already());
@@ -161,7 +162,9 @@ impl LayerPut {
         // Another commit need not wait for the server.
         drop(progress);
         let put = Put { chain: &self.chain, first: self.first, blocks };
-        let report = self.client.put_batch(self.namespace.id(), &put, terms)?;
+        let left = limit.deadline.remaining(parts.clock.now());
+        let terms = Terms { timeout: left, cancel: limit.cancel };
+        let report = self.client.put_batch(self.namespace.id(), &put, &terms)?;
         if report.kept().iter().all(|kept| *kept) {
             return Ok(self.count);
         }

@@ -175,7 +175,8 @@ pub(super) fn commit(
     Ok(PutReport { outcomes })
 }
 
-/// Appends the outcomes of an answer. `false` if there is none, and there will be none.
+/// Appends the outcomes of an answer. `false` if there is none, or all of its blocks failed: then those of later parts
+/// would, too.
 ///
 /// # Errors
 ///
@@ -191,8 +192,9 @@ fn take_outcomes(
             let decoded: std::result::Result<Vec<_>, Malformed> =
                 tail.iter().map(|byte| wire::put_outcome_of(*byte)).collect();
             let Ok(decoded) = decoded else { return Ok(false) };
+            let has_space = decoded.iter().any(|outcome| *outcome != PutOutcome::Failed);
             outcomes.extend(decoded);
-            Ok(true)
+            Ok(has_space)
         }
         Ok((Reply::Failed { kind, message }, _)) => {
             let error = wire::error_of(kind, message);

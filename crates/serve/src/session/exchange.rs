@@ -18,7 +18,7 @@ pub(super) struct Exchange<'a> {
     pub(super) pool: &'a Pool,
     pub(super) account: &'a Account,
     pub(super) clock: &'a dyn Clock,
-    /// How long the request waits for what others of the process hold.
+    /// How long a put without a timeout waits for space.
     pub(super) patience: Duration,
     pub(super) tail: &'a [u8],
 }
@@ -134,7 +134,8 @@ impl Exchange<'_> {
         }
         let (mut offset, mut outcomes) = (offset, Vec::with_capacity(left));
         while left > 0 {
-            let patience = self.left(deadline).map_or(self.patience, |it| it.min(self.patience));
+            // Leases lapse, and other puts end: what it waits for comes back.
+            let patience = self.left(deadline).unwrap_or(self.patience);
             let wanted = block_bytes.saturating_mul(left as u64);
             let grant = self.account.grant_put(wanted, block_bytes, patience);
             let Some(grant) = grant.filter(|_| !deadline.expired(self.clock.now())) else { break };

@@ -39,12 +39,25 @@ pub(crate) enum Answer {
     TakenOver,
 }
 
+/// How long requests wait for what others of the client's process hold.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// A get waits for leases to end.
+    get: Duration,
+    /// A put without a timeout waits for leases and puts.
+    put: Duration,
+}
+
+impl Patience {
+    const USUAL: Self = Self { get: COPY_LEASE, put: Duration::from_secs(30) };
+    const NONE: Self = Self { get: Duration::ZERO, put: Duration::ZERO };
+}
+
 /// A connection of a client.
 #[derive(Debug)]
 pub(crate) struct Session {
     pool: Pool,
-    /// How long a request waits for the client's own leases to end.
-    patience: Duration,
+    patience: Patience,
     clock: Arc<dyn Clock>,
     /// Dropped before the slot, whose account it uses.
     state: State,
@@ -76,12 +89,12 @@ struct Watched {
 
 impl Session {
     pub(crate) fn new(pool: Pool, clock: Arc<dyn Clock>, slot: SessionSlot) -> Self {
-        Self { pool, patience: COPY_LEASE, clock, state: State::New, slot }
+        Self { pool, patience: Patience::USUAL, clock, state: State::New, slot }
     }
 
     /// The same session, whose requests wait for nothing.
     pub(crate) fn impatient(self) -> Self {
-        Self { patience: Duration::ZERO, ..self }
+        Self { patience: Patience::NONE, ..self }
     }
 
     /// Counts a message that was too malformed to be handled.
@@ -144,7 +157,7 @@ impl Session {
         let (greeted, request) = greeted;
         let (pool, patience) = (&self.pool, self.patience);
         let (account, clock) = (self.slot.account(), &*self.clock);
-        let call = Exchange { pool, account, clock, patience, tail };
+        let call = Exchange { pool, account, clock, patience: patience.put, tail };
         match request {
             Request::Hello { .. } => Err(Malformed("a second hello").into()),
             Request::Register { encoding, codec } => call.register(&encoding, codec),
@@ -158,7 +171,7 @@ impl Session {
                     deadline: deadline_of(clock, timeout_ns),
                 };
                 let parties = Parties { pool, account, clock };
-                let (reply, tail) = acquire(parties, &mut greeted.ahead, wanted, patience)?;
+                let (reply, tail) = acquire(parties, &mut greeted.ahead, wanted, patience.get)?;
                 Ok(Outgoing::Tailed(reply, tail))
             }
             Request::Lease { namespace, timeout_ns } => {
