@@ -173,8 +173,6 @@ run-vllm run-vllm-next run-vllm-oldest run-sglang run-lmcache run-lmcache-next: 
 	@$(call install-wheel,$*)
 	@$(call test-engine,$*)
 
-# There is no rust-toolchain.toml. rustup downloads a pinned version even where the same one is installed
-# as `stable`, and fails without a network. CI's `stable` is Rust 1.95: a newer clippy may complain of more.
 lint-rust: env-dev need-cargo
 	@$(call if-component,fmt,rustfmt,cargo fmt --all --check)
 	@$(call if-component,clippy,clippy,cargo clippy --quiet --workspace --all-targets --locked -- -D warnings)
