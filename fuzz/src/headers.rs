@@ -1,7 +1,7 @@
 //! The log's decoders: headers, units, checkpoints.
 
 use dalsegno_extent::UnitCodec;
-use dalsegno_log::format::{
+use dalsegno_extent::format::{
     NamespaceSector, RecordHeader, SegmentHeader, SegmentList, StoreHeader,
 };
 use dalsegno_log::fuzzing;

@@ -1,6 +1,6 @@
 //! Makes checksums valid again, so that inputs reach the code behind them.
 
-use dalsegno_log::format::RecordHeader;
+use dalsegno_extent::format::RecordHeader;
 
 pub(crate) const SECTOR: usize = 4096;
 /// Offsets of the checksums of a record header and of a filter.

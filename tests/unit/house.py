@@ -18,16 +18,16 @@ from pathlib import Path
 ARROWS: dict[str, set[str]] = {
     "core": set(),
     "policy": {"core"},
-    "pool": set(),
+    "arena": set(),
     "io": {"core"},
     "extent": {"core", "io"},
     "log": {"core", "io", "extent"},
     "far": {"core", "io", "extent"},
     "index": {"core", "policy", "io"},
-    "store": {"core", "policy", "pool", "io", "extent", "far", "log", "index"},
-    "serve": {"core", "pool", "io", "store"},
+    "store": {"core", "policy", "arena", "io", "extent", "far", "log", "index"},
+    "serve": {"core", "arena", "io", "store"},
     "py": {"store", "serve"},
-    "sim": {"core", "policy", "pool", "io", "extent", "far", "log", "index", "store", "serve"},
+    "sim": {"core", "policy", "arena", "io", "extent", "far", "log", "index", "store", "serve"},
 }
 # Crates that only tests may use; nothing of a release depends on them.
 DEV_ONLY = {"sim"}
@@ -39,7 +39,8 @@ ENGINES = {"vllm", "sglang", "lmcache"}
 # Packages of the wheel `dalsegno`, and of `dalsegno-bench`, by their folders.
 PACKAGES = {"dalsegno": "python", "dalsegno_bench": "bench"}
 
-RUST_LINES = 450
+# tools/structure.py names those beyond 450.
+RUST_LINES = 600
 PYTHON_LINES = 400
 # What a user installs and an auditor reads: python/dalsegno without the contract of the border.
 PRODUCT_LINES = 11_950

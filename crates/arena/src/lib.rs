@@ -1,4 +1,5 @@
-//! The pool: where blocks lie in an arena, and how a reader finds out that its place was reused.
+//! The arena: where blocks lie in memory that many processes read, and how a reader finds out that its place was
+//! reused.
 //!
 //! 1. Nothing here does I/O, reads a clock, or touches the bytes of blocks. State goes in, decisions come out.
 //! 2. Every structure is bounded by the number of units of its arena.

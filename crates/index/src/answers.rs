@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, Extent, ExtentId};
 use dalsegno_io::IoError;
 
-use crate::lsm::TableError;
+use crate::error::TableError;
 
 /// Neighbouring blocks of one extent.
 #[derive(Clone, Debug)]

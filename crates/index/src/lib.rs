@@ -7,6 +7,7 @@
 
 mod ancestry;
 mod answers;
+mod error;
 mod index;
 mod lsm;
 mod memory;

@@ -22,10 +22,6 @@ mod stats;
 mod sync;
 mod write;
 
-pub use dalsegno_extent::{
-    BlockOutcome, BlockRead, BlockTarget, Call, Cancel, Cause, CompressedExtent, CompressionBudget,
-    CompressionStats, Compressor, ExtentRead, NewExtent, TransferError, TransferStatsView, format,
-};
 pub use error::LogError;
 pub use log::{Log, LogOptions};
 pub use offline::{Finding, VerifyReport, inspect, verify};

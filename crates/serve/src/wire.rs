@@ -7,8 +7,8 @@
 //!    an error and never a panic.
 //! 2. New variants and fields come at the end, with a new version.
 
+use dalsegno_arena::Stamp;
 use dalsegno_core::{ChainHash, Error, ErrorKind, NamespaceId};
-use dalsegno_pool::Stamp;
 use dalsegno_store::{BlockTier, Cause, Located, Outcome, PutOutcome};
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dalsegno_core::ManualClock;
+use dalsegno_extent::format::segment_number;
 use dalsegno_io::Device;
-use dalsegno_log::format::segment_number;
 use dalsegno_log::{Finding, LogError, VerifyReport};
 use dalsegno_store::Store;
 
@@ -42,7 +42,7 @@ pub(crate) fn verify(device: &Arc<SimDevice>, setup: &Setup, oracle: &Oracle, to
 
 fn explains(finding: &Finding, torn: &[Torn]) -> bool {
     // An open rewrites the store's header, so an outage may leave anything of it.
-    let rewritten = finding.file == dalsegno_log::format::STORE_FILE;
+    let rewritten = finding.file == dalsegno_extent::format::STORE_FILE;
     let start = dalsegno_core::sector_down(finding.offset);
     let near = start..start + LONGEST_SLICE_BYTES;
     rewritten || torn.iter().any(|torn| torn.file == finding.file && near.contains(&torn.offset))

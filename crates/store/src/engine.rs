@@ -3,23 +3,24 @@
 use std::sync::Arc;
 
 use dalsegno_core::{Clock, Limits};
+use dalsegno_extent::Call;
 use dalsegno_index::Index;
 use dalsegno_io::WaitLimit;
-use dalsegno_log::{Call, Log};
+use dalsegno_log::Log;
 
-use crate::background::index_care::IndexCare;
+use crate::counters::Counters;
 use crate::device::Watched;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
-use crate::read::dram::Dram;
-use crate::read::failed_reads::FailedReads;
-use crate::read::gauge::ReadGauge;
-use crate::read::removal_feed::RemovalFeed;
-use crate::read::speeds::TierSpeeds;
-use crate::stats::Counters;
-use crate::write::hidden_blocks::HiddenBlocks;
-use crate::write::namespaces::NamespaceTable;
-use crate::write::recent_removals::RecentRemovals;
+use crate::state::dram::Dram;
+use crate::state::failed_reads::FailedReads;
+use crate::state::gauge::ReadGauge;
+use crate::state::hidden_blocks::HiddenBlocks;
+use crate::state::namespaces::NamespaceTable;
+use crate::state::recent_removals::RecentRemovals;
+use crate::state::removal_feed::RemovalFeed;
+use crate::state::speeds::TierSpeeds;
+use crate::tuning::index_care::IndexCare;
 
 /// The state that the paths share. Background jobs hold it while they are queued or run, and with it the directory.
 #[derive(Debug)]

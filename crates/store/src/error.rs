@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use dalsegno_core::{Error, ErrorKind, Result};
+use dalsegno_extent::format::FormatError;
 use dalsegno_io::{IoError, Process};
 use dalsegno_log::LogError;
-use dalsegno_log::format::FormatError;
 
 /// Converts an error of the log.
 pub(crate) fn to_error(error: LogError) -> Error {

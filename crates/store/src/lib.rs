@@ -11,24 +11,28 @@
 mod api;
 mod background;
 mod block_key;
+mod counters;
 mod device;
 mod engine;
 mod error;
 mod far;
+mod far_work;
+mod jobs;
 mod offline;
 mod open;
 mod read;
 mod sizes;
+mod state;
 mod stats;
+mod terms;
+mod tuning;
 mod write;
 
 pub use api::layer_writer::LayerWriter;
 pub use api::pool::{Arrival, Pool, PoolBlock, PoolUse};
 pub use api::removal_watch::{MAX_WATCHED_BLOCKS, RemovalWatch, Removals};
 pub use api::store::Store;
-pub use api::terms::{Cancel, Terms};
-pub use api::transfer::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
-pub use background::tuner::{DecisionRow, IndexStats};
+pub use counters::{MergeStats, ScrubStats};
 pub use dalsegno_core::IndexTuning;
 pub use dalsegno_core::{
     Admission, ChainHash, Compression, Config, DramAdmission, Durability, EngineChoice, Error,
@@ -36,25 +40,28 @@ pub use dalsegno_core::{
     Result, StoreId, format_bytes, parse_bytes, to_hex,
 };
 pub use dalsegno_extent::offline::{Inspection, ShownField, ShownPart, ShownRecord};
+pub use dalsegno_extent::{Cause, CompressionStats};
 pub use dalsegno_index::Scope;
 pub use dalsegno_io::{Backing, Lender, LineQueue, Memory, StopSignal, flush_lines, lend};
-pub use dalsegno_log::{Cause, CompressionStats};
 pub use device::DeviceStats;
 pub use error::{absolute, forked, no_thread};
 pub use far::stats::FarStats;
+pub use jobs::transfers::{Direction, MAX_CALLBACKS, Transfer, TransferLanes, TransferState};
 pub use offline::far::{
     far_doctor, far_inspect, far_prune, far_survey, far_verify, is_far_location,
 };
 pub use offline::info::{ExtentRow, IndexRow, NamespaceRow, StoreInfo, info, inspect, list};
 pub use offline::repair::{RepairReport, repair};
 pub use offline::verify::{Finding, VerifyReport, verify};
-pub use read::arena::ArenaBacking;
 pub use read::lease::{Acquired, Lease, LeasedBlock};
 pub use read::locate::Located;
 pub use read::outcome::{GetReport, Outcome};
-pub use read::speeds::BlockTier;
 pub use sizes::{check_blocks, check_get};
-pub use stats::{MergeStats, ScrubStats, Stats};
+pub use state::arena::ArenaBacking;
+pub use state::speeds::BlockTier;
+pub use stats::Stats;
+pub use terms::{Cancel, Terms};
+pub use tuning::tuner::{DecisionRow, IndexStats};
 pub use write::put::{Put, PutOutcome, PutReport};
 pub use write::register::RegisterOptions;
 
@@ -63,9 +70,9 @@ pub mod testing {
     pub use dalsegno_policy::merging::MergeRules;
 
     pub use crate::api::step_far::{applied, step_far};
-    pub use crate::background::helper::Executor;
     pub use crate::background::scrubber::ScrubRules;
-    pub use crate::background::tuner::Tuner;
-    pub use crate::far::lanes::FarStep;
+    pub use crate::far_work::lanes::FarStep;
+    pub use crate::jobs::helper::Executor;
     pub use crate::open::assemble::{Parts, Tiers};
+    pub use crate::tuning::tuner::Tuner;
 }

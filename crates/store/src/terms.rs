@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline};
+use dalsegno_extent::Call;
 use dalsegno_io::Class;
-use dalsegno_log::Call;
 
-pub use dalsegno_log::Cancel;
+pub use dalsegno_extent::Cancel;
 
 /// The terms of a call. By default it waits as long as it takes.
 #[derive(Clone, Debug, Default)]

@@ -47,6 +47,18 @@ BAD: list[tuple[dict[str, str], str]] = [
         {"x/mod.rs": "pub struct X;\nuse self::y::Y;", "x/y.rs": "use super::X;\npub struct Y;"},
         "x::y",
     ),
+    # No file closes a circle, but two folders do.
+    (
+        {
+            "x/mod.rs": "mod a;\npub mod c;",
+            "x/a.rs": "use crate::y::b::B;",
+            "x/c.rs": "pub struct C;",
+            "y/mod.rs": "pub mod b;\nmod d;",
+            "y/b.rs": "pub struct B;",
+            "y/d.rs": "use crate::x::c::C;",
+        },
+        "circle of 2 folders: x -> y; y -> x",
+    ),
     ({"a.rs": "pub struct A;", "b.rs": "use crate::a::A;\nimpl A {\n}"}, "b.rs:2 has methods of A"),
     (
         {"a.rs": "pub struct A<T>(T);", "b.rs": "impl<T: Fn() -> u8> crate::a::A<T> {\n}"},

@@ -16,7 +16,7 @@
 
 use parking_lot::Mutex;
 
-use crate::lsm::table::error::{Shortage, TableError};
+use crate::error::{Shortage, TableError};
 
 /// After so many failed writes in a row, something other than free space is missing: the file system reports some.
 const FAILED_WRITES_OF_DISK: u32 = 3;

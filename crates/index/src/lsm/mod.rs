@@ -20,13 +20,12 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use crate::error::Shortage;
 pub use files::notes::{NOTES_FILE, read_notes};
 pub use index::on_disk::LsmIndex;
 pub use index::open::LsmOptions;
 pub use index::stats::LsmStats;
 pub use maintenance::manifests::index_number;
 pub use maintenance::pace::Pace;
-pub use table::error::Shortage;
-pub(crate) use table::error::TableError;
 pub use table::read_counts::LsmCounts;
 pub use verify::{IndexCheck, IndexFault, verify_index};

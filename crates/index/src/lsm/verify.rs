@@ -11,6 +11,7 @@ use std::sync::Arc;
 use dalsegno_core::{SECTOR_BYTES, StoreId};
 use dalsegno_io::{Device, IoError, WaitLimit};
 
+use crate::error::TableError;
 use crate::lsm::files::device_files::DeviceFiles;
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
 use crate::lsm::format::keys::{
@@ -20,7 +21,6 @@ use crate::lsm::format::manifest::{Manifest, manifest_file};
 use crate::lsm::index::open::read_file;
 use crate::lsm::maintenance::manifests::manifest_number;
 use crate::lsm::table::block::{Block, Cursor};
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::filter::KeyHash;
 use crate::lsm::table::footer::table_file;
 use crate::lsm::table::reader::Table;

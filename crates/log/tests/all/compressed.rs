@@ -9,12 +9,12 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
     NamespaceId, StoreId,
 };
-use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, Memory, SystemClock, lend};
-use dalsegno_log::format::{RecordHeader, RecordKind, segment_file};
-use dalsegno_log::{
-    BlockOutcome, BlockTarget, Call, Cause, ExtentRead, Log, LogError, LogOptions, NewExtent,
-    Recovered, TransferError,
+use dalsegno_extent::{
+    BlockOutcome, BlockTarget, Call, Cause, ExtentRead, NewExtent, TransferError,
+    format::{RecordHeader, RecordKind, segment_file},
 };
+use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, Memory, SystemClock, lend};
+use dalsegno_log::{Log, LogError, LogOptions, Recovered};
 
 use crate::limits::limits;
 

@@ -8,12 +8,11 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Deadline, Durability, EngineChoice, Extent, KvLayout, Limits,
     NamespaceId, StoreId,
 };
+use dalsegno_extent::{BlockTarget, Call, ExtentRead, NewExtent};
 use dalsegno_io::{
     BufferPool, DirectoryOptions, Lender, LocalDirectory, Memory, SystemClock, lend,
 };
-use dalsegno_log::{
-    Append, BlockTarget, Call, ExtentRead, LayerAppend, Log, LogOptions, NewExtent,
-};
+use dalsegno_log::{Append, LayerAppend, Log, LogOptions};
 
 use crate::limits::limits;
 use proptest::prelude::*;

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use dalsegno_core::{
     ChainHash, Compression, Durability, EngineChoice, Extent, KvLayout, Limits, Namespace, StoreId,
 };
+use dalsegno_extent::{BlockTarget, Call, ExtentRead, NewExtent};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
-use dalsegno_log::{BlockTarget, Call, ExtentRead, Log, LogOptions, NewExtent, Recovered};
+use dalsegno_log::{Log, LogOptions, Recovered};
 
 use crate::dump;
 use crate::limits::limits;

@@ -9,11 +9,10 @@ use dalsegno_core::{
     COUNT_LIMIT, ChainHash, Durability, EngineChoice, Extent, KvLayout, Limits, Location,
     NamespaceId, StoreId,
 };
+use dalsegno_extent::{Call, NewExtent, format::segment_file};
 use dalsegno_io::{BufferPool, DirectoryOptions, LocalDirectory, SystemClock, lend};
-use dalsegno_log::format::segment_file;
 use dalsegno_log::{
-    Appended, Call, Log, LogOptions, NewExtent, Recovered, Removal, SegmentState, SegmentView,
-    removals_of,
+    Appended, Log, LogOptions, Recovered, Removal, SegmentState, SegmentView, removals_of,
 };
 
 use crate::limits::limits;

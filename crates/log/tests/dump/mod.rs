@@ -4,7 +4,7 @@ mod lines;
 
 use std::fmt::Write as _;
 
-use dalsegno_log::format::fields;
+use dalsegno_extent::format::fields;
 use lines::{Field, Say, line, table, zeros};
 
 /// Notes next to the names of the example's fields.

@@ -2,9 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
+use dalsegno_arena::{ArenaHeader, Stamp, UNIT_BYTES, is_current};
 use dalsegno_core::{Error, ErrorKind, Result};
 use dalsegno_io::{Access, Memory, Region};
-use dalsegno_pool::{ArenaHeader, Stamp, UNIT_BYTES, is_current};
 
 use crate::wire::PlaceRow;
 
@@ -89,7 +89,7 @@ impl ServedArena {
 }
 
 fn units_of(block_bytes: usize) -> u32 {
-    dalsegno_pool::Places::units_of(block_bytes as u64).unwrap_or(u32::MAX)
+    dalsegno_arena::Places::units_of(block_bytes as u64).unwrap_or(u32::MAX)
 }
 
 fn header_of(region: &Region) -> Option<ArenaHeader> {

@@ -7,9 +7,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dalsegno_arena::{ArenaHeader, Places, UNIT_BYTES, is_current};
 use dalsegno_core::{ChainHash, Clock, KvLayout, ManualClock, Namespace, SpaceFacts, StoreId};
 use dalsegno_io::{Access, Backing, BufferPool, Memory, Region, lend};
-use dalsegno_pool::{ArenaHeader, Places, UNIT_BYTES, is_current};
 use dalsegno_sim::{Blocks, DeviceOptions, Outage, Random, SimDevice, Style, chain_hashes};
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules, Tiers};
 use dalsegno_store::{ArenaBacking, Durability, Pool, Store};
@@ -331,7 +331,7 @@ impl World {
     }
 }
 
-const NOWHERE: PlaceRow = PlaceRow { unit: 0, stamp: dalsegno_pool::Stamp(0) };
+const NOWHERE: PlaceRow = PlaceRow { unit: 0, stamp: dalsegno_arena::Stamp(0) };
 
 /// An answer as a client reads it.
 fn said(answer: &Answer) -> (Reply, Vec<u8>) {

@@ -12,10 +12,13 @@ use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Limits, Result, StoreId};
 use dalsegno_io::Process;
 use parking_lot::{Mutex, RwLock};
 
-use crate::api::open_store::{CLOSE_TIMEOUT, OpenStore};
+use crate::counters::add;
 use crate::error::forked;
+use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
+use crate::open::open_store::{CLOSE_TIMEOUT, OpenStore};
+use crate::state::recent_removals::RemovalMark;
 use crate::stats::Stats;
-use crate::write::recent_removals::RemovalMark;
+use crate::terms::Terms;
 
 const CLOSE_POLL: Duration = Duration::from_millis(1);
 
@@ -135,5 +138,33 @@ impl Drop for Door {
             let timeout = Deadline::At(store.engine.clock.now().after(CLOSE_TIMEOUT));
             store.close_lanes(timeout);
         }
+    }
+}
+
+/// A transfer that is about to start.
+pub(crate) struct Start<'a> {
+    pub(crate) door: &'a Door,
+    pub(crate) lanes: &'a TransferLanes,
+    pub(crate) direction: Direction,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl Start<'_> {
+    /// Queues work; `refused` is the result if the direction's queue is full.
+    pub(crate) fn run<T: Send + 'static>(
+        self,
+        refused: Result<T>,
+        work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
+    ) -> Transfer<T> {
+        let store = match self.door.enter() {
+            Ok(store) => store,
+            Err(closed) => return Transfer::ended(Err(closed)),
+        };
+        let terms = (self.direction, self.timeout);
+        let transfer = self.lanes.run(terms, &store.engine.clock, refused, work);
+        if transfer.is_throttled() {
+            add(&store.engine.counters.throttled_transfers, 1);
+        }
+        transfer
     }
 }

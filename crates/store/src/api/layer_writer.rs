@@ -7,18 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Error, ErrorKind, Namespace, NamespaceId, Result};
+use dalsegno_extent::Call;
 use dalsegno_io::{IoError, Memory, Operation};
-use dalsegno_log::{Call, LayerAppend};
+use dalsegno_log::LayerAppend;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::api::door::Door;
-use crate::api::terms::Terms;
-use crate::api::transfer::{Direction, Start, Transfer, TransferLanes};
+use crate::api::door::Start;
+use crate::counters::add;
 use crate::error::to_error;
+use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
 use crate::sizes::check_blocks;
-use crate::stats::add;
+use crate::state::recent_removals::RemovalMark;
+use crate::terms::Terms;
 use crate::write::publish::{new_extent, publish};
-use crate::write::recent_removals::RemovalMark;
 use crate::write::stretch::stretches;
 
 /// Blocks that are put one layer at a time; nothing is visible before [`LayerWriter::commit`].

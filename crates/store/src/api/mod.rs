@@ -2,10 +2,7 @@
 
 pub(crate) mod door;
 pub(crate) mod layer_writer;
-pub(crate) mod open_store;
 pub(crate) mod pool;
 pub(crate) mod removal_watch;
 pub(crate) mod step_far;
 pub(crate) mod store;
-pub(crate) mod terms;
-pub(crate) mod transfer;

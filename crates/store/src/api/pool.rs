@@ -9,20 +9,20 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use dalsegno_arena::ArenaHeader;
 use dalsegno_core::{ChainHash, Config, Error, ErrorKind, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_io::{Backing, Memory, StopSignal};
-use dalsegno_pool::ArenaHeader;
 
 use crate::api::store::Store;
-use crate::api::terms::Terms;
 use crate::engine::Engine;
 use crate::open::assemble::parts_of;
-use crate::read::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
-use crate::read::dram::Leaving;
 use crate::read::lease::{Acquired, LeasedBlock, acquire};
+use crate::state::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};
+use crate::state::dram::Leaving;
+use crate::state::recent_removals::RemovalMark;
+use crate::terms::Terms;
 use crate::write::put::{Put, PutOrigin, PutReport};
-use crate::write::recent_removals::RemovalMark;
 
 /// The memory of a store that other processes map. Clones share it.
 #[derive(Clone, Debug)]

@@ -13,10 +13,10 @@ use dalsegno_io::WaitLimit;
 use parking_lot::Mutex;
 
 use crate::api::door::Door;
-use crate::api::open_store::OpenStore;
 use crate::block_key::BlockKey;
+use crate::open::open_store::OpenStore;
 use crate::read::lookup::{LOOKUP_TIMEOUT, are_found, lookup_limit};
-use crate::read::removal_feed::RemovalQueue;
+use crate::state::removal_feed::RemovalQueue;
 
 /// The largest queue that a watch may ask for: 48 bytes for each block.
 pub const MAX_WATCHED_BLOCKS: usize = 1 << 24;

@@ -4,7 +4,7 @@ use dalsegno_core::Result;
 use dalsegno_far::Applied;
 
 use crate::api::store::Store;
-use crate::far::lanes::FarStep;
+use crate::far_work::lanes::FarStep;
 
 /// Does one step of the far tier on the caller's thread. Does nothing without a far tier, or if threads do the work.
 ///

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Config, Limits, Namespace, NamespaceId, Result, StoreId};
+use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
 use dalsegno_io::Memory;
-use dalsegno_log::Cause;
 
 use crate::api::door::Door;
+use crate::api::door::Start;
 use crate::api::layer_writer::{LayerSpan, LayerWriter};
 use crate::api::removal_watch::RemovalWatch;
-use crate::api::terms::Terms;
-use crate::api::transfer::{Direction, Start, Transfer, TransferLanes};
+use crate::jobs::transfers::{Direction, Transfer, TransferLanes};
 use crate::open::assemble::{Parts, assemble, parts_of};
 use crate::read::get_blocks::{GetRequest, get};
 use crate::read::lease::{Lease, lease};
@@ -21,6 +21,7 @@ use crate::read::locate::{Located, locate};
 use crate::read::lookup;
 use crate::read::outcome::{GetReport, Outcome};
 use crate::stats::Stats;
+use crate::terms::Terms;
 use crate::write::put::{Put, PutOrigin, PutOutcome, PutReport};
 use crate::write::register::{RegisterOptions, register};
 

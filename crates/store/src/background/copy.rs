@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dalsegno_core::Extent;
+use dalsegno_extent::{
+    BlockOutcome, BlockTarget, Call, Cause, CompressedExtent, ExtentRead, NewExtent,
+};
 use dalsegno_index::Unread;
 use dalsegno_io::{Memory, lend};
-use dalsegno_log::{
-    BlockOutcome, BlockTarget, Call, Cause, CompressedExtent, ExtentRead, Log, LogError, NewExtent,
-};
+use dalsegno_log::{Log, LogError};
 
 use crate::background::rows::Spot;
 use crate::engine::Engine;

@@ -22,8 +22,8 @@ use dalsegno_policy::reclaim::{
 
 use crate::background::relocate::{extents_in, live_of, move_all};
 use crate::background::rows::rows;
+use crate::counters::add;
 use crate::engine::Engine;
-use crate::stats::add;
 
 /// How often space is freed for one append.
 pub(crate) const RECLAIM_ATTEMPTS: u32 = 3;

@@ -12,21 +12,24 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, NamespaceId};
+use dalsegno_extent::{Call, Cause};
 use dalsegno_index::Unread;
 use dalsegno_io::{IoError, WaitLimit, lend};
-use dalsegno_log::{Appended, Call, Cause, CompressedMerge, LogError, MergeAppend};
+use dalsegno_log::{Appended, CompressedMerge, LogError, MergeAppend};
 use dalsegno_policy::merging::{Due, MergeRules, Piece, choose, fresh_and_moved};
 
+use crate::background::copy::{
+    RowBuffer, blocks_at_once, compress_again, read_blocks, visible_blocks,
+};
 use crate::background::evict::recycle_dead_segments;
-use crate::background::helper::NoTask;
 use crate::background::merge_board::Merged;
 use crate::background::rows::{Spot, follows, most_blocks, part_of};
 use crate::background::space::SpaceLane;
-use crate::background::task_queue::TaskQueue;
+use crate::counters::{MergeCounters, add};
 use crate::engine::Engine;
-use crate::read::copy::{RowBuffer, blocks_at_once, compress_again, read_blocks, visible_blocks};
+use crate::jobs::helper::NoTask;
+use crate::jobs::task_queue::TaskQueue;
 use crate::read::quarantine::quarantine;
-use crate::stats::{MergeCounters, add};
 
 /// Most extents of a lineage that are looked at.
 const MOST_EXTENTS: usize = 1024;

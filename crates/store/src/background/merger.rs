@@ -10,14 +10,14 @@ use std::time::Duration;
 use dalsegno_core::{Extent, Result};
 use dalsegno_policy::merging::{Due, MergeRules};
 
-use crate::background::helper::{Duty, Executor, Helper, NoTask};
+use crate::background::copy::RowBuffer;
 use crate::background::merge_board::{Budget, MergeBoard, MergeTask, PERIOD};
 use crate::background::merge_row::Merge;
 use crate::background::space::SpaceLane;
-use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::error::no_thread;
-use crate::read::copy::RowBuffer;
+use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// Merges small extents.
 #[derive(Debug)]

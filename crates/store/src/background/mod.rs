@@ -1,8 +1,7 @@
 //! Work that no caller waits for, or not to its end.
 
+pub(crate) mod copy;
 pub(crate) mod evict;
-pub(crate) mod helper;
-pub(crate) mod index_care;
 pub(crate) mod merge_board;
 pub(crate) mod merge_row;
 pub(crate) mod merge_walk;
@@ -11,5 +10,3 @@ pub(crate) mod relocate;
 pub(crate) mod rows;
 pub(crate) mod scrubber;
 pub(crate) mod space;
-pub(crate) mod task_queue;
-pub(crate) mod tuner;

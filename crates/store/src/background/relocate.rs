@@ -6,13 +6,14 @@
 //! 4. Each step inside an extent waits for the device: a late read says nothing about the bytes.
 
 use dalsegno_core::Extent;
+use dalsegno_extent::{Call, Cause};
 use dalsegno_index::Unread;
 use dalsegno_io::{IoError, lend};
-use dalsegno_log::{Appended, Call, Cause, LogError};
+use dalsegno_log::{Appended, LogError};
 
+use crate::background::copy::{compress_again, read_blocks, visible_blocks};
 use crate::background::rows::{Spot, part_of, runs_of};
 use crate::engine::Engine;
-use crate::read::copy::{compress_again, read_blocks, visible_blocks};
 
 /// How the move of a row ended.
 struct Moved {

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use dalsegno_core::{ChainHash, Extent, Limits, MAX_EXTENT_BLOCKS, MAX_EXTENT_SLICES};
-use dalsegno_log::NewExtent;
+use dalsegno_extent::NewExtent;
 
 /// A block of a row of extents: which extent, and which block of it.
 pub(crate) type Spot = (usize, u32);

@@ -15,13 +15,13 @@ use dalsegno_core::{ChainHash, Extent, NamespaceId, Nanos, Result};
 use dalsegno_io::WaitLimit;
 use dalsegno_policy::merging::Bucket;
 
-use crate::background::helper::{Duty, Executor, Helper, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
+use crate::background::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
+use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::no_thread;
-use crate::read::copy::{RowBuffer, blocks_at_once, damaged_of, read_blocks, visible_blocks};
+use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::read::quarantine::quarantine;
-use crate::stats::add;
 
 /// Extents that are requested from the index at a time.
 const STEP: usize = 64;

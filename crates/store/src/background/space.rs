@@ -16,12 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dalsegno_core::{Deadline, MIN_SEGMENTS, Result};
-use dalsegno_log::{Call, LogError, Reservation};
+use dalsegno_extent::Call;
+use dalsegno_log::{LogError, Reservation};
 
 use crate::background::evict::{RECLAIM_ATTEMPTS, give_back, make_space, recycle_dead_segments};
-use crate::background::helper::{Answer, Executor, JobLane};
 use crate::engine::Engine;
 use crate::error::no_thread;
+use crate::jobs::helper::{Answer, Executor, JobLane};
 
 /// Jobs that wait in a lane. A caller has at most one, and the index one. Callers that a hanging device made leave stay
 /// in the queue.

@@ -46,7 +46,7 @@ enum ChainState {
 
 /// What is and what was prefetched.
 #[derive(Debug)]
-pub(super) struct Prefetches {
+pub(crate) struct Prefetches {
     most_bytes: u64,
     progress: Mutex<PrefetchProgress>,
     /// A chain began, bytes were used, or a batch has ended.
@@ -69,32 +69,32 @@ struct PrefetchProgress {
 
 /// What became of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PrefetchCounts {
+pub(crate) struct PrefetchCounts {
     /// Blocks that were read into DRAM.
-    pub(super) fetched: u64,
+    pub(crate) fetched: u64,
     /// Those that a get used soon.
-    pub(super) used: u64,
+    pub(crate) used: u64,
     /// Blocks that were to be prefetched and were not.
-    pub(super) dropped: u64,
+    pub(crate) dropped: u64,
 }
 
 /// Blocks to be prefetched together.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct PrefetchBatch {
+pub(crate) struct PrefetchBatch {
     chain: u64,
-    pub(super) namespace: NamespaceId,
-    pub(super) hashes: Vec<ChainHash>,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) hashes: Vec<ChainHash>,
 }
 
 /// How a batch ended.
 #[derive(Debug, Default)]
-pub(super) struct PrefetchResult {
+pub(crate) struct PrefetchResult {
     /// The blocks that are in DRAM now.
-    pub(super) fetched: Vec<ChainHash>,
+    pub(crate) fetched: Vec<ChainHash>,
     /// How many others were to be read.
-    pub(super) dropped: usize,
+    pub(crate) dropped: usize,
     /// Whether the rest of the chain is to be given up.
-    pub(super) is_over: bool,
+    pub(crate) is_over: bool,
 }
 
 impl PrefetchProgress {
@@ -139,13 +139,13 @@ impl PrefetchProgress {
 
 impl Prefetches {
     /// For a DRAM tier of so many bytes; nothing is prefetched without one.
-    pub(super) fn new(dram_bytes: u64) -> Self {
+    pub(crate) fn new(dram_bytes: u64) -> Self {
         let most_bytes = MOST_BYTES.min(dram_bytes / 4);
         Self { most_bytes, progress: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Names the blocks of a chain that only the far location has.
-    pub(super) fn name(&self, namespace: NamespaceId, hashes: impl Iterator<Item = ChainHash>) {
+    pub(crate) fn name(&self, namespace: NamespaceId, hashes: impl Iterator<Item = ChainHash>) {
         if self.most_bytes == 0 {
             return;
         }
@@ -171,7 +171,7 @@ impl Prefetches {
     }
 
     /// Takes over blocks that a get reads itself, and returns the numbers of the chains that continue behind them.
-    pub(super) fn take_over(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<u64> {
+    pub(crate) fn take_over(&self, namespace: NamespaceId, hashes: &[ChainHash]) -> Vec<u64> {
         let Some(first) = hashes.first() else { return Vec::new() };
         let progress = &mut *self.progress.lock();
         let is_of =
@@ -191,7 +191,7 @@ impl Prefetches {
     }
 
     /// Begins to prefetch chains.
-    pub(super) fn begin(&self, numbers: &[u64]) {
+    pub(crate) fn begin(&self, numbers: &[u64]) {
         if numbers.is_empty() {
             return;
         }
@@ -202,7 +202,7 @@ impl Prefetches {
     }
 
     /// Waits at most `timeout` for blocks to prefetch. `block_bytes` says how large the blocks of a namespace are.
-    pub(super) fn next(
+    pub(crate) fn next(
         &self,
         now: Nanos,
         timeout: Duration,
@@ -218,7 +218,7 @@ impl Prefetches {
     }
 
     /// Ends a batch of blocks of `block_bytes`.
-    pub(super) fn end(
+    pub(crate) fn end(
         &self,
         batch: &PrefetchBatch,
         result: &PrefetchResult,
@@ -245,7 +245,7 @@ impl Prefetches {
     }
 
     /// Notes that a get was served with a block from DRAM.
-    pub(super) fn note_use(&self, key: &BlockKey) {
+    pub(crate) fn note_use(&self, key: &BlockKey) {
         let progress = &mut *self.progress.lock();
         if let Some((bytes, _)) = progress.unused.remove(key) {
             progress.unused_bytes -= bytes;
@@ -255,19 +255,19 @@ impl Prefetches {
     }
 
     /// Whether a block is being prefetched.
-    pub(super) fn is_reading(&self, key: &BlockKey) -> bool {
+    pub(crate) fn is_reading(&self, key: &BlockKey) -> bool {
         self.progress.lock().reading.contains(key)
     }
 
     /// Waits until none of these blocks is being prefetched, at most `timeout`.
-    pub(super) fn wait_for(&self, keys: &[BlockKey], timeout: Duration) {
+    pub(crate) fn wait_for(&self, keys: &[BlockKey], timeout: Duration) {
         let mut progress = self.progress.lock();
         let is_reading =
             |progress: &mut PrefetchProgress| keys.iter().any(|key| progress.reading.contains(key));
         self.changed.wait_while_for(&mut progress, is_reading, timeout);
     }
 
-    pub(super) fn counts(&self) -> PrefetchCounts {
+    pub(crate) fn counts(&self) -> PrefetchCounts {
         self.progress.lock().counts
     }
 }

@@ -10,8 +10,8 @@ use dalsegno_io::Memory;
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
 
-use crate::read::arena::PlacedBlock;
-use crate::write::recent_removals::RemovalMark;
+use crate::state::arena::PlacedBlock;
+use crate::state::recent_removals::RemovalMark;
 
 /// Memory of the filter that remembers blocks that were hit once.
 const FILTER_BYTES: usize = 1 << 20;
@@ -43,17 +43,17 @@ impl PromotedBlock {
 
 /// Consecutive blocks: the last ones of a chain.
 #[derive(Debug)]
-pub(super) struct Promotion {
-    pub(super) namespace: NamespaceId,
-    pub(super) chain: Vec<ChainHash>,
-    pub(super) blocks: Vec<PromotedBlock>,
+pub(crate) struct Promotion {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) chain: Vec<ChainHash>,
+    pub(crate) blocks: Vec<PromotedBlock>,
     /// From before the first of them was looked up.
-    pub(super) mark: RemovalMark,
+    pub(crate) mark: RemovalMark,
 }
 
 /// The blocks that wait to be copied to the log.
 #[derive(Debug)]
-pub(super) struct Promotions {
+pub(crate) struct Promotions {
     hits: Mutex<AdmissionFilter>,
     waiting: Mutex<Waiting>,
 }
@@ -83,7 +83,7 @@ impl Default for Promotions {
 impl Promotions {
     /// Notes a hit of the last block of `chain`. If it was hit before, its bytes are queued. `mark` is from before it
     /// was looked up.
-    pub(super) fn note_hit(
+    pub(crate) fn note_hit(
         &self,
         namespace: NamespaceId,
         chain: &[ChainHash],
@@ -110,7 +110,7 @@ impl Promotions {
     }
 
     /// Takes everything that waits.
-    pub(super) fn take(&self) -> Vec<Promotion> {
+    pub(crate) fn take(&self) -> Vec<Promotion> {
         std::mem::take(&mut *self.waiting.lock()).runs
     }
 }

@@ -14,7 +14,7 @@ const MOST: usize = 65_536;
 
 /// Which extents were offered again.
 #[derive(Debug, Default)]
-pub(super) struct Reoffers(Mutex<ReofferState>);
+pub(crate) struct Reoffers(Mutex<ReofferState>);
 
 #[derive(Debug, Default)]
 struct ReofferState {
@@ -26,7 +26,7 @@ struct ReofferState {
 
 impl Reoffers {
     /// Notes how many failures there were so far.
-    pub(super) fn note_failures(&self, failures: u64) {
+    pub(crate) fn note_failures(&self, failures: u64) {
         let mut state = self.0.lock();
         if state.failures != failures {
             *state = ReofferState { failures, offered: Some(HashSet::new()) };
@@ -34,7 +34,7 @@ impl Reoffers {
     }
 
     /// Whether an extent that is put again is to be offered again. If so, that is noted.
-    pub(super) fn take(&self, extent: ExtentId) -> bool {
+    pub(crate) fn take(&self, extent: ExtentId) -> bool {
         let mut state = self.0.lock();
         let Some(offered) = &mut state.offered else { return false };
         if offered.len() >= MOST {

@@ -13,16 +13,17 @@ use std::time::Duration;
 use dalsegno_core::{
     ChainHash, Clock, DramAdmission, Extent, FarWrite, Limits, NamespaceId, Nanos, StoreId,
 };
-use dalsegno_extent::{IoBounds, SourceIo};
+use dalsegno_extent::{Call, Cause, IoBounds, SourceIo};
 use dalsegno_far::{
     BadObject, FarIndex, FarPlace, FarReader, FarReading, FarShape, FarWanted, KEEP_REMOVALS,
     Polled, Publisher, PublisherOptions, Refused, Removal, Tier, TierState, WriterId,
 };
 use dalsegno_io::{BufferPool, IoError, Source};
-use dalsegno_log::{Call, Cause, Log};
+use dalsegno_log::Log;
 use parking_lot::Mutex;
 
 use crate::block_key::BlockKey;
+use crate::counters::add;
 use crate::device::WatchedSource;
 use crate::far::prefetches::Prefetches;
 use crate::far::promotions::{PromotedBlock, Promotions};
@@ -30,8 +31,7 @@ use crate::far::removal_notes::RemovalNotes;
 use crate::far::reoffers::Reoffers;
 use crate::far::stats::FarStats;
 use crate::far::timed_source::{RequestTimes, TimedSource};
-use crate::stats::add;
-use crate::write::recent_removals::{RecentRemovals, RemovalMark};
+use crate::state::recent_removals::{RecentRemovals, RemovalMark};
 
 /// Memory of the index: 8 million blocks.
 const INDEX_BYTES: u64 = 256 << 20;
@@ -65,24 +65,24 @@ pub(crate) struct FarParts {
 /// The far tier of a store.
 #[derive(Debug)]
 pub(crate) struct FarTier {
-    pub(super) tier: Arc<dyn Tier>,
+    pub(crate) tier: Arc<dyn Tier>,
     /// Most bytes of this store's packs; `None` if the size of the location is not known yet.
     capacity_bytes: Option<u64>,
     /// When a block is written.
-    pub(super) write: FarWrite,
-    pub(super) writer: WriterId,
-    pub(super) index: Arc<FarIndex>,
-    pub(super) source: Arc<WatchedSource>,
+    pub(crate) write: FarWrite,
+    pub(crate) writer: WriterId,
+    pub(crate) index: Arc<FarIndex>,
+    pub(crate) source: Arc<WatchedSource>,
     pub(crate) publisher: Mutex<Publisher>,
     reader: FarReader,
     waiting: Mutex<VecDeque<OfferedExtent>>,
     reoffers: Reoffers,
-    pub(super) promotions: Promotions,
-    pub(super) prefetches: Prefetches,
+    pub(crate) promotions: Promotions,
+    pub(crate) prefetches: Prefetches,
     times: Arc<RequestTimes>,
     /// Its counters are copied here, so that reading them does not wait for the location.
     published: Mutex<dalsegno_far::PublisherStats>,
-    pub(super) counters: FarCounters,
+    pub(crate) counters: FarCounters,
     /// The object that was found last that cannot be used, and why.
     newest_bad: Mutex<Option<String>>,
     clock: Arc<dyn Clock>,
@@ -91,26 +91,26 @@ pub(crate) struct FarTier {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct FarCounters {
-    pub(super) promoted_blocks: AtomicU64,
-    pub(super) rescued_blocks: AtomicU64,
-    pub(super) dropped_blocks: AtomicU64,
-    pub(super) present_blocks: AtomicU64,
-    pub(super) bad_objects: AtomicU64,
-    pub(super) bad_catalogs: AtomicU64,
-    pub(super) applied_removals: AtomicU64,
-    pub(super) complete_polls: AtomicU64,
-    pub(super) failed_polls: AtomicU64,
-    pub(super) collected_writers: AtomicU64,
-    pub(super) collected_packs: AtomicU64,
+pub(crate) struct FarCounters {
+    pub(crate) promoted_blocks: AtomicU64,
+    pub(crate) rescued_blocks: AtomicU64,
+    pub(crate) dropped_blocks: AtomicU64,
+    pub(crate) present_blocks: AtomicU64,
+    pub(crate) bad_objects: AtomicU64,
+    pub(crate) bad_catalogs: AtomicU64,
+    pub(crate) applied_removals: AtomicU64,
+    pub(crate) complete_polls: AtomicU64,
+    pub(crate) failed_polls: AtomicU64,
+    pub(crate) collected_writers: AtomicU64,
+    pub(crate) collected_packs: AtomicU64,
 }
 
 /// An extent that waits to be written.
 #[derive(Debug)]
-pub(super) struct OfferedExtent {
-    pub(super) extent: Extent,
+pub(crate) struct OfferedExtent {
+    pub(crate) extent: Extent,
     /// From before its blocks were put, or found.
-    pub(super) mark: RemovalMark,
+    pub(crate) mark: RemovalMark,
 }
 
 /// A block of a get that is at the far location.
@@ -181,7 +181,7 @@ impl FarTier {
     }
 
     /// Whether the bound on own packs was known when the store was opened.
-    pub(super) fn has_capacity(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         self.capacity_bytes.is_some()
     }
 
@@ -289,16 +289,16 @@ impl FarTier {
     }
 
     /// The next extent to be written.
-    pub(super) fn next_waiting(&self) -> Option<OfferedExtent> {
+    pub(crate) fn next_waiting(&self) -> Option<OfferedExtent> {
         self.waiting.lock().pop_front()
     }
 
     /// Puts an extent back that could not be written yet.
-    pub(super) fn put_back(&self, extent: OfferedExtent) {
+    pub(crate) fn put_back(&self, extent: OfferedExtent) {
         self.waiting.lock().push_front(extent);
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.waiting.lock().is_empty()
     }
 
@@ -308,7 +308,7 @@ impl FarTier {
     }
 
     /// Names in packs that are begun from now on which removals are applied and stored.
-    pub(super) fn use_applied(&self, notes: &RemovalNotes) {
+    pub(crate) fn use_applied(&self, notes: &RemovalNotes) {
         let mut publisher = self.publisher.lock();
         let applied = notes.stored_applied();
         publisher.set_applied(applied.clone());
@@ -317,22 +317,22 @@ impl FarTier {
     }
 
     /// Lets packs be filled until removals may have been missed: a poll that began at this moment missed none.
-    pub(super) fn note_fresh(&self, began: Nanos) {
+    pub(crate) fn note_fresh(&self, began: Nanos) {
         *self.fills_until.lock() = Some(began.after(KEEP_REMOVALS));
     }
 
     /// Lets no pack be filled until the next call of [`Self::note_fresh`].
-    pub(super) fn note_stale(&self) {
+    pub(crate) fn note_stale(&self) {
         *self.fills_until.lock() = None;
     }
 
     /// Whether packs may be filled: no removal was missed that covers what this store holds.
-    pub(super) fn may_fill(&self) -> bool {
+    pub(crate) fn may_fill(&self) -> bool {
         self.fills_until.lock().is_some_and(|until| self.clock.now() < until)
     }
 
     /// Notes which objects a poll could not use.
-    pub(super) fn note_bad_objects(&self, polled: &mut Polled) {
+    pub(crate) fn note_bad_objects(&self, polled: &mut Polled) {
         self.counters.bad_objects.store(polled.bad_now, Ordering::Relaxed);
         self.counters.bad_catalogs.store(polled.bad_catalogs(), Ordering::Relaxed);
         let newest = polled.newest_bad.take();
@@ -341,7 +341,7 @@ impl FarTier {
     }
 
     /// Notes what became of publishing, for [`Self::stats`] and for extents that are put again.
-    pub(super) fn note_published(&self, stats: dalsegno_far::PublisherStats) {
+    pub(crate) fn note_published(&self, stats: dalsegno_far::PublisherStats) {
         *self.published.lock() = stats;
         let dropped = self.counters.dropped_blocks.load(Ordering::Relaxed);
         let failures = stats.failed_blocks + dropped + self.tier.facts().reopened;
@@ -349,13 +349,13 @@ impl FarTier {
     }
 
     /// Drops the extents that still wait when the store is closed.
-    pub(super) fn drop_waiting(&self) {
+    pub(crate) fn drop_waiting(&self) {
         let left: usize = self.waiting.lock().drain(..).map(|one| one.extent.hashes.len()).sum();
         add(&self.counters.dropped_blocks, left as u64);
     }
 
     /// Whether the location has all blocks of an extent.
-    pub(super) fn has_all(&self, extent: &Extent) -> bool {
+    pub(crate) fn has_all(&self, extent: &Extent) -> bool {
         extent.hashes.iter().all(|hash| self.find(extent.namespace, hash).is_some())
     }
 
@@ -410,7 +410,7 @@ impl FarTier {
 }
 
 /// Copies an extent to a pack, unless it was evicted or blocks of it were removed.
-pub(super) fn add_to_pack(
+pub(crate) fn add_to_pack(
     publisher: &mut Publisher,
     (log, removals): (&Log, &RecentRemovals),
     extent: &Extent,

@@ -13,14 +13,14 @@ const BUCKETS: usize = 18;
 
 /// Times of requests, in buckets, and the bytes that are in flight.
 #[derive(Debug, Default)]
-pub(super) struct RequestTimes {
+pub(crate) struct RequestTimes {
     buckets: [AtomicU64; BUCKETS],
     in_flight_bytes: AtomicU64,
 }
 
 /// A source whose requests are measured.
 #[derive(Debug)]
-pub(super) struct TimedSource {
+pub(crate) struct TimedSource {
     source: Arc<dyn Source>,
     clock: Arc<dyn Clock>,
     times: Arc<RequestTimes>,
@@ -36,12 +36,12 @@ struct TimedRequest {
 
 impl RequestTimes {
     /// Bytes of requests that the location has not completed.
-    pub(super) fn in_flight_bytes(&self) -> u64 {
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
         self.in_flight_bytes.load(Ordering::Relaxed)
     }
 
     /// How many requests took so long: up to 64 µs, up to 128 µs and so on. The last one has no upper bound.
-    pub(super) fn buckets(&self) -> BTreeMap<String, u64> {
+    pub(crate) fn buckets(&self) -> BTreeMap<String, u64> {
         let name = |at: usize| match at + 1 {
             BUCKETS => "longer".to_owned(),
             _ => format!("up_to_{}", FIRST_BUCKET_US << at),
@@ -58,11 +58,11 @@ impl RequestTimes {
 }
 
 impl TimedSource {
-    pub(super) fn new(source: Arc<dyn Source>, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(source: Arc<dyn Source>, clock: Arc<dyn Clock>) -> Self {
         Self { source, clock, times: Arc::default() }
     }
 
-    pub(super) fn times(&self) -> Arc<RequestTimes> {
+    pub(crate) fn times(&self) -> Arc<RequestTimes> {
         Arc::clone(&self.times)
     }
 }

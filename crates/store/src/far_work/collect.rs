@@ -9,10 +9,10 @@ use std::time::Duration;
 use dalsegno_core::Clock;
 use dalsegno_far::{CHECK_EVERY, Collector};
 
-use crate::background::helper::{Duty, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
+use crate::counters::add;
 use crate::far::tier::FarTier;
-use crate::stats::add;
+use crate::jobs::helper::{Duty, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// Pause between two steps in one folder.
 const STEP: Duration = Duration::from_secs(2);

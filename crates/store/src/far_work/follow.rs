@@ -14,13 +14,13 @@ use std::time::Duration;
 use dalsegno_core::{ChainHash, Clock, Namespace, NamespaceId, Nanos, Result};
 use dalsegno_far::{Follower, KEEP_REMOVALS, Polled, Removal, RemovalId};
 
-use crate::background::helper::{Duty, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
+use crate::counters::add;
 use crate::engine::Engine;
-use crate::far::freshness::{Freshness, FreshnessTest};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::FarTier;
-use crate::stats::add;
+use crate::far_work::freshness::{Freshness, FreshnessTest};
+use crate::jobs::helper::{Duty, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// How often others' lists and catalogs are looked for.
 const POLL: Duration = Duration::from_secs(2);

@@ -13,25 +13,26 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Deadline, FarWrite, Namespace, NamespaceId, Nanos, Result};
+use dalsegno_extent::format::{NamespaceSector, SECTOR};
 use dalsegno_far::{
     CHECK_EVERY, EarlierFolders, EarlierSearch, Follower, Publisher, Refused, TierState, wait_for,
 };
 use dalsegno_io::IoError;
-use dalsegno_log::format::{NamespaceSector, SECTOR};
 
-use crate::background::helper::{Duty, Executor, Helper, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
+use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::no_thread;
-use crate::far::collect::CollectDuty;
-use crate::far::follow::{FollowDuty, RemovalsHere, RemoveHere};
-use crate::far::prefetch::PrefetchDuty;
-use crate::far::promote::PromoteDuty;
-use crate::far::removal_duty::RemovalDuty;
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarTier, OfferedExtent, add_to_pack};
-use crate::stats::add;
+use crate::far_work::collect::CollectDuty;
+use crate::far_work::follow::{FollowDuty, RemovalsHere, RemoveHere};
+use crate::far_work::prefetch::PrefetchDuty;
+use crate::far_work::promote::PromoteDuty;
+use crate::far_work::removal_duty::RemovalDuty;
+use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::write::put::Writer;
+use crate::write::remove::PublishRemovals;
 
 /// How often a sign of life is published.
 const BEAT: Duration = Duration::from_secs(60);
@@ -135,12 +136,6 @@ impl FarLanes {
         Ok(Self { far, removals, publish, follow, promote, collect, prefetch })
     }
 
-    /// Makes the thread that publishes removals look for new ones. Publishes them if there are no threads.
-    pub(crate) fn publish_removals(&self) {
-        self.removals.wake();
-        self.removals.step_inline();
-    }
-
     /// Does a step of work on the caller's thread, unless threads do that.
     pub(crate) fn step_inline(&self, step: FarStep) {
         match step {
@@ -169,6 +164,13 @@ impl FarLanes {
         self.publish.join(timeout.min(FINISH + Duration::from_secs(1)));
         self.removals.join(Duration::from_secs(1));
         self.collect.join(Duration::from_secs(1));
+    }
+}
+
+impl PublishRemovals for FarLanes {
+    fn publish_removals(&self) {
+        self.removals.wake();
+        self.removals.step_inline();
     }
 }
 
@@ -230,7 +232,7 @@ impl PublishDuty {
             return Err(error);
         }
         let engine = self.engine.upgrade();
-        let gone = Err(Refused::Unread(dalsegno_log::Cause::Recycled));
+        let gone = Err(Refused::Unread(dalsegno_extent::Cause::Recycled));
         match engine.map_or(gone, |engine| {
             add_to_pack(publisher, (&engine.log, &engine.front.removals), extent, *mark)
         }) {

@@ -6,19 +6,19 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Deadline};
+use dalsegno_extent::{BlockRead, BlockTarget, Call};
 use dalsegno_far::{FarShape, FarWanted};
-use dalsegno_log::{BlockRead, BlockTarget, Call};
 
-use crate::background::helper::{Duty, Executor, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::far::prefetches::{PrefetchBatch, PrefetchResult};
 use crate::far::tier::FarTier;
-use crate::read::arena::ReservedPlace;
-use crate::read::dram::Leaving;
+use crate::jobs::helper::{Duty, Executor, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::remove_unless_known;
-use crate::write::recent_removals::RemovalMark;
+use crate::state::arena::ReservedPlace;
+use crate::state::dram::Leaving;
+use crate::state::recent_removals::RemovalMark;
 
 /// How long one wait for blocks to prefetch takes.
 const WAIT: Duration = Duration::from_millis(100);

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use dalsegno_io::Memory;
 
-use crate::api::terms::Terms;
-use crate::background::helper::{Duty, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
+use crate::counters::add;
 use crate::far::promotions::{PromotedBlock, Promotion};
 use crate::far::tier::FarTier;
-use crate::read::arena::PlacedBlock;
-use crate::stats::add;
+use crate::jobs::helper::{Duty, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
+use crate::state::arena::PlacedBlock;
+use crate::terms::Terms;
 use crate::write::put::{Put, PutOrigin, PutOutcome, Writer};
 
 /// How long a copy to the log may take.

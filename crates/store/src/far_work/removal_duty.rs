@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use dalsegno_log::LogError;
 
-use crate::background::helper::{Duty, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
 use crate::engine::Engine;
 use crate::far::removal_notes::{Incomplete, RemovalNotes};
 use crate::far::tier::FarTier;
+use crate::jobs::helper::{Duty, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
 
 /// Pause after a failure of the location, or of the store's own device.
 const PAUSE: Duration = Duration::from_secs(3);

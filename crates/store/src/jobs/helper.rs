@@ -16,11 +16,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 use dalsegno_core::Clock;
+use dalsegno_extent::Call;
 use dalsegno_io::{IoError, Process, Workers};
-use dalsegno_log::{Call, LogError};
+use dalsegno_log::LogError;
 use parking_lot::Mutex;
 
-use crate::background::task_queue::{Next, QueuePlace, Refused, TaskQueue, Turn};
+use crate::jobs::task_queue::{Next, QueuePlace, Refused, TaskQueue, Turn};
 
 /// How long dropping a helper waits for its threads.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -17,12 +17,10 @@ use dalsegno_core::{Clock, Deadline, Error, ErrorKind, Result};
 use dalsegno_io::Process;
 use parking_lot::{Condvar, Mutex};
 
-use crate::api::door::Door;
-use crate::api::terms::{Cancel, Terms};
-use crate::background::helper::{Executor, Job, JobLane};
-use crate::background::task_queue::Refused;
 use crate::error::forked;
-use crate::stats::add;
+use crate::jobs::helper::{Executor, Job, JobLane};
+use crate::jobs::task_queue::Refused;
+use crate::terms::{Cancel, Terms};
 
 type Callback = Box<dyn FnOnce() + Send>;
 
@@ -280,33 +278,5 @@ impl<T> Drop for TransferEnd<T> {
     fn drop(&mut self) {
         let lost = || Err(Error::new(ErrorKind::Unavailable, "the transfer broke off"));
         self.0.finish(self.1.take().unwrap_or_else(lost));
-    }
-}
-
-/// A transfer that is about to start.
-pub(crate) struct Start<'a> {
-    pub(crate) door: &'a Door,
-    pub(crate) lanes: &'a TransferLanes,
-    pub(crate) direction: Direction,
-    pub(crate) timeout: Option<Duration>,
-}
-
-impl Start<'_> {
-    /// Queues work; `refused` is the result if the direction's queue is full.
-    pub(crate) fn run<T: Send + 'static>(
-        self,
-        refused: Result<T>,
-        work: impl FnOnce(&Terms) -> Result<T> + Send + 'static,
-    ) -> Transfer<T> {
-        let store = match self.door.enter() {
-            Ok(store) => store,
-            Err(closed) => return Transfer::ended(Err(closed)),
-        };
-        let terms = (self.direction, self.timeout);
-        let transfer = self.lanes.run(terms, &store.engine.clock, refused, work);
-        if transfer.is_throttled() {
-            add(&store.engine.counters.throttled_transfers, 1);
-        }
-        transfer
     }
 }

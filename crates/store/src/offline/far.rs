@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Error, ErrorKind, Result, StoreId};
-use dalsegno_extent::offline::Inspection;
+use dalsegno_extent::{
+    format::{STORE_FILE, segment_number},
+    offline::Inspection,
+};
 use dalsegno_far::offline::{
     DoctorError, DoctorOptions, DoctorReport, FarVerifyReport, Location, PruneError, PruneReport,
     Survey, SurveyOptions, examine, inspect, prune, survey, verify,
 };
 use dalsegno_far::{DirectoryTier, DirectoryTierOptions, Object, ObjectName, Tier, WriterId};
 use dalsegno_io::{DirectoryNames, IoError, SystemClock, random_bytes};
-use dalsegno_log::format::{STORE_FILE, segment_number};
 
 use crate::error::unavailable;
 use crate::far::tier::writer_id;

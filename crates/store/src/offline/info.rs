@@ -12,11 +12,11 @@ use dalsegno_io::DirectoryLock;
 use dalsegno_log::{Log, LogOptions, SegmentState};
 use serde::Serialize;
 
-use crate::background::tuner::{DecisionRow, read_decisions};
 use crate::error::{to_error, unavailable};
 use crate::far::removal_notes::pending_in;
 use crate::open::directory::{DirectoryReader, lock_shared};
 use crate::open::fill_index::fill_index;
+use crate::tuning::tuner::{DecisionRow, read_decisions};
 
 /// Facts about a store.
 #[derive(Clone, Debug, PartialEq, Serialize)]

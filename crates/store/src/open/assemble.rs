@@ -13,6 +13,7 @@ use dalsegno_core::{
     ChainHash, Clock, Compression, Config, Error, ErrorKind, Limits, Namespace, NamespaceId,
     Result, StoreId, format_bytes,
 };
+use dalsegno_extent::format::{STORE_FILE, namespace_file};
 use dalsegno_far::{LocationPath, Removal, Tier, WriterId};
 use dalsegno_index::{Index, LsmIndex};
 use dalsegno_io::{
@@ -20,38 +21,37 @@ use dalsegno_io::{
     SystemClock, allow_open_files,
 };
 use dalsegno_log::Log;
-use dalsegno_log::format::{STORE_FILE, namespace_file};
 use dalsegno_policy::merging::MergeRules;
 
-use crate::api::open_store::OpenStore;
-use crate::api::terms::Terms;
-use crate::api::transfer::TransferLanes;
-use crate::background::helper::{Executor, JobLane};
-use crate::background::index_care::{IndexCare, IndexCareOptions};
 use crate::background::merger::Merger;
 use crate::background::scrubber::{ScrubRules, Scrubber};
 use crate::background::space::{LANE_JOBS, SpaceLane};
-use crate::background::tuner::Tuner;
+use crate::counters::Counters;
 use crate::device::Watched;
 use crate::engine::{Engine, Front};
 use crate::error::{absolute, no_thread, to_error, unavailable};
-use crate::far::follow::RemoveHere;
-use crate::far::lanes::{FarLanes, LocalStore};
 use crate::far::removal_notes::RemovalNotes;
 use crate::far::tier::{FarParts, FarTier, staging_of, writer_id};
+use crate::far_work::follow::RemoveHere;
+use crate::far_work::lanes::{FarLanes, LocalStore};
+use crate::jobs::helper::{Executor, JobLane};
+use crate::jobs::transfers::TransferLanes;
 use crate::open::directory::{DirectoryReader, lock_error, refuse_forked};
 use crate::open::far_location::{far_location, open_far};
 use crate::open::log_and_index::{LogAndIndex, LogSource};
-use crate::read::arena::ArenaBacking;
-use crate::read::dram::Dram;
-use crate::read::failed_reads::FailedReads;
-use crate::read::gauge::ReadGauge;
-use crate::read::removal_feed::RemovalFeed;
-use crate::read::speeds::TierSpeeds;
-use crate::stats::Counters;
-use crate::write::namespaces::NamespaceTable;
+use crate::open::open_store::OpenStore;
+use crate::state::arena::ArenaBacking;
+use crate::state::dram::Dram;
+use crate::state::failed_reads::FailedReads;
+use crate::state::gauge::ReadGauge;
+use crate::state::namespaces::NamespaceTable;
+use crate::state::recent_removals::RecentRemovals;
+use crate::state::removal_feed::RemovalFeed;
+use crate::state::speeds::TierSpeeds;
+use crate::terms::Terms;
+use crate::tuning::index_care::{IndexCare, IndexCareOptions};
+use crate::tuning::tuner::Tuner;
 use crate::write::put::Writer;
-use crate::write::recent_removals::RecentRemovals;
 use crate::write::remove::{RemovalOrigin, Remover};
 
 /// How long the removal of blocks may take that another store removed.

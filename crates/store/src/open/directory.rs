@@ -9,11 +9,11 @@ use std::sync::Arc;
 use dalsegno_core::{
     Clock, EngineChoice, Error, ErrorKind, Result, SpaceFacts, may_be_segment_bytes,
 };
+use dalsegno_extent::format::{STORE_FILE, StoreHeader, namespace_of_file, segment_number};
 use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryLock, DirectoryOptions, LocalDirectory, LockError,
     SystemClock,
 };
-use dalsegno_log::format::{STORE_FILE, StoreHeader, namespace_of_file, segment_number};
 
 use crate::error::unavailable;
 

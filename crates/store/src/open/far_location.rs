@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Config, Error, ErrorKind, Limits, Result};
+use dalsegno_extent::format::STORE_FILE;
 use dalsegno_far::{
     DirectoryTier, DirectoryTierOptions, LocationError, LocationPath, Tier, TierState, wait_for,
 };
 use dalsegno_io::{IoError, nearest_with_file};
-use dalsegno_log::format::STORE_FILE;
 
 use crate::error::{absolute, dangling_link, no_thread};
-use crate::far::lanes::FAR_SHARE;
+use crate::far_work::lanes::FAR_SHARE;
 
 /// How long opening waits for the size of the far file system, after it was opened.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -9,14 +9,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Extent, ExtentId, NamespaceId};
+use dalsegno_extent::{BlockOutcome, Cause};
 use dalsegno_index::{Index, Scope};
 use dalsegno_io::WaitLimit;
-use dalsegno_log::{BlockOutcome, Cause, Log, Recovered, Removal, SegmentFault};
+use dalsegno_log::{Log, Recovered, Removal, SegmentFault};
 use dalsegno_policy::recency::Use;
 use dalsegno_policy::succession::{Age, Newcomer, Origin, Ruling, ruling};
 
-use crate::read::copy::read_blocks;
-use crate::stats::{Counters, add};
+use crate::background::copy::read_blocks;
+use crate::counters::{Counters, add};
 
 /// Counts and logs the damage that was found at open.
 pub(crate) fn report_faults(counters: &Counters, faults: &[SegmentFault]) {

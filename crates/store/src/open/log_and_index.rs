@@ -17,10 +17,10 @@ use dalsegno_index::{
 use dalsegno_io::{BufferPool, Device};
 use dalsegno_log::{Log, LogOptions, Recovered, removals_of};
 
-use crate::background::helper::Executor;
+use crate::counters::Counters;
 use crate::error::to_error;
+use crate::jobs::helper::Executor;
 use crate::open::fill_index::{fill_index, report_faults};
-use crate::stats::Counters;
 
 /// Extents of one step of [`lift_all`].
 const LIFTED_AT_ONCE: usize = 4096;

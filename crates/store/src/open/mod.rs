@@ -5,3 +5,4 @@ pub(crate) mod directory;
 pub(crate) mod far_location;
 pub(crate) mod fill_index;
 pub(crate) mod log_and_index;
+pub(crate) mod open_store;

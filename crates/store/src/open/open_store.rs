@@ -7,16 +7,16 @@ use std::time::Duration;
 use dalsegno_core::Deadline;
 use dalsegno_io::Source;
 
-use crate::background::helper::JobLane;
 use crate::background::merger::Merger;
 use crate::background::scrubber::Scrubber;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
-use crate::far::lanes::FarLanes;
 use crate::far::stats::FarStats;
+use crate::far_work::lanes::FarLanes;
+use crate::jobs::helper::JobLane;
 use crate::stats::Stats;
 use crate::write::put::Writer;
-use crate::write::remove::{RemovalOrigin, Remover};
+use crate::write::remove::{PublishRemovals, RemovalOrigin, Remover};
 
 /// How long closing waits for transfers, calls and background work under way.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ impl OpenStore {
             engine: &self.engine,
             space: &self.space,
             records: &self.records,
-            origin: RemovalOrigin::Caller(self.far.as_ref()),
+            origin: RemovalOrigin::Caller(self.far.as_ref().map(|far| far as &dyn PublishRemovals)),
         }
     }
 

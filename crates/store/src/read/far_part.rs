@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, Clock, Nanos};
+use dalsegno_extent::{BlockRead, Call};
 use dalsegno_far::FarReading;
-use dalsegno_log::{BlockRead, Call};
 
 use crate::block_key::BlockKey;
 use crate::engine::Engine;

@@ -17,25 +17,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dalsegno_core::{ChainHash, DramAdmission, Namespace};
+use dalsegno_extent::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 use dalsegno_far::{FarShape, FarWanted};
 use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::{Operation, WaitLimit};
-use dalsegno_log::{BlockRead, BlockTarget, Call, Cause, ExtentRead};
 
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
 use crate::far::promotions::PromotedBlock;
 use crate::far::tier::FarBlock;
-use crate::read::arena::{PlacedBlock, ReservedPlace};
-use crate::read::dram::Leaving;
 use crate::read::far_part::{FarPart, FarPartRead, PrefetchedPart, far_copies, wait_for_prefetch};
 use crate::read::outcome::Outcome;
 use crate::read::quarantine::quarantine;
 use crate::read::run_parts::{missing_parts, positions_of};
-use crate::read::speeds::BlockTier;
 use crate::read::wanted::Wanted;
 use crate::read::whereabouts::{Whereabouts, bring_to_dram, remove_unless_known};
-use crate::write::recent_removals::RemovalMark;
+use crate::state::arena::{PlacedBlock, ReservedPlace};
+use crate::state::dram::Leaving;
+use crate::state::recent_removals::RemovalMark;
+use crate::state::speeds::BlockTier;
 
 /// A block that is read into a place in DRAM.
 struct PlacedRead {

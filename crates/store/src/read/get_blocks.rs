@@ -4,12 +4,12 @@ use dalsegno_core::{ChainHash, NamespaceId, Result};
 use dalsegno_index::Scope;
 use dalsegno_io::Memory;
 
-use crate::api::terms::Terms;
 use crate::engine::Engine;
 use crate::read::get::Get;
 use crate::read::outcome::{GetReport, count};
 use crate::read::wanted::Wanted;
 use crate::sizes::check_get;
+use crate::terms::Terms;
 
 /// A get: which blocks, which of their layers, and the memory for them.
 pub(crate) struct GetRequest<'a> {

@@ -6,19 +6,19 @@
 
 use std::sync::Arc;
 
+use dalsegno_arena::Stamp;
 use dalsegno_core::{ChainHash, Namespace, NamespaceId, Result};
+use dalsegno_extent::Cause;
 use dalsegno_index::Scope;
-use dalsegno_log::Cause;
-use dalsegno_pool::Stamp;
 
-use crate::api::terms::Terms;
 use crate::engine::Engine;
-use crate::read::arena::{Arena, PlacedBlock};
 use crate::read::get::Get;
-use crate::read::lease_share::LeaseShare;
 use crate::read::lookup::lookup_limit;
 use crate::read::outcome::{GetReport, Outcome, count};
 use crate::read::wanted::Wanted;
+use crate::state::arena::{Arena, PlacedBlock};
+use crate::state::lease_share::LeaseShare;
+use crate::terms::Terms;
 
 /// Leading blocks of a chain, to be read in their places. Dropping it ends the lease.
 ///

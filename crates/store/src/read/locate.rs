@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::read::lookup::are_found;
-use crate::read::speeds::BlockTier;
 use crate::read::whereabouts::Whereabouts;
+use crate::state::speeds::BlockTier;
 
 /// Consecutive blocks that one tier would serve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

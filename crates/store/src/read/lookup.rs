@@ -12,9 +12,9 @@ use dalsegno_core::{ChainHash, Deadline, NamespaceId};
 use dalsegno_index::{Run, Scope, note_use};
 use dalsegno_io::WaitLimit;
 
+use crate::counters::add;
 use crate::engine::Engine;
 use crate::read::whereabouts::Whereabouts;
-use crate::stats::add;
 
 /// How long a lookup may wait for files of the index. A working disk responds within some milliseconds. Blocks that are
 /// not found in time count as absent.

@@ -1,8 +1,8 @@
 //! How the blocks of a get ended.
 
-use dalsegno_log::Cause;
+use dalsegno_extent::Cause;
 
-use crate::stats::{Counters, add};
+use crate::counters::{Counters, add};
 
 /// How a wanted block ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

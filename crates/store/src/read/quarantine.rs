@@ -1,11 +1,11 @@
 //! Taking damaged blocks out of the index, so that they can be put again.
 
 use dalsegno_core::{ChainHash, Extent};
+use dalsegno_extent::Cause;
 use dalsegno_io::WaitLimit;
-use dalsegno_log::Cause;
 
+use crate::counters::add;
 use crate::engine::Engine;
-use crate::stats::add;
 
 /// Quarantines the damaged blocks of an extent, or all of its blocks if its header is bad. `damaged` holds positions in
 /// the extent, and why.

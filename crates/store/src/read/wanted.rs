@@ -1,7 +1,7 @@
 //! What a get wants of each block.
 
+use dalsegno_extent::{BlockRead, BlockTarget};
 use dalsegno_io::Memory;
-use dalsegno_log::{BlockRead, BlockTarget};
 
 /// What the caller wants of a block.
 pub(super) enum Wanted {

@@ -11,7 +11,7 @@ use dalsegno_io::{Memory, WaitLimit};
 use crate::block_key::BlockKey;
 use crate::engine::Engine;
 use crate::far::tier::{FarBlock, FarTier};
-use crate::write::recent_removals::RemovalMark;
+use crate::state::recent_removals::RemovalMark;
 
 /// Where the wanted blocks are.
 pub(crate) struct Whereabouts {

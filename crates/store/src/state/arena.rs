@@ -10,10 +10,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dalsegno_arena::{ArenaHeader, Generations, Place, Places, Stamp, UNIT_BYTES};
 use dalsegno_io::{
     Backing, Claim, Counters, Filled, IoError, Memory, Region, StopSignal, Touch, random_bytes,
 };
-use dalsegno_pool::{ArenaHeader, Generations, Place, Places, Stamp, UNIT_BYTES};
 use parking_lot::Mutex;
 
 const PURPOSE: &str = "memory for blocks";

@@ -10,10 +10,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dalsegno_arena::UNIT_BYTES;
 use dalsegno_core::{ChainHash, NamespaceId};
 use dalsegno_io::{IoError, Memory, StopSignal};
 use dalsegno_policy::S3Fifo;
-use dalsegno_pool::UNIT_BYTES;
 use parking_lot::Mutex;
 
 use super::arena::{Arena, ArenaBacking, PlacedBlock, ReservedPlace};

@@ -30,12 +30,12 @@ impl LeaseShare {
     }
 
     /// How many blocks it has memory for.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.count
     }
 
     /// Returns what more than `count` blocks need.
-    pub(super) fn shrink(&mut self, count: usize) {
+    pub(crate) fn shrink(&mut self, count: usize) {
         let returned = (self.count - count) as u64 * self.block_bytes;
         self.leased_bytes.fetch_sub(returned, Ordering::AcqRel);
         self.count = count;

@@ -12,15 +12,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dalsegno_core::{Clock, Result};
+use dalsegno_extent::Call;
 use dalsegno_index::{LsmIndex, Pace, Shortage};
-use dalsegno_log::{Call, Log, OtherFiles};
+use dalsegno_log::{Log, OtherFiles};
 use dalsegno_policy::merging::Bucket;
 use parking_lot::{Condvar, Mutex};
 
-use crate::background::helper::{Duty, Executor, Helper, NoTask};
-use crate::background::task_queue::{Next, TaskQueue};
-use crate::background::tuner::{IndexStats, Tuner};
 use crate::error::no_thread;
+use crate::jobs::helper::{Duty, Executor, Helper, NoTask};
+use crate::jobs::task_queue::{Next, TaskQueue};
+use crate::tuning::tuner::{IndexStats, Tuner};
 
 /// The thread looks after the index so often even if nobody wakes it.
 const PERIOD: Duration = Duration::from_secs(5);

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, DramAdmission, Namespace, NamespaceId, Result};
+use dalsegno_extent::{Call, CompressedExtent, NewExtent};
 use dalsegno_index::Placement;
 use dalsegno_io::Memory;
-use dalsegno_log::{Append, Call, CompressedExtent, LogError, NewExtent};
+use dalsegno_log::{Append, LogError};
 
 use crate::background::merger::Merger;
 use crate::background::space::SpaceLane;
 use crate::engine::Engine;
 use crate::error::to_error;
-use crate::read::arena::PlacedBlock;
+use crate::state::arena::PlacedBlock;
+use crate::state::recent_removals::RemovalMark;
 use crate::write::publish::{new_extent, publish};
-use crate::write::recent_removals::RemovalMark;
 
 /// The blocks of an extent.
 pub(crate) struct GroupBlocks<'a> {

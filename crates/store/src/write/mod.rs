@@ -1,12 +1,9 @@
 //! Storing blocks, removing them, and making namespaces known.
 
 pub(crate) mod group;
-pub(crate) mod hidden_blocks;
-pub(crate) mod namespaces;
 pub(crate) mod pending;
 pub(crate) mod publish;
 pub(crate) mod put;
-pub(crate) mod recent_removals;
 pub(crate) mod register;
 pub(crate) mod remove;
 pub(crate) mod stretch;

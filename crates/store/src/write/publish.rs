@@ -1,14 +1,15 @@
 //! The two ends of a write in the index: the place of a new extent, and its publication.
 
 use dalsegno_core::{ChainHash, Extent, FarWrite, Namespace};
+use dalsegno_extent::{Call, NewExtent};
 use dalsegno_index::{Scope, raise_parent};
 use dalsegno_io::WaitLimit;
-use dalsegno_log::{Appended, Call, NewExtent};
+use dalsegno_log::Appended;
 use dalsegno_policy::recency::Use;
 
 use crate::background::merger::Merger;
 use crate::engine::Engine;
-use crate::write::recent_removals::RemovalMark;
+use crate::state::recent_removals::RemovalMark;
 
 /// Gives an extent its place in the order of the index.
 pub(crate) fn new_extent(

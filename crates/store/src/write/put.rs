@@ -8,23 +8,23 @@
 use std::sync::Arc;
 
 use dalsegno_core::{ChainHash, Error, FarWrite, Namespace, NamespaceId, Result};
+use dalsegno_extent::Call;
 use dalsegno_index::{Scope, note_use};
 use dalsegno_io::{Memory, Operation, WaitLimit};
-use dalsegno_log::Call;
 use dalsegno_policy::AdmissionFilter;
 use parking_lot::Mutex;
 
-use crate::api::terms::Terms;
 use crate::background::merger::Merger;
 use crate::background::space::SpaceLane;
+use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::to_error;
-use crate::read::arena::PlacedBlock;
 use crate::sizes::check_blocks;
-use crate::stats::add;
+use crate::state::arena::PlacedBlock;
+use crate::state::recent_removals::RemovalMark;
+use crate::terms::Terms;
 use crate::write::group::{Group, GroupBlocks};
 use crate::write::pending::{Claim, Pending};
-use crate::write::recent_removals::RemovalMark;
 use crate::write::stretch::{Stretch, stretches};
 
 /// Memory of the filter that remembers blocks put once, with admission `second-put`.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use dalsegno_core::{Compression, Error, Namespace, Result, SECTOR_BYTES, format_bytes};
 use dalsegno_log::LogError;
 
-use crate::api::terms::Terms;
-use crate::background::helper::JobLane;
 use crate::engine::Engine;
 use crate::error::to_error;
+use crate::jobs::helper::JobLane;
+use crate::terms::Terms;
 
 /// How long registering a namespace waits for the device.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);

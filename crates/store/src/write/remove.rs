@@ -16,22 +16,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dalsegno_core::{
     ChainHash, Error, ErrorKind, IndexChoice, MAX_EXTENT_BLOCKS, NamespaceId, Result,
 };
+use dalsegno_extent::{Call, TransferError};
 use dalsegno_far::{Removal, RemovalId};
 use dalsegno_index::Scope;
-use dalsegno_log::{Call, Log, LogError, Removals, TransferError};
+use dalsegno_log::{Log, LogError, Removals};
 
-use crate::api::terms::Terms;
 use crate::background::evict::make_space;
-use crate::background::helper::{Answer, JobLane};
 use crate::background::space::SpaceLane;
+use crate::counters::add;
 use crate::engine::Engine;
 use crate::error::to_error;
-use crate::far::lanes::FarLanes;
 use crate::far::removal_notes::{Incomplete, OwnRemoval};
+use crate::jobs::helper::{Answer, JobLane};
 use crate::read::lookup::lookup_limit;
 use crate::read::whereabouts::Whereabouts;
-use crate::stats::add;
-use crate::write::hidden_blocks::HidingRemoval;
+use crate::state::hidden_blocks::HidingRemoval;
+use crate::terms::Terms;
 
 /// Removes blocks.
 pub(crate) struct Remover<'a> {
@@ -41,11 +41,17 @@ pub(crate) struct Remover<'a> {
     pub(crate) origin: RemovalOrigin<'a>,
 }
 
+/// Publishes the removals that wait.
+pub(crate) trait PublishRemovals: std::fmt::Debug {
+    /// Starts it, if it waits for something to do. Without threads, does it.
+    fn publish_removals(&self);
+}
+
 /// Who removes blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RemovalOrigin<'a> {
-    /// A caller. Other hosts follow through these threads, if the store has a far location.
-    Caller(Option<&'a FarLanes>),
+    /// A caller. Other hosts follow through this, if the store has a far location.
+    Caller(Option<&'a dyn PublishRemovals>),
     /// Another store, or this one in an earlier try: nothing is to be published.
     Noted,
 }

@@ -154,7 +154,7 @@ fn a_damaged_unit_is_a_miss_with_its_cause_and_can_be_put_again() {
     put(&store, id, &chain, 0);
     store.close();
     let row = list(dir.path()).unwrap().1.remove(0);
-    let path = dir.path().join(dalsegno_log::format::segment_file(row.segment));
+    let path = dir.path().join(dalsegno_extent::format::segment_file(row.segment));
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
     let at = row.offset + row.bytes - 9000;
     let mut byte = [0];

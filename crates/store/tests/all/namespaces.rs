@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::support::{chain, config, get, namespace, open, put};
 use dalsegno_core::SpaceFacts;
+use dalsegno_extent::format::{NamespaceSector, namespace_file};
 use dalsegno_io::{
     BufferPool, Device, DirEntry, DirectoryOptions, FileId, Geometry, IoError, LocalDirectory,
     OpenMode, Opened, Request, Source, Space, SystemClock,
 };
-use dalsegno_log::format::{NamespaceSector, namespace_file};
 use dalsegno_store::testing::{Executor, MergeRules, Parts, ScrubRules};
 use dalsegno_store::{
     Compression, Config, ErrorKind, KvLayout, Namespace, NamespaceId, RegisterOptions, Store,

@@ -8,10 +8,10 @@ use dalsegno_io::WaitLimit;
 use dalsegno_policy::recency::Use;
 
 use crate::answers::Removed;
+use crate::error::TableError;
 use crate::lsm::format::keys::{ForkKey, LiveBlocks, OrderKey, Record, short};
 use crate::lsm::index::lookup::{Hit, Holder, Lookup};
 use crate::lsm::memtable::batch::{Batch, Change, PointChange};
-use crate::lsm::table::error::TableError;
 use crate::lsm::writer::WriteGuard;
 
 /// A batch under construction. The sums of segments change immediately.

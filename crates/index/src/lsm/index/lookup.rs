@@ -16,13 +16,13 @@ use dalsegno_io::{IoError, WaitLimit};
 use parking_lot::RwLock;
 
 use crate::answers::{Placement, Run, Scope, Unread};
+use crate::error::TableError;
 use crate::lsm::format::keys::{OrderKey, Point, PointKey, Record, short};
 use crate::lsm::health::Health;
 use crate::lsm::maintenance::retention::LineageCheck;
 use crate::lsm::read::order_scan::OrderScan;
 use crate::lsm::read::place_cursor::PlaceCursor;
 use crate::lsm::read::reader::TreeReader;
-use crate::lsm::table::error::TableError;
 use crate::usage::Usage;
 
 /// How often a lookup is repeated because the block was moved meanwhile.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use dalsegno_core::{Shape, StoreId};
 use dalsegno_io::{Device, IoError};
 
+use crate::error::Shortage;
 use crate::lsm::files::device_files::DeviceFiles;
 use crate::lsm::files::notes::{NOTES_FILE, write_notes};
 use crate::lsm::files::table_files::TableFiles;
@@ -19,7 +20,6 @@ use crate::lsm::maintenance::pace::Pace;
 use crate::lsm::maintenance::steps::{Maintenance, TreeBounds};
 use crate::lsm::read::reader::TreeReader;
 use crate::lsm::table::block_cache::BlockCache;
-use crate::lsm::table::error::Shortage;
 use crate::lsm::version::levels::Version;
 use crate::lsm::version::snapshot::Snapshots;
 use crate::lsm::writer::MemtableWriter;

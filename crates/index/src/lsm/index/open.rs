@@ -11,11 +11,11 @@ use std::sync::Arc;
 use dalsegno_core::{Shape, StoreId};
 use dalsegno_io::{DirEntry, IoError, WaitLimit};
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
 use crate::lsm::format::manifest::{Manifest, manifest_file};
 use crate::lsm::maintenance::manifests::{index_number, manifest_number};
 use crate::lsm::maintenance::steps::TreeBounds;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::footer::table_file;
 use crate::lsm::table::reader::Table;
 use crate::lsm::version::levels::Version;

@@ -12,13 +12,13 @@ use dalsegno_policy::recency::Use;
 use dalsegno_policy::reclaim::LiveExtent;
 
 use crate::answers::{Placement, Removed, Run, Scope, Unread};
+use crate::error::TableError;
 use crate::index::Index;
 use crate::lsm::format::keys::OrderKey;
 use crate::lsm::index::draft::{Draft, holders_of, remove_from};
 use crate::lsm::index::lookup::Holder;
 use crate::lsm::index::on_disk::LsmIndex;
 use crate::lsm::index::orphans::orphan_descendants;
-use crate::lsm::table::error::TableError;
 
 /// Extents that a removal of a namespace removes at a time.
 const REMOVAL_BATCH: usize = 1024;

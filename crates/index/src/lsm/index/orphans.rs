@@ -7,9 +7,9 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, Extent};
 use dalsegno_io::WaitLimit;
 
+use crate::error::TableError;
 use crate::lsm::format::keys::{ForkKey, OrderKey, Record};
 use crate::lsm::index::lookup::Lookup;
-use crate::lsm::table::error::TableError;
 
 /// Marks the rest of an extent's lineage up to a gap, the lineages that fork off there, and so on, at most `limit`
 /// extents. Returns how many.

@@ -11,10 +11,10 @@ use dalsegno_core::{COUNT_LIMIT, Shape};
 use dalsegno_io::{FileId, IoError};
 use parking_lot::RwLock;
 
+use crate::error::TableError;
 use crate::lsm::format::manifest::{Manifest, manifest_file};
 use crate::lsm::health::{Health, StopCause};
 use crate::lsm::maintenance::directory::IndexDirectory;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::footer::table_file;
 use crate::lsm::version::levels::Version;
 use crate::lsm::version::snapshot::Snapshots;

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 
 use dalsegno_core::NamespaceId;
 
+use crate::error::TableError;
 use crate::lsm::format::keys::{ForkKey, KIND_FORK, KIND_ORDER, KIND_POINT, Point, Record};
-use crate::lsm::table::error::TableError;
 use crate::lsm::version::levels::Version;
 
 /// A fork whose lineage is gone is harmless, and looking for the lineage takes a scan. So each compaction checks only

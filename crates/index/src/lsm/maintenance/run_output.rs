@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use dalsegno_io::PageBuffer;
 
+use crate::error::TableError;
 use crate::lsm::maintenance::directory::IndexDirectory;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::footer::table_file;
 use crate::lsm::table::reader::Table;
 use crate::lsm::table::writer::{TableOptions, TableWriter};

@@ -10,6 +10,7 @@ use dalsegno_core::Shape;
 use dalsegno_policy::fluid::{Step, filter_bits, next_step};
 use parking_lot::Mutex;
 
+use crate::error::TableError;
 use crate::lsm::health::{Health, StopCause};
 use crate::lsm::maintenance::directory::IndexDirectory;
 use crate::lsm::maintenance::level_changes::{drop_empty, take_inputs};
@@ -18,7 +19,6 @@ use crate::lsm::maintenance::pace::Pace;
 use crate::lsm::maintenance::retention::{Fate, LineageCheck, Retention};
 use crate::lsm::maintenance::run_output::{OutputHooks, RunOutput};
 use crate::lsm::read::merge::MergedSources;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::iter::ReadMode;
 use crate::lsm::table::source::Source;
 use crate::lsm::version::levels::Version;

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::error::TableError;
 use crate::lsm::format::keys::{ForkKey, OrderKey};
 use crate::lsm::memtable::entries::Memtable;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::source::Source;
 
 /// Entries that a scan takes from a memtable at a time. They are few, since most scans look at one place.

@@ -5,7 +5,7 @@
 
 use std::cmp::Ordering;
 
-use crate::lsm::table::error::TableError;
+use crate::error::TableError;
 use crate::lsm::table::source::Source;
 
 /// Several sources as one sequence.

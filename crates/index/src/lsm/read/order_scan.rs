@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::error::TableError;
 use crate::lsm::format::keys::{KIND_ORDER, OrderKey};
 use crate::lsm::read::merge::MergedSources;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::read_counts::ReadCounts;
 use crate::lsm::table::source::Source;
 

@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use dalsegno_io::WaitLimit;
 
+use crate::error::TableError;
 use crate::lsm::format::keys::{LINEAGE_BYTES, OrderKey, PLACE_BYTES, Record};
 use crate::lsm::memtable::scan::MemtableScan;
 use crate::lsm::table::block_cache::BlockCache;
 use crate::lsm::table::block_index::Head;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::filter::KeyHash;
 use crate::lsm::table::iter::ReadMode;
 use crate::lsm::table::read_counts::Purpose;

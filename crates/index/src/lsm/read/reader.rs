@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dalsegno_core::{ChainHash, NamespaceId};
 use dalsegno_io::WaitLimit;
 
+use crate::error::TableError;
 use crate::lsm::format::keys::{ForkKey, KIND_FORK, OrderKey, Point, PointKey};
 use crate::lsm::memtable::batch::Newest;
 use crate::lsm::memtable::entries::Memtable;
@@ -14,7 +15,6 @@ use crate::lsm::read::merge::MergedSources;
 use crate::lsm::read::order_scan::OrderScan;
 use crate::lsm::read::place_cursor::PlaceCursor;
 use crate::lsm::table::block_cache::BlockCache;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::iter::ReadMode;
 use crate::lsm::table::read_counts::{LsmCounts, Purpose, ReadCounts};
 use crate::lsm::table::source::Source;

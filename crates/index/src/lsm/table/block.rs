@@ -10,9 +10,9 @@ use std::ops::{Deref, Range};
 use dalsegno_core::SECTOR_BYTES;
 use dalsegno_io::PageBuffer;
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::SECTOR;
 use crate::lsm::format::varint;
-use crate::lsm::table::error::TableError;
 
 /// Bytes of the longest key.
 pub(crate) const MAX_KEY_BYTES: usize = 64;

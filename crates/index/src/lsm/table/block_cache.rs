@@ -15,8 +15,8 @@ use dalsegno_core::SECTOR_BYTES;
 use quick_cache::Weighter;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 
+use crate::error::TableError;
 use crate::lsm::table::block::{Block, BlockPlace};
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::read_buffer::ReadBuffer;
 use crate::lsm::table::read_counts::ReadCounts;
 

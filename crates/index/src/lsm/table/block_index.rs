@@ -9,9 +9,9 @@ use std::ops::Range;
 use dalsegno_core::SECTOR_BYTES;
 use dalsegno_io::PageBuffer;
 
+use crate::error::TableError;
 use crate::lsm::format::varint;
 use crate::lsm::table::block::{Block, BlockPlace, Cursor};
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::footer::Footer;
 
 /// Bytes of kind and namespace; most keys differ only after them.

@@ -6,10 +6,10 @@
 
 use dalsegno_io::{PageAllocator, PageBuffer, PageVec};
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::SECTOR;
 use crate::lsm::format::keys::{filtered, lineage_of};
 use crate::lsm::table::block::BlockPlace;
-use crate::lsm::table::error::TableError;
 
 const MAGIC: [u8; 8] = *b"DSGNFILT";
 const HEADER_BYTES: usize = 64;

@@ -6,9 +6,9 @@
 use dalsegno_core::StoreId;
 use dalsegno_io::PageBuffer;
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::SECTOR;
 use crate::lsm::table::block::MAX_KEY_BYTES;
-use crate::lsm::table::error::TableError;
 
 const MAGIC: [u8; 8] = *b"DSGNTABL";
 const VERSION: u32 = 1;

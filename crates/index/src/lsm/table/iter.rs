@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use dalsegno_io::{PageBuffer, WaitLimit};
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::SECTOR;
 use crate::lsm::table::block::{Block, Cursor};
 use crate::lsm::table::block_cache::{BlockCache, HeldBlock};
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::read_counts::Purpose;
 use crate::lsm::table::reader::Table;
 use crate::lsm::table::source::Source;

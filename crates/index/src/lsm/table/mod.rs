@@ -3,7 +3,6 @@
 pub(crate) mod block;
 pub(crate) mod block_cache;
 pub(crate) mod block_index;
-pub(crate) mod error;
 pub(crate) mod filter;
 pub(crate) mod footer;
 pub(crate) mod iter;

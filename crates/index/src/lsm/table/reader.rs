@@ -8,12 +8,12 @@ use std::sync::Arc;
 use dalsegno_core::{SECTOR_BYTES, StoreId};
 use dalsegno_io::{FileId, PageBuffer, WaitLimit};
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
 use crate::lsm::format::keys::KIND_FORK;
 use crate::lsm::table::block::BlockPlace;
 use crate::lsm::table::block_cache::{BlockCache, HeldBlock};
 use crate::lsm::table::block_index::BlockIndex;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::filter::{Filter, KeyHash};
 use crate::lsm::table::footer::{Footer, TableFacts, table_file};
 use crate::lsm::table::read_counts::Purpose;

@@ -1,6 +1,6 @@
 //! Sorted entries, one after the other.
 
-use crate::lsm::table::error::TableError;
+use crate::error::TableError;
 
 /// A position in a sequence of entries with ascending keys.
 pub(crate) trait Source {

@@ -8,11 +8,11 @@
 use dalsegno_core::StoreId;
 use dalsegno_io::PageBuffer;
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::{SECTOR, TableFiles};
 use crate::lsm::format::keys::{KIND_FORK, KIND_POINT};
 use crate::lsm::format::varint;
 use crate::lsm::table::block::{BlockBuilder, BlockPlace, common_bytes};
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::filter::FilterBuilder;
 use crate::lsm::table::footer::{Footer, TableFacts, table_file};
 

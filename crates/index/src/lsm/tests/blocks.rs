@@ -4,9 +4,9 @@ use dalsegno_io::PageBuffer;
 use proptest::prelude::*;
 
 use super::{Model, key, model};
+use crate::error::TableError;
 use crate::lsm::format::varint;
 use crate::lsm::table::block::{Block, BlockBuilder, BlockPlace, Cursor};
-use crate::lsm::table::error::TableError;
 
 const PLACE: BlockPlace = BlockPlace { table: 2, sector: 9 };
 

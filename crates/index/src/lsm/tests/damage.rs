@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::files::MemoryFiles;
 use super::{Model, STORE, get, rest, write};
+use crate::error::TableError;
 use crate::lsm::files::table_files::TableFiles;
 use crate::lsm::table::block::BlockPlace;
 use crate::lsm::table::block_cache::BlockCache;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::footer::table_file;
 use crate::lsm::table::iter::{ReadMode, TableIter};
 use crate::lsm::table::read_counts::Purpose;

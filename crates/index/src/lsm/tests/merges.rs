@@ -7,9 +7,9 @@ use proptest::prelude::*;
 
 use super::files::MemoryFiles;
 use super::{Model, key, rest, table_in};
+use crate::error::TableError;
 use crate::lsm::read::merge::MergedSources;
 use crate::lsm::table::block_cache::BlockCache;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::iter::ReadMode;
 use crate::lsm::table::read_counts::Purpose;
 use crate::lsm::table::reader::Table;

@@ -19,9 +19,9 @@ use dalsegno_core::StoreId;
 use dalsegno_io::WaitLimit;
 use proptest::prelude::*;
 
+use crate::error::TableError;
 use crate::lsm::files::table_files::TableFiles;
 use crate::lsm::table::block_cache::BlockCache;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::filter::KeyHash;
 use crate::lsm::table::footer::TableFacts;
 use crate::lsm::table::reader::Table;

@@ -8,9 +8,9 @@ use proptest::prelude::*;
 
 use super::files::MemoryFiles;
 use super::{Model, STORE, get, key, model, options, rest, table, table_in, write};
+use crate::error::TableError;
 use crate::lsm::files::table_files::TableFiles;
 use crate::lsm::table::block_cache::BlockCache;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::footer::table_file;
 use crate::lsm::table::iter::{ReadMode, TableIter};
 use crate::lsm::table::read_counts::Purpose;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use dalsegno_io::WaitLimit;
 
+use crate::error::TableError;
 use crate::lsm::format::manifest::Manifest;
 use crate::lsm::table::block_cache::BlockCache;
 use crate::lsm::table::block_index::Head;
-use crate::lsm::table::error::TableError;
 use crate::lsm::table::filter::KeyHash;
 use crate::lsm::table::reader::Table;
 use crate::lsm::version::run::SortedRun;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::lsm::table::error::TableError;
+use crate::error::TableError;
 use crate::lsm::table::iter::{ReadMode, TableIter};
 use crate::lsm::table::reader::Table;
 use crate::lsm::table::source::Source;
