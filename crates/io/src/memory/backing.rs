@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::IoError;
@@ -74,6 +74,20 @@ pub(super) fn is_regular(file: &OwnedFd) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| {
         rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
     })
+}
+
+/// Has the system provide a part of a file. `false` if the kernel, or a sandbox, does not have the call.
+///
+/// # Errors
+///
+/// What the system says.
+pub(super) fn provide_part(file: &OwnedFd, offset: usize, len: usize) -> Result<bool, Errno> {
+    let (none, from, len) = (FallocateFlags::empty(), offset as u64, len as u64);
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, none, from, len)) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// The error of memory that the system refused.

@@ -7,7 +7,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
 use super::available::available_bytes;
-use super::backing::refused;
+use super::backing::{provide_part, refused};
 use crate::IoError;
 
 /// Bytes that the system provides in one call.
@@ -39,14 +39,9 @@ pub(super) fn provide(file: &OwnedFd, offset: usize, len: usize) -> Result<(), I
     // A signal may undo a call, so each is for a part that is provided before the next signal comes.
     for from in (offset..offset + len).step_by(PART_BYTES) {
         let part = PART_BYTES.min(offset + len - from);
-        let provided = rustix::io::retry_on_intr(|| {
-            rustix::fs::fallocate(file, FallocateFlags::empty(), from as u64, part as u64)
-        });
-        match provided {
-            Ok(()) => {}
-            // Without the call, in a sandbox for example, it is provided when it is used.
-            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => return Ok(()),
-            Err(error) => return Err(failed(error)),
+        if !provide_part(file, from, part).map_err(failed)? {
+            // It is provided when it is used.
+            return Ok(());
         }
     }
     Ok(())

@@ -7,12 +7,14 @@ use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use super::available::available_bytes;
-use super::backing::{Backing, CreatedFile, is_in_memory, is_regular, open_named, refused};
+use super::backing::{
+    Backing, CreatedFile, is_in_memory, is_regular, open_named, provide_part, refused,
+};
 use super::huge_pages;
 use crate::{IoError, StopSignal};
 
@@ -83,13 +85,8 @@ pub(super) fn provide(
         if takes_huge_pages {
             huge_pages::provide(start, count);
         }
-        let none = FallocateFlags::empty();
-        let (from, len) = (offset as u64, count as u64);
-        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, none, from, len)) {
-            Ok(()) => {}
-            // The kernel or a sandbox does not have the call.
-            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => touch(start, count)?,
-            Err(error) => return Err(error),
+        if !provide_part(file, offset, count)? {
+            touch(start, count)?;
         }
     }
     Ok(())

@@ -86,8 +86,7 @@ impl Inner {
         let mut found = 0;
         for part in chain.chunks(MOST_HASHES) {
             let message = look(namespace, how, part);
-            let answered = parts.server().and_then(|it| it.call(namespace, &message, &limit));
-            let Ok(answer) = answered else { break };
+            let Ok(answer) = parts.ask_within(namespace, &message, &limit) else { break };
             let Ok((Reply::Count { count }, _)) = wire::decode::<Reply>(&answer) else { break };
             let count = usize::try_from(count).unwrap_or(usize::MAX).min(part.len());
             found += count;
@@ -174,15 +173,24 @@ impl Parts {
         namespace: impl Into<Option<NamespaceId>>,
         message: &[u8],
     ) -> std::result::Result<Vec<u8>, Lost> {
-        self.server()?.call(namespace, message, &self.limit(&Terms::default()))
+        self.ask_within(namespace, message, &self.limit(&Terms::default()))
+    }
+
+    /// As [`Parts::ask`], within a limit.
+    pub(super) fn ask_within(
+        &self,
+        namespace: impl Into<Option<NamespaceId>>,
+        message: &[u8],
+        limit: &Limit,
+    ) -> std::result::Result<Vec<u8>, Lost> {
+        self.server()?.call(namespace, message, limit)
     }
 
     /// The counters of the store, as JSON; the last known ones if the server is away, zeros if there are none.
     pub(super) fn stats(&self) -> serde_json::Value {
         let limit = self.limit(&Terms::within(CLOSE_TIMEOUT));
         let message = wire::encode(&Request::Stats);
-        let asked = self.server().and_then(|server| server.call(None, &message, &limit));
-        if let Ok(answer) = asked
+        if let Ok(answer) = self.ask_within(None, &message, &limit)
             && let Ok((Reply::Stats { stats }, _)) = wire::decode::<Reply>(&answer)
             && let Ok(stats) = serde_json::from_str(&stats)
         {
