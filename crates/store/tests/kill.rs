@@ -108,7 +108,9 @@ fn run_and_kill(dir: &Path, round: Round, first: u64, life: Duration) -> (Vec<u6
     let child = Child::spawn("child", CHILD, &spec);
     let mut lines = Vec::new();
     if (first >> NUMBER_BITS).is_multiple_of(2) {
-        lines.push(child.line(LIMIT).unwrap());
+        while !lines.last().is_some_and(|line: &String| line.starts_with("put ")) {
+            lines.push(child.line(LIMIT).unwrap());
+        }
     }
     std::thread::sleep(life);
     lines.extend(child.kill());
