@@ -28,7 +28,6 @@ type TenantUsers = (String, BTreeSet<u32>);
 #[pymethods]
 impl PyServer {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "arguments of Python, by name")]
     #[pyo3(
         signature = (path, config_json, *, socket=None, pool_file=None, tenants=Vec::new(), stopped=None)
     )]
